@@ -1,0 +1,127 @@
+"""A toy language model and exact dice: everything above llama.cpp runs on them without a model file.
+
+They ship with the package, so that a proposer or a verifier of your own can be proved lossless too.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.errors import ContextOverflow, InvalidRequest
+from spec_local.language_model import Logits
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+
+
+class FakeModel:
+    """A language model whose logits are a fixed random function of the last `order` tokens.
+
+    Speaks `LanguageModel`, and is strict about it: what llama.cpp would refuse, this refuses.
+
+    Args:
+        n_vocab: tokens.
+        seed: equal seeds are equal models.
+        noise: how far the logits are from those of noise 0, so that a draft can be near its main.
+        scale: standard deviation of the logits; large is sure of itself.
+        order: how many tokens the next one depends on.
+        n_ctx, max_tokens, max_logits: the limits it keeps.
+    """
+
+    def __init__(
+        self,
+        n_vocab: int = 16,
+        seed: int = 0,
+        *,
+        noise: float = 0.0,
+        scale: float = 2.0,
+        order: int = 2,
+        n_ctx: int = 256,
+        max_tokens: int = 32,
+        max_logits: int = 17,
+    ) -> None:
+        self.n_vocab, self.n_ctx = n_vocab, n_ctx
+        self.max_tokens, self.max_logits = max_tokens, max_logits
+        self._seed, self._noise, self._scale, self._order = seed, noise, scale, order
+        self._tokens: list[int] = []
+        self._buffer = np.full((max_logits, n_vocab), np.nan, np.float32)
+        self.calls: list[int] = []  # tokens of each evaluate, for tests that count
+
+    @property
+    def cached(self) -> Sequence[int]:
+        return self._tokens
+
+    def logits(self, history: Sequence[int]) -> NDArray[np.float32]:
+        """float32 (V,) after this history, whatever the cache holds."""
+        context = [len(history) if len(history) < self._order else -1, *history[-self._order :]]
+        key = [self._seed, *(t + 2 for t in context)]
+        values = np.random.default_rng(key).normal(size=self.n_vocab)
+        if self._noise:
+            values += self._noise * np.random.default_rng([*key, 1]).normal(size=self.n_vocab)
+        return (values * self._scale).astype(np.float32)
+
+    def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
+        if not 1 <= len(tokens) <= self.max_tokens or not 0 <= n_logits <= min(len(tokens), self.max_logits):
+            raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} rows of logits in one call")
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise InvalidRequest("a token is outside of the vocabulary")
+        if len(self._tokens) + len(tokens) > self.n_ctx:
+            raise ContextOverflow("the context is full")
+        self.calls.append(len(tokens))
+        self._tokens.extend(tokens)
+        self._buffer[:] = np.nan  # as in llama.cpp, what an earlier call returned is gone
+        for row in range(n_logits):
+            self._buffer[row] = self.logits(self._tokens[: len(self._tokens) - n_logits + row + 1])
+        return self._buffer[:n_logits]
+
+    def trim(self, length: int) -> None:
+        if not 0 <= length <= len(self._tokens):
+            raise InvalidRequest(f"cannot trim {len(self._tokens)} tokens to {length}")
+        del self._tokens[length:]
+
+
+class _ReplayDice:
+    """Answers by a script of branches, then takes first branches and remembers where it could go on."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = list(script)
+        self.taken: list[int] = []
+        self.options: list[list[int]] = []
+        self.probability = 1.0
+
+    def _branch(self, probabilities: NDArray[np.float64]) -> int:
+        possible = [int(i) for i in probabilities.nonzero()[0]]
+        step = len(self.taken)
+        branch = self._script[step] if step < len(self._script) else possible[0]
+        self.taken.append(branch)
+        self.options.append(possible)
+        self.probability *= float(probabilities[branch])
+        return branch
+
+    def accept(self, probability: float) -> bool:
+        probability = min(1.0, max(0.0, probability))
+        return bool(self._branch(np.array([1.0 - probability, probability])))
+
+    def choose(self, weights: NDArray[np.float64]) -> int:
+        return self._branch(weights / weights.sum())
+
+
+def enumerate_outcomes(run: Callable[[_ReplayDice], Outcome]) -> dict[Outcome, float]:
+    """The exact distribution of what `run(dice)` returns: every branch of its randomness, summed.
+
+    `run` must be a pure function of its dice. Probabilities are float64 sums, right to about 1e-14.
+    """
+    outcomes: dict[Outcome, float] = defaultdict(float)
+    script: list[int] | None = []
+    while script is not None:
+        dice = _ReplayDice(script)
+        outcomes[run(dice)] += dice.probability
+        script = None
+        for step in reversed(range(len(dice.taken))):
+            later = [o for o in dice.options[step] if o > dice.taken[step]]
+            if later:
+                script = [*dice.taken[:step], later[0]]
+                break
+    return dict(outcomes)

@@ -1,0 +1,107 @@
+"""A GGUF model loaded by llama.cpp, and its vocabulary."""
+
+import ctypes
+import functools
+import os
+import weakref
+from pathlib import Path
+
+from spec_local.errors import ModelError, ModelFileError
+from spec_local.llama import runtime
+from spec_local.llama.vocabulary import Vocabulary
+
+
+def check_header(path: Path) -> None:
+    """Refuse what no GGUF loader could read, with the plain reason.
+
+    Raises:
+        ModelFileError: the file is missing, unreadable, empty, or not GGUF.
+    """
+    try:
+        if path.is_dir():
+            raise ModelFileError(f"{path} is a folder, not a model file: give the path of a .gguf file")
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except FileNotFoundError:
+        raise ModelFileError(f"{path} does not exist: check the path") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ModelFileError(f"{path} cannot be read ({why}): check its permissions") from None
+    if not magic:
+        raise ModelFileError(f"{path} is empty: download it again")
+    if magic != b"GGUF":
+        raise ModelFileError(f"{path} is not a GGUF file: give a model in GGUF format")
+
+
+class Model:
+    """The weights and the vocabulary of one GGUF file.
+
+    Args:
+        path: the file (of a split model: its first part).
+        gpu_layers: layers to keep on the GPU; negative means all. Without a GPU it does nothing.
+
+    Raises:
+        ModelFileError: the file cannot be loaded; the message quotes llama.cpp's reason.
+        ModelError: it loads, but is no model that writes text token by token.
+
+    A damaged file can take llama.cpp, and so this process, down: see `spec_local.llama.probe`, which
+    loads it in a child first.
+    """
+
+    def __init__(self, path: Path | str, *, gpu_layers: int = -1) -> None:
+        self.path = Path(path)
+        check_header(self.path)
+        self._lib = lib = runtime.library()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = max(-1, min(gpu_layers, 2**31 - 1))
+        runtime.forget_complaints()
+        self.handle = lib.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not self.handle:
+            raise ModelFileError(
+                f"{self.path} cannot be loaded ({runtime.reason('llama.cpp gave no reason')}): "
+                "the file may be damaged or of a newer format; download it again or update llama-cpp-python"
+            )
+        self.close = weakref.finalize(self, lib.llama_model_free, self.handle)
+        self.vocabulary = Vocabulary(lib, lib.llama_model_get_vocab(self.handle))
+        if not lib.llama_model_has_decoder(self.handle) or lib.llama_model_has_encoder(self.handle):
+            raise ModelError(f"{self.path} is an encoder model: give one that writes text, such as Qwen or Llama")
+        if lib.llama_model_is_diffusion(self.handle):
+            raise ModelError(f"{self.path} is a diffusion model: give one that writes text token by token")
+        if self.vocabulary.type == lib.LLAMA_VOCAB_TYPE_NONE:
+            raise ModelError(f"{self.path} has no tokenizer: give a complete GGUF file")
+
+    @functools.cached_property
+    def n_ctx_train(self) -> int:
+        """Context length that the model was trained for, in tokens."""
+        return int(self._lib.llama_model_n_ctx_train(self.handle))
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return int(self._lib.llama_model_size(self.handle))
+
+    @functools.cached_property
+    def description(self) -> str:
+        """Architecture, size and quantization, such as ``qwen2 1.5B Q4_K - Medium``."""
+        buffer = ctypes.create_string_buffer(256)
+        self._lib.llama_model_desc(self.handle, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    @functools.cached_property
+    def can_roll_back(self) -> bool:
+        """Whether the cache can drop its last tokens. Recurrent and hybrid models keep one running state."""
+        lib = self._lib
+        return not (lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
+
+    @functools.cached_property
+    def chat_template(self) -> str | None:
+        """The Jinja chat template that the file carries."""
+        text = self._lib.llama_model_chat_template(self.handle, None)
+        return text.decode("utf-8", "replace") if text else None
+
+    def kv_bytes(self, n_ctx: int, bytes_per_value: float = 2.0) -> int:
+        """Bytes that a KV cache of `n_ctx` tokens takes, from the model's shape (all layers, full length)."""
+        lib, handle = self._lib, self.handle
+        heads = max(1, lib.llama_model_n_head(handle))
+        width = lib.llama_model_n_embd(handle) // heads * max(1, lib.llama_model_n_head_kv(handle))
+        return int(2 * lib.llama_model_n_layer(handle) * width * n_ctx * bytes_per_value)

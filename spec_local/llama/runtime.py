@@ -1,0 +1,80 @@
+"""llama.cpp as a library: loading it once, and keeping what it says.
+
+llama.cpp writes its log straight to stderr, and its reasons for a failure appear only there. The callback
+below keeps the last lines instead, so that an error can quote them, and prints them only when asked to.
+"""
+
+import atexit
+import ctypes
+import functools
+import importlib.util
+import sys
+from collections import deque
+from types import ModuleType
+
+# ggml_log_level of the bundled llama.cpp (the binding's own table is older).
+_DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5
+
+_complaints: deque[str] = deque(maxlen=50)
+_state = {"level": _DEBUG, "verbose": False}
+
+
+def _on_log(level: int, text: bytes, _: object) -> None:
+    level = _state["level"] if level == _CONTINUE else level
+    _state["level"] = level
+    line = text.decode("utf-8", "replace")
+    if level >= _WARN:
+        _complaints.append(line.strip())
+    if _state["verbose"]:
+        sys.stderr.write(line)
+
+
+@functools.cache
+def library() -> ModuleType:
+    """The binding's low-level module, with the backend started and the log captured."""
+    import llama_cpp
+
+    callback = llama_cpp.llama_log_callback(_on_log)
+    _state["callback"] = callback  # llama.cpp keeps a bare pointer to it
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+    # A message after the interpreter has gone would call into freed memory.
+    atexit.register(llama_cpp.llama_log_set, ctypes.cast(None, llama_cpp.llama_log_callback), None)
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+def set_verbose(verbose: bool) -> None:
+    """Let llama.cpp's own log through to stderr."""
+    _state["verbose"] = verbose
+
+
+def forget_complaints() -> None:
+    """Start a call whose failure shall be explained by its own messages only."""
+    _complaints.clear()
+
+
+def reason(default: str) -> str:
+    """Why the last call failed, in llama.cpp's own words: the first warning or error since `forget_complaints`."""
+    lines = [line for line in _complaints if line]
+    if not lines:
+        return default
+    # The first error is the cause; the later ones say that callers failed too.
+    line = lines[0].split(": ", 1)
+    return (line[1] if len(line) == 2 and " " not in line[0] else lines[0]).rstrip(".")
+
+
+def build_identity() -> str:
+    """Names this build of llama.cpp: version of the binding and the library file's size and time."""
+    import importlib.metadata
+    from pathlib import Path
+
+    version = importlib.metadata.version("llama-cpp-python")
+    spec = importlib.util.find_spec("llama_cpp")
+    folder = Path(spec.origin).parent / "lib" if spec and spec.origin else Path()
+    stamp = [f"{f.name}:{f.stat().st_size}:{f.stat().st_mtime_ns}" for f in sorted(folder.glob("libggml*"))]
+    return f"{version} {' '.join(stamp)}"
+
+
+def system_info() -> str:
+    """Instruction sets and back ends that this build uses, as llama.cpp names them."""
+    return str(library().llama_print_system_info().decode())

@@ -1,0 +1,99 @@
+"""Text to token ids and back, as a model's own tokenizer has it."""
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spec_local.errors import BackendError, InvalidRequest
+
+# llama.cpp counts bytes in int32, and its tokenizer takes many times the text in memory.
+_MAX_TEXT_BYTES = 1 << 26
+# Some of llama.cpp's pre-tokenizers are recursive regular expressions: a long run of one kind of
+# character overflows an ordinary stack, and that kills the process.
+_LONG_TEXT_BYTES, _BIG_STACK = 4096, 512 << 20
+
+
+class Vocabulary:
+    """A view of one model's vocabulary; it lives as long as the model."""
+
+    def __init__(self, lib: Any, handle: int) -> None:
+        self._lib = lib
+        self._handle = handle
+        self._buffer = ctypes.create_string_buffer(256)
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+        self.n_tokens: int = lib.llama_vocab_n_tokens(handle)
+        self.type: int = lib.llama_vocab_type(handle)
+        self.bos: int = lib.llama_vocab_bos(handle)
+        self.eos: int = lib.llama_vocab_eos(handle)
+        self.add_bos: bool = lib.llama_vocab_get_add_bos(handle)
+        self.add_eos: bool = lib.llama_vocab_get_add_eos(handle)
+
+    @functools.cached_property
+    def is_end(self) -> Callable[[int], bool]:
+        """Whether a token ends the answer (end of sequence, of turn, of message)."""
+        return functools.cache(functools.partial(self._lib.llama_vocab_is_eog, self._handle))
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: lone surrogates stand for the raw bytes of a text that is not UTF-8.
+            add_special: put the beginning-of-sequence token in front where the model wants one.
+            parse_special: read ``<|im_end|>`` and its like as the tokens they name.
+
+        Raises:
+            InvalidRequest: the text is longer than 64 MiB.
+        """
+        raw = text.encode("utf-8", "surrogateescape")
+        if len(raw) > _MAX_TEXT_BYTES:
+            raise InvalidRequest(f"a text of {len(raw)} bytes is too long to tokenize: give at most {_MAX_TEXT_BYTES}")
+        if len(raw) < _LONG_TEXT_BYTES:
+            return self._tokenize(raw, add_special, parse_special)
+        result: list[int] = []
+        previous = threading.stack_size(_BIG_STACK)
+        try:
+            worker = threading.Thread(target=lambda: result.extend(self._tokenize(raw, add_special, parse_special)))
+            worker.start()
+        finally:
+            threading.stack_size(previous)
+        worker.join()
+        return result
+
+    def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        capacity = len(raw) + 8  # at most a token a byte, and the special ones
+        tokens = (ctypes.c_int32 * capacity)()
+        n = self._lib.llama_tokenize(
+            self._handle, raw, len(raw), tokens, capacity, add_special, parse_special
+        )
+        if n < 0:
+            raise BackendError("the tokenizer failed on this text: please report it with the model's name")
+        return tokens[:n]
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """The bytes of one token; often only a part of a UTF-8 character.
+
+        Args:
+            token: an id of this vocabulary.
+            special: give control tokens their name; otherwise they are empty.
+        """
+        known = self._pieces.get((token, special))
+        if known is not None:
+            return known
+        if not 0 <= token < self.n_tokens:
+            raise InvalidRequest(f"token {token} is outside of the vocabulary: give 0 to {self.n_tokens - 1}")
+        n = self._lib.llama_token_to_piece(self._handle, token, self._buffer, len(self._buffer), 0, special)
+        if n < 0:  # the buffer is too small, and -n is what it takes
+            self._buffer = ctypes.create_string_buffer(-n)
+            n = self._lib.llama_token_to_piece(self._handle, token, self._buffer, -n, 0, special)
+        piece = self._pieces[token, special] = self._buffer.raw[:n]
+        return piece
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; bytes that are not UTF-8 become lone surrogates."""
+        return b"".join(map(self.piece, tokens)).decode("utf-8", "surrogateescape")
+
+    def text(self, token: int) -> bytes:
+        """The token as the GGUF file spells it (for comparing vocabularies)."""
+        return self._lib.llama_vocab_get_text(self._handle, token) or b""

@@ -1,0 +1,229 @@
+"""From logits to the distribution that a token is drawn from.
+
+The order is llama.cpp's, so that the settings people know mean the same here: penalties and bias, top-k,
+top-p, min-p, temperature. Main and draft go through the same settings; what they give is p and q.
+
+A distribution is kept sparse: after top-k or top-p a few dozen of 150,000 tokens are left, and at temperature
+0 one. `align` lays several of them out as dense rows over the tokens that any of them can give.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.dice import Dice
+from spec_local.errors import BackendError, InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How a distribution is shaped. The defaults leave the model's own distribution as it is.
+
+    Args:
+        temperature: 0 always takes the most probable token; below 1 sharpens, above flattens.
+        top_k: keep the k most probable tokens (0: all).
+        top_p: keep the most probable tokens until their sum reaches this (1: all).
+        min_p: keep tokens at least this probable relative to the most probable one (0: all).
+        repeat_penalty: divide (or multiply, where negative) the logits of recent tokens by this (1: off).
+        frequency_penalty: subtract this from a logit for each recent occurrence (0: off).
+        presence_penalty: subtract this once if the token occurred recently (0: off).
+        penalty_window: how many of the last tokens, the prompt's among them, are "recent".
+        logit_bias: added to the logits of these tokens; ``-inf`` forbids one.
+
+    Raises:
+        InvalidRequest: a value that means nothing.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_window: int = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "temperature": (0.0, 100.0),
+            "top_k": (0, 2**31 - 1),
+            "top_p": (0.0, 1.0),
+            "min_p": (0.0, 1.0),
+            "repeat_penalty": (1e-3, 1e3),
+            "frequency_penalty": (-100.0, 100.0),
+            "presence_penalty": (-100.0, 100.0),
+            "penalty_window": (0, 2**31 - 1),
+        }
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            low, high = ranges.get(entry.name, (0, 0))
+            if entry.name in ranges and not low <= value <= high:  # catches NaN too
+                raise InvalidRequest(f"{entry.name.replace('_', '-')} is {value}: give {low:g} to {high:g}")
+        if any(math.isnan(bias) or bias == math.inf for bias in self.logit_bias.values()):
+            raise InvalidRequest("a logit bias is not a number: give finite numbers or -inf")
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the distribution depends on earlier tokens."""
+        penalised = self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        return penalised and self.penalty_window > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Probabilities of the tokens that can be drawn.
+
+    ids: int (n,), ascending; None means all tokens 0 … n−1.
+    probs: float64 (n,), summing to 1.
+    """
+
+    ids: NDArray[np.intp] | None
+    probs: NDArray[np.float64]
+
+    @classmethod
+    def certain(cls, token: int) -> "Distribution":
+        """All probability on one token: temperature 0, or a guess without probabilities."""
+        return cls(np.array([token]), np.ones(1))
+
+    def most_probable(self) -> "Distribution":
+        """Certainty of its most probable token (of equal ones the lowest id)."""
+        best = int(self.probs.argmax())
+        return Distribution.certain(best if self.ids is None else int(self.ids[best]))
+
+    def draw(self, dice: Dice) -> int:
+        index = dice.choose(self.probs)
+        return index if self.ids is None else int(self.ids[index])
+
+    def dense(self, n_vocab: int) -> NDArray[np.float64]:
+        """float64 (n_vocab,), zero where a token cannot be drawn."""
+        row = np.zeros(n_vocab)
+        row[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
+        return row
+
+
+class Sampler:
+    """Turns a row of logits into the distribution that these settings make of it. Pure; keeps nothing."""
+
+    def __init__(self, settings: SamplingSettings) -> None:
+        self.settings = settings
+        # int keys to one index array, so that a row costs one addition
+        self._bias_ids = np.fromiter(settings.logit_bias.keys(), np.intp)
+        self._bias = np.fromiter(settings.logit_bias.values(), np.float32)
+
+    def distribution(self, logits: NDArray[np.float32], history: Sequence[int] = ()) -> Distribution:
+        """The distribution of the next token.
+
+        Args:
+            logits: float32 (V,); not changed.
+            history: the tokens before it; only its last `penalty_window` matter, and only under a penalty.
+
+        Raises:
+            BackendError: the logits are not numbers, or no token is allowed.
+        """
+        settings = self.settings
+        logits = self._adjusted(logits, history)
+        best = int(logits.argmax())  # a NaN anywhere is the maximum
+        top = float(logits[best])
+        if not math.isfinite(top):
+            raise BackendError(
+                "the model's logits are not numbers, or every token is forbidden: "
+                "check the logit bias, or download the model again"
+            )
+        if settings.temperature == 0 or settings.top_k == 1:
+            return Distribution.certain(best)
+        ids: NDArray[np.intp] | None = None
+        if 0 < settings.top_k < len(logits):
+            ids = _largest(logits, settings.top_k)
+            logits = logits[ids]
+        if settings.top_p < 1:
+            keep = _nucleus(_softmax(logits, top), settings.top_p)
+            logits, ids = logits[keep], keep if ids is None else ids[keep]
+        if settings.min_p > 0:
+            keep = (logits >= top + math.log(settings.min_p)).nonzero()[0]
+            logits, ids = logits[keep], keep if ids is None else ids[keep]
+        return Distribution(ids, _softmax(logits, top, settings.temperature))
+
+    def distributions(
+        self, logits: NDArray[np.float32], history: Sequence[int], drafted: Sequence[int]
+    ) -> list[Distribution]:
+        """One distribution per row of logits (k+1, V): row i follows `history` and the first i drafted tokens."""
+        if not self.settings.has_memory:
+            return [self.distribution(row) for row in logits]
+        window = [*history[-self.settings.penalty_window :], *drafted]
+        start = len(window) - len(drafted)
+        return [self.distribution(row, window[: start + i]) for i, row in enumerate(logits)]
+
+    def _adjusted(self, logits: NDArray[np.float32], history: Sequence[int]) -> NDArray[np.float32]:
+        settings = self.settings
+        if not settings.has_memory and not len(self._bias_ids):
+            return logits
+        logits = logits.copy()
+        if settings.has_memory and history:
+            # A draft of a slightly smaller vocabulary has no logit for some of main's tokens.
+            counts = Counter(t for t in history[-settings.penalty_window :] if t < len(logits))
+            ids = np.fromiter(counts.keys(), np.intp)
+            count = np.fromiter(counts.values(), np.float32)
+            values = logits[ids]
+            values = np.where(values > 0, values / settings.repeat_penalty, values * settings.repeat_penalty)
+            logits[ids] = values - count * settings.frequency_penalty - settings.presence_penalty
+        known = self._bias_ids < len(logits)
+        logits[self._bias_ids[known]] += self._bias[known]
+        return logits
+
+
+def align(
+    distributions: Sequence[Distribution], n_vocab: int
+) -> tuple[NDArray[np.float64], NDArray[np.intp] | None]:
+    """Lay distributions out as dense rows over one set of columns: the tokens that any of them can give.
+
+    Returns:
+        float64 (len(distributions), n) and the token id of each column (ascending; None: column = id).
+    """
+    if any(d.ids is None for d in distributions):
+        return np.stack([d.dense(n_vocab) for d in distributions]), None
+    columns = np.unique(np.concatenate([d.ids for d in distributions if d.ids is not None]))
+    rows = np.zeros((len(distributions), len(columns)))
+    for row, d in zip(rows, distributions, strict=True):
+        row[columns.searchsorted(d.ids)] = d.probs
+    return rows, columns
+
+
+def _softmax(logits: NDArray[np.float32], top: float, temperature: float = 1.0) -> NDArray[np.float64]:
+    probs = np.subtract(logits, top, dtype=np.float64)
+    if temperature != 1:
+        probs /= temperature
+    np.exp(probs, out=probs)
+    probs /= probs.sum()
+    return probs
+
+
+def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
+    """Ids of the k largest logits, ascending; of equal ones the lower ids."""
+    threshold = np.partition(logits, len(logits) - k)[-k]
+    above = (logits > threshold).nonzero()[0]
+    equal = (logits == threshold).nonzero()[0][: k - len(above)]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def _nucleus(probs: NDArray[np.float64], top_p: float) -> NDArray[np.intp]:
+    """Indices, ascending, of the most probable entries whose sum first reaches top_p; at least one.
+
+    Sorting 150,000 entries would cost more than the rest together, so only those above a bar are
+    sorted, and the bar falls until they suffice.
+    """
+    bar = float(probs.max()) * 1e-3
+    while True:
+        candidates = (probs >= bar).nonzero()[0]
+        if bar < 1e-300 or probs[candidates].sum() >= top_p:
+            break
+        bar *= 1e-3
+        if bar < 1e-300:
+            bar = 0.0
+    order = candidates[np.argsort(-probs[candidates], kind="stable")]
+    n = int(probs[order].cumsum().searchsorted(top_p)) + 1
+    return np.sort(order[:n])

@@ -1,0 +1,217 @@
+"""Losslessness by exact enumeration: the probability of every branch of a rule, summed."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spec_local.dice import SeededDice
+from spec_local.fake import enumerate_outcomes
+from spec_local.verifiers import VERIFIERS
+
+RULES = pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
+
+
+def random_rows(rng, kind, n, v):
+    """n distributions over v tokens: dense, with zeros, or one-hot."""
+    rows = rng.dirichlet(np.full(v, 0.5), size=n)
+    if kind == "zeros":
+        rows *= rng.random((n, v)) < 0.5
+        rows[np.arange(n), rng.integers(v, size=n)] += 0.3
+    if kind == "one-hot":
+        rows = np.eye(v)[rng.integers(v, size=n)]
+    return rows / rows.sum(axis=1, keepdims=True)
+
+
+class Conditional:
+    """A language model by table: the distribution after each prefix, for main (p) and draft (q)."""
+
+    def __init__(self, rng, kind, v, k):
+        self.v, self.k = v, k
+        self.p, self.q = {}, {}
+        for depth in range(k + 1):
+            for prefix in itertools.product(range(v), repeat=depth):
+                p_kind, q_kind = kind if isinstance(kind, tuple) else (kind, kind)
+                p = random_rows(rng, p_kind if p_kind in ("zeros", "one-hot") else "dense", 1, v)[0]
+                q = random_rows(rng, q_kind if q_kind in ("zeros", "one-hot") else "dense", 1, v)[0]
+                if kind == "equal":
+                    q = p
+                if kind == "disjoint":
+                    half = np.arange(v) < v // 2
+                    p, q = p * half / (p * half).sum(), q * ~half / (q * ~half).sum()
+                if kind == "nearly equal":
+                    q = p * (1 + 1e-15 * rng.normal(size=v))
+                self.p[prefix], self.q[prefix] = p, q
+
+    def sequence_probability(self, tokens):
+        return np.prod([self.p[tuple(tokens[:i])][t] for i, t in enumerate(tokens)])
+
+
+def outcomes(rule, model):
+    """The exact joint distribution of the k+1 tokens that follow: the rule's, then main's own."""
+    k, v = model.k, model.v
+
+    def run(dice):
+        drafted = []
+        for _ in range(k):
+            drafted.append(dice.choose(model.q[tuple(drafted)]))
+        p = np.array([model.p[tuple(drafted[:i])] for i in range(k + 1)])[None]
+        q = np.array([model.q[tuple(drafted[:i])] for i in range(k)]).reshape(1, k, v)
+        verdict = rule(p, q, np.array([drafted], int).reshape(1, k), np.array([k]), [dice], strict=True)
+        n = int(verdict.n_accepted[0])
+        said = verdict.tokens[0, : n + 1].tolist()
+        while len(said) < k + 1:
+            said.append(dice.choose(model.p[tuple(said)]))
+        return n, tuple(said)
+
+    return enumerate_outcomes(run)
+
+
+KINDS = ["dense", "zeros", "one-hot", "equal", "nearly equal", "disjoint", ("dense", "one-hot"), ("one-hot", "dense")]
+
+
+@RULES
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("v", "k"), [(2, 1), (3, 2), (2, 3), (6, 1), (4, 2), (3, 0)])
+def test_what_is_said_has_exactly_mains_distribution(rule, kind, v, k):
+    for seed in range(4):
+        model = Conditional(np.random.default_rng(seed), kind, v, k)
+        said = dict.fromkeys(itertools.product(range(v), repeat=k + 1), 0.0)
+        for (_, tokens), probability in outcomes(rule, model).items():
+            said[tokens] += probability
+        for tokens, probability in said.items():
+            assert probability == pytest.approx(model.sequence_probability(tokens), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_block_accepts_at_least_as_much_as_token(kind):
+    for seed in range(6):
+        model = Conditional(np.random.default_rng(seed), kind, 3, 2)
+        mean = {
+            name: sum(n * p for (n, _), p in outcomes(rule, model).items()) for name, rule in VERIFIERS.items()
+        }
+        assert mean["block"] >= mean["token"] - 1e-12
+
+
+def test_anchor_of_the_block_paper():
+    """p = (1/3, 2/3), q = (2/3, 1/3), k = 2: 11/9 accepted against 10/9 (Sun et al., section 3)."""
+    model = Conditional(np.random.default_rng(0), "dense", 2, 2)
+    model.p = dict.fromkeys(model.p, np.array([1, 2]) / 3)
+    model.q = dict.fromkeys(model.q, np.array([2, 1]) / 3)
+    for name, expected in [("token", 10 / 9), ("block", 11 / 9)]:
+        mean = sum(n * p for (n, _), p in outcomes(VERIFIERS[name], model).items())
+        assert mean == pytest.approx(expected, abs=1e-12)
+
+
+def test_token_rule_accepts_one_minus_total_variation():
+    rng = np.random.default_rng(3)
+    model = Conditional(rng, "zeros", 6, 1)
+    mean = sum(n * p for (n, _), p in outcomes(VERIFIERS["token"], model).items())
+    assert mean == pytest.approx(np.minimum(model.p[()], model.q[()]).sum(), abs=1e-12)
+
+
+def batch(rng, rows, k, v):
+    p = random_rows(rng, "zeros", rows * (k + 1), v).reshape(rows, k + 1, v)
+    q = random_rows(rng, "dense", rows * k, v).reshape(rows, k, v)
+    drafted = np.array([[rng.choice(v, p=q[b, i]) for i in range(k)] for b in range(rows)], int).reshape(rows, k)
+    return p, q, drafted, rng.integers(0, k + 1, size=rows)
+
+
+@RULES
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 5), k=st.integers(0, 6), v=st.integers(2, 9))
+def test_a_row_is_the_same_alone_and_in_a_ragged_batch(rule, seed, rows, k, v):
+    p, q, drafted, lengths = batch(np.random.default_rng(seed), rows, k, v)
+    together = rule(p, q, drafted, lengths, [SeededDice(b) for b in range(rows)], strict=True)
+    for b, n in enumerate(lengths):
+        alone = rule(
+            p[b : b + 1, : n + 1], q[b : b + 1, :n], drafted[b : b + 1, :n], lengths[b : b + 1], [SeededDice(b)]
+        )
+        assert together.tokens[b, : n + 1].tolist() == alone.tokens[0].tolist()
+        assert (together.tokens[b, n + 1 :] == -1).all()
+        assert together.accepted[b, :n].tolist() == alone.accepted[0].tolist()
+        assert together.accepted_prefix[b, :n].tolist() == alone.accepted_prefix[0].tolist()
+        assert not together.accepted_prefix[b, n:].any()
+
+
+@RULES
+def test_padding_is_never_read(rule):
+    p, q, drafted, lengths = batch(np.random.default_rng(1), 4, 5, 7)
+    lengths[:] = [0, 2, 5, 3]
+    clean = rule(p, q, drafted, lengths, [SeededDice(b) for b in range(4)])
+    for b, n in enumerate(lengths):
+        p[b, n + 1 :], q[b, n:], drafted[b, n:] = np.nan, np.nan, -7
+    dirty = rule(p, q, drafted, lengths, [SeededDice(b) for b in range(4)], strict=True)
+    assert (clean.tokens == dirty.tokens).all()
+
+
+def test_counters():
+    p, q, drafted, lengths = batch(np.random.default_rng(5), 3, 4, 5)
+    q[:], lengths[:] = p[:, :-1], 4
+    drafted = p[:, :-1].argmax(-1)
+    verdict = VERIFIERS["token"](p, q, drafted, lengths, [SeededDice(b) for b in range(3)])
+    assert verdict.acceptance_rate(lengths) == 1
+    assert verdict.system_efficiency() == 1
+
+
+@RULES
+def test_strict_refuses_what_cannot_be_right(rule):
+    good = batch(np.random.default_rng(0), 2, 3, 4)
+    p, q, drafted, lengths = good
+    dice = [SeededDice(0), SeededDice(1)]
+    lengths[:] = 3
+    for wrong in [
+        (p[:, :-1], q, drafted, lengths),
+        (p.astype(np.float32), q, drafted, lengths),
+        (p, q[..., :-1], drafted, lengths),
+        (p, q, drafted.astype(float), lengths),
+        (p, q, drafted + 4, lengths),
+        (p, q, drafted - 9, lengths),
+        (p, q, drafted, lengths + 1),
+        (p, q, drafted, lengths[:1]),
+        (p * 2, q, drafted, lengths),
+        (p, -q, drafted, lengths),
+    ]:
+        with pytest.raises(ValueError, match=r"\w"):
+            rule(*wrong, dice, strict=True)
+    with pytest.raises(ValueError, match="dice"):
+        rule(p, q, drafted, lengths, dice[:1], strict=True)
+
+
+@RULES
+def test_a_drafted_token_that_q_cannot_give_is_a_bug(rule):
+    p = np.full((1, 2, 3), 1 / 3)
+    q = np.array([[[0.5, 0.5, 0.0]]])
+    with pytest.raises(ValueError, match="probability 0"):
+        rule(p, q, np.array([[2]]), np.array([1]), [SeededDice(0)])
+
+
+@RULES
+@pytest.mark.parametrize("kind", ["random", "equal", "nearly disjoint"])
+def test_sampled_distribution_converges_to_p_and_to_nothing_else(rule, kind):
+    """On top of enumeration: the distance to p falls as 1/√N, that to other distributions does not."""
+    rng = np.random.default_rng(11)
+    v = 10
+    p, q = rng.dirichlet(np.ones(v)), rng.dirichlet(np.ones(v))
+    if kind == "equal":
+        q = p
+    if kind == "nearly disjoint":
+        p, q = (0.999 * np.append(x, y) + 1e-4 for x, y in [(rng.dirichlet(np.ones(5)), np.zeros(5)), (np.zeros(5), rng.dirichlet(np.ones(5)))])
+        p, q = p / p.sum(), q / q.sum()
+    references = rng.dirichlet(np.ones(v), size=100)
+    sizes, n = [100, 1_000, 10_000, 100_000], 100_000
+    drafted = rng.choice(v, size=(n, 1), p=q)
+    dice = [SeededDice(0)] * n
+    verdict = rule(
+        np.broadcast_to(p, (n, 2, v)), np.broadcast_to(q, (n, 1, v)), drafted, np.ones(n, int), dice
+    )
+    first = verdict.tokens[:, 0]
+    frequencies = np.array([np.bincount(first[:size], minlength=v) / size for size in sizes])
+    distances = np.sqrt(((frequencies - p) ** 2).mean(axis=1))
+    slope = np.polyfit(np.log(sizes), np.log(distances), 1)[0]
+    assert slope == pytest.approx(-0.5, abs=0.2)
+    to_references = np.sqrt(((frequencies[:, None] - references) ** 2).mean(axis=2))
+    assert (to_references[-1] > 0.5 * to_references[0]).all()
+    assert distances[-1] < 0.1 * to_references[-1].min()
