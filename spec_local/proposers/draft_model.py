@@ -46,20 +46,18 @@ class DraftModel:
         limit = min(limit, self.model.n_ctx - len(history) + 1)
         if limit < 1:
             return Proposal()
-        history = self._readable(history)
-        for _ in prefill(self.model, history[:-1]):  # at most the last token of a wholly accepted draft
-            pass
+        unread = self._unread(self._readable(history))
         tokens: list[int] = []
         distributions: list[Distribution] = []
-        token = history[-1]
         while True:
-            logits = self.model.evaluate([token], 1)[0, : self._n_vocab]
+            logits = self.model.evaluate(unread, 1)[0, : self._n_vocab]
             lap("draft model")
             recent = [*history[-self._window :], *tokens] if self._window else ()
             distribution = self._sampler.distribution(logits, recent)
             if self._greedy:
                 distribution = distribution.most_probable()
             token = distribution.draw(dice)
+            unread = [token]
             tokens.append(token)
             distributions.append(distribution)
             lap("draft sampling")
@@ -68,6 +66,18 @@ class DraftModel:
 
     def commit(self, history: Sequence[int]) -> None:
         self.model.trim(common_prefix(self.model.cached, self._readable(history)))
+
+    def _unread(self, history: Sequence[int]) -> Sequence[int]:
+        """The end of the history that goes with the first guess, in the same call of the draft.
+
+        Usually one token, or two after a wholly accepted draft, whose last token the draft has not read.
+        """
+        model = self.model
+        model.trim(common_prefix(model.cached, history[:-1]))
+        while len(history) - len(model.cached) > model.max_tokens:
+            start = len(model.cached)
+            model.evaluate(history[start : start + model.max_tokens], 0)
+        return history[len(model.cached) :]
 
     def _readable(self, history: Sequence[int]) -> Sequence[int]:
         """The history as the draft can read it: main's padding beyond the draft's vocabulary becomes token 0."""

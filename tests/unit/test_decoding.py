@@ -261,3 +261,10 @@ def test_statistics_count_what_happened():
     assert set(statistics.profile) == {
         "draft model", "draft sampling", "main model", "main sampling", "verify", "commit",
     }  # fmt: skip
+
+
+def test_a_draft_is_called_once_per_guess_also_after_a_wholly_accepted_draft():
+    shape, small = SamplingSettings(temperature=0), FakeModel(8)
+    proposer = DraftModel(small, Sampler(shape), n_vocab=8)
+    say(FakeModel(8), [1, 2, 3], proposer, shape, draft_max=3, max_tokens=40)
+    assert small.calls == [2, *[1, 1, 1], *[2, 1, 1] * 9]

@@ -1,0 +1,218 @@
+"""The options that commands share, each declared once.
+
+A command takes a dataclass (`ModelOptions`, `SamplingOptions`); `flattened` spreads its fields out into
+the signature that Typer reads.
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+import typing
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from spec_local.errors import DownloadError, InvalidRequest
+
+if TYPE_CHECKING:
+    from spec_local.sampling import SamplingSettings
+    from spec_local.session import GenerationSettings, Session
+
+STARTER = "starter"
+
+
+class ProposerChoice(StrEnum):
+    auto = "auto"
+    draft = "draft"
+    lookup = "lookup"
+    none = "none"
+
+
+class CacheChoice(StrEnum):
+    f16 = "f16"
+    q8_0 = "q8_0"
+    q4_0 = "q4_0"
+
+
+class VerifierChoice(StrEnum):
+    block = "block"
+    token = "token"
+
+
+_MODELS, _GUESSING, _SAMPLING = "Models", "Speculation", "Sampling"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """Which models, and how they run."""
+
+    main: Annotated[
+        str | None,
+        Option(metavar="FILE|NAME", help="The model that answers (default: the starter model).", rich_help_panel=_MODELS),
+    ] = None
+    draft: Annotated[
+        str | None,
+        Option(metavar="FILE|NAME", help="A small model of the same family that guesses.", rich_help_panel=_MODELS),
+    ] = None
+    ctx: Annotated[int, Option(help="Tokens of context.", rich_help_panel=_MODELS)] = 4096
+    threads: Annotated[
+        int | None, Option(help="Threads (default: one per physical core).", rich_help_panel=_MODELS)
+    ] = None
+    gpu_layers: Annotated[
+        int, Option(help="Layers on the GPU; negative: all.", rich_help_panel=_MODELS)
+    ] = -1
+    cache_type: Annotated[
+        CacheChoice, Option(help="Precision of the KV caches.", rich_help_panel=_MODELS)
+    ] = CacheChoice.f16
+    no_spec: Annotated[
+        bool, Option("--no-spec", help="Plain decoding, without guesses.", rich_help_panel=_GUESSING)
+    ] = False
+    proposer: Annotated[
+        ProposerChoice,
+        Option(help="Who guesses; auto: the draft model if there is one, else lookup.", rich_help_panel=_GUESSING),
+    ] = ProposerChoice.auto
+    draft_max: Annotated[int, Option(help="Most tokens to guess a step.", rich_help_panel=_GUESSING)] = 4
+    verifier: Annotated[
+        VerifierChoice,
+        Option(help="Acceptance rule; both are exact.", rich_help_panel=_GUESSING),
+    ] = VerifierChoice.block
+    greedy_draft: Annotated[
+        bool,
+        Option("--greedy-draft", help="The draft guesses its favourite instead of drawing.", rich_help_panel=_GUESSING),
+    ] = False
+
+    def open(self, notice: Callable[[str], None]) -> "Session":
+        """Load the models."""
+        from spec_local.session import Session
+
+        return Session.open(
+            resolve(self.main or STARTER),
+            # A draft that no step would ask is not worth its memory.
+            resolve(self.draft) if self.draft and self.proposer in ("auto", "draft") and not self.no_spec else None,
+            n_ctx=self.ctx,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            cache_type=self.cache_type,
+            notice=notice,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingOptions:
+    """How the answer is drawn. Names, meaning and defaults are llama.cpp's."""
+
+    temp: Annotated[float, Option(help="Temperature; 0: always the most probable token.", rich_help_panel=_SAMPLING)] = 0.8
+    top_k: Annotated[int, Option(help="Keep the k most probable tokens; 0: all.", rich_help_panel=_SAMPLING)] = 40
+    top_p: Annotated[float, Option(help="Keep tokens up to this sum; 1: all.", rich_help_panel=_SAMPLING)] = 0.95
+    min_p: Annotated[
+        float, Option(help="Keep tokens this probable next to the best; 0: all.", rich_help_panel=_SAMPLING)
+    ] = 0.05
+    repeat_penalty: Annotated[float, Option(help="Divide recent tokens' logits; 1: off.", rich_help_panel=_SAMPLING)] = 1.0
+    frequency_penalty: Annotated[float, Option(help="Per recent occurrence; 0: off.", rich_help_panel=_SAMPLING)] = 0.0
+    presence_penalty: Annotated[float, Option(help="For any recent occurrence; 0: off.", rich_help_panel=_SAMPLING)] = 0.0
+    repeat_last_n: Annotated[int, Option(help="Tokens that count as recent.", rich_help_panel=_SAMPLING)] = 64
+    logit_bias: Annotated[
+        list[str] | None,
+        Option(metavar="ID=BIAS", help="Add to a token's logit; -inf forbids it. Repeatable.", rich_help_panel=_SAMPLING),
+    ] = None
+    seed: Annotated[int | None, Option(help="Repeat an answer exactly.", rich_help_panel=_SAMPLING)] = None
+    stop: Annotated[
+        list[str] | None, Option(metavar="TEXT", help="End the answer before this text. Repeatable.", rich_help_panel=_SAMPLING)
+    ] = None
+    max_tokens: Annotated[
+        int | None, Option("--max-tokens", "-n", help="Most tokens to say.", rich_help_panel=_SAMPLING)
+    ] = None
+
+    def shape(self) -> "SamplingSettings":
+        from spec_local.sampling import SamplingSettings
+
+        return SamplingSettings(
+            temperature=self.temp,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repeat_penalty=self.repeat_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            penalty_window=self.repeat_last_n,
+            logit_bias=dict(map(_bias, self.logit_bias or [])),
+        )
+
+
+def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "GenerationSettings":
+    """What both groups say about one answer; checks every value.
+
+    Raises:
+        InvalidRequest: an impossible value.
+    """
+    from spec_local.session import GenerationSettings
+
+    return GenerationSettings(
+        sampling=sampling.shape(),
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+        stops=sampling.stop or [],
+        proposer="none" if models.no_spec else models.proposer.value,
+        draft_max=models.draft_max,
+        verifier=models.verifier.value,
+        greedy_draft=models.greedy_draft,
+    )
+
+
+def resolve(name: str) -> Path:
+    """The file that a path or a model's name means."""
+    from spec_local import registry
+
+    path = Path(name).expanduser()
+    if path.exists() or name not in registry.models():
+        return path
+    found = registry.find(name)
+    if not found:
+        size = registry.entry(name).size / 1e6
+        raise DownloadError(f"the model {name} ({size:.0f} MB) is not here: run specdec models pull {name}")
+    return found
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        value = float(bias)
+        if math.isnan(value):
+            raise ValueError
+        return int(token), value
+    except ValueError:
+        raise InvalidRequest(f"logit bias {text!r} is not understood: give a token id and a number, as 42=-1.5") from None
+
+
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's dataclass parameters by their fields, for Typer to read."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = hints[parameter.name]
+        if not dataclasses.is_dataclass(kind):
+            parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[parameter.name] = typing.cast("type[Any]", kind)
+        field_hints = typing.get_type_hints(kind, include_extras=True)
+        for field in dataclasses.fields(kind):
+            parameters.append(
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field_hints[field.name]
+                )
+            )
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind)})
+        command(**values)
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper

@@ -1,0 +1,73 @@
+"""What a person sees: the answer on stdout, raw; everything else on stderr, and colour only on a terminal."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spec_local.decoding import Statistics
+
+
+def prepare_stdout() -> None:
+    """Bytes go out as the model said them, whatever the locale."""
+    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape", newline="\n")  # type: ignore[union-attr]
+
+
+def say(text: str) -> None:
+    """A part of the answer."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def note(line: str) -> None:
+    """A line for the person at the terminal, dim where that can be seen."""
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        line = f"\x1b[2m{line}\x1b[0m"
+    with contextlib.suppress(OSError):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+def statistics_line(s: "Statistics") -> str:
+    """All that matters of an answer, in one line."""
+    parts = [
+        f"{s.tokens_per_second:.1f} tokens/s",
+        f"first token {s.first_token_s:.2f} s",
+        f"{s.predicted_n} tokens in {s.n_steps} steps ({s.tokens_per_step:.2f} a step)",
+    ]
+    if s.draft_n:
+        parts.append(f"accepted {s.draft_n_accepted} of {s.draft_n} guesses ({s.acceptance_rate:.0%})")
+    return " · ".join(parts)
+
+
+def profile_lines(s: "Statistics") -> list[str]:
+    """Where the time of a step goes."""
+    total = sum(s.profile.values())
+    rows = sorted(s.profile.items(), key=lambda item: -item[1])
+    return [
+        f"{part:>15} {1e3 * seconds / max(1, s.n_steps):9.3f} ms a step {seconds / total:7.2%}" for part, seconds in rows
+    ]
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Within the block Ctrl-C asks politely: the function says whether it has been pressed.
+
+    A second Ctrl-C no longer asks.
+    """
+    pressed = False
+
+    def on_interrupt(signum: int, frame: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)

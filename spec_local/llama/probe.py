@@ -1,0 +1,164 @@
+"""Meeting what kills a process in a child process first.
+
+Two things can take llama.cpp down with no error to catch: a damaged model file, and a build for
+instructions that this machine lacks (or, in a virtual machine, only claims to have). Both are tried in a
+child: ``python -m spec_local.llama.probe``. A file is tried once; the verdict is kept with the file's size
+and time, the build and the processor.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from spec_local.errors import BackendCrash, BackendError, ModelFileError, SpecLocalError
+from spec_local.files import write_atomically
+from spec_local.llama import runtime
+from spec_local.llama.build import processor_features
+from spec_local.llama.model import check_header
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of the child.
+
+    crash: the signal that ended it, such as ``SIGILL``, or how else it died; None if it lived.
+    error: the error it reported. facts: what it found out, if all went well.
+    """
+
+    crash: str | None
+    error: str | None
+    facts: dict[str, Any]
+
+    @property
+    def works(self) -> bool:
+        return self.crash is None and self.error is None
+
+
+def probe_build() -> Verdict:
+    """Try this build of llama.cpp on tiny models of the usual quantizations."""
+    return _run_child()
+
+
+def probe_file(path: Path, gpu_layers: int = -1) -> Verdict:
+    """Load a model file, evaluate a few tokens, and read its whole vocabulary."""
+    return _run_child(str(path), str(gpu_layers))
+
+
+def check_model_file(
+    path: Path, *, gpu_layers: int = -1, notice: Callable[[str], None] = lambda line: None
+) -> None:
+    """Make sure that loading this file will not kill the process.
+
+    Raises:
+        ModelFileError: the file is damaged or cannot be used.
+        BackendCrash: llama.cpp itself does not work on this machine.
+    """
+    check_header(path)
+    known = Path(platformdirs.user_cache_dir("specdec")) / "checked-models" / _fingerprint(path, gpu_layers)
+    if known.exists():
+        return
+    notice(f"checking {path.name} (first use on this machine)")
+    verdict = probe_file(path, gpu_layers)
+    if verdict.error:
+        raise ModelFileError(verdict.error)
+    if verdict.crash:
+        if not probe_build().works:
+            raise BackendCrash(
+                f"llama.cpp crashes on this machine ({verdict.crash}): run specdec doctor, which says how to mend it"
+            )
+        raise ModelFileError(
+            f"{path} takes llama.cpp down ({verdict.crash}): the file is damaged, or there is too little memory "
+            "for it; download it again or take a smaller model"
+        )
+    with contextlib.suppress(OSError):  # without a cache folder it is checked again next time
+        write_atomically(known, str(path).encode())
+
+
+def _fingerprint(path: Path, gpu_layers: int) -> str:
+    stat = path.stat()
+    facts = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, gpu_layers]
+    facts += [runtime.build_identity(), *sorted(processor_features())]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _run_child(*arguments: str) -> Verdict:
+    command = [sys.executable, "-m", "spec_local.llama.probe", *arguments]
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # or a debugger is started to print one
+    child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False)
+    with contextlib.suppress(ValueError, IndexError):
+        answer = json.loads(child.stdout.splitlines()[-1])
+        if child.returncode == 0:
+            return Verdict(None, answer.get("error"), answer)
+    if child.returncode < 0:
+        with contextlib.suppress(ValueError):
+            return Verdict(signal.Signals(-child.returncode).name, None, {})
+        return Verdict(f"signal {-child.returncode}", None, {})
+    last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return Verdict(last[0] if last else f"exit code {child.returncode}", None, {})
+
+
+def _exercise(path: Path, gpu_layers: int) -> None:
+    """What a session does with a model, in small: single tokens, a batch, a rollback, every piece."""
+    import numpy as np
+
+    from spec_local.llama.context import Context
+    from spec_local.llama.model import Model
+
+    model = Model(path, gpu_layers=gpu_layers)
+    vocabulary = model.vocabulary
+    context = Context(model, n_ctx=64, max_tokens=16, max_logits=16)
+    tokens = [vocabulary.bos if vocabulary.bos >= 0 else 0, *range(min(7, vocabulary.n_tokens))]
+    for batch in (tokens[:1], tokens[1:2], tokens):
+        if not np.isfinite(context.evaluate(batch, len(batch))).any(axis=1).all():
+            raise BackendError(f"{path} gives logits that are not numbers: download it again")
+    if model.can_roll_back:
+        context.trim(2)
+    for token in range(vocabulary.n_tokens):
+        vocabulary.piece(token)
+        vocabulary.is_end(token)
+    vocabulary.tokenize("A line of text,\n  12 + 34 = 46.\tNaïve 東京 🙂", add_special=True, parse_special=True)
+
+
+def _exercise_build() -> None:
+    from spec_local.llama.quantize import quantize
+    from spec_local.llama.tiny import write_tiny_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        # 256 wide, so that every kind of quantization and each of its fast kernels applies
+        source = write_tiny_model(Path(folder) / "f16.gguf", n_embd=256)
+        _exercise(source, -1)
+        for kind in ("Q8_0", "Q4_0", "Q4_K_M"):
+            _exercise(quantize(source, Path(folder) / f"{kind}.gguf", kind), -1)
+
+
+def _main(arguments: list[str]) -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        if arguments:
+            _exercise(Path(arguments[0]), int(arguments[1]))
+        else:
+            _exercise_build()
+        lib = runtime.library()
+        answer = {"system": runtime.system_info(), "gpu": bool(lib.llama_supports_gpu_offload())}
+    except SpecLocalError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)
+    os._exit(0)  # the verdict is in; nothing that happens while freeing may change it
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,204 @@
+"""Tiny models with random weights: real GGUF files, made in a moment and without a download.
+
+`specdec doctor` runs one to learn whether this machine's build of llama.cpp works at all, and the tests run
+llama.cpp on them. They say nothing sensible, but what they say depends on the whole context, is sure of itself
+and differs from place to place, as with a real model.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+TensorType = Literal["F32", "F16", "Q8_0", "Q4_0"]
+
+CONTROL_TOKENS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")  # ids 1 to 4, after <unk>
+FIRST_BYTE = 5
+"""Id of the token <0x00>; the other 255 bytes follow."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_WORDS = (
+    "the of and to in is you that it he was for on are with as his they at be this from have or by one had not "
+    "but what all were when we there can an your which their said if do will each about how up out them then she "
+    "many some so these would other into has more her two like him see time could no make than first been its who "
+    "now people my made over did down only way find use may water long little very after words called just where "
+    "most know user assistant system ing ed er tion ly"
+)
+_HEAD = 32  # a row of a quantized cache holds blocks of 32
+_N_STATE, _N_CONV = 16, 4  # of mamba
+
+
+def write_tiny_model(
+    path: Path | str,
+    *,
+    seed: int = 0,
+    noise: float = 0.0,
+    n_layers: int = 2,
+    n_embd: int = 64,
+    n_ctx: int = 2048,
+    tensor_type: TensorType = "F16",
+    extra_tokens: Sequence[str] = (),
+    end_scale: float = 0.0,
+    architecture: str = "llama",
+) -> Path:
+    """Write a model of a few hundred kB.
+
+    Args:
+        path: the file; what is there is overwritten.
+        seed: equal seeds give equal weights; a layer's weights do not depend on the number of layers.
+        noise: how far the weights are from those of noise 0 (0.1 is near, 1 is far), so that a draft can
+            agree with its main often and not always.
+        n_layers: transformer layers; with 0, loading the file aborts llama.cpp (for tests of crashes).
+        n_embd: width, a multiple of 64; K-quants need 256.
+        n_ctx: context length that the file claims to be trained for.
+        tensor_type: of the matrices; the norms are always F32.
+        extra_tokens: texts to add to the vocabulary, whole, as user-defined tokens.
+        end_scale: how readily the model ends its answer: 0 next to never, 1 as readily as it says any token.
+        architecture: ``llama``; ``mamba`` is recurrent; another name gives llama's tensors under that name.
+
+    Returns:
+        the path.
+    """
+    # Importing gguf costs 0.1 s, which no command but the doctor should pay.
+    import gguf
+
+    path = Path(path)
+    tokens, scores, types = _vocabulary(extra_tokens)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(f"tiny-{architecture}-{seed}")
+    writer.add_context_length(n_ctx)
+    writer.add_embedding_length(n_embd)
+    writer.add_block_count(n_layers)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    if architecture == "mamba":
+        writer.add_feed_forward_length(0)
+        writer.add_head_count(0)
+        writer.add_ssm_conv_kernel(_N_CONV)
+        writer.add_ssm_inner_size(2 * n_embd)
+        writer.add_ssm_state_size(_N_STATE)
+        writer.add_ssm_time_step_rank(n_embd // 16)
+    else:
+        writer.add_feed_forward_length(2 * n_embd)
+        writer.add_head_count(n_embd // _HEAD)
+        writer.add_head_count_kv(n_embd // _HEAD // 2)
+        writer.add_rope_dimension_count(_HEAD)
+    _add_tokenizer(writer, tokens, scores, types)
+
+    kind = gguf.GGMLQuantizationType[tensor_type]
+    tensors = _mamba_tensors if architecture == "mamba" else _llama_tensors
+    for name, shape, scale in tensors(len(tokens), n_embd, n_layers):
+        weights = _weights(name, shape, scale, seed, noise)
+        if name == "output.weight":
+            weights[: len(CONTROL_TOKENS) + 1] = 0
+            ends = [tokens.index(t) for t in ("</s>", "<|im_end|>")]
+            weights[ends] = end_scale * _weights("ends", (2, n_embd), scale, seed, noise)
+        plain = "norm" in name or "ssm_conv1d" in name or name.endswith(("bias", "ssm_a", "ssm_d"))
+        if plain or shape[-1] % 32:  # llama.cpp wants these in F32, or they have no whole blocks
+            writer.add_tensor(name, weights)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+    return path
+
+
+def _vocabulary(extra: Sequence[str]) -> tuple[list[str], list[float], list[int]]:
+    """Texts, scores and types of a SentencePiece vocabulary."""
+    from gguf import TokenType
+
+    kinds = {"<unk>": TokenType.UNKNOWN}
+    kinds |= dict.fromkeys(CONTROL_TOKENS, TokenType.CONTROL)
+    kinds |= {f"<0x{byte:02X}>": TokenType.BYTE for byte in range(256)}
+    kinds |= dict.fromkeys(["▁", *map(chr, range(0x21, 0x7F)), "é"], TokenType.NORMAL)
+    # The tokenizer builds a word by joining two tokens, so that every beginning of a word must be one too.
+    for word in [*(f"▁{w}" for w in _WORDS.split()), *_WORDS.split(), "▁" * 16]:
+        kinds |= dict.fromkeys((word[:n] for n in range(2, len(word) + 1)), TokenType.NORMAL)
+    kinds |= dict.fromkeys(extra, TokenType.USER_DEFINED)
+    scores = [-float(i) if kind == TokenType.NORMAL else 0.0 for i, kind in enumerate(kinds.values())]
+    return list(kinds), scores, [int(kind) for kind in kinds.values()]
+
+
+def _add_tokenizer(writer: Any, tokens: list[str], scores: list[float], types: list[int]) -> None:
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(tokens.index("<s>"))
+    writer.add_eos_token_id(tokens.index("</s>"))
+    writer.add_eot_token_id(tokens.index("<|im_end|>"))
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _weights(
+    name: str, shape: tuple[int, ...], scale: float, seed: int, noise: float
+) -> NDArray[np.float32]:
+    """Values of deviation `scale`; of noise alone where the scale is 0 and the tensor has to be constant."""
+    if name.endswith("norm.weight"):
+        return np.ones(shape, np.float32)
+    key = [seed, zlib.crc32(name.encode())]
+    values = np.random.default_rng(key).normal(size=shape)
+    if noise:
+        values += noise * np.random.default_rng([*key, 1]).normal(size=shape)
+        values /= np.hypot(1, noise)
+    values *= scale
+    if name.endswith("ssm_a"):  # a decay: negative
+        values = -np.exp(values)
+    return values.astype(np.float32)
+
+
+def _llama_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """Name, shape (as numpy has it) and deviation of each tensor, so that activations stay near 1."""
+    n_ff, n_kv = 2 * n_embd, n_embd // 2
+    yield "token_embd.weight", (n_vocab, n_embd), 1.0
+    for i in range(n_layers):
+        block = f"blk.{i}."
+        yield f"{block}attn_norm.weight", (n_embd,), 0
+        # Sharp attention: a flat one is a mean over the context, in which single tokens drown.
+        yield f"{block}attn_q.weight", (n_embd, n_embd), 2 * n_embd**-0.5
+        yield f"{block}attn_k.weight", (n_kv, n_embd), n_embd**-0.5
+        yield f"{block}attn_v.weight", (n_kv, n_embd), n_embd**-0.5
+        yield f"{block}attn_output.weight", (n_embd, n_embd), 1.5 * n_embd**-0.5
+        yield f"{block}ffn_norm.weight", (n_embd,), 0
+        yield f"{block}ffn_gate.weight", (n_ff, n_embd), n_embd**-0.5
+        yield f"{block}ffn_up.weight", (n_ff, n_embd), n_embd**-0.5
+        yield f"{block}ffn_down.weight", (n_embd, n_ff), n_ff**-0.5
+    yield "output_norm.weight", (n_embd,), 0
+    # Logits of deviation 3: the best of some hundred tokens then has about a third of the probability.
+    yield "output.weight", (n_vocab, n_embd), 3 * n_embd**-0.5
+
+
+def _mamba_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    n_inner, n_rank = 2 * n_embd, n_embd // 16
+    yield "token_embd.weight", (n_vocab, n_embd), 1.0
+    for i in range(n_layers):
+        block = f"blk.{i}."
+        yield f"{block}attn_norm.weight", (n_embd,), 0
+        yield f"{block}ssm_in.weight", (2 * n_inner, n_embd), n_embd**-0.5
+        yield f"{block}ssm_conv1d.weight", (n_inner, _N_CONV), 0.5
+        yield f"{block}ssm_conv1d.bias", (n_inner,), 0.1
+        yield f"{block}ssm_x.weight", (n_rank + 2 * _N_STATE, n_inner), n_inner**-0.5
+        yield f"{block}ssm_dt.weight", (n_inner, n_rank), n_rank**-0.5
+        yield f"{block}ssm_dt.bias", (n_inner,), 0.1
+        yield f"{block}ssm_a", (n_inner, _N_STATE), 0.5
+        yield f"{block}ssm_d", (n_inner,), 1.0
+        yield f"{block}ssm_out.weight", (n_embd, n_inner), 1.5 * n_inner**-0.5
+    yield "output_norm.weight", (n_embd,), 0
+    yield "output.weight", (n_vocab, n_embd), 3 * n_embd**-0.5

@@ -1,0 +1,239 @@
+"""A main model, a way to guess, and their caches: what a program that writes text holds on to.
+
+    with Session.open("main.gguf", "draft.gguf") as session:
+        for event in session.generate("Once upon a time"):
+            print(event.text, end="")
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, decode
+from spec_local.dice import SeededDice
+from spec_local.errors import InvalidRequest, ModelError
+from spec_local.llama.context import Context
+from spec_local.llama.model import Model
+from spec_local.llama.probe import check_model_file
+from spec_local.proposers import DraftModel, PromptLookup, Proposer
+from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.text import TextStream
+from spec_local.verifiers import VERIFIERS
+from spec_local.vocabulary import check_same
+
+ProposerName = Literal["auto", "draft", "lookup", "none"]
+PROPOSERS: tuple[ProposerName, ...] = ("auto", "draft", "lookup", "none")
+MAX_DRAFT = 64
+"""Most tokens that may be guessed a step: main's context reserves one row of logits for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """What a program or a person chooses for one answer.
+
+    Args:
+        sampling: shapes main's and the draft's distributions alike.
+        seed: repeats an answer; None: a new one each time.
+        max_tokens: most tokens to say; None: until the model ends its answer or the context is full.
+        stops: strings that end the answer and are not part of it.
+        proposer: ``draft`` (the draft model), ``lookup`` (prompt lookup), ``none``; ``auto`` takes the draft
+            model where there is one, else lookup.
+        draft_max: most tokens to guess a step.
+        verifier: ``block`` or ``token``: both exact, block never accepts less.
+        greedy_draft: guess the draft's most probable token instead of drawing from it.
+    """
+
+    sampling: SamplingSettings = SamplingSettings()
+    seed: int | None = None
+    max_tokens: int | None = None
+    stops: Sequence[str] = ()
+    proposer: ProposerName = "auto"
+    draft_max: int = 4
+    verifier: str = "block"
+    greedy_draft: bool = False
+
+    def __post_init__(self) -> None:
+        if self.proposer not in PROPOSERS:
+            raise InvalidRequest(f"proposer {self.proposer!r} is unknown: give {', '.join(PROPOSERS)}")
+        if self.verifier not in VERIFIERS:
+            raise InvalidRequest(f"verifier {self.verifier!r} is unknown: give {', '.join(VERIFIERS)}")
+        if not 0 <= self.draft_max <= MAX_DRAFT:
+            raise InvalidRequest(f"draft-max is {self.draft_max}: give 0 to {MAX_DRAFT}")
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise InvalidRequest(f"max-tokens is {self.max_tokens}: give 0 or more")
+        if self.seed is not None and self.seed < 0:
+            raise InvalidRequest(f"seed is {self.seed}: give 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text that has become certain with one step, or with the end; may be empty.
+
+    tokens: said in this step, without the one that ends the answer. n_accepted: the first so many of
+    them had been guessed.
+    """
+
+    text: str
+    tokens: Sequence[int] = ()
+    drafted: Sequence[int] = ()
+    n_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last event. `text` is what was still held back."""
+
+    text: str
+    reason: FinishReason
+    statistics: Statistics
+
+
+class Session:
+    """Models and caches of one conversation at a time.
+
+    Close it (or use it in a ``with``) to free the models' memory.
+    """
+
+    def __init__(self, main: Context, draft: Context | None = None) -> None:
+        if draft:
+            check_same(main.model.vocabulary, draft.model.vocabulary)
+            for role, context in (("main", main), ("draft", draft)):
+                if not context.model.can_roll_back:
+                    raise ModelError(
+                        f"{role} is a recurrent model and cannot take guesses back: use it alone (--no-spec)"
+                    )
+        self.main = main
+        self.draft = draft
+        self._resources = ExitStack()
+
+    @classmethod
+    def open(
+        cls,
+        main: Path | str,
+        draft: Path | str | None = None,
+        *,
+        n_ctx: int = 4096,
+        threads: int | None = None,
+        gpu_layers: int = -1,
+        cache_type: str = "f16",
+        notice: Callable[[str], None] = lambda line: None,
+    ) -> "Session":
+        """Load a main model, and a draft if one is given.
+
+        Args:
+            main, draft: GGUF files; a file that this machine has not loaded before is tried in a
+                child process first.
+            n_ctx: tokens of the context; at most what the model was trained for.
+            notice: told, in a line, what takes time and what was decided.
+
+        Raises:
+            SpecLocalError: one of its kinds; whatever was loaded has been freed.
+        """
+        with ExitStack() as stack:
+            contexts = []
+            for path in [main, draft] if draft else [main]:
+                check_model_file(Path(path), gpu_layers=gpu_layers, notice=notice)
+                model = Model(path, gpu_layers=gpu_layers)
+                stack.callback(model.close)
+                length = min(n_ctx, model.n_ctx_train or n_ctx)
+                context = Context(model, n_ctx=length, threads=threads, cache_type=cache_type)
+                stack.callback(context.close)
+                contexts.append(context)
+            session = cls(*contexts)
+            if contexts[0].n_ctx < n_ctx:
+                notice(f"context: {contexts[0].n_ctx} tokens, which is what the model was trained for")
+            session._resources = stack.pop_all()
+            return session
+
+    def close(self) -> None:
+        self._resources.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        settings: GenerationSettings = GenerationSettings(),
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Iterator[Prefilled | Text | Done]:
+        """Continue a prompt, a text or tokens, with exactly main's distribution.
+
+        Yields:
+            `Prefilled`, `Text` per step, and `Done`. Closing the iterator early is fine.
+
+        Raises:
+            see `spec_local.decoding.decode`.
+        """
+        vocabulary = self.main.model.vocabulary
+        tokens = vocabulary.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
+        unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
+        if unknown:
+            raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
+        sampler = Sampler(settings.sampling)
+        events = decode(
+            self.main,
+            tokens,
+            sampler=sampler,
+            dice=SeededDice(settings.seed),
+            proposer=self._proposer(settings, sampler),
+            verifier=VERIFIERS[settings.verifier],
+            draft_max=settings.draft_max,
+            max_tokens=settings.max_tokens,
+            is_end=vocabulary.is_end,
+            cancelled=cancelled,
+            clock=clock,
+        )
+        return self._texts(events, settings.stops)
+
+    def _texts(self, events: Iterator[Event], stops: Sequence[str]) -> Iterator[Prefilled | Text | Done]:
+        vocabulary = self.main.model.vocabulary
+        stream = TextStream(vocabulary.piece, stops)
+        statistics = Statistics()
+        for event in events:
+            if isinstance(event, Prefilled):
+                statistics = event.statistics
+                yield event
+            elif isinstance(event, Finished):
+                yield Done(stream.finish(), event.reason, event.statistics)
+            else:
+                text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
+                for i, token in enumerate(tokens):
+                    text += stream.feed(token)
+                    if stream.stopped:
+                        statistics.predicted_n -= len(event.tokens) - i - 1
+                        tokens = tokens[: i + 1]
+                        break
+                yield Text(text, tokens, event.drafted, min(event.n_accepted, len(tokens)))
+                if stream.stopped:
+                    yield Done("", "stop", statistics)
+                    break
+
+    def _proposer(self, settings: GenerationSettings, sampler: Sampler) -> Proposer | None:
+        name = settings.proposer
+        if name == "auto":
+            name = "draft" if self.draft else "lookup" if self.main.model.can_roll_back else "none"
+        if name == "none":
+            return None
+        if not self.main.model.can_roll_back:
+            raise ModelError("main is a recurrent model and cannot take guesses back: use --no-spec")
+        if name == "lookup":
+            return PromptLookup()
+        if not self.draft:
+            raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
+        vocabulary = self.main.model.vocabulary
+        return DraftModel(
+            self.draft,
+            sampler,
+            n_vocab=vocabulary.n_tokens,
+            is_end=vocabulary.is_end,
+            greedy=settings.greedy_draft,
+        )

@@ -1,0 +1,41 @@
+"""Whether a draft may guess main's token ids directly.
+
+The rule is llama.cpp's own (common/speculative.cpp): same tokenizer type, same handling of the
+beginning- and end-of-sequence tokens, sizes within 128 of each other, and equal token texts from id 5 on.
+"""
+
+from spec_local.errors import VocabularyMismatch
+from spec_local.llama.vocabulary import Vocabulary
+
+_MAX_SIZE_DIFFERENCE = 128  # padding that training frameworks add
+_FIRST_COMPARED = 5  # the special tokens before it differ between instruct and base models
+
+
+def check_same(main: Vocabulary, draft: Vocabulary) -> None:
+    """Raise unless both vocabularies are one.
+
+    Raises:
+        VocabularyMismatch: says the first difference.
+    """
+    difference = _difference(main, draft)
+    if difference:
+        raise VocabularyMismatch(
+            f"main and draft have different vocabularies ({difference}): "
+            "give a draft of main's model family, or none (prompt lookup works with every model)"
+        )
+
+
+def _difference(main: Vocabulary, draft: Vocabulary) -> str | None:
+    if main.type != draft.type:
+        return "their tokenizers are of different types"
+    for name, added in (("bos", "add_bos"), ("eos", "add_eos")):
+        adds = getattr(main, added)
+        if adds != getattr(draft, added) or (adds and getattr(main, name) != getattr(draft, name)):
+            return f"they differ in the {name} token"
+    if abs(main.n_tokens - draft.n_tokens) > _MAX_SIZE_DIFFERENCE:
+        return f"{main.n_tokens} tokens against {draft.n_tokens}"
+    for token in range(_FIRST_COMPARED, min(main.n_tokens, draft.n_tokens)):
+        ours, theirs = main.text(token), draft.text(token)
+        if ours != theirs:
+            return f"token {token} is {ours.decode('utf-8', 'replace')!r} against {theirs.decode('utf-8', 'replace')!r}"
+    return None
