@@ -1,1 +1,48 @@
+"""Lossless speculative decoding for GGUF models.
+
+    from spec_local import GenerationSettings, Session, Text
+
+    with Session.open("main.gguf", "draft.gguf") as session:
+        for event in session.generate("Once upon a time", GenerationSettings(max_tokens=64)):
+            if isinstance(event, Text):
+                print(event.text, end="", flush=True)
+
+What is listed in ``__all__`` is the public API; everything is loaded when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spec_local.decoding import Prefilled, Statistics
+    from spec_local.errors import SpecLocalError
+    from spec_local.sampling import SamplingSettings
+    from spec_local.session import Done, GenerationSettings, Session, Text
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Done",
+    "GenerationSettings",
+    "Prefilled",
+    "SamplingSettings",
+    "Session",
+    "SpecLocalError",
+    "Statistics",
+    "Text",
+    "__version__",
+]
+
+_HOMES = {
+    "spec_local.session": ("Done", "GenerationSettings", "Session", "Text"),
+    "spec_local.decoding": ("Prefilled", "Statistics"),
+    "spec_local.sampling": ("SamplingSettings",),
+    "spec_local.errors": ("SpecLocalError",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'spec_local' has no attribute {name!r}")

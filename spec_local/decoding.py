@@ -256,6 +256,8 @@ class _Row:
     def _verify(self, proposal: Proposal, distributions: Sequence[Distribution]) -> tuple[list[int], int]:
         """Accepted tokens and the one after them, and how many were accepted."""
         k = len(proposal.tokens)
+        if not k:  # plain decoding
+            return [distributions[0].draw(self._dice)], 0
         rows, columns = align([*distributions, *proposal.distributions], self.main.n_vocab)
         drafted = np.asarray(proposal.tokens, np.int64)
         verdict = self._verifier(

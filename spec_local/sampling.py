@@ -184,12 +184,16 @@ def align(
     Returns:
         float64 (len(distributions), n) and the token id of each column (ascending; None: column = id).
     """
-    if any(d.ids is None for d in distributions):
+    sparse = [d.ids for d in distributions if d.ids is not None]
+    if len(sparse) < len(distributions):
         return np.stack([d.dense(n_vocab) for d in distributions]), None
-    columns = np.unique(np.concatenate([d.ids for d in distributions if d.ids is not None]))
+    possible = np.zeros(n_vocab, bool)  # quicker than sorting the ids
+    for ids in sparse:
+        possible[ids] = True
+    columns = possible.nonzero()[0]
     rows = np.zeros((len(distributions), len(columns)))
-    for row, d in zip(rows, distributions, strict=True):
-        row[columns.searchsorted(d.ids)] = d.probs
+    for row, ids, d in zip(rows, sparse, distributions, strict=True):
+        row[columns.searchsorted(ids)] = d.probs
     return rows, columns
 
 
@@ -216,14 +220,11 @@ def _nucleus(probs: NDArray[np.float64], top_p: float) -> NDArray[np.intp]:
     Sorting 150,000 entries would cost more than the rest together, so only those above a bar are
     sorted, and the bar falls until they suffice.
     """
-    bar = float(probs.max()) * 1e-3
-    while True:
+    bar, floor = float(probs.max()) / 8, float(probs.max()) * 1e-12
+    candidates = (probs >= bar).nonzero()[0]
+    while bar > 0 and probs[candidates].sum() < top_p:
+        bar = bar / 8 if bar > floor else 0.0
         candidates = (probs >= bar).nonzero()[0]
-        if bar < 1e-300 or probs[candidates].sum() >= top_p:
-            break
-        bar *= 1e-3
-        if bar < 1e-300:
-            bar = 0.0
-    order = candidates[np.argsort(-probs[candidates], kind="stable")]
+    order = candidates[np.argsort(-probs[candidates])]
     n = int(probs[order].cumsum().searchsorted(top_p)) + 1
     return np.sort(order[:n])

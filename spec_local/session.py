@@ -1,14 +1,14 @@
 """A main model, a way to guess, and their caches: what a program that writes text holds on to.
 
-    with Session.open("main.gguf", "draft.gguf") as session:
-        for event in session.generate("Once upon a time"):
-            print(event.text, end="")
+with Session.open("main.gguf", "draft.gguf") as session:
+    for event in session.generate("Once upon a time"):
+        print(event.text, end="")
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +46,7 @@ class GenerationSettings:
         greedy_draft: guess the draft's most probable token instead of drawing from it.
     """
 
-    sampling: SamplingSettings = SamplingSettings()
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
     seed: int | None = None
     max_tokens: int | None = None
     stops: Sequence[str] = ()

@@ -100,7 +100,9 @@ class _Talk:
                 self.conversation.clear()
                 render.note("the conversation is forgotten")
             case unknown:
-                render.note(f"{unknown} is no command: /help lists them (a message cannot begin with a slash)")
+                render.note(
+                    f"{unknown} is no command: /help lists them (a message cannot begin with a slash)"
+                )
 
     def _answer(self, question: str) -> None:
         from spec_local.errors import ContextOverflow
@@ -179,7 +181,9 @@ def _plain_lines(prompt: str) -> str:
     try:
         return line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise SpecLocalError(f"standard input is not UTF-8 (byte {error.start} of a line): convert it first") from None
+        raise SpecLocalError(
+            f"standard input is not UTF-8 (byte {error.start} of a line): convert it first"
+        ) from None
 
 
 def _line_editor() -> Callable[[str], str]:

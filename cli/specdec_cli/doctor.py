@@ -25,7 +25,9 @@ def doctor(
             binding = version("llama-cpp-python")
         except PackageNotFoundError:
             binding = "not installed"
-        typer.echo(f"specdec {spec_local.__version__}, Python {platform.python_version()}, {platform.platform()}")
+        typer.echo(
+            f"specdec {spec_local.__version__}, Python {platform.python_version()}, {platform.platform()}"
+        )
         typer.echo(f"llama-cpp-python {binding}")
         verdict = probe_build()
         if not verdict.works:

@@ -31,7 +31,9 @@ def guarded() -> Iterator[None]:
         raise _failure(FAILURE, str(error)) from None
     except OSError as error:
         _discard_output()
-        raise _failure(FAILURE, f"{error.strerror or error}: {error.filename or 'while writing the answer'}") from None
+        raise _failure(
+            FAILURE, f"{error.strerror or error}: {error.filename or 'while writing the answer'}"
+        ) from None
     except MemoryError:
         raise _failure(FAILURE, "out of memory: take a smaller model or a smaller --ctx") from None
 

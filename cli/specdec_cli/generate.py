@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 @flattened
 def generate(
-    prompt: Annotated[str | None, Argument(help="The prompt; text from a pipe or --file goes before it.")] = None,
+    prompt: Annotated[
+        str | None, Argument(help="The prompt; text from a pipe or --file goes before it.")
+    ] = None,
     file: Annotated[Path | None, Option("--file", "-f", help="Read the prompt from a file.")] = None,
     system: Annotated[str | None, Option(help="System message.")] = None,
-    raw: Annotated[bool, Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    raw: Annotated[
+        bool, Option("--raw", help="Continue the text as it is, without the chat template.")
+    ] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object when done.")] = False,
     profile: Annotated[bool, Option("--profile", help="Show where the time of a step goes.")] = False,
     verbose: Annotated[
@@ -39,7 +43,9 @@ def generate(
       git diff | specdec generate --main qwen-7b.gguf --draft qwen-0.5b.gguf "Write a commit message."
     """
     with exits.guarded():
-        settings = generation_settings(models, sampling)  # before anything slow: a wrong value is told at once
+        settings = generation_settings(
+            models, sampling
+        )  # before anything slow: a wrong value is told at once
         text = _prompt(prompt, file)
         from spec_local.llama import runtime
 
@@ -70,7 +76,9 @@ def generate(
                 for line in render.profile_lines(done.statistics):
                     render.note(line)
             if done.reason == "context":
-                render.note(f"the context of {session.main.n_ctx} tokens is full: give a larger --ctx to go on")
+                render.note(
+                    f"the context of {session.main.n_ctx} tokens is full: give a larger --ctx to go on"
+                )
             if done.reason == "cancelled":
                 raise KeyboardInterrupt
 
@@ -93,7 +101,9 @@ def _decoded(raw: bytes, source: str) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{source} is not UTF-8 (byte {error.start}): convert it first, for instance with iconv") from None
+        raise InvalidRequest(
+            f"{source} is not UTF-8 (byte {error.start}): convert it first, for instance with iconv"
+        ) from None
 
 
 def _tokens(session: "Session", text: str, system: str | None, raw: bool) -> list[int]:

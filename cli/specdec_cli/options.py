@@ -52,19 +52,25 @@ class ModelOptions:
 
     main: Annotated[
         str | None,
-        Option(metavar="FILE|NAME", help="The model that answers (default: the starter model).", rich_help_panel=_MODELS),
+        Option(
+            metavar="FILE|NAME",
+            help="The model that answers (default: the starter model).",
+            rich_help_panel=_MODELS,
+        ),
     ] = None
     draft: Annotated[
         str | None,
-        Option(metavar="FILE|NAME", help="A small model of the same family that guesses.", rich_help_panel=_MODELS),
+        Option(
+            metavar="FILE|NAME",
+            help="A small model of the same family that guesses.",
+            rich_help_panel=_MODELS,
+        ),
     ] = None
     ctx: Annotated[int, Option(help="Tokens of context.", rich_help_panel=_MODELS)] = 4096
     threads: Annotated[
         int | None, Option(help="Threads (default: one per physical core).", rich_help_panel=_MODELS)
     ] = None
-    gpu_layers: Annotated[
-        int, Option(help="Layers on the GPU; negative: all.", rich_help_panel=_MODELS)
-    ] = -1
+    gpu_layers: Annotated[int, Option(help="Layers on the GPU; negative: all.", rich_help_panel=_MODELS)] = -1
     cache_type: Annotated[
         CacheChoice, Option(help="Precision of the KV caches.", rich_help_panel=_MODELS)
     ] = CacheChoice.f16
@@ -73,7 +79,9 @@ class ModelOptions:
     ] = False
     proposer: Annotated[
         ProposerChoice,
-        Option(help="Who guesses; auto: the draft model if there is one, else lookup.", rich_help_panel=_GUESSING),
+        Option(
+            help="Who guesses; auto: the draft model if there is one, else lookup.", rich_help_panel=_GUESSING
+        ),
     ] = ProposerChoice.auto
     draft_max: Annotated[int, Option(help="Most tokens to guess a step.", rich_help_panel=_GUESSING)] = 4
     verifier: Annotated[
@@ -82,7 +90,11 @@ class ModelOptions:
     ] = VerifierChoice.block
     greedy_draft: Annotated[
         bool,
-        Option("--greedy-draft", help="The draft guesses its favourite instead of drawing.", rich_help_panel=_GUESSING),
+        Option(
+            "--greedy-draft",
+            help="The draft guesses its favourite instead of drawing.",
+            rich_help_panel=_GUESSING,
+        ),
     ] = False
 
     def open(self, notice: Callable[[str], None]) -> "Session":
@@ -92,7 +104,9 @@ class ModelOptions:
         return Session.open(
             resolve(self.main or STARTER),
             # A draft that no step would ask is not worth its memory.
-            resolve(self.draft) if self.draft and self.proposer in ("auto", "draft") and not self.no_spec else None,
+            resolve(self.draft)
+            if self.draft and self.proposer in ("auto", "draft") and not self.no_spec
+            else None,
             n_ctx=self.ctx,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
@@ -105,23 +119,42 @@ class ModelOptions:
 class SamplingOptions:
     """How the answer is drawn. Names, meaning and defaults are llama.cpp's."""
 
-    temp: Annotated[float, Option(help="Temperature; 0: always the most probable token.", rich_help_panel=_SAMPLING)] = 0.8
-    top_k: Annotated[int, Option(help="Keep the k most probable tokens; 0: all.", rich_help_panel=_SAMPLING)] = 40
-    top_p: Annotated[float, Option(help="Keep tokens up to this sum; 1: all.", rich_help_panel=_SAMPLING)] = 0.95
+    temp: Annotated[
+        float, Option(help="Temperature; 0: always the most probable token.", rich_help_panel=_SAMPLING)
+    ] = 0.8
+    top_k: Annotated[
+        int, Option(help="Keep the k most probable tokens; 0: all.", rich_help_panel=_SAMPLING)
+    ] = 40
+    top_p: Annotated[float, Option(help="Keep tokens up to this sum; 1: all.", rich_help_panel=_SAMPLING)] = (
+        0.95
+    )
     min_p: Annotated[
         float, Option(help="Keep tokens this probable next to the best; 0: all.", rich_help_panel=_SAMPLING)
     ] = 0.05
-    repeat_penalty: Annotated[float, Option(help="Divide recent tokens' logits; 1: off.", rich_help_panel=_SAMPLING)] = 1.0
-    frequency_penalty: Annotated[float, Option(help="Per recent occurrence; 0: off.", rich_help_panel=_SAMPLING)] = 0.0
-    presence_penalty: Annotated[float, Option(help="For any recent occurrence; 0: off.", rich_help_panel=_SAMPLING)] = 0.0
+    repeat_penalty: Annotated[
+        float, Option(help="Divide recent tokens' logits; 1: off.", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    frequency_penalty: Annotated[
+        float, Option(help="Per recent occurrence; 0: off.", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, Option(help="For any recent occurrence; 0: off.", rich_help_panel=_SAMPLING)
+    ] = 0.0
     repeat_last_n: Annotated[int, Option(help="Tokens that count as recent.", rich_help_panel=_SAMPLING)] = 64
     logit_bias: Annotated[
         list[str] | None,
-        Option(metavar="ID=BIAS", help="Add to a token's logit; -inf forbids it. Repeatable.", rich_help_panel=_SAMPLING),
+        Option(
+            metavar="ID=BIAS",
+            help="Add to a token's logit; -inf forbids it. Repeatable.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None
     seed: Annotated[int | None, Option(help="Repeat an answer exactly.", rich_help_panel=_SAMPLING)] = None
     stop: Annotated[
-        list[str] | None, Option(metavar="TEXT", help="End the answer before this text. Repeatable.", rich_help_panel=_SAMPLING)
+        list[str] | None,
+        Option(
+            metavar="TEXT", help="End the answer before this text. Repeatable.", rich_help_panel=_SAMPLING
+        ),
     ] = None
     max_tokens: Annotated[
         int | None, Option("--max-tokens", "-n", help="Most tokens to say.", rich_help_panel=_SAMPLING)
@@ -185,7 +218,9 @@ def _bias(text: str) -> tuple[int, float]:
             raise ValueError
         return int(token), value
     except ValueError:
-        raise InvalidRequest(f"logit bias {text!r} is not understood: give a token id and a number, as 42=-1.5") from None
+        raise InvalidRequest(
+            f"logit bias {text!r} is not understood: give a token id and a number, as 42=-1.5"
+        ) from None
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
@@ -203,7 +238,10 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
         for field in dataclasses.fields(kind):
             parameters.append(
                 inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field_hints[field.name]
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=field.default,
+                    annotation=field_hints[field.name],
                 )
             )
 

@@ -48,7 +48,8 @@ def profile_lines(s: "Statistics") -> list[str]:
     total = sum(s.profile.values())
     rows = sorted(s.profile.items(), key=lambda item: -item[1])
     return [
-        f"{part:>15} {1e3 * seconds / max(1, s.n_steps):9.3f} ms a step {seconds / total:7.2%}" for part, seconds in rows
+        f"{part:>15} {1e3 * seconds / max(1, s.n_steps):9.3f} ms a step {seconds / total:7.2%}"
+        for part, seconds in rows
     ]
 
 

@@ -72,13 +72,19 @@ def recipes() -> list[Recipe]:
     # AVX-512 code needs what came before it.
     if not set(_AVX2) <= set(safe):
         safe = tuple(o for o in safe if not o.startswith("AVX512"))
-    ladder = [("a build without AMX", safe), ("a plain AVX2 build", _AVX2), ("a plain SSE 4.2 build", ("SSE42",))]
+    ladder = [
+        ("a build without AMX", safe),
+        ("a plain AVX2 build", _AVX2),
+        ("a plain SSE 4.2 build", ("SSE42",)),
+    ]
     made = [Recipe(name, _cmake_args(options)) for name, options in ladder]
     return [r for i, r in enumerate(made) if r.cmake_args not in [m.cmake_args for m in made[:i]]]
 
 
 def _cmake_args(options: tuple[str, ...]) -> str:
-    return " ".join(["-DGGML_NATIVE=OFF", *(f"-DGGML_{o}={'ON' if o in options else 'OFF'}" for o in _OPTIONS)])
+    return " ".join(
+        ["-DGGML_NATIVE=OFF", *(f"-DGGML_{o}={'ON' if o in options else 'OFF'}" for o in _OPTIONS)]
+    )
 
 
 def _requirement() -> str:

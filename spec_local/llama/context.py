@@ -198,7 +198,8 @@ class Context:
         if not address:
             raise BackendError("llama.cpp returned no logits: this model cannot write text")
         view = (ctypes.c_float * (n_logits * self.n_vocab)).from_address(address)
-        return np.frombuffer(view, np.float32).reshape(n_logits, self.n_vocab)
+        logits: Logits = np.frombuffer(memoryview(view), np.float32)
+        return logits.reshape(n_logits, self.n_vocab)
 
     def _check(self, rows: Sequence[Row]) -> tuple[int, int]:
         n_tokens = sum(len(row.tokens) for row in rows)

@@ -95,7 +95,9 @@ def _fingerprint(path: Path, gpu_layers: int) -> str:
 def _run_child(*arguments: str) -> Verdict:
     command = [sys.executable, "-m", "spec_local.llama.probe", *arguments]
     environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # or a debugger is started to print one
-    child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False)
+    child = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
+    )
     with contextlib.suppress(ValueError, IndexError):
         answer = json.loads(child.stdout.splitlines()[-1])
         if child.returncode == 0:
@@ -127,7 +129,9 @@ def _exercise(path: Path, gpu_layers: int) -> None:
     for token in range(vocabulary.n_tokens):
         vocabulary.piece(token)
         vocabulary.is_end(token)
-    vocabulary.tokenize("A line of text,\n  12 + 34 = 46.\tNaïve 東京 🙂", add_special=True, parse_special=True)
+    vocabulary.tokenize(
+        "A line of text,\n  12 + 34 = 46.\tNaïve 東京 🙂", add_special=True, parse_special=True
+    )
 
 
 def _exercise_build() -> None:

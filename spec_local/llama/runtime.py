@@ -7,16 +7,18 @@ below keeps the last lines instead, so that an error can quote them, and prints 
 import atexit
 import ctypes
 import functools
+import importlib.metadata
 import importlib.util
 import sys
 from collections import deque
-from types import ModuleType
+from pathlib import Path
+from typing import Any
 
 # ggml_log_level of the bundled llama.cpp (the binding's own table is older).
 _DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5
 
 _complaints: deque[str] = deque(maxlen=50)
-_state = {"level": _DEBUG, "verbose": False}
+_state: dict[str, Any] = {"level": _DEBUG, "verbose": False}
 
 
 def _on_log(level: int, text: bytes, _: object) -> None:
@@ -30,7 +32,7 @@ def _on_log(level: int, text: bytes, _: object) -> None:
 
 
 @functools.cache
-def library() -> ModuleType:
+def library() -> Any:
     """The binding's low-level module, with the backend started and the log captured."""
     import llama_cpp
 
@@ -38,7 +40,8 @@ def library() -> ModuleType:
     _state["callback"] = callback  # llama.cpp keeps a bare pointer to it
     llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
     # A message after the interpreter has gone would call into freed memory.
-    atexit.register(llama_cpp.llama_log_set, ctypes.cast(None, llama_cpp.llama_log_callback), None)
+    silent = ctypes.cast(ctypes.c_void_p(0), llama_cpp.llama_log_callback)
+    atexit.register(llama_cpp.llama_log_set, silent, None)
     llama_cpp.llama_backend_init()
     return llama_cpp
 
@@ -65,9 +68,6 @@ def reason(default: str) -> str:
 
 def build_identity() -> str:
     """Names this build of llama.cpp: version of the binding and the library file's size and time."""
-    import importlib.metadata
-    from pathlib import Path
-
     version = importlib.metadata.version("llama-cpp-python")
     spec = importlib.util.find_spec("llama_cpp")
     folder = Path(spec.origin).parent / "lib" if spec and spec.origin else Path()

@@ -34,7 +34,7 @@ class Verdict:
     @property
     def n_accepted(self) -> NDArray[np.int64]:
         """int64 (B,)"""
-        return self.accepted_prefix.sum(axis=1)
+        return np.asarray(self.accepted_prefix.sum(axis=1), np.int64)
 
     def acceptance_rate(self, lengths: Ints) -> float:
         """Accepted of drafted tokens, over all rows."""

@@ -1,6 +1,7 @@
 """The whole loop on the fake model: exact, for every proposer."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from spec_local.decoding import Finished, Prefilled, Step, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.fake import FakeModel, enumerate_outcomes
-from spec_local.proposers import DraftModel, Proposal, PromptLookup
+from spec_local.proposers import DraftModel, PromptLookup, Proposal
 from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.verifiers import VERIFIERS
 
@@ -84,7 +85,13 @@ def test_temperature_0_is_plain_decoding_token_for_token(make, verifier, draft_m
     main, shape = FakeModel(8, n_ctx=128), SamplingSettings(temperature=0)
     for prompt in ([1], [1, 2, 3, 1, 2, 3, 1], list(range(8)) * 5):
         tokens, end = say(
-            main, prompt, make(Sampler(shape), 8), shape, verifier=verifier, draft_max=draft_max, max_tokens=60
+            main,
+            prompt,
+            make(Sampler(shape), 8),
+            shape,
+            verifier=verifier,
+            draft_max=draft_max,
+            max_tokens=60,
         )
         assert tokens == reference(main, prompt, 60)
         assert end.reason == "length"
@@ -95,7 +102,9 @@ SHAPES = {
     "as it is": SamplingSettings(),
     "top-k": SamplingSettings(temperature=0.7, top_k=2),
     "top-p and min-p": SamplingSettings(top_p=0.8, min_p=0.1),
-    "penalties": SamplingSettings(repeat_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2, penalty_window=3),
+    "penalties": SamplingSettings(
+        repeat_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2, penalty_window=3
+    ),
     "bias": SamplingSettings(logit_bias={0: -np.inf, 1: 2.0}),
 }
 
@@ -110,7 +119,16 @@ def test_the_first_three_tokens_have_exactly_mains_distribution(make, verifier, 
     def run(dice):
         model = FakeModel(n_vocab, seed=2, scale=1.0)
         return tuple(
-            say(model, prompt, make(sampler, n_vocab), shape, dice, verifier=verifier, draft_max=2, max_tokens=3)[0]
+            say(
+                model,
+                prompt,
+                make(sampler, n_vocab),
+                shape,
+                dice,
+                verifier=verifier,
+                draft_max=2,
+                max_tokens=3,
+            )[0]
         )
 
     said = enumerate_outcomes(run)
@@ -126,7 +144,8 @@ def test_the_first_three_tokens_have_exactly_mains_distribution(make, verifier, 
 def test_a_seed_repeats_what_is_said(make):
     shape = SamplingSettings()
     first, second = (
-        say(FakeModel(8), [1], make(Sampler(shape), 8), shape, SeededDice(5), max_tokens=50)[0] for _ in range(2)
+        say(FakeModel(8), [1], make(Sampler(shape), 8), shape, SeededDice(5), max_tokens=50)[0]
+        for _ in range(2)
     )
     assert first == second
 
@@ -138,7 +157,13 @@ def test_nothing_is_said_after_an_end_token(make, temperature):
     for seed in range(20):
         main = FakeModel(6, seed=seed)
         tokens, end = say(
-            main, [1, 2], make(Sampler(shape), 6), shape, SeededDice(seed), is_end=lambda t: t == 3, max_tokens=40
+            main,
+            [1, 2],
+            make(Sampler(shape), 6),
+            shape,
+            SeededDice(seed),
+            is_end=lambda t: t == 3,
+            max_tokens=40,
         )
         assert end.reason == ("stop" if 3 in tokens else "length")
         assert 3 not in tokens[:-1]
@@ -190,15 +215,17 @@ def test_a_failing_model_leaves_only_what_was_said(fails):
     model = (Failing if fails == "draft" else FakeModel)(8, noise=0.3)
     proposer = DraftModel(model, Sampler(SamplingSettings()), n_vocab=8)
     said = [1, 2]
+    events = decode(main, said, sampler=Sampler(SamplingSettings()), proposer=proposer, dice=SeededDice(0))
     with pytest.raises(BackendError):
-        for event in decode(main, [1, 2], sampler=Sampler(SamplingSettings()), proposer=proposer, dice=SeededDice(0)):
-            said += event.tokens if isinstance(event, Step) else []
+        said.extend(token for event in events if isinstance(event, Step) for token in event.tokens)
     for cached in (main.cached, model.cached):
         assert list(cached) == said[: len(cached)]
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=30), min_size=1, max_size=5), st.integers(0, 99))
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=30), min_size=1, max_size=5), st.integers(0, 99)
+)
 def test_both_caches_are_reused_and_never_believed_too_far(prompts, seed):
     """Turns, edits and repetitions in any order say what a fresh model would."""
     shape = SamplingSettings(temperature=0)
@@ -218,7 +245,9 @@ def test_a_second_turn_evaluates_only_what_is_new():
     tokens, _ = say(main, prompt, proposer, shape, max_tokens=20)
     main.calls.clear()
     small.calls.clear()
-    events = decode(main, [*prompt, *tokens, 5, 6], sampler=Sampler(shape), proposer=proposer, dice=SeededDice(0))
+    events = decode(
+        main, [*prompt, *tokens, 5, 6], sampler=Sampler(shape), proposer=proposer, dice=SeededDice(0)
+    )
     assert isinstance(next(events), Prefilled)
     assert sum(main.calls) == 2  # the last token said, and one new; the other goes with the first step
     assert sum(small.calls) <= 6
@@ -227,7 +256,7 @@ def test_a_second_turn_evaluates_only_what_is_new():
 def test_cancelling_between_chunks_of_the_prompt_and_between_steps():
     for after in range(12):
         main, answers = FakeModel(8, max_tokens=4), iter([False] * after)
-        tokens, end = say(main, [1, 2, 3] * 5, None, cancelled=lambda: next(answers, True))
+        tokens, end = say(main, [1, 2, 3] * 5, None, cancelled=partial(next, answers, True))
         assert end.reason == "cancelled"
         assert list(main.cached) == ([1, 2, 3] * 5 + tokens)[: len(main.cached)]
 

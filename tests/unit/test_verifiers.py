@@ -69,7 +69,16 @@ def outcomes(rule, model):
     return enumerate_outcomes(run)
 
 
-KINDS = ["dense", "zeros", "one-hot", "equal", "nearly equal", "disjoint", ("dense", "one-hot"), ("one-hot", "dense")]
+KINDS = [
+    "dense",
+    "zeros",
+    "one-hot",
+    "equal",
+    "nearly equal",
+    "disjoint",
+    ("dense", "one-hot"),
+    ("one-hot", "dense"),
+]
 
 
 @RULES
@@ -90,7 +99,8 @@ def test_block_accepts_at_least_as_much_as_token(kind):
     for seed in range(6):
         model = Conditional(np.random.default_rng(seed), kind, 3, 2)
         mean = {
-            name: sum(n * p for (n, _), p in outcomes(rule, model).items()) for name, rule in VERIFIERS.items()
+            name: sum(n * p for (n, _), p in outcomes(rule, model).items())
+            for name, rule in VERIFIERS.items()
         }
         assert mean["block"] >= mean["token"] - 1e-12
 
@@ -115,7 +125,9 @@ def test_token_rule_accepts_one_minus_total_variation():
 def batch(rng, rows, k, v):
     p = random_rows(rng, "zeros", rows * (k + 1), v).reshape(rows, k + 1, v)
     q = random_rows(rng, "dense", rows * k, v).reshape(rows, k, v)
-    drafted = np.array([[rng.choice(v, p=q[b, i]) for i in range(k)] for b in range(rows)], int).reshape(rows, k)
+    drafted = np.array([[rng.choice(v, p=q[b, i]) for i in range(k)] for b in range(rows)], int).reshape(
+        rows, k
+    )
     return p, q, drafted, rng.integers(0, k + 1, size=rows)
 
 
@@ -127,7 +139,11 @@ def test_a_row_is_the_same_alone_and_in_a_ragged_batch(rule, seed, rows, k, v):
     together = rule(p, q, drafted, lengths, [SeededDice(b) for b in range(rows)], strict=True)
     for b, n in enumerate(lengths):
         alone = rule(
-            p[b : b + 1, : n + 1], q[b : b + 1, :n], drafted[b : b + 1, :n], lengths[b : b + 1], [SeededDice(b)]
+            p[b : b + 1, : n + 1],
+            q[b : b + 1, :n],
+            drafted[b : b + 1, :n],
+            lengths[b : b + 1],
+            [SeededDice(b)],
         )
         assert together.tokens[b, : n + 1].tolist() == alone.tokens[0].tolist()
         assert (together.tokens[b, n + 1 :] == -1).all()
@@ -198,7 +214,10 @@ def test_sampled_distribution_converges_to_p_and_to_nothing_else(rule, kind):
     if kind == "equal":
         q = p
     if kind == "nearly disjoint":
-        p, q = (0.999 * np.append(x, y) + 1e-4 for x, y in [(rng.dirichlet(np.ones(5)), np.zeros(5)), (np.zeros(5), rng.dirichlet(np.ones(5)))])
+        p, q = (
+            0.999 * np.append(x, y) + 1e-4
+            for x, y in [(rng.dirichlet(np.ones(5)), np.zeros(5)), (np.zeros(5), rng.dirichlet(np.ones(5)))]
+        )
         p, q = p / p.sum(), q / q.sum()
     references = rng.dirichlet(np.ones(v), size=100)
     sizes, n = [100, 1_000, 10_000, 100_000], 100_000

@@ -1,0 +1,44 @@
+# Two commands, each doing everything on a fresh machine: make demo, make test.
+# They need Python 3.11 or later, a C++ compiler, and (the first time) the network and some minutes.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+BIN := .venv/bin
+
+.PHONY: demo test lint format clean
+
+demo: .venv/installed
+	$(BIN)/specdec models pull starter
+	$(BIN)/python examples/demo.py
+
+test: .venv/installed-dev lint
+	$(BIN)/specdec models pull starter
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "specdec needs Python 3.11 or later: install it, or run make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# A native build of llama.cpp can crash at its first decode (virtual machines claim instructions that they do
+# not have). The doctor tries it in a child process, and rebuilds it with fewer of them if it dies.
+.venv/installed: .venv/bin/python pyproject.toml
+	@echo "Installing; llama.cpp is compiled, which takes some minutes."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/specdec doctor --fix
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist

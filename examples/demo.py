@@ -1,0 +1,79 @@
+"""What `make demo` shows: real speculation on the starter model, and honestly what it gains or loses.
+
+    python examples/demo.py
+
+A prompt is answered plainly, with prompt lookup, and with a draft model in a second llama.cpp context. As the
+package ships no small draft yet, that one is the starter itself in another precision (Q4_0): about
+as slow as main, so that it cannot win; it shows that the machinery works and what it accepts.
+"""
+
+import statistics
+import sys
+from pathlib import Path
+
+import platformdirs
+
+from spec_local import GenerationSettings, SamplingSettings, Session, Text, registry
+from spec_local.chat import ChatTemplate, Conversation
+from spec_local.llama.quantize import quantize
+
+TEXT = """\
+The lighthouse at Cape Verity was built in 1871 by the engineer Ada Brandt. It stands 42 metres high and its light \
+can be seen for 30 kilometres. In 1911 the oil lamp was replaced by an electric one, and since 1988 nobody has \
+lived there: the light is switched on and off by a clock."""
+PROMPT = f"Repeat the following text word for word.\n\n{TEXT}"
+ROUNDS = 3
+
+
+def main() -> None:
+    starter = registry.pull("starter")
+    copy = Path(platformdirs.user_cache_dir("specdec")) / "starter-Q4_0.gguf"
+    if not copy.exists():
+        quantize(starter, copy, "Q4_0")
+
+    with Session.open(starter, copy, n_ctx=1024) as session:
+        model = session.main.model
+        prompt = Conversation(model, ChatTemplate(model)).ask(PROMPT)
+        ways = {
+            "plain decoding": {"proposer": "none"},
+            "prompt lookup": {"proposer": "lookup", "draft_max": 8},
+            "draft: the starter as Q4_0": {"proposer": "draft", "draft_max": 4},
+        }
+        speeds: dict[str, list[float]] = {way: [] for way in ways}
+        for round_ in range(ROUNDS):
+            # interleaved, so that a busy moment of the machine does not hit one way only
+            for way, choice in ways.items():
+                settings = GenerationSettings(
+                    sampling=SamplingSettings(temperature=0), max_tokens=96, **choice
+                )
+                if round_ == 0:
+                    print(f"\n── {way} " + "─" * (60 - len(way)))
+                for event in session.generate(prompt, settings):
+                    if round_ == 0 and isinstance(event, Text):
+                        sys.stdout.write(event.text)
+                        sys.stdout.flush()
+                s = event.statistics
+                speeds[way].append(s.tokens_per_second)
+                if round_ == 0:
+                    print(
+                        f"\n[{s.tokens_per_second:.1f} tokens/s · {s.predicted_n} tokens in {s.n_steps} steps"
+                        f" · accepted {s.draft_n_accepted} of {s.draft_n} guesses]"
+                    )
+    plain = statistics.median(speeds["plain decoding"])
+    print(f"\nMedian of {ROUNDS} interleaved runs, against plain decoding:")
+    for way, measured in speeds.items():
+        ratio = statistics.median(measured) / plain
+        verdict = (
+            "the measure"
+            if way == "plain decoding"
+            else "faster"
+            if ratio > 1.02
+            else "slower"
+            if ratio < 0.98
+            else "no difference"
+        )
+        print(f"  {way:<28} {statistics.median(measured):7.1f} tokens/s  {ratio:5.2f} ×  {verdict}")
+
+
+if __name__ == "__main__":
+    main()
