@@ -8,6 +8,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import psutil
@@ -127,13 +128,14 @@ class Context:
         self._counts = np.ones(capacity, np.int32)
         self._pointers = self._sequence.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._sequence.itemsize
         batch = self._batch = self._lib.llama_batch()
-        for name, array in [
+        arrays: list[tuple[str, np.ndarray[Any, Any]]] = [
             ("token", self._ids),
             ("pos", self._positions),
             ("logits", self._wanted),
             ("n_seq_id", self._counts),
             ("seq_id", self._pointers),
-        ]:
+        ]
+        for name, array in arrays:
             kind = dict(batch._fields_)[name]
             setattr(batch, name, ctypes.cast(array.ctypes.data, kind))
 
