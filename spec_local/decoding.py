@@ -15,7 +15,7 @@ import numpy as np
 
 from spec_local.dice import Dice
 from spec_local.errors import ContextOverflow, InvalidRequest
-from spec_local.language_model import LanguageModel, common_prefix, prefill
+from spec_local.language_model import LanguageModel, prefill
 from spec_local.proposers.base import Proposal, Proposer
 from spec_local.sampling import Distribution, Sampler, align
 from spec_local.verifiers import Verifier, verify_block
@@ -249,7 +249,7 @@ class _Row:
 
     def roll_back(self) -> None:
         """Keep in both caches only what has been said, less the last token, which main has yet to read."""
-        self.main.trim(common_prefix(self.main.cached, self.history[:-1]))
+        self.main.trim(min(len(self.main.cached), len(self.history) - 1))
         if self._proposer:
             self._proposer.commit(self.history)
 

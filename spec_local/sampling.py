@@ -102,8 +102,12 @@ class Distribution:
     def dense(self, n_vocab: int) -> NDArray[np.float64]:
         """float64 (n_vocab,), zero where a token cannot be drawn."""
         row = np.zeros(n_vocab)
-        row[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
+        self.fill(row)
         return row
+
+    def fill(self, row: NDArray[np.float64]) -> None:
+        """Write the probabilities into a row of zeros, one column a token."""
+        row[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
 
 
 class Sampler:
@@ -186,7 +190,10 @@ def align(
     """
     sparse = [d.ids for d in distributions if d.ids is not None]
     if len(sparse) < len(distributions):
-        return np.stack([d.dense(n_vocab) for d in distributions]), None
+        rows = np.zeros((len(distributions), n_vocab))
+        for row, d in zip(rows, distributions, strict=True):
+            d.fill(row)
+        return rows, None
     possible = np.zeros(n_vocab, bool)  # quicker than sorting the ids
     for ids in sparse:
         possible[ids] = True

@@ -139,7 +139,13 @@ class Session:
                 model = Model(path, gpu_layers=gpu_layers)
                 stack.callback(model.close)
                 length = min(n_ctx, model.n_ctx_train or n_ctx)
-                context = Context(model, n_ctx=length, threads=threads, cache_type=cache_type)
+                context = Context(
+                    model,
+                    n_ctx=length,
+                    max_logits=1 if contexts else MAX_DRAFT + 1,  # a draft needs only its last token's
+                    threads=threads,
+                    cache_type=cache_type,
+                )
                 stack.callback(context.close)
                 contexts.append(context)
             session = cls(*contexts)
