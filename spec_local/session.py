@@ -28,6 +28,7 @@ ProposerName = Literal["auto", "draft", "lookup", "none"]
 PROPOSERS: tuple[ProposerName, ...] = ("auto", "draft", "lookup", "none")
 MAX_DRAFT = 64
 """Most tokens that may be guessed a step: main's context reserves one row of logits for each."""
+_USUAL_CONTEXT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Session:
         main: Path | str,
         draft: Path | str | None = None,
         *,
-        n_ctx: int = 4096,
+        n_ctx: int | None = None,
         threads: int | None = None,
         gpu_layers: int = -1,
         cache_type: str = "f16",
@@ -126,19 +127,20 @@ class Session:
         Args:
             main, draft: GGUF files; a file that this machine has not loaded before is tried in a
                 child process first.
-            n_ctx: tokens of the context; at most what the model was trained for.
+            n_ctx: tokens of the context, at most what the model was trained for; None: that, up to 4096.
             notice: told, in a line, what takes time and what was decided.
 
         Raises:
             SpecLocalError: one of its kinds; whatever was loaded has been freed.
         """
         with ExitStack() as stack:
-            contexts = []
+            contexts: list[Context] = []
             for path in [main, draft] if draft else [main]:
                 check_model_file(Path(path), gpu_layers=gpu_layers, notice=notice)
                 model = Model(path, gpu_layers=gpu_layers)
                 stack.callback(model.close)
-                length = min(n_ctx, model.n_ctx_train or n_ctx)
+                wanted = _USUAL_CONTEXT if n_ctx is None else n_ctx
+                length = min(wanted, model.n_ctx_train or wanted)
                 context = Context(
                     model,
                     n_ctx=length,
@@ -149,7 +151,7 @@ class Session:
                 stack.callback(context.close)
                 contexts.append(context)
             session = cls(*contexts)
-            if contexts[0].n_ctx < n_ctx:
+            if n_ctx is not None and contexts[0].n_ctx < n_ctx:
                 notice(f"context: {contexts[0].n_ctx} tokens, which is what the model was trained for")
             session._resources = stack.pop_all()
             return session

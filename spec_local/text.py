@@ -38,9 +38,10 @@ class TextStream:
         if self.stopped:
             return ""
         self._held += text
-        met = [at for at in map(self._held.find, self._stops) if at >= 0]
+        # The one that is complete first counts, however the text is cut into pieces.
+        met = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if met:
-            text, self._held, self.stopped = self._held[: min(met)], "", True
+            text, self._held, self.stopped = self._held[: min(met)[1]], "", True
             return text
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep

@@ -1,10 +1,15 @@
 """The `specdec` command."""
 
-from specdec_cli.app import app
+import sys
 
 
 def main() -> None:
-    app(prog_name="specdec")
+    try:
+        from specdec_cli.app import app
+
+        app(prog_name="specdec")
+    except KeyboardInterrupt:  # before a command has begun
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from spec_local.errors import SpecLocalError
+from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import exits, render
 from specdec_cli.options import ModelOptions, SamplingOptions, flattened, generation_settings
 
@@ -62,13 +62,15 @@ def chat(
                 conversation.messages.append({"role": "system", "content": system})
             talk = _Talk(session, conversation, settings, show_statistics=not no_stats)
             render.note(_greeting(session, settings))
-            read = _line_editor() if sys.stdin.isatty() and sys.stdout.isatty() else _plain_lines
+            read = _line_editor() if _by_hand() and sys.stdout.isatty() else _plain_lines
             while True:
                 try:
                     talk.hear(_message(read))
                 except _Leave:
                     return
                 except KeyboardInterrupt:
+                    if not _by_hand():
+                        raise
                     render.note("to leave: /exit or Ctrl-D")
 
 
@@ -111,13 +113,18 @@ class _Talk:
         said, tokens = "", list[int]()
         try:
             prompt = self.conversation.ask(question)
-            with render.interruptible() as cancelled:
-                for event in self.session.generate(prompt, self.settings, cancelled=cancelled):
-                    if isinstance(event, Text):
-                        tokens += event.tokens
-                    if isinstance(event, (Text, Done)):
-                        said += event.text
-                        render.say(event.text)
+            try:
+                with render.interruptible() as cancelled:
+                    for event in self.session.generate(prompt, self.settings, cancelled=cancelled):
+                        if isinstance(event, Text):
+                            tokens += event.tokens
+                        if isinstance(event, (Text, Done)):
+                            said += event.text
+                            render.say(event.text)
+            except KeyboardInterrupt:  # pressed twice: what was said stays all the same
+                self.conversation.answer(said, tokens)
+                render.say("\n")
+                raise
         except ContextOverflow:
             self.conversation.withdraw()
             render.note(
@@ -127,6 +134,8 @@ class _Talk:
             return
         except SpecLocalError as error:
             self.conversation.withdraw()
+            if said:
+                render.say("\n")
             render.note(f"specdec: {error}")
             return
         render.say("\n")
@@ -139,6 +148,8 @@ class _Talk:
             render.note(f"the context of {self.session.main.n_ctx} tokens is full: /clear starts anew")
         if event.reason == "cancelled":
             render.note("(stopped)")
+            if not _by_hand():
+                raise KeyboardInterrupt
 
     def _figures(self) -> str:
         assert self.last
@@ -151,8 +162,13 @@ def _greeting(session: "Session", settings: "GenerationSettings") -> str:
     if settings.proposer == "none":
         guesses = "no guesses"
     elif settings.proposer == "auto" and not draft:
-        guesses = "guesses by lookup"
+        guesses = "guesses by lookup" if main.can_roll_back else "no guesses"
     return f"main {main.path.name} · {guesses}, up to {settings.draft_max} a step · context {session.main.n_ctx} · /help"
+
+
+def _by_hand() -> bool:
+    """Whether a person types the messages: then Ctrl-C stops an answer, and not the program."""
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _message(read: Callable[[str], str]) -> str:
@@ -175,13 +191,13 @@ def _message(read: Callable[[str], str]) -> str:
 
 def _plain_lines(prompt: str) -> str:
     """Off a terminal: the next line of standard input."""
-    line = sys.stdin.buffer.readline()
+    line = sys.stdin.buffer.readline() if sys.stdin is not None else b""
     if not line:
         raise EOFError
     try:
         return line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise SpecLocalError(
+        raise InvalidRequest(
             f"standard input is not UTF-8 (byte {error.start} of a line): convert it first"
         ) from None
 
@@ -190,17 +206,22 @@ def _line_editor() -> Callable[[str], str]:
     """On a terminal: editing, history, pasting of several lines."""
     import platformdirs
     from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import FileHistory
+    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-    history = Path(platformdirs.user_state_dir("specdec", ensure_exists=True)) / "chat-history"
-    history.touch(mode=0o600)
-    os.chmod(history, 0o600)
+    history: History = InMemoryHistory()
+    try:
+        path = Path(platformdirs.user_state_dir("specdec", ensure_exists=True)) / "chat-history"
+        path.touch(mode=0o600)
+        os.chmod(path, 0o600)
+        history = FileHistory(str(path))
+    except OSError as error:
+        render.note(f"what you type is not remembered ({error.strerror}: {error.filename})")
     keys = KeyBindings()
 
     @keys.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    session: PromptSession[str] = PromptSession(history=FileHistory(str(history)), key_bindings=keys)
+    session: PromptSession[str] = PromptSession(history=history, key_bindings=keys)
     return session.prompt

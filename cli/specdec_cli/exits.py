@@ -1,13 +1,13 @@
 """How a command ends: one line for a person, one code for a program."""
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 
 import typer
 
 from spec_local.errors import InvalidRequest, SpecLocalError
+from specdec_cli import render
 
 OK, FAILURE, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -39,12 +39,13 @@ def guarded() -> Iterator[None]:
 
 
 def _failure(code: int, message: str) -> typer.Exit:
-    with contextlib.suppress(OSError):
+    try:
         typer.echo(f"specdec: {' '.join(message.split())}", err=True)
+    except OSError:
+        render.discard(sys.stderr)
     return typer.Exit(code)
 
 
 def _discard_output() -> None:
-    """Let the interpreter's last flush go nowhere instead of failing again."""
     if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        render.discard(sys.stdout)

@@ -51,7 +51,7 @@ def generate(
 
         runtime.set_verbose(verbose > 1)
         render.prepare_stdout()
-        with render.interruptible() as cancelled, models.open(render.note) as session:
+        with models.open(render.note) as session, render.interruptible() as cancelled:
             if verbose:
                 for line in _setting(session):
                     render.note(line)

@@ -4,6 +4,7 @@ A command takes a dataclass (`ModelOptions`, `SamplingOptions`); `flattened` spr
 the signature that Typer reads.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -66,7 +67,12 @@ class ModelOptions:
             rich_help_panel=_MODELS,
         ),
     ] = None
-    ctx: Annotated[int, Option(help="Tokens of context.", rich_help_panel=_MODELS)] = 4096
+    ctx: Annotated[
+        int | None,
+        Option(
+            help="Tokens of context (default: 4096, or what main was trained for).", rich_help_panel=_MODELS
+        ),
+    ] = None
     threads: Annotated[
         int | None, Option(help="Threads (default: one per physical core).", rich_help_panel=_MODELS)
     ] = None
@@ -200,7 +206,9 @@ def resolve(name: str) -> Path:
     """The file that a path or a model's name means."""
     from spec_local import registry
 
-    path = Path(name).expanduser()
+    path = Path(name)
+    with contextlib.suppress(RuntimeError):  # no such user: then it is the name of a file
+        path = path.expanduser()
     if path.exists() or name not in registry.models():
         return path
     found = registry.find(name)

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from spec_local.decoding import Statistics
@@ -16,6 +16,11 @@ def prepare_stdout() -> None:
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape", newline="\n")  # type: ignore[union-attr]
 
 
+def discard(stream: TextIO) -> None:
+    """Let what is still in a broken stream's buffer go nowhere, instead of failing again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def say(text: str) -> None:
     """A part of the answer."""
     sys.stdout.write(text)
@@ -24,11 +29,15 @@ def say(text: str) -> None:
 
 def note(line: str) -> None:
     """A line for the person at the terminal, dim where that can be seen."""
+    if sys.stderr is None:  # closed
+        return
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         line = f"\x1b[2m{line}\x1b[0m"
-    with contextlib.suppress(OSError):
+    try:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
+    except OSError:  # an answer is worth more than what is said about it
+        discard(sys.stderr)
 
 
 def statistics_line(s: "Statistics") -> str:

@@ -95,7 +95,7 @@ def _requirement() -> str:
 def _install_command() -> list[str]:
     # pip keeps built wheels by version, not by how they were built: past its cache, from source.
     options = ["--force-reinstall", "--no-deps", "--no-cache-dir", "--no-binary", "llama-cpp-python"]
-    return [sys.executable, "-m", "pip", "install", *options, _requirement()]
+    return [sys.executable, "-P", "-m", "pip", "install", *options, _requirement()]
 
 
 def install(recipe: Recipe) -> bool:

@@ -72,7 +72,7 @@ class Context:
             ("the context length", n_ctx, 1, 1 << 24),
             ("the number of sequences", n_sequences, 1, MAX_SEQUENCES),
             ("the batch size", max_tokens, 1, 1 << 16),
-            ("the number of logit rows", max_logits, 1, max_tokens),
+            ("the number of logit rows", max_logits, 1, 1 << 16),
             ("the number of threads", threads, 1, 512),
         ]:
             if not low <= value <= high:
@@ -81,7 +81,9 @@ class Context:
             raise InvalidRequest(f"cache type {cache_type!r} is unknown: give {', '.join(CACHE_TYPES)}")
         if cache_type != "f16" and flash_attention is False:
             raise InvalidRequest(f"a {cache_type} cache needs flash attention: leave it on")
-        need, free = model.kv_bytes(n_ctx, CACHE_TYPES[cache_type]), psutil.virtual_memory().available
+        need = model.kv_bytes(n_ctx, CACHE_TYPES[cache_type])
+        need += 2 * n_ctx * min(max_tokens, n_ctx)  # the attention mask, in f16
+        free = psutil.virtual_memory().available
         if need > free:
             raise ContextOverflow(
                 f"a context of {n_ctx} tokens needs {need >> 20} MiB and {free >> 20} MiB are free: give a smaller --ctx"
@@ -95,8 +97,9 @@ class Context:
         params = lib.llama_context_default_params()
         params.n_ctx = n_ctx
         params.n_batch = params.n_ubatch = max_tokens
-        # llama.cpp reserves a compute buffer of n_outputs_max rows, and asserts on it.
-        params.n_outputs_max = self.max_logits
+        # llama.cpp reserves a compute buffer of n_outputs_max rows, and asserts on it; a row a sequence is
+        # the least that it takes.
+        params.n_outputs_max = max(self.max_logits, n_sequences)
         params.n_seq_max = n_sequences
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True
@@ -126,7 +129,9 @@ class Context:
         self._wanted = np.zeros(capacity, np.int8)
         self._sequence = np.zeros((capacity, 1), np.int32)
         self._counts = np.ones(capacity, np.int32)
-        self._pointers = self._sequence.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._sequence.itemsize
+        self._pointers = (
+            self._sequence.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._sequence.itemsize
+        )
         batch = self._batch = self._lib.llama_batch()
         arrays: list[tuple[str, np.ndarray[Any, Any]]] = [
             ("token", self._ids),
@@ -146,6 +151,7 @@ class Context:
 
     def tokens(self, sequence: int) -> Sequence[int]:
         """The cached tokens of a sequence, in order. Do not change them."""
+        self._check_sequence(sequence)
         return self._tokens[sequence]
 
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
@@ -157,12 +163,13 @@ class Context:
 
         Returns:
             float32 (sum of the rows' n_logits, n_vocab), in the order of the rows; a view that the
-            next call overwrites.
+            next call overwrites or moves: copy what you want to keep.
 
         Raises:
             InvalidRequest: a sequence, a token or a size out of range, or a sequence named twice.
             ContextOverflow: the caches have no room for the tokens; nothing has changed.
-            BackendError: llama.cpp failed; each cache holds what it held, or a prefix of what was asked.
+            BackendError: llama.cpp failed; each cache holds what it held, or a prefix of what was asked (a
+                recurrent model's may hold nothing).
         """
         n_tokens, n_logits = self._check(rows)
         i = 0
@@ -175,31 +182,34 @@ class Context:
             self._wanted[i : i + n] = 0
             self._wanted[i + n - row.n_logits : i + n] = 1
             i += n
-        if self._ids[:n_tokens].min() < 0 or self._ids[:n_tokens].max() >= self.n_vocab:
-            raise InvalidRequest(f"a token is outside of the model's {self.n_vocab} tokens")
         self._batch.n_tokens = n_tokens
         runtime.forget_complaints()
-        for row in rows:
-            self._tokens[row.sequence].extend(row.tokens)
+        lengths = [len(self._tokens[row.sequence]) for row in rows]
         code = -1
         try:
+            for row in rows:
+                self._tokens[row.sequence].extend(row.tokens)
             code = self._lib.llama_decode(self.handle, self._batch)
         finally:
             if code:  # failed, or interrupted by a Python signal handler: believe the cache, not the plan
-                for row in rows:
-                    self._resync(row.sequence)
+                for row, length in zip(rows, lengths, strict=True):
+                    self._resync(row.sequence, length)
         if code == 1:
             raise ContextOverflow(
                 f"the KV cache has no room for {n_tokens} more tokens: start a new conversation or give a larger --ctx"
             )
         if code:
-            raise BackendError(f"llama.cpp could not evaluate {n_tokens} tokens (code {code}, {runtime.reason('no reason given')})")
+            raise BackendError(
+                f"llama.cpp could not evaluate {n_tokens} tokens "
+                f"(code {code}, {runtime.reason('no reason given')}): try again, and run specdec doctor if it stays so"
+            )
         if not n_logits:
             return np.empty((0, self.n_vocab), np.float32)
         address = ctypes.cast(self._lib.llama_get_logits(self.handle), ctypes.c_void_p).value
         if not address:
             raise BackendError("llama.cpp returned no logits: this model cannot write text")
         view = (ctypes.c_float * (n_logits * self.n_vocab)).from_address(address)
+        view.owner = self  # type: ignore[attr-defined]  # whoever holds the logits holds their memory
         logits: Logits = np.frombuffer(memoryview(view), np.float32)
         return logits.reshape(n_logits, self.n_vocab)
 
@@ -209,14 +219,18 @@ class Context:
         if len({row.sequence for row in rows}) != len(rows):
             raise InvalidRequest("a sequence stands twice in one call: put its tokens into one row")
         for row in rows:
-            if not 0 <= row.sequence < len(self._tokens):
-                raise InvalidRequest(f"sequence {row.sequence} does not exist: give 0 to {len(self._tokens) - 1}")
+            self._check_sequence(row.sequence)
             if not 0 <= row.n_logits <= len(row.tokens) or not row.tokens:
-                raise InvalidRequest(f"{row.n_logits} rows of logits of {len(row.tokens)} tokens: ask for 0 to all")
+                raise InvalidRequest(
+                    f"{row.n_logits} rows of logits of {len(row.tokens)} tokens: ask for 0 to all"
+                )
         if not 1 <= n_tokens <= self.max_tokens:
             raise InvalidRequest(f"{n_tokens} tokens in one call: give 1 to {self.max_tokens}")
         if n_logits > self.max_logits:
             raise InvalidRequest(f"{n_logits} rows of logits in one call: ask for at most {self.max_logits}")
+        for row in rows:
+            if min(row.tokens) < 0 or max(row.tokens) >= self.n_vocab:
+                raise InvalidRequest(f"a token is outside of the vocabulary: give 0 to {self.n_vocab - 1}")
         if max(len(self._tokens[row.sequence]) + len(row.tokens) for row in rows) > self.n_ctx:
             raise ContextOverflow(
                 f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
@@ -229,33 +243,53 @@ class Context:
         Raises:
             ModelError: a recurrent or hybrid model cannot forget its last tokens (forgetting all works).
         """
+        self._check_sequence(sequence)
         tokens = self._tokens[sequence]
         if not 0 <= length <= len(tokens):
             raise InvalidRequest(f"cannot trim {len(tokens)} cached tokens to {length}")
         if length == len(tokens):
             return
-        if not self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1):
+        removed = False
+        try:
+            removed = self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1)
+        finally:  # an interrupt may come between the two: believe the cache
+            del tokens[self._cached_length(sequence) :]
+        if not removed:
             raise ModelError(
                 "this model is recurrent and cannot roll its state back: use it without a draft (--no-spec)"
             )
-        del tokens[length:]
 
     def fork(self, source: int, target: int) -> None:
         """Make sequence `target` hold what `source` holds, sharing the cells (no data is copied)."""
-        for sequence in (source, target):
-            if not 0 <= sequence < len(self._tokens):
-                raise InvalidRequest(f"sequence {sequence} does not exist: give 0 to {len(self._tokens) - 1}")
+        self._check_sequence(source)
+        self._check_sequence(target)
         if source == target:
             return
         self.trim(0, target)
-        self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-        self._tokens[target] = list(self._tokens[source])
+        try:
+            self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        finally:
+            self._tokens[target] = list(self._tokens[source][: self._cached_length(target)])
 
-    def _resync(self, sequence: int) -> None:
-        length = self._lib.llama_memory_seq_pos_max(self._memory, sequence) + 1
+    def _check_sequence(self, sequence: int) -> None:
+        # A negative one would mean every sequence to llama.cpp, and the last to a list.
+        if not 0 <= sequence < len(self._tokens):
+            raise InvalidRequest(f"sequence {sequence} does not exist: give 0 to {len(self._tokens) - 1}")
+        if not (self.close.alive and self.model.close.alive):
+            raise InvalidRequest("the context or its model is closed: open it again")
+
+    def _cached_length(self, sequence: int) -> int:
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
+    def _resync(self, sequence: int, before: int) -> None:
+        """Make the token list say what the cache holds, after a call that began at length `before`."""
+        length = self._cached_length(sequence)
+        if length != before and not self.model.can_roll_back:
+            length = 0  # the one running state may have been left half-way: nothing of it can be trusted
         del self._tokens[sequence][length:]
         self._lib.llama_memory_seq_rm(self._memory, sequence, len(self._tokens[sequence]), -1)
 
 
-def _free(lib: object, handle: int, _model: Model) -> None:
-    lib.llama_free(handle)  # type: ignore[attr-defined]
+def _free(lib: Any, handle: int, model: Model) -> None:
+    if model.close.alive:  # llama.cpp reads the model while it frees; losing memory is better than a crash
+        lib.llama_free(handle)

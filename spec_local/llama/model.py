@@ -20,6 +20,8 @@ def check_header(path: Path) -> None:
     try:
         if path.is_dir():
             raise ModelFileError(f"{path} is a folder, not a model file: give the path of a .gguf file")
+        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+            raise ModelFileError(f"{path} is no ordinary file: give the path of a .gguf file")
         with path.open("rb") as file:
             magic = file.read(4)
     except FileNotFoundError:
@@ -64,7 +66,9 @@ class Model:
         self.close = weakref.finalize(self, lib.llama_model_free, self.handle)
         self.vocabulary = Vocabulary(lib, lib.llama_model_get_vocab(self.handle))
         if not lib.llama_model_has_decoder(self.handle) or lib.llama_model_has_encoder(self.handle):
-            raise ModelError(f"{self.path} is an encoder model: give one that writes text, such as Qwen or Llama")
+            raise ModelError(
+                f"{self.path} is an encoder model: give one that writes text, such as Qwen or Llama"
+            )
         if lib.llama_model_is_diffusion(self.handle):
             raise ModelError(f"{self.path} is a diffusion model: give one that writes text token by token")
         if self.vocabulary.type == lib.LLAMA_VOCAB_TYPE_NONE:
@@ -102,6 +106,18 @@ class Model:
     def kv_bytes(self, n_ctx: int, bytes_per_value: float = 2.0) -> int:
         """Bytes that a KV cache of `n_ctx` tokens takes, from the model's shape (all layers, full length)."""
         lib, handle = self._lib, self.handle
-        heads = max(1, lib.llama_model_n_head(handle))
-        width = lib.llama_model_n_embd(handle) // heads * max(1, lib.llama_model_n_head_kv(handle))
-        return int(2 * lib.llama_model_n_layer(handle) * width * n_ctx * bytes_per_value)
+        if lib.llama_model_is_recurrent(handle):
+            return 0  # one state, whatever the length
+        head = lib.llama_model_n_embd(handle) // max(1, lib.llama_model_n_head(handle))
+        architecture = self._metadata("general.architecture")
+        # Qwen3 and Gemma have wider heads than the embedding's share.
+        lengths = [self._metadata(f"{architecture}.attention.{part}_length") for part in ("key", "value")]
+        width = sum(int(n) if n and n.isdecimal() else head for n in lengths) * max(
+            1, lib.llama_model_n_head_kv(handle)
+        )
+        return int(lib.llama_model_n_layer(handle) * width * n_ctx * bytes_per_value)
+
+    def _metadata(self, key: str) -> str | None:
+        buffer = ctypes.create_string_buffer(256)
+        n = self._lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if n >= 0 else None

@@ -93,7 +93,8 @@ def _fingerprint(path: Path, gpu_layers: int) -> str:
 
 
 def _run_child(*arguments: str) -> Verdict:
-    command = [sys.executable, "-m", "spec_local.llama.probe", *arguments]
+    # -P: a module in the working folder that is called like one of ours must not take its place.
+    command = [sys.executable, "-P", "-m", "spec_local.llama.probe", *arguments]
     environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # or a debugger is started to print one
     child = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False

@@ -4,12 +4,12 @@ llama.cpp writes its log straight to stderr, and its reasons for a failure appea
 below keeps the last lines instead, so that an error can quote them, and prints them only when asked to.
 """
 
-import atexit
 import ctypes
 import functools
 import importlib.metadata
 import importlib.util
 import sys
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 # ggml_log_level of the bundled llama.cpp (the binding's own table is older).
 _DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5
 
-_complaints: deque[str] = deque(maxlen=50)
+_complaints: deque[tuple[int, str]] = deque(maxlen=50)
 _state: dict[str, Any] = {"level": _DEBUG, "verbose": False}
 
 
@@ -26,7 +26,7 @@ def _on_log(level: int, text: bytes, _: object) -> None:
     _state["level"] = level
     line = text.decode("utf-8", "replace")
     if level >= _WARN:
-        _complaints.append(line.strip())
+        _complaints.append((level, line.strip()))
     if _state["verbose"]:
         sys.stderr.write(line)
 
@@ -41,7 +41,8 @@ def library() -> Any:
     llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
     # A message after the interpreter has gone would call into freed memory.
     silent = ctypes.cast(ctypes.c_void_p(0), llama_cpp.llama_log_callback)
-    atexit.register(llama_cpp.llama_log_set, silent, None)
+    # A finalizer, not atexit: finalizers run newest first, so that models and contexts are freed before it.
+    weakref.finalize(llama_cpp, llama_cpp.llama_log_set, silent, None)
     llama_cpp.llama_backend_init()
     return llama_cpp
 
@@ -57,8 +58,9 @@ def forget_complaints() -> None:
 
 
 def reason(default: str) -> str:
-    """Why the last call failed, in llama.cpp's own words: the first warning or error since `forget_complaints`."""
-    lines = [line for line in _complaints if line]
+    """Why the last call failed, in llama.cpp's own words: the first error (else warning) since `forget_complaints`."""
+    errors = [line for level, line in _complaints if line and level >= _ERROR]
+    lines = errors or [line for _, line in _complaints if line]
     if not lines:
         return default
     # The first error is the cause; the later ones say that callers failed too.

@@ -4,15 +4,17 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
 
 # llama.cpp counts bytes in int32, and its tokenizer takes many times the text in memory.
-_MAX_TEXT_BYTES = 1 << 26
+_MAX_TEXT_BYTES = 1 << 24
 # Some of llama.cpp's pre-tokenizers are recursive regular expressions: a long run of one kind of
-# character overflows an ordinary stack, and that kills the process.
-_LONG_TEXT_BYTES, _BIG_STACK = 4096, 512 << 20
+# character overflows an ordinary stack, and that kills the process. They take up to 400 bytes of stack
+# for a character (measured with the tokenizer of deepseek-llm, where 512 MiB end at 1.5 million).
+_LONG_TEXT_BYTES, _SMALLEST_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
 
 
 class Vocabulary:
@@ -44,32 +46,53 @@ class Vocabulary:
             parse_special: read ``<|im_end|>`` and its like as the tokens they name.
 
         Raises:
-            InvalidRequest: the text is longer than 64 MiB.
+            InvalidRequest: the text is longer than 16 MiB, or holds surrogates that stand for no byte.
         """
-        raw = text.encode("utf-8", "surrogateescape")
+        try:
+            raw = text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"the text is no Unicode (a lone surrogate at character {error.start}): remove it"
+            ) from None
         if len(raw) > _MAX_TEXT_BYTES:
-            raise InvalidRequest(f"a text of {len(raw)} bytes is too long to tokenize: give at most {_MAX_TEXT_BYTES}")
+            raise InvalidRequest(
+                f"a text of {len(raw)} bytes is too long to tokenize: give at most {_MAX_TEXT_BYTES}"
+            )
         if len(raw) < _LONG_TEXT_BYTES:
             return self._tokenize(raw, add_special, parse_special)
-        result: list[int] = []
-        previous = threading.stack_size(_BIG_STACK)
+        result: Future[list[int]] = Future()  # carries an exception out of the thread, too
+
+        def work() -> None:
+            try:
+                result.set_result(self._tokenize(raw, add_special, parse_special))
+            except BaseException as error:
+                result.set_exception(error)
+
+        previous = threading.stack_size(max(_SMALLEST_STACK, len(raw) * _STACK_PER_BYTE))
         try:
-            worker = threading.Thread(target=lambda: result.extend(self._tokenize(raw, add_special, parse_special)))
+            worker = threading.Thread(target=work)
             worker.start()
+        except RuntimeError:
+            raise BackendError(
+                f"there is no memory to tokenize {len(raw)} bytes: give a shorter text"
+            ) from None
         finally:
             threading.stack_size(previous)
         worker.join()
-        return result
+        return result.result()
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        capacity = len(raw) + 8  # at most a token a byte, and the special ones
-        tokens = (ctypes.c_int32 * capacity)()
-        n = self._lib.llama_tokenize(
-            self._handle, raw, len(raw), tokens, capacity, add_special, parse_special
-        )
-        if n < 0:
-            raise BackendError("the tokenizer failed on this text: please report it with the model's name")
-        return tokens[:n]
+        n = -(len(raw) + 8)  # mostly at most a token a byte, and the special ones
+        for _ in range(
+            2
+        ):  # a byte that is not UTF-8 may become the three of U+FFFD: then -n is what it takes
+            tokens = (ctypes.c_int32 * -n)()
+            n = self._lib.llama_tokenize(
+                self._handle, raw, len(raw), tokens, len(tokens), add_special, parse_special
+            )
+            if n >= 0:
+                return tokens[:n]
+        raise BackendError("the tokenizer failed on this text: please report it with the model's name")
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of one token; often only a part of a UTF-8 character.
@@ -81,8 +104,7 @@ class Vocabulary:
         known = self._pieces.get((token, special))
         if known is not None:
             return known
-        if not 0 <= token < self.n_tokens:
-            raise InvalidRequest(f"token {token} is outside of the vocabulary: give 0 to {self.n_tokens - 1}")
+        self._check(token)
         n = self._lib.llama_token_to_piece(self._handle, token, self._buffer, len(self._buffer), 0, special)
         if n < 0:  # the buffer is too small, and -n is what it takes
             self._buffer = ctypes.create_string_buffer(-n)
@@ -96,4 +118,9 @@ class Vocabulary:
 
     def text(self, token: int) -> bytes:
         """The token as the GGUF file spells it (for comparing vocabularies)."""
+        self._check(token)
         return self._lib.llama_vocab_get_text(self._handle, token) or b""
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.n_tokens:
+            raise InvalidRequest(f"token {token} is outside of the vocabulary: give 0 to {self.n_tokens - 1}")

@@ -1,0 +1,304 @@
+"""specdec chat: on a terminal, through a pseudo-terminal; and off one."""
+
+import signal
+import stat
+import subprocess
+import time
+
+import pexpect
+import pytest
+from command import COMMAND, one_line, plain, sabotaged
+
+from spec_local.llama.tiny import write_tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+SHORT = ["--temp", "0", "--threads", "1", "--ctx", "512", "-n", "12"]
+ENDLESS = ["--temp", "0", "--threads", "1", "--ctx", "100000"]
+
+
+class Terminal:
+    """A person at a terminal; what the program shows is read without its escape sequences."""
+
+    def __init__(self, specdec, *arguments, env=None):
+        self.child = pexpect.spawn(
+            COMMAND[0],
+            [*COMMAND[1:], "chat", *map(str, arguments)],
+            env=specdec.environment | (env or {}),
+            cwd=str(specdec.folder),
+            timeout=20,
+            dimensions=(40, 160),
+            encoding="utf-8",
+            codec_errors="replace",
+        )
+
+    def until(self, *what):
+        """What came before each of these texts, and they themselves."""
+        seen = ""
+        for text in what:
+            self.child.expect_exact(text)
+            seen += self.child.before + text
+        return plain(seen)
+
+    def prompt(self):
+        """Wait until the editor reads keys: it then switches bracketed paste on."""
+        return self.until("\x1b[?2004h", "\x1b[?25h")
+
+    def type(self, text):
+        self.child.send(text)
+
+    def say(self, text):
+        """A message, and all that comes until the next prompt."""
+        self.enter(text)
+        return self.prompt()
+
+    def enter(self, text):
+        """A message; the editor then switches bracketed paste off."""
+        self.type(text + "\r")
+        self.until("\x1b[?2004l")
+
+    def leaves_with(self):
+        self.child.expect(pexpect.EOF)
+        self.child.close()
+        return self.child.exitstatus
+
+
+@pytest.fixture
+def terminal(specdec):
+    opened = []
+
+    def open_terminal(*arguments, specdec=specdec, env=None):
+        opened.append(Terminal(specdec, *arguments, env=env))
+        return opened[-1]
+
+    yield open_terminal
+    for each in opened:
+        each.child.close(force=True)
+
+
+def figures(screen):
+    """The line of statistics after an answer."""
+    return [line for line in screen.splitlines() if "tokens/s" in line]
+
+
+def test_a_conversation(terminal, main):
+    person = terminal("--main", main, *SHORT)
+    greeting = person.prompt()
+    for part in ("main main.gguf", "lookup", "context 512", "/help"):
+        assert part in greeting
+    for message in ("hello there", "and again"):
+        (line,) = figures(person.say(message))
+        assert "12 tokens in" in line
+    assert "12 tokens in" in person.say("/stats")
+    person.type("\x04")  # Ctrl-D
+    assert person.leaves_with() == 0
+
+
+def test_draft_and_silence(terminal, main, draft):
+    person = terminal("--main", main, "--draft", draft, "--no-stats", *SHORT)
+    assert "draft draft.gguf" in person.prompt()
+    assert figures(person.say("hello")) == []
+    assert "accepted" in person.say("/stats")
+    person.type("/exit\r")
+    assert person.leaves_with() == 0
+
+
+def test_commands(terminal, main):
+    person = terminal("--main", main, "--no-stats", *SHORT)
+    person.prompt()
+    assert "nothing has been said yet" in person.say("/stats")
+    assert "/clear" in person.say("/help")
+    said = person.say("/fly me to the moon")
+    assert "/fly is no command" in said
+    assert "nothing has been said yet" in person.say("/stats")  # the model has not seen it
+    person.say("hello")
+    assert "forgotten" in person.say("/clear")
+    assert len(person.say("").strip()) < 4
+
+
+def test_interrupting_an_answer(terminal, main):
+    person = terminal("--main", main, *ENDLESS)
+    person.prompt()
+    person.enter("tell me everything")
+    time.sleep(0.7)
+    person.type("\x03")
+    seen = person.until("(stopped)")
+    (line,) = figures(seen)
+    assert "first token" in line
+    person.prompt()
+    # It goes on, and with what was said: the second answer can be stopped too.
+    person.enter("more")
+    time.sleep(0.3)
+    person.type("\x03")
+    person.until("(stopped)")
+    person.prompt()
+    person.type("\x04")
+    assert person.leaves_with() == 0
+
+
+def test_interrupting_twice_does_not_end_the_chat(terminal, main):
+    person = terminal("--main", main, *ENDLESS)
+    person.prompt()
+    person.enter("tell me everything")
+    time.sleep(0.7)
+    person.type("\x03\x03")
+    person.prompt()
+    assert "12 tokens" not in person.say("/stats")
+    person.type("\x04")
+    assert person.leaves_with() == 0
+
+
+def test_interrupting_the_prompt_gives_a_hint(terminal, main):
+    person = terminal("--main", main, *SHORT)
+    person.prompt()
+    person.type("half a thought\x03")
+    assert "/exit or Ctrl-D" in person.until("Ctrl-D")
+    person.prompt()
+    assert "12 tokens in" in person.say("whole")
+
+
+def test_triple_quotes_hold_a_message_of_several_lines(terminal, main, specdec):
+    person = terminal("--main", main, "--no-stats", *SHORT)
+    person.prompt()
+    seen = person.say('"""first line') + person.say("/help") + person.say('third"""')
+    assert "this list" not in seen
+    assert person.child.isalive()
+    piped = specdec("chat", "--main", main, "--no-stats", *SHORT, stdin=b'"""first line\n/help\nthird"""\n')
+    generated = specdec("generate", "--main", main, *SHORT, "first line\n/help\nthird")
+    assert piped.stdout == generated.stdout + b"\n"
+
+
+def test_history_is_private_and_kept(terminal, main, fresh):
+    person = terminal("--main", main, *SHORT, specdec=fresh)
+    person.prompt()
+    person.say("a secret question")
+    person.type("\x04")
+    assert person.leaves_with() == 0
+    (history,) = (f for f in fresh.folder.rglob("chat-history"))
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert "a secret question" in history.read_text()
+    again = terminal("--main", main, *SHORT, specdec=fresh)
+    again.prompt()
+    again.type("\x1b[A")  # arrow up
+    again.until("a secret question")
+
+
+def test_a_state_folder_that_cannot_be_written(terminal, main, specdec):
+    person = terminal("--main", main, *SHORT, env={"XDG_STATE_HOME": "/dev/null/state", "HOME": "/dev/null"})
+    assert "not remembered" in person.prompt()
+    assert "12 tokens in" in person.say("hello")
+
+
+def test_a_full_context_offers_a_way_on(terminal, main):
+    person = terminal("--main", main, "--temp", "0", "--threads", "1", "--ctx", "128")
+    person.prompt()
+    said = person.say("hello")
+    assert "context of 128 tokens is full" in said
+    assert "/clear" in said
+    assert "/clear starts anew" in person.say("and now?")
+    person.say("/clear")
+    assert figures(person.say("hello"))
+
+
+def test_resizing_the_window_does_no_harm(terminal, main):
+    person = terminal("--main", main, *SHORT)
+    person.prompt()
+    person.child.setwinsize(20, 40)
+    person.prompt()
+    assert "12 tokens in" in person.say("hello")
+
+
+def test_from_a_pipe(specdec, main):
+    done = specdec("chat", "--main", main, *SHORT, stdin=b"hello there\n\n/fly\nand again\n")
+    assert done.returncode == 0
+    first = specdec("generate", "--main", main, *SHORT, "hello there").stdout
+    assert done.stdout.startswith(first + b"\n")
+    assert len(done.stdout) > len(first) + 12
+    assert done.stdout.endswith(b"\n")
+    notes = done.stderr.decode()
+    assert notes.count("tokens/s") == 2
+    assert "/fly is no command" in notes
+    assert "> " not in notes + done.stdout.decode("utf-8", "replace").splitlines()[0]
+
+
+def test_from_a_pipe_without_statistics(specdec, main):
+    done = specdec("chat", "--main", main, "--no-stats", *SHORT, stdin=b"hello there\n/exit\nnever\n")
+    first = specdec("generate", "--main", main, *SHORT, "hello there").stdout
+    assert done.stdout == first + b"\n"
+
+
+def test_system_message(specdec, main):
+    done = specdec("chat", "--main", main, "--system", "Be brief.", *SHORT, stdin=b"hello\n/clear\nhello\n")
+    first = specdec("generate", "--main", main, "--system", "Be brief.", *SHORT, "hello").stdout
+    assert done.stdout == (first + b"\n") * 2  # /clear keeps it
+
+
+def test_pipe_that_is_no_utf8(specdec, main):
+    done = specdec("chat", "--main", main, *SHORT, stdin=b"fine\nGr\xf6\xdfe\n")
+    assert done.returncode == 2
+    assert b"not UTF-8" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_closed_streams(specdec, main):
+    assert specdec.shell('"$@" <&-', "chat", "--main", main, *SHORT).returncode == 0
+    assert "standard output is closed" in one_line(specdec.shell('"$@" >&-', "chat", "--main", main), 1)
+
+
+def test_a_reader_that_has_seen_enough(specdec, main):
+    script = 'yes hello | "$@" | head -c 20'
+    done = specdec.shell(script, "chat", "--main", main, "--no-stats", *SHORT)
+    assert len(done.stdout) == 20
+    assert b"Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1  # the greeting
+
+
+def test_interrupt_off_a_terminal_ends_the_chat(specdec, main):
+    with specdec.start("chat", "--main", main, *ENDLESS) as nothing:
+        assert nothing.wait(timeout=20) == 0
+        nothing.communicate()
+
+    with subprocess.Popen(
+        [*COMMAND, "chat", "--main", str(main), *ENDLESS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=specdec.environment,
+    ) as process:
+        process.stdin.write(b"hello\nand again\n")
+        process.stdin.flush()
+        begun = process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 130
+    assert len(begun + out) > 5
+    assert b"Traceback" not in err
+
+
+def test_bad_options_and_files(specdec, main, tmp_path):
+    assert "temperature" in one_line(specdec("chat", "--temp", "-1"), 2)
+    assert "does not exist" in one_line(specdec("chat", "--main", tmp_path / "absent.gguf"), 1)
+
+
+def test_a_recurrent_model_guesses_nothing(specdec, tmp_path):
+    path = write_tiny_model(tmp_path / "mamba.gguf", n_layers=1, architecture="mamba")
+    done = specdec("chat", "--main", path, *SHORT, stdin=b"hello\nagain\n")
+    assert done.returncode == 0, done.stderr
+    assert b"no guesses" in done.stderr
+    assert done.stderr.count(b"12 tokens in 12 steps") == 2
+
+
+def test_interrupt_before_anything_has_begun(fresh, main, tmp_path):
+    """Ctrl-C while Python still imports is not worth a traceback."""
+    env = sabotaged(
+        tmp_path / "slow",
+        "import sys, threading, os, signal\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'specdec_cli.chat':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n",
+    )
+    done = fresh("chat", "--main", main, env=env)
+    assert done.returncode == 130
+    assert done.stdout + done.stderr == b""

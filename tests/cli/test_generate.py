@@ -1,0 +1,450 @@
+"""specdec generate: what it prints where, and how it ends."""
+
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pexpect
+import pytest
+from command import COMMAND, one_line, plain, sabotaged
+
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.sampling import SamplingSettings
+from spec_local.session import Done, GenerationSettings, Session, Text
+
+GREEDY = ["--temp", "0", "--threads", "1", "--ctx", "256"]
+
+
+def options(main, n=24):
+    return ["generate", "--main", main, "-n", n, *GREEDY]
+
+
+@pytest.fixture(scope="module")
+def library_text(main, request):
+    """The same answer by way of the library, as bytes."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+
+    def text(prompt, n):
+        with Session.open(main, threads=1, n_ctx=256) as session:
+            settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=n, proposer="none")
+            events = session.generate(prompt, settings)
+            said = "".join(e.text for e in events if isinstance(e, (Text, Done)))
+        return said.encode("utf-8", "surrogateescape")
+
+    yield text
+    patch.undo()
+
+
+def test_stdout_is_the_text_and_stderr_is_empty(specdec, main, library_text):
+    done = specdec(*options(main), "--raw", "hello there")
+    expected = library_text("hello there", 24)
+    assert len(expected) > 24
+    assert hashlib.sha256(done.stdout).hexdigest() == hashlib.sha256(expected).hexdigest()
+    assert done.stderr == b""
+    assert done.returncode == 0
+
+
+def test_bytes_that_are_no_characters_pass_unchanged(specdec, main, library_text):
+    # A long answer of the tiny model holds single bytes of every kind; the locale must not matter.
+    expected = library_text("bytes", 200)
+    with pytest.raises(UnicodeDecodeError):
+        expected.decode("utf-8")
+    done = specdec(*options(main, 200), "--raw", "bytes", env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
+    assert done.stdout == expected
+
+
+def test_statistics_and_setting_go_to_stderr(specdec, main):
+    quiet = specdec(*options(main), "hello")
+    talkative = specdec(*options(main), "hello", "-v", "--profile")
+    assert talkative.stdout == quiet.stdout != b""
+    said = talkative.stderr.decode()
+    for part in ("tokens/s", "first token", "24 tokens in", "main.gguf", "llama.cpp ", "ms a step"):
+        assert part in said
+    assert "\x1b" not in said
+
+
+def test_the_first_use_says_that_the_model_is_checked(fresh, main):
+    first, second = (fresh(*options(main, 4), "x") for _ in range(2))
+    assert first.stderr == b"checking main.gguf (first use on this machine)\n"
+    assert second.stderr == b""
+    assert first.stdout == second.stdout
+
+
+def test_a_shorter_trained_context_is_told_only_to_who_asked_for_more(specdec, tmp_path):
+    path = write_tiny_model(tmp_path / "short.gguf", n_layers=1, n_ctx=128)
+    arguments = ["generate", "--main", path, "--threads", 1, "-n", 4, "x"]
+    specdec(*arguments)  # checks it
+    assert specdec(*arguments).stderr == b""
+    assert b"context: 128 tokens" in specdec(*arguments, "--ctx", 4096).stderr
+
+
+def test_pipe_goes_before_the_argument(specdec, main, tmp_path):
+    whole = specdec(*options(main), "--raw", "some text\nof two lines\n\nand a question")
+    piped = specdec(*options(main), "--raw", "and a question", stdin=b"some text\nof two lines\n")
+    assert piped.stdout == whole.stdout
+    (tmp_path / "prompt.txt").write_bytes(b"some text\nof two lines\n")
+    from_file = specdec(*options(main), "--raw", "-f", tmp_path / "prompt.txt", "and a question")
+    assert from_file.stdout == whole.stdout
+    assert specdec(*options(main), "--raw", "and a question").stdout != whole.stdout
+    only_pipe = specdec(*options(main), "--raw", stdin=b"some text\nof two lines\n\nand a question\n")
+    assert only_pipe.stdout == whole.stdout
+
+
+def test_system_message_and_template_matter(specdec, main):
+    answers = [
+        specdec(*options(main), *more, "hello").stdout for more in ([], ["--system", "Be brief."], ["--raw"])
+    ]
+    assert len(set(answers)) == 3
+    said = one_line(specdec(*options(main), "--raw", "--system", "Be brief.", "hello"), 2)
+    assert "--system" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin"),
+    [([], b""), ([""], b""), ([" \n"], b"\n\n"), (["-f", os.devnull], b"unread")],
+    ids=["none", "empty", "blank", "empty file"],
+)
+def test_no_prompt(specdec, main, arguments, stdin):
+    assert "no prompt" in one_line(specdec(*options(main), *arguments, stdin=stdin), 2)
+
+
+def test_input_that_is_no_utf8(specdec, main, tmp_path):
+    latin = "Größe".encode("latin-1")
+    said = one_line(specdec(*options(main), "x", stdin=latin), 2)
+    assert "standard input is not UTF-8 (byte 2)" in said
+    (tmp_path / "latin.txt").write_bytes(latin)
+    said = one_line(specdec(*options(main), "-f", tmp_path / "latin.txt"), 2)
+    assert "latin.txt is not UTF-8" in said
+
+
+def test_prompt_file_that_cannot_be_read(specdec, main, tmp_path):
+    assert "No such file" in one_line(specdec(*options(main), "-f", tmp_path / "absent"), 1)
+    assert "directory" in one_line(specdec(*options(main), "-f", tmp_path), 1)
+
+
+def test_closed_stdout(specdec, main):
+    assert "standard output is closed" in one_line(specdec.shell('"$@" >&-', *options(main), "x"), 1)
+
+
+def test_closed_stderr_and_stdin_do_not_matter(specdec, main):
+    done = specdec.shell('"$@" 2>&- <&-', *options(main), "-v", "x")
+    assert done.returncode == 0
+    assert done.stdout == specdec(*options(main), "x").stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_full_disk(specdec, main, more):
+    done = specdec.shell('"$@" >/dev/full', *options(main), *more, "x")
+    assert "No space left on device" in one_line(done, 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_notes_that_cannot_be_written_do_not_matter(specdec, main):
+    done = specdec.shell('"$@" 2>/dev/full', *options(main), "-v", "x")
+    assert done.returncode == 0
+    assert done.stdout
+
+
+def test_a_reader_that_has_seen_enough(specdec, main):
+    with specdec.start("generate", "--main", main, "--threads", "1", "--ctx", "100000", "x") as process:
+        assert len(process.stdout.read(5)) == 5
+        process.stdout.close()  # as `| head -c 5` does
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=20) == 0
+
+
+def test_interrupt_keeps_what_was_said(specdec, main):
+    arguments = ["--main", main, "--temp", "0", "--threads", "1", "--ctx", "100000", "x"]
+    with specdec.start("generate", *arguments) as process:
+        begun = process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        text = begun + process.stdout.read()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=20) == 130
+    assert len(text) >= 5
+    whole = specdec("generate", *arguments, "-n", len(text))  # a token says a byte at least
+    assert whole.stdout.startswith(text)
+    assert len(whole.stdout) > len(text) or len(text) < 20
+
+
+def test_interrupt_while_a_model_is_checked(fresh, main, tmp_path):
+    # A terminal's Ctrl-C reaches the checking child too: its death must not be laid at the model's door.
+    env = sabotaged(
+        tmp_path / "slow",
+        "import sys, time\n"
+        "if 'spec_local.llama.probe' in sys.orig_argv:\n"
+        "    print('started', file=open('started', 'w'))\n"
+        "    time.sleep(60)\n",
+    )
+    with fresh.start(*options(main), "x", env=env, start_new_session=True) as process:
+        deadline = time.monotonic() + 20
+        while not (fresh.folder / "started").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 130
+    assert out == b""
+    assert err == b"checking main.gguf (first use on this machine)\n"
+
+
+def truncated(path, main):
+    path.write_bytes(main.read_bytes()[:20000])
+
+
+def no_gguf(path, main):
+    path.write_bytes(b"PK\x03\x04" + bytes(1000))
+
+
+def header_only(path, main):
+    path.write_bytes(b"GGUF")
+
+
+def absurd_counts(path, main):
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + (2**63 - 1).to_bytes(8, "little") * 2)
+
+
+def killer(path, main):
+    write_tiny_model(path, n_layers=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda path, main: None, "does not exist"),
+        (lambda path, main: path.touch(), "is empty"),
+        (lambda path, main: path.mkdir(), "is a folder"),
+        (no_gguf, "is not a GGUF file"),
+        (truncated, "cannot be loaded"),
+        (header_only, "cannot be loaded"),
+        (absurd_counts, "cannot be loaded"),
+        (killer, "takes llama.cpp down"),
+    ],
+    ids=["missing", "empty", "folder", "no GGUF", "truncated", "header only", "absurd counts", "killer"],
+)
+def test_model_file_that_cannot_be_used(specdec, main, tmp_path, make, what):
+    make(tmp_path / "bad.gguf", main)
+    said = one_line(specdec("generate", "--main", tmp_path / "bad.gguf", "x"), 1)
+    assert "bad.gguf" in said
+    assert what in said
+
+
+def test_draft_file_that_cannot_be_used(specdec, main, tmp_path):
+    truncated(tmp_path / "bad.gguf", main)
+    said = one_line(specdec("generate", "--main", main, "--draft", tmp_path / "bad.gguf", "x"), 1)
+    assert "bad.gguf" in said
+
+
+def test_names_that_no_file_can_have(specdec):
+    assert "too long" in one_line(specdec("generate", "--main", "x" * 300, "hi"), 1)
+    assert "does not exist" in one_line(specdec("generate", "--main", "~nobody-of-this-name/x", "hi"), 1)
+
+
+def test_the_starter_is_named_when_it_is_missing(fresh):
+    assert "specdec models pull starter" in one_line(fresh("generate", "hi"), 1)
+
+
+def test_draft_of_another_vocabulary(specdec, main, tmp_path):
+    write_tiny_model(tmp_path / "a.gguf", n_layers=1, extra_tokens=["wine"])
+    write_tiny_model(tmp_path / "b.gguf", n_layers=1, extra_tokens=["beer"])
+    arguments = ["--main", tmp_path / "a.gguf", "--draft", tmp_path / "b.gguf", "hi"]
+    said = one_line(specdec("generate", *arguments), 1)
+    assert "different vocabularies" in said
+    assert "wine" in said
+    assert "beer" in said
+    # A draft that no step would ask is not even loaded.
+    assert specdec("generate", *arguments, "--no-spec", "-n", "2").returncode == 0
+
+
+def test_prompt_longer_than_the_context(specdec, main):
+    said = one_line(specdec("generate", "--main", main, "--ctx", "32", "word " * 100), 1)
+    assert "the context 32" in said
+
+
+def test_the_end_of_the_context_is_told(specdec, main):
+    done = specdec("generate", "--main", main, "--ctx", "64", "--threads", "1", "--raw", "x")
+    assert done.returncode == 0
+    assert b"the context of 64 tokens is full" in done.stderr
+    assert done.stdout
+
+
+def test_a_build_that_crashes_is_not_the_models_fault(fresh, main, tmp_path):
+    env = sabotaged(
+        tmp_path / "sabotage",
+        "import os, signal, sys\n"
+        "if 'spec_local.llama.probe' in sys.orig_argv:\n"
+        "    os.kill(os.getpid(), signal.SIGILL)\n",
+    )
+    said = one_line(fresh(*options(main), "x", env=env), 1)
+    assert "SIGILL" in said
+    assert "specdec doctor" in said
+
+
+def test_modules_in_the_working_folder_are_not_taken_for_ours(fresh, main, tmp_path):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for name in ("json", "numpy", "spec_local"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    # As the installed script runs, which does not have the working folder on its path either.
+    command = [sys.executable, "-P", *COMMAND[1:], *map(str, options(main, 4)), "x"]
+    done = _run(command, fresh, folder)
+    assert done.returncode == 0, done.stderr
+    assert b"wrong module" not in done.stderr
+
+
+def _run(command, specdec, folder):
+    return subprocess.run(
+        command,
+        env=specdec.environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_speculation_changes_nothing_at_temperature_0(specdec, main, draft):
+    plain_run = specdec(*options(main, 100), "--no-spec", "--json", "a b a b a b")
+    runs = {
+        "lookup": specdec(*options(main, 100), "--json", "a b a b a b"),
+        "draft": specdec(*options(main, 100), "--draft", draft, "--json", "a b a b a b"),
+        "token": specdec(
+            *options(main, 100), "--draft", draft, "--verifier", "token", "--json", "a b a b a b"
+        ),
+    }
+    expected = json.loads(plain_run.stdout)
+    assert expected["timings"]["draft_n"] == 0
+    assert expected["timings"]["steps_n"] == 100
+    for name, run in runs.items():
+        answer = json.loads(run.stdout)
+        assert answer["content"] == expected["content"], name
+        assert answer["timings"]["draft_n"] > 0 or name == "lookup"
+    timings = json.loads(runs["draft"].stdout)["timings"]
+    assert 0 < timings["draft_n_accepted"] < timings["draft_n"]
+    assert timings["steps_n"] + timings["draft_n_accepted"] == timings["predicted_n"] == 100
+
+
+def test_json_is_one_object(specdec, main):
+    text = specdec(*options(main), "hello").stdout
+    done = specdec(*options(main), "--json", "hello")
+    assert done.stderr == b""
+    assert done.stdout.count(b"\n") == 1
+    assert done.stdout.endswith(b"}\n")
+    answer = json.loads(done.stdout)
+    assert answer["content"] == text.decode("utf-8", "replace")
+    assert answer["model"] == "main.gguf"
+    assert answer["stop_type"] == "length"
+    timings = answer["timings"]
+    assert timings["predicted_n"] == 24
+    assert timings["prompt_n"] > 0
+    assert timings["predicted_ms"] > 0
+    assert timings["predicted_per_second"] == pytest.approx(24e3 / timings["predicted_ms"])
+    assert timings["first_token_ms"] >= timings["prompt_ms"]
+
+
+def test_json_of_an_interrupted_answer(specdec, main):
+    arguments = ["--main", main, "--threads", "1", "--ctx", "100000", "--json", "-v", "x"]
+    with specdec.start("generate", *arguments) as process:
+        while b"llama.cpp" not in process.stderr.readline():
+            pass
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+        assert process.returncode == 130
+    assert json.loads(out)["stop_type"] == "cancelled"
+
+
+def test_seeds(specdec, main, draft):
+    def answer(seed, *more):
+        arguments = [
+            "generate",
+            "--main",
+            main,
+            "--threads",
+            "1",
+            "--ctx",
+            "256",
+            "-n",
+            "24",
+            "--temp",
+            "1.5",
+        ]
+        return specdec(*arguments, "--seed", seed, *more, "x").stdout
+
+    assert answer(1) == answer(1) != answer(2)
+    assert answer(1, "--draft", draft) == answer(1, "--draft", draft)
+
+
+def test_stop_strings(specdec, main, draft):
+    whole = specdec(*options(main, 60), "--raw", "stop here").stdout.decode("utf-8", "surrogateescape")
+    letters = [i for i in range(20, len(whole) - 3) if whole[i : i + 3].isascii()]
+    at = next(i for i in letters if whole.find(whole[i : i + 3]) == i)
+    stop = whole[at : at + 3]
+    for more in (["--no-spec"], ["--draft", draft, "--draft-max", "8"]):
+        done = specdec(
+            *options(main, 60), *more, "--raw", "--stop", "never this", "--stop", stop, "stop here"
+        )
+        assert done.stdout.decode("utf-8", "surrogateescape") == whole[:at]
+        assert done.stderr == b""
+
+
+def test_logit_bias_forbids(specdec, main):
+    answer = json.loads(specdec(*options(main, 1), "--json", "--raw", "x").stdout)["content"]
+    banned = []
+    while len(banned) < 3:  # forbid the favourite again and again, each time by its id
+        with Session.open(main, threads=1, n_ctx=64) as session:
+            settings = GenerationSettings(
+                SamplingSettings(temperature=0, logit_bias={t: float("-inf") for t in banned}), max_tokens=1
+            )
+            (token,) = [t for e in session.generate("x", settings) if isinstance(e, Text) for t in e.tokens]
+        banned.append(token)
+    assert len(set(banned)) == 3
+    biased = specdec(*options(main, 1), "--raw", f"--logit-bias={banned[0]}=-inf", "--json", "x")
+    assert json.loads(biased.stdout)["content"] != answer
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("colour", [True, False])
+def test_terminal(specdec, main, colour):
+    """On a terminal the shell's prompt begins on a line of its own, and notes are dim unless NO_COLOR is set."""
+    env = specdec.environment | ({} if colour else {"NO_COLOR": "1"})
+    arguments = [*COMMAND[1:], *map(str, options(main)), "-v", "hello"]
+    child = pexpect.spawn(COMMAND[0], arguments, env=env, cwd=str(specdec.folder), timeout=20)
+    screen = child.read()
+    child.close()
+    assert child.exitstatus == 0
+    assert (b"\x1b[2m" in screen) is colour
+    assert (b"\x1b" in screen.replace(b"\x1b[2m", b"").replace(b"\x1b[0m", b"")) is False
+    answer = specdec(*options(main), "hello").stdout
+    assert answer + b"\r\n" in screen.replace(b"\x1b[2m", b"") or b"\n" in answer
+    assert "tokens/s" in plain(screen.decode("utf-8", "replace")).splitlines()[-1]
+
+
+def test_nothing_is_left_in_the_working_folder(fresh, main, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    assert fresh(*options(main, 4), "x", cwd=work).returncode == 0
+    assert list(work.iterdir()) == []
+    verdicts = list(tmp_path.glob("cache/specdec/checked-models/*")) or list(
+        tmp_path.rglob("checked-models/*")
+    )
+    assert len(verdicts) == 1
+    assert stat.S_ISREG(verdicts[0].stat().st_mode)
+
+
+@pytest.mark.starter
+def test_the_starter_knows_paris(specdec):
+    from spec_local import registry
+
+    starter = registry.find("starter")
+    assert starter, "the starter model is missing: run specdec models pull starter"
+    arguments = ["--main", starter, "--temp", "0", "-n", "4", "--threads", "1", "--raw"]
+    done = specdec("generate", *arguments, "The capital of France is", timeout=300)
+    assert done.returncode == 0
+    assert done.stdout.startswith(b" Paris")

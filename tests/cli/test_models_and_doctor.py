@@ -1,0 +1,111 @@
+"""specdec models and specdec doctor, with a pip that does as the test wants."""
+
+import os
+
+import pytest
+from command import one_line, sabotaged
+
+from spec_local import registry
+
+CRASH_UNTIL_MENDED = (
+    "import os, signal, sys\n"
+    "if 'spec_local.llama.probe' in sys.orig_argv and not os.path.exists({flag!r}):\n"
+    "    os.kill(os.getpid(), signal.SIGILL)\n"
+)
+
+
+def with_pip(folder, main, sitecustomize=""):
+    """An environment whose `python -m pip` is these lines."""
+    env = sabotaged(folder, sitecustomize)
+    (folder / "pip").mkdir()
+    (folder / "pip" / "__init__.py").touch()
+    (folder / "pip" / "__main__.py").write_text(main)
+    return env
+
+
+def test_list(fresh):
+    done = fresh("models", "list")
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"starter\t98 MB to fetch\tApache-2.0\t")
+    assert done.stderr == b""
+
+
+def test_path(fresh):
+    assert "specdec models pull starter" in one_line(fresh("models", "path"), 1)
+    unknown = one_line(fresh("models", "path", "nobody"), 2)
+    assert "nobody" in unknown
+    assert "starter" in unknown
+
+
+def test_pull_without_a_network(fresh, tmp_path):
+    env = with_pip(tmp_path / "pip", "import sys\nprint('noise')\nsys.exit('ERROR: no network, sorry')\n")
+    done = fresh("models", "pull", env=env)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    first, second = done.stderr.decode().splitlines()
+    assert first.startswith("downloading starter: 98 MB into ")
+    assert second.startswith("specdec: ")
+    assert "no network, sorry" in second
+    assert not [p for p in tmp_path.rglob("*") if "gguf" in p.name.lower()]
+
+
+def test_doctor_where_all_is_well(fresh):
+    done = fresh("doctor")
+    assert done.returncode == 0, done
+    assert b"llama.cpp works: " in done.stdout
+    assert b"llama-cpp-python 0." in done.stdout
+    assert done.stderr == b""
+
+
+def test_doctor_where_llama_crashes(fresh, tmp_path):
+    env = sabotaged(tmp_path / "sick", CRASH_UNTIL_MENDED.format(flag=""))
+    done = fresh("doctor", env=env)
+    assert done.returncode == 1
+    said = done.stdout.decode()
+    assert "does NOT work here: SIGILL" in said
+    assert "specdec doctor --fix" in said
+    assert "CMAKE_ARGS=" in said
+
+
+@pytest.mark.parametrize("mends", [True, False])
+def test_doctor_rebuilds(fresh, tmp_path, mends):
+    flag, log = str(tmp_path / "mended"), str(tmp_path / "log")
+    pip = (
+        "import os, sys\n"
+        f"print(os.environ['CMAKE_ARGS'], *sys.argv[1:], file=open({log!r}, 'a'))\n"
+        "print('pip says a lot')\n"
+    )
+    env = with_pip(
+        tmp_path / "pip",
+        pip + (f"open({flag!r}, 'w')\n" if mends else ""),
+        CRASH_UNTIL_MENDED.format(flag=flag),
+    )
+    done = fresh("doctor", "--fix", env=env)
+    installs = (tmp_path / "log").read_text().splitlines()
+    assert b"pip says a lot" in done.stderr
+    assert b"pip" not in done.stdout.replace(str(tmp_path).encode(), b"").lower()
+    for part in (
+        "-DGGML_NATIVE=OFF",
+        "--no-cache-dir",
+        "--force-reinstall",
+        "--no-binary",
+        "llama-cpp-python==",
+    ):
+        assert part in installs[0]
+    if mends:
+        assert done.returncode == 0
+        assert len(installs) == 1
+        assert b"llama.cpp works: " in done.stdout
+    else:
+        assert done.returncode == 1
+        assert len(installs) == len(set(installs)) > 1 or os.uname().machine != "x86_64"
+        assert b"No build works" in done.stdout
+
+
+@pytest.mark.starter
+def test_the_starter_is_found(specdec):
+    starter = registry.find("starter")
+    assert starter, "the starter model is missing: run specdec models pull starter"
+    data = starter.parent.parent.parent
+    done = specdec("models", "path", env={"XDG_DATA_HOME": str(data), "HOME": os.environ.get("HOME", "/")})
+    assert done.stdout.decode() == f"{starter}\n"

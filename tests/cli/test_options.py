@@ -1,0 +1,184 @@
+"""Option values: possible ones give an answer, impossible ones one clear line; nothing else."""
+
+import subprocess
+import sys
+
+import pytest
+from command import folders
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from specdec_cli.app import app
+from typer.testing import CliRunner
+
+
+@pytest.fixture
+def invoke(home, main, draft, monkeypatch):
+    """Run the command in this process; unexpected exceptions come through."""
+    for name, value in folders(home).items():
+        monkeypatch.setenv(name, value)
+
+    def invoke(*arguments):
+        runner = CliRunner()
+        usual = {"--threads": "1", "--ctx": "64", "-n": "6"}
+        words = [w for option, value in usual.items() if option not in arguments for w in (option, value)]
+        words += map(str, arguments)
+        done = runner.invoke(app, ["generate", "--main", str(main), *words, "--raw", "some words"])
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    return invoke
+
+
+IMPOSSIBLE = [
+    ("--temp", "-1"),
+    ("--temp", "nan"),
+    ("--temp", "inf"),
+    ("--temp", "warm"),
+    ("--top-k", "-1"),
+    ("--top-k", "1.5"),
+    ("--top-p", "1.01"),
+    ("--top-p", "-0.1"),
+    ("--top-p", "nan"),
+    ("--min-p", "2"),
+    ("--min-p", "nan"),
+    ("--repeat-penalty", "0"),
+    ("--repeat-penalty", "-1"),
+    ("--repeat-penalty", "inf"),
+    ("--frequency-penalty", "nan"),
+    ("--presence-penalty", "-inf"),
+    ("--repeat-last-n", "-1"),
+    ("--logit-bias", "1"),
+    ("--logit-bias", "=1"),
+    ("--logit-bias", "a=1"),
+    ("--logit-bias", "1=b"),
+    ("--logit-bias", "1=nan"),
+    ("--logit-bias", "1=inf"),
+    ("--logit-bias", "-1=1"),
+    ("--logit-bias", "100000=1"),
+    ("--logit-bias", "9" * 30 + "=1"),
+    ("--seed", "-1"),
+    ("--seed", "x"),
+    ("-n", "-1"),
+    ("-n", "many"),
+    ("--ctx", "0"),
+    ("--ctx", "-5"),
+    ("--threads", "0"),
+    ("--threads", "513"),
+    ("--threads", "-1"),
+    ("--draft-max", "-1"),
+    ("--draft-max", "65"),
+    ("--proposer", "oracle"),
+    ("--proposer", "draft"),
+    ("--verifier", "none"),
+    ("--cache-type", "f8"),
+    ("--no-such-option", "1"),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), IMPOSSIBLE, ids=[f"{o}={v}" for o, v in IMPOSSIBLE])
+def test_impossible_value(invoke, option, value):
+    done = invoke(option, value)
+    assert done.exit_code == 2, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    said = done.stderr.strip()
+    if said.startswith("specdec: "):
+        assert "\n" not in said
+        assert "give" in said
+    else:
+        assert "Invalid value" in said or "No such option" in said
+
+
+POSSIBLE = [
+    ["--temp", "0"],
+    ["--temp", "100"],
+    ["--temp", "1e-9"],
+    ["--top-k", "1"],
+    ["--top-p", "0"],
+    ["--min-p", "1"],
+    ["--repeat-penalty", "1000", "--repeat-last-n", "2147483647"],
+    ["--frequency-penalty", "-100", "--presence-penalty", "100"],
+    ["--logit-bias", "0=-inf", "--logit-bias", "7=1e30"],
+    ["--seed", "9" * 40],
+    ["-n", "0"],
+    ["--ctx", "9" * 20, "-n", "2"],
+    ["--gpu-layers", "9" * 20],
+    ["--draft-max", "0"],
+    ["--draft-max", "64"],
+    ["--stop", ""],
+    ["--cache-type", "q8_0"],
+    ["--cache-type", "q4_0"],
+]
+
+
+@pytest.mark.parametrize("arguments", POSSIBLE, ids=" ".join)
+def test_possible_value(invoke, arguments):
+    done = invoke(*arguments)
+    assert done.exit_code == 0, done.stderr
+    if arguments != ["-n", "0"]:
+        assert done.stdout
+    else:
+        assert done.stdout == ""
+
+
+NUMBERS = st.one_of(
+    st.integers().map(str),
+    st.integers(-2, 3).map(str),
+    st.floats().map(repr),
+    st.floats(0, 1).map(repr),
+    st.sampled_from(["", "-0", "1e-30", "1e400", "0x10", "1_000", "٣", "--", "-", "NaN"]),
+    st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=5),
+)
+OPTIONS = [
+    "--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "--frequency-penalty", "--presence-penalty",
+    "--repeat-last-n", "--logit-bias", "--seed", "--stop", "--ctx", "--threads", "--gpu-layers",
+    "--cache-type", "--proposer", "--verifier", "--draft-max",
+]  # fmt: skip
+
+
+def _number(text):
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    chosen=st.lists(
+        st.tuples(st.sampled_from(OPTIONS), NUMBERS), min_size=1, max_size=3, unique_by=lambda c: c[0]
+    ),
+    bias=st.lists(
+        st.tuples(
+            st.integers(-3, 900),
+            st.floats(-1e30, 1e30) | st.sampled_from([float("-inf"), float("inf"), float("nan")]),
+        ),
+        max_size=2,
+    ),
+    with_draft=st.booleans(),
+)
+@example(chosen=[("--temp", "1e-30")], bias=[], with_draft=True)
+def test_any_value_ends_well(invoke, draft, chosen, bias, with_draft):
+    # Many threads are possible and would only cost time. For very small temperatures see test_sampling.
+    chosen = [(o, v) for o, v in chosen if o != "--threads" or _number(v) < 3 or _number(v) > 512]
+    chosen = [(o, v) for o, v in chosen if o != "--temp" or not 0 < _number(v) < 1e-30]
+    arguments = [f"{option}={value}" for option, value in chosen]
+    arguments += [f"--logit-bias={token}={value!r}" for token, value in bias]
+    done = invoke(*arguments, *(["--draft", draft] if with_draft else []))
+    assert done.exit_code in (0, 1, 2)
+    if done.exit_code:
+        assert done.stdout == ""
+        assert done.stderr.strip()
+
+
+def test_a_wrong_value_is_told_before_a_model_is_loaded():
+    script = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from specdec_cli.app import app\n"
+        "done = CliRunner().invoke(app, ['generate', '--temp', '-1', '--main', 'absent.gguf', 'x'])\n"
+        "assert 'temperature' in done.stderr, done.stderr\n"
+        "assert 'llama_cpp' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdin=subprocess.DEVNULL)

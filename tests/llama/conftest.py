@@ -1,0 +1,69 @@
+"""Tiny models, written once a session, and real llama.cpp on them."""
+
+import os
+
+import pytest
+
+from spec_local.llama.context import Context
+from spec_local.llama.model import Model
+from spec_local.llama.tiny import write_tiny_model
+
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assertion of llama.cpp would start a debugger
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def extra_tokens():
+    """The last tokens of the vocabulary: one longer than any buffer, one of many bytes a character."""
+    return ["<long>" + "0123456789" * 30, "ญี่ปุ่น"]
+
+
+@pytest.fixture(scope="session")
+def tiny_path(folder, extra_tokens):
+    return write_tiny_model(folder / "tiny.gguf", extra_tokens=extra_tokens)
+
+
+@pytest.fixture(scope="session")
+def tiny_draft_path(folder, extra_tokens):
+    """Agrees with the tiny model on two tokens of three."""
+    return write_tiny_model(folder / "draft.gguf", extra_tokens=extra_tokens, noise=0.05)
+
+
+@pytest.fixture(scope="session")
+def recurrent_path(folder):
+    return write_tiny_model(folder / "mamba.gguf", architecture="mamba")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_path):
+    return Model(tiny_path)
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(tiny_draft_path):
+    return Model(tiny_draft_path)
+
+
+@pytest.fixture(scope="session")
+def recurrent_model(recurrent_path):
+    return Model(recurrent_path)
+
+
+@pytest.fixture
+def make_context():
+    """Contexts small enough for a test, closed after it."""
+    made = []
+
+    def make(model, **kwargs):
+        made.append(
+            Context(model, **{"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1} | kwargs)
+        )
+        return made[-1]
+
+    yield make
+    for context in made:
+        context.close()

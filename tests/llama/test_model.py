@@ -1,0 +1,297 @@
+"""Loading GGUF files, good and bad, and the tiny models that everything here runs on."""
+
+import os
+import subprocess
+import sys
+
+import gguf
+import numpy as np
+import pytest
+
+from spec_local.errors import ModelError, ModelFileError
+from spec_local.llama import runtime, tiny
+from spec_local.llama.context import Context
+from spec_local.llama.model import Model
+from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
+
+
+def greedy(model, prompt, n):
+    context = Context(model, n_ctx=512, max_logits=1, threads=1)
+    row = context.evaluate(model.vocabulary.tokenize(prompt, add_special=True), 1)
+    said = []
+    for _ in range(n):
+        said.append(int(row[0].argmax()))
+        row = context.evaluate(said[-1:], 1)
+    return said
+
+
+# Files that are no model
+
+
+def test_a_missing_file(folder):
+    with pytest.raises(ModelFileError, match=r"no\.gguf does not exist: check the path"):
+        Model(folder / "no.gguf")
+
+
+def test_a_folder(folder):
+    with pytest.raises(ModelFileError, match="is a folder"):
+        Model(folder)
+
+
+def test_a_file_as_a_folder(tiny_path):
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        Model(tiny_path / "model.gguf")
+
+
+def test_an_empty_file(tmp_path):
+    path = tmp_path / "empty.gguf"
+    path.touch()
+    with pytest.raises(ModelFileError, match="is empty: download it again"):
+        Model(path)
+
+
+@pytest.mark.parametrize("content", [b"G", b"GGU", b"GGML" * 9, b"<!DOCTYPE html>", b"\0" * 99])
+def test_something_else(tmp_path, content):
+    path = tmp_path / "page.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match="is not a GGUF file"):
+        Model(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_file(tmp_path):
+    path = tmp_path / "secret.gguf"
+    path.write_bytes(b"GGUF")
+    path.chmod(0)
+    with pytest.raises(ModelFileError, match=r"cannot be read .*check its permissions"):
+        Model(path)
+
+
+def test_a_file_that_the_system_does_not_give(tmp_path, monkeypatch):
+    path = tmp_path / "secret.gguf"
+    path.write_bytes(b"GGUF")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(path), "open", refuse)
+    with pytest.raises(ModelFileError, match=r"cannot be read \(Permission denied\)"):
+        Model(path)
+
+
+@pytest.mark.parametrize("name", ["a\0b.gguf", "x" * 300])
+def test_an_impossible_name(tmp_path, name):
+    with pytest.raises(ModelFileError):
+        Model(tmp_path / name)
+
+
+def test_a_pipe_is_refused_without_waiting_for_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelFileError, match="no ordinary file"):
+        Model(tmp_path / "pipe.gguf")
+
+
+@pytest.mark.parametrize("fraction", [0.0005, 0.02, 0.5, 0.999])
+def test_a_file_cut_short(tmp_path, tiny_path, fraction):
+    whole = tiny_path.read_bytes()
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(whole[: int(len(whole) * fraction)])
+    with pytest.raises(ModelFileError, match=r"cannot be loaded \(.+\): the file may be damaged"):
+        Model(path)
+
+
+def test_the_error_gives_the_reason_of_llama_cpp(tmp_path):
+    path = write_tiny_model(tmp_path / "unknown.gguf", architecture="nonsense")
+    with pytest.raises(ModelFileError, match="unknown model architecture: 'nonsense'"):
+        Model(path)
+
+
+def test_an_encoder_is_refused(tmp_path):
+    path = tmp_path / "t5.gguf"
+    writer = gguf.GGUFWriter(path, "t5encoder")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises((ModelError, ModelFileError)):
+        Model(path)
+
+
+def test_a_name_in_any_script(tmp_path, tiny_path):
+    for name in ["modèle ไทย 🙂.gguf", os.fsdecode(b"not-utf8-\xff.gguf")]:
+        path = tmp_path / name
+        path.write_bytes(tiny_path.read_bytes())
+        assert Model(str(path)).vocabulary.n_tokens
+
+
+# A model
+
+
+def test_what_a_model_knows_of_itself(tiny_model, recurrent_model):
+    assert tiny_model.n_ctx_train == 2048
+    assert tiny_model.can_roll_back
+    assert not recurrent_model.can_roll_back
+    assert tiny_model.chat_template == CHAT_TEMPLATE
+    assert tiny_model.description.startswith("llama")
+    assert 100_000 < tiny_model.size < tiny_model.path.stat().st_size
+
+
+@pytest.mark.parametrize("gpu_layers", [-(1 << 40), -1, 0, 1, 1 << 40])
+def test_any_number_of_gpu_layers(tiny_path, gpu_layers):
+    assert Model(tiny_path, gpu_layers=gpu_layers).n_ctx_train == 2048
+
+
+def kv_cache_bytes(capsys, model, **kwargs):
+    """What llama.cpp says it took."""
+    runtime.set_verbose(True)
+    try:
+        Context(model, threads=1, **kwargs).close()
+    finally:
+        runtime.set_verbose(False)
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "KV buffer size" in x]
+    return float(line.split("=")[1].split()[0]) * 2**20
+
+
+@pytest.mark.parametrize(("cache_type", "width"), [("f16", 2.0), ("q8_0", 34 / 32), ("q4_0", 18 / 32)])
+def test_kv_bytes_is_what_llama_cpp_takes(capsys, tiny_model, cache_type, width):
+    took = kv_cache_bytes(capsys, tiny_model, n_ctx=4096, cache_type=cache_type)
+    assert tiny_model.kv_bytes(4096, width) == pytest.approx(took, rel=0.01)
+
+
+def test_kv_bytes_of_heads_wider_than_the_embedding(capsys, tmp_path, monkeypatch):
+    """As Qwen3 and Gemma have them: here each head of 32 is 128 wide."""
+
+    def add_head_size(writer, _):
+        writer.add_key_length(128)
+        writer.add_value_length(128)
+        writer.add_uint32("llama.rope.dimension_count", 128)
+
+    usual = tiny._llama_tensors
+
+    def widened(*args):
+        for name, (*shape,), scale in usual(*args):
+            if "attn_output" in name:
+                shape[1] *= 4
+            elif name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
+                shape[0] *= 4
+            yield name, tuple(shape), scale
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_rope_dimension_count", add_head_size)
+    monkeypatch.setattr(tiny, "_llama_tensors", widened)
+    model = Model(write_tiny_model(tmp_path / "wide.gguf"))
+    took = kv_cache_bytes(capsys, model, n_ctx=4096)
+    assert model.kv_bytes(4096) == pytest.approx(took, rel=0.01)
+
+
+def test_a_recurrent_state_does_not_grow(recurrent_model):
+    assert recurrent_model.kv_bytes(1 << 20) == 0
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_llama_cpp_speaks_only_when_asked(capfd, tiny_path, verbose):
+    runtime.set_verbose(verbose)
+    try:
+        Context(Model(tiny_path), n_ctx=64, threads=1).evaluate([1], 1)
+    finally:
+        runtime.set_verbose(False)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert ("llama_model_loader" in err) == verbose
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "context.close(); model.close()",
+        "model.close(); context.close()",
+        "model.close()",
+        "context.close()",
+        "del model",
+        "del model, context",
+        "del context",
+        "context.self = context; del model, context",
+        "model.close(); del model, context",
+        "import sys; sys.exit()",
+    ],
+)
+def test_leaving_in_any_order_is_quiet(tiny_path, end):
+    run_and_leave(tiny_path, "", end)
+
+
+def test_leaving_is_quiet_when_weakref_has_an_exit_hook_already(tiny_path):
+    run_and_leave(tiny_path, "import tempfile; keep = tempfile.TemporaryDirectory()", "")
+
+
+def run_and_leave(path, start, end):
+    code = f"""
+{start}
+from spec_local.llama.model import Model
+from spec_local.llama.context import Context
+model = Model({str(path)!r})
+context = Context(model, n_ctx=64, threads=1)
+logits = context.evaluate([1, 2], 1)
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# The tiny models themselves
+
+
+def test_equal_seeds_are_equal_files(tmp_path, tiny_path):
+    one, two, other = (write_tiny_model(tmp_path / f"{i}.gguf", seed=s) for i, s in enumerate((3, 3, 4)))
+    assert one.read_bytes() == two.read_bytes() != other.read_bytes()
+    assert one.stat().st_size < 500_000
+
+
+def test_writing_needs_no_llama_cpp():
+    code = "import sys, spec_local.llama.tiny; sys.exit('llama_cpp' in sys.modules or 'gguf' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"seed": 1},
+        {"n_layers": 1},
+        {"n_layers": 4},
+        {"tensor_type": "F32"},
+        {"tensor_type": "Q8_0"},
+        {"tensor_type": "Q4_0"},
+        {"n_embd": 256, "tensor_type": "Q8_0"},
+        {"architecture": "mamba"},
+        {"architecture": "qwen2"},
+    ],
+    ids=str,
+)
+def test_what_a_tiny_model_says_varies(tmp_path, shape):
+    model = Model(write_tiny_model(tmp_path / "tiny.gguf", **shape))
+    said = greedy(model, "Hello, what is the time?", 100)
+    assert len(set(said)) > 30
+    assert not any(map(model.vocabulary.is_end, said))
+    other = greedy(model, "So what is the time?", 100)
+    assert len(set(zip(said, other, strict=True))) > 30, "the prompt makes no difference"
+
+
+def test_noise_makes_a_draft_that_often_agrees(tmp_path, tiny_model, extra_tokens):
+    said = greedy(tiny_model, "Hello, what is the time?", 150)
+    agreement = []
+    for noise in (0.0, 0.05, 0.2, 1.0):
+        path = write_tiny_model(tmp_path / f"{noise}.gguf", noise=noise, extra_tokens=extra_tokens)
+        draft = Context(Model(path), n_ctx=512, threads=1, max_logits=256)
+        prompt = draft.model.vocabulary.tokenize("Hello, what is the time?", add_special=True)
+        guesses = draft.evaluate(prompt + said, len(said) + 1)[:-1].argmax(axis=1)
+        agreement.append(float((guesses == np.array(said)).mean()))
+    same, near, far, other = agreement
+    assert same > 0.95
+    assert 0.5 < near < 0.9
+    assert 0.1 < far < 0.5
+    assert other < 0.1
+
+
+def test_end_scale_makes_answers_end(tmp_path):
+    model = Model(write_tiny_model(tmp_path / "ends.gguf", end_scale=3.0))
+    assert any(map(model.vocabulary.is_end, greedy(model, "Hello", 300)))

@@ -1,0 +1,59 @@
+"""Files appear whole or not at all."""
+
+import hashlib
+
+import pytest
+
+from spec_local.files import replacing, sha256, write_atomically
+
+
+def test_it_appears_with_its_folders(tmp_path):
+    path = tmp_path / "a" / "b" / "file"
+    write_atomically(path, b"content")
+    assert path.read_bytes() == b"content"
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_the_old_one_is_there_until_the_block_ends(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with replacing(path) as part:
+        part.write_bytes(b"new")
+        assert part.parent == path.parent  # or replacing would copy
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("old", [None, b"old"])
+def test_a_block_that_fails_leaves_the_old_one_and_nothing_else(tmp_path, error, old):
+    path = tmp_path / "file"
+    if old:
+        path.write_bytes(old)
+    with pytest.raises(error), replacing(path) as part:
+        part.write_bytes(b"ne")
+        raise error
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == ({"file": b"old"} if old else {})
+
+
+def test_a_block_that_removes_its_part_leaves_the_old_one(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(FileNotFoundError), replacing(path) as part:
+        part.unlink()
+    assert path.read_bytes() == b"old"
+
+
+def test_two_writers_do_not_meet(tmp_path):
+    path = tmp_path / "file"
+    with replacing(path) as one, replacing(path) as two:
+        assert one != two
+        one.write_bytes(b"1")
+        two.write_bytes(b"2")
+    assert path.read_bytes() == b"1"  # the outer block ends last
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_sha256(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(range(256)) * 9999)
+    assert sha256(tmp_path / "file") == hashlib.sha256(bytes(range(256)) * 9999).hexdigest()

@@ -1,0 +1,55 @@
+"""What `import spec_local` gives, and what it does not cost."""
+
+import subprocess
+import sys
+
+import pytest
+
+import spec_local
+
+
+def test_every_name_of_all():
+    assert len(set(spec_local.__all__)) == len(spec_local.__all__)
+    for name in spec_local.__all__:
+        value = getattr(spec_local, name)
+        assert name == "__version__" or value.__name__ == name
+        assert name == "__version__" or value.__doc__
+
+
+def test_star_and_unknown_names():
+    space = {}
+    exec("from spec_local import *", space)
+    assert set(spec_local.__all__) <= set(space)
+    with pytest.raises(AttributeError, match="nothing_of_this_name"):
+        _ = spec_local.nothing_of_this_name
+
+
+def test_importing_is_free():
+    script = (
+        "import sys, spec_local\n"
+        "slow = {'numpy', 'llama_cpp', 'typer', 'pydantic', 'gguf'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+        "spec_local.SpecLocalError, spec_local.SamplingSettings\n"
+        "assert 'llama_cpp' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_library_does_not_need_the_command():
+    script = (
+        "import sys, importlib, pkgutil, spec_local\n"
+        "for module in pkgutil.walk_packages(spec_local.__path__, 'spec_local.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "assert not {m for m in sys.modules if m.startswith(('specdec_cli', 'typer', 'prompt_toolkit'))}\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_errors_are_one_tree():
+    from spec_local import errors
+
+    kinds = [k for k in vars(errors).values() if isinstance(k, type)]
+    assert len(kinds) > 5
+    for kind in kinds:
+        assert issubclass(kind, errors.SpecLocalError)
+        assert kind.__name__ in errors.__doc__

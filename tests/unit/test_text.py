@@ -1,0 +1,111 @@
+"""Tokens to text: characters and stop strings across token borders, wherever they are cut."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from spec_local.text import TextStream, printable
+
+# Few letters, so that stop strings really occur, begin, and overlap themselves.
+TEXTS = st.text("abé🙂", max_size=40)
+STOPS = st.lists(st.text("abé🙂", min_size=1, max_size=5), max_size=3)
+
+
+def pieces(raw, cuts):
+    """The bytes, cut at these places."""
+    borders = sorted({0, len(raw), *(c % (len(raw) + 1) for c in cuts)})
+    return [raw[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+
+
+def stream_of(parts, stops=()):
+    """What each piece releases, what the end does, and the stream."""
+    stream = TextStream(parts.__getitem__, stops)
+    released = [stream.feed(i) for i in range(len(parts))]
+    return released, stream.finish(), stream
+
+
+def before_the_first_stop(text, stops):
+    """Written out: read on letter by letter until a stop string is complete."""
+    for end in range(1, len(text) + 1):
+        done = [s for s in stops if text[:end].endswith(s)]
+        if done:
+            return text[: end - max(map(len, done))], True
+    return text, False
+
+
+@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 200), max_size=60))
+@example(text="abb", stops=["abb", "b"], cuts=[])
+@example(text="aab", stops=["ab"], cuts=[1, 2])
+def test_any_cutting_gives_the_text_before_the_first_stop(text, stops, cuts):
+    parts = pieces(text.encode(), cuts)
+    released, rest, stream = stream_of(parts, stops)
+    expected, stopped = before_the_first_stop(text, stops)
+    assert "".join(released) + rest == expected
+    assert stream.stopped is stopped
+
+
+@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 200), max_size=60))
+def test_nothing_is_held_back_longer_than_needed(text, stops, cuts):
+    parts = pieces(text.encode(), cuts)
+    stream = TextStream(parts.__getitem__, stops)
+    out = ""
+    for i in range(len(parts)):
+        out += stream.feed(i)
+        if stream.stopped:
+            return
+        sofar = b"".join(parts[: i + 1]).decode("utf-8", "ignore")  # without a character's first bytes
+        assert sofar.startswith(out)
+        held = sofar[len(out) :]
+        assert all(s not in sofar for s in stops)
+        # What is held begins a stop string, and what was let go could not have.
+        assert not held or any(s.startswith(held) and s != held for s in stops)
+        longest = max((n for s in stops for n in range(len(s)) if sofar.endswith(s[:n])), default=0)
+        assert len(held) == longest
+
+
+@given(raw=st.binary(max_size=40), cuts=st.lists(st.integers(0, 200), max_size=40))
+@example(raw=b"\xf0\x9f\x99", cuts=[1, 2])
+@example(raw=b"\xe2\x28\xa1", cuts=[1])
+@example(raw=b"\xed\xa0\x80", cuts=[1, 2])
+def test_any_bytes_come_out_as_they_went_in(raw, cuts):
+    released, rest, _ = stream_of(pieces(raw, cuts))
+    text = "".join(released) + rest
+    assert text.encode("utf-8", "surrogateescape") == raw
+    assert printable(text) == raw.decode("utf-8", "replace")
+
+
+def test_a_character_comes_out_whole():
+    released, rest, _ = stream_of([b"a\xf0\x9f", b"\x99", b"\x82b"])
+    assert released == ["a", "", "🙂b"]
+    assert rest == ""
+
+
+def test_an_unfinished_character_comes_out_at_the_end():
+    released, rest, _ = stream_of([b"a\xf0\x9f"])
+    assert released == ["a"]
+    assert rest.encode("utf-8", "surrogateescape") == b"\xf0\x9f"
+
+
+def test_an_unfinished_stop_string_comes_out_at_the_end():
+    released, rest, stream = stream_of([b"one ST", b"O"], ["STOP"])
+    assert released == ["one ", ""]
+    assert rest == "STO"
+    assert not stream.stopped
+
+
+def test_a_stop_string_of_which_only_the_beginning_came_is_let_go():
+    released, _, _ = stream_of([b"ST", b"AR"], ["STOP"])
+    assert released == ["", "STAR"]
+
+
+def test_nothing_comes_after_a_stop():
+    released, rest, stream = stream_of([b"a", b"ST", b"OP b", b" c"], ["STOP"])
+    assert (released, rest, stream.stopped) == (["a", "", "", ""], "", True)
+
+
+def test_a_stop_of_several_lines_and_an_empty_one():
+    released, rest, stream = stream_of([b"a\n", b"\nUser", b":"], ["\n\nUser:", ""])
+    assert ("".join(released) + rest, stream.stopped) == ("a", True)
+
+
+def test_printable():
+    assert printable("né\udcff") == "né\ufffd"
