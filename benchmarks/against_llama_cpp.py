@@ -189,20 +189,39 @@ def compare(
             plain_ratios.append(figures[0])
             beside = interval(figures)
         theirs_plain = f"{_median(rates['peer plain']):.2f}" if "peer plain" in rates else "–"
-        rows.append([name, "plain", f"{plain:.2f}", theirs_plain, beside, "", "", "", ""])
+        rows.append([name, "plain", f"{plain:.2f}", theirs_plain, beside, *[""] * 5])
         for k in options.draft_max:
             mine, peer = f"k={k}", f"peer k={k}"
             figures = ratio(rates[mine], rates[peer])
             ratios[k].append(figures[0])
             rows.append(
-                [name, mine, f"{_median(rates[mine]):.2f}", f"{_median(rates[peer]):.2f}", interval(figures)]
-                + [_rate(results[mine]), _rate(results[peer])]
-                + [f"{_median(rates[mine]) / plain:.2f}", f"{_median(rates[peer]) / plain:.2f}"]
+                [
+                    name,
+                    mine,
+                    f"{_median(rates[mine]):.2f}",
+                    f"{_median(rates[peer]):.2f}",
+                    interval(figures),
+                    f"{max(rates[mine]) / max(rates[peer]):.3f}",
+                    _rate(results[mine]),
+                    _rate(results[peer]),
+                    f"{_median(rates[mine]) / plain:.2f}",
+                    f"{_median(rates[peer]) / plain:.2f}",
+                ]
             )
     print(f"## Temperature {temperature:g}\n")
     table(
-        ["prompt", "drafts", "specdec, t/s", "llama.cpp, t/s", "specdec / llama.cpp [95 %]"]
-        + ["accepted", "its accepted", "against plain", "its"],
+        [
+            "prompt",
+            "drafts",
+            "specdec, t/s",
+            "llama.cpp, t/s",
+            "specdec / llama.cpp [95 %]",
+            "fastest / fastest",
+            "accepted",
+            "its accepted",
+            "against plain",
+            "its",
+        ],
         rows,
     )
     for k, values in ratios.items():

@@ -186,6 +186,9 @@ class Session:
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
+        cached = self.main.cached
+        if not self.main.model.can_roll_back and list(tokens[:-1][: len(cached)]) != list(cached):
+            self.main.trim(0)  # another text: a recurrent model can forget all, and no less
         sampler = Sampler(settings.sampling)
         events = decode(
             self.main,

@@ -1,9 +1,93 @@
-"""Folders, models and the command for these tests."""
+"""The command as a person runs it: a real process, with folders of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
-from command import Specdec, folders
 
 from spec_local.llama.tiny import write_tiny_model
+
+COMMAND = [sys.executable, "-m", "specdec_cli"]
+
+
+@dataclass
+class Specdec:
+    """Runs the command, and helps to judge what came of it."""
+
+    command = COMMAND
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, *arguments, stdin=b"", env=None, cwd=None, timeout=60):
+        return subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            env=self.environment | (env or {}),
+            cwd=cwd or self.folder,
+            timeout=timeout,
+            check=False,
+        )
+
+    def start(self, *arguments, env=None, **kwargs):
+        return subprocess.Popen(
+            [*COMMAND, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment | (env or {}),
+            cwd=self.folder,
+            **kwargs,
+        )
+
+    def shell(self, script, *arguments):
+        """Run a line of sh in which "$@" is the command."""
+        return subprocess.run(
+            ["sh", "-c", script, "sh", *COMMAND, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=self.environment,
+            cwd=self.folder,
+            timeout=60,
+            check=False,
+        )
+
+    @staticmethod
+    def sabotaged(folder, sitecustomize):
+        """An environment in which every Python starts with these lines."""
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(sitecustomize)
+        return {"PYTHONPATH": str(folder)}
+
+    @staticmethod
+    def one_line(done, code):
+        """The one line of a failure: said on stderr, nothing on stdout, no traceback."""
+        assert done.returncode == code, done
+        assert done.stdout == b""
+        lines = done.stderr.decode().splitlines()
+        lines = [line for line in lines if not line.startswith("checking ")]
+        assert len(lines) == 1, done.stderr.decode()
+        assert lines[0].startswith("specdec: ")
+        return lines[0]
+
+    @staticmethod
+    def plain(screen):
+        """What a terminal shows, without its escape sequences."""
+        return re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>()][0-9A-Z]?)", "", screen)
+
+
+def folders(home):
+    """An environment in which nothing of the user's is touched or seen."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "SPECDEC_", "PYTHON", "NO_"))}
+    own = {"HOME": str(home), "TERM": "xterm", "COLUMNS": "80", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    own["OMP_WAIT_POLICY"] = "passive"  # or the tests are slow on a machine that does something else too
+    for kind in ("config", "cache", "data", "state"):
+        own[f"XDG_{kind.upper()}_HOME"] = str(home / kind)
+    return kept | own
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import time
 
 import pexpect
 import pytest
-from command import COMMAND, one_line, plain, sabotaged
 
 from spec_local.llama.tiny import write_tiny_model
 
@@ -21,9 +20,10 @@ class Terminal:
     """A person at a terminal; what the program shows is read without its escape sequences."""
 
     def __init__(self, specdec, *arguments, env=None):
+        self.specdec = specdec
         self.child = pexpect.spawn(
-            COMMAND[0],
-            [*COMMAND[1:], "chat", *map(str, arguments)],
+            specdec.command[0],
+            [*specdec.command[1:], "chat", *map(str, arguments)],
             env=specdec.environment | (env or {}),
             cwd=str(specdec.folder),
             timeout=20,
@@ -38,7 +38,7 @@ class Terminal:
         for text in what:
             self.child.expect_exact(text)
             seen += self.child.before + text
-        return plain(seen)
+        return self.specdec.plain(seen)
 
     def prompt(self):
         """Wait until the editor reads keys: it then switches bracketed paste on."""
@@ -168,6 +168,16 @@ def test_triple_quotes_hold_a_message_of_several_lines(terminal, main, specdec):
     assert piped.stdout == generated.stdout + b"\n"
 
 
+def test_alt_enter_and_paste_keep_lines_together(terminal, main, fresh):
+    person = terminal("--main", main, *SHORT, specdec=fresh)
+    person.prompt()
+    assert len(figures(person.say("one\x1b\rtwo"))) == 1
+    assert len(figures(person.say("\x1b[200~three\nfour\nfive\x1b[201~"))) == 1
+    (history,) = fresh.folder.rglob("chat-history")
+    lines = [line for line in history.read_text().splitlines() if line.startswith("+")]
+    assert lines == ["+one", "+two", "+three", "+four", "+five"]
+
+
 def test_history_is_private_and_kept(terminal, main, fresh):
     person = terminal("--main", main, *SHORT, specdec=fresh)
     person.prompt()
@@ -242,7 +252,9 @@ def test_pipe_that_is_no_utf8(specdec, main):
 
 def test_closed_streams(specdec, main):
     assert specdec.shell('"$@" <&-', "chat", "--main", main, *SHORT).returncode == 0
-    assert "standard output is closed" in one_line(specdec.shell('"$@" >&-', "chat", "--main", main), 1)
+    assert "standard output is closed" in specdec.one_line(
+        specdec.shell('"$@" >&-', "chat", "--main", main), 1
+    )
 
 
 def test_a_reader_that_has_seen_enough(specdec, main):
@@ -259,7 +271,7 @@ def test_interrupt_off_a_terminal_ends_the_chat(specdec, main):
         nothing.communicate()
 
     with subprocess.Popen(
-        [*COMMAND, "chat", "--main", str(main), *ENDLESS],
+        [*specdec.command, "chat", "--main", str(main), *ENDLESS],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -276,8 +288,8 @@ def test_interrupt_off_a_terminal_ends_the_chat(specdec, main):
 
 
 def test_bad_options_and_files(specdec, main, tmp_path):
-    assert "temperature" in one_line(specdec("chat", "--temp", "-1"), 2)
-    assert "does not exist" in one_line(specdec("chat", "--main", tmp_path / "absent.gguf"), 1)
+    assert "temperature" in specdec.one_line(specdec("chat", "--temp", "-1"), 2)
+    assert "does not exist" in specdec.one_line(specdec("chat", "--main", tmp_path / "absent.gguf"), 1)
 
 
 def test_a_recurrent_model_guesses_nothing(specdec, tmp_path):
@@ -290,7 +302,7 @@ def test_a_recurrent_model_guesses_nothing(specdec, tmp_path):
 
 def test_interrupt_before_anything_has_begun(fresh, main, tmp_path):
     """Ctrl-C while Python still imports is not worth a traceback."""
-    env = sabotaged(
+    env = fresh.sabotaged(
         tmp_path / "slow",
         "import sys, threading, os, signal\n"
         "class Finder:\n"

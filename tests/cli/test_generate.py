@@ -11,7 +11,6 @@ import time
 
 import pexpect
 import pytest
-from command import COMMAND, one_line, plain, sabotaged
 
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.sampling import SamplingSettings
@@ -101,7 +100,7 @@ def test_system_message_and_template_matter(specdec, main):
         specdec(*options(main), *more, "hello").stdout for more in ([], ["--system", "Be brief."], ["--raw"])
     ]
     assert len(set(answers)) == 3
-    said = one_line(specdec(*options(main), "--raw", "--system", "Be brief.", "hello"), 2)
+    said = specdec.one_line(specdec(*options(main), "--raw", "--system", "Be brief.", "hello"), 2)
     assert "--system" in said
 
 
@@ -111,25 +110,25 @@ def test_system_message_and_template_matter(specdec, main):
     ids=["none", "empty", "blank", "empty file"],
 )
 def test_no_prompt(specdec, main, arguments, stdin):
-    assert "no prompt" in one_line(specdec(*options(main), *arguments, stdin=stdin), 2)
+    assert "no prompt" in specdec.one_line(specdec(*options(main), *arguments, stdin=stdin), 2)
 
 
 def test_input_that_is_no_utf8(specdec, main, tmp_path):
     latin = "Größe".encode("latin-1")
-    said = one_line(specdec(*options(main), "x", stdin=latin), 2)
+    said = specdec.one_line(specdec(*options(main), "x", stdin=latin), 2)
     assert "standard input is not UTF-8 (byte 2)" in said
     (tmp_path / "latin.txt").write_bytes(latin)
-    said = one_line(specdec(*options(main), "-f", tmp_path / "latin.txt"), 2)
+    said = specdec.one_line(specdec(*options(main), "-f", tmp_path / "latin.txt"), 2)
     assert "latin.txt is not UTF-8" in said
 
 
 def test_prompt_file_that_cannot_be_read(specdec, main, tmp_path):
-    assert "No such file" in one_line(specdec(*options(main), "-f", tmp_path / "absent"), 1)
-    assert "directory" in one_line(specdec(*options(main), "-f", tmp_path), 1)
+    assert "No such file" in specdec.one_line(specdec(*options(main), "-f", tmp_path / "absent"), 1)
+    assert "directory" in specdec.one_line(specdec(*options(main), "-f", tmp_path), 1)
 
 
 def test_closed_stdout(specdec, main):
-    assert "standard output is closed" in one_line(specdec.shell('"$@" >&-', *options(main), "x"), 1)
+    assert "standard output is closed" in specdec.one_line(specdec.shell('"$@" >&-', *options(main), "x"), 1)
 
 
 def test_closed_stderr_and_stdin_do_not_matter(specdec, main):
@@ -142,7 +141,7 @@ def test_closed_stderr_and_stdin_do_not_matter(specdec, main):
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_full_disk(specdec, main, more):
     done = specdec.shell('"$@" >/dev/full', *options(main), *more, "x")
-    assert "No space left on device" in one_line(done, 1)
+    assert "No space left on device" in specdec.one_line(done, 1)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
@@ -176,7 +175,7 @@ def test_interrupt_keeps_what_was_said(specdec, main):
 
 def test_interrupt_while_a_model_is_checked(fresh, main, tmp_path):
     # A terminal's Ctrl-C reaches the checking child too: its death must not be laid at the model's door.
-    env = sabotaged(
+    env = fresh.sabotaged(
         tmp_path / "slow",
         "import sys, time\n"
         "if 'spec_local.llama.probe' in sys.orig_argv:\n"
@@ -230,31 +229,33 @@ def killer(path, main):
 )
 def test_model_file_that_cannot_be_used(specdec, main, tmp_path, make, what):
     make(tmp_path / "bad.gguf", main)
-    said = one_line(specdec("generate", "--main", tmp_path / "bad.gguf", "x"), 1)
+    said = specdec.one_line(specdec("generate", "--main", tmp_path / "bad.gguf", "x"), 1)
     assert "bad.gguf" in said
     assert what in said
 
 
 def test_draft_file_that_cannot_be_used(specdec, main, tmp_path):
     truncated(tmp_path / "bad.gguf", main)
-    said = one_line(specdec("generate", "--main", main, "--draft", tmp_path / "bad.gguf", "x"), 1)
+    said = specdec.one_line(specdec("generate", "--main", main, "--draft", tmp_path / "bad.gguf", "x"), 1)
     assert "bad.gguf" in said
 
 
 def test_names_that_no_file_can_have(specdec):
-    assert "too long" in one_line(specdec("generate", "--main", "x" * 300, "hi"), 1)
-    assert "does not exist" in one_line(specdec("generate", "--main", "~nobody-of-this-name/x", "hi"), 1)
+    assert "too long" in specdec.one_line(specdec("generate", "--main", "x" * 300, "hi"), 1)
+    assert "does not exist" in specdec.one_line(
+        specdec("generate", "--main", "~nobody-of-this-name/x", "hi"), 1
+    )
 
 
 def test_the_starter_is_named_when_it_is_missing(fresh):
-    assert "specdec models pull starter" in one_line(fresh("generate", "hi"), 1)
+    assert "specdec models pull starter" in fresh.one_line(fresh("generate", "hi"), 1)
 
 
 def test_draft_of_another_vocabulary(specdec, main, tmp_path):
     write_tiny_model(tmp_path / "a.gguf", n_layers=1, extra_tokens=["wine"])
     write_tiny_model(tmp_path / "b.gguf", n_layers=1, extra_tokens=["beer"])
     arguments = ["--main", tmp_path / "a.gguf", "--draft", tmp_path / "b.gguf", "hi"]
-    said = one_line(specdec("generate", *arguments), 1)
+    said = specdec.one_line(specdec("generate", *arguments), 1)
     assert "different vocabularies" in said
     assert "wine" in said
     assert "beer" in said
@@ -263,7 +264,7 @@ def test_draft_of_another_vocabulary(specdec, main, tmp_path):
 
 
 def test_prompt_longer_than_the_context(specdec, main):
-    said = one_line(specdec("generate", "--main", main, "--ctx", "32", "word " * 100), 1)
+    said = specdec.one_line(specdec("generate", "--main", main, "--ctx", "32", "word " * 100), 1)
     assert "the context 32" in said
 
 
@@ -275,13 +276,13 @@ def test_the_end_of_the_context_is_told(specdec, main):
 
 
 def test_a_build_that_crashes_is_not_the_models_fault(fresh, main, tmp_path):
-    env = sabotaged(
+    env = fresh.sabotaged(
         tmp_path / "sabotage",
         "import os, signal, sys\n"
         "if 'spec_local.llama.probe' in sys.orig_argv:\n"
         "    os.kill(os.getpid(), signal.SIGILL)\n",
     )
-    said = one_line(fresh(*options(main), "x", env=env), 1)
+    said = fresh.one_line(fresh(*options(main), "x", env=env), 1)
     assert "SIGILL" in said
     assert "specdec doctor" in said
 
@@ -292,7 +293,7 @@ def test_modules_in_the_working_folder_are_not_taken_for_ours(fresh, main, tmp_p
     for name in ("json", "numpy", "spec_local"):
         (folder / f"{name}.py").write_text("raise SystemExit('the wrong module')")
     # As the installed script runs, which does not have the working folder on its path either.
-    command = [sys.executable, "-P", *COMMAND[1:], *map(str, options(main, 4)), "x"]
+    command = [sys.executable, "-P", *fresh.command[1:], *map(str, options(main, 4)), "x"]
     done = _run(command, fresh, folder)
     assert done.returncode == 0, done.stderr
     assert b"wrong module" not in done.stderr
@@ -414,8 +415,8 @@ def test_logit_bias_forbids(specdec, main):
 def test_terminal(specdec, main, colour):
     """On a terminal the shell's prompt begins on a line of its own, and notes are dim unless NO_COLOR is set."""
     env = specdec.environment | ({} if colour else {"NO_COLOR": "1"})
-    arguments = [*COMMAND[1:], *map(str, options(main)), "-v", "hello"]
-    child = pexpect.spawn(COMMAND[0], arguments, env=env, cwd=str(specdec.folder), timeout=20)
+    arguments = [*specdec.command[1:], *map(str, options(main)), "-v", "hello"]
+    child = pexpect.spawn(specdec.command[0], arguments, env=env, cwd=str(specdec.folder), timeout=20)
     screen = child.read()
     child.close()
     assert child.exitstatus == 0
@@ -423,7 +424,7 @@ def test_terminal(specdec, main, colour):
     assert (b"\x1b" in screen.replace(b"\x1b[2m", b"").replace(b"\x1b[0m", b"")) is False
     answer = specdec(*options(main), "hello").stdout
     assert answer + b"\r\n" in screen.replace(b"\x1b[2m", b"") or b"\n" in answer
-    assert "tokens/s" in plain(screen.decode("utf-8", "replace")).splitlines()[-1]
+    assert "tokens/s" in specdec.plain(screen.decode("utf-8", "replace")).splitlines()[-1]
 
 
 def test_nothing_is_left_in_the_working_folder(fresh, main, tmp_path):

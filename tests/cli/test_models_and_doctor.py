@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from command import one_line, sabotaged
 
 from spec_local import registry
 
@@ -14,9 +13,9 @@ CRASH_UNTIL_MENDED = (
 )
 
 
-def with_pip(folder, main, sitecustomize=""):
+def with_pip(specdec, folder, main, sitecustomize=""):
     """An environment whose `python -m pip` is these lines."""
-    env = sabotaged(folder, sitecustomize)
+    env = specdec.sabotaged(folder, sitecustomize)
     (folder / "pip").mkdir()
     (folder / "pip" / "__init__.py").touch()
     (folder / "pip" / "__main__.py").write_text(main)
@@ -31,14 +30,16 @@ def test_list(fresh):
 
 
 def test_path(fresh):
-    assert "specdec models pull starter" in one_line(fresh("models", "path"), 1)
-    unknown = one_line(fresh("models", "path", "nobody"), 2)
+    assert "specdec models pull starter" in fresh.one_line(fresh("models", "path"), 1)
+    unknown = fresh.one_line(fresh("models", "path", "nobody"), 2)
     assert "nobody" in unknown
     assert "starter" in unknown
 
 
 def test_pull_without_a_network(fresh, tmp_path):
-    env = with_pip(tmp_path / "pip", "import sys\nprint('noise')\nsys.exit('ERROR: no network, sorry')\n")
+    env = with_pip(
+        fresh, tmp_path / "pip", "import sys\nprint('noise')\nsys.exit('ERROR: no network, sorry')\n"
+    )
     done = fresh("models", "pull", env=env)
     assert done.returncode == 1
     assert done.stdout == b""
@@ -58,7 +59,7 @@ def test_doctor_where_all_is_well(fresh):
 
 
 def test_doctor_where_llama_crashes(fresh, tmp_path):
-    env = sabotaged(tmp_path / "sick", CRASH_UNTIL_MENDED.format(flag=""))
+    env = fresh.sabotaged(tmp_path / "sick", CRASH_UNTIL_MENDED.format(flag=""))
     done = fresh("doctor", env=env)
     assert done.returncode == 1
     said = done.stdout.decode()
@@ -76,6 +77,7 @@ def test_doctor_rebuilds(fresh, tmp_path, mends):
         "print('pip says a lot')\n"
     )
     env = with_pip(
+        fresh,
         tmp_path / "pip",
         pip + (f"open({flag!r}, 'w')\n" if mends else ""),
         CRASH_UNTIL_MENDED.format(flag=flag),

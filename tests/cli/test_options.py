@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import pytest
-from command import folders
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from specdec_cli.app import app
@@ -12,9 +11,9 @@ from typer.testing import CliRunner
 
 
 @pytest.fixture
-def invoke(home, main, draft, monkeypatch):
+def invoke(specdec, main, draft, monkeypatch):
     """Run the command in this process; unexpected exceptions come through."""
-    for name, value in folders(home).items():
+    for name, value in specdec.environment.items():
         monkeypatch.setenv(name, value)
 
     def invoke(*arguments):

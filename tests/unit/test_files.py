@@ -30,9 +30,14 @@ def test_a_block_that_fails_leaves_the_old_one_and_nothing_else(tmp_path, error,
     path = tmp_path / "file"
     if old:
         path.write_bytes(old)
-    with pytest.raises(error), replacing(path) as part:
-        part.write_bytes(b"ne")
-        raise error
+
+    def fail():
+        with replacing(path) as part:
+            part.write_bytes(b"ne")
+            raise error
+
+    with pytest.raises(error):
+        fail()
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == ({"file": b"old"} if old else {})
 
 

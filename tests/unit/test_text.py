@@ -1,5 +1,7 @@
 """Tokens to text: characters and stop strings across token borders, wherever they are cut."""
 
+import itertools
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ STOPS = st.lists(st.text("abé🙂", min_size=1, max_size=5), max_size=3)
 def pieces(raw, cuts):
     """The bytes, cut at these places."""
     borders = sorted({0, len(raw), *(c % (len(raw) + 1) for c in cuts)})
-    return [raw[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    return [raw[a:b] for a, b in itertools.pairwise(borders)]
 
 
 def stream_of(parts, stops=()):

@@ -1,0 +1,524 @@
+"""Sessions over real llama.cpp: what is said, what stays in the caches, and how answers end."""
+
+import numpy as np
+import pytest
+
+from spec_local import registry
+from spec_local.chat import ChatTemplate, Conversation
+from spec_local.decoding import Prefilled
+from spec_local.errors import (
+    ContextOverflow,
+    InvalidRequest,
+    ModelError,
+    ModelFileError,
+    VocabularyMismatch,
+)
+from spec_local.llama.context import Context
+from spec_local.llama.model import Model
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.sampling import SamplingSettings
+from spec_local.session import Done, GenerationSettings, Session, Text
+from spec_local.verifiers import VERIFIERS
+
+GREEDY = SamplingSettings(temperature=0)
+PROMPT = "one two three one two three one two"
+# Where batches of different sizes disagree by rounding, at most this far (llama-cpp-notes.md, trap 8).
+GAP = 0.05
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A main model, and a draft that agrees with it often. F32, so that batches and single tokens agree."""
+    folder = tmp_path_factory.mktemp("session")
+    made = {
+        name: Model(write_tiny_model(folder / f"{name}.gguf", tensor_type="F32", **kwargs))
+        for name, kwargs in {
+            "main": {},
+            "draft": {"noise": 0.05},
+            "ending": {"end_scale": 1.5},
+            "other": {"extra_tokens": ["wine"]},
+            "another": {"extra_tokens": ["beer"]},
+        }.items()
+    }
+    yield made
+    for model in made.values():
+        model.close()
+
+
+@pytest.fixture
+def make_session(models, make_context):
+    def make(main="main", draft="draft", **kwargs):
+        kwargs = {"n_ctx": 512} | kwargs
+        contexts = [make_context(models[name], **kwargs) for name in (main, draft) if name]
+        return Session(*contexts)
+
+    return make
+
+
+def run(session, prompt=PROMPT, **kwargs):
+    """Tokens, text and the last event of an answer; temperature 0 unless said otherwise."""
+    cancelled = kwargs.pop("cancelled", lambda: False)
+    events = list(
+        session.generate(prompt, GenerationSettings(**{"sampling": GREEDY} | kwargs), cancelled=cancelled)
+    )
+    if not isinstance(events[0], Done):
+        assert isinstance(events[0], Prefilled)
+    assert all(isinstance(e, Text) for e in events[1:-1])
+    assert isinstance(events[-1], Done)
+    tokens = [t for e in events if isinstance(e, Text) for t in e.tokens]
+    text = "".join(e.text for e in events if isinstance(e, (Text, Done)))
+    return tokens, text, events[-1]
+
+
+def check_caches(session, history, tolerance=GAP):
+    """Both caches hold a prefix of what was said, and compute as fresh ones would.
+
+    The logits of tiny models have a deviation of 3: tokens that do not belong move them by far more than GAP.
+    """
+    for context in filter(None, (session.main, session.draft)):
+        cached = list(context.cached)
+        assert cached == history[: len(cached)]
+        if context is session.main:
+            assert len(cached) >= len(history) - 1
+        if len(cached) == context.n_ctx:
+            cached.pop()
+            context.trim(len(cached))
+        n_vocab = context.n_vocab
+        probe = history[len(cached)] if len(cached) < len(history) else 7
+        ours = context.evaluate([probe], 1).copy()
+        fresh = Context(context.model, n_ctx=context.n_ctx, max_tokens=64, max_logits=1, threads=1)
+        for start in range(0, len(cached), 64):
+            fresh.evaluate(cached[start : start + 64], 0)
+        theirs = fresh.evaluate([probe], 1).copy()
+        fresh.close()
+        assert ours.shape == (1, n_vocab)
+        np.testing.assert_allclose(ours, theirs, atol=tolerance)
+        context.trim(len(cached))
+
+
+def same_but_for_near_ties(session, prompt, ours, theirs, tolerance=GAP):
+    """Equal, or at the first difference both tokens are almost equally probable."""
+    if ours == theirs:
+        return
+    at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
+    context = Context(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
+    logits = context.evaluate([*prompt, *theirs[:at]], 1)[0]
+    gap = abs(float(logits[ours[at]] - logits[theirs[at]]))
+    context.close()
+    assert gap < tolerance, f"token {at} differs, and not for a near-tie: {gap}"
+
+
+PROPOSERS = {
+    "draft": {"proposer": "draft", "draft_max": 4},
+    "long draft": {"proposer": "draft", "draft_max": 64},
+    "greedy draft": {"proposer": "draft", "greedy_draft": True},
+    "lookup": {"proposer": "lookup"},
+    "auto": {"proposer": "auto", "draft_max": 1},
+}
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("settings", PROPOSERS.values(), ids=PROPOSERS.keys())
+def test_temperature_0_equals_plain_decoding(make_session, settings, verifier):
+    session = make_session()
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    plain, text, _ = run(session, prompt, proposer="none", max_tokens=150)
+    assert len(plain) == 150
+    tokens, said, done = run(session, prompt, max_tokens=150, verifier=verifier, **settings)
+    same_but_for_near_ties(session, prompt, tokens, plain)
+    if tokens == plain:
+        assert said == text
+    s = done.statistics
+    assert s.predicted_n == 150 == s.n_steps + s.draft_n_accepted
+    if settings["proposer"] != "lookup":
+        assert s.draft_n > s.draft_n_accepted > 10  # the draft is good, and not perfect
+    check_caches(session, [*prompt, *tokens])
+
+
+def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context, models):
+    """Written out, so that the runs above are not only equal to each other."""
+    session = make_session(draft=None)
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    tokens, text, done = run(session, prompt, proposer="none", max_tokens=40)
+    context = make_context(models["main"], n_ctx=512)
+    unread, expected = prompt, []
+    for _ in range(40):
+        token = int(context.evaluate(unread, 1)[0].argmax())
+        expected.append(token)
+        unread = [token]
+    same_but_for_near_ties(session, prompt, tokens, expected)
+    assert text == session.main.model.vocabulary.detokenize(tokens)
+    assert done.reason == "length"
+
+
+@pytest.mark.parametrize("proposer", ["draft", "lookup", "none"])
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_caches_after_any_number_of_steps(make_session, proposer, temperature):
+    session = make_session()
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    for n in (0, 1, 2, 3, 7, 30):
+        tokens, _, _ = run(
+            session,
+            prompt,
+            proposer=proposer,
+            sampling=SamplingSettings(temperature),
+            max_tokens=n,
+            seed=n,
+            draft_max=6,
+        )
+        assert len(tokens) == n
+        check_caches(session, [*prompt, *tokens])
+
+
+def test_seeds(make_session):
+    session = make_session()
+    warm = {"sampling": SamplingSettings(temperature=1.0, top_p=0.95), "max_tokens": 30}
+    for proposer in ("draft", "lookup", "none"):
+        first, again, other = (run(session, seed=seed, proposer=proposer, **warm)[0] for seed in (3, 3, 4))
+        assert first == again != other
+    assert run(session, **warm)[0] != run(session, **warm)[0]  # without one each answer is new
+
+
+def test_max_tokens(make_session):
+    session = make_session()
+    whole, _, _ = run(session, max_tokens=20)
+    for n in (0, 1, 4, 5, 6):
+        tokens, _, done = run(session, max_tokens=n)
+        assert tokens == whole[:n]
+        assert done.reason == "length"
+        assert done.statistics.predicted_n == n
+
+
+@pytest.mark.parametrize("proposer", ["draft", "none"])
+def test_stop_strings_across_tokens_and_drafts(make_session, proposer):
+    session = make_session()
+    vocabulary = session.main.model.vocabulary
+    whole, text, _ = run(session, max_tokens=60, proposer="none")
+    borders = [len(vocabulary.detokenize(whole[:i])) for i in range(len(whole))]
+    tried = 0
+    for border in borders[4:40]:
+        stop = text[border - 1 : border + 2]
+        if text.find(stop) != border - 1 or not stop.isprintable():
+            continue
+        tried += 1
+        tokens, said, done = run(
+            session, max_tokens=60, proposer=proposer, stops=["never", stop], draft_max=8
+        )
+        assert said == text[: border - 1]
+        assert done.reason == "stop"
+        assert vocabulary.detokenize(tokens).startswith(said + stop)
+        assert not vocabulary.detokenize(tokens[:-1]).startswith(said + stop)
+        assert done.statistics.predicted_n == len(tokens)
+        prompt = vocabulary.tokenize(PROMPT, add_special=True)
+        cached = list(session.main.cached)
+        assert cached[: len(prompt)] == prompt
+    assert tried > 5
+
+
+def test_stop_string_that_never_comes_holds_nothing_back_at_the_end(make_session):
+    session = make_session()
+    _, text, _ = run(session, max_tokens=30)
+    stop = text[-2:] + "and more"
+    _, said, done = run(session, max_tokens=30, stops=[stop])
+    assert said == text
+    assert done.reason == "length"
+
+
+@pytest.mark.parametrize("draft", ["ending", None])
+def test_the_end_token_ends_the_answer_and_is_not_said(make_session, draft):
+    session = make_session("ending", draft)
+    vocabulary = session.main.model.vocabulary
+    for seed in range(4):
+        tokens, _, done = run(session, sampling=SamplingSettings(), seed=seed)
+        assert done.reason == "stop"
+        assert not any(map(vocabulary.is_end, tokens))
+        assert done.statistics.predicted_n == len(tokens) + 1
+
+
+@pytest.mark.parametrize("proposer", ["draft", "lookup", "none"])
+def test_the_end_of_the_context(make_session, proposer):
+    session = make_session(n_ctx=64)
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    tokens, _, done = run(session, prompt, proposer=proposer, draft_max=8)
+    assert done.reason == "context"
+    # Each token of the context has been read, and the one that has no room was said.
+    assert len(prompt) + len(tokens) == 65
+    assert len(session.main.cached) == 64
+    again, _, _ = run(session, prompt, proposer=proposer, max_tokens=10)
+    assert again == tokens[:10]
+    full = (prompt * 10)[:64]
+    tokens, _, done = run(session, full)
+    assert (len(tokens), done.reason) == (1, "context")
+    with pytest.raises(ContextOverflow, match="65 tokens and the context 64"):
+        run(session, (prompt * 10)[:65])
+    check_caches(session, [*full, *tokens])
+
+
+def test_a_draft_of_a_shorter_context_falls_silent(models, make_context):
+    session = Session(make_context(models["main"], n_ctx=128), make_context(models["draft"], n_ctx=40))
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    plain, _, _ = run(session, prompt, proposer="none")
+    tokens, _, done = run(session, prompt)
+    same_but_for_near_ties(session, prompt, tokens, plain)
+    assert done.reason == "context"
+    assert done.statistics.draft_n > 0
+    long, _, done = run(session, prompt * 2, max_tokens=3)
+    assert len(long) == 3
+    assert done.statistics.draft_n == 0 or len(prompt * 2) < 40
+
+
+@pytest.mark.parametrize("proposer", ["draft", "none"])
+def test_cancelling_and_going_on(make_session, proposer):
+    session = make_session()
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    whole, _, _ = run(session, prompt, proposer=proposer, max_tokens=40)
+    session = make_session()
+    asked = []
+    tokens, text, done = run(
+        session, prompt, proposer=proposer, max_tokens=40, cancelled=lambda: asked.append(1) or len(asked) > 8
+    )
+    assert done.reason == "cancelled"
+    assert 0 < len(tokens) < 40
+    assert text
+    assert tokens == whole[: len(tokens)]
+    check_caches(session, [*prompt, *tokens])
+    rest, _, done = run(session, [*prompt, *tokens], proposer=proposer, max_tokens=40 - len(tokens))
+    assert [*tokens, *rest] == whole
+    assert done.statistics.prompt_n == 0  # nothing was read twice
+
+
+def test_cancelling_while_the_prompt_is_read(make_session):
+    session = make_session()
+    prompt = session.main.model.vocabulary.tokenize(PROMPT * 8, add_special=True)
+    events = list(session.generate(prompt, GenerationSettings(GREEDY), cancelled=lambda: True))
+    assert [type(e) for e in events] == [Done]
+    assert events[0].reason == "cancelled"
+    tokens, _, done = run(session, prompt, max_tokens=5)
+    assert done.statistics.cached_n == 64  # the chunk that was read
+    check_caches(session, [*prompt, *tokens])
+
+
+def test_leaving_early(make_session):
+    """A program that stops listening leaves caches that can be used on."""
+    session = make_session()
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    whole, _, _ = run(session, prompt, max_tokens=40)
+    events = session.generate(prompt, GenerationSettings(GREEDY))
+    said = []
+    for event in events:
+        if isinstance(event, Text):
+            said += event.tokens
+        if len(said) > 5:
+            break
+    events.close()
+    check_caches(session, [*prompt, *said])
+    rest, _, _ = run(session, [*prompt, *said], max_tokens=40 - len(said))
+    assert [*said, *rest] == whole
+
+
+@pytest.mark.parametrize("draft", ["draft", None])
+def test_a_second_turn_reads_only_what_is_new(make_session, draft):
+    session = make_session(draft=draft)
+    model = session.main.model
+    conversation = Conversation(model, ChatTemplate(model))
+    first = conversation.ask("hello there")
+    tokens, text, done = run(session, first, max_tokens=30)
+    assert done.statistics.prompt_n == len(first) - 1
+    conversation.answer(text, tokens)
+    second = conversation.ask("and again")
+    assert second[: len(first) + 30] == [*first, *tokens]
+    assert model.vocabulary.detokenize(second).count("and again") == 1
+    main_calls, draft_calls = count(session.main), count(session.draft) if draft else []
+    _, _, done = run(session, second, max_tokens=10)
+    new = len(second) - len(first) - len(tokens)
+    # The last token said had not been read yet, and the last of the prompt is read by the first step.
+    assert done.statistics.prompt_n == new
+    assert done.statistics.cached_n == len(first) + len(tokens) - 1
+    assert main_calls[0] == new
+    if draft:
+        assert draft_calls[0] <= new + 2
+
+
+def count(context):
+    """From now on, the number of tokens of each call."""
+    calls, evaluate = [], context.evaluate
+
+    def counting(tokens, n_logits):
+        calls.append(len(tokens))
+        return evaluate(tokens, n_logits)
+
+    context.evaluate = counting
+    return calls
+
+
+def test_conversations(make_session):
+    session = make_session()
+    model = session.main.model
+    conversation = Conversation(model, ChatTemplate(model))
+    conversation.messages.append({"role": "system", "content": "Be brief."})
+    first = conversation.ask("hello")
+    rendered = model.vocabulary.tokenize(conversation._text, add_special=True, parse_special=True)
+    assert first == rendered
+    conversation.withdraw()
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+    assert conversation.ask("hello") == first
+    conversation.answer("hi", [])
+    conversation.withdraw()  # a question goes with its answer
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+    assert conversation.ask("hello") == first
+    # A stop string cut the text: the next turn must not contain the tokens after it.
+    tokens, text, _ = run(session, first, max_tokens=10)
+    conversation.answer(text[:3], tokens)
+    second = conversation.ask("more")
+    assert second[len(first) : len(first) + 10] != tokens
+    assert text[:3] in model.vocabulary.detokenize(second)
+    conversation.withdraw()
+    conversation.clear()
+    assert conversation.ask("hello") == first
+    # What a person types may look like a control token, and a turn later it is still the same text.
+    conversation.clear()
+    conversation.ask("what is <|im_end|>?")
+    assert len(conversation.messages) == 2
+
+
+def test_main_and_draft_must_share_a_vocabulary(models, make_context):
+    with pytest.raises(VocabularyMismatch, match=r"wine.*beer"):
+        Session(make_context(models["other"]), make_context(models["another"]))
+
+
+def test_recurrent_models_speak_without_guesses(recurrent_model, recurrent_path, make_context, models):
+    session = Session(make_context(recurrent_model))
+    tokens, _, done = run(session, max_tokens=10)
+    assert len(tokens) == 10
+    assert done.statistics.draft_n == 0
+    again, _, _ = run(session, max_tokens=10)  # it forgets all, since it cannot forget the last
+    assert again == tokens
+    assert len(run(session, "something else", max_tokens=3)[0]) == 3
+    prompt = recurrent_model.vocabulary.tokenize(PROMPT, add_special=True)
+    run(session, prompt, max_tokens=4)
+    rest, _, done = run(session, [*prompt, *tokens[:4]], max_tokens=6)  # what was said is not read again
+    assert (rest, done.statistics.prompt_n) == (tokens[4:], 0)
+    assert run(session, session.main.cached[:], max_tokens=1)[0] == tokens[-1:]
+    with pytest.raises(ModelError, match="--no-spec"):
+        run(session, proposer="lookup")
+    with pytest.raises(ModelError, match="--no-spec"):
+        Session(make_context(recurrent_model), make_context(recurrent_model))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"proposer": "oracle"},
+        {"verifier": "none"},
+        {"draft_max": -1},
+        {"draft_max": 65},
+        {"max_tokens": -1},
+        {"seed": -1},
+    ],
+    ids=str,
+)
+def test_impossible_settings(wrong):
+    with pytest.raises(InvalidRequest, match="give"):
+        GenerationSettings(**wrong)
+
+
+def test_impossible_requests(make_session):
+    session = make_session(draft=None)
+    for kwargs, what in [
+        ({"proposer": "draft"}, "--draft"),
+        ({"sampling": SamplingSettings(logit_bias={10**6: 1.0})}, "1000000"),
+        ({"sampling": SamplingSettings(logit_bias={-1: 1.0})}, "-1"),
+    ]:
+        with pytest.raises(InvalidRequest, match=what):
+            run(session, **kwargs)
+    with pytest.raises(InvalidRequest, match="empty"):
+        run(session, [])
+    with pytest.raises(InvalidRequest, match="outside"):
+        run(session, [5, 10**6, 5])
+    assert len(run(session, max_tokens=5)[0]) == 5  # it can be used on
+
+
+def test_opening(tmp_path, monkeypatch):
+    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    path = write_tiny_model(tmp_path / "m.gguf", n_layers=1, n_ctx=96)
+    notices = []
+    with Session.open(path, path, notice=notices.append, threads=1) as session:
+        assert session.main.n_ctx == session.draft.n_ctx == 96
+        assert notices == []
+        assert len(run(session, max_tokens=5)[0]) == 5
+    session.close()  # twice does no harm
+    with Session.open(path, n_ctx=500, notice=notices.append, threads=1) as session:
+        assert session.main.n_ctx == 96
+        assert len(notices) == 1
+    with Session.open(path, n_ctx=50, notice=notices.append, threads=1) as session:
+        assert session.main.n_ctx == 50
+        assert len(notices) == 1
+    long = write_tiny_model(tmp_path / "long.gguf", n_layers=1, n_ctx=9000)
+    with Session.open(long, threads=1) as session:
+        assert session.main.n_ctx == 4096
+
+
+def test_what_cannot_be_opened_is_freed(tmp_path, monkeypatch):
+    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    good = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
+    made = []
+    for kind in (Model, Context):
+        original = kind.__init__
+
+        def init(self, *args, original=original, **kwargs):
+            original(self, *args, **kwargs)
+            made.append(self)
+
+        monkeypatch.setattr(kind, "__init__", init)
+    with pytest.raises(ModelFileError):
+        Session.open(good, tmp_path / "absent.gguf", threads=1)
+    assert [type(each) for each in made] == [Model, Context]
+    assert not any(each.close.alive for each in made)
+
+
+# On the starter model.
+
+
+@pytest.fixture(scope="module")
+def starter():
+    path = registry.find("starter")
+    if not path:
+        pytest.fail("the starter model is missing: run specdec models pull starter")
+    model = Model(path)
+    yield model
+    model.close()
+
+
+@pytest.mark.starter
+def test_starter_lookup_repeats_a_list_without_changing_it(starter):
+    context = Context(starter, n_ctx=512, threads=1, max_tokens=256)
+    session = Session(context)
+    prompt = starter.vocabulary.tokenize("1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2,")
+    plain, _, _ = run(session, prompt, proposer="none", max_tokens=24)
+    tokens, text, done = run(session, prompt, proposer="lookup", max_tokens=24)
+    same_but_for_near_ties(session, prompt, tokens, plain, 0.5)
+    assert "3, 4, 5, 6, 1, 2" in text
+    assert done.statistics.draft_n_accepted >= 12
+    assert done.statistics.n_steps <= 12
+    check_caches(session, [*prompt, *tokens], 1.0)
+    context.close()
+
+
+@pytest.mark.starter
+def test_starter_as_its_own_draft(starter):
+    """Two contexts of one model: nearly every guess stands, sampled ones too, and a chat reads nothing twice."""
+    contexts = [Context(starter, n_ctx=512, threads=1, max_tokens=256) for _ in range(2)]
+    session = Session(*contexts)
+    conversation = Conversation(starter, ChatTemplate(starter))
+    first = conversation.ask("Name three colours.")
+    tokens, text, done = run(session, first, sampling=SamplingSettings(0.7, top_k=40), seed=1, max_tokens=12)
+    assert done.reason == "length"
+    assert done.statistics.acceptance_rate > 0.8
+    check_caches(session, [*first, *tokens], 1.0)
+    conversation.answer(text, tokens)
+    second = conversation.ask("And one more?")
+    _, _, done = run(session, second, max_tokens=2)
+    assert done.statistics.cached_n == len(first) + len(tokens) - 1
+    assert done.statistics.prompt_n == len(second) - done.statistics.cached_n - 1
+    for context in contexts:
+        context.close()

@@ -1,0 +1,323 @@
+"""Every setting against a slow reference, written out here."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from spec_local.dice import SeededDice
+from spec_local.errors import BackendError, InvalidRequest
+from spec_local.sampling import Distribution, Sampler, SamplingSettings, align
+
+V = 24
+LOGITS = st.integers(0, 2**32).flatmap(
+    lambda seed: st.sampled_from([0.0, 0.5, 3.0, 30.0]).map(lambda scale: (seed, scale))
+)
+
+
+def row(key, n=V):
+    seed, scale = key
+    logits = np.random.default_rng(seed).normal(size=n) * scale
+    return np.round(logits, 1).astype(np.float32)  # rounded, so that there are ties
+
+
+def softmax(logits):
+    top = max(logits.values())
+    weights = {t: math.exp(x - top) for t, x in logits.items()}
+    total = sum(weights.values())
+    return {t: w / total for t, w in weights.items()}
+
+
+def reference(logits, history, s):
+    """Probability by token, in llama.cpp's order: penalties and bias, top-k, top-p, min-p, temperature."""
+    left = {t: float(x) for t, x in enumerate(logits)}
+    recent = history[max(0, len(history) - s.penalty_window) :] if s.penalty_window else []
+    for t in set(recent):
+        left[t] = left[t] / s.repeat_penalty if left[t] > 0 else left[t] * s.repeat_penalty
+        left[t] -= recent.count(t) * s.frequency_penalty + s.presence_penalty
+    for t, bias in s.logit_bias.items():
+        left[t] += bias
+    by_rank = sorted(left, key=lambda t: (-left[t], t))
+    if s.temperature == 0:
+        return {by_rank[0]: 1.0}
+    if s.top_k:
+        by_rank = by_rank[: s.top_k]
+    if s.top_p < 1:
+        probs, total, kept = softmax({t: left[t] for t in by_rank}), 0.0, []
+        for t in by_rank:
+            kept.append(t)
+            total += probs[t]
+            if total >= s.top_p:
+                break
+        by_rank = kept
+    if s.min_p:
+        best = left[by_rank[0]]
+        by_rank = [t for t in by_rank if left[t] >= best + math.log(s.min_p) - 1e-9]
+    return softmax({t: left[t] / s.temperature for t in by_rank})
+
+
+def as_dict(distribution):
+    ids = range(len(distribution.probs)) if distribution.ids is None else distribution.ids.tolist()
+    return dict(zip(ids, distribution.probs.tolist(), strict=True))
+
+
+def check(s, logits, history=()):
+    before = logits.copy()
+    distribution = Sampler(s).distribution(logits, list(history))
+    assert np.array_equal(logits, before)
+    assert distribution.probs.dtype == np.float64
+    assert distribution.probs.sum() == pytest.approx(1, abs=1e-12)
+    if distribution.ids is not None:
+        assert (np.diff(distribution.ids) > 0).all()
+    ours = {t: p for t, p in as_dict(distribution).items() if p > 1e-12}
+    expected = {t: p for t, p in reference(logits, list(history), s).items() if p > 1e-12}
+    assert ours.keys() == expected.keys()
+    np.testing.assert_allclose(  # logits are float32
+        [ours[t] for t in expected], list(expected.values()), rtol=1e-5, atol=1e-9
+    )
+
+
+@given(LOGITS, st.sampled_from([0.0, 0.1, 0.7, 1.0, 2.5, 100.0]))
+def test_temperature(key, temperature):
+    check(SamplingSettings(temperature=temperature), row(key))
+
+
+@given(LOGITS, st.integers(0, V + 3))
+def test_top_k(key, top_k):
+    check(SamplingSettings(top_k=top_k), row(key))
+
+
+@given(LOGITS, st.floats(0, 1))
+@example((0, 0.0), 1 / 3)  # all equal
+def test_top_p(key, top_p):
+    logits = row(key)
+    ours = set(as_dict(Sampler(SamplingSettings(top_p=top_p)).distribution(logits)))
+    probs = softmax(dict(enumerate(logits.tolist())))
+    n, total = len(ours), sum(probs[t] for t in ours)
+    # Brute force over sets of that size: it is the most probable one, reaches top_p, and needs all its members.
+    assert total == pytest.approx(sum(sorted(probs.values())[-n:]), abs=1e-9)
+    assert total >= top_p - 1e-9
+    assert n == 1 or sum(sorted(probs.values())[-n + 1 :]) < top_p + 1e-9
+
+
+def test_top_p_among_equals_takes_the_lowest_ids():
+    logits = np.array([0, 1, 1, 1, 1, -9], np.float32)
+    distribution = Sampler(SamplingSettings(top_p=0.4)).distribution(logits)
+    assert distribution.ids.tolist() == [1, 2]
+
+
+@given(LOGITS, st.sampled_from([0.0, 1e-6, 0.05, 0.31, 1.0]))
+def test_min_p(key, min_p):
+    check(SamplingSettings(min_p=min_p), row(key))
+
+
+@given(
+    LOGITS,
+    st.lists(st.integers(0, V - 1), max_size=20),
+    st.sampled_from([0.5, 1.0, 1.3]),
+    st.sampled_from([-0.5, 0.0, 0.7]),
+    st.sampled_from([0.0, 0.4, -1.1]),
+    st.sampled_from([0, 1, 5, 64]),
+)
+def test_penalties(key, history, repeat, frequency, presence, window):
+    s = SamplingSettings(
+        repeat_penalty=repeat, frequency_penalty=frequency, presence_penalty=presence, penalty_window=window
+    )
+    check(s, row(key), history)
+
+
+@given(
+    LOGITS, st.dictionaries(st.integers(0, V - 1), st.floats(-50, 50) | st.just(-math.inf), max_size=V - 1)
+)
+def test_logit_bias(key, bias):
+    s = SamplingSettings(logit_bias=bias)
+    check(s, row(key))
+    forbidden = {t for t, b in bias.items() if b == -math.inf}
+    given = {t for t, p in as_dict(Sampler(s).distribution(row(key))).items() if p > 0}
+    assert not forbidden & given
+
+
+@settings(max_examples=300)
+@given(
+    key=LOGITS,
+    history=st.lists(st.integers(0, V - 1), max_size=12),
+    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.5]),
+    top_k=st.sampled_from([0, 1, 3, 10]),
+    top_p=st.sampled_from([0.213, 0.777, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    repeat=st.sampled_from([1.0, 1.2]),
+    presence=st.sampled_from([0.0, 0.5]),
+)
+def test_all_settings_together(key, history, temperature, top_k, top_p, min_p, repeat, presence):
+    s = SamplingSettings(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat,
+        presence_penalty=presence,
+        logit_bias={3: 1.5},
+    )
+    seed, scale = key
+    # Without ties: then a sum that meets top_p to the last bit is all that rounding could decide.
+    logits = (np.random.default_rng(seed).normal(size=V) * (scale + 0.5)).astype(np.float32)
+    check(s, logits, history)
+
+
+@given(
+    LOGITS,
+    st.lists(st.integers(0, V - 1), max_size=80),
+    st.lists(st.integers(0, V - 1), max_size=4),
+    st.booleans(),
+)
+def test_rows_follow_the_drafted_tokens(key, history, drafted, penalised):
+    s = SamplingSettings(top_p=0.9, penalty_window=7, repeat_penalty=1.4 if penalised else 1)
+    logits = np.stack([row((key[0] + i, key[1])) for i in range(len(drafted) + 1)])
+    together = Sampler(s).distributions(logits, history, drafted)
+    assert len(together) == len(drafted) + 1
+    for i, distribution in enumerate(together):
+        assert as_dict(distribution) == as_dict(Sampler(s).distribution(logits[i], [*history, *drafted[:i]]))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_k", [0, 1, 5])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_no_numbers(temperature, top_k, bad):
+    for place in (0, V - 1):
+        logits = row((1, 1.0))
+        logits[place] = bad
+        with pytest.raises(BackendError, match="not numbers"):
+            Sampler(SamplingSettings(temperature=temperature, top_k=top_k, top_p=0.9)).distribution(logits)
+
+
+def test_some_forbidden_by_the_model_itself():
+    logits = np.full(V, -np.inf, np.float32)
+    with pytest.raises(BackendError):
+        Sampler(SamplingSettings()).distribution(logits)
+    logits[[4, 9]] = 1
+    assert {t: p for t, p in as_dict(Sampler(SamplingSettings()).distribution(logits)).items() if p} == {
+        4: 0.5,
+        9: 0.5,
+    }
+    for s in (SamplingSettings(top_k=5), SamplingSettings(top_p=0.9999), SamplingSettings(min_p=0.01)):
+        given = {t for t, p in as_dict(Sampler(s).distribution(logits)).items() if p}
+        assert given == {4, 9}
+
+
+def test_everything_is_forbidden():
+    s = SamplingSettings(logit_bias=dict.fromkeys(range(V), -math.inf))
+    with pytest.raises(BackendError, match="every token is forbidden"):
+        Sampler(s).distribution(row((1, 1.0)))
+
+
+def test_ties_at_temperature_0_take_the_lowest_id():
+    logits = np.array([0, 7, 7, 7], np.float32)
+    assert as_dict(Sampler(SamplingSettings(temperature=0)).distribution(logits)) == {1: 1.0}
+    assert as_dict(Sampler(SamplingSettings(top_k=1)).distribution(logits)) == {1: 1.0}
+    assert set(as_dict(Sampler(SamplingSettings(top_k=2)).distribution(logits))) == {1, 2}
+
+
+def test_bias_and_penalties_of_tokens_that_a_smaller_draft_lacks():
+    s = SamplingSettings(logit_bias={V + 5: 3.0, 2: -math.inf}, repeat_penalty=2.0)
+    distribution = Sampler(s).distribution(row((1, 1.0)), [V + 5, 1])
+    assert len(distribution.probs) == V
+    assert distribution.probs[2] == 0
+
+
+@given(st.lists(st.tuples(LOGITS, st.sampled_from([0, 1, 3, 7])), min_size=1, max_size=5))
+def test_align(keys):
+    distributions = [Sampler(SamplingSettings(top_k=k)).distribution(row(key)) for key, k in keys]
+    rows, columns = align(distributions, V)
+    dense = np.stack([d.dense(V) for d in distributions])
+    if columns is None:
+        assert np.array_equal(rows, dense)
+        return
+    assert (np.diff(columns) > 0).all()
+    assert set(columns.tolist()) == {int(t) for d in distributions for t in d.ids}
+    assert np.array_equal(rows, dense[:, columns])
+
+
+def test_align_of_a_draft_with_fewer_tokens():
+    small = Distribution(None, np.full(V - 2, 1 / (V - 2)))
+    rows, columns = align([Distribution.certain(V - 1), small], V)
+    assert columns is None
+    assert rows.shape == (2, V)
+    assert rows[0, V - 1] == 1
+    assert rows[1, V - 2 :].tolist() == [0, 0]
+
+
+def test_drawing():
+    distribution = Distribution(np.array([3, 8, 11]), np.array([0.25, 0.0, 0.75]))
+    dice = SeededDice(0)
+    drawn = [distribution.draw(dice) for _ in range(4000)]
+    assert set(drawn) == {3, 11}
+    assert drawn.count(3) / 4000 == pytest.approx(0.25, abs=0.03)
+    assert as_dict(distribution.most_probable()) == {11: 1.0}
+    assert as_dict(Distribution(None, np.array([0.4, 0.4, 0.2])).most_probable()) == {0: 1.0}
+
+
+@pytest.mark.parametrize("n", [1, 7, 64, 65, 2000, 151_936])
+def test_dice_choose_in_proportion(n):
+    rng = np.random.default_rng(n)
+    weights = rng.exponential(size=n) * (rng.random(n) < 0.7)
+    weights[rng.integers(n)] = weights.sum() + 1  # half of it on one
+    dice = SeededDice(n)
+    drawn = np.array([dice.choose(weights) for _ in range(1500)])
+    assert (weights[drawn] > 0).all()
+    for cut in (n // 4, n // 2, 3 * n // 4):
+        expected = weights[:cut].sum() / weights.sum()
+        assert (drawn < cut).mean() == pytest.approx(expected, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    {
+        "temperature": [-0.1, math.nan, math.inf, 101],
+        "top_k": [-1, 2**31],
+        "top_p": [-0.1, 1.1, math.nan],
+        "min_p": [-0.1, 1.1, math.nan],
+        "repeat_penalty": [0, -1, math.nan, math.inf],
+        "frequency_penalty": [math.nan, math.inf, -101],
+        "presence_penalty": [math.nan, -math.inf, 101],
+        "penalty_window": [-1],
+        "logit_bias": [{1: math.nan}, {1: math.inf}],
+    }.items(),
+)
+def test_impossible_settings(name, values):
+    for value in values:
+        with pytest.raises(InvalidRequest, match="give"):
+            SamplingSettings(**{name: value})
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeWarning, reason="numpy warns of the overflow (on stderr)")
+def test_the_smallest_temperature_is_as_good_as_0():
+    s = SamplingSettings(temperature=5e-324)
+    assert as_dict(Sampler(s).distribution(np.array([1, 3, 2], np.float32)))[1] == 1.0
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeWarning, reason="numpy warns of the overflow (on stderr)")
+def test_a_bias_beyond_float32_forbids_or_is_refused():
+    s = SamplingSettings(logit_bias={1: -1e300})
+    assert as_dict(Sampler(s).distribution(np.array([1, 3, 2], np.float32)))[1] == 0.0
+    with pytest.raises(InvalidRequest):
+        SamplingSettings(logit_bias={1: 1e300})
+
+
+def test_a_large_vocabulary():
+    """Equal to the reference where shortcuts are taken, and quick."""
+    rng = np.random.default_rng(3)
+    for scale in (0.01, 1.0, 4.0):
+        logits = (rng.normal(size=20_000) * scale).astype(np.float32)
+        for s in (
+            SamplingSettings(top_p=0.95),
+            SamplingSettings(top_k=40, top_p=0.8, min_p=0.02, temperature=0.7),
+        ):
+            check(s, logits)
+    started = time.perf_counter()
+    logits = rng.normal(size=151_936).astype(np.float32) * 4
+    for _ in range(5):
+        Sampler(SamplingSettings(top_p=0.95, temperature=0.8)).distribution(logits)
+    assert time.perf_counter() - started < 2  # a full sort of each would be near
