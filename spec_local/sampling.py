@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from spec_local.dice import Dice
 from spec_local.errors import BackendError, InvalidRequest
 
+_MAX_BIAS = 1e30  # float32 must hold it with a logit on top
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
@@ -64,14 +66,18 @@ class SamplingSettings:
             low, high = ranges.get(entry.name, (0, 0))
             if entry.name in ranges and not low <= value <= high:  # catches NaN too
                 raise InvalidRequest(f"{entry.name.replace('_', '-')} is {value}: give {low:g} to {high:g}")
-        if any(math.isnan(bias) or bias == math.inf for bias in self.logit_bias.values()):
-            raise InvalidRequest("a logit bias is not a number: give finite numbers or -inf")
+        if not all(bias <= _MAX_BIAS for bias in self.logit_bias.values()):  # catches NaN too
+            raise InvalidRequest(f"a logit bias is not a number up to {_MAX_BIAS:g}: give one, or -inf")
 
     @property
     def has_memory(self) -> bool:
         """Whether the distribution depends on earlier tokens."""
         penalised = self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         return penalised and self.penalty_window > 0
+
+
+_CERTAINTY = np.ones(1)
+_CERTAINTY.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ class Distribution:
     @classmethod
     def certain(cls, token: int) -> "Distribution":
         """All probability on one token: temperature 0, or a guess without probabilities."""
-        return cls(np.array([token]), np.ones(1))
+        return cls(np.array([token]), _CERTAINTY)
 
     def most_probable(self) -> "Distribution":
         """Certainty of its most probable token (of equal ones the lowest id)."""
@@ -96,6 +102,8 @@ class Distribution:
         return Distribution.certain(best if self.ids is None else int(self.ids[best]))
 
     def draw(self, dice: Dice) -> int:
+        if len(self.probs) == 1:  # nothing is left to chance
+            return 0 if self.ids is None else int(self.ids[0])
         index = dice.choose(self.probs)
         return index if self.ids is None else int(self.ids[index])
 
@@ -117,7 +125,8 @@ class Sampler:
         self.settings = settings
         # int keys to one index array, so that a row costs one addition
         self._bias_ids = np.fromiter(settings.logit_bias.keys(), np.intp)
-        self._bias = np.fromiter(settings.logit_bias.values(), np.float32)
+        with np.errstate(over="ignore"):  # far below what float32 holds is as good as -inf
+            self._bias = np.array(list(settings.logit_bias.values()), np.float32)
 
     def distribution(self, logits: NDArray[np.float32], history: Sequence[int] = ()) -> Distribution:
         """The distribution of the next token.
@@ -145,7 +154,7 @@ class Sampler:
             ids = _largest(logits, settings.top_k)
             logits = logits[ids]
         if settings.top_p < 1:
-            keep = _nucleus(_softmax(logits, top), settings.top_p)
+            keep = _nucleus(np.exp(logits - np.float32(top)), settings.top_p)
             logits, ids = logits[keep], keep if ids is None else ids[keep]
         if settings.min_p > 0:
             keep = (logits >= top + math.log(settings.min_p)).nonzero()[0]
@@ -207,7 +216,8 @@ def align(
 def _softmax(logits: NDArray[np.float32], top: float, temperature: float = 1.0) -> NDArray[np.float64]:
     probs = np.subtract(logits, top, dtype=np.float64)
     if temperature != 1:
-        probs /= temperature
+        with np.errstate(over="ignore"):  # next to 0 it is as good as 0
+            probs /= temperature
     np.exp(probs, out=probs)
     probs /= probs.sum()
     return probs
@@ -221,17 +231,18 @@ def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
     return np.sort(np.concatenate([above, equal]))
 
 
-def _nucleus(probs: NDArray[np.float64], top_p: float) -> NDArray[np.intp]:
-    """Indices, ascending, of the most probable entries whose sum first reaches top_p; at least one.
+def _nucleus(weights: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:
+    """Indices, ascending, of the largest weights that first reach the share top_p of their sum; at least one.
 
     Sorting 150,000 entries would cost more than the rest together, so only those above a bar are
-    sorted, and the bar falls until they suffice.
+    sorted, and the bar falls until they suffice. The largest weight is 1.
     """
-    bar, floor = float(probs.max()) / 8, float(probs.max()) * 1e-12
-    candidates = (probs >= bar).nonzero()[0]
-    while bar > 0 and probs[candidates].sum() < top_p:
-        bar = bar / 8 if bar > floor else 0.0
-        candidates = (probs >= bar).nonzero()[0]
-    order = candidates[np.argsort(-probs[candidates])]
-    n = int(probs[order].cumsum().searchsorted(top_p)) + 1
+    wanted = top_p * float(weights.sum(dtype=np.float64))
+    bar = 0.125
+    candidates = (weights >= np.float32(bar)).nonzero()[0]
+    while bar > 0 and weights[candidates].sum(dtype=np.float64) < wanted:
+        bar = bar / 8 if bar > 1e-12 else 0.0
+        candidates = (weights >= np.float32(bar)).nonzero()[0]
+    order = candidates[np.argsort(-weights[candidates])]
+    n = int(weights[order].cumsum(dtype=np.float64).searchsorted(wanted)) + 1
     return np.sort(order[:n])

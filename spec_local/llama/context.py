@@ -44,6 +44,7 @@ class Context:
         n_ctx: tokens that all sequences together can hold.
         n_sequences: 1 to 256; they share one cache (`kv_unified`), so that they may share a prefix.
         max_tokens: most tokens a call; also the physical batch, so that one call is one pass over the weights.
+            Prefill is no faster with more (on a CPU), the compute buffers grow with it, and Ctrl-C waits for it.
         max_logits: most rows of logits a call; llama.cpp reserves memory for them.
         threads: for single tokens and for batches alike; None: one per physical core.
         cache_type: ``f16``, ``q8_0`` or ``q4_0`` keys and values.
@@ -61,7 +62,7 @@ class Context:
         *,
         n_ctx: int = 4096,
         n_sequences: int = 1,
-        max_tokens: int = 256,
+        max_tokens: int = 96,
         max_logits: int = 65,
         threads: int | None = None,
         cache_type: str = "f16",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
+from spec_local.llama.memory import release_mapped_file
 from spec_local.llama.vocabulary import Vocabulary
 
 
@@ -64,6 +65,7 @@ class Model:
                 "the file may be damaged or of a newer format; download it again or update llama-cpp-python"
             )
         self.close = weakref.finalize(self, lib.llama_model_free, self.handle)
+        release_mapped_file(self.path)
         self.vocabulary = Vocabulary(lib, lib.llama_model_get_vocab(self.handle))
         if not lib.llama_model_has_decoder(self.handle) or lib.llama_model_has_encoder(self.handle):
             raise ModelError(

@@ -281,7 +281,7 @@ def test_noise_makes_a_draft_that_often_agrees(tmp_path, tiny_model, extra_token
     agreement = []
     for noise in (0.0, 0.05, 0.2, 1.0):
         path = write_tiny_model(tmp_path / f"{noise}.gguf", noise=noise, extra_tokens=extra_tokens)
-        draft = Context(Model(path), n_ctx=512, threads=1, max_logits=256)
+        draft = Context(Model(path), n_ctx=512, threads=1, max_tokens=256, max_logits=256)
         prompt = draft.model.vocabulary.tokenize("Hello, what is the time?", add_special=True)
         guesses = draft.evaluate(prompt + said, len(said) + 1)[:-1].argmax(axis=1)
         agreement.append(float((guesses == np.array(said)).mean()))
