@@ -65,7 +65,9 @@ class SamplingSettings:
             value = getattr(self, entry.name)
             low, high = ranges.get(entry.name, (0, 0))
             if entry.name in ranges and not low <= value <= high:  # catches NaN too
-                raise InvalidRequest(f"{entry.name.replace('_', '-')} is {value}: give {low:g} to {high:g}")
+                raise InvalidRequest(
+                    f"{entry.name.replace('_', '-')} is {value}: give {low:.10g} to {high:.10g}"
+                )
         if not all(bias <= _MAX_BIAS for bias in self.logit_bias.values()):  # catches NaN too
             raise InvalidRequest(f"a logit bias is not a number up to {_MAX_BIAS:g}: give one, or -inf")
 

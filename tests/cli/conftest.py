@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -88,6 +89,10 @@ def folders(home):
     for kind in ("config", "cache", "data", "state"):
         own[f"XDG_{kind.upper()}_HOME"] = str(home / kind)
     return kept | own
+
+
+# A runner in the background ignores Ctrl-C, and what it starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
