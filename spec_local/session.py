@@ -15,6 +15,7 @@ from typing import Literal
 from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest, ModelError
+from spec_local.language_model import common_prefix
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
@@ -187,7 +188,7 @@ class Session:
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
         cached = self.main.cached
-        if not self.main.model.can_roll_back and list(tokens[:-1][: len(cached)]) != list(cached):
+        if not self.main.model.can_roll_back and common_prefix(cached, list(tokens[:-1])) < len(cached):
             self.main.trim(0)  # another text: a recurrent model can forget all, and no less
         sampler = Sampler(settings.sampling)
         events = decode(
@@ -204,6 +205,12 @@ class Session:
             clock=clock,
         )
         return self._texts(events, settings.stops)
+
+    def proposer_name(self, settings: GenerationSettings) -> ProposerName:
+        """Who guesses: what the settings say, and what ``auto`` means with these models."""
+        if settings.proposer != "auto":
+            return settings.proposer
+        return "draft" if self.draft else "lookup" if self.main.model.can_roll_back else "none"
 
     def _texts(self, events: Iterator[Event], stops: Sequence[str]) -> Iterator[Prefilled | Text | Done]:
         vocabulary = self.main.model.vocabulary
@@ -229,9 +236,7 @@ class Session:
                     break
 
     def _proposer(self, settings: GenerationSettings, sampler: Sampler) -> Proposer | None:
-        name = settings.proposer
-        if name == "auto":
-            name = "draft" if self.draft else "lookup" if self.main.model.can_roll_back else "none"
+        name = self.proposer_name(settings)
         if name == "none":
             return None
         if not self.main.model.can_roll_back:

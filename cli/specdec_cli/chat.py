@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from specdec_cli import exits, render
 from specdec_cli.options import ModelOptions, SamplingOptions, flattened, generation_settings
 
@@ -107,7 +107,6 @@ class _Talk:
                 )
 
     def _answer(self, question: str) -> None:
-        from spec_local.errors import ContextOverflow
         from spec_local.session import Done, Text
 
         said, tokens = "", list[int]()
@@ -158,11 +157,10 @@ class _Talk:
 
 def _greeting(session: "Session", settings: "GenerationSettings") -> str:
     main, draft = session.main.model, session.draft
-    guesses = f"draft {draft.model.path.name}" if draft else f"guesses by {settings.proposer}"
-    if settings.proposer == "none":
-        guesses = "no guesses"
-    elif settings.proposer == "auto" and not draft:
-        guesses = "guesses by lookup" if main.can_roll_back else "no guesses"
+    name = session.proposer_name(settings)
+    guesses = "no guesses" if name == "none" else f"guesses by {name}"
+    if draft and name != "none":
+        guesses = f"draft {draft.model.path.name}"
     return f"main {main.path.name} · {guesses}, up to {settings.draft_max} a step · context {session.main.n_ctx} · /help"
 
 

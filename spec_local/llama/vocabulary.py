@@ -82,10 +82,10 @@ class Vocabulary:
         return result.result()
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        n = -(len(raw) + 8)  # mostly at most a token a byte, and the special ones
-        for _ in range(
-            2
-        ):  # a byte that is not UTF-8 may become the three of U+FFFD: then -n is what it takes
+        # Mostly at most a token a byte, and the special ones; a byte that is not UTF-8 may become the three
+        # of U+FFFD, and then the answer -n is what it takes.
+        n = -(len(raw) + 8)
+        for _ in range(2):
             tokens = (ctypes.c_int32 * -n)()
             n = self._lib.llama_tokenize(
                 self._handle, raw, len(raw), tokens, len(tokens), add_special, parse_special
