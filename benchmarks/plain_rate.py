@@ -2,10 +2,10 @@
 
     python benchmarks/plain_rate.py --llama-cpp-bin BUILD/bin --model MODEL.gguf
 
-Both evaluate --n tokens one by one, from an empty cache (ours from a prompt of a few tokens), temperature 0, with
-the same threads, flash attention left to llama.cpp, an f16 cache of the same length, and weights repacked.
-llama-bench draws random tokens and looks at no logits; everything that we do beyond that is in our time. It gets
-our physical batch size, which single tokens do not use.
+Both evaluate --n tokens one by one after a prompt of a few tokens, temperature 0, with the same threads, flash
+attention left to llama.cpp, an f16 cache of the same length, and weights repacked. llama-bench draws random tokens
+and looks at no logits; everything that we do beyond that is in our time. It gets our physical batch size, which
+single tokens do not use.
 """
 
 import json
@@ -31,6 +31,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     with Session.open(options.model, n_ctx=options.n + 32, threads=options.threads) as session:
+        depth = len(session.main.model.vocabulary.tokenize(PROMPT, add_special=True)) - 1
         settings = GenerationSettings(
             sampling=SamplingSettings(temperature=0), proposer="none", max_tokens=options.n
         )
@@ -49,7 +50,18 @@ def main() -> None:
 
         def theirs() -> float:
             command = [options.llama_cpp_bin / "llama-bench", "-m", options.model, "-n", options.n, "-p", 0]
-            command += ["-t", options.threads, "-r", 1, "-o", "json", "-ub", session.main.max_tokens]
+            command += [
+                "-d",
+                depth,
+                "-t",
+                options.threads,
+                "-r",
+                1,
+                "-o",
+                "json",
+                "-ub",
+                session.main.max_tokens,
+            ]
             answer = subprocess.run(list(map(str, command)), capture_output=True, check=True).stdout
             return float(json.loads(answer)[0]["samples_ts"][0])
 

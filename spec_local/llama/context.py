@@ -117,33 +117,32 @@ class Context:
                 f"llama.cpp could not make a context of {n_ctx} tokens "
                 f"({runtime.reason('it gave no reason')}): give a smaller --ctx or another --cache-type"
             )
+        self._owner = _Owner()
         # The model must outlive the context, and weakref.finalize runs newest first at exit.
-        self.close = weakref.finalize(self, _free, lib, self.handle, model)
+        self.close = weakref.finalize(self._owner, _free, lib, self.handle, model)
         self._memory = lib.llama_get_memory(self.handle)
         self._tokens: list[list[int]] = [[] for _ in range(n_sequences)]
-        self._fill_batch(max_tokens)
+        self._make_batch(max_tokens)
+        self._logits: Logits = np.empty((0, self.n_vocab), np.float32)
+        self._logits_address = 0
 
-    def _fill_batch(self, capacity: int) -> None:
+    def _make_batch(self, capacity: int) -> None:
         """One batch for all calls: numpy arrays that llama.cpp reads in place."""
-        self._ids = np.zeros(capacity, np.int32)
-        self._positions = np.zeros(capacity, np.int32)
-        self._wanted = np.zeros(capacity, np.int8)
-        self._sequence = np.zeros((capacity, 1), np.int32)
-        self._counts = np.ones(capacity, np.int32)
-        self._pointers = (
-            self._sequence.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._sequence.itemsize
-        )
+        sequences = np.zeros((capacity, 1), np.int32)
+        arrays: dict[str, np.ndarray[Any, Any]] = {
+            "token": np.zeros(capacity, np.int32),
+            "pos": np.zeros(capacity, np.int32),
+            "logits": np.zeros(capacity, np.int8),
+            "n_seq_id": np.ones(capacity, np.int32),
+            "seq_id": sequences.ctypes.data + np.arange(capacity, dtype=np.uint64) * sequences.itemsize,
+        }
         batch = self._batch = self._lib.llama_batch()
-        arrays: list[tuple[str, np.ndarray[Any, Any]]] = [
-            ("token", self._ids),
-            ("pos", self._positions),
-            ("logits", self._wanted),
-            ("n_seq_id", self._counts),
-            ("seq_id", self._pointers),
-        ]
-        for name, array in arrays:
-            kind = dict(batch._fields_)[name]
-            setattr(batch, name, ctypes.cast(array.ctypes.data, kind))
+        for name, array in arrays.items():
+            setattr(batch, name, ctypes.cast(array.ctypes.data, dict(batch._fields_)[name]))
+        self._arrays = arrays  # nobody else would keep them
+        # A call has few tokens, and for few entries a memoryview is several times quicker than numpy.
+        self._ids, self._positions, self._wanted = (arrays[name].data for name in ("token", "pos", "logits"))
+        self._sequences = sequences[:, 0].data
 
     @property
     def cached(self) -> Sequence[int]:
@@ -172,17 +171,7 @@ class Context:
             BackendError: llama.cpp failed; each cache holds what it held, or a prefix of what was asked (a
                 recurrent model's may hold nothing).
         """
-        n_tokens, n_logits = self._check(rows)
-        i = 0
-        for row in rows:
-            n = len(row.tokens)
-            cached = self._tokens[row.sequence]
-            self._ids[i : i + n] = row.tokens
-            self._positions[i : i + n] = np.arange(len(cached), len(cached) + n)
-            self._sequence[i : i + n] = row.sequence
-            self._wanted[i : i + n] = 0
-            self._wanted[i + n - row.n_logits : i + n] = 1
-            i += n
+        n_tokens, n_logits = self._fill_batch(rows)
         self._batch.n_tokens = n_tokens
         runtime.forget_complaints()
         lengths = [len(self._tokens[row.sequence]) for row in rows]
@@ -204,39 +193,53 @@ class Context:
                 f"llama.cpp could not evaluate {n_tokens} tokens "
                 f"(code {code}, {runtime.reason('no reason given')}): try again, and run specdec doctor if it stays so"
             )
-        if not n_logits:
-            return np.empty((0, self.n_vocab), np.float32)
-        address = ctypes.cast(self._lib.llama_get_logits(self.handle), ctypes.c_void_p).value
-        if not address:
-            raise BackendError("llama.cpp returned no logits: this model cannot write text")
-        view = (ctypes.c_float * (n_logits * self.n_vocab)).from_address(address)
-        view.owner = self  # type: ignore[attr-defined]  # whoever holds the logits holds their memory
-        logits: Logits = np.frombuffer(memoryview(view), np.float32)
-        return logits.reshape(n_logits, self.n_vocab)
+        return self._read_logits(n_logits)
 
-    def _check(self, rows: Sequence[Row]) -> tuple[int, int]:
+    def _fill_batch(self, rows: Sequence[Row]) -> tuple[int, int]:
+        """Check what is asked and write it into the batch; its numbers of tokens and of rows of logits."""
         n_tokens = sum(len(row.tokens) for row in rows)
         n_logits = sum(row.n_logits for row in rows)
-        if len({row.sequence for row in rows}) != len(rows):
-            raise InvalidRequest("a sequence stands twice in one call: put its tokens into one row")
-        for row in rows:
-            self._check_sequence(row.sequence)
-            if not 0 <= row.n_logits <= len(row.tokens) or not row.tokens:
-                raise InvalidRequest(
-                    f"{row.n_logits} rows of logits of {len(row.tokens)} tokens: ask for 0 to all"
-                )
         if not 1 <= n_tokens <= self.max_tokens:
             raise InvalidRequest(f"{n_tokens} tokens in one call: give 1 to {self.max_tokens}")
         if n_logits > self.max_logits:
             raise InvalidRequest(f"{n_logits} rows of logits in one call: ask for at most {self.max_logits}")
+        if len(rows) > 1 and len({row.sequence for row in rows}) < len(rows):
+            raise InvalidRequest("a sequence stands twice in one call: put its tokens into one row")
+        i = 0
         for row in rows:
-            if min(row.tokens) < 0 or max(row.tokens) >= self.n_vocab:
+            tokens = row.tokens
+            n = len(tokens)
+            self._check_sequence(row.sequence)
+            if not 0 <= row.n_logits <= n or not n:
+                raise InvalidRequest(f"{row.n_logits} rows of logits of {n} tokens: ask for 0 to all")
+            if min(tokens) < 0 or max(tokens) >= self.n_vocab:
                 raise InvalidRequest(f"a token is outside of the vocabulary: give 0 to {self.n_vocab - 1}")
-        if max(len(self._tokens[row.sequence]) + len(row.tokens) for row in rows) > self.n_ctx:
-            raise ContextOverflow(
-                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
-            )
+            start = len(self._tokens[row.sequence])
+            if start + n > self.n_ctx:
+                raise ContextOverflow(
+                    f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
+                )
+            for j, token in enumerate(tokens):
+                self._ids[i] = token
+                self._positions[i] = start + j
+                self._sequences[i] = row.sequence
+                self._wanted[i] = j >= n - row.n_logits
+                i += 1
         return n_tokens, n_logits
+
+    def _read_logits(self, n: int) -> Logits:
+        if not n:
+            return np.empty((0, self.n_vocab), np.float32)
+        pointer = self._lib.llama_get_logits(self.handle)
+        if not pointer:
+            raise BackendError("llama.cpp returned no logits: this model cannot write text")
+        address = ctypes.addressof(pointer.contents)
+        if address != self._logits_address:
+            view = (ctypes.c_float * (self.max_logits * self.n_vocab)).from_address(address)
+            view.owner = self._owner  # type: ignore[attr-defined]  # who holds the logits holds their memory
+            flat: Logits = np.frombuffer(memoryview(view), np.float32)
+            self._logits, self._logits_address = flat.reshape(-1, self.n_vocab), address
+        return self._logits[:n]
 
     def trim(self, length: int, sequence: int = 0) -> None:
         """Roll a sequence's cache back to its first `length` tokens.
@@ -289,6 +292,10 @@ class Context:
             length = 0  # the one running state may have been left half-way: nothing of it can be trusted
         del self._tokens[sequence][length:]
         self._lib.llama_memory_seq_rm(self._memory, sequence, len(self._tokens[sequence]), -1)
+
+
+class _Owner:
+    """Lives as long as the context or anybody's view of its logits; the context is freed after it."""
 
 
 def _free(lib: Any, handle: int, model: Model) -> None:
