@@ -21,6 +21,7 @@ from spec_local import Done, GenerationSettings, Prefilled, SamplingSettings, Se
 from spec_local.llama import runtime
 from spec_local.llama.context import default_threads
 from spec_local.llama.quantize import quantize
+from spec_local.session import SHAPES
 
 MODELS = ("main model", "draft model")
 
@@ -79,6 +80,9 @@ def main() -> None:
     arguments.add_argument("--n", type=int, default=96, help="tokens a run")
     arguments.add_argument("--threads", type=int, default=default_threads())
     arguments.add_argument("--proposer", default="draft", choices=["draft", "lookup", "none"])
+    arguments.add_argument("--shape", default="chain", choices=SHAPES)
+    arguments.add_argument("--tree-nodes", type=int, default=16)
+    arguments.add_argument("--verifier", default="auto")
     options = arguments.parse_args()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +92,7 @@ def main() -> None:
             draft = quantize(options.main, Path(folder) / "draft-Q4_0.gguf", "Q4_0")
         with Session.open(options.main, draft, n_ctx=2048, threads=options.threads) as session:
             print(
-                f"main {options.main.name}, draft {draft.name if draft else 'none'}, k = {options.draft_max}, "
+                f"main {options.main.name}, draft {draft.name if draft else 'none'}, k = {options.draft_max}, {options.shape}, "
                 f"{options.n} tokens, {options.threads} threads; {machine()}\n"
             )
             for setting in options.settings:
@@ -107,6 +111,9 @@ def report(session: Session, options: Any, temperature: float, top_p: float) -> 
                 max_tokens=options.n,
                 proposer=options.proposer,
                 draft_max=options.draft_max,
+                shape=options.shape,
+                tree_nodes=options.tree_nodes,
+                verifier=options.verifier,
             )
             run = profile(
                 session, tokens_of(session.main.model, chat_text(session.main.model, PROMPTS[name])), settings

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from spec_local.dice import Dice
 from spec_local.errors import ContextOverflow, InvalidRequest
-from spec_local.language_model import LanguageModel, prefill
-from spec_local.proposers.base import Proposal, Proposer
-from spec_local.sampling import Distribution, Sampler, align
-from spec_local.verifiers import Verifier, verify_block
+from spec_local.language_model import LanguageModel, Logits, prefill
+from spec_local.proposal import ROOT, Proposal
+from spec_local.proposers.base import Limit, Proposer
+from spec_local.sampling import Distribution, Sampler
+from spec_local.verifiers import VERIFIERS, Verifier
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
@@ -42,12 +41,12 @@ class Statistics:
     n_steps: int = 0
     """Calls of main after the prompt."""
     draft_n: int = 0
-    """Tokens guessed and tested."""
+    """Tokens guessed and tested: nodes of the proposals."""
     draft_n_accepted: int = 0
     tested_at: list[int] = field(default_factory=list)
-    """How often a guess stood at position 1, 2, … of its draft."""
+    """How often a proposal reached position 1, 2, …"""
     accepted_at: list[int] = field(default_factory=list)
-    """How often it was accepted there."""
+    """How often a guess was accepted there."""
     profile: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by part of the work, over all steps."""
 
@@ -63,13 +62,16 @@ class Statistics:
     def acceptance_rate(self) -> float:
         return self.draft_n_accepted / self.draft_n if self.draft_n else 0.0
 
-    def _count_step(self, n_said: int, n_drafted: int, n_accepted: int) -> None:
+    def _count_step(self, n_said: int, proposal: Proposal, n_accepted: int) -> None:
         self.n_steps += 1
         self.predicted_n += n_said
-        self.draft_n += n_drafted
+        self.draft_n += len(proposal.tokens)
         self.draft_n_accepted += n_accepted
-        for counts, n in ((self.tested_at, n_drafted), (self.accepted_at, n_accepted)):
-            counts.extend([0] * (n_drafted - len(counts)))
+        if not proposal.tokens:
+            return
+        depth = proposal.depth
+        for counts, n in ((self.tested_at, depth), (self.accepted_at, n_accepted)):
+            counts.extend([0] * (depth - len(counts)))
             for position in range(n):
                 counts[position] += 1
 
@@ -85,12 +87,12 @@ class Prefilled:
 class Step:
     """One call of main: the accepted guesses, then one token of main's own.
 
-    tokens: what was said. drafted: what had been guessed. n_accepted: the first so many of `tokens`
+    tokens: what was said. proposal: what had been guessed. n_accepted: the first so many of `tokens`
     were guesses.
     """
 
     tokens: Sequence[int]
-    drafted: Sequence[int]
+    proposal: Proposal
     n_accepted: int
 
 
@@ -112,7 +114,7 @@ def decode(
     sampler: Sampler,
     dice: Dice,
     proposer: Proposer | None = None,
-    verifier: Verifier = verify_block,
+    verifier: Verifier = VERIFIERS["block"],
     draft_max: int = 4,
     max_tokens: int | None = None,
     is_end: Callable[[int], bool] = lambda token: False,
@@ -127,7 +129,7 @@ def decode(
         sampler: shapes main's logits (and, in the proposer, the draft's).
         dice: decides everything that is left to chance.
         proposer: None for plain decoding.
-        draft_max: most tokens to guess a step.
+        draft_max: most tokens of a path to guess a step.
         max_tokens: most tokens to say; None: until an end token or the end of the context.
         is_end: whether a token ends the answer; it is said, and nothing after it.
         cancelled: asked between calls of main; True ends the answer there.
@@ -223,53 +225,52 @@ class _Row:
         statistics.prompt_s = self._clock() - started
 
     def step(self, limit: int, is_end: Callable[[int], bool]) -> Step:
-        """Guess up to `limit` tokens, test them in one call of main, and commit what stands."""
+        """Guess paths of up to `limit` tokens, test them in one call of main, and commit what stands."""
         started = self._lap_started = self._clock()
         main, history, statistics = self.main, self.history, self.statistics
-        limit = min(limit, main.n_ctx - len(history), main.max_logits - 1, main.max_tokens - 1)
+        nodes = min(main.n_ctx - len(history), main.max_logits - 1, main.max_tokens - 1)
         proposal = Proposal()
-        if self._proposer and limit > 0:
-            proposal = self._proposer.propose(history, limit, self._dice, self._lap)
-        logits = main.evaluate([history[-1], *proposal.tokens], len(proposal.tokens) + 1)
+        if self._proposer and min(limit, nodes) > 0:
+            limits = Limit(min(limit, nodes), nodes, main.max_branches)
+            proposal = self._proposer.propose(history, limits, self._dice, self._lap)
+        # The last token said comes first, so that node i of the proposal is main's node i + 1.
+        logits = main.grow([history[-1], *proposal.tokens], [ROOT, *(n + 1 for n in proposal.parents)])
         self._lap("main model")
-        distributions = self._sampler.distributions(logits, history, proposal.tokens)
-        self._lap("main sampling")
-        said, n_accepted = self._verify(proposal, distributions)
+        path, token = self._verifier(proposal, self._mains(proposal, logits), main.n_vocab, self._dice)
+        said = [*(proposal.tokens[node] for node in path), token]
         end = next((i + 1 for i, token in enumerate(said) if is_end(token)), len(said))
-        said, n_accepted = said[:end], min(n_accepted, end)
+        said, n_accepted = said[:end], min(len(path), end)
         self._lap("verify")
         history.extend(said)
-        self.roll_back()
+        main.keep([0, *(node + 1 for node in path[: end - 1])])
+        if self._proposer:
+            self._proposer.commit(history)
         self._lap("commit")
-        statistics._count_step(len(said), len(proposal.tokens), n_accepted)
+        statistics._count_step(len(said), proposal, n_accepted)
         statistics.predicted_s += self._lap_started - started
         if statistics.n_steps == 1:
             statistics.first_token_s = statistics.prompt_s + statistics.predicted_s
-        return Step(said, proposal.tokens, n_accepted)
+        return Step(said, proposal, n_accepted)
+
+    def _mains(self, proposal: Proposal, logits: Logits) -> Callable[[int], Distribution]:
+        """Main's distribution after a node of the proposal: a rule asks for few of them, and each takes time."""
+        settings = self._sampler.settings
+        recent = self.history[-settings.penalty_window :] if settings.has_memory else None
+
+        def distribution(node: int) -> Distribution:
+            self._lap("verify")
+            path = () if recent is None else [*recent, *(proposal.tokens[n] for n in proposal.path(node))]
+            found = self._sampler.distribution(logits[node + 1], path)
+            self._lap("main sampling")
+            return found
+
+        return distribution
 
     def roll_back(self) -> None:
         """Keep in both caches only what has been said, less the last token, which main has yet to read."""
         self.main.trim(min(len(self.main.cached), len(self.history) - 1))
         if self._proposer:
             self._proposer.commit(self.history)
-
-    def _verify(self, proposal: Proposal, distributions: Sequence[Distribution]) -> tuple[list[int], int]:
-        """Accepted tokens and the one after them, and how many were accepted."""
-        k = len(proposal.tokens)
-        if not k:  # plain decoding
-            return [distributions[0].draw(self._dice)], 0
-        rows, columns = align([*distributions, *proposal.distributions], self.main.n_vocab)
-        drafted = np.asarray(proposal.tokens, np.int64)
-        verdict = self._verifier(
-            rows[None, : k + 1],
-            rows[None, k + 1 :],
-            (drafted if columns is None else columns.searchsorted(drafted))[None],
-            np.array([k]),
-            [self._dice],
-        )
-        n_accepted = int(verdict.n_accepted[0])
-        said = verdict.tokens[0, : n_accepted + 1]
-        return (said if columns is None else columns[said]).tolist(), n_accepted
 
     def _lap(self, part: str) -> None:
         now = self._clock()

@@ -27,7 +27,7 @@ class FakeModel:
         noise: how far the logits are from those of noise 0, so that a draft can be near its main.
         scale: standard deviation of the logits; large is sure of itself.
         order: how many tokens the next one depends on.
-        n_ctx, max_tokens, max_logits: the limits it keeps.
+        n_ctx, max_tokens, max_logits, max_branches: the limits it keeps.
     """
 
     def __init__(
@@ -41,13 +41,15 @@ class FakeModel:
         n_ctx: int = 256,
         max_tokens: int = 32,
         max_logits: int = 17,
+        max_branches: int = 16,
     ) -> None:
         self.n_vocab, self.n_ctx = n_vocab, n_ctx
-        self.max_tokens, self.max_logits = max_tokens, max_logits
+        self.max_tokens, self.max_logits, self.max_branches = max_tokens, max_logits, max_branches
         self._seed, self._noise, self._scale, self._order = seed, noise, scale, order
         self._tokens: list[int] = []
+        self._tree: list[tuple[int, int]] = []  # token and parent of each node
         self._buffer = np.full((max_logits, n_vocab), np.nan, np.float32)
-        self.calls: list[int] = []  # tokens of each evaluate, for tests that count
+        self.calls: list[int] = []  # tokens of each call, for tests that count
 
     @property
     def cached(self) -> Sequence[int]:
@@ -63,23 +65,51 @@ class FakeModel:
         return (values * self._scale).astype(np.float32)
 
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
+        self._tree.clear()
+        logits = self.grow(tokens, range(-1, len(tokens) - 1), n_logits)
+        self.keep(range(len(tokens)))
+        return logits
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None) -> Logits:
+        n_logits = len(tokens) if n_logits is None else n_logits
         if not 1 <= len(tokens) <= self.max_tokens or not 0 <= n_logits <= min(len(tokens), self.max_logits):
             raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} rows of logits in one call")
         if min(tokens) < 0 or max(tokens) >= self.n_vocab:
             raise InvalidRequest("a token is outside of the vocabulary")
-        if len(self._tokens) + len(tokens) > self.n_ctx:
+        if len(parents) != len(tokens):
+            raise InvalidRequest(f"{len(tokens)} tokens have {len(parents)} parents")
+        tree = [*self._tree, *zip(tokens, parents, strict=True)]
+        if any(not -1 <= parent < node for node, (_, parent) in enumerate(tree)):
+            raise InvalidRequest("a node has no such parent")
+        if len(set(range(len(tree))) - {parent for _, parent in tree}) > self.max_branches:
+            raise InvalidRequest(f"a tree of more than {self.max_branches} branches")
+        if len(self._tokens) + len(tree) > self.n_ctx:
             raise ContextOverflow("the context is full")
         self.calls.append(len(tokens))
-        self._tokens.extend(tokens)
+        self._tree = tree
         self._buffer[:] = np.nan  # as in llama.cpp, what an earlier call returned is gone
         for row in range(n_logits):
-            self._buffer[row] = self.logits(self._tokens[: len(self._tokens) - n_logits + row + 1])
+            path, node = [], len(tree) - n_logits + row
+            while node >= 0:
+                path.append(tree[node][0])
+                node = tree[node][1]
+            self._buffer[row] = self.logits([*self._tokens, *reversed(path)])
         return self._buffer[:n_logits]
+
+    def keep(self, path: Sequence[int]) -> None:
+        parent = -1
+        for node in path:
+            if not 0 <= node < len(self._tree) or self._tree[node][1] != parent:
+                raise InvalidRequest(f"node {node} is no child of node {parent}")
+            parent = node
+        self._tokens.extend(self._tree[node][0] for node in path)
+        self._tree.clear()
 
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self._tokens):
             raise InvalidRequest(f"cannot trim {len(self._tokens)} tokens to {length}")
         del self._tokens[length:]
+        self._tree.clear()
 
 
 class _ReplayDice:

@@ -13,7 +13,11 @@ Logits = NDArray[np.float32]
 
 
 class LanguageModel(Protocol):
-    """One sequence of tokens, cached by a model that can extend it and roll it back."""
+    """A text, cached by a model that can grow it by a tree of guesses, keep one path of it, and roll it back.
+
+    The nodes of the tree are numbered in the order in which they came since the text last changed; the parent
+    of those that follow the text's last token is −1.
+    """
 
     @property
     def n_vocab(self) -> int:
@@ -21,22 +25,26 @@ class LanguageModel(Protocol):
 
     @property
     def n_ctx(self) -> int:
-        """Most tokens that the cache holds."""
+        """Most tokens that the cache holds, those of the tree included."""
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens that one `evaluate` takes."""
+        """Most tokens that one call takes."""
 
     @property
     def max_logits(self) -> int:
-        """Most rows of logits that one `evaluate` returns."""
+        """Most rows of logits that one call returns."""
+
+    @property
+    def max_branches(self) -> int:
+        """Most leaves of a tree; 1: chains only."""
 
     @property
     def cached(self) -> Sequence[int]:
-        """The tokens in the cache, in order. Do not change it."""
+        """The tokens of the text, in order, without the tree. Do not change it."""
 
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
-        """Append tokens to the cache in ONE call of the model.
+        """Append tokens to the text in ONE call of the model; a tree on top is forgotten.
 
         Args:
             tokens: 1 to `max_tokens` ids.
@@ -44,16 +52,35 @@ class LanguageModel(Protocol):
 
         Returns:
             float32 (n_logits, n_vocab): row i scores the token that follows
-            ``tokens[len(tokens) - n_logits + i]``. A view: the next `evaluate` overwrites it.
+            ``tokens[len(tokens) - n_logits + i]``. A view: the next call overwrites it.
 
         Raises:
             ContextOverflow: the cache has no room for them.
-            BackendError: the model failed; the cache holds what it held before, or a prefix of more (a
-                recurrent model's may hold nothing).
+            BackendError: the model failed; the text is what it was (a recurrent model's may be gone).
         """
 
+    def grow(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None) -> Logits:
+        """Add nodes to the tree in ONE call of the model.
+
+        Args:
+            tokens: 1 to `max_tokens` ids.
+            parents: of each: −1, a node that is there already, or an earlier one of this call.
+            n_logits: how many of the last nodes want logits; None: all.
+
+        Returns:
+            float32 (n_logits, n_vocab): row i scores the token that follows node i (of those that want any)
+            and its ancestors. A view: the next call overwrites it.
+
+        Raises:
+            InvalidRequest: no such parent, or more branches than `max_branches`; nothing has changed.
+            ContextOverflow, BackendError: as above; the tree is forgotten.
+        """
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Append a path of the tree, nodes from the root down, to the text; forget all others."""
+
     def trim(self, length: int) -> None:
-        """Roll the cache back to its first `length` tokens."""
+        """Roll the text back to its first `length` tokens, and forget the tree."""
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

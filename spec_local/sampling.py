@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 from spec_local.dice import Dice
 from spec_local.errors import BackendError, InvalidRequest
 
+_NO_NUMBERS = (
+    "the model's logits are not numbers, or every token is forbidden: "
+    "check the logit bias, or download the model again"
+)
 _MAX_BIAS = 1e30  # float32 must hold it with a logit on top
 
 
@@ -109,6 +113,23 @@ class Distribution:
         index = dice.choose(self.probs)
         return index if self.ids is None else int(self.ids[index])
 
+    def top(self, k: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """The k most probable tokens, in falling order (of equal ones the lower id first), and their probabilities.
+
+        Fewer where fewer can be drawn.
+        """
+        best = _top(self.probs, k)
+        best = best[: np.count_nonzero(self.probs[best])]
+        return (best if self.ids is None else self.ids[best]), self.probs[best]
+
+    def without(self, tokens: Sequence[int]) -> "Distribution":
+        """What is left when these tokens cannot be drawn (at least one other must be possible)."""
+        if not tokens:
+            return self
+        probs = self.probs.copy()
+        probs[np.asarray(tokens) if self.ids is None else self.ids.searchsorted(tokens)] = 0.0
+        return Distribution(self.ids, probs / probs.sum())
+
     def dense(self, n_vocab: int) -> NDArray[np.float64]:
         """float64 (n_vocab,), zero where a token cannot be drawn."""
         row = np.zeros(n_vocab)
@@ -145,10 +166,7 @@ class Sampler:
         best = int(logits.argmax())  # a NaN anywhere is the maximum
         top = float(logits[best])
         if not math.isfinite(top):
-            raise BackendError(
-                "the model's logits are not numbers, or every token is forbidden: "
-                "check the logit bias, or download the model again"
-            )
+            raise BackendError(_NO_NUMBERS)
         if settings.temperature == 0 or settings.top_k == 1:
             return Distribution.certain(best)
         ids: NDArray[np.intp] | None = None
@@ -163,15 +181,22 @@ class Sampler:
             logits, ids = logits[keep], keep if ids is None else ids[keep]
         return Distribution(ids, _softmax(logits, top, settings.temperature))
 
-    def distributions(
-        self, logits: NDArray[np.float32], history: Sequence[int], drafted: Sequence[int]
-    ) -> list[Distribution]:
-        """One distribution per row of logits (k+1, V): row i follows `history` and the first i drafted tokens."""
-        if not self.settings.has_memory:
-            return [self.distribution(row) for row in logits]
-        window = [*history[-self.settings.penalty_window :], *drafted]
-        start = len(window) - len(drafted)
-        return [self.distribution(row, window[: start + i]) for i, row in enumerate(logits)]
+    def most_probable(
+        self, logits: NDArray[np.float32], k: int, history: Sequence[int] = ()
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """`Distribution.top` of the distribution; at temperature 0, where only one is left, of temperature 1.
+
+        For guesses that are ranked and not drawn.
+        """
+        if self.settings.temperature > 0:
+            return self.distribution(logits, history).top(k)
+        logits = self._adjusted(logits, history)
+        top = float(logits.max())
+        if not math.isfinite(top):
+            raise BackendError(_NO_NUMBERS)
+        weights = np.exp(logits - np.float32(top))
+        best = _top(weights, k)
+        return best, weights[best] / weights.sum(dtype=np.float64)
 
     def _adjusted(self, logits: NDArray[np.float32], history: Sequence[int]) -> NDArray[np.float32]:
         settings = self.settings
@@ -231,6 +256,17 @@ def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
     above = (logits > threshold).nonzero()[0]
     equal = (logits == threshold).nonzero()[0][: k - len(above)]
     return np.sort(np.concatenate([above, equal]))
+
+
+def _top(weights: NDArray[np.floating], k: int) -> NDArray[np.intp]:
+    """Indices of the k largest weights, largest first; of equal ones the lower index first."""
+    k = min(k, len(weights))
+    candidates: NDArray[np.intp] = np.arange(len(weights)) if len(weights) < 1024 else np.empty(0, np.intp)
+    bar = float(weights.max())
+    while len(candidates) < k:  # sorting only what is above a bar, which falls until that suffices
+        bar = bar / 8 if bar > 1e-30 else -np.inf
+        candidates = (weights >= bar).nonzero()[0]
+    return candidates[np.argsort(-weights[candidates], kind="stable")[:k]]
 
 
 def _nucleus(weights: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:

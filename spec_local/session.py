@@ -8,10 +8,11 @@ with Session.open("main.gguf", "draft.gguf") as session:
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from spec_local.costs import CostTable, measure
 from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest, ModelError
@@ -19,17 +20,24 @@ from spec_local.language_model import common_prefix
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
-from spec_local.proposers import DraftModel, PromptLookup, Proposer
+from spec_local.planning import plan, plan_chain
+from spec_local.proposal import Proposal
+from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn, PromptLookup, Proposer, Shape
 from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.text import TextStream
 from spec_local.verifiers import VERIFIERS
 from spec_local.vocabulary import check_same
 
+ShapeName = Literal["chain", "tree", "beam", "auto"]
+SHAPES: tuple[ShapeName, ...] = ("chain", "tree", "beam", "auto")
 ProposerName = Literal["auto", "draft", "lookup", "none"]
 PROPOSERS: tuple[ProposerName, ...] = ("auto", "draft", "lookup", "none")
 MAX_DRAFT = 64
 """Most tokens that may be guessed a step: main's context reserves one row of logits for each."""
+CHAIN_VERIFIERS = [name for name, verifier in VERIFIERS.items() if verifier.drawing == "one"]
 _USUAL_CONTEXT = 4096
+_USUAL_ACCEPTANCE = (0.65, 0.12, 0.05, 0.03)
+"""How often main goes to the most probable guess of a good draft, to the second, …: what ``auto`` plans with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,12 @@ class GenerationSettings:
         stops: strings that end the answer and are not part of it.
         proposer: ``draft`` (the draft model), ``lookup`` (prompt lookup), ``none``; ``auto`` takes the draft
             model where there is one, else lookup.
-        draft_max: most tokens to guess a step.
-        verifier: ``block`` or ``token``: both exact, block never accepts less.
+        draft_max: most tokens to guess a step, one after the other.
+        shape: what a draft model guesses: a ``chain``, a ``tree`` or ``beam`` search; ``auto``: see `Session.planned`.
+        tree_nodes: most guesses of a tree or of beams a step.
+        beam_width: how many beams.
+        verifier: a name of `spec_local.verifiers.VERIFIERS`, all of them exact; ``auto`` takes the one that
+            accepts most: ``block`` for a chain, ``membership`` for beams and at temperature 0, ``traversal`` for a tree.
         greedy_draft: guess the draft's most probable token instead of drawing from it.
     """
 
@@ -54,16 +66,30 @@ class GenerationSettings:
     stops: Sequence[str] = ()
     proposer: ProposerName = "auto"
     draft_max: int = 4
-    verifier: str = "block"
+    shape: ShapeName = "chain"
+    tree_nodes: int = 16
+    beam_width: int = 4
+    verifier: str = "auto"
     greedy_draft: bool = False
 
     def __post_init__(self) -> None:
         if self.proposer not in PROPOSERS:
             raise InvalidRequest(f"proposer {self.proposer!r} is unknown: give {', '.join(PROPOSERS)}")
-        if self.verifier not in VERIFIERS:
-            raise InvalidRequest(f"verifier {self.verifier!r} is unknown: give {', '.join(VERIFIERS)}")
-        if not 0 <= self.draft_max <= MAX_DRAFT:
-            raise InvalidRequest(f"draft-max is {self.draft_max}: give 0 to {MAX_DRAFT}")
+        if self.shape not in SHAPES:
+            raise InvalidRequest(f"shape {self.shape!r} is unknown: give {', '.join(SHAPES)}")
+        if self.verifier != "auto" and self.verifier not in VERIFIERS:
+            raise InvalidRequest(f"verifier {self.verifier!r} is unknown: give auto, {', '.join(VERIFIERS)}")
+        if self.shape == "tree" and self.verifier in CHAIN_VERIFIERS:
+            raise InvalidRequest(
+                f"verifier {self.verifier} judges chains only: give auto or traversal for a tree"
+            )
+        for name, value, low in [
+            ("draft-max", self.draft_max, 0),
+            ("tree-nodes", self.tree_nodes, 1),
+            ("beam-width", self.beam_width, 1),
+        ]:
+            if not low <= value <= MAX_DRAFT:
+                raise InvalidRequest(f"{name} is {value}: give {low} to {MAX_DRAFT}")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise InvalidRequest(f"max-tokens is {self.max_tokens}: give 0 or more")
         if self.seed is not None and self.seed < 0:
@@ -74,13 +100,13 @@ class GenerationSettings:
 class Text:
     """Text that has become certain with one step, or with the end; may be empty.
 
-    tokens: said in this step, without the one that ends the answer. n_accepted: the first so many of
-    them had been guessed.
+    tokens: said in this step, without the one that ends the answer. proposal: what had been guessed.
+    n_accepted: the first so many of the tokens had been.
     """
 
     text: str
     tokens: Sequence[int] = ()
-    drafted: Sequence[int] = ()
+    proposal: Proposal = field(default_factory=Proposal)
     n_accepted: int = 0
 
 
@@ -109,6 +135,7 @@ class Session:
                     )
         self.main = main
         self.draft = draft
+        self._costs: tuple[CostTable, CostTable] | None = None
         self._resources = ExitStack()
 
     @classmethod
@@ -145,7 +172,8 @@ class Session:
                 context = Context(
                     model,
                     n_ctx=length,
-                    max_logits=1 if contexts else MAX_DRAFT + 1,  # a draft needs only its last token's
+                    max_logits=MAX_DRAFT + 1,
+                    max_branches=MAX_DRAFT,
                     threads=threads,
                     cache_type=cache_type,
                 )
@@ -190,14 +218,16 @@ class Session:
         cached = self.main.cached
         if not self.main.model.can_roll_back and common_prefix(cached, list(tokens[:-1])) < len(cached):
             self.main.trim(0)  # another text: a recurrent model can forget all, and no less
+        automatic = settings.shape == "auto"
+        settings = self.planned(settings)
         sampler = Sampler(settings.sampling)
         events = decode(
             self.main,
             tokens,
             sampler=sampler,
             dice=SeededDice(settings.seed),
-            proposer=self._proposer(settings, sampler),
-            verifier=VERIFIERS[settings.verifier],
+            proposer=self._proposer(settings, sampler, self._costs if automatic else None),
+            verifier=VERIFIERS[self._verifier_name(settings)],
             draft_max=settings.draft_max,
             max_tokens=settings.max_tokens,
             is_end=vocabulary.is_end,
@@ -211,6 +241,26 @@ class Session:
         if settings.proposer != "auto":
             return settings.proposer
         return "draft" if self.draft else "lookup" if self.main.model.can_roll_back else "none"
+
+    def planned(self, settings: GenerationSettings) -> GenerationSettings:
+        """What shape ``auto`` means on this machine: a tree, a chain, or no guesses, whichever is the fastest.
+
+        The first time, both models are measured, which takes a second or so.
+        """
+        if settings.shape != "auto":
+            return settings
+        if self.proposer_name(settings) != "draft" or not self.draft or not settings.draft_max:
+            return replace(settings, shape="chain")
+        if not self._costs:
+            self._costs = measure(self.main), measure(self.draft)
+        chains_only = settings.verifier in CHAIN_VERIFIERS or settings.greedy_draft
+        best = (plan_chain if chains_only else plan)(
+            _USUAL_ACCEPTANCE, *self._costs, settings.tree_nodes, settings.draft_max
+        )
+        if not best.parents:
+            return replace(settings, shape="chain", proposer="none")
+        shape: ShapeName = "chain" if best.is_chain else "tree"
+        return replace(settings, shape=shape, draft_max=best.depth, tree_nodes=len(best.parents))
 
     def _texts(self, events: Iterator[Event], stops: Sequence[str]) -> Iterator[Prefilled | Text | Done]:
         vocabulary = self.main.model.vocabulary
@@ -230,12 +280,14 @@ class Session:
                         statistics.predicted_n -= len(event.tokens) - i - 1
                         tokens = tokens[: i + 1]
                         break
-                yield Text(text, tokens, event.drafted, min(event.n_accepted, len(tokens)))
+                yield Text(text, tokens, event.proposal, min(event.n_accepted, len(tokens)))
                 if stream.stopped:
                     yield Done("", "stop", statistics)
                     break
 
-    def _proposer(self, settings: GenerationSettings, sampler: Sampler) -> Proposer | None:
+    def _proposer(
+        self, settings: GenerationSettings, sampler: Sampler, costs: tuple[CostTable, CostTable] | None
+    ) -> Proposer | None:
         name = self.proposer_name(settings)
         if name == "none":
             return None
@@ -249,7 +301,28 @@ class Session:
         return DraftModel(
             self.draft,
             sampler,
+            self._shape(settings, costs),
             n_vocab=vocabulary.n_tokens,
             is_end=vocabulary.is_end,
-            greedy=settings.greedy_draft,
         )
+
+    def _shape(self, settings: GenerationSettings, costs: tuple[CostTable, CostTable] | None) -> Shape:
+        if settings.shape == "beam":
+            return Beam(settings.beam_width, settings.tree_nodes)
+        if settings.shape == "tree":
+            drawing = VERIFIERS[self._verifier_name(settings)].drawing
+            if drawing == "chosen":
+                return BestFirst(settings.tree_nodes, costs=costs)
+            return Drawn(drawing, settings.tree_nodes)
+        return Chain(settings.greedy_draft)
+
+    def _verifier_name(self, settings: GenerationSettings) -> str:
+        """The rule that judges, and what ``auto`` means.
+
+        A tree at temperature 0 is judged by membership, which takes the most probable nodes of all.
+        """
+        if settings.verifier != "auto":
+            return settings.verifier
+        if settings.shape == "beam" or settings.sampling.temperature == 0:
+            return "membership"
+        return "traversal" if settings.shape == "tree" else "block"

@@ -37,6 +37,8 @@ class TextStream:
     def _release(self, text: str) -> str:
         if self.stopped:
             return ""
+        if not self._stops:  # nothing to hold back for
+            return text
         self._held += text
         # The one that is complete first counts, however the text is cut into pieces.
         met = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]

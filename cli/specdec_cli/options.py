@@ -39,9 +39,23 @@ class CacheChoice(StrEnum):
     q4_0 = "q4_0"
 
 
+class ShapeChoice(StrEnum):
+    chain = "chain"
+    tree = "tree"
+    beam = "beam"
+    auto = "auto"
+
+
 class VerifierChoice(StrEnum):
-    block = "block"
+    auto = "auto"
     token = "token"
+    block = "block"
+    membership = "membership"
+    specinfer = "specinfer"
+    sequoia = "sequoia"
+    spectr = "spectr"
+    top_one = "top-one"
+    traversal = "traversal"
 
 
 _MODELS, _GUESSING, _SAMPLING = "Models", "Speculation", "Sampling"
@@ -89,11 +103,24 @@ class ModelOptions:
             help="Who guesses; auto: the draft model if there is one, else lookup.", rich_help_panel=_GUESSING
         ),
     ] = ProposerChoice.auto
-    draft_max: Annotated[int, Option(help="Most tokens to guess a step.", rich_help_panel=_GUESSING)] = 4
+    draft_max: Annotated[
+        int, Option(help="Most tokens to guess a step, one after the other.", rich_help_panel=_GUESSING)
+    ] = 4
+    shape: Annotated[
+        ShapeChoice,
+        Option(
+            help="What a draft model guesses; auto: measures for a second what is fastest here.",
+            rich_help_panel=_GUESSING,
+        ),
+    ] = ShapeChoice.chain
+    tree_nodes: Annotated[
+        int, Option(help="Most guesses of a tree or of beams a step.", rich_help_panel=_GUESSING)
+    ] = 16
+    beam_width: Annotated[int, Option(help="How many beams.", rich_help_panel=_GUESSING)] = 4
     verifier: Annotated[
         VerifierChoice,
-        Option(help="Acceptance rule; both are exact.", rich_help_panel=_GUESSING),
-    ] = VerifierChoice.block
+        Option(help="Acceptance rule; all are exact, auto takes the best.", rich_help_panel=_GUESSING),
+    ] = VerifierChoice.auto
     greedy_draft: Annotated[
         bool,
         Option(
@@ -197,6 +224,9 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         stops=sampling.stop or [],
         proposer="none" if models.no_spec else models.proposer.value,
         draft_max=models.draft_max,
+        shape=models.shape.value,
+        tree_nodes=models.tree_nodes,
+        beam_width=models.beam_width,
         verifier=models.verifier.value,
         greedy_draft=models.greedy_draft,
     )

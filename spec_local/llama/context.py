@@ -1,7 +1,11 @@
-"""A llama.cpp context: the KV cache of one or several sequences, and one call to extend them.
+"""A llama.cpp context: the KV cache of one text, and one call to grow it by a tree of tokens.
+
+In llama.cpp a token sees a cell of the cache when both share a sequence id and the cell does not come later. So a
+branch of the tree is a sequence: it is forked from its parent's without copying data, and a token whose children
+go different ways carries the ids of all of them. The text itself is always sequence 0.
 
 llama.cpp answers a wrong call with an assertion that kills the process, so that every argument is checked
-here first. Positions are never passed in: a token's position is the length of its sequence's cache.
+here first. Positions are never passed in: they follow from the tree.
 """
 
 import ctypes
@@ -28,21 +32,22 @@ def default_threads() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What one `Context.evaluate_rows` call appends to one sequence."""
+class _Node:
+    """A token of the tree: its position, and one sequence that holds it and all its ancestors."""
 
+    token: int
+    parent: int
+    position: int
     sequence: int
-    tokens: Sequence[int]
-    n_logits: int
 
 
 class Context:
-    """KV caches of `n_sequences` sequences over one model. Sequence 0 speaks `LanguageModel`.
+    """The KV cache of one text over one model, with room for a tree of guesses on top: a `LanguageModel`.
 
     Args:
         model: stays alive as long as the context.
-        n_ctx: tokens that all sequences together can hold.
-        n_sequences: 1 to 256; they share one cache (`kv_unified`), so that they may share a prefix.
+        n_ctx: tokens that the text and the tree together can hold.
+        max_branches: 1 to 256: most leaves of a tree.
         max_tokens: most tokens a call; also the physical batch, so that one call is one pass over the weights.
             Prefill is no faster with more (on a CPU), the compute buffers grow with it, and Ctrl-C waits for it.
         max_logits: most rows of logits a call; llama.cpp reserves memory for them.
@@ -61,7 +66,7 @@ class Context:
         model: Model,
         *,
         n_ctx: int = 4096,
-        n_sequences: int = 1,
+        max_branches: int = 1,
         max_tokens: int = 96,
         max_logits: int = 65,
         threads: int | None = None,
@@ -71,7 +76,7 @@ class Context:
         threads = default_threads() if threads is None else threads
         for name, value, low, high in [
             ("the context length", n_ctx, 1, 1 << 24),
-            ("the number of sequences", n_sequences, 1, MAX_SEQUENCES),
+            ("the number of branches", max_branches, 1, MAX_SEQUENCES),
             ("the batch size", max_tokens, 1, 1 << 16),
             ("the number of logit rows", max_logits, 1, 1 << 16),
             ("the number of threads", threads, 1, 512),
@@ -95,13 +100,18 @@ class Context:
         self.max_tokens = max_tokens = min(max_tokens, n_ctx)
         self.max_logits = min(max_logits, max_tokens)
         self._lib = lib = runtime.library()
+        # With a sliding window, llama.cpp takes a cell that has left the window of its ONLY sequence for free, and a
+        # tree leaves the holes that make it look there. The text belongs to one sequence more, so that it never is.
+        max_branches = max_branches if model.can_roll_back else 1
+        self._has_guard = model.has_window and model.can_roll_back
+        self.max_branches = max_branches = min(max_branches, MAX_SEQUENCES - self._has_guard)
         params = lib.llama_context_default_params()
         params.n_ctx = n_ctx
         params.n_batch = params.n_ubatch = max_tokens
         # llama.cpp reserves a compute buffer of n_outputs_max rows, and asserts on it; a row a sequence is
         # the least that it takes.
-        params.n_outputs_max = max(self.max_logits, n_sequences)
-        params.n_seq_max = n_sequences
+        params.n_outputs_max = max(self.max_logits, max_branches + self._has_guard)
+        params.n_seq_max = max_branches + self._has_guard
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True
         params.swa_full = True  # with a cut window, rolling back reports success and loses tokens
@@ -121,111 +131,199 @@ class Context:
         # The model must outlive the context, and weakref.finalize runs newest first at exit.
         self.close = weakref.finalize(self._owner, _free, lib, self.handle, model)
         self._memory = lib.llama_get_memory(self.handle)
-        self._tokens: list[list[int]] = [[] for _ in range(n_sequences)]
+        self._cached: list[int] = []
+        self._tree: list[_Node] = []
+        self._ends = {0: -1}  # the node that each sequence in use ends with; -1: the text
         self._make_batch(max_tokens)
         self._logits: Logits = np.empty((0, self.n_vocab), np.float32)
         self._logits_address = 0
 
     def _make_batch(self, capacity: int) -> None:
         """One batch for all calls: numpy arrays that llama.cpp reads in place."""
-        sequences = np.zeros((capacity, 1), np.int32)
+        sequences = np.zeros((capacity, self.max_branches), np.int32)
         arrays: dict[str, np.ndarray[Any, Any]] = {
             "token": np.zeros(capacity, np.int32),
             "pos": np.zeros(capacity, np.int32),
             "logits": np.zeros(capacity, np.int8),
             "n_seq_id": np.ones(capacity, np.int32),
-            "seq_id": sequences.ctypes.data + np.arange(capacity, dtype=np.uint64) * sequences.itemsize,
+            "seq_id": sequences.ctypes.data + np.arange(capacity, dtype=np.uint64) * sequences.strides[0],
         }
         batch = self._batch = self._lib.llama_batch()
         for name, array in arrays.items():
             setattr(batch, name, ctypes.cast(array.ctypes.data, dict(batch._fields_)[name]))
         self._arrays = arrays  # nobody else would keep them
         # A call has few tokens, and for few entries a memoryview is several times quicker than numpy.
-        self._ids, self._positions, self._wanted = (arrays[name].data for name in ("token", "pos", "logits"))
-        self._sequences = sequences[:, 0].data
+        self._ids, self._positions, self._wanted, self._n_sequences = (
+            arrays[name].data for name in ("token", "pos", "logits", "n_seq_id")
+        )
+        self._sequences = sequences.data
 
     @property
     def cached(self) -> Sequence[int]:
-        """The tokens of sequence 0, in order."""
-        return self._tokens[0]
-
-    def tokens(self, sequence: int) -> Sequence[int]:
-        """The cached tokens of a sequence, in order. Do not change them."""
-        self._check_sequence(sequence)
-        return self._tokens[sequence]
+        """The tokens of the text, in order. Do not change them."""
+        return self._cached
 
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
-        """Append tokens to sequence 0: see `LanguageModel.evaluate`."""
-        return self.evaluate_rows([Row(0, tokens, n_logits)])
+        """Append tokens to the text: see `LanguageModel.evaluate`."""
+        if self._tree:
+            self.keep(())
+        logits = self.grow(tokens, range(-1, len(tokens) - 1), n_logits)
+        self.keep(range(len(tokens)))
+        return logits
 
-    def evaluate_rows(self, rows: Sequence[Row]) -> Logits:
-        """Append tokens to several sequences in ONE llama_decode.
-
-        Returns:
-            float32 (sum of the rows' n_logits, n_vocab), in the order of the rows; a view that the
-            next call overwrites or moves: copy what you want to keep.
-
-        Raises:
-            InvalidRequest: a sequence, a token or a size out of range, or a sequence named twice.
-            ContextOverflow: the caches have no room for the tokens; nothing has changed.
-            BackendError: llama.cpp failed; each cache holds what it held, or a prefix of what was asked (a
-                recurrent model's may hold nothing).
-        """
-        n_tokens, n_logits = self._fill_batch(rows)
-        self._batch.n_tokens = n_tokens
-        runtime.forget_complaints()
-        lengths = [len(self._tokens[row.sequence]) for row in rows]
+    def grow(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None) -> Logits:
+        """Add nodes to the tree in ONE llama_decode: see `LanguageModel.grow`."""
+        n_logits = len(tokens) if n_logits is None else n_logits
+        self._check(tokens, parents, n_logits)
         code = -1
         try:
-            for row in rows:
-                self._tokens[row.sequence].extend(row.tokens)
+            self._fill_batch(tokens, parents, n_logits)
+            runtime.forget_complaints()
             code = self._lib.llama_decode(self.handle, self._batch)
         finally:
-            if code:  # failed, or interrupted by a Python signal handler: believe the cache, not the plan
-                for row, length in zip(rows, lengths, strict=True):
-                    self._resync(row.sequence, length)
+            if code:  # failed, or interrupted by a Python signal handler
+                self._resync()
         if code == 1:
             raise ContextOverflow(
-                f"the KV cache has no room for {n_tokens} more tokens: start a new conversation or give a larger --ctx"
+                f"the KV cache has no room for {len(tokens)} more tokens: "
+                "start a new conversation or give a larger --ctx"
             )
         if code:
             raise BackendError(
-                f"llama.cpp could not evaluate {n_tokens} tokens "
+                f"llama.cpp could not evaluate {len(tokens)} tokens "
                 f"(code {code}, {runtime.reason('no reason given')}): try again, and run specdec doctor if it stays so"
             )
         return self._read_logits(n_logits)
 
-    def _fill_batch(self, rows: Sequence[Row]) -> tuple[int, int]:
-        """Check what is asked and write it into the batch; its numbers of tokens and of rows of logits."""
-        n_tokens = sum(len(row.tokens) for row in rows)
-        n_logits = sum(row.n_logits for row in rows)
-        if not 1 <= n_tokens <= self.max_tokens:
-            raise InvalidRequest(f"{n_tokens} tokens in one call: give 1 to {self.max_tokens}")
-        if n_logits > self.max_logits:
-            raise InvalidRequest(f"{n_logits} rows of logits in one call: ask for at most {self.max_logits}")
-        if len(rows) > 1 and len({row.sequence for row in rows}) < len(rows):
-            raise InvalidRequest("a sequence stands twice in one call: put its tokens into one row")
-        i = 0
-        for row in rows:
-            tokens = row.tokens
-            n = len(tokens)
-            self._check_sequence(row.sequence)
-            if not 0 <= row.n_logits <= n or not n:
-                raise InvalidRequest(f"{row.n_logits} rows of logits of {n} tokens: ask for 0 to all")
-            if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-                raise InvalidRequest(f"a token is outside of the vocabulary: give 0 to {self.n_vocab - 1}")
-            start = len(self._tokens[row.sequence])
-            if start + n > self.n_ctx:
-                raise ContextOverflow(
-                    f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
+    def _check(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> None:
+        self._check_open()
+        n = len(tokens)
+        if not 1 <= n <= self.max_tokens:
+            raise InvalidRequest(f"{n} tokens in one call: give 1 to {self.max_tokens}")
+        if not 0 <= n_logits <= min(n, self.max_logits):
+            raise InvalidRequest(
+                f"{n_logits} rows of logits of {n} tokens: ask for 0 to {min(n, self.max_logits)}"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise InvalidRequest(f"a token is outside of the vocabulary: give 0 to {self.n_vocab - 1}")
+        if len(self._cached) + len(self._tree) + n > self.n_ctx:
+            raise ContextOverflow(
+                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
+            )
+        if len(parents) != n:
+            raise InvalidRequest(f"{n} tokens have {len(parents)} parents: give one for each")
+        ends, n_branches = set(self._ends.values()), len(self._ends)
+        for node, parent in enumerate(parents, len(self._tree)):
+            if not -1 <= parent < node:
+                raise InvalidRequest(f"node {node} has parent {parent}: give -1 to {node - 1}")
+            if parent in ends:
+                ends.remove(parent)
+            else:
+                n_branches += 1
+            ends.add(node)
+        if n_branches > self.max_branches:
+            if not self.model.can_roll_back:
+                raise ModelError(
+                    "this model is recurrent and cannot read a tree: guess chains (--shape chain)"
                 )
-            for j, token in enumerate(tokens):
-                self._ids[i] = token
-                self._positions[i] = start + j
-                self._sequences[i] = row.sequence
-                self._wanted[i] = j >= n - row.n_logits
-                i += 1
-        return n_tokens, n_logits
+            raise InvalidRequest(f"a tree of {n_branches} branches: give at most {self.max_branches}")
+
+    def _fill_batch(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> None:
+        """Give every token its position and sequences; fork those that branch off from what is evaluated."""
+        tree, ends, n_before = self._tree, self._ends, len(self._tree)
+        first_wanted = len(tokens) - n_logits
+        for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if parent < 0:
+                position, sequence = len(self._cached), 0
+            else:
+                position, sequence = tree[parent].position + 1, tree[parent].sequence
+            if ends[sequence] != parent:
+                sequence = self._fork(parent, n_before)
+            ends[sequence] = n_before + i
+            tree.append(_Node(token, parent, position, sequence))
+            self._ids[i] = token
+            self._positions[i] = position
+            self._wanted[i] = i >= first_wanted
+            self._n_sequences[i] = 1
+            self._sequences[i, 0] = sequence
+        self._batch.n_tokens = len(tokens)
+
+    def _fork(self, node: int, n_before: int) -> int:
+        """A new sequence that ends with `node`: through the batch where that is not evaluated yet, else by a copy."""
+        sequence = len(self._ends)
+        while node >= n_before:
+            i = node - n_before
+            self._sequences[i, self._n_sequences[i]] = sequence
+            self._n_sequences[i] += 1
+            node = self._tree[node].parent
+        source, length = 0, len(self._cached)
+        if node >= 0:
+            source, length = self._tree[node].sequence, self._tree[node].position + 1
+        if length:
+            self._lib.llama_memory_seq_cp(self._memory, source, sequence, 0, length)
+        return sequence
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Let a path of the tree become text and forget the rest: see `LanguageModel.keep`."""
+        self._check_open()
+        node = -1
+        for child in path:
+            if not 0 <= child < len(self._tree) or self._tree[child].parent != node:
+                raise InvalidRequest(f"node {child} is no child of node {node}: give a path from the root")
+            node = child
+        source, start = self._tree[node].sequence if path else 0, len(self._cached)
+        if source:
+            try:
+                self._lib.llama_memory_seq_rm(self._memory, 0, start, -1)
+                self._lib.llama_memory_seq_cp(self._memory, source, 0, start, start + len(path))
+            except BaseException:  # a Python signal handler
+                self._resync()
+                raise
+            self._ends[0] = node
+        kept = [self._tree[child].token for child in path]
+        self._cut(start + len(path), kept)
+
+    def trim(self, length: int) -> None:
+        """Roll the text back to its first `length` tokens, and forget the tree.
+
+        Raises:
+            ModelError: a recurrent or hybrid model cannot forget its last tokens (forgetting all works).
+        """
+        self._check_open()
+        if not 0 <= length <= len(self._cached):
+            raise InvalidRequest(f"cannot trim {len(self._cached)} cached tokens to {length}")
+        self._cut(length)
+
+    def _cut(self, length: int, kept: Sequence[int] = ()) -> None:
+        """Leave `length` tokens in sequence 0, the last of which are new to the text, and nothing elsewhere."""
+        self._cached.extend(kept)
+        last = self._ends[0]
+        removed, done = True, False
+        try:
+            if length < (len(self._cached) if last < 0 else self._tree[last].position + 1):
+                removed = self._lib.llama_memory_seq_rm(self._memory, 0, length, -1)
+            for sequence in range(1, len(self._ends)):
+                self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+            self._guard(length - len(kept), length)
+            done = removed
+        finally:
+            if not done:
+                self._resync()
+        if not removed:
+            raise ModelError(
+                "this model is recurrent and cannot roll its state back: use it without a draft (--no-spec)"
+            )
+        del self._cached[length:]
+        self._tree.clear()
+        self._ends = {0: -1}
+
+    def _guard(self, start: int, end: int) -> None:
+        """Let the text, from `start` to its `end`, belong to the guard's sequence too, and nothing after it."""
+        if not self._has_guard:
+            return
+        self._lib.llama_memory_seq_rm(self._memory, self.max_branches, start, -1)
+        if start < end:
+            self._lib.llama_memory_seq_cp(self._memory, 0, self.max_branches, start, end)
 
     def _read_logits(self, n: int) -> Logits:
         if not n:
@@ -241,57 +339,22 @@ class Context:
             self._logits, self._logits_address = flat.reshape(-1, self.n_vocab), address
         return self._logits[:n]
 
-    def trim(self, length: int, sequence: int = 0) -> None:
-        """Roll a sequence's cache back to its first `length` tokens.
-
-        Raises:
-            ModelError: a recurrent or hybrid model cannot forget its last tokens (forgetting all works).
-        """
-        self._check_sequence(sequence)
-        tokens = self._tokens[sequence]
-        if not 0 <= length <= len(tokens):
-            raise InvalidRequest(f"cannot trim {len(tokens)} cached tokens to {length}")
-        if length == len(tokens):
-            return
-        removed = False
-        try:
-            removed = self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1)
-        finally:  # an interrupt may come between the two: believe the cache
-            del tokens[self._cached_length(sequence) :]
-        if not removed:
-            raise ModelError(
-                "this model is recurrent and cannot roll its state back: use it without a draft (--no-spec)"
-            )
-
-    def fork(self, source: int, target: int) -> None:
-        """Make sequence `target` hold what `source` holds, sharing the cells (no data is copied)."""
-        self._check_sequence(source)
-        self._check_sequence(target)
-        if source == target:
-            return
-        self.trim(0, target)
-        try:
-            self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-        finally:
-            self._tokens[target] = list(self._tokens[source][: self._cached_length(target)])
-
-    def _check_sequence(self, sequence: int) -> None:
-        # A negative one would mean every sequence to llama.cpp, and the last to a list.
-        if not 0 <= sequence < len(self._tokens):
-            raise InvalidRequest(f"sequence {sequence} does not exist: give 0 to {len(self._tokens) - 1}")
+    def _check_open(self) -> None:
         if not (self.close.alive and self.model.close.alive):
             raise InvalidRequest("the context or its model is closed: open it again")
 
-    def _cached_length(self, sequence: int) -> int:
-        return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence)) + 1
-
-    def _resync(self, sequence: int, before: int) -> None:
-        """Make the token list say what the cache holds, after a call that began at length `before`."""
-        length = self._cached_length(sequence)
-        if length != before and not self.model.can_roll_back:
-            length = 0  # the one running state may have been left half-way: nothing of it can be trusted
-        del self._tokens[sequence][length:]
-        self._lib.llama_memory_seq_rm(self._memory, sequence, len(self._tokens[sequence]), -1)
+    def _resync(self) -> None:
+        """After a call that failed or was interrupted: forget the tree, and believe the cache, not the plan."""
+        self._tree.clear()
+        self._ends = {0: -1}
+        for sequence in range(1, self.max_branches):
+            self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        length = int(self._lib.llama_memory_seq_pos_max(self._memory, 0)) + 1
+        if length != len(self._cached) and not self.model.can_roll_back:
+            self._cached.clear()  # the one running state may have been left half-way: nothing of it can be trusted
+        del self._cached[length:]
+        self._lib.llama_memory_seq_rm(self._memory, 0, len(self._cached), -1)
+        self._guard(0, len(self._cached))
 
 
 class _Owner:

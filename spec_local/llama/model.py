@@ -100,6 +100,11 @@ class Model:
         return not (lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
 
     @functools.cached_property
+    def has_window(self) -> bool:
+        """Whether some layers see only the last tokens (a sliding window)."""
+        return bool(self._lib.llama_model_n_swa(self.handle) > 0)
+
+    @functools.cached_property
     def chat_template(self) -> str | None:
         """The Jinja chat template that the file carries."""
         text = self._lib.llama_model_chat_template(self.handle, None)

@@ -35,6 +35,8 @@ _WORDS = (
 )
 _HEAD = 32  # a row of a quantized cache holds blocks of 32
 _N_STATE, _N_CONV = 16, 4  # of mamba
+SLIDING_WINDOW = 8
+"""Tokens that every other layer of a tiny gemma3 sees."""
 
 
 def write_tiny_model(
@@ -63,7 +65,8 @@ def write_tiny_model(
         tensor_type: of the matrices; the norms are always F32.
         extra_tokens: texts to add to the vocabulary, whole, as user-defined tokens.
         end_scale: how readily the model ends its answer: 0 next to never, 1 as readily as it says any token.
-        architecture: ``llama``; ``mamba`` is recurrent; another name gives llama's tensors under that name.
+        architecture: ``llama``; ``mamba`` is recurrent; ``gemma3`` has a sliding window of `SLIDING_WINDOW`
+            tokens; another name gives llama's tensors under that name.
 
     Returns:
         the path.
@@ -92,10 +95,15 @@ def write_tiny_model(
         writer.add_head_count(n_embd // _HEAD)
         writer.add_head_count_kv(n_embd // _HEAD // 2)
         writer.add_rope_dimension_count(_HEAD)
+    if architecture == "gemma3":
+        writer.add_key_length(_HEAD)
+        writer.add_value_length(_HEAD)
+        writer.add_sliding_window(SLIDING_WINDOW)
+        writer.add_sliding_window_pattern(2)  # the even layers see the window, the odd ones all
     _add_tokenizer(writer, tokens, scores, types)
 
     kind = gguf.GGMLQuantizationType[tensor_type]
-    tensors = _mamba_tensors if architecture == "mamba" else _llama_tensors
+    tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(architecture, _llama_tensors)
     for name, shape, scale in tensors(len(tokens), n_embd, n_layers):
         weights = _weights(name, shape, scale, seed, noise)
         if name == "output.weight":
@@ -148,9 +156,9 @@ def _add_tokenizer(writer: Any, tokens: list[str], scores: list[float], types: l
 
 
 def _weights(name: str, shape: tuple[int, ...], scale: float, seed: int, noise: float) -> NDArray[np.float32]:
-    """Random values of deviation `scale`; a norm is all ones."""
+    """Random values of deviation `scale`; a norm is `scale` everywhere."""
     if name.endswith("norm.weight"):
-        return np.ones(shape, np.float32)
+        return np.full(shape, scale, np.float32)
     key = [seed, zlib.crc32(name.encode())]
     values = np.random.default_rng(key).normal(size=shape)
     if noise:
@@ -168,19 +176,32 @@ def _llama_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[s
     yield "token_embd.weight", (n_vocab, n_embd), 1.0
     for i in range(n_layers):
         block = f"blk.{i}."
-        yield f"{block}attn_norm.weight", (n_embd,), 0
+        yield f"{block}attn_norm.weight", (n_embd,), 1.0
         # Sharp attention: a flat one is a mean over the context, in which single tokens drown.
         yield f"{block}attn_q.weight", (n_embd, n_embd), 2 * n_embd**-0.5
         yield f"{block}attn_k.weight", (n_kv, n_embd), n_embd**-0.5
         yield f"{block}attn_v.weight", (n_kv, n_embd), n_embd**-0.5
         yield f"{block}attn_output.weight", (n_embd, n_embd), 1.5 * n_embd**-0.5
-        yield f"{block}ffn_norm.weight", (n_embd,), 0
+        yield f"{block}ffn_norm.weight", (n_embd,), 1.0
         yield f"{block}ffn_gate.weight", (n_ff, n_embd), n_embd**-0.5
         yield f"{block}ffn_up.weight", (n_ff, n_embd), n_embd**-0.5
         yield f"{block}ffn_down.weight", (n_embd, n_ff), n_ff**-0.5
-    yield "output_norm.weight", (n_embd,), 0
+    yield "output_norm.weight", (n_embd,), 1.0
     # Logits of deviation 3: the best of some hundred tokens then has about a third of the probability.
     yield "output.weight", (n_vocab, n_embd), 3 * n_embd**-0.5
+
+
+def _gemma3_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """Llama's, with norms also after attention and feed-forward, and of each query and key."""
+    for name, shape, scale in _llama_tensors(n_vocab, n_embd, n_layers):
+        # llama.cpp multiplies gemma's embeddings by the root of the width.
+        yield name, shape, n_embd**-0.5 if name == "token_embd.weight" else scale
+    for i in range(n_layers):
+        block = f"blk.{i}."
+        yield f"{block}attn_q_norm.weight", (_HEAD,), 2.0  # sharp attention, as above
+        yield f"{block}attn_k_norm.weight", (_HEAD,), 1.0
+        yield f"{block}post_attention_norm.weight", (n_embd,), 1.5
+        yield f"{block}post_ffw_norm.weight", (n_embd,), 1.0
 
 
 def _mamba_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[str, tuple[int, ...], float]]:
@@ -188,7 +209,7 @@ def _mamba_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[s
     yield "token_embd.weight", (n_vocab, n_embd), 1.0
     for i in range(n_layers):
         block = f"blk.{i}."
-        yield f"{block}attn_norm.weight", (n_embd,), 0
+        yield f"{block}attn_norm.weight", (n_embd,), 1.0
         yield f"{block}ssm_in.weight", (2 * n_inner, n_embd), n_embd**-0.5
         yield f"{block}ssm_conv1d.weight", (n_inner, _N_CONV), 0.5
         yield f"{block}ssm_conv1d.bias", (n_inner,), 0.1
@@ -198,5 +219,5 @@ def _mamba_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[s
         yield f"{block}ssm_a", (n_inner, _N_STATE), 0.5
         yield f"{block}ssm_d", (n_inner,), 1.0
         yield f"{block}ssm_out.weight", (n_embd, n_inner), 1.5 * n_inner**-0.5
-    yield "output_norm.weight", (n_embd,), 0
+    yield "output_norm.weight", (n_embd,), 1.0
     yield "output.weight", (n_vocab, n_embd), 3 * n_embd**-0.5

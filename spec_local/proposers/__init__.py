@@ -2,11 +2,22 @@
 
 To add a proposer: a module here with a class of `Proposer`'s form, a branch in
 `spec_local.session.Session._proposer`, and its name in ``tests/unit/test_decoding.py``, which proves for each
-that it changes nothing of what is said.
+that it changes nothing of what is said. What a draft model is asked to read is a shape: `shapes`.
 """
 
-from spec_local.proposers.base import Proposal, Proposer
+from spec_local.proposers.base import Limit, Proposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.prompt_lookup import PromptLookup
+from spec_local.proposers.shapes import Beam, BestFirst, Chain, Drawn, Shape
 
-__all__ = ["DraftModel", "PromptLookup", "Proposal", "Proposer"]
+__all__ = [
+    "Beam",
+    "BestFirst",
+    "Chain",
+    "DraftModel",
+    "Drawn",
+    "Limit",
+    "PromptLookup",
+    "Proposer",
+    "Shape",
+]

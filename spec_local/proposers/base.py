@@ -5,25 +5,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spec_local.dice import Dice
-from spec_local.sampling import Distribution
+from spec_local.proposal import Proposal
 
 Lap = Callable[[str], None]
 """``lap("draft model")`` books the time since the last lap under that name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """A chain of guessed tokens, and the distribution that each was drawn from (q).
+class Limit:
+    """How large a proposal may be: its depth, its nodes and its leaves; each at least 1."""
 
-    A guess without probabilities has `Distribution.certain`: it stands with exactly p of it.
-    """
-
-    tokens: Sequence[int] = ()
-    distributions: Sequence[Distribution] = ()
-
-    @classmethod
-    def certain(cls, tokens: Sequence[int]) -> "Proposal":
-        return cls(tokens, [Distribution.certain(t) for t in tokens])
+    depth: int
+    nodes: int
+    branches: int
 
 
 class Proposer(Protocol):
@@ -36,8 +30,8 @@ class Proposer(Protocol):
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         """Read a prompt, in chunks between which the caller may stop; yields evaluated tokens."""
 
-    def propose(self, history: Sequence[int], limit: int, dice: Dice, lap: Lap) -> Proposal:
-        """Guess up to `limit` (≥ 1) tokens after `history`; none is a fine answer."""
+    def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
+        """Guess what may come after `history`; nothing is a fine answer."""
 
     def commit(self, history: Sequence[int]) -> None:
         """Forget guesses that did not become history."""

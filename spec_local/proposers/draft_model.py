@@ -1,10 +1,12 @@
-"""A small model of main's vocabulary guesses a chain, token by token."""
+"""A small model of main's vocabulary guesses; a shape decides what it is asked to read."""
 
 from collections.abc import Callable, Iterator, Sequence
 
 from spec_local.dice import Dice
-from spec_local.language_model import LanguageModel, common_prefix, prefill
-from spec_local.proposers.base import Lap, Proposal
+from spec_local.language_model import LanguageModel, Logits, common_prefix, prefill
+from spec_local.proposal import ROOT, Proposal
+from spec_local.proposers.base import Lap, Limit
+from spec_local.proposers.shapes import Ranked, Shape
 from spec_local.sampling import Distribution, Sampler
 
 
@@ -14,27 +16,27 @@ class DraftModel:
     Args:
         model: its cache is this proposer's own.
         sampler: main's sampler, so that q is shaped as p is.
+        shape: what grows: a chain, a tree, beams.
         n_vocab: main's; a draft's padding beyond it is never guessed.
-        is_end: a draft stops after such a token.
-        greedy: guess the most probable token instead of drawing one. Lossless too, and at temperature 0
-            the same; above, drawing is accepted more often.
+        is_end: nothing is guessed after such a token.
     """
 
     def __init__(
         self,
         model: LanguageModel,
         sampler: Sampler,
+        shape: Shape,
         *,
         n_vocab: int,
         is_end: Callable[[int], bool] = lambda token: False,
-        greedy: bool = False,
     ) -> None:
         self.model = model
+        self.shape = shape
         self._sampler = sampler
         self._n_vocab = n_vocab
         self._is_end = is_end
-        self._greedy = greedy
-        self._window = sampler.settings.penalty_window if sampler.settings.has_memory else 0
+        self._reader: _Reader | None = None
+        self._proposal = Proposal()
 
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         history = self._readable(history)
@@ -42,30 +44,28 @@ class DraftModel:
         if len(history) < self.model.n_ctx:
             yield from prefill(self.model, history[:-1])
 
-    def propose(self, history: Sequence[int], limit: int, dice: Dice, lap: Lap) -> Proposal:
-        limit = min(limit, self.model.n_ctx - len(history) + 1)
-        if limit < 1:
+    def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
+        room = self.model.n_ctx - len(history) + 1
+        if room < 1:
             return Proposal()
+        model = self.model
+        branches = min(limit.branches, model.max_branches, model.max_tokens, model.max_logits, room)
+        limit = Limit(min(limit.depth, room), min(limit.nodes, room), branches)
         unread = self._unread(self._readable(history))
-        tokens: list[int] = []
-        distributions: list[Distribution] = []
-        while True:
-            logits = self.model.evaluate(unread, 1)[0, : self._n_vocab]
-            lap("draft model")
-            recent = [*history[-self._window :], *tokens] if self._window else ()
-            distribution = self._sampler.distribution(logits, recent)
-            if self._greedy:
-                distribution = distribution.most_probable()
-            token = distribution.draw(dice)
-            unread = [token]
-            tokens.append(token)
-            distributions.append(distribution)
-            lap("draft sampling")
-            if len(tokens) == limit or self._is_end(token):
-                return Proposal(tokens, distributions)
+        self._reader = _Reader(self.model, self._sampler, self._n_vocab, self._is_end, history, unread, lap)
+        self._proposal = self.shape.grow(self._reader, limit, dice)
+        return self._proposal
 
     def commit(self, history: Sequence[int]) -> None:
-        self.model.trim(common_prefix(self.model.cached, self._readable(history)))
+        n = common_prefix(self.model.cached, self._readable(history))
+        if self._reader and n == len(self.model.cached):
+            path = self._proposal.follow(history[n:])
+            end = path[-1] if path else ROOT
+            self.shape.learn(len(path), exhausted=end not in self._proposal.parents)
+            self.model.keep(self._reader.path(history[n:]))
+        else:
+            self.model.trim(n)
+        self._reader, self._proposal = None, Proposal()
 
     def _unread(self, history: Sequence[int]) -> Sequence[int]:
         """The end of the history that goes with the first guess, in the same call of the draft.
@@ -84,3 +84,80 @@ class DraftModel:
         if self.model.n_vocab >= self._n_vocab:
             return history
         return [token if token < self.model.n_vocab else 0 for token in history]
+
+
+class _Reader:
+    """The draft's opinion on a growing tree: see `spec_local.proposers.shapes.Reader`."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        sampler: Sampler,
+        n_vocab: int,
+        is_end: Callable[[int], bool],
+        history: Sequence[int],
+        unread: Sequence[int],
+        lap: Lap,
+    ) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.is_end = is_end
+        self._model, self._sampler, self._n_vocab = model, sampler, n_vocab
+        self._unread, self._lap = unread, lap
+        window = sampler.settings.penalty_window if sampler.settings.has_memory else 0
+        self._recent = list(history[-window:]) if window else []
+        self._read = {ROOT: ROOT}  # the model's number of each node that it has read
+
+    def add(self, token: int, parent: int) -> int:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        return len(self.tokens) - 1
+
+    def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
+        logits = self._evaluate(nodes)
+        found = [
+            self._sampler.distribution(row, self._before(n)) for row, n in zip(logits, nodes, strict=True)
+        ]
+        self._lap("draft sampling")
+        return found
+
+    def most_probable(self, nodes: Sequence[int], k: int) -> list[Ranked]:
+        logits = self._evaluate(nodes)
+        found = [
+            self._sampler.most_probable(row, k, self._before(n)) for row, n in zip(logits, nodes, strict=True)
+        ]
+        self._lap("draft sampling")
+        return found
+
+    def path(self, tokens: Sequence[int]) -> list[int]:
+        """The model's nodes that spell the beginning of these tokens."""
+        by_parent = {(self.parents[n], self.tokens[n]): n for n in self._read if n != ROOT}
+        path: list[int] = []
+        node = ROOT
+        for token in tokens:
+            if (node, token) not in by_parent:
+                break
+            node = by_parent[node, token]
+            path.append(self._read[node])
+        return path
+
+    def _evaluate(self, nodes: Sequence[int]) -> Logits:
+        if nodes[0] == ROOT:  # comes first, and alone
+            logits = self._model.evaluate(self._unread, 1)
+        else:
+            tokens = [self.tokens[n] for n in nodes]
+            logits = self._model.grow(tokens, [self._read[self.parents[n]] for n in nodes])
+            n_read = len(self._read) - 1
+            self._read.update(zip(nodes, range(n_read, n_read + len(nodes)), strict=True))
+        self._lap("draft model")
+        return logits[:, : self._n_vocab]
+
+    def _before(self, node: int) -> Sequence[int]:
+        """The tokens that a penalty looks at."""
+        if not self._recent:
+            return ()
+        path: list[int] = []
+        while node != ROOT:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return [*self._recent, *reversed(path)]

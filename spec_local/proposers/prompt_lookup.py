@@ -8,7 +8,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from spec_local.dice import Dice
-from spec_local.proposers.base import Lap, Proposal
+from spec_local.proposal import Proposal
+from spec_local.proposers.base import Lap, Limit
 
 _BYTES = array("i").itemsize
 
@@ -27,9 +28,10 @@ class PromptLookup:
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         return iter(())
 
-    def propose(self, history: Sequence[int], limit: int, dice: Dice, lap: Lap) -> Proposal:
+    def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
         found = self._continuation(history)
-        proposal = Proposal.certain(history[found : found + limit]) if found else Proposal()
+        n = min(limit.depth, limit.nodes)
+        proposal = Proposal.chain(history[found : found + n]) if found else Proposal()
         lap("lookup")
         return proposal
 

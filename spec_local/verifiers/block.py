@@ -23,7 +23,7 @@ from spec_local.verifiers.chain import (
 def verify_block(
     p: Floats, q: Floats, drafted: Ints, lengths: Ints, dice: Sequence[Dice], *, strict: bool = False
 ) -> Verdict:
-    """See `spec_local.verifiers.chain.Verifier`."""
+    """See `spec_local.verifiers.chain.ChainRule`."""
     if strict:
         check(p, q, drafted, lengths, dice)
     p_drafted, q_drafted, _ = drafted_probabilities(p, q, drafted, lengths)
@@ -58,5 +58,5 @@ def _pass(p: Floats, q: Floats, weight: float, n: int, length: int) -> float:
     excess = p[n] * weight
     excess -= q[n]
     total = float(np.maximum(excess, 0.0, out=excess).sum())
-    denominator = total + 1.0 - weight
+    denominator = total + (1.0 - weight)
     return total / denominator if denominator > 0 else 1.0

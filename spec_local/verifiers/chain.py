@@ -45,7 +45,7 @@ class Verdict:
         return float((self.n_accepted + 1).sum() / self.tokens.size)
 
 
-Verifier = Callable[..., Verdict]
+ChainRule = Callable[..., Verdict]
 """``verify(p, q, drafted, lengths, dice, *, strict=False) -> Verdict``
 
 p: float64 (B, k+1, V), main's distribution at each position and after the last.

@@ -23,7 +23,7 @@ from spec_local.verifiers.chain import (
 def verify_tokens(
     p: Floats, q: Floats, drafted: Ints, lengths: Ints, dice: Sequence[Dice], *, strict: bool = False
 ) -> Verdict:
-    """See `spec_local.verifiers.chain.Verifier`."""
+    """See `spec_local.verifiers.chain.ChainRule`."""
     if strict:
         check(p, q, drafted, lengths, dice)
     p_drafted, q_drafted, real = drafted_probabilities(p, q, drafted, lengths)

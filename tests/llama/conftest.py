@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from spec_local.llama.context import Context
@@ -39,6 +40,12 @@ def recurrent_path(folder):
 
 
 @pytest.fixture(scope="session")
+def window_path(folder):
+    """Every other layer sees the last 8 tokens only."""
+    return write_tiny_model(folder / "gemma3.gguf", architecture="gemma3")
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tiny_path):
     return Model(tiny_path)
 
@@ -51,6 +58,11 @@ def tiny_draft(tiny_draft_path):
 @pytest.fixture(scope="session")
 def recurrent_model(recurrent_path):
     return Model(recurrent_path)
+
+
+@pytest.fixture(scope="session")
+def window_model(window_path):
+    return Model(window_path)
 
 
 @pytest.fixture
@@ -67,3 +79,19 @@ def make_context():
     yield make
     for context in made:
         context.close()
+
+
+@pytest.fixture
+def fresh_logits(make_context):
+    """One row for each token, from an empty context in as few calls as it allows."""
+
+    def evaluate(model, tokens):
+        context = make_context(model)
+        rows = []
+        for start in range(0, len(tokens), context.max_tokens):
+            chunk = tokens[start : start + context.max_tokens]
+            rows.append(context.evaluate(chunk, len(chunk)).copy())
+        context.close()
+        return np.concatenate(rows)
+
+    return evaluate

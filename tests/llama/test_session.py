@@ -1,10 +1,13 @@
 """Sessions over real llama.cpp: what is said, what stays in the caches, and how answers end."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from spec_local import registry
 from spec_local.chat import ChatTemplate, Conversation
+from spec_local.costs import CostTable
 from spec_local.decoding import Prefilled
 from spec_local.errors import (
     ContextOverflow,
@@ -17,12 +20,12 @@ from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.sampling import SamplingSettings
-from spec_local.session import Done, GenerationSettings, Session, Text
+from spec_local.session import CHAIN_VERIFIERS, Done, GenerationSettings, Session, Text
 from spec_local.verifiers import VERIFIERS
 
 GREEDY = SamplingSettings(temperature=0)
 PROMPT = "one two three one two three one two"
-# Where batches of different sizes disagree by rounding, at most this far (llama-cpp-notes.md, trap 8).
+# Where batches of different sizes disagree by rounding, at most this far.
 GAP = 0.05
 
 
@@ -48,7 +51,7 @@ def models(tmp_path_factory):
 @pytest.fixture
 def make_session(models, make_context):
     def make(main="main", draft="draft", **kwargs):
-        kwargs = {"n_ctx": 512} | kwargs
+        kwargs = {"n_ctx": 512, "max_branches": 64} | kwargs
         contexts = [make_context(models[name], **kwargs) for name in (main, draft) if name]
         return Session(*contexts)
 
@@ -117,8 +120,21 @@ PROPOSERS = {
 }
 
 
-@pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.parametrize("settings", PROPOSERS.values(), ids=PROPOSERS.keys())
+SHAPES = {
+    "tree": {"shape": "tree", "draft_max": 6, "tree_nodes": 10},
+    "large tree": {"shape": "tree", "draft_max": 64, "tree_nodes": 64},
+    "beam": {"shape": "beam", "draft_max": 4, "tree_nodes": 16, "beam_width": 3},
+    "auto": {"shape": "auto", "draft_max": 8},
+}
+EVERY_GUESS = [
+    pytest.param(settings, verifier, id=f"{name}-{verifier}")
+    for name, settings in (PROPOSERS | SHAPES).items()
+    for verifier in VERIFIERS
+    if not (settings.get("shape") == "tree" and verifier in CHAIN_VERIFIERS)
+]
+
+
+@pytest.mark.parametrize(("settings", "verifier"), EVERY_GUESS)
 def test_temperature_0_equals_plain_decoding(make_session, settings, verifier):
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
@@ -130,7 +146,7 @@ def test_temperature_0_equals_plain_decoding(make_session, settings, verifier):
         assert said == text
     s = done.statistics
     assert s.predicted_n == 150 == s.n_steps + s.draft_n_accepted
-    if settings["proposer"] != "lookup":
+    if settings.get("proposer") != "lookup" and settings.get("shape") != "auto":
         assert s.draft_n > s.draft_n_accepted > 10  # the draft is good, and not perfect
     check_caches(session, [*prompt, *tokens])
 
@@ -151,23 +167,60 @@ def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context
     assert done.reason == "length"
 
 
-@pytest.mark.parametrize("proposer", ["draft", "lookup", "none"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"proposer": "draft"},
+        {"proposer": "lookup"},
+        {"proposer": "none"},
+        {"shape": "tree"},
+        {"shape": "tree", "verifier": "traversal"},
+        {"shape": "tree", "verifier": "spectr"},
+        {"shape": "beam"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_caches_after_any_number_of_steps(make_session, proposer, temperature):
+def test_caches_after_any_number_of_steps(make_session, settings, temperature):
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     for n in (0, 1, 2, 3, 7, 30):
         tokens, _, _ = run(
             session,
             prompt,
-            proposer=proposer,
             sampling=SamplingSettings(temperature),
             max_tokens=n,
             seed=n,
             draft_max=6,
+            **settings,
         )
         assert len(tokens) == n
         check_caches(session, [*prompt, *tokens])
+
+
+def test_auto_takes_what_the_costs_say(make_session, monkeypatch):
+    """Where more tokens in a call cost nothing a tree, where the draft is dear no guesses, and between them a chain."""
+
+    def costs(*seconds):
+        table = CostTable()
+        for n, s in zip((1, 16), seconds, strict=True):
+            table.observe(n, s)
+        return table
+
+    settings = GenerationSettings(shape="auto", draft_max=8, tree_nodes=16)
+    for main, draft, shape, proposer in [
+        (costs(1.0, 1.0), costs(0.01, 0.01), "tree", "auto"),
+        (costs(1.0, 4.0), costs(0.05, 0.2), "chain", "auto"),
+        (costs(1.0, 16.0), costs(0.6, 2.0), "chain", "none"),
+    ]:
+        session = make_session()
+        tables = iter([main, draft])
+        monkeypatch.setattr("spec_local.session.measure", lambda model, tables=tables: next(tables))
+        planned = session.planned(settings)
+        assert (planned.shape, planned.proposer) == (shape, proposer)
+        assert session.planned(replace(settings, shape="tree")).shape == "tree"  # unless forced
+        assert session.planned(replace(settings, verifier="block")).shape == "chain"
+    assert make_session(draft=None).planned(settings).shape == "chain"
 
 
 def test_seeds(make_session):
@@ -412,6 +465,11 @@ def test_recurrent_models_speak_without_guesses(recurrent_model, recurrent_path,
         {"verifier": "none"},
         {"draft_max": -1},
         {"draft_max": 65},
+        {"shape": "star"},
+        {"tree_nodes": 0},
+        {"tree_nodes": 65},
+        {"beam_width": 0},
+        {"shape": "tree", "verifier": "block"},
         {"max_tokens": -1},
         {"seed": -1},
     ],

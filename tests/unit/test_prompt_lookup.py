@@ -5,16 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.dice import SeededDice
-from spec_local.proposers import PromptLookup
+from spec_local.proposers import Limit, PromptLookup
 
 
 def guess(history, limit, longest, shortest):
     laps = []
-    proposal = PromptLookup(longest, shortest).propose(history, limit, SeededDice(0), laps.append)
+    limits = Limit(depth=limit, nodes=limit + 1, branches=1)
+    proposal = PromptLookup(longest, shortest).propose(history, limits, SeededDice(0), laps.append)
     assert laps == ["lookup"]
-    for token, distribution in zip(proposal.tokens, proposal.distributions, strict=True):
-        assert distribution.ids.tolist() == [token]
-        assert distribution.probs.tolist() == [1.0]
+    assert proposal.is_chain
+    assert proposal.drawing == "chosen"  # a copy has no probabilities
+    assert not proposal.distributions
     return list(proposal.tokens)
 
 
@@ -58,9 +59,16 @@ def test_examples(history, guessed):
 
 def test_the_guess_is_no_view_of_a_history_that_changes():
     history = [1, 2, 3, 4, 1, 2, 3]
-    proposal = PromptLookup().propose(history, 2, SeededDice(0), lambda part: None)
+    proposal = PromptLookup().propose(history, Limit(2, 9, 9), SeededDice(0), lambda part: None)
     history[3] = 99
     assert list(proposal.tokens) == [4, 1]
+
+
+@pytest.mark.parametrize("limit", [Limit(2, 9, 1), Limit(9, 2, 1)])
+def test_neither_depth_nor_nodes_are_exceeded(limit):
+    history = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
+    proposal = PromptLookup().propose(history, limit, SeededDice(0), lambda part: None)
+    assert list(proposal.tokens) == [4, 5]
 
 
 def test_it_takes_microseconds():

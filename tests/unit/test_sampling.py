@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,19 +168,62 @@ def test_all_settings_together(key, history, temperature, top_k, top_p, min_p, r
     check(s, logits, history)
 
 
-@given(
-    LOGITS,
-    st.lists(st.integers(0, V - 1), max_size=80),
-    st.lists(st.integers(0, V - 1), max_size=4),
-    st.booleans(),
-)
-def test_rows_follow_the_drafted_tokens(key, history, drafted, penalised):
-    s = SamplingSettings(top_p=0.9, penalty_window=7, repeat_penalty=1.4 if penalised else 1)
-    logits = np.stack([row((key[0] + i, key[1])) for i in range(len(drafted) + 1)])
-    together = Sampler(s).distributions(logits, history, drafted)
-    assert len(together) == len(drafted) + 1
-    for i, distribution in enumerate(together):
-        assert as_dict(distribution) == as_dict(Sampler(s).distribution(logits[i], [*history, *drafted[:i]]))
+@given(LOGITS, st.lists(st.integers(0, V - 1), max_size=80), st.integers(0, 9))
+def test_only_the_last_tokens_of_a_history_matter_and_only_under_a_penalty(key, history, window):
+    plain = Sampler(SamplingSettings(top_p=0.9, penalty_window=window))
+    assert as_dict(plain.distribution(row(key), history)) == as_dict(plain.distribution(row(key)))
+    penalised = Sampler(SamplingSettings(top_p=0.9, penalty_window=window, repeat_penalty=1.4))
+    recent = history[len(history) - window :] if window < len(history) else history
+    assert as_dict(penalised.distribution(row(key), history)) == as_dict(
+        penalised.distribution(row(key), recent)
+    )
+
+
+@given(LOGITS, st.integers(1, V + 3), st.lists(st.integers(0, V - 1), max_size=9), st.booleans())
+def test_the_most_probable_tokens_are_those_of_the_distribution(key, k, history, greedy):
+    """Also at temperature 0, where the distribution has only one left."""
+    s = SamplingSettings(temperature=0 if greedy else 0.7, repeat_penalty=1.3, logit_bias={2: -1.0})
+    probs = reference(row(key), history, replace(s, temperature=1.0) if greedy else s)
+    tokens, values = Sampler(s).most_probable(row(key), k, history)
+    assert len(tokens) == len(set(tokens.tolist())) == min(k, V)
+    assert (np.diff(values) <= 0).all()
+    np.testing.assert_allclose(values, [probs[t] for t in tokens.tolist()], rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(values, sorted(probs.values())[::-1][:k], rtol=1e-5, atol=1e-9)
+
+
+def test_the_most_probable_tokens_cannot_be_found_among_no_numbers():
+    for n in (V, 2000):  # small ones are sorted whole
+        for bad in (math.nan, math.inf):
+            for temperature in (0.0, 1.0):
+                logits = row((1, 1.0), n)
+                logits[4] = bad
+                with pytest.raises(BackendError, match="not numbers"):
+                    Sampler(SamplingSettings(temperature=temperature)).most_probable(logits, 3)
+
+
+@pytest.mark.parametrize("n", [1, 30, 1023, 1024, 5000])
+def test_top_is_in_falling_order_and_the_lower_id_first(n):
+    rng = np.random.default_rng(n)
+    probs = rng.integers(0, 9, size=n) ** 8.0  # ties, zeros, and bars that must fall
+    probs[0] += 1
+    probs /= probs.sum()
+    for ids in (None, np.sort(rng.choice(3 * n, size=n, replace=False))):
+        for k in (1, 2, n // 2 + 1, n, n + 5):
+            tokens, values = Distribution(ids, probs).top(k)
+            by_rank = sorted(probs.nonzero()[0].tolist(), key=lambda i: (-probs[i], i))[:k]
+            assert tokens.tolist() == (by_rank if ids is None else ids[by_rank].tolist())
+            assert values.tolist() == probs[by_rank].tolist()
+
+
+def test_without_some_tokens_the_others_keep_their_proportions():
+    probs = np.array([0.1, 0.2, 0.3, 0.4])
+    for ids in (None, np.array([2, 5, 6, 9])):
+        whole = Distribution(ids, probs)
+        names = range(4) if ids is None else ids.tolist()
+        left = as_dict(whole.without([names[1], names[3]]))
+        assert [left[names[i]] for i in range(4)] == pytest.approx([0.25, 0, 0.75, 0])
+        assert whole.without([]) is whole
+        assert whole.probs.tolist() == probs.tolist()  # untouched
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

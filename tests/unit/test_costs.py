@@ -1,0 +1,198 @@
+"""Cost tables: which observations count, what is said between and beyond them, and how a model is timed."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spec_local.costs import CostTable, measure
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.fake import FakeModel
+
+F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}  # a 1.5B model on two cores; a call of one token is 1
+POSITIVE = st.floats(1e-6, 1e3)
+TABLES = st.dictionaries(st.integers(1, 64), POSITIVE, min_size=1, max_size=8)
+
+
+def table(seconds):
+    result = CostTable()
+    for n, s in seconds.items():
+        result.observe(n, s)
+    return result
+
+
+class TimedModel(FakeModel):
+    """A fake model whose calls take the time that `seconds(n, number of the call)` says."""
+
+    def __init__(self, seconds, **limits):
+        super().__init__(**limits)
+        self._seconds, self.now = seconds, 100.0
+
+    def grow(self, tokens, parents, n_logits=None):
+        logits = super().grow(tokens, parents, n_logits)
+        self.now += self._seconds(len(tokens), len(self.calls))
+        return logits
+
+    def clock(self):
+        return self.now
+
+
+def test_sizes_that_were_seen_have_their_own_time():
+    costs = table(dict(reversed(F16.items())))
+    assert costs.sizes == (1, 2, 4, 8, 16)
+    assert [costs.seconds(n) for n in F16] == list(F16.values())
+
+
+def test_estimates_between_and_beyond():
+    costs = table(F16)
+    assert costs.seconds(3) == pytest.approx((1.17 + 1.35) / 2)
+    assert costs.seconds(5) == pytest.approx(1.35 + (1.86 - 1.35) / 4)
+    assert costs.seconds(16 + 30) == pytest.approx(2.7 + 30 * 1.7 / 15)
+    assert table({4: 2.0, 8: 3.0}).seconds(1) == 2.0
+
+
+def test_one_size_alone_promises_no_sharing():
+    costs = table({4: 2.0})
+    assert [costs.seconds(n) for n in (1, 4, 6, 8)] == [2.0, 2.0, 3.0, 4.0]
+
+
+def test_beyond_a_table_that_falls_is_not_below_its_end():
+    assert table({1: 3.0, 8: 2.0}).seconds(64) == 2.0
+
+
+def test_a_noisy_neighbour_does_not_count():
+    costs = CostTable()
+    for n, outlier in [(1, 50.0), (4, 9.0)]:
+        for seconds in (n, outlier, n, n, outlier):
+            costs.observe(n, float(seconds))
+    assert costs.seconds(1) == 1.0
+    assert costs.seconds(4) == 4.0
+
+
+def test_of_two_observations_the_lower_counts():
+    costs = table({2: 9.0})
+    costs.observe(2, 1.0)
+    assert costs.seconds(2) == 1.0
+
+
+def test_a_lasting_change_counts():
+    costs = CostTable()
+    for seconds in [1.0] * 100 + [2.0] * 3:
+        costs.observe(1, seconds)
+    assert costs.seconds(1) == 1.0
+    costs.observe(1, 2.0)
+    assert costs.seconds(1) == 2.0
+
+
+def test_an_empty_table_knows_nothing():
+    with pytest.raises(ValueError, match="unknown"):
+        CostTable().seconds(1)
+
+
+@pytest.mark.parametrize(("n", "seconds"), [(0, 1.0), (1, -1.0), (1, math.nan), (1, math.inf)])
+def test_impossible_observations_are_refused(n, seconds):
+    costs = CostTable()
+    with pytest.raises(ValueError, match="cannot take"):
+        costs.observe(n, seconds)
+    assert costs.sizes == ()
+
+
+def test_no_call_has_no_tokens():
+    with pytest.raises(ValueError, match="unknown"):
+        table(F16).seconds(0)
+
+
+@settings(deadline=None)
+@given(TABLES, st.integers(1, 200))
+def test_estimates_stay_within_their_neighbours(seconds, n):
+    costs = table(seconds)
+    estimate = costs.seconds(n)
+    below = [s for size, s in sorted(seconds.items()) if size <= n][-1:]
+    above = [s for size, s in sorted(seconds.items()) if size >= n][:1]
+    assert estimate >= min(below + above) * (1 - 1e-12)
+    if above:
+        assert estimate <= max(below + above) * (1 + 1e-12)
+
+
+@settings(deadline=None)
+@given(TABLES)
+def test_costs_that_climb_give_estimates_that_climb(seconds):
+    climbing = dict(zip(sorted(seconds), sorted(seconds.values()), strict=True))
+    costs = table(climbing)
+    estimates = [costs.seconds(n) for n in range(1, 100)]
+    assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(estimates))
+
+
+@pytest.mark.parametrize("text", [[], [3, 1, 4]])
+def test_measuring_leaves_the_text_alone_and_no_tree(text):
+    model = TimedModel(lambda n, call: F16.get(n, 0.0), max_branches=1)
+    if text:
+        model.evaluate(text, 0)
+    model.grow([5], [-1])
+    costs = measure(model, clock=model.clock)
+    assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()))
+    assert list(model.cached) == text
+    with pytest.raises(InvalidRequest, match="parent"):
+        model.grow([0], [0])  # there would be a node 0, had any been left
+
+
+def test_measuring_warms_up_and_interleaves():
+    model = TimedModel(lambda n, call: 0.001 if call <= 3 else float(n))
+    costs = measure(model, (4, 1, 2), rounds=1, clock=model.clock)
+    assert model.calls == [1, 2, 4, 1, 2, 4]
+    assert [costs.seconds(n) for n in (1, 2, 4)] == [1.0, 2.0, 4.0]
+
+
+def test_measuring_ignores_one_disturbed_round():
+    model = TimedModel(lambda n, call: n + (50.0 if 6 < call <= 9 else 0.0))
+    costs = measure(model, (1, 2, 4), rounds=3, clock=model.clock)
+    assert [costs.seconds(n) for n in (1, 2, 4)] == [1.0, 2.0, 4.0]
+    assert len(model.calls) == 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("limits", "sizes"),
+    [
+        ({"max_tokens": 6}, (1, 2, 4, 6)),
+        ({"max_logits": 3}, (1, 2, 3)),
+        ({"n_ctx": 15}, (1, 2, 4, 5)),  # 10 tokens are there already
+        ({"n_ctx": 11}, (1,)),
+        ({"max_branches": 1}, (1, 2, 4, 8, 16)),
+    ],
+)
+def test_measuring_respects_limits(limits, sizes):
+    model = TimedModel(lambda n, call: 1.0, **limits)
+    for _ in range(5):
+        model.evaluate([1, 2], 0)
+    assert measure(model, clock=model.clock).sizes == sizes
+
+
+def test_measuring_needs_room():
+    model = FakeModel(n_ctx=4)
+    model.evaluate([1, 2, 3, 0], 0)
+    with pytest.raises(ContextOverflow, match="before prefill"):
+        measure(model)
+
+
+@pytest.mark.parametrize(("sizes", "rounds"), [((), 3), ((0, 1), 3), ((1,), 0)])
+def test_measuring_nothing_is_refused(sizes, rounds):
+    with pytest.raises(ValueError, match="cannot measure"):
+        measure(FakeModel(), sizes, rounds)
+
+
+def test_a_failing_call_leaves_no_tree():
+    def fail(n, call):
+        raise BackendError("the model failed")
+
+    model = TimedModel(fail)
+    with pytest.raises(BackendError):
+        measure(model, clock=model.clock)
+    with pytest.raises(InvalidRequest, match="parent"):
+        FakeModel.grow(model, [0], [0])
+
+
+def test_the_default_clock_measures_something():
+    costs = measure(FakeModel(), (1, 16), rounds=7)
+    assert 0 < costs.seconds(1) < costs.seconds(16)

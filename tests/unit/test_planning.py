@@ -1,0 +1,340 @@
+"""Planned shapes against brute force over all trees, and what the costs measured on a laptop imply.
+
+The times are measured ones: a call of n tokens over a call of one, of a 1.5B main and a 0.5B draft on two cores.
+"""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spec_local.costs import CostTable
+from spec_local.fake import enumerate_outcomes
+from spec_local.planning import (
+    best_trees,
+    expected_tokens,
+    node_values,
+    plan,
+    plan_chain,
+    worth_verifying,
+)
+from spec_local.proposal import ROOT
+
+F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}
+Q8_0 = {1: 1.0, 2: 1.08, 4: 1.41, 8: 2.07}
+Q4_K_M = {1: 1.0, 2: 1.6, 4: 1.8, 8: 3.2, 16: 3.8, 32: 6.3}
+SMALL = {1: 1.0, 2: 1.1, 4: 1.4, 8: 2.2, 16: 3.4}  # 0.5B Q4_K_M, as a draft
+FLAT = {1: 1.0, 64: 1.05}  # a GPU
+DEAR = {1: 1.0, 2: 2.0}  # nothing shared
+SURE = (0.75, 0.1, 0.05, 0.03)
+SPREAD = (0.4, 0.2, 0.12, 0.08, 0.05, 0.04, 0.03, 0.02)
+MOST = 6  # nodes of the trees that are looked at one by one
+
+
+def table(seconds, unit=1.0):
+    result = CostTable()
+    for n, s in seconds.items():
+        result.observe(n, s * unit)
+    return result
+
+
+def all_trees(nodes):
+    return itertools.product(*(range(ROOT, node) for node in range(nodes)))
+
+
+def depths(parents):
+    result = {ROOT: 0}
+    for node, parent in enumerate(parents):
+        result[node] = result[parent] + 1
+    return result
+
+
+def fits(parents, acceptance):
+    """Whether no node has more children than there are ranks: those would be worth nothing."""
+    return all(parents.count(p) <= len(acceptance) for p in parents)
+
+
+def step_seconds(parents, main, draft):
+    """A step's time, the slow way."""
+    level = depths(parents)
+    widths = {}
+    for node in set(parents):
+        widths[level[node]] = widths.get(level[node], 0) + 1
+    return sum(draft.seconds(n) for n in widths.values()) + main.seconds(len(parents) + 1)
+
+
+TREES = [(t, max(depths(t).values())) for m in range(MOST + 1) for t in all_trees(m)]
+
+
+def chances(weights):
+    """Acceptance by rank from integers; the last is the chance of none."""
+    total = sum(weights) or 1
+    return tuple(w / total for w in weights[:-1])
+
+
+ACCEPTANCE = st.lists(st.integers(0, 20), min_size=2, max_size=5).map(chances)
+FALLING = ACCEPTANCE.map(lambda a: tuple(sorted(a, reverse=True)))
+COSTS = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 100), min_size=1).map(
+    lambda d: table({n: s / 10 for n, s in d.items()})
+)
+UNIT = st.sampled_from([0.0, 0.01, 0.1, 0.3, 0.6, 1.0])
+
+
+@settings(deadline=None)
+@given(ACCEPTANCE, st.integers(0, MOST), st.randoms(use_true_random=False))
+def test_expected_tokens_by_exact_enumeration(acceptance, n_nodes, random):
+    parents = [random.randint(ROOT, node - 1) for node in range(n_nodes)]
+    children = {p: [n for n in range(n_nodes) if parents[n] == p] for p in range(ROOT, n_nodes)}
+
+    def step(dice):
+        node, path = ROOT, []
+        while True:
+            rank = dice.choose(np.array([*acceptance, max(0.0, 1 - sum(acceptance))]))
+            if rank >= min(len(acceptance), len(children[node])):
+                return tuple(path)
+            node = children[node][rank]
+            path.append(node)
+
+    outcomes = enumerate_outcomes(step)
+    assert expected_tokens(acceptance, parents) == pytest.approx(
+        sum(p * (1 + len(path)) for path, p in outcomes.items()), abs=1e-12
+    )
+    for node, value in enumerate(node_values(acceptance, parents)):
+        assert value == pytest.approx(sum(p for path, p in outcomes.items() if node in path), abs=1e-12)
+
+
+def test_a_chain_has_the_geometric_sum():
+    a, k = 0.8, 5
+    assert expected_tokens([a], range(ROOT, k - 1)) == pytest.approx((1 - a ** (k + 1)) / (1 - a))
+
+
+@pytest.mark.parametrize(
+    "acceptance", [SURE, SPREAD, (0.5, 0.5), (0.0, 0.6), (0.1, 0.5, 0.2), (1.0,), (0.3, 0.0, 0.3), ()]
+)
+def test_the_dynamic_programme_is_brute_force(acceptance):
+    trees = best_trees(acceptance, MOST, MOST)
+    for m, d in itertools.product(range(MOST + 1), repeat=2):
+        values = [
+            expected_tokens(acceptance, t)
+            for t, depth in TREES
+            if len(t) == m and depth <= d and fits(t, acceptance)
+        ]
+        if not values:
+            assert trees.tokens[d, m] == -np.inf
+            with pytest.raises(ValueError, match="no tree"):
+                trees.parents(m, d)
+            continue
+        assert trees.tokens[d, m] == pytest.approx(max(values), abs=1e-12)
+        parents = trees.parents(m, d)
+        level = depths(parents)
+        assert len(parents) == m
+        assert max(level.values()) <= d
+        assert all(parent < node for node, parent in enumerate(parents))
+        assert [level[n] for n in range(m)] == sorted(level[n] for n in range(m))
+        assert expected_tokens(acceptance, parents) == pytest.approx(max(values), abs=1e-12)
+        inner = [level[p] for p in set(parents)]
+        assert trees.reads[d, m].tolist() == [inner.count(i) for i in range(MOST)]
+
+
+def test_the_dynamic_programme_is_quick():
+    best_trees(SPREAD, 64, 16)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        best_trees(SPREAD, 64, 16)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.05
+
+
+@settings(deadline=None)
+@given(FALLING, st.integers(0, 20), st.integers(0, 8))
+def test_more_nodes_more_levels_and_more_acceptance_promise_more(acceptance, nodes, depth):
+    tokens = best_trees(acceptance, nodes, depth).tokens
+    possible = np.isfinite(tokens)
+    for axis in (0, 1):
+        before = tokens[:-1] if axis == 0 else tokens[:, :-1]
+        after = tokens[1:] if axis == 0 else tokens[:, 1:]
+        both = np.isfinite(before) & np.isfinite(after)
+        assert (after[both] >= before[both] - 1e-12).all()
+    assert (
+        tokens[possible] <= np.broadcast_to(np.arange(nodes + 1) + 1, tokens.shape)[possible] + 1e-12
+    ).all()
+    less = best_trees([a * 0.9 for a in acceptance], nodes, depth).tokens
+    assert (np.isfinite(less) == possible).all()
+    assert (less[possible] <= tokens[possible] + 1e-12).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(ACCEPTANCE, COSTS, UNIT, st.integers(0, MOST), st.integers(0, MOST))
+def test_with_a_flat_draft_no_tree_beats_the_plan(acceptance, main, unit, max_nodes, max_depth):
+    draft = table({1: 1.0, 64: 1.0}, unit)
+    planned = plan(acceptance, main, draft, max_nodes, max_depth)
+    least = min(
+        step_seconds(t, main, draft) / expected_tokens(acceptance, t)
+        for t, depth in TREES
+        if len(t) <= max_nodes and depth <= max_depth and fits(t, acceptance)
+    )
+    assert planned.seconds / planned.tokens_per_step == pytest.approx(least, rel=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ACCEPTANCE, COSTS, COSTS, UNIT, st.integers(0, 20), st.integers(0, 8))
+def test_a_plan_is_what_it_says_and_no_worse_than_less(acceptance, main, draft, unit, max_nodes, max_depth):
+    draft = table({n: draft.seconds(n) for n in draft.sizes}, unit)
+    planned = plan(acceptance, main, draft, max_nodes, max_depth)
+    chain = plan_chain(acceptance, main, draft, max_nodes, max_depth)
+    for p in (planned, chain):
+        level = depths(p.parents)
+        assert len(p.parents) <= max_nodes
+        assert p.depth == max(level.values()) <= max_depth
+        assert p.is_chain == (p.parents == tuple(range(ROOT, len(p.parents) - 1)))
+        assert p.tokens_per_step == pytest.approx(expected_tokens(acceptance, p.parents))
+        assert p.seconds == pytest.approx(step_seconds(p.parents, main, draft))
+        assert p.speed == pytest.approx(p.tokens_per_step / p.seconds)
+    assert chain.is_chain
+    slack = 1 + 1e-6
+    assert planned.speed * slack >= chain.speed
+    assert chain.speed * slack >= 1 / main.seconds(1)
+    cheaper = table({n: draft.seconds(n) for n in draft.sizes}, 0.5)
+    assert plan(acceptance, main, cheaper, max_nodes, max_depth).speed * slack >= planned.speed
+    assert plan(acceptance, main, draft, max_nodes + 3, max_depth).speed * slack >= planned.speed
+    assert plan(acceptance, main, draft, max_nodes, max_depth + 1).speed * slack >= planned.speed
+
+
+@settings(max_examples=20, deadline=None)
+@given(FALLING)
+def test_wide_levels_of_a_dear_draft_are_paid_for(acceptance):
+    """Not always the best of all trees there: 0.7 % off at worst, of hundreds that were tried."""
+    main, draft = table(F16), table(SMALL, 0.3)
+    least = min(step_seconds(t, main, draft) / expected_tokens(acceptance, t) for t, _ in TREES)
+    planned = plan(acceptance, main, draft, MOST, MOST)
+    assert planned.seconds / planned.tokens_per_step <= least * 1.03
+
+
+@pytest.mark.parametrize("acceptance", [SURE, SPREAD, (0.9, 0.05), (0.99,)])
+def test_where_tokens_share_nothing_nothing_is_drafted(acceptance):
+    planned = plan(acceptance, table(DEAR), table(SMALL, 0.1), 64, 16)
+    assert planned.parents == ()
+    assert (planned.tokens_per_step, planned.seconds, planned.speed) == (1.0, 1.0, 1.0)
+    assert planned.depth == 0
+
+
+def test_a_draft_of_0_6_of_main_is_worth_it_for_near_copies_only():
+    """Q4_K_M with a draft of 0.6 of it, on two cores: plain decoding up to 93 % acceptance, and little to win above."""
+    main, draft = table(Q4_K_M), table(SMALL, 0.6)
+    for acceptance in (SURE, SPREAD, (0.9, 0.05), (0.93, 0.05)):
+        assert plan(acceptance, main, draft, 64, 48).parents == ()
+    assert plan((0.95,), main, draft, 64, 48).parents == (ROOT, 0, 1)
+    assert plan((0.95,), main, draft, 64, 48).speed < 1.05
+    assert plan((0.98,), main, draft, 64, 48).depth == 15  # fills main's call of 16
+    assert 1.2 < plan((1.0,), main, draft, 64, 48).speed < 1.3
+
+
+@pytest.mark.parametrize(("costs", "least"), [(F16, 0.78), (Q8_0, 0.69), (Q4_K_M, 0.94)])
+def test_the_acceptance_from_which_a_draft_of_0_6_pays(costs, least):
+    main, draft = table(costs), table(SMALL, 0.6)
+    assert plan_chain((least - 0.01,), main, draft, 64, 16).parents == ()
+    assert plan_chain((least,), main, draft, 64, 16).parents != ()
+
+
+def test_a_copy_costs_no_draft_and_runs_long():
+    main, copied = table(Q4_K_M), table({1: 0.0})
+    assert plan((0.95,), main, copied, 64, 64).depth == 15
+    certain = plan((1.0,), main, copied, 64, 64)
+    assert certain.depth == 64
+    assert certain.speed > 5
+
+
+def test_dear_verification_collapses_to_a_chain_of_three():
+    """Q4_K_M's steps: a call of 4 costs little more than one of 2, and the next one much more."""
+    main = table(Q4_K_M)
+    for unit in (0.05, 0.1, 0.2):
+        planned = plan(SURE, main, table(SMALL, unit), 64, 16)
+        assert planned.parents == (ROOT, 0, 1)
+    assert plan(SURE, main, table(SMALL, 0.1), 64, 16).speed == pytest.approx(2.734 / 2.1, rel=1e-3)
+    assert plan(SPREAD, main, table(SMALL, 0.1), 64, 16).parents == ()
+
+
+def test_f16_carries_longer_chains_and_small_trees():
+    main, draft = table(F16), table(SMALL, 0.1)
+    assert plan(SURE, main, draft, 64, 16).parents == (ROOT, 0, 1)
+    assert plan((0.9, 0.05, 0.02), main, draft, 64, 16).parents == tuple(range(ROOT, 5))
+    spread = plan(SPREAD, main, draft, 64, 16)
+    assert spread.parents == (ROOT, ROOT, ROOT)
+    assert spread.speed > 1.05 * plan_chain(SPREAD, main, draft, 64, 16).speed
+
+
+@pytest.mark.parametrize("acceptance", [SURE, SPREAD])
+def test_where_verification_is_free_wide_trees_win(acceptance):
+    main, draft = table(FLAT), table(FLAT, 0.1)
+    tree = plan(acceptance, main, draft, 64, 16)
+    chain = plan_chain(acceptance, main, draft, 64, 16)
+    assert not tree.is_chain
+    assert len(tree.parents) == 64
+    assert tree.speed > 1.3 * chain.speed
+
+
+def test_of_a_chain_and_a_tree_as_good_the_chain_is_taken():
+    assert plan((0.5, 0.25), table(F16), table({1: 0.0}), 2, 2).parents == (ROOT, 0)
+
+
+def test_no_time_at_all_is_no_division_by_zero():
+    free = table({1: 0.0})
+    planned = plan(SURE, free, free, 8, 4)
+    assert planned.parents == ()
+    assert planned.speed == float("inf")
+    assert worth_verifying([0.9], 0.0, free) == 0
+
+
+@pytest.mark.parametrize("acceptance", [(0.7, 0.7), (1.1,), (-0.1, 0.5), (float("nan"),)])
+def test_acceptance_that_is_no_distribution_is_refused(acceptance):
+    costs = table(F16)
+    for call in (
+        lambda: expected_tokens(acceptance, [ROOT]),
+        lambda: best_trees(acceptance, 4, 4),
+        lambda: plan(acceptance, costs, costs, 4, 4),
+        lambda: plan_chain(acceptance, costs, costs, 4, 4),
+    ):
+        with pytest.raises(ValueError, match="acceptance"):
+            call()
+
+
+@pytest.mark.parametrize("limits", [(-1, 3), (3, -1)])
+def test_negative_limits_are_refused(limits):
+    with pytest.raises(ValueError, match="levels"):
+        plan(SURE, table(F16), table(F16), *limits)
+
+
+@settings(deadline=None)
+@given(FALLING, st.integers(0, MOST), st.randoms(use_true_random=False), COSTS, st.floats(0, 5))
+def test_verifying_the_best_nodes_is_verifying_the_best_subtree(acceptance, n_nodes, random, main, spent):
+    parents = [random.randint(ROOT, node - 1) for node in range(n_nodes)]
+    values = node_values(acceptance, parents)
+    speeds = {}
+    for kept in itertools.product((False, True), repeat=n_nodes):
+        if all(parents[n] == ROOT or kept[parents[n]] for n in range(n_nodes) if kept[n]):
+            tokens = 1 + sum(v for v, keep in zip(values, kept, strict=True) if keep)
+            size = sum(kept)
+            speeds[size] = max(speeds.get(size, 0.0), tokens / (spent + main.seconds(size + 1)))
+    random.shuffle(values)
+    n = worth_verifying(values, spent, main)
+    assert speeds[n] == pytest.approx(max(speeds.values()))
+    assert all(speeds[m] < speeds[n] * (1 + 1e-9) for m in range(n))
+
+
+def test_what_was_spent_already_makes_verifying_more_worthwhile():
+    values = [0.8, 0.64, 0.5, 0.4, 0.3, 0.2, 0.1]
+    sizes = [worth_verifying(values, spent, table(Q4_K_M)) for spent in (0.0, 0.2, 1.0, 3.0, 100.0)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == 3  # a call of 4
+    assert sizes[-1] == len(values)
+
+
+def test_a_draft_that_is_unsure_is_not_verified():
+    assert worth_verifying([0.4, 0.1], 0.3, table(Q4_K_M)) == 0
+    assert worth_verifying([], 0.3, table(Q4_K_M)) == 0
+    assert worth_verifying([0.2, 0.8, 0.7], 0.3, table(Q4_K_M)) == 3
+    assert worth_verifying([0.01, 0.8, 0.7], 0.3, table(F16)) == 2

@@ -1,0 +1,536 @@
+"""Rules for trees, lossless by exact enumeration: of the tree that is drawn, and of the verdict on it."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spec_local.fake import enumerate_outcomes
+from spec_local.proposal import ROOT, Proposal
+from spec_local.sampling import Distribution
+from spec_local.verifiers import VERIFIERS, node
+from spec_local.verifiers.bound import acceptance, acceptance_bound
+
+TREE_RULES = ["membership", "specinfer", "sequoia", "spectr", "top-one", "traversal"]
+DRAWN_RULES = ["specinfer", "sequoia", "spectr", "top-one", "traversal"]
+DRAWINGS = ["one", "with replacement", "without replacement", "top and one"]
+KINDS = [
+    "dense",
+    "zeros",
+    "one-hot",
+    "equal",
+    "nearly equal",
+    "disjoint",
+    "sharp",
+    "uniform draft",
+    "mixed",
+]
+
+
+@pytest.fixture(autouse=True)
+def _remember_rho(monkeypatch):
+    """Enumeration asks for the same ρ thousands of times, and each is a bisection."""
+    known = {}
+
+    def rho(p, q, k, find=node._rho):
+        key = (p.tobytes(), q.tobytes(), k)
+        if key not in known:
+            known[key] = find(p, q, k)
+        return known[key]
+
+    monkeypatch.setattr(node, "_rho", rho)
+
+
+def distribution_pair(rng, kind, v):
+    """p and q, float64 (v,)."""
+    if kind == "mixed":
+        kind = rng.choice(KINDS[:-1])
+    p, q = rng.dirichlet(np.full(v, 0.5), size=2)
+    if kind == "zeros":
+        mask = rng.random((2, v)) < 0.5
+        mask[[0, 1], rng.integers(v, size=2)] = True
+        p, q = p * mask[0] + 1e-3 * mask[0], q * mask[1] + 1e-3 * mask[1]
+    if kind == "one-hot":
+        p, q = (np.eye(v)[rng.integers(v)] if rng.random() < 0.5 else row for row in (p, q))
+    if kind == "equal":
+        q = p
+    if kind == "nearly equal":
+        q = p * (1 + 1e-15 * rng.normal(size=v))
+    if kind == "disjoint":
+        half = rng.permutation(v) < v / 2
+        p, q = (p + 1e-3) * half, (q + 1e-3) * ~half
+    if kind == "sharp":  # nearly all on one token; the others are far below it
+        p, q = p**9, q**9
+    if kind == "uniform draft":  # ties
+        q = np.ones(v)
+    return p / p.sum(), q / q.sum()
+
+
+class Language:
+    """A language model by table: main's and the draft's distribution after each path."""
+
+    def __init__(self, seed, kind, v, depth):
+        rng = np.random.default_rng([seed, v, depth])
+        self.v, self.depth = v, depth
+        self.pairs = {
+            path: distribution_pair(rng, kind, v)
+            for d in range(depth + 1)
+            for path in itertools.product(range(v), repeat=d)
+        }
+
+    def p(self, path):
+        return self.pairs[tuple(path)][0]
+
+    def q(self, path):
+        return self.pairs[tuple(path)][1]
+
+    def probability(self, tokens):
+        return math.prod(self.p(tokens[:i])[t] for i, t in enumerate(tokens))
+
+
+def as_distribution(probs):
+    """Sparse where there are zeros, so that rules meet both forms."""
+    ids = probs.nonzero()[0]
+    return Distribution(None, probs) if len(ids) == len(probs) else Distribution(ids, probs[ids])
+
+
+def fixed(shape):
+    """A shape by slots: shape[(0, 1)] children of the second child of the first."""
+    return lambda slots, path, said: sum(shape.get(slot, 0) for slot in slots)
+
+
+CHAIN = fixed({(): 1, (0,): 1})
+SHAPES = {
+    "two": fixed({(): 2}),
+    "three": fixed({(): 3}),
+    "chain": CHAIN,
+    "two by two": fixed({(): 2, (0,): 2, (1,): 2}),
+    "one then two": fixed({(): 1, (0,): 2}),
+    "lopsided": fixed({(): 2, (0,): 2, (1,): 1}),
+    "late": fixed({(): 2, (1,): 2}),
+}
+OWN_PATH = {
+    "some paths stop": lambda slots, path, said: (2, 2, 0)[path[0]] if path else 2,
+    "each path its own width": lambda slots, path, said: path[0] if path else 2,
+}
+OTHER_BRANCHES = {  # what all nodes drawn so far say
+    "as others say": lambda slots, path, said: (sum(said) + len(path)) % 3 if path else 2,
+    "none beside a twin": lambda slots, path, said: 0 if max(said[0:2], default=0) == 2 else 2,
+}
+
+
+def draw(language, drawing, shape, dice):
+    """A tree, level by level; shape says how many children: from the slots, the path, and all that is drawn."""
+    tokens, parents, draws, distributions, slots = [], [], [], {}, {ROOT: [()]}
+    level = [ROOT]
+    paths = {ROOT: ()}
+    for _ in range(language.depth):
+        said, below = tuple(tokens), []
+        for parent in level:
+            path = paths[parent]
+            q = as_distribution(language.q(path))
+            n = min(shape(slots[parent], path, said), np.count_nonzero(language.q(path)))
+            if not n:
+                continue
+            distributions[parent] = q
+            by_token = {}
+            for i, token in enumerate(children_of(q, n, drawing, dice)):
+                if token not in by_token:
+                    by_token[token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(parent)
+                    paths[by_token[token]] = (*path, token)
+                    below.append(by_token[token])
+                child = by_token[token]
+                draws.append(child)
+                slots[child] = slots.get(child, []) + [(*slot, i) for slot in slots[parent]]
+        level = below
+    return Proposal(tokens, parents, drawing, distributions, draws)
+
+
+def children_of(q, n, drawing, dice):
+    if drawing == "chosen":
+        return q.top(n)[0].tolist()
+    if drawing == "one":
+        return [q.draw(dice)]
+    if drawing == "with replacement":
+        return [q.draw(dice) for _ in range(n)]
+    if drawing == "top and one":
+        top = q.top(n - 1)[0].tolist() if n > 1 else []
+        return [*top, q.without(top).draw(dice)]
+    drawn = []
+    for _ in range(n):
+        drawn.append(q.without(drawn).draw(dice))
+    return drawn
+
+
+def verdicts(rule, language, drawing, shape, grow=draw):
+    """The exact probability of each verdict: how many guesses stand, and what is said."""
+
+    def run(dice):
+        proposal = grow(language, drawing, shape, dice)
+
+        def p(node):
+            return as_distribution(language.p([proposal.tokens[n] for n in proposal.path(node)]))
+
+        path, token = VERIFIERS[rule](proposal, p, language.v, dice)
+        assert [proposal.parents[n] for n in path] == [ROOT, *path[:-1]][: len(path)]
+        return len(path), (*(proposal.tokens[n] for n in path), token)
+
+    return enumerate_outcomes(run)
+
+
+def loss(language, outcomes):
+    """The largest error in the joint distribution of the tokens that are said, main going on after the verdict."""
+    n = language.depth + 1
+    said = dict.fromkeys(itertools.product(range(language.v), repeat=n), 0.0)
+    for (_, start), probability in outcomes.items():
+        for rest in itertools.product(range(language.v), repeat=n - len(start)):
+            tokens = start + rest
+            after = math.prod(language.p(tokens[:i])[tokens[i]] for i in range(len(start), n))
+            said[tokens] += probability * after
+    return max(abs(said[tokens] - language.probability(tokens)) for tokens in said)
+
+
+def mean_accepted(outcomes):
+    return sum(n * probability for (n, _), probability in outcomes.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", TREE_RULES)
+def test_what_is_said_has_exactly_mains_distribution(rule, kind):
+    shapes = SHAPES | OWN_PATH | ({} if rule == "traversal" else OTHER_BRANCHES)
+    for seed, (name, shape) in enumerate(shapes.items()):
+        v = 2 if name in ("two by two", "lopsided") else 3
+        language = Language(seed, kind, v, depth=1 if name in ("two", "three") else 2)
+        assert loss(language, verdicts(rule, language, VERIFIERS[rule].drawing, shape)) < 1e-12, name
+
+
+@pytest.mark.parametrize("rule", TREE_RULES)
+def test_it_holds_for_more_tokens_and_deeper_trees(rule):
+    drawing = VERIFIERS[rule].drawing
+    for seed, (v, depth, shape) in enumerate(
+        [
+            (6, 1, {(): 2}),
+            (4, 1, {(): 3}),
+            (4, 2, {(): 2, (1,): 1}),
+            (2, 3, {(): 2, (0,): 1, (0, 0): 2}),
+            (2, 3, {(): 1, (0,): 2, (0, 0): 1, (0, 1): 1}),
+        ]
+    ):
+        for kind in ("dense", "mixed"):
+            language = Language(seed, kind, v, depth)
+            assert loss(language, verdicts(rule, language, drawing, fixed(shape))) < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", VERIFIERS)
+def test_every_rule_judges_a_drawn_chain_exactly(rule, kind):
+    for seed, (v, depth) in enumerate([(3, 2), (2, 3), (6, 1)]):
+        language = Language(seed, kind, v, depth)
+        shape = fixed({(0,) * d: 1 for d in range(depth)})
+        assert loss(language, verdicts(rule, language, "one", shape)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", VERIFIERS)
+def test_every_rule_judges_chosen_tokens_by_membership(rule):
+    for seed in range(3):
+        language = Language(seed, "mixed", 3, 2)
+        chosen = verdicts(rule, language, "chosen", SHAPES["lopsided"])
+        assert loss(language, chosen) < 1e-12
+        assert chosen == verdicts("membership", language, "chosen", SHAPES["lopsided"])
+
+
+def test_membership_judges_children_of_any_origin():
+    for drawing in DRAWINGS:
+        for name, shape in (SHAPES | OTHER_BRANCHES).items():
+            language = Language(4, "mixed", 2 if name == "two by two" else 3, 2)
+            assert loss(language, verdicts("membership", language, drawing, shape)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", VERIFIERS)
+@pytest.mark.parametrize("drawing", DRAWINGS)
+def test_a_rule_refuses_children_that_were_drawn_for_another(rule, drawing):
+    fits = VERIFIERS[rule].drawing in ("chosen", drawing) or drawing == "one"
+    proposal = Proposal([1], [ROOT], drawing, {ROOT: Distribution(None, np.array([0.5, 0.5]))})
+
+    def judge():
+        enumerate_outcomes(
+            lambda dice: VERIFIERS[rule](proposal, lambda node: proposal.distributions[ROOT], 2, dice)[1]
+        )
+
+    if fits:
+        judge()
+    else:
+        with pytest.raises(ValueError, match="another rule"):
+            judge()
+
+
+@pytest.mark.parametrize("rule", [r for r in VERIFIERS if r != "membership"])
+def test_a_guess_that_the_draft_cannot_give_is_a_bug(rule):
+    q = Distribution(None, np.array([0.5, 0.5, 0.0]))
+    proposal = Proposal([2], [ROOT], "one", {ROOT: q})
+    main = Distribution(None, np.full(3, 1 / 3))
+    with pytest.raises(ValueError, match="probability 0"):
+        enumerate_outcomes(lambda dice: VERIFIERS[rule](proposal, lambda node: main, 3, dice)[1])
+
+
+def mislabelled(drawing):
+    """A tree that says it was drawn as asked for, and was not."""
+
+    def grow(language, asked, shape, dice):
+        tree = draw(language, drawing, shape, dice)
+        return Proposal(tree.tokens, tree.parents, asked, tree.distributions, tree.draws)
+
+    return grow
+
+
+@pytest.mark.parametrize("rule", DRAWN_RULES)
+@pytest.mark.parametrize("drawing", DRAWINGS[1:])
+def test_the_enumeration_notices_a_rule_for_other_draws(rule, drawing):
+    """So it is not blind, and the refusals are not for nothing."""
+    language, asked = Language(0, "dense", 4, 1), VERIFIERS[rule].drawing
+    if drawing == "with replacement" and asked != drawing:
+        with pytest.raises(ValueError, match="probability 0"):  # a twin
+            verdicts(rule, language, asked, SHAPES["two"], mislabelled(drawing))
+        return
+    worst = loss(language, verdicts(rule, language, asked, SHAPES["two"], mislabelled(drawing)))
+    # Two that are drawn without replacement happen to suit top-one: to it, the first could be any token.
+    fits = drawing == asked or (rule, drawing) == ("top-one", "without replacement")
+    assert worst < 1e-12 if fits else worst > 1e-3
+
+
+@pytest.mark.parametrize("rule", ["specinfer", "sequoia", "spectr", "traversal"])
+def test_children_that_are_not_in_draw_order_are_noticed(rule):
+    def grow(language, drawing, shape, dice):
+        tree = draw(language, drawing, shape, dice)
+        q = tree.distributions[ROOT].dense(language.v)
+        draws = sorted(tree.draws, key=lambda n: -q[tree.tokens[n]])
+        return Proposal(tree.tokens, tree.parents, drawing, tree.distributions, draws)
+
+    language = Language(0, "dense", 4, 1)
+    assert loss(language, verdicts(rule, language, VERIFIERS[rule].drawing, SHAPES["two"], grow)) > 1e-2
+
+
+def test_a_sampled_child_must_not_be_dropped_because_it_is_improbable():
+    """Under rules that ask for p/q; membership does not mind."""
+
+    def grow(language, drawing, shape, dice):
+        proposal = draw(language, drawing, shape, dice)
+        q = proposal.distributions[ROOT].dense(language.v)
+        kept = [n for n in proposal.draws if q[proposal.tokens[n]] > 0.3]
+        order = sorted(set(kept))
+        return Proposal(
+            [proposal.tokens[n] for n in order],
+            [ROOT] * len(order),
+            drawing,
+            proposal.distributions,
+            [order.index(n) for n in kept],
+        )
+
+    language = Language(2, "dense", 3, 1)
+    for rule in VERIFIERS:
+        drawing = VERIFIERS[rule].drawing if rule not in ("token", "block", "membership") else "one"
+        shape = fixed({(): 1 if drawing == "one" else 2})
+        worst = loss(language, verdicts(rule, language, drawing, shape, grow))
+        assert worst < 1e-12 if rule == "membership" else worst > 1e-3, rule
+
+
+def one_by_one(seed, n):
+    """n draws, one after the other; where the next one hangs depends on all tokens drawn so far."""
+
+    def grow(language, drawing, shape, dice):
+        tokens, parents, distributions, draws, paths = [], [], {}, [], {ROOT: ()}
+        for _ in range(n):
+            room = [
+                m
+                for m, path in paths.items()
+                if len(path) < language.depth and parents.count(m) < np.count_nonzero(language.q(path))
+            ]
+            if not room:
+                break
+            parent = int(np.random.default_rng([seed, len(draws), *tokens]).choice(room))
+            siblings = {tokens[m]: m for m in range(len(tokens)) if parents[m] == parent}
+            q = distributions[parent] = as_distribution(language.q(paths[parent]))
+            token = q.without([] if drawing == "with replacement" else list(siblings)).draw(dice)
+            if token not in siblings:
+                siblings[token] = len(tokens)
+                paths[len(tokens)] = (*paths[parent], token)
+                tokens.append(token)
+                parents.append(parent)
+            draws.append(siblings[token])
+        return Proposal(tokens, parents, drawing, distributions, draws)
+
+    return grow
+
+
+@pytest.mark.parametrize("rule", ["specinfer", "sequoia", "traversal", "spectr"])
+def test_a_tree_may_grow_by_anything_that_is_drawn_already(rule):
+    """Each draw leaves what will be said as it was. Spectr needs to know first how many children a node gets."""
+    worst = 0.0
+    for seed, (v, depth, kind) in enumerate(itertools.product((2, 3), (2, 3), ("dense", "zeros", "equal"))):
+        if v**depth < 27:
+            language = Language(seed, kind, v, depth)
+            outcomes = verdicts(rule, language, VERIFIERS[rule].drawing, None, one_by_one(seed, 4))
+            worst = max(worst, loss(language, outcomes))
+    assert worst > 1e-3 if rule == "spectr" else worst < 1e-12
+
+
+def test_no_rule_may_look_at_draws_to_come():
+    """A second child is drawn, and proposed only if it is token 0: seen, and not only expected."""
+
+    def grow(language, drawing, shape, dice):
+        proposal = draw(language, drawing, shape, dice)
+        if proposal.tokens[proposal.draws[1]] == 0:
+            return proposal
+        first = proposal.draws[0]
+        return Proposal([proposal.tokens[first]], [ROOT], drawing, proposal.distributions)
+
+    language = Language(1, "dense", 3, 1)
+    for rule in DRAWN_RULES:
+        assert loss(language, verdicts(rule, language, VERIFIERS[rule].drawing, SHAPES["two"], grow)) > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_traversal_is_the_block_rule_on_chains(kind):
+    for seed, (v, depth) in enumerate([(2, 1), (3, 2), (2, 3)]):
+        language = Language(seed, kind, v, depth)
+        shape = fixed({(0,) * d: 1 for d in range(depth)})
+        traversal, block = (verdicts(rule, language, "one", shape) for rule in ("traversal", "block"))
+        for verdict in traversal.keys() | block.keys():
+            assert traversal.get(verdict, 0.0) == pytest.approx(block.get(verdict, 0.0), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_traversal_accepts_at_least_as_much_as_sequoia(kind):
+    for seed, name in enumerate(["two", "three", "chain", "one then two", "lopsided", "late"]):
+        language = Language(seed, kind, 3, 2)
+        traversal, sequoia = (
+            mean_accepted(verdicts(rule, language, "without replacement", SHAPES[name]))
+            for rule in ("traversal", "sequoia")
+        )
+        assert traversal >= sequoia - 1e-12
+        if name in ("two", "three"):  # one node, one rule
+            assert traversal == pytest.approx(sequoia, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", [*DRAWN_RULES, "token", "block"])
+def test_one_drawn_child_is_accepted_with_one_minus_total_variation(rule, kind):
+    for seed in range(5):
+        language = Language(seed, kind, 5, 1)
+        expected = np.minimum(language.p(()), language.q(())).sum()
+        assert mean_accepted(verdicts(rule, language, "one", fixed({(): 1}))) == pytest.approx(
+            expected, abs=1e-12
+        )
+
+
+def all_draws(q, k, drawing):
+    """The probability of each list of k children in draw order."""
+    return enumerate_outcomes(lambda dice: tuple(children_of(as_distribution(q), k, drawing, dice)))
+
+
+NODE_RULES = {
+    "membership": lambda p, q, drawn, dice: dice.choose(p),
+    "specinfer": node.with_replacement,
+    "sequoia": node.without_replacement,
+    "spectr": node.k_sequential,
+    "top-one": node.top_and_one,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_acceptance_given_the_children_is_what_enumeration_finds(kind):
+    for seed in range(3):
+        language = Language(seed, kind, 4, 1)
+        p, q = language.p(()), language.q(())
+        k = min(2, np.count_nonzero(q))
+        for rule, judge in NODE_RULES.items():
+            drawing = VERIFIERS[rule].drawing
+            mean = sum(
+                chance * acceptance(judge, p, q, drawn) for drawn, chance in all_draws(q, k, drawing).items()
+            )
+            enumerated = mean_accepted(verdicts(rule, language, drawing, fixed({(): k})))
+            assert mean == pytest.approx(enumerated, abs=1e-12), rule
+
+
+def brute_force_bound(p, q, k, drawing):
+    """1 + the least p(H) − Pr(all children in H), over all sets H, given as bits."""
+    children = {}
+    for drawn, chance in all_draws(q, k, drawing).items():
+        bits = sum(1 << token for token in set(drawn))
+        children[bits] = children.get(bits, 0.0) + chance
+    return 1 + min(
+        sum(x for token, x in enumerate(p) if sets >> token & 1)
+        - sum(chance for bits, chance in children.items() if not bits & ~sets)
+        for sets in range(1 << len(p))
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("drawing", ["chosen", *DRAWINGS])
+def test_the_bound_is_the_least_over_all_sets(drawing, kind):
+    for seed, (v, k) in enumerate([(2, 1), (2, 2), (6, 1), (6, 2), (5, 3), (5, 4), (4, 4)]):
+        p, q = distribution_pair(np.random.default_rng(seed), kind, v)
+        k = 1 if drawing == "one" else min(k, np.count_nonzero(q))
+        expected = brute_force_bound(p, q, k, drawing)
+        assert acceptance_bound(p, q, k, drawing) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rule_accepts_more_than_the_bound_and_some_reach_it(kind):
+    for seed, k in [(0, 1), (1, 2), (2, 2), (3, 3)]:
+        p, q = distribution_pair(np.random.default_rng(seed), kind, 4)
+        k = min(k, np.count_nonzero(q))
+        for rule, judge in NODE_RULES.items():
+            drawing = VERIFIERS[rule].drawing
+            draws = all_draws(q, k, drawing).items()
+            mean = sum(chance * acceptance(judge, p, q, drawn) for drawn, chance in draws)
+            bound = acceptance_bound(p, q, k, drawing)
+            assert mean <= bound + 1e-12
+            if rule in ("top-one", "membership") or (k == 1 and rule != "membership"):
+                assert mean == pytest.approx(bound, abs=1e-12)
+            if k == 1 and rule != "membership":
+                assert bound == pytest.approx(np.minimum(p, q).sum(), abs=1e-12)
+
+
+def test_the_bound_of_a_large_vocabulary_agrees_with_its_other_form():
+    """Without replacement by quadrature: equal weights have a closed form, and 2 of 150,000 another."""
+    v, h = 1000, 400
+    p = np.append(np.zeros(h), np.full(v - h, 1 / (v - h)))
+    q = np.full(v, 1 / v)
+    for k in (2, 3, 5):
+        all_in = math.comb(h, k) / math.comb(v, k)
+        assert acceptance_bound(p, q, k, "without replacement") <= 1 - all_in + 1e-12
+        best = min(max(0, m - h) / (v - h) - math.comb(m, k) / math.comb(v, k) for m in range(v + 1))
+        assert acceptance_bound(p, q, k, "without replacement") == pytest.approx(1 + best, abs=1e-12)
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.full(150_000, 0.1), size=2)
+    fewer, more = (acceptance_bound(p, q, 2, d) for d in ("with replacement", "without replacement"))
+    assert np.minimum(p, q).sum() < fewer <= more < 1
+
+
+def test_acceptance_of_a_large_vocabulary_is_in_the_order_that_the_design_gives(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    from acceptance import RULES, accepted, pair
+
+    mean = {}
+    for temperature in (1.0, 0.3):
+        pairs = [pair(seed, temperature, 32_000) for seed in range(24)]
+        for rule, k in itertools.product(RULES, (1, 2, 4)):
+            values = [accepted(rule, p, q, k, 4, seed) for seed, (p, q) in enumerate(pairs)]
+            mean[temperature, rule, k] = np.mean(values)
+    for k in (1, 2, 4):
+        top_one, sequoia, membership = (mean[1.0, rule, k] for rule in ("top-one", "sequoia", "membership"))
+        assert top_one >= sequoia > membership
+        top_one, sequoia, membership = (mean[0.3, rule, k] for rule in ("top-one", "sequoia", "membership"))
+        assert top_one == pytest.approx(membership, abs=0.05)
+        assert membership >= sequoia - 0.01
+    for rule, values in [
+        ("top-one", (0.83, 0.97, 0.997)),
+        ("sequoia", (0.83, 0.93, 0.97)),
+        ("membership", (0.71, 0.84, 0.93)),
+    ]:
+        assert [mean[1.0, rule, k] for k in (1, 2, 4)] == pytest.approx(values, abs=0.06)
