@@ -311,24 +311,27 @@ def _run(command, specdec, folder):
 
 
 def test_speculation_changes_nothing_at_temperature_0(specdec, main, draft):
-    plain_run = specdec(*options(main, 100), "--no-spec", "--json", "a b a b a b")
+    plain_run = specdec(*options(main, 40), "--no-spec", "--json", "a b a b a b")
     runs = {
-        "lookup": specdec(*options(main, 100), "--json", "a b a b a b"),
-        "draft": specdec(*options(main, 100), "--draft", draft, "--json", "a b a b a b"),
+        "lookup": specdec(*options(main, 40), "--json", "a b a b a b"),
+        "draft": specdec(*options(main, 40), "--draft", draft, "--json", "a b a b a b"),
         "token": specdec(
-            *options(main, 100), "--draft", draft, "--verifier", "token", "--json", "a b a b a b"
+            *options(main, 40), "--draft", draft, "--verifier", "token", "--json", "a b a b a b"
         ),
     }
+    for shape in ("tree", "beam", "auto"):
+        arguments = ["--draft", draft, "--shape", shape, "--tree-nodes", 12, "--draft-max", 6, "--json"]
+        runs[shape] = specdec(*options(main, 40), *arguments, "a b a b a b")
     expected = json.loads(plain_run.stdout)
     assert expected["timings"]["draft_n"] == 0
-    assert expected["timings"]["steps_n"] == 100
+    assert expected["timings"]["steps_n"] == 40
     for name, run in runs.items():
         answer = json.loads(run.stdout)
         assert answer["content"] == expected["content"], name
-        assert answer["timings"]["draft_n"] > 0 or name == "lookup"
+        assert answer["timings"]["draft_n"] > 0 or name in ("lookup", "auto")
     timings = json.loads(runs["draft"].stdout)["timings"]
     assert 0 < timings["draft_n_accepted"] < timings["draft_n"]
-    assert timings["steps_n"] + timings["draft_n_accepted"] == timings["predicted_n"] == 100
+    assert timings["steps_n"] + timings["draft_n_accepted"] == timings["predicted_n"] == 40
 
 
 def test_json_is_one_object(specdec, main):
