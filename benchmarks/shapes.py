@@ -153,7 +153,7 @@ def propose(session: Session, way: Way, sampler: Sampler, history: list[int], se
 
     lengths = []
     seconds = 0.0
-    for i in range(1 if sampler.settings.temperature == 0 else 32):
+    for i in range(1 if sampler.settings.temperature == 0 else 16):
         path, token = way.verifier(proposal, mains, main.n_vocab, SeededDice(1000 * seed + i))
         lengths.append(len(path) + 1)
         if not i:

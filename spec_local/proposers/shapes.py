@@ -145,7 +145,7 @@ class Drawn(Shape):
             return np.append(chosen, 0.7**bent * (1.0 - chosen.sum()))
         sure = float((top**2).sum())  # the chance of drawing the same token twice
         first = (0.35 + 0.62 * sure) ** bent
-        second = (1.0 - first) * min(0.5, first)
+        second = (1.0 - first) * 0.5 * first
         return np.append(first, second * 0.5 ** np.arange(n - 1, dtype=np.float64))
 
     def _draw(self, q: Distribution, n: int, dice: Dice) -> list[int]:
