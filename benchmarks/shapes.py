@@ -64,7 +64,9 @@ def main() -> None:
     arguments.add_argument("--plot", type=Path, help="draw the figure into this file (needs matplotlib)")
     options = arguments.parse_args()
     figure: dict[tuple[float, str], list[float]] = {}
-    with Session.open(options.main, options.draft, n_ctx=1024, threads=options.threads) as session:
+    with Session.open(
+        options.main, options.draft, n_ctx=1024, threads=options.threads, branches=max(options.nodes)
+    ) as session:
         n_questions = len(QUESTIONS) * options.per_category
         print(
             f"main {options.main.name}, draft {options.draft.name}, {n_questions} questions of "

@@ -90,7 +90,10 @@ def main() -> None:
         if options.proposer == "draft" and not draft:
             note("making the Q4_0 copy")
             draft = quantize(options.main, Path(folder) / "draft-Q4_0.gguf", "Q4_0")
-        with Session.open(options.main, draft, n_ctx=2048, threads=options.threads) as session:
+        branches = 1 if options.shape == "chain" else options.tree_nodes
+        with Session.open(
+            options.main, draft, n_ctx=2048, threads=options.threads, branches=branches
+        ) as session:
             print(
                 f"main {options.main.name}, draft {draft.name if draft else 'none'}, k = {options.draft_max}, {options.shape}, "
                 f"{options.n} tokens, {options.threads} threads; {machine()}\n"

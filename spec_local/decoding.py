@@ -87,7 +87,7 @@ class Prefilled:
 class Step:
     """One call of main: the accepted guesses, then one token of main's own.
 
-    tokens: what was said. proposal: what had been guessed. n_accepted: the first so many of `tokens`
+    tokens: what was said. proposal: what had been guessed (tokens and parents). n_accepted: the first so many of `tokens`
     were guesses.
     """
 
@@ -250,7 +250,8 @@ class _Row:
         statistics.predicted_s += self._lap_started - started
         if statistics.n_steps == 1:
             statistics.first_token_s = statistics.prompt_s + statistics.predicted_s
-        return Step(said, proposal, n_accepted)
+        # Without its distributions, which over a whole vocabulary take a megabyte each.
+        return Step(said, Proposal(proposal.tokens, proposal.parents), n_accepted)
 
     def _mains(self, proposal: Proposal, logits: Logits) -> Callable[[int], Distribution]:
         """Main's distribution after a node of the proposal: a rule asks for few of them, and each takes time."""

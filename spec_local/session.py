@@ -148,6 +148,7 @@ class Session:
         threads: int | None = None,
         gpu_layers: int = -1,
         cache_type: str = "f16",
+        branches: int = 1,
         notice: Callable[[str], None] = lambda line: None,
     ) -> "Session":
         """Load a main model, and a draft if one is given.
@@ -156,6 +157,8 @@ class Session:
             main, draft: GGUF files; a file that this machine has not loaded before is tried in a
                 child process first.
             n_ctx: tokens of the context, at most what the model was trained for; None: that, up to 4096.
+            branches: most guesses side by side: as many as the nodes of the largest tree; 1: chains only, which
+                takes the least memory.
             notice: told, in a line, what takes time and what was decided.
 
         Raises:
@@ -172,8 +175,9 @@ class Session:
                 context = Context(
                     model,
                     n_ctx=length,
-                    max_logits=MAX_DRAFT + 1,
-                    max_branches=MAX_DRAFT,
+                    # A row of logits takes memory: a draft needs as many as it reads side by side.
+                    max_logits=branches if contexts else MAX_DRAFT + 1,
+                    max_branches=branches,
                     threads=threads,
                     cache_type=cache_type,
                 )
@@ -245,15 +249,15 @@ class Session:
     def planned(self, settings: GenerationSettings) -> GenerationSettings:
         """What shape ``auto`` means on this machine: a tree, a chain, or no guesses, whichever is the fastest.
 
-        The first time, both models are measured, which takes a second or so.
+        The first time, both models are measured, which takes a few seconds.
         """
         if settings.shape != "auto":
             return settings
         if self.proposer_name(settings) != "draft" or not self.draft or not settings.draft_max:
             return replace(settings, shape="chain")
         if not self._costs:
-            self._costs = measure(self.main), measure(self.draft)
-        chains_only = settings.verifier in CHAIN_VERIFIERS or settings.greedy_draft
+            self._costs = measure(self.main, rounds=2), measure(self.draft, rounds=2)
+        chains_only = settings.verifier in CHAIN_VERIFIERS or settings.greedy_draft or self._branches < 2
         best = (plan_chain if chains_only else plan)(
             _USUAL_ACCEPTANCE, *self._costs, settings.tree_nodes, settings.draft_max
         )
@@ -261,6 +265,11 @@ class Session:
             return replace(settings, shape="chain", proposer="none")
         shape: ShapeName = "chain" if best.is_chain else "tree"
         return replace(settings, shape=shape, draft_max=best.depth, tree_nodes=len(best.parents))
+
+    @property
+    def _branches(self) -> int:
+        """Most guesses side by side that both models can read."""
+        return min(context.max_branches for context in (self.main, self.draft) if context)
 
     def _texts(self, events: Iterator[Event], stops: Sequence[str]) -> Iterator[Prefilled | Text | Done]:
         vocabulary = self.main.model.vocabulary
@@ -297,6 +306,10 @@ class Session:
             return PromptLookup()
         if not self.draft:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
+        if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
+            raise InvalidRequest(
+                "the session was opened for chains: open it with branches=16, or as many as you want"
+            )
         vocabulary = self.main.model.vocabulary
         return DraftModel(
             self.draft,

@@ -109,7 +109,7 @@ class ModelOptions:
     shape: Annotated[
         ShapeChoice,
         Option(
-            help="What a draft model guesses; auto: measures for a second what is fastest here.",
+            help="What a draft model guesses; auto: measures for a few seconds what is fastest here.",
             rich_help_panel=_GUESSING,
         ),
     ] = ShapeChoice.chain
@@ -144,6 +144,7 @@ class ModelOptions:
             threads=self.threads,
             gpu_layers=self.gpu_layers,
             cache_type=self.cache_type,
+            branches=1 if self.shape == "chain" else self.tree_nodes,
             notice=notice,
         )
 

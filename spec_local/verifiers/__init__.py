@@ -53,8 +53,9 @@ def _judge_chain(
     rule: ChainRule, proposal: Proposal, p: Mains, n_vocab: int, dice: Dice
 ) -> tuple[list[int], int]:
     k = len(proposal.tokens)
-    distributions = [*map(p, range(ROOT, k)), *(proposal.distributions[i] for i in range(ROOT, k - 1))]
-    rows, columns = align(distributions, n_vocab)
+    q = proposal.distributions
+    # The list is not kept: over a whole vocabulary, main's distributions take a megabyte each.
+    rows, columns = align([*map(p, range(ROOT, k)), *(q[i] for i in range(ROOT, k - 1))], n_vocab)
     drafted = np.asarray(proposal.tokens, np.int64)
     if columns is not None:
         drafted = columns.searchsorted(drafted)

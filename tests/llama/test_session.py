@@ -215,12 +215,20 @@ def test_auto_takes_what_the_costs_say(make_session, monkeypatch):
     ]:
         session = make_session()
         tables = iter([main, draft])
-        monkeypatch.setattr("spec_local.session.measure", lambda model, tables=tables: next(tables))
+        monkeypatch.setattr("spec_local.session.measure", lambda model, rounds, tables=tables: next(tables))
         planned = session.planned(settings)
         assert (planned.shape, planned.proposer) == (shape, proposer)
         assert session.planned(replace(settings, shape="tree")).shape == "tree"  # unless forced
         assert session.planned(replace(settings, verifier="block")).shape == "chain"
     assert make_session(draft=None).planned(settings).shape == "chain"
+
+
+def test_a_session_for_chains_refuses_trees(make_session):
+    session = make_session(max_branches=1)
+    for shape in ("tree", "beam"):
+        with pytest.raises(InvalidRequest, match="branches=16"):
+            run(session, shape=shape)
+    assert len(run(session, shape="auto", max_tokens=5)[0]) == 5
 
 
 def test_seeds(make_session):
