@@ -26,6 +26,7 @@ from spec_local.llama.context import default_threads
 from spec_local.proposal import ROOT
 from spec_local.proposers import Limit, Proposer
 from spec_local.sampling import Distribution, Sampler
+from spec_local.session import MAX_DRAFT
 from spec_local.verifiers import VERIFIERS, Verifier
 
 
@@ -65,7 +66,7 @@ def main() -> None:
     options = arguments.parse_args()
     figure: dict[tuple[float, str], list[float]] = {}
     with Session.open(
-        options.main, options.draft, n_ctx=1024, threads=options.threads, branches=max(options.nodes)
+        options.main, options.draft, n_ctx=1024, threads=options.threads, branches=MAX_DRAFT
     ) as session:
         n_questions = len(QUESTIONS) * options.per_category
         print(

@@ -21,7 +21,7 @@ from spec_local import Done, GenerationSettings, Prefilled, SamplingSettings, Se
 from spec_local.llama import runtime
 from spec_local.llama.context import default_threads
 from spec_local.llama.quantize import quantize
-from spec_local.session import SHAPES
+from spec_local.session import MAX_DRAFT, SHAPES
 
 MODELS = ("main model", "draft model")
 
@@ -90,7 +90,7 @@ def main() -> None:
         if options.proposer == "draft" and not draft:
             note("making the Q4_0 copy")
             draft = quantize(options.main, Path(folder) / "draft-Q4_0.gguf", "Q4_0")
-        branches = 1 if options.shape == "chain" else options.tree_nodes
+        branches = 1 if options.shape == "chain" else MAX_DRAFT
         with Session.open(
             options.main, draft, n_ctx=2048, threads=options.threads, branches=branches
         ) as session:

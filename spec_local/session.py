@@ -157,8 +157,9 @@ class Session:
             main, draft: GGUF files; a file that this machine has not loaded before is tried in a
                 child process first.
             n_ctx: tokens of the context, at most what the model was trained for; None: that, up to 4096.
-            branches: most guesses side by side: as many as the nodes of the largest tree; 1: chains only, which
-                takes the least memory.
+            branches: how many guesses the models may read side by side; the draft reads more of them than it
+                proposes, so give several times the nodes of a tree, such as 64. 1: chains only, which takes
+                the least memory.
             notice: told, in a line, what takes time and what was decided.
 
         Raises:
@@ -307,9 +308,7 @@ class Session:
         if not self.draft:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
-            raise InvalidRequest(
-                "the session was opened for chains: open it with branches=16, or as many as you want"
-            )
+            raise InvalidRequest("the session was opened for chains: open it with branches=64")
         vocabulary = self.main.model.vocabulary
         return DraftModel(
             self.draft,

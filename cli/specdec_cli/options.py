@@ -132,7 +132,7 @@ class ModelOptions:
 
     def open(self, notice: Callable[[str], None]) -> "Session":
         """Load the models."""
-        from spec_local.session import Session
+        from spec_local.session import MAX_DRAFT, Session
 
         return Session.open(
             resolve(self.main or STARTER),
@@ -144,7 +144,7 @@ class ModelOptions:
             threads=self.threads,
             gpu_layers=self.gpu_layers,
             cache_type=self.cache_type,
-            branches=1 if self.shape == "chain" else self.tree_nodes,
+            branches=1 if self.shape == "chain" else MAX_DRAFT,
             notice=notice,
         )
 

@@ -226,7 +226,7 @@ def test_auto_takes_what_the_costs_say(make_session, monkeypatch):
 def test_a_session_for_chains_refuses_trees(make_session):
     session = make_session(max_branches=1)
     for shape in ("tree", "beam"):
-        with pytest.raises(InvalidRequest, match="branches=16"):
+        with pytest.raises(InvalidRequest, match="branches=64"):
             run(session, shape=shape)
     assert len(run(session, shape="auto", max_tokens=5)[0]) == 5
 
