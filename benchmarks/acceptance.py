@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from spec_local.dice import Dice, SeededDice
 from spec_local.proposal import Drawing
+from spec_local.proposers.shapes import draw_children
 from spec_local.sampling import Distribution
 from spec_local.verifiers import node
 from spec_local.verifiers.bound import acceptance, acceptance_bound
@@ -44,13 +45,7 @@ def children(q: Floats, k: int, drawing: Drawing, dice: Dice) -> list[int]:
     whole = Distribution(None, q)
     if drawing == "chosen":
         return whole.top(k)[0].tolist()
-    if drawing == "top and one":
-        top = whole.top(k - 1)[0].tolist() if k > 1 else []
-        return [*top, whole.without(top).draw(dice)]
-    drawn: list[int] = []
-    for _ in range(k):
-        drawn.append(whole.without(drawn if drawing == "without replacement" else []).draw(dice))
-    return drawn
+    return draw_children(whole, k, drawing, dice)
 
 
 def accepted(rule: str, p: Floats, q: Floats, k: int, draws: int, seed: int = 0) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.costs import CostTable
-from spec_local.proposal import ROOT
+from spec_local.proposal import ROOT, depth_of, is_chain
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -39,15 +39,12 @@ class Plan:
     @property
     def is_chain(self) -> bool:
         """Whether no node has siblings; also of no nodes at all."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return is_chain(self.parents)
 
     @property
     def depth(self) -> int:
         """Nodes of the longest path: calls of the draft model."""
-        depths = {ROOT: 0}
-        for node, parent in enumerate(self.parents):
-            depths[node] = depths[parent] + 1
-        return max(depths.values())
+        return depth_of(self.parents)
 
 
 def node_values(acceptance: Sequence[float], parents: Sequence[int]) -> list[float]:

@@ -22,6 +22,28 @@ top and one: the most probable tokens of q, and one drawn from the rest of it, l
 """
 
 
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """The nodes from the root's child down to this one; none for the root."""
+    nodes = []
+    while node != ROOT:
+        nodes.append(node)
+        node = parents[node]
+    return nodes[::-1]
+
+
+def depth_of(parents: Sequence[int]) -> int:
+    """Nodes of the longest path."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return max(depths, default=0)
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Whether no node has siblings; also of no nodes at all."""
+    return all(parent == node - 1 for node, parent in enumerate(parents))
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A tree of guesses.
@@ -50,23 +72,16 @@ class Proposal:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return is_chain(self.parents)
 
     @property
     def depth(self) -> int:
         """Tokens of the longest path."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return max(depths, default=0)
+        return depth_of(self.parents)
 
     def path(self, node: int) -> list[int]:
-        """The nodes from the root's child down to this one; none for the root."""
-        nodes = []
-        while node != ROOT:
-            nodes.append(node)
-            node = self.parents[node]
-        return nodes[::-1]
+        """See `path_to`."""
+        return path_to(self.parents, node)
 
     def children(self) -> dict[int, list[int]]:
         """Children in draw order (a node drawn twice stands twice) by parent; leaves are not in it."""

@@ -1,10 +1,11 @@
 """A small model of main's vocabulary guesses; a shape decides what it is asked to read."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 from spec_local.dice import Dice
 from spec_local.language_model import LanguageModel, Logits, common_prefix, prefill
-from spec_local.proposal import ROOT, Proposal
+from spec_local.proposal import ROOT, Proposal, path_to
 from spec_local.proposers.base import Lap, Limit
 from spec_local.proposers.shapes import Ranked, Shape
 from spec_local.sampling import Distribution, Sampler
@@ -131,15 +132,8 @@ class _Reader:
 
     def path(self, tokens: Sequence[int]) -> list[int]:
         """The model's nodes that spell the beginning of these tokens."""
-        by_parent = {(self.parents[n], self.tokens[n]): n for n in self._read if n != ROOT}
-        path: list[int] = []
-        node = ROOT
-        for token in tokens:
-            if (node, token) not in by_parent:
-                break
-            node = by_parent[node, token]
-            path.append(self._read[node])
-        return path
+        path = Proposal(self.tokens, self.parents).follow(tokens)
+        return [self._read[node] for node in takewhile(self._read.__contains__, path)]
 
     def _evaluate(self, nodes: Sequence[int]) -> Logits:
         if nodes[0] == ROOT:  # comes first, and alone
@@ -156,8 +150,4 @@ class _Reader:
         """The tokens that a penalty looks at."""
         if not self._recent:
             return ()
-        path: list[int] = []
-        while node != ROOT:
-            path.append(self.tokens[node])
-            node = self.parents[node]
-        return [*self._recent, *reversed(path)]
+        return [*self._recent, *(self.tokens[n] for n in path_to(self.parents, node))]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from spec_local.costs import CostTable
 from spec_local.dice import Dice
 from spec_local.planning import worth_verifying
-from spec_local.proposal import ROOT, Drawing, Proposal
+from spec_local.proposal import ROOT, Drawing, Proposal, path_to
 from spec_local.proposers.base import Limit
 from spec_local.sampling import Distribution
 
@@ -108,7 +108,9 @@ class Drawn(Shape):
                 distributions[parent] = q
                 shares = self._share(q, budget, usual, limit.depth - depth)
                 by_token: dict[int, int] = {}
-                for token, share in zip(self._draw(q, len(shares), dice), shares, strict=True):
+                for token, share in zip(
+                    draw_children(q, len(shares), self._drawing, dice), shares, strict=True
+                ):
                     if token not in by_token:
                         by_token[token] = reader.add(token, parent)
                     node = by_token[token]
@@ -148,16 +150,18 @@ class Drawn(Shape):
         second = (1.0 - first) * 0.5 * first
         return np.append(first, second * 0.5 ** np.arange(n - 1, dtype=np.float64))
 
-    def _draw(self, q: Distribution, n: int, dice: Dice) -> list[int]:
-        if self._drawing == "with replacement":
-            return [q.draw(dice) for _ in range(n)]
-        if self._drawing == "top and one":
-            top = q.top(n - 1)[0].tolist() if n > 1 else []
-            return [*top, q.without(top).draw(dice)]
-        drawn: list[int] = []
-        for _ in range(n):
-            drawn.append(q.without(drawn).draw(dice))
-        return drawn
+
+def draw_children(q: Distribution, n: int, drawing: Drawing, dice: Dice) -> list[int]:
+    """n tokens for the children of a node, in draw order; q must be able to give so many."""
+    if drawing == "with replacement":
+        return [q.draw(dice) for _ in range(n)]
+    if drawing == "top and one":
+        top = q.top(n - 1)[0].tolist() if n > 1 else []
+        return [*top, q.without(top).draw(dice)]
+    drawn: list[int] = []
+    for _ in range(n):
+        drawn.append(q.without(drawn).draw(dice))
+    return drawn
 
 
 class BestFirst(Shape):
@@ -231,20 +235,11 @@ class Beam(Shape):
                     candidates.append((beams[parent] * prob, parent, token))
             best = heapq.nlargest(width, candidates, key=lambda c: c[0])
             beams = {node if token is None else reader.add(token, node): worth for worth, node, token in best}
-            merged = {node for beam in beams for node in _ancestors(reader, beam)}
+            merged = {node for beam in beams for node in path_to(reader.parents, beam)}
             if len(merged) > most:
                 break
             kept = merged
         return _part(reader, kept)
-
-
-def _ancestors(reader: Reader, node: int) -> list[int]:
-    """The node, and all above it."""
-    nodes = []
-    while node != ROOT:
-        nodes.append(node)
-        node = reader.parents[node]
-    return nodes
 
 
 def _part(reader: Reader, nodes: Sequence[int] | set[int]) -> Proposal:

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 
+from spec_local import registry
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
@@ -95,3 +96,13 @@ def fresh_logits(make_context):
         return np.concatenate(rows)
 
     return evaluate
+
+
+@pytest.fixture(scope="module")
+def starter():
+    path = registry.find("starter")
+    if not path:
+        pytest.fail("the starter model is missing: run specdec models pull starter")
+    model = Model(path)
+    yield model
+    model.close()

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spec_local import registry
 from spec_local.chat import ChatTemplate, Conversation
 from spec_local.costs import CostTable
 from spec_local.decoding import Prefilled
@@ -543,16 +542,6 @@ def test_what_cannot_be_opened_is_freed(tmp_path, monkeypatch):
 
 
 # On the starter model.
-
-
-@pytest.fixture(scope="module")
-def starter():
-    path = registry.find("starter")
-    if not path:
-        pytest.fail("the starter model is missing: run specdec models pull starter")
-    model = Model(path)
-    yield model
-    model.close()
 
 
 @pytest.mark.starter

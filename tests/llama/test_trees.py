@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spec_local import registry
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
 from spec_local.fake import FakeModel
 from spec_local.llama.model import Model
@@ -37,16 +36,6 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def qwen_model(folder):
     return Model(write_tiny_model(folder / "qwen2.gguf", architecture="qwen2"))
-
-
-@pytest.fixture(scope="module")
-def starter():
-    path = registry.find("starter")
-    if not path:
-        pytest.fail("the starter model is missing: run specdec models pull starter")
-    model = Model(path)
-    yield model
-    model.close()
 
 
 def path_to(parents, node):

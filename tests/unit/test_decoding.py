@@ -15,7 +15,7 @@ from spec_local.fake import FakeModel, enumerate_outcomes
 from spec_local.proposal import Proposal
 from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn, PromptLookup
 from spec_local.sampling import Sampler, SamplingSettings
-from spec_local.verifiers import VERIFIERS, node
+from spec_local.verifiers import VERIFIERS
 
 
 class AlwaysWrong:
@@ -92,8 +92,8 @@ EVERY_WAY = pytest.mark.parametrize(("make", "rule"), WAYS.values(), ids=WAYS.ke
 
 
 @pytest.fixture(autouse=True)
-def _remember(monkeypatch):
-    """Enumeration asks the same of the models, and for the same ρ, thousands of times."""
+def _remember(monkeypatch, remember_rho):
+    """Enumeration asks the same of the models, too, thousands of times."""
     known = {}
 
     def logits(model, history, find=FakeModel.logits):
@@ -105,14 +105,6 @@ def _remember(monkeypatch):
         return known[key]
 
     monkeypatch.setattr(FakeModel, "logits", logits)
-
-    def rho(p, q, k, find=node._rho):
-        key = (p.tobytes(), q.tobytes(), k)
-        if key not in known:
-            known[key] = find(p, q, k)
-        return known[key]
-
-    monkeypatch.setattr(node, "_rho", rho)
 
 
 def say(main, prompt, proposer, how=None, dice=None, rule="block", **kwargs):

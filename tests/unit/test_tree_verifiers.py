@@ -29,18 +29,7 @@ KINDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _remember_rho(monkeypatch):
-    """Enumeration asks for the same ρ thousands of times, and each is a bisection."""
-    known = {}
-
-    def rho(p, q, k, find=node._rho):
-        key = (p.tobytes(), q.tobytes(), k)
-        if key not in known:
-            known[key] = find(p, q, k)
-        return known[key]
-
-    monkeypatch.setattr(node, "_rho", rho)
+pytestmark = pytest.mark.usefixtures("remember_rho")
 
 
 def distribution_pair(rng, kind, v):
