@@ -58,6 +58,8 @@ class Ours:
             seed=seed,
             max_tokens=self._options.n,
             proposer="draft" if draft_max else "none",
+            policy="fixed",
+            verifier="block",
             draft_max=draft_max,
         )
         *_, last = self._session.generate(prompt, settings)
@@ -86,10 +88,17 @@ class Theirs:
         self._common += ["-b", main.n_ctx, "-ub", main.max_tokens, "-fit", "off", "--no-escape"]
         self._common += ["--top-k", 0, "--top-p", 1, "--min-p", 0]
 
-    def run(self, prompt: list[int], file: Path, temperature: float, draft_max: int, seed: int) -> Outcome:
-        command = ["llama-speculative-simple", *self._common, "-md", self._options.draft]
-        command += ["--spec-type", "draft-simple", "--spec-draft-n-max", draft_max]
-        command += ["--spec-draft-p-min", 0, "--spec-draft-ngl", 0]
+    def draft(self, length: int, p_min: float = 0.0) -> list[Any]:
+        """Options for drafts of a fixed length by the draft model; shorter where it is less sure than p_min."""
+        return [
+            *("-md", self._options.draft, "--spec-type", "draft-simple", "--spec-draft-n-max", length),
+            *("--spec-draft-p-min", p_min, "--spec-draft-ngl", 0),
+        ]
+
+    def run(
+        self, prompt: list[int], file: Path, temperature: float, speculation: list[Any], seed: int
+    ) -> Outcome:
+        command = ["llama-speculative-simple", *self._common, *speculation]
         said = self._call(command, file, temperature, seed)
         read = int(_find(r"encoded\s+(\d+) tokens", said))
         if read != len(prompt):
@@ -248,7 +257,9 @@ def _ways(
         ways["peer plain"] = counted(lambda seed: theirs.run_plain(file, temperature, seed))
     for k in lengths:
         ways[f"k={k}"] = counted(lambda seed, k=k: ours.run(prompt, temperature, k, seed))
-        ways[f"peer k={k}"] = counted(lambda seed, k=k: theirs.run(prompt, file, temperature, k, seed))
+        ways[f"peer k={k}"] = counted(
+            lambda seed, k=k: theirs.run(prompt, file, temperature, theirs.draft(k), seed)
+        )
     return ways
 
 

@@ -102,6 +102,7 @@ def child(options: Any) -> dict[str, Any]:
             seed=1,
             max_tokens=options.n,
             proposer=proposer,
+            policy="fixed",
             draft_max=options.draft_max,
         )
         *_, last = session.generate(prompt, settings)

@@ -127,13 +127,14 @@ def way(session: Session, name: str, nodes: int, sampling: SamplingSettings) -> 
     settings = GenerationSettings(
         sampling=sampling,
         proposer="draft",
+        policy="fixed",
         draft_max=nodes,
         shape=shape,  # type: ignore[arg-type]
         tree_nodes=nodes,
         beam_width=min(4, nodes),
-        verifier=verifier or "auto",
+        verifier=verifier or ("block" if shape == "chain" else "auto"),
     )
-    proposer = session._proposer(settings, Sampler(sampling), None)
+    proposer = session._proposer(settings, Sampler(sampling), time.perf_counter)
     assert proposer
     return Way(name, nodes, proposer, VERIFIERS[session._verifier_name(settings)])
 

@@ -113,6 +113,7 @@ def report(session: Session, options: Any, temperature: float, top_p: float) -> 
                 seed=seed,
                 max_tokens=options.n,
                 proposer=options.proposer,
+                policy="fixed",
                 draft_max=options.draft_max,
                 shape=options.shape,
                 tree_nodes=options.tree_nodes,

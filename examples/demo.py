@@ -2,9 +2,9 @@
 
     python examples/demo.py
 
-A prompt is answered plainly, with prompt lookup, and with a draft model in a second llama.cpp context. As the
-package ships no small draft yet, that one is the starter itself in another precision (Q4_0): about
-as slow as main, so that it cannot win; it shows that the machinery works and what it accepts.
+A prompt is answered plainly, with prompt lookup, with a draft model in a second llama.cpp context, and by the adaptive
+policy, which takes of both what pays. As the package ships no small draft yet, that one is the starter itself in another
+precision (Q4_0): about as slow as main, so that it cannot win; it shows that the machinery works and what it accepts.
 """
 
 import statistics
@@ -31,13 +31,14 @@ def main() -> None:
     if not copy.exists():
         quantize(starter, copy, "Q4_0")
 
-    with Session.open(starter, copy, n_ctx=1024) as session:
+    with Session.open(starter, copy, n_ctx=1024, notice=print) as session:
         model = session.main.model
         prompt = Conversation(model, ChatTemplate(model)).ask(PROMPT)
         ways = {
             "plain decoding": {"proposer": "none"},
-            "prompt lookup": {"proposer": "lookup", "draft_max": 8},
-            "draft: the starter as Q4_0": {"proposer": "draft", "draft_max": 4},
+            "prompt lookup, 8 a step": {"proposer": "lookup", "policy": "fixed", "draft_max": 8},
+            "the starter as Q4_0, 4 a step": {"proposer": "draft", "policy": "fixed", "draft_max": 4},
+            "adaptive, what pays of both": {},
         }
         speeds: dict[str, list[float]] = {way: [] for way in ways}
         for round_ in range(ROUNDS):
@@ -72,7 +73,7 @@ def main() -> None:
             if ratio < 0.98
             else "no difference"
         )
-        print(f"  {way:<28} {statistics.median(measured):7.1f} tokens/s  {ratio:5.2f} ×  {verdict}")
+        print(f"  {way:<31} {statistics.median(measured):7.1f} tokens/s  {ratio:5.2f} ×  {verdict}")
 
 
 if __name__ == "__main__":

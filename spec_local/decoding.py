@@ -6,7 +6,7 @@ main's cache holds all of it but the last token, and the proposer's holds a pref
 
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -47,6 +47,8 @@ class Statistics:
     """How often a proposal reached position 1, 2, …"""
     accepted_at: list[int] = field(default_factory=list)
     """How often a guess was accepted there."""
+    steps_by: Counter[str] = field(default_factory=Counter)
+    """Steps by who guessed: a proposal's source, or none."""
     profile: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by part of the work, over all steps."""
 
@@ -67,6 +69,7 @@ class Statistics:
         self.predicted_n += n_said
         self.draft_n += len(proposal.tokens)
         self.draft_n_accepted += n_accepted
+        self.steps_by[proposal.source if proposal.tokens else "none"] += 1
         if not proposal.tokens:
             return
         depth = proposal.depth
@@ -143,16 +146,21 @@ def decode(
         ContextOverflow: the prompt does not fit (before anything is evaluated).
         BackendError: a model failed; the caches hold a prefix of what was said.
     """
+    check_prompt(main, prompt)
+    if draft_max < 0 or (max_tokens is not None and max_tokens < 0):
+        raise InvalidRequest("numbers of tokens must not be negative")
+    row = _Row(main, proposer if draft_max else None, sampler, verifier, dice, list(prompt), clock)
+    return _events(row, draft_max, max_tokens, is_end, cancelled)
+
+
+def check_prompt(main: LanguageModel, prompt: Sequence[int]) -> None:
+    """Raise what `decode` raises for a prompt that is empty or does not fit."""
     if not prompt:
         raise InvalidRequest("the prompt is empty: give some text")
     if len(prompt) > main.n_ctx:
         raise ContextOverflow(
             f"the prompt has {len(prompt)} tokens and the context {main.n_ctx}: shorten it or give a larger --ctx"
         )
-    if draft_max < 0 or (max_tokens is not None and max_tokens < 0):
-        raise InvalidRequest("numbers of tokens must not be negative")
-    row = _Row(main, proposer if draft_max else None, sampler, verifier, dice, list(prompt), clock)
-    return _events(row, draft_max, max_tokens, is_end, cancelled)
 
 
 def _events(
@@ -236,7 +244,8 @@ class _Row:
         # The last token said comes first, so that node i of the proposal is main's node i + 1.
         logits = main.grow([history[-1], *proposal.tokens], [ROOT, *(n + 1 for n in proposal.parents)])
         self._lap("main model")
-        path, token = self._verifier(proposal, self._mains(proposal, logits), main.n_vocab, self._dice)
+        mains = self._mains(proposal, logits)
+        path, token = self._verifier(proposal, mains, main.n_vocab, self._dice, len(history))
         said = [*(proposal.tokens[node] for node in path), token]
         end = next((i + 1 for i, token in enumerate(said) if is_end(token)), len(said))
         said, n_accepted = said[:end], min(len(path), end)
@@ -251,7 +260,7 @@ class _Row:
         if statistics.n_steps == 1:
             statistics.first_token_s = statistics.prompt_s + statistics.predicted_s
         # Without its distributions, which over a whole vocabulary take a megabyte each.
-        return Step(said, Proposal(proposal.tokens, proposal.parents), n_accepted)
+        return Step(said, Proposal(proposal.tokens, proposal.parents, source=proposal.source), n_accepted)
 
     def _mains(self, proposal: Proposal, logits: Logits) -> Callable[[int], Distribution]:
         """Main's distribution after a node of the proposal: a rule asks for few of them, and each takes time."""

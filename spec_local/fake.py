@@ -137,6 +137,11 @@ class _ReplayDice:
     def choose(self, weights: NDArray[np.float64]) -> int:
         return self._branch(weights / weights.sum())
 
+    def choose_at(
+        self, place: int, weights: NDArray[np.float64], tokens: NDArray[np.intp] | None = None
+    ) -> int:
+        return self.choose(weights)
+
 
 def enumerate_outcomes(run: Callable[[_ReplayDice], Outcome]) -> dict[Outcome, float]:
     """The exact distribution of what `run(dice)` returns: every branch of its randomness, summed.

@@ -52,6 +52,7 @@ class Proposal:
     drawing: how children were drawn.
     distributions: q by parent, where children were drawn from one; it is what the first child was drawn from.
     draws: nodes in the order in which they were drawn; None: in the order of their numbers.
+    source: who guessed, for those who count.
     """
 
     tokens: Sequence[int] = ()
@@ -59,15 +60,19 @@ class Proposal:
     drawing: Drawing = "chosen"
     distributions: Mapping[int, Distribution] = field(default_factory=dict)
     draws: Sequence[int] | None = None
+    source: str = "none"
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], distributions: Sequence[Distribution] = ()) -> "Proposal":
+    def chain(
+        cls, tokens: Sequence[int], distributions: Sequence[Distribution] = (), source: str = "none"
+    ) -> "Proposal":
         """One path: token i was drawn from distribution i, or chosen where there are none."""
         return cls(
             tokens,
             range(ROOT, len(tokens) - 1),
             "one" if distributions else "chosen",
             dict(enumerate(distributions, ROOT)),
+            source=source,
         )
 
     @property

@@ -107,10 +107,11 @@ class Distribution:
         best = int(self.probs.argmax())
         return Distribution.certain(best if self.ids is None else int(self.ids[best]))
 
-    def draw(self, dice: Dice) -> int:
+    def draw(self, dice: Dice, place: int | None = None) -> int:
+        """A token; with the randomness that belongs to a place of the text, if one is given."""
         if len(self.probs) == 1:  # nothing is left to chance
             return 0 if self.ids is None else int(self.ids[0])
-        index = dice.choose(self.probs)
+        index = dice.choose(self.probs) if place is None else dice.choose_at(place, self.probs, self.ids)
         return index if self.ids is None else int(self.ids[index])
 
     def top(self, k: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:

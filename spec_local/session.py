@@ -12,17 +12,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from spec_local import cost_store
 from spec_local.costs import CostTable, measure
-from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, decode
+from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, check_prompt, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.language_model import common_prefix
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
-from spec_local.planning import plan, plan_chain
+from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
 from spec_local.proposal import Proposal
-from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn, PromptLookup, Proposer, Shape
+from spec_local.proposers import (
+    Beam,
+    BestFirst,
+    Chain,
+    DraftModel,
+    Drawn,
+    Guided,
+    PromptLookup,
+    Proposer,
+    Shape,
+)
 from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.text import TextStream
 from spec_local.verifiers import VERIFIERS
@@ -32,12 +43,17 @@ ShapeName = Literal["chain", "tree", "beam", "auto"]
 SHAPES: tuple[ShapeName, ...] = ("chain", "tree", "beam", "auto")
 ProposerName = Literal["auto", "draft", "lookup", "none"]
 PROPOSERS: tuple[ProposerName, ...] = ("auto", "draft", "lookup", "none")
+PolicyName = Literal["adaptive", "fixed", "confidence", "entropy", "off"]
+POLICIES: tuple[PolicyName, ...] = ("adaptive", "fixed", "confidence", "entropy", "off")
 MAX_DRAFT = 64
 """Most tokens that may be guessed a step: main's context reserves one row of logits for each."""
 CHAIN_VERIFIERS = [name for name, verifier in VERIFIERS.items() if verifier.drawing == "one"]
 _USUAL_CONTEXT = 4096
-_USUAL_ACCEPTANCE = (0.65, 0.12, 0.05, 0.03)
-"""How often main goes to the most probable guess of a good draft, to the second, …: what ``auto`` plans with."""
+_USUAL_DRAFT = {
+    "fixed": 4,
+    "confidence": 16,
+    "entropy": 16,
+}  # tokens a step, by policy; adaptive: as many as pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +65,19 @@ class GenerationSettings:
         seed: repeats an answer; None: a new one each time.
         max_tokens: most tokens to say; None: until the model ends its answer or the context is full.
         stops: strings that end the answer and are not part of it.
-        proposer: ``draft`` (the draft model), ``lookup`` (prompt lookup), ``none``; ``auto`` takes the draft
-            model where there is one, else lookup.
-        draft_max: most tokens to guess a step, one after the other.
-        shape: what a draft model guesses: a ``chain``, a ``tree`` or ``beam`` search; ``auto``: see `Session.planned`.
+        proposer: ``draft`` (the draft model), ``lookup`` (prompt lookup), ``none``; ``auto``: the policy chooses among
+            those that there are, step by step.
+        policy: how far to guess. ``adaptive``: measured costs and learned chances decide, so that it is never slower than
+            plain decoding; ``fixed``: always `draft_max`; ``confidence``: as long as the draft is surer than `draft_p_min`;
+            ``entropy``: as AdaEDL does; ``off``: no guesses.
+        draft_max: most tokens to guess a step, one after the other; None: what suits the policy.
+        draft_p_min: where policy ``confidence`` stops.
+        shape: what a draft model guesses: a ``chain``, a ``tree`` or ``beam`` search; ``auto``: the adaptive policy chooses
+            between chain and tree.
         tree_nodes: most guesses of a tree or of beams a step.
         beam_width: how many beams.
-        verifier: a name of `spec_local.verifiers.VERIFIERS`, all of them exact; ``auto`` takes the one that
-            accepts most: ``block`` for a chain, ``membership`` for beams and at temperature 0, ``traversal`` for a tree.
+        verifier: a name of `spec_local.verifiers.VERIFIERS`, all of them exact; ``auto``: ``membership``, for a drawn tree
+            ``traversal``. Under ``membership`` a seed says the same whatever was guessed, and without guesses.
         greedy_draft: guess the draft's most probable token instead of drawing from it.
     """
 
@@ -65,7 +86,9 @@ class GenerationSettings:
     max_tokens: int | None = None
     stops: Sequence[str] = ()
     proposer: ProposerName = "auto"
-    draft_max: int = 4
+    policy: PolicyName = "adaptive"
+    draft_max: int | None = None
+    draft_p_min: float = 0.75
     shape: ShapeName = "chain"
     tree_nodes: int = 16
     beam_width: int = 4
@@ -75,6 +98,12 @@ class GenerationSettings:
     def __post_init__(self) -> None:
         if self.proposer not in PROPOSERS:
             raise InvalidRequest(f"proposer {self.proposer!r} is unknown: give {', '.join(PROPOSERS)}")
+        if self.policy not in POLICIES:
+            raise InvalidRequest(f"policy {self.policy!r} is unknown: give {', '.join(POLICIES)}")
+        if self.shape == "auto" and self.policy not in ("adaptive", "off"):
+            raise InvalidRequest(f"shape auto is for policy adaptive: with {self.policy} give chain or tree")
+        if not 0 <= self.draft_p_min <= 1:  # catches NaN too
+            raise InvalidRequest(f"draft-p-min is {self.draft_p_min}: give 0 to 1")
         if self.shape not in SHAPES:
             raise InvalidRequest(f"shape {self.shape!r} is unknown: give {', '.join(SHAPES)}")
         if self.verifier != "auto" and self.verifier not in VERIFIERS:
@@ -88,7 +117,7 @@ class GenerationSettings:
             ("tree-nodes", self.tree_nodes, 1),
             ("beam-width", self.beam_width, 1),
         ]:
-            if not low <= value <= MAX_DRAFT:
+            if value is not None and not low <= value <= MAX_DRAFT:
                 raise InvalidRequest(f"{name} is {value}: give {low} to {MAX_DRAFT}")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise InvalidRequest(f"max-tokens is {self.max_tokens}: give 0 or more")
@@ -135,7 +164,9 @@ class Session:
                     )
         self.main = main
         self.draft = draft
-        self._costs: tuple[CostTable, CostTable] | None = None
+        self._costs: tuple[CostTable, CostTable | None] | None = None
+        self._experience: dict[tuple[bool, str], Experience] = {}
+        self._notice: Callable[[str], None] = lambda line: None
         self._resources = ExitStack()
 
     @classmethod
@@ -187,10 +218,16 @@ class Session:
             session = cls(*contexts)
             if n_ctx is not None and contexts[0].n_ctx < n_ctx:
                 notice(f"context: {contexts[0].n_ctx} tokens, which is what the model was trained for")
+            session._notice = notice
             session._resources = stack.pop_all()
             return session
 
     def close(self) -> None:
+        if self._costs:
+            for context, table in zip((self.main, self.draft), self._costs, strict=True):
+                if context and table:
+                    cost_store.save(context, table)
+            self._costs = None
         self._resources.close()
 
     def __enter__(self) -> "Session":
@@ -220,20 +257,19 @@ class Session:
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
+        check_prompt(self.main, tokens)  # before anything is measured
         cached = self.main.cached
         if not self.main.model.can_roll_back and common_prefix(cached, list(tokens[:-1])) < len(cached):
             self.main.trim(0)  # another text: a recurrent model can forget all, and no less
-        automatic = settings.shape == "auto"
-        settings = self.planned(settings)
         sampler = Sampler(settings.sampling)
         events = decode(
             self.main,
             tokens,
             sampler=sampler,
             dice=SeededDice(settings.seed),
-            proposer=self._proposer(settings, sampler, self._costs if automatic else None),
+            proposer=self._proposer(settings, sampler, clock),
             verifier=VERIFIERS[self._verifier_name(settings)],
-            draft_max=settings.draft_max,
+            draft_max=self._draft_max(settings),
             max_tokens=settings.max_tokens,
             is_end=vocabulary.is_end,
             cancelled=cancelled,
@@ -241,31 +277,36 @@ class Session:
         )
         return self._texts(events, settings.stops)
 
-    def proposer_name(self, settings: GenerationSettings) -> ProposerName:
-        """Who guesses: what the settings say, and what ``auto`` means with these models."""
+    def proposers(self, settings: GenerationSettings) -> list[ProposerName]:
+        """Who may guess: what the settings say, and what ``auto`` means with these models."""
+        if settings.policy == "off" or settings.draft_max == 0 or settings.proposer == "none":
+            return []
         if settings.proposer != "auto":
-            return settings.proposer
-        return "draft" if self.draft else "lookup" if self.main.model.can_roll_back else "none"
+            return [settings.proposer]
+        if not self.main.model.can_roll_back:
+            return []
+        if settings.policy != "adaptive":
+            return ["draft" if self.draft else "lookup"]
+        return ["draft", "lookup"] if self.draft else ["lookup"]
 
-    def planned(self, settings: GenerationSettings) -> GenerationSettings:
-        """What shape ``auto`` means on this machine: a tree, a chain, or no guesses, whichever is the fastest.
+    def costs(self) -> tuple[CostTable, CostTable | None]:
+        """Seconds a call of main and of the draft: what is known from earlier, or else measured now, in a second or two.
 
-        The first time, both models are measured, which takes a few seconds.
+        Generating with policy adaptive keeps them up to date, and closing the session keeps them on disk.
         """
-        if settings.shape != "auto":
-            return settings
-        if self.proposer_name(settings) != "draft" or not self.draft or not settings.draft_max:
-            return replace(settings, shape="chain")
         if not self._costs:
-            self._costs = measure(self.main, rounds=2), measure(self.draft, rounds=2)
-        chains_only = settings.verifier in CHAIN_VERIFIERS or settings.greedy_draft or self._branches < 2
-        best = (plan_chain if chains_only else plan)(
-            _USUAL_ACCEPTANCE, *self._costs, settings.tree_nodes, settings.draft_max
-        )
-        if not best.parents:
-            return replace(settings, shape="chain", proposer="none")
-        shape: ShapeName = "chain" if best.is_chain else "tree"
-        return replace(settings, shape=shape, draft_max=best.depth, tree_nodes=len(best.parents))
+            draft = self._known(self.draft, 0.5) if self.draft else None
+            self._costs = self._known(self.main, 1.5), draft
+        return self._costs
+
+    def _known(self, context: Context, budget: float) -> CostTable:
+        known = cost_store.load(context)
+        if not known:
+            self._notice(f"measuring {context.model.path.name} (first use with these settings)")
+            if context.n_ctx - len(context.cached) < MAX_DRAFT:
+                context.trim(0)  # a poor table would be kept for long; the text is read again
+            known = measure(context, rows=1 if context is self.draft else None, budget=budget)
+        return known
 
     @property
     def _branches(self) -> int:
@@ -295,46 +336,82 @@ class Session:
                     yield Done("", "stop", statistics)
                     break
 
+    def _draft_max(self, settings: GenerationSettings) -> int:
+        if settings.draft_max is not None:
+            return settings.draft_max
+        if settings.shape in ("tree", "beam"):
+            return 8
+        return _USUAL_DRAFT.get(settings.policy, MAX_DRAFT)
+
     def _proposer(
-        self, settings: GenerationSettings, sampler: Sampler, costs: tuple[CostTable, CostTable] | None
+        self, settings: GenerationSettings, sampler: Sampler, clock: Callable[[], float]
     ) -> Proposer | None:
-        name = self.proposer_name(settings)
-        if name == "none":
+        names = self.proposers(settings)
+        if not names:
             return None
         if not self.main.model.can_roll_back:
             raise ModelError("main is a recurrent model and cannot take guesses back: use --no-spec")
-        if name == "lookup":
-            return PromptLookup()
-        if not self.draft:
+        if "draft" in names and not self.draft:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
+        policy = self._policy(settings, clock)
+        lookup = (
+            PromptLookup(shortest=2 if settings.policy == "adaptive" else 3) if "lookup" in names else None
+        )
+        if "draft" not in names or not self.draft:
+            return Guided(policy, lookup=lookup)
         vocabulary = self.main.model.vocabulary
-        return DraftModel(
+        draft = DraftModel(
             self.draft,
             sampler,
-            self._shape(settings, costs),
+            self._shape(settings, policy),
             n_vocab=vocabulary.n_tokens,
             is_end=vocabulary.is_end,
         )
+        tree = self._shape(replace(settings, shape="tree"), policy) if self._may_branch(settings) else None
+        return Guided(policy, draft, lookup, tree)
 
-    def _shape(self, settings: GenerationSettings, costs: tuple[CostTable, CostTable] | None) -> Shape:
+    def _policy(self, settings: GenerationSettings, clock: Callable[[], float]) -> Policy:
+        greedy = settings.sampling.temperature == 0
+        # A chain that is judged by its probabilities must be as long as it was drawn.
+        may_cut = greedy or settings.greedy_draft or self._verifier_name(settings) not in CHAIN_VERIFIERS
+        match settings.policy:
+            case "adaptive":
+                learned = self._experience.setdefault((greedy, settings.shape), Experience())
+                tree = settings.tree_nodes if self._may_branch(settings) else 0
+                return Adaptive(*self.costs(), learned, may_cut=may_cut, tree=tree, clock=clock)
+            case "confidence":
+                return Confidence(settings.draft_p_min, may_cut)
+            case "entropy":
+                return Entropy(may_cut=may_cut)
+        return Policy(may_cut)
+
+    def _may_branch(self, settings: GenerationSettings) -> bool:
+        """Whether a policy may ask for trees beside chains."""
+        chains_only = settings.verifier in CHAIN_VERIFIERS or settings.greedy_draft
+        return settings.shape == "auto" and not chains_only and self._branches > 1
+
+    def _shape(self, settings: GenerationSettings, policy: Policy) -> Shape:
         if settings.shape == "beam":
             return Beam(settings.beam_width, settings.tree_nodes)
+        drawing = VERIFIERS[self._verifier_name(settings)].drawing
         if settings.shape == "tree":
-            drawing = VERIFIERS[self._verifier_name(settings)].drawing
             if drawing == "chosen":
-                return BestFirst(settings.tree_nodes, costs=costs)
+                main, draft = self.costs() if settings.policy == "adaptive" else (None, None)
+                return BestFirst(settings.tree_nodes, costs=(main, draft) if main and draft else None)
             return Drawn(drawing, settings.tree_nodes)
-        return Chain(settings.greedy_draft)
+        if settings.greedy_draft:
+            return Chain("greedy", policy)
+        return Chain("drawn" if drawing == "one" else "coupled", policy)
 
     def _verifier_name(self, settings: GenerationSettings) -> str:
         """The rule that judges, and what ``auto`` means.
 
-        A tree at temperature 0 is judged by membership, which takes the most probable nodes of all.
+        Membership takes the most probable nodes of all at temperature 0, and above coupled chains, which are accepted
+        about as often as drawn ones and may be cut anywhere. Trees have no coupling: they are drawn.
         """
         if settings.verifier != "auto":
             return settings.verifier
-        if settings.shape == "beam" or settings.sampling.temperature == 0:
-            return "membership"
-        return "traversal" if settings.shape == "tree" else "block"
+        drawn = settings.shape in ("tree", "auto") and settings.sampling.temperature > 0
+        return "traversal" if drawn else "membership"

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import spec_local
-from specdec_cli import chat, doctor, generate, models
+from specdec_cli import bench, chat, doctor, generate, models, tune
 
 app = typer.Typer(
     name="specdec",
@@ -16,6 +16,8 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("bench")(bench.bench)
+app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
 app.add_typer(models.app, name="models")
 

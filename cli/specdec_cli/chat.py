@@ -157,11 +157,10 @@ class _Talk:
 
 def _greeting(session: "Session", settings: "GenerationSettings") -> str:
     main, draft = session.main.model, session.draft
-    name = session.proposer_name(settings)
-    guesses = "no guesses" if name == "none" else f"guesses by {name}"
-    if draft and name != "none":
-        guesses = f"draft {draft.model.path.name}"
-    return f"main {main.path.name} · {guesses}, up to {settings.draft_max} a step · context {session.main.n_ctx} · /help"
+    guessing = {"draft": draft and f"draft {draft.model.path.name}", "lookup": "lookup"}
+    names = [guessing[name] or "draft" for name in session.proposers(settings) if name in guessing]
+    guesses = f"{' and '.join(names)}, policy {settings.policy}" if names else "no guesses"
+    return f"main {main.path.name} · {guesses} · context {session.main.n_ctx} · /help"
 
 
 def _by_hand() -> bool:

@@ -150,6 +150,7 @@ def _as_json(session: "Session", answer: str, done: "Done") -> dict[str, Any]:
             "steps_n": s.n_steps,
             "draft_n": s.draft_n,
             "draft_n_accepted": s.draft_n_accepted,
+            "steps_by": dict(s.steps_by),
             "profile_ms": {part: 1e3 * seconds for part, seconds in s.profile.items()},
         },
     }

@@ -33,6 +33,14 @@ class ProposerChoice(StrEnum):
     none = "none"
 
 
+class PolicyChoice(StrEnum):
+    adaptive = "adaptive"
+    fixed = "fixed"
+    confidence = "confidence"
+    entropy = "entropy"
+    off = "off"
+
+
 class CacheChoice(StrEnum):
     f16 = "f16"
     q8_0 = "q8_0"
@@ -100,16 +108,31 @@ class ModelOptions:
     proposer: Annotated[
         ProposerChoice,
         Option(
-            help="Who guesses; auto: the draft model if there is one, else lookup.", rich_help_panel=_GUESSING
+            help="Who guesses; auto: the policy chooses among those that there are.",
+            rich_help_panel=_GUESSING,
         ),
     ] = ProposerChoice.auto
+    policy: Annotated[
+        PolicyChoice,
+        Option(
+            help="How far to guess; adaptive: as far as measured costs say that it pays.",
+            rich_help_panel=_GUESSING,
+        ),
+    ] = PolicyChoice.adaptive
     draft_max: Annotated[
-        int, Option(help="Most tokens to guess a step, one after the other.", rich_help_panel=_GUESSING)
-    ] = 4
+        int | None,
+        Option(
+            help="Most tokens to guess a step, one after the other (default: the policy's).",
+            rich_help_panel=_GUESSING,
+        ),
+    ] = None
+    draft_p_min: Annotated[
+        float, Option(help="Where policy confidence stops to guess.", rich_help_panel=_GUESSING)
+    ] = 0.75
     shape: Annotated[
         ShapeChoice,
         Option(
-            help="What a draft model guesses; auto: measures for a few seconds what is fastest here.",
+            help="What a draft model guesses; auto: the adaptive policy chooses chain or tree.",
             rich_help_panel=_GUESSING,
         ),
     ] = ShapeChoice.chain
@@ -138,7 +161,7 @@ class ModelOptions:
             resolve(self.main or STARTER),
             # A draft that no step would ask is not worth its memory.
             resolve(self.draft)
-            if self.draft and self.proposer in ("auto", "draft") and not self.no_spec
+            if self.draft and self.proposer in ("auto", "draft") and not self.no_spec and self.policy != "off"
             else None,
             n_ctx=self.ctx,
             threads=self.threads,
@@ -224,7 +247,9 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         max_tokens=sampling.max_tokens,
         stops=sampling.stop or [],
         proposer="none" if models.no_spec else models.proposer.value,
+        policy=models.policy.value,
         draft_max=models.draft_max,
+        draft_p_min=models.draft_p_min,
         shape=models.shape.value,
         tree_nodes=models.tree_nodes,
         beam_width=models.beam_width,

@@ -49,6 +49,10 @@ def statistics_line(s: "Statistics") -> str:
     ]
     if s.draft_n:
         parts.append(f"accepted {s.draft_n_accepted} of {s.draft_n} guesses ({s.acceptance_rate:.0%})")
+    guessed = {name: n for name, n in s.steps_by.items() if name != "none"}
+    if guessed:
+        steps = ", ".join(f"{name} {n}" for name, n in sorted(guessed.items(), key=lambda item: -item[1]))
+        parts.append(f"guessed by {steps} of {s.n_steps} steps")
     return " · ".join(parts)
 
 

@@ -95,6 +95,7 @@ class Context:
                 f"a context of {n_ctx} tokens needs {need >> 20} MiB and {free >> 20} MiB are free: give a smaller --ctx"
             )
         self.model = model
+        self.threads, self.cache_type = threads, cache_type
         self.n_vocab = model.vocabulary.n_tokens
         self.n_ctx = n_ctx
         self.max_tokens = max_tokens = min(max_tokens, n_ctx)

@@ -52,7 +52,7 @@ class Model:
     """
 
     def __init__(self, path: Path | str, *, gpu_layers: int = -1) -> None:
-        self.path = Path(path)
+        self.path, self.gpu_layers = Path(path), gpu_layers
         check_header(self.path)
         self._lib = lib = runtime.library()
         params = lib.llama_model_default_params()

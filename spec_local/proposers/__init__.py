@@ -1,12 +1,13 @@
 """Where guesses come from.
 
-To add a proposer: a module here with a class of `Proposer`'s form, a branch in
-`spec_local.session.Session._proposer`, and its name in ``tests/unit/test_decoding.py``, which proves for each
+`guided` chooses among them step by step, as a length policy (`spec_local.policies`) says. To add a proposer: a module here with
+a class of `Proposer`'s form, a branch in `spec_local.session.Session._proposer`, and its name in ``tests/unit/test_decoding.py``, which proves for each
 that it changes nothing of what is said. What a draft model is asked to read is a shape: `shapes`.
 """
 
 from spec_local.proposers.base import Limit, Proposer
 from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.guided import Guided
 from spec_local.proposers.prompt_lookup import PromptLookup
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Drawn, Shape
 
@@ -16,6 +17,7 @@ __all__ = [
     "Chain",
     "DraftModel",
     "Drawn",
+    "Guided",
     "Limit",
     "PromptLookup",
     "Proposer",

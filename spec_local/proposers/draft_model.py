@@ -1,11 +1,15 @@
 """A small model of main's vocabulary guesses; a shape decides what it is asked to read."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
 
 from spec_local.dice import Dice
 from spec_local.language_model import LanguageModel, Logits, common_prefix, prefill
-from spec_local.proposal import ROOT, Proposal, path_to
+from spec_local.proposal import ROOT, Proposal, is_chain, path_to
 from spec_local.proposers.base import Lap, Limit
 from spec_local.proposers.shapes import Ranked, Shape
 from spec_local.sampling import Distribution, Sampler
@@ -45,6 +49,17 @@ class DraftModel:
         if len(history) < self.model.n_ctx:
             yield from prefill(self.model, history[:-1])
 
+    @property
+    def guesses(self) -> Sequence[int]:
+        """All guesses of the last chain, those that were not proposed among them; of a tree those that were."""
+        return (
+            self._reader.tokens if self._reader and is_chain(self._reader.parents) else self._proposal.tokens
+        )
+
+    def unread(self, history: Sequence[int]) -> int:
+        """How many tokens the model has to read for its first guess; 0 where it has no room."""
+        return len(history) - len(self.model.cached) if len(history) <= self.model.n_ctx else 0
+
     def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
         room = self.model.n_ctx - len(history) + 1
         if room < 1:
@@ -54,7 +69,7 @@ class DraftModel:
         limit = Limit(min(limit.depth, room), min(limit.nodes, room), branches)
         unread = self._unread(self._readable(history))
         self._reader = _Reader(self.model, self._sampler, self._n_vocab, self._is_end, history, unread, lap)
-        self._proposal = self.shape.grow(self._reader, limit, dice)
+        self._proposal = replace(self.shape.grow(self._reader, limit, dice), source="draft")
         return self._proposal
 
     def commit(self, history: Sequence[int]) -> None:
@@ -87,6 +102,30 @@ class DraftModel:
         return [token if token < self.model.n_vocab else 0 for token in history]
 
 
+@dataclass(frozen=True, slots=True)
+class _Opinion:
+    """See `spec_local.policies.base.Opinion`; to be asked before the model's next call, which overwrites the logits."""
+
+    distribution: Distribution
+    _logits: NDArray[np.float32]
+
+    @property
+    def confidence(self) -> float:
+        probs = self.distribution.probs
+        if len(probs) > 1:
+            return float(probs @ probs)
+        return float(1.0 / np.exp(self._logits - self._logits.max()).sum(dtype=np.float64))
+
+    @property
+    def entropy(self) -> float:
+        probs = self.distribution.probs
+        if len(probs) == 1:
+            probs = np.exp(self._logits - self._logits.max(), dtype=np.float64)
+            probs /= probs.sum()
+        probs = probs[probs > 0]
+        return float(-(probs * np.log(probs)).sum())
+
+
 class _Reader:
     """The draft's opinion on a growing tree: see `spec_local.proposers.shapes.Reader`."""
 
@@ -102,6 +141,7 @@ class _Reader:
     ) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
+        self.place = len(history)
         self.is_end = is_end
         self._model, self._sampler, self._n_vocab = model, sampler, n_vocab
         self._unread, self._lap = unread, lap
@@ -113,6 +153,12 @@ class _Reader:
         self.tokens.append(token)
         self.parents.append(parent)
         return len(self.tokens) - 1
+
+    def read(self, node: int) -> "_Opinion":
+        logits = self._evaluate([node])[0]
+        opinion = _Opinion(self._sampler.distribution(logits, self._before(node)), logits)
+        self._lap("draft sampling")
+        return opinion
 
     def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
         logits = self._evaluate(nodes)

@@ -9,7 +9,7 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from spec_local.costs import CostTable
 from spec_local.dice import Dice
 from spec_local.planning import worth_verifying
+from spec_local.policies.base import Opinion, Policy
 from spec_local.proposal import ROOT, Drawing, Proposal, path_to
 from spec_local.proposers.base import Limit
 from spec_local.sampling import Distribution
@@ -25,17 +26,30 @@ Ranked = tuple[NDArray[np.intp], NDArray[np.float64]]
 """Tokens, the most probable first, and their probabilities (n,)."""
 
 
+class Read(Opinion, Protocol):
+    """The draft's opinion, and the distribution that it is of."""
+
+    @property
+    def distribution(self) -> Distribution:
+        """q."""
+
+
 class Reader(Protocol):
     """A growing tree, and a draft model that reads a level of it in one call."""
 
     tokens: list[int]
     parents: list[int]
+    place: int
+    """How many tokens the text has."""
 
     def add(self, token: int, parent: int) -> int:
         """A new node; its number."""
 
     def is_end(self, token: int) -> bool:
         """Whether nothing can follow a token."""
+
+    def read(self, node: int) -> Read:
+        """The draft's opinion after one node."""
 
     def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
         """The draft's distribution after each node, in ONE call: first of all after `ROOT` alone."""
@@ -55,28 +69,40 @@ class Shape(ABC):
         """Hear how far the last proposal was accepted, and whether it simply went no further."""
 
 
+Guess = Literal["drawn", "coupled", "greedy"]
+
+
 class Chain(Shape):
-    """One token after another, each drawn from the draft's distribution.
+    """One token after another, for as long as a policy likes.
 
     Args:
-        greedy: take the most probable token instead. Lossless too, and at temperature 0 the same; above,
-            drawing is accepted more often.
+        how: ``drawn`` from the draft's distribution, to be judged by a rule that knows of it; ``coupled``: drawn with the
+            randomness of the place, which main's own draw shares (see `spec_local.dice`), to be judged by membership;
+            ``greedy``: the most probable. At temperature 0 all are the same.
+        policy: is asked before each call of the draft model and after it, and at the end.
     """
 
-    def __init__(self, greedy: bool = False) -> None:
-        self._greedy = greedy
+    def __init__(self, how: Guess = "drawn", policy: Policy | None = None) -> None:
+        self._how, self._policy = how, policy or Policy()
 
     def grow(self, reader: Reader, limit: Limit, dice: Dice) -> Proposal:
         distributions: list[Distribution] = []
         node = ROOT
-        while len(reader.tokens) < min(limit.depth, limit.nodes):
-            q = reader.distributions([node])[0]
+        while len(reader.tokens) < min(limit.depth, limit.nodes) and self._policy.reads_on():
+            opinion = reader.read(node)
+            if not self._policy.takes(opinion):
+                break
+            q = opinion.distribution
             distributions.append(q)
-            token = (q.most_probable() if self._greedy else q).draw(dice)
+            if self._how == "coupled":
+                token = q.draw(dice, reader.place + len(reader.tokens))
+            else:
+                token = (q.most_probable() if self._how == "greedy" else q).draw(dice)
             node = reader.add(token, node)
             if reader.is_end(token):
                 break
-        return Proposal.chain(reader.tokens, () if self._greedy else distributions)
+        n = self._policy.keeps(len(reader.tokens))
+        return Proposal.chain(reader.tokens[:n], distributions[:n] if self._how == "drawn" else ())
 
 
 class Drawn(Shape):

@@ -25,24 +25,27 @@ from spec_local.verifiers.traversal import traverse
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """A rule, and how the children that it judges must have been drawn."""
+    """A rule, and how the children that it judges must have been drawn; no rule of its own: membership."""
 
     drawing: Drawing
-    _judge: Callable[[Proposal, Mains, int, Dice], tuple[list[int], int]]
+    _judge: Callable[[Proposal, Mains, int, Dice], tuple[list[int], int]] | None = None
 
-    def __call__(self, proposal: Proposal, p: Mains, n_vocab: int, dice: Dice) -> tuple[list[int], int]:
+    def __call__(
+        self, proposal: Proposal, p: Mains, n_vocab: int, dice: Dice, place: int = 0
+    ) -> tuple[list[int], int]:
         """The accepted path of a proposal, node by node, and the token after it.
 
         Args:
             p: main's distribution after a node.
             n_vocab: main's.
+            place: of the first token that is said, counted from the start of the text.
 
         Raises:
             ValueError: the rule would not be lossless for children drawn so.
         """
-        if proposal.drawing == "chosen":
-            return node.walk_by_membership(proposal, p, dice)
-        if proposal.drawing not in ("one", self.drawing) and self.drawing != "chosen":
+        if proposal.drawing == "chosen" or not self._judge:
+            return node.walk_by_membership(proposal, p, dice, place)
+        if proposal.drawing not in ("one", self.drawing):
             raise ValueError(
                 f"children drawn {proposal.drawing} need another rule, not one for {self.drawing}"
             )
@@ -72,9 +75,7 @@ def _walk(rule: node.NodeRule, drawing: Drawing) -> Verifier:
 VERIFIERS: dict[str, Verifier] = {
     "token": Verifier("one", partial(_judge_chain, verify_tokens)),
     "block": Verifier("one", partial(_judge_chain, verify_block)),
-    "membership": Verifier(
-        "chosen", lambda proposal, p, n_vocab, dice: node.walk_by_membership(proposal, p, dice)
-    ),
+    "membership": Verifier("chosen"),
     "specinfer": _walk(node.with_replacement, "with replacement"),
     "sequoia": _walk(node.without_replacement, "without replacement"),
     "spectr": _walk(node.k_sequential, "with replacement"),

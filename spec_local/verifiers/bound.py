@@ -36,6 +36,9 @@ class _AllFall:
         self.chance *= max(0.0, 1.0 - float(weights[self._children].sum() / weights.sum()))
         return self._children[0]
 
+    def choose_at(self, place: int, weights: Floats, tokens: NDArray[np.intp] | None = None) -> int:
+        return self.choose(weights)
+
 
 def acceptance_bound(p: Floats, q: Floats, k: int, drawing: Drawing) -> float:
     """α* for k children of a node, (V,) each.

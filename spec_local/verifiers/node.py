@@ -25,42 +25,47 @@ NodeRule = Callable[[Floats, Floats, Sequence[int], Dice], int]
 """``rule(p, q, drawn, dice) -> token``"""
 
 
-def walk_by_membership(proposal: Proposal, p: Mains, dice: Dice) -> tuple[list[int], int]:
+def walk_by_membership(proposal: Proposal, p: Mains, dice: Dice, place: int = 0) -> tuple[list[int], int]:
     """Main draws, and is followed as long as it draws children. Right for children of any origin.
+
+    Main draws with the randomness of the places, so that what it says is the same whatever was guessed.
+
+    Args:
+        place: of the first token, counted from the start of the text.
 
     Returns:
         the accepted path, and the token after it.
     """
-    return _walk(proposal, p, lambda node, here, children: here.draw(dice), dice)
+    return _walk(proposal, lambda node, children, depth: p(node).draw(dice, place + depth))
 
 
 def walk(rule: NodeRule, proposal: Proposal, p: Mains, n_vocab: int, dice: Dice) -> tuple[list[int], int]:
     """As `walk_by_membership`, with a rule that knows how the children were drawn."""
 
-    def draw(node: int, here: Distribution, children: Sequence[int]) -> int:
-        rows, columns = align([here, proposal.distributions[node]], n_vocab)
+    def draw(node: int, children: Sequence[int], depth: int) -> int:
+        if not children:
+            return p(node).draw(dice)
+        rows, columns = align([p(node), proposal.distributions[node]], n_vocab)
         tokens = np.array([proposal.tokens[child] for child in children])
         drawn = tokens if columns is None else columns.searchsorted(tokens)
         token = rule(rows[0], rows[1], drawn.tolist(), dice)
         return token if columns is None else int(columns[token])
 
-    return _walk(proposal, p, draw, dice)
+    return _walk(proposal, draw)
 
 
-def _walk(
-    proposal: Proposal, p: Mains, draw: Callable[[int, Distribution, Sequence[int]], int], dice: Dice
-) -> tuple[list[int], int]:
+def _walk(proposal: Proposal, draw: Callable[[int, Sequence[int], int], int]) -> tuple[list[int], int]:
     by_parent = proposal.children()
     path: list[int] = []
     node = ROOT
-    while node in by_parent:
-        token = draw(node, p(node), by_parent[node])
-        child = next((child for child in by_parent[node] if proposal.tokens[child] == token), None)
+    while True:
+        children = by_parent.get(node, ())
+        token = draw(node, children, len(path))
+        child = next((child for child in children if proposal.tokens[child] == token), None)
         if child is None:
             return path, token
         path.append(child)
         node = child
-    return path, p(node).draw(dice)
 
 
 def with_replacement(p: Floats, q: Floats, drawn: Sequence[int], dice: Dice) -> int:

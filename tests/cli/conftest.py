@@ -12,6 +12,7 @@ import pytest
 
 from spec_local.llama.tiny import write_tiny_model
 
+FIRST_USE = re.compile(r"(checking|measuring) .* \(first use")
 COMMAND = [sys.executable, "-m", "specdec_cli"]
 
 
@@ -70,7 +71,7 @@ class Specdec:
         assert done.returncode == code, done
         assert done.stdout == b""
         lines = done.stderr.decode().splitlines()
-        lines = [line for line in lines if not line.startswith("checking ")]
+        lines = [line for line in lines if not FIRST_USE.match(line)]
         assert len(lines) == 1, done.stderr.decode()
         assert lines[0].startswith("specdec: ")
         return lines[0]
@@ -91,6 +92,8 @@ def folders(home):
     return kept | own
 
 
+SMALL = ["--threads", 1, "--ctx", 256, "-n", 1]
+
 # A runner in the background ignores Ctrl-C, and what it starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -107,17 +110,17 @@ def specdec(home):
 
 @pytest.fixture(scope="session")
 def main(home, specdec):
-    """A model that never ends its answer, already checked. F32: batches and single tokens agree closely."""
+    """A model that never ends its answer, checked and measured. F32: batches and single tokens agree closely."""
     path = write_tiny_model(home / "main.gguf", n_layers=1, tensor_type="F32", n_ctx=1 << 17)
-    assert specdec("generate", "--main", path, "-n", 1, "--ctx", 64, "x").returncode == 0
+    assert specdec("generate", "--main", path, *SMALL, "x").returncode == 0
     return path
 
 
 @pytest.fixture(scope="session")
-def draft(home, specdec):
-    """A draft that often agrees with main; already checked."""
+def draft(home, specdec, main):
+    """A draft that often agrees with main; already checked, and measured as one."""
     path = write_tiny_model(home / "draft.gguf", n_layers=1, tensor_type="F32", n_ctx=1 << 17, noise=0.1)
-    assert specdec("generate", "--main", path, "-n", 1, "--ctx", 64, "x").returncode == 0
+    assert specdec("generate", "--main", main, "--draft", path, *SMALL, "x").returncode == 0
     return path
 
 

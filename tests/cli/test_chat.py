@@ -84,7 +84,7 @@ def figures(screen):
 def test_a_conversation(terminal, main):
     person = terminal("--main", main, *SHORT)
     greeting = person.prompt()
-    for part in ("main main.gguf", "lookup", "context 512", "/help"):
+    for part in ("main main.gguf", "· lookup, policy adaptive ·", "context 512", "/help"):
         assert part in greeting
     for message in ("hello there", "and again"):
         (line,) = figures(person.say(message))
@@ -95,10 +95,12 @@ def test_a_conversation(terminal, main):
 
 
 def test_draft_and_silence(terminal, main, draft):
-    person = terminal("--main", main, "--draft", draft, "--no-stats", *SHORT)
-    assert "draft draft.gguf" in person.prompt()
+    person = terminal("--main", main, "--draft", draft, "--policy", "fixed", "--no-stats", *SHORT)
+    assert "· draft draft.gguf, policy fixed ·" in person.prompt()
     assert figures(person.say("hello")) == []
-    assert "accepted" in person.say("/stats")
+    figures_of_it = person.say("/stats")
+    assert "accepted" in figures_of_it
+    assert "guessed by draft" in figures_of_it
     person.type("/exit\r")
     assert person.leaves_with() == 0
 
@@ -235,6 +237,32 @@ def test_from_a_pipe_without_statistics(specdec, main):
     done = specdec("chat", "--main", main, "--no-stats", *SHORT, stdin=b"hello there\n/exit\nnever\n")
     first = specdec("generate", "--main", main, *SHORT, "hello there").stdout
     assert done.stdout == first + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "guesses"),
+    [
+        ([], "draft draft.gguf and lookup, policy adaptive"),
+        (["--proposer", "draft"], "draft draft.gguf, policy adaptive"),
+        (["--proposer", "lookup"], "lookup, policy adaptive"),
+        (["--policy", "confidence"], "draft draft.gguf, policy confidence"),
+        (["--policy", "off"], "no guesses"),
+        (["--no-spec"], "no guesses"),
+        (["--draft-max", "0"], "no guesses"),
+    ],
+    ids=str,
+)
+def test_the_greeting_says_who_guesses(specdec, main, draft, arguments, guesses):
+    done = specdec("chat", "--main", main, "--draft", draft, *arguments, *SHORT)
+    assert f" · {guesses} · " in done.stderr.decode()
+
+
+def test_costs_are_measured_at_the_first_answer_and_once(fresh, main):
+    for first in (True, False):
+        done = fresh("chat", "--main", main, *SHORT, stdin=b"hello\nagain\n")
+        assert done.returncode == 0
+        lines = [line for line in done.stderr.decode().splitlines() if "measuring" in line]
+        assert lines == ["measuring main.gguf (first use with these settings)"] * first
 
 
 def test_system_message(specdec, main):

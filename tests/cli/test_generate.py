@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -58,6 +59,19 @@ def test_bytes_that_are_no_characters_pass_unchanged(specdec, main, library_text
     assert done.stdout == expected
 
 
+def test_the_statistics_say_who_guessed(specdec, main, draft):
+    def line(*arguments):
+        return specdec(*options(main), *arguments, "-v", "hello").stderr.decode().splitlines()[-1]
+
+    fixed = line("--draft", draft, "--policy", "fixed")
+    steps = int(fixed.split(" tokens in ")[1].split()[0])
+    assert re.search(rf"· guessed by draft \d+ of {steps} steps$", fixed)
+    assert "accepted" in fixed
+    for arguments in (["--no-spec"], ["--draft", draft, "--policy", "off"]):
+        assert "24 tokens in 24 steps" in line(*arguments)
+        assert "guess" not in line(*arguments)
+
+
 def test_statistics_and_setting_go_to_stderr(specdec, main):
     quiet = specdec(*options(main), "hello")
     talkative = specdec(*options(main), "hello", "-v", "--profile")
@@ -70,9 +84,30 @@ def test_statistics_and_setting_go_to_stderr(specdec, main):
 
 def test_the_first_use_says_that_the_model_is_checked(fresh, main):
     first, second = (fresh(*options(main, 4), "x") for _ in range(2))
-    assert first.stderr == b"checking main.gguf (first use on this machine)\n"
+    assert first.stderr.splitlines() == [
+        b"checking main.gguf (first use on this machine)",
+        b"measuring main.gguf (first use with these settings)",
+    ]
     assert second.stderr == b""
     assert first.stdout == second.stdout
+
+
+def test_only_who_wants_costs_measures(fresh, main, draft):
+    for more in (["--no-spec"], ["--policy", "off"], ["--policy", "fixed"], ["--draft-max", "0"]):
+        assert b"measuring" not in fresh(*options(main, 4), "--draft", draft, *more, "x").stderr
+    said = fresh(*options(main, 4), "--draft", draft, "x").stderr.splitlines()
+    assert sorted(said) == [
+        b"measuring %s (first use with these settings)" % name for name in (b"draft.gguf", b"main.gguf")
+    ]
+
+
+def test_a_cache_folder_that_cannot_be_written(specdec, main):
+    env = {"XDG_CACHE_HOME": "/dev/null/cache", "HOME": "/dev/null"}
+    first, second = (specdec(*options(main, 4), "x", env=env) for _ in range(2))
+    assert first.returncode == second.returncode == 0
+    assert first.stdout == second.stdout != b""
+    assert first.stderr == second.stderr  # checked and measured each time
+    assert len(first.stderr.splitlines()) == 2
 
 
 def test_a_shorter_trained_context_is_told_only_to_who_asked_for_more(specdec, tmp_path):
@@ -312,23 +347,36 @@ def _run(command, specdec, folder):
 
 def test_speculation_changes_nothing_at_temperature_0(specdec, main, draft):
     plain_run = specdec(*options(main, 40), "--no-spec", "--json", "a b a b a b")
+
+    def run(*arguments, policy="fixed"):
+        return specdec(*options(main, 40), "--policy", policy, *arguments, "--json", "a b a b a b")
+
     runs = {
-        "lookup": specdec(*options(main, 40), "--json", "a b a b a b"),
-        "draft": specdec(*options(main, 40), "--draft", draft, "--json", "a b a b a b"),
-        "token": specdec(
-            *options(main, 40), "--draft", draft, "--verifier", "token", "--json", "a b a b a b"
-        ),
+        "lookup": run(),
+        "draft": run("--draft", draft),
+        "token": run("--draft", draft, "--verifier", "token"),
+        "confidence": run("--draft", draft, "--draft-p-min", "0.3", policy="confidence"),
+        "entropy": run("--draft", draft, policy="entropy"),
+        "adaptive": run("--draft", draft, policy="adaptive"),
+        "adaptive lookup": run(policy="adaptive"),
     }
     for shape in ("tree", "beam", "auto"):
-        arguments = ["--draft", draft, "--shape", shape, "--tree-nodes", 12, "--draft-max", 6, "--json"]
-        runs[shape] = specdec(*options(main, 40), *arguments, "a b a b a b")
+        arguments = ["--draft", draft, "--shape", shape, "--tree-nodes", 12, "--draft-max", 6]
+        runs[shape] = run(*arguments, policy="adaptive" if shape == "auto" else "fixed")
     expected = json.loads(plain_run.stdout)
     assert expected["timings"]["draft_n"] == 0
     assert expected["timings"]["steps_n"] == 40
     for name, run in runs.items():
         answer = json.loads(run.stdout)
         assert answer["content"] == expected["content"], name
-        assert answer["timings"]["draft_n"] > 0 or name in ("lookup", "auto")
+        if name not in ("lookup", "adaptive", "adaptive lookup", "auto"):
+            assert answer["timings"]["draft_n"] > 0, name
+        steps_by = answer["timings"]["steps_by"]
+        assert sum(steps_by.values()) == answer["timings"]["steps_n"]
+        # On such models nothing that a draft says pays; a copy may.
+        guessing = {"lookup", "none"} if "lookup" in name else {"draft", "none"}
+        assert set(steps_by) <= guessing | ({"lookup", "tree"} if name in ("adaptive", "auto") else set())
+    assert expected["timings"]["steps_by"] == {"none": 40}
     timings = json.loads(runs["draft"].stdout)["timings"]
     assert 0 < timings["draft_n_accepted"] < timings["draft_n"]
     assert timings["steps_n"] + timings["draft_n_accepted"] == timings["predicted_n"] == 40
@@ -383,6 +431,12 @@ def test_seeds(specdec, main, draft):
 
     assert answer(1) == answer(1) != answer(2)
     assert answer(1, "--draft", draft) == answer(1, "--draft", draft)
+    for seed in (1, 2):  # a seed says the same with and without guesses
+        plain = answer(seed, "--no-spec")
+        assert plain == answer(seed) == answer(seed, "--draft", draft)
+        for policy in ("fixed", "confidence", "entropy"):
+            assert answer(seed, "--draft", draft, "--policy", policy) == plain
+        assert answer(seed, "--draft", draft, "--policy", "fixed", "--draft-max", 9) == plain
 
 
 def test_stop_strings(specdec, main, draft):
@@ -390,7 +444,7 @@ def test_stop_strings(specdec, main, draft):
     letters = [i for i in range(20, len(whole) - 3) if whole[i : i + 3].isascii()]
     at = next(i for i in letters if whole.find(whole[i : i + 3]) == i)
     stop = whole[at : at + 3]
-    for more in (["--no-spec"], ["--draft", draft, "--draft-max", "8"]):
+    for more in (["--no-spec"], ["--draft", draft, "--policy", "fixed", "--draft-max", "8"], []):
         done = specdec(
             *options(main, 60), *more, "--raw", "--stop", "never this", "--stop", stop, "stop here"
         )

@@ -11,6 +11,8 @@ COMMANDS = [
     [],
     ["generate"],
     ["chat"],
+    ["bench"],
+    ["tune"],
     ["doctor"],
     ["models"],
     ["models", "list"],
@@ -40,6 +42,9 @@ def test_help_of_every_command(specdec, width):
     assert len(pages) == len(COMMANDS) if pages[0] else len(COMMANDS) + 1
     assert max(map(len, done.stdout.splitlines())) <= width
     assert "\x1b" not in done.stdout
+    overview = pages[0]
+    for command in ("generate", "chat", "bench", "tune", "doctor", "models"):
+        assert f" {command} " in overview
     page = next(p for p in pages if p.startswith("generate"))
     # typer names what it documents; at 60 columns long ones may be cut, short ones never
     for option in ("--main", "--draft", "--temp", "--seed", "--stop", "--json"):
@@ -48,7 +53,9 @@ def test_help_of_every_command(specdec, width):
         for option in (
             "--no-spec",
             "--proposer",
+            "--policy",
             "--draft-max",
+            "--draft-p-min",
             "--max-tokens",
             "--cache-type",
             "--gpu-layers",

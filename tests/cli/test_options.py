@@ -67,6 +67,12 @@ IMPOSSIBLE = [
     ("--threads", "-1"),
     ("--draft-max", "-1"),
     ("--draft-max", "65"),
+    ("--draft-max", "1.5"),
+    ("--draft-p-min", "-0.1"),
+    ("--draft-p-min", "1.1"),
+    ("--draft-p-min", "nan"),
+    ("--policy", "best"),
+    ("--shape", "star"),
     ("--proposer", "oracle"),
     ("--proposer", "draft"),
     ("--verifier", "none"),
@@ -105,6 +111,12 @@ POSSIBLE = [
     ["--gpu-layers", "9" * 20],
     ["--draft-max", "0"],
     ["--draft-max", "64"],
+    ["--draft-p-min", "0", "--policy", "confidence"],
+    ["--draft-p-min", "1", "--policy", "confidence"],
+    ["--shape", "auto"],
+    ["--shape", "auto", "--policy", "off"],
+    *(["--policy", policy] for policy in ("adaptive", "fixed", "confidence", "entropy", "off")),
+    *(["--policy", policy, "--draft-max", "3"] for policy in ("adaptive", "confidence", "entropy")),
     ["--stop", ""],
     ["--cache-type", "q8_0"],
     ["--cache-type", "q4_0"],
@@ -132,8 +144,15 @@ NUMBERS = st.one_of(
 OPTIONS = [
     "--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "--frequency-penalty", "--presence-penalty",
     "--repeat-last-n", "--logit-bias", "--seed", "--stop", "--ctx", "--threads", "--gpu-layers",
-    "--cache-type", "--proposer", "--verifier", "--draft-max",
+    "--cache-type", "--proposer", "--verifier", "--draft-max", "--draft-p-min", "--policy",
 ]  # fmt: skip
+
+
+def test_shape_auto_is_for_the_adaptive_policy(invoke):
+    for policy in ("fixed", "confidence", "entropy"):
+        done = invoke("--shape", "auto", "--policy", policy)
+        assert done.exit_code == 2
+        assert f"shape auto is for policy adaptive: with {policy} give chain or tree" in done.stderr
 
 
 def _number(text):
@@ -156,14 +175,16 @@ def _number(text):
         max_size=2,
     ),
     with_draft=st.booleans(),
+    policy=st.sampled_from(["adaptive", "fixed", "confidence", "entropy"]),
 )
-@example(chosen=[("--temp", "1e-30")], bias=[], with_draft=True)
-def test_any_value_ends_well(invoke, draft, chosen, bias, with_draft):
+@example(chosen=[("--temp", "1e-30")], bias=[], with_draft=True, policy="fixed")
+def test_any_value_ends_well(invoke, draft, chosen, bias, with_draft, policy):
     # Many threads are possible and would only cost time. For very small temperatures see test_sampling.
     chosen = [(o, v) for o, v in chosen if o != "--threads" or _number(v) < 3 or _number(v) > 512]
     chosen = [(o, v) for o, v in chosen if o != "--temp" or not 0 < _number(v) < 1e-30]
     arguments = [f"{option}={value}" for option, value in chosen]
     arguments += [f"--logit-bias={token}={value!r}" for token, value in bias]
+    arguments = ["--policy", policy, *arguments]  # of two the last one counts
     done = invoke(*arguments, *(["--draft", draft] if with_draft else []))
     assert done.exit_code in (0, 1, 2)
     if done.exit_code:

@@ -13,6 +13,14 @@ from spec_local.llama.tiny import write_tiny_model
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assertion of llama.cpp would start a debugger
 
 
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """The user's cache folder, empty: neither verdicts nor costs of this machine are seen or kept."""
+    folder = tmp_path / "cache"
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("models")

@@ -1,6 +1,7 @@
 """Sessions over real llama.cpp: what is said, what stays in the caches, and how answers end."""
 
-from dataclasses import replace
+import itertools
+import random
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from spec_local.chat import ChatTemplate, Conversation
 from spec_local.costs import CostTable
 from spec_local.decoding import Prefilled
+from spec_local.dice import SeededDice
 from spec_local.errors import (
     ContextOverflow,
     InvalidRequest,
@@ -18,11 +20,16 @@ from spec_local.errors import (
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.sampling import SamplingSettings
-from spec_local.session import CHAIN_VERIFIERS, Done, GenerationSettings, Session, Text
+from spec_local.policies import Policy
+from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.session import CHAIN_VERIFIERS, POLICIES, Done, GenerationSettings, Session, Text
 from spec_local.verifiers import VERIFIERS
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 GREEDY = SamplingSettings(temperature=0)
+WARM = SamplingSettings(temperature=1.0)
+FEW = SamplingSettings(1.0, logit_bias=dict.fromkeys(range(270, 275), 9.0))  # few tokens: much to look up
 PROMPT = "one two three one two three one two"
 # Where batches of different sizes disagree by rounding, at most this far.
 GAP = 0.05
@@ -58,11 +65,10 @@ def make_session(models, make_context):
 
 
 def run(session, prompt=PROMPT, **kwargs):
-    """Tokens, text and the last event of an answer; temperature 0 unless said otherwise."""
-    cancelled = kwargs.pop("cancelled", lambda: False)
-    events = list(
-        session.generate(prompt, GenerationSettings(**{"sampling": GREEDY} | kwargs), cancelled=cancelled)
-    )
+    """Tokens, text and the last event of an answer; temperature 0 and policy fixed unless said otherwise."""
+    how = {name: kwargs.pop(name) for name in ("cancelled", "clock") if name in kwargs}
+    settings = GenerationSettings(**{"sampling": GREEDY, "policy": "fixed"} | kwargs)
+    events = list(session.generate(prompt, settings, **how))
     if not isinstance(events[0], Done):
         assert isinstance(events[0], Prefilled)
     assert all(isinstance(e, Text) for e in events[1:-1])
@@ -70,6 +76,31 @@ def run(session, prompt=PROMPT, **kwargs):
     tokens = [t for e in events if isinstance(e, Text) for t in e.tokens]
     text = "".join(e.text for e in events if isinstance(e, (Text, Done)))
     return tokens, text, events[-1]
+
+
+FLAT = {1: 1.0, 64: 1.0}  # made-up seconds by tokens of a call: many cost no more than one
+RISING = {1: 1.0, 2: 1.1, 64: 12.0}  # short guesses pay where they are good
+CHEAP = {1: 0.01, 64: 0.01}
+FAIR = {1: 0.1, 64: 1.0}
+DEAR = {1: 1.2, 64: 12.0}
+
+
+def pretend(session, main, draft=None):
+    """Let calls take these seconds on the clock that is returned, and the session know it; and no real clock matter."""
+    now = [0.0]
+
+    def slow(context, costs):
+        grow, true = context.grow, CostTable({n: [seconds] for n, seconds in costs.items()})
+
+        def growing(tokens, parents, n_logits=None):
+            now[0] += true.seconds(len(tokens))
+            return grow(tokens, parents, n_logits)
+
+        context.grow = growing
+        return CostTable({n: [seconds] * 3 for n, seconds in costs.items()})
+
+    session._costs = slow(session.main, main), slow(session.draft, draft) if draft else None
+    return lambda: now[0]
 
 
 def check_caches(session, history, tolerance=GAP):
@@ -110,6 +141,24 @@ def same_but_for_near_ties(session, prompt, ours, theirs, tolerance=GAP):
     assert gap < tolerance, f"token {at} differs, and not for a near-tie: {gap}"
 
 
+def same_but_for_near_races(session, prompt, ours, theirs, sampling, seed, tolerance=GAP):
+    """As `same_but_for_near_ties`, of tokens that a seed drew: logits moved by the tolerance draw one or the other."""
+    if ours == theirs:
+        return
+    at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
+    context = Context(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
+    logits = context.evaluate([*prompt, *theirs[:at]], 1)[0].copy()
+    context.close()
+    for favourite, other in ((ours[at], theirs[at]), (theirs[at], ours[at])):
+        moved = logits.copy()
+        moved[favourite] += tolerance
+        moved[other] -= tolerance
+        found = Sampler(sampling).distribution(moved)
+        index = SeededDice(seed).choose_at(len(prompt) + at, found.probs, found.tokens)
+        drawn = index if found.tokens is None else int(found.tokens[index])
+        assert drawn == favourite, f"token {at} differs, and not for a near-tie"
+
+
 PROPOSERS = {
     "draft": {"proposer": "draft", "draft_max": 4},
     "long draft": {"proposer": "draft", "draft_max": 64},
@@ -123,7 +172,7 @@ SHAPES = {
     "tree": {"shape": "tree", "draft_max": 6, "tree_nodes": 10},
     "large tree": {"shape": "tree", "draft_max": 64, "tree_nodes": 64},
     "beam": {"shape": "beam", "draft_max": 4, "tree_nodes": 16, "beam_width": 3},
-    "auto": {"shape": "auto", "draft_max": 8},
+    "auto": {"shape": "auto", "draft_max": 8, "policy": "adaptive"},
 }
 EVERY_GUESS = [
     pytest.param(settings, verifier, id=f"{name}-{verifier}")
@@ -139,13 +188,15 @@ def test_temperature_0_equals_plain_decoding(make_session, settings, verifier):
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     plain, text, _ = run(session, prompt, proposer="none", max_tokens=150)
     assert len(plain) == 150
-    tokens, said, done = run(session, prompt, max_tokens=150, verifier=verifier, **settings)
+    # Shape auto: at costs that call for trees.
+    pretended = {"clock": pretend(session, FLAT, CHEAP)} if settings.get("shape") == "auto" else {}
+    tokens, said, done = run(session, prompt, max_tokens=150, verifier=verifier, **settings, **pretended)
     same_but_for_near_ties(session, prompt, tokens, plain)
     if tokens == plain:
         assert said == text
     s = done.statistics
     assert s.predicted_n == 150 == s.n_steps + s.draft_n_accepted
-    if settings.get("proposer") != "lookup" and settings.get("shape") != "auto":
+    if settings.get("proposer") != "lookup":
         assert s.draft_n > s.draft_n_accepted > 10  # the draft is good, and not perfect
     check_caches(session, [*prompt, *tokens])
 
@@ -197,29 +248,273 @@ def test_caches_after_any_number_of_steps(make_session, settings, temperature):
         check_caches(session, [*prompt, *tokens])
 
 
-def test_auto_takes_what_the_costs_say(make_session, monkeypatch):
-    """Where more tokens in a call cost nothing a tree, where the draft is dear no guesses, and between them a chain."""
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_adaptive_asks_a_draft_that_costs_nearly_nothing(make_session, temperature):
+    session = make_session()
+    clock = pretend(session, FLAT, CHEAP)
+    tokens, _, done = run(
+        session,
+        policy="adaptive",
+        sampling=SamplingSettings(temperature),
+        seed=1,
+        max_tokens=100,
+        clock=clock,
+    )
+    steps = done.statistics.steps_by
+    assert steps["draft"] > 0.7 * done.statistics.n_steps
+    assert "tree" not in steps  # nobody asked for one
+    assert clock() < len(tokens) + 10
+    assert len(session.draft.cached) > len(tokens)
 
-    def costs(*seconds):
-        table = CostTable()
-        for n, s in zip((1, 16), seconds, strict=True):
-            table.observe(n, s)
-        return table
 
-    settings = GenerationSettings(shape="auto", draft_max=8, tree_nodes=16)
-    for main, draft, shape, proposer in [
-        (costs(1.0, 1.0), costs(0.01, 0.01), "tree", "auto"),
-        (costs(1.0, 4.0), costs(0.05, 0.2), "chain", "auto"),
-        (costs(1.0, 16.0), costs(0.6, 2.0), "chain", "none"),
+def test_adaptive_never_asks_a_draft_dearer_than_main(make_session):
+    session = make_session()
+    clock = pretend(session, FLAT, DEAR)
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    for shape in ("chain", "auto"):
+        tokens, _, done = run(session, prompt, policy="adaptive", shape=shape, max_tokens=100, clock=clock)
+        assert set(done.statistics.steps_by) <= {"none", "lookup"}
+        assert session.draft.cached == []
+        assert len(run(session, policy="adaptive", shape=shape, proposer="draft", max_tokens=9)[0]) == 9
+        assert session.draft.cached == []
+        check_caches(session, [*prompt, *tokens][: len(session.main.cached) + 1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_adaptive_draws_trees_where_they_pay(make_session, temperature):
+    def steps(session, main, draft, **kwargs):
+        settings = {
+            "shape": "auto",
+            "policy": "adaptive",
+            "sampling": SamplingSettings(temperature),
+            "seed": 2,
+        }
+        clock = pretend(session, main, draft)
+        _, _, done = run(session, max_tokens=100, clock=clock, **settings | kwargs)
+        return done.statistics.steps_by
+
+    assert steps(make_session(), FLAT, CHEAP)["tree"] > 5
+    assert steps(make_session(), FLAT, CHEAP, verifier="traversal")["tree"] > 5
+    for session, kwargs in [
+        (make_session(), {"verifier": "block"}),
+        (make_session(), {"verifier": "token"}),
+        (make_session(), {"shape": "chain"}),
+        (make_session(), {"greedy_draft": True}),
+        (make_session(max_branches=1), {}),
     ]:
-        session = make_session()
-        tables = iter([main, draft])
-        monkeypatch.setattr("spec_local.session.measure", lambda model, rounds, tables=tables: next(tables))
-        planned = session.planned(settings)
-        assert (planned.shape, planned.proposer) == (shape, proposer)
-        assert session.planned(replace(settings, shape="tree")).shape == "tree"  # unless forced
-        assert session.planned(replace(settings, verifier="block")).shape == "chain"
-    assert make_session(draft=None).planned(settings).shape == "chain"
+        found = steps(session, FLAT, CHEAP, **kwargs)
+        assert found["draft"] > 5, kwargs
+        assert "tree" not in found, kwargs
+    assert "tree" not in steps(make_session(), RISING, FAIR)  # a tree has more nodes, each of which costs
+    assert set(steps(make_session(draft=None), FLAT, None)) <= {"lookup", "none"}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
+def test_adaptive_leaves_caches_right_over_several_turns(make_session, sampling):
+    session = make_session(n_ctx=1024)
+    clock = pretend(session, {1: 1.0, 2: 1.3, 64: 20.0}, {1: 0.35, 64: 2.0})  # hardly worth it
+    model = session.main.model
+    conversation, seen = Conversation(model, ChatTemplate(model)), set()
+    changes = set()
+    for turn in range(4):
+        prompt = conversation.ask(["one two three", "word " * 20, "x", "one two three one two three"][turn])
+        settings = GenerationSettings(sampling, seed=turn, max_tokens=100)
+        said, kinds, text = [], [], ""
+        for event in session.generate(prompt, settings, clock=clock):
+            if isinstance(event, Text):
+                said += event.tokens
+                kinds.append(event.proposal.source if event.proposal.tokens else "none")
+            if isinstance(event, (Text, Done)):
+                text += event.text
+        check_caches(session, [*prompt, *said])
+        conversation.answer(text, said)
+        seen |= set(kinds)
+        changes |= set(itertools.pairwise(kinds))
+        alone = make_session(draft=None, n_ctx=1024)
+        how = {"sampling": sampling, "seed": turn, "max_tokens": 100}
+        plain, _, _ = run(alone, prompt, policy="off", **how)
+        if sampling.temperature:
+            same_but_for_near_races(session, prompt, said, plain, sampling, turn)
+        else:
+            same_but_for_near_ties(session, prompt, said, plain)
+    assert seen == {"draft", "lookup", "none"}
+    assert {("none", "draft"), ("draft", "none")} <= changes
+
+
+class Moody(Policy):
+    """Decides at random, with no regard for what pays."""
+
+    def __init__(self, *_, may_cut, tree, **__):
+        super().__init__(may_cut)
+        self._random = random.Random(0)
+        self.tree_nodes = tree
+
+    def begin(self, offer):
+        self.tree_depth = self._random.randint(1, 6)
+        sources = ["none", *["lookup"] * bool(offer.copied), *["draft"] * bool(offer.unread)]
+        return self._random.choice(sources + ["tree"] * bool(offer.unread and self.tree_nodes))
+
+    def reads_on(self):
+        return self._random.random() < 0.8
+
+    def takes(self, opinion):
+        return self._random.random() < 0.8
+
+    def keeps(self, n):
+        return self._random.randint(0, n) if self.may_cut else n
+
+
+@pytest.mark.parametrize("shape", ["chain", "auto"])
+@pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("verifier", ["auto", "block", "specinfer"])
+def test_caches_are_right_whatever_a_policy_decides(make_session, monkeypatch, shape, sampling, verifier):
+    """Steps by copies and by none let the draft fall behind; it has to catch up with what was said."""
+    monkeypatch.setattr("spec_local.session.Adaptive", Moody)
+    session = make_session()
+    pretend(session, FLAT, CHEAP)
+    prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
+    for n in (1, 2, 5, 80):
+        tokens, _, done = run(
+            session,
+            prompt,
+            policy="adaptive",
+            shape=shape,
+            verifier=verifier,
+            sampling=sampling,
+            seed=n,
+            max_tokens=n,
+        )
+        assert len(tokens) == n
+        check_caches(session, [*prompt, *tokens])
+        if not sampling.temperature:
+            plain, _, _ = run(make_session(), prompt, policy="off", max_tokens=n)
+            same_but_for_near_ties(session, prompt, tokens, plain)
+    trees = shape == "auto" and verifier != "block"
+    assert set(done.statistics.steps_by) == {"draft", "lookup", "none", *["tree"] * trees}
+
+
+def test_who_may_guess(make_session):
+    with_draft, alone = make_session(), make_session(draft=None)
+    for settings, expected, expected_alone in [
+        ({}, ["draft", "lookup"], ["lookup"]),
+        ({"policy": "fixed"}, ["draft"], ["lookup"]),
+        ({"policy": "entropy"}, ["draft"], ["lookup"]),
+        ({"proposer": "lookup"}, ["lookup"], ["lookup"]),
+        ({"proposer": "draft"}, ["draft"], ["draft"]),
+        ({"proposer": "none"}, [], []),
+        ({"policy": "off"}, [], []),
+        ({"draft_max": 0}, [], []),
+    ]:
+        assert with_draft.proposers(GenerationSettings(**settings)) == expected
+        assert alone.proposers(GenerationSettings(**settings)) == expected_alone
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shape", ["chain", "tree", "beam"])
+def test_every_policy_says_mains_text(make_session, policy, shape):
+    session = make_session()
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    plain, _, _ = run(session, prompt, proposer="none", max_tokens=100)
+    clock = pretend(session, FLAT, CHEAP)
+    settings = {"policy": policy, "draft_p_min": 0.3, "shape": shape, "max_tokens": 100}
+    tokens, _, done = run(session, prompt, clock=clock, **settings)
+    same_but_for_near_ties(session, prompt, tokens, plain)
+    assert (done.statistics.draft_n > 20) is (policy != "off")
+    check_caches(session, [*prompt, *tokens])
+
+
+def test_a_policy_decides_how_far_a_draft_goes(make_session):
+    session = make_session()
+
+    def guesses(**kwargs):
+        statistics = run(session, proposer="draft", max_tokens=100, **kwargs)[2].statistics
+        return statistics.draft_n / statistics.n_steps
+
+    assert guesses(policy="confidence", draft_p_min=1.0) == 0
+    assert 0 < guesses(policy="confidence", draft_p_min=0.6) < guesses(policy="confidence", draft_p_min=0.2)
+    assert guesses(policy="confidence", draft_p_min=0.2) < guesses(policy="confidence", draft_p_min=0.0)
+    assert guesses(policy="confidence", draft_p_min=0.0) == guesses(draft_max=16)
+    assert guesses() == guesses(draft_max=4) > 3.5  # the usual number
+    assert guesses(policy="confidence", draft_p_min=0.0, draft_max=3) <= 3
+    assert 0 < guesses(policy="entropy") < guesses(draft_max=16)
+
+
+OTHER_WAYS = [
+    {"policy": "adaptive"},
+    {"policy": "adaptive", "draft_max": 2},
+    {"policy": "adaptive", "proposer": "lookup"},
+    {"policy": "fixed"},
+    {"policy": "fixed", "draft_max": 1},
+    {"policy": "fixed", "draft_max": 12},
+    {"policy": "fixed", "proposer": "lookup"},
+    {"policy": "fixed", "shape": "beam"},
+    {"policy": "fixed", "greedy_draft": True},
+    {"policy": "confidence", "draft_p_min": 0.3},
+    {"policy": "entropy"},
+    {"policy": "fixed", "draft_max": 0},
+    {"policy": "fixed", "proposer": "none"},
+]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        WARM,
+        SamplingSettings(1.0, top_k=40, top_p=0.95, min_p=0.05),
+        SamplingSettings(1.0, repeat_penalty=1.3),
+    ],
+    ids=["all", "nucleus", "penalty"],
+)
+def test_a_seed_says_the_same_text_with_and_without_guesses(make_session, sampling):
+    session = make_session()
+    clock = pretend(session, FLAT, CHEAP)
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    equal, accepted = 0, 0
+    for seed in range(3):
+        plain, _, _ = run(session, prompt, policy="off", sampling=sampling, seed=seed, max_tokens=60)
+        for settings in OTHER_WAYS:
+            tokens, _, done = run(
+                session, prompt, sampling=sampling, seed=seed, max_tokens=60, clock=clock, **settings
+            )
+            if not sampling.has_memory:
+                same_but_for_near_races(session, prompt, tokens, plain, sampling, seed)
+            equal += tokens == plain
+            accepted += done.statistics.draft_n_accepted
+    assert equal >= 0.8 * 3 * len(OTHER_WAYS)  # the rest for near-ties
+    assert accepted > 5 * 3 * len(OTHER_WAYS)
+
+
+def test_another_seed_says_another_text(make_session):
+    session = make_session()
+    clock = pretend(session, FLAT, CHEAP)
+    texts = {
+        tuple(run(session, policy="adaptive", sampling=WARM, seed=seed, max_tokens=20, clock=clock)[0])
+        for seed in range(5)
+    }
+    assert len(texts) == 5
+
+
+def test_costs_are_measured_once_and_only_for_who_asks(make_session, monkeypatch):
+    session = make_session()
+    notes = []
+    session._notice = notes.append
+    for policy in ("off", "fixed", "confidence", "entropy"):
+        run(session, policy=policy, max_tokens=3)
+    run(session, policy="adaptive", proposer="none", max_tokens=3)
+    run(session, policy="adaptive", draft_max=0, max_tokens=3)
+    assert session._costs is None
+    assert notes == []
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    tokens, _, _ = run(session, prompt, policy="adaptive", max_tokens=20)
+    assert len(notes) == 2
+    assert all("measuring" in note for note in notes)
+    main, draft = session.costs()
+    assert {1, 2, 4, 8, 64} <= set(main.sizes)
+    assert 1 in draft.sizes
+    check_caches(session, [*prompt, *tokens])  # measuring left nothing behind
+    tokens, _, _ = run(session, prompt, policy="adaptive", max_tokens=20)
+    assert len(notes) == 2
+    assert session.costs() == (main, draft)
 
 
 def test_a_session_for_chains_refuses_trees(make_session):
@@ -227,12 +522,15 @@ def test_a_session_for_chains_refuses_trees(make_session):
     for shape in ("tree", "beam"):
         with pytest.raises(InvalidRequest, match="branches=64"):
             run(session, shape=shape)
-    assert len(run(session, shape="auto", max_tokens=5)[0]) == 5
+    assert len(run(session, shape="auto", policy="adaptive", max_tokens=5)[0]) == 5
 
 
 def test_seeds(make_session):
     session = make_session()
     warm = {"sampling": SamplingSettings(temperature=1.0, top_p=0.95), "max_tokens": 30}
+    for verifier in VERIFIERS:  # also where a seed's text hangs on the guesses
+        first, again = (run(session, seed=3, verifier=verifier, **warm)[0] for _ in range(2))
+        assert first == again
     for proposer in ("draft", "lookup", "none"):
         first, again, other = (run(session, seed=seed, proposer=proposer, **warm)[0] for seed in (3, 3, 4))
         assert first == again != other
@@ -350,7 +648,9 @@ def test_cancelling_and_going_on(make_session, proposer):
 def test_cancelling_while_the_prompt_is_read(make_session):
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT * 8, add_special=True)
-    events = list(session.generate(prompt, GenerationSettings(GREEDY), cancelled=lambda: True))
+    events = list(
+        session.generate(prompt, GenerationSettings(GREEDY, policy="fixed"), cancelled=lambda: True)
+    )
     assert [type(e) for e in events] == [Done]
     assert events[0].reason == "cancelled"
     tokens, _, done = run(session, prompt, max_tokens=5)
@@ -363,7 +663,7 @@ def test_leaving_early(make_session):
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     whole, _, _ = run(session, prompt, max_tokens=40)
-    events = session.generate(prompt, GenerationSettings(GREEDY))
+    events = session.generate(prompt, GenerationSettings(GREEDY, policy="fixed"))
     said = []
     for event in events:
         if isinstance(event, Text):
@@ -459,8 +759,17 @@ def test_recurrent_models_speak_without_guesses(recurrent_model, recurrent_path,
     rest, _, done = run(session, [*prompt, *tokens[:4]], max_tokens=6)  # what was said is not read again
     assert (rest, done.statistics.prompt_n) == (tokens[4:], 0)
     assert run(session, session.main.cached[:], max_tokens=1)[0] == tokens[-1:]
-    with pytest.raises(ModelError, match="--no-spec"):
-        run(session, proposer="lookup")
+    notes = []
+    session._notice = notes.append
+    adaptive, _, done = run(session, policy="adaptive", max_tokens=10)
+    assert adaptive == run(session, policy="off", max_tokens=10)[0] == tokens
+    assert done.statistics.steps_by == {"none": 10}
+    assert session.proposers(GenerationSettings()) == []
+    assert session._costs is None
+    assert notes == []
+    for policy in ("fixed", "adaptive"):
+        with pytest.raises(ModelError, match="--no-spec"):
+            run(session, policy=policy, proposer="lookup")
     with pytest.raises(ModelError, match="--no-spec"):
         Session(make_context(recurrent_model), make_context(recurrent_model))
 
@@ -469,6 +778,13 @@ def test_recurrent_models_speak_without_guesses(recurrent_model, recurrent_path,
     "wrong",
     [
         {"proposer": "oracle"},
+        {"policy": "best"},
+        {"policy": "fixed", "shape": "auto"},
+        {"policy": "confidence", "shape": "auto"},
+        {"policy": "entropy", "shape": "auto"},
+        {"draft_p_min": -0.01},
+        {"draft_p_min": 1.01},
+        {"draft_p_min": float("nan")},
         {"verifier": "none"},
         {"draft_max": -1},
         {"draft_max": 65},
@@ -485,6 +801,13 @@ def test_recurrent_models_speak_without_guesses(recurrent_model, recurrent_path,
 def test_impossible_settings(wrong):
     with pytest.raises(InvalidRequest, match="give"):
         GenerationSettings(**wrong)
+
+
+def test_usual_settings():
+    usual = GenerationSettings()
+    assert (usual.policy, usual.proposer, usual.draft_max, usual.shape) == ("adaptive", "auto", None, "chain")
+    GenerationSettings(shape="auto", draft_max=0, draft_p_min=0)
+    GenerationSettings(shape="auto", policy="off", draft_max=64, draft_p_min=1)
 
 
 def test_impossible_requests(make_session):
@@ -511,6 +834,7 @@ def test_opening(tmp_path, monkeypatch):
         assert session.main.n_ctx == session.draft.n_ctx == 96
         assert notices == []
         assert len(run(session, max_tokens=5)[0]) == 5
+        assert notices == []
     session.close()  # twice does no harm
     with Session.open(path, n_ctx=500, notice=notices.append, threads=1) as session:
         assert session.main.n_ctx == 96
@@ -566,7 +890,8 @@ def test_starter_as_its_own_draft(starter):
     session = Session(*contexts)
     conversation = Conversation(starter, ChatTemplate(starter))
     first = conversation.ask("Name three colours.")
-    tokens, text, done = run(session, first, sampling=SamplingSettings(0.7, top_k=40), seed=1, max_tokens=12)
+    warm = {"sampling": SamplingSettings(0.7, top_k=40), "seed": 1, "max_tokens": 12}
+    tokens, text, done = run(session, first, **warm)
     assert done.reason == "length"
     assert done.statistics.acceptance_rate > 0.8
     check_caches(session, [*first, *tokens], 1.0)

@@ -3,11 +3,12 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.costs import CostTable, measure
+from spec_local.costs import CostTable, measure, measure_prefill
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.fake import FakeModel
 
@@ -86,6 +87,79 @@ def test_a_lasting_change_counts():
     assert costs.seconds(1) == 2.0
 
 
+def test_a_machine_that_slows_down_slows_all_sizes():
+    costs = CostTable({n: [seconds] * 6 for n, seconds in F16.items()})
+    for _ in range(3):
+        costs.observe(1, 3.0)
+    assert [costs.seconds(n) for n in F16] == list(F16.values())  # so far it may be noise
+    for _ in range(4):
+        costs.observe(1, 3.0)
+    assert [costs.seconds(n) for n in F16] == pytest.approx([3 * s for s in F16.values()])
+    for _ in range(20):
+        costs.observe(1, 3.0)  # and does not so twice
+        costs.observe(8, 3 * F16[8])
+    assert [costs.seconds(n) for n in F16] == pytest.approx([3 * s for s in F16.values()])
+    for _ in range(7):
+        costs.observe(8, F16[8])
+    assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_moves_no_entry_far_however_long_it_lasts(seed):
+    """Entries that are seldom met change with the others, and must not drift away."""
+    rng = np.random.default_rng(seed)
+    costs, n, pace = table({n: 1 + 0.25 * n for n in (1, 2, 3, 4, 5, 8, 16, 32, 64)}), 1, 1.0
+    for i in range(6000):
+        if i % 37 == 0:
+            n = int(rng.choice([1, 1, 1, 2, 4, 8, rng.integers(1, 66)]))
+        if i % 500 == 0:
+            pace = float(rng.choice([1.0, 1.0, 1.5, 0.7, 3.0]))
+        spike = float(rng.uniform(5, 30)) if rng.random() < 0.02 else 1.0
+        costs.observe(n, (1 + 0.25 * n) * pace * spike * float(rng.lognormal(0, 0.1)))
+        if i % 1000 == 999:
+            costs = CostTable(costs.observations)  # kept on disk, and read again
+            found = costs.first(64)[1:] / (1 + 0.25 * np.arange(1, 65)) / pace
+            assert 0.1 < found.min() <= found.max() < 10.0
+
+
+def test_one_size_that_was_misjudged_is_corrected_alone():
+    costs = table(F16 | {8: 2.6})
+    for _ in range(12):
+        for n, seconds in F16.items():
+            costs.observe(n, seconds)
+    assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()), rel=0.01)
+
+
+def test_a_size_cannot_cost_far_more_than_others_imply():
+    assert table({1: 30.0, 2: 1.2, 4: 1.4}).seconds(1) == 1.2
+    assert table({1: 1.0, 4: 90.0, 8: 2.0}).seconds(4) == pytest.approx(3.2)
+    assert table({1: 1.0, 2: 1.2, 8: 90.0}).seconds(8) == pytest.approx(4 * 1.2 * 1.6)
+    q8_0 = {1: 1.0, 2: 2.91, 4: 3.95, 7: 6.3, 8: 4.16, 16: 6.38}  # what was measured stays as it is
+    assert [table(q8_0).seconds(n) for n in q8_0] == pytest.approx(list(q8_0.values()))
+
+
+@settings(deadline=None)
+@given(TABLES, st.integers(1, 100))
+def test_all_sizes_at_once(seconds, n):
+    costs = table(seconds)
+    first = costs.first(n)
+    assert first[0] == 0
+    assert first[1:].tolist() == pytest.approx([costs.seconds(i) for i in range(1, n + 1)])
+    costs.observe(1, 1e-9)
+    assert costs.first(n)[1] == pytest.approx(costs.seconds(1))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 64), POSITIVE), min_size=1, max_size=60))
+def test_a_table_survives_being_written_down(calls):
+    costs = CostTable()
+    for n, seconds in calls:
+        costs.observe(n, seconds)
+    again = CostTable({n: several[-1:] for n, several in costs.observations.items()})
+    assert again.sizes == costs.sizes
+    assert CostTable(table(F16).observations).first(64).tolist() == table(F16).first(64).tolist()
+
+
 def test_an_empty_table_knows_nothing():
     with pytest.raises(ValueError, match="unknown"):
         CostTable().seconds(1)
@@ -107,13 +181,18 @@ def test_no_call_has_no_tokens():
 @settings(deadline=None)
 @given(TABLES, st.integers(1, 200))
 def test_estimates_stay_within_their_neighbours(seconds, n):
-    costs = table(seconds)
+    climbing = dict(zip(sorted(seconds), sorted(seconds.values()), strict=True))
+    costs = table(climbing)
+    known = [
+        costs.seconds(size) for size in sorted(climbing)
+    ]  # of which some may be implausible, and be less
     estimate = costs.seconds(n)
-    below = [s for size, s in sorted(seconds.items()) if size <= n][-1:]
-    above = [s for size, s in sorted(seconds.items()) if size >= n][:1]
+    below = [s for size, s in zip(sorted(climbing), known, strict=True) if size <= n][-1:]
+    above = [s for size, s in zip(sorted(climbing), known, strict=True) if size >= n][:1]
     assert estimate >= min(below + above) * (1 - 1e-12)
     if above:
         assert estimate <= max(below + above) * (1 + 1e-12)
+    assert all(k <= s for k, s in zip(known, climbing.values(), strict=True))
 
 
 @settings(deadline=None)
@@ -131,7 +210,7 @@ def test_measuring_leaves_the_text_alone_and_no_tree(text):
     if text:
         model.evaluate(text, 0)
     model.grow([5], [-1])
-    costs = measure(model, clock=model.clock)
+    costs = measure(model, tuple(F16), clock=model.clock)
     assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()))
     assert list(model.cached) == text
     with pytest.raises(InvalidRequest, match="parent"):
@@ -139,27 +218,54 @@ def test_measuring_leaves_the_text_alone_and_no_tree(text):
 
 
 def test_measuring_warms_up_and_interleaves():
-    model = TimedModel(lambda n, call: 0.001 if call <= 3 else float(n))
-    costs = measure(model, (4, 1, 2), rounds=1, clock=model.clock)
-    assert model.calls == [1, 2, 4, 1, 2, 4]
+    model = TimedModel(lambda n, call: 0.001 if call <= 2 else float(n))
+    costs = measure(model, (1, 2, 4), rounds=2, clock=model.clock)
+    assert sorted(model.calls[:2]) == [1, 4]
+    assert model.calls[2:] == [1, 2, 4, 1, 2, 4]
     assert [costs.seconds(n) for n in (1, 2, 4)] == [1.0, 2.0, 4.0]
 
 
 def test_measuring_ignores_one_disturbed_round():
-    model = TimedModel(lambda n, call: n + (50.0 if 6 < call <= 9 else 0.0))
+    model = TimedModel(lambda n, call: n + (50.0 if 5 < call <= 8 else 0.0))
     costs = measure(model, (1, 2, 4), rounds=3, clock=model.clock)
     assert [costs.seconds(n) for n in (1, 2, 4)] == [1.0, 2.0, 4.0]
-    assert len(model.calls) == 3 * 4
+    assert len(model.calls) == 2 + 3 * 3
+
+
+def test_measuring_keeps_to_its_budget_and_begins_with_what_matters():
+    model = TimedModel(lambda n, call: 1.0)
+    costs = measure(model, (1, 2, 4, 8, 16, 3), rounds=3, budget=6.5, clock=model.clock)
+    assert costs.sizes == (1, 2, 4, 8, 16)
+    assert measure(model, (1, 2, 4, 8), rounds=3, budget=0.0, clock=model.clock).sizes == (1, 2, 4)
+
+
+def test_measuring_one_row_of_logits():
+    model = TimedModel(lambda n, call: F16.get(n, 2.0), max_logits=1)
+    assert measure(model, tuple(F16), rows=1, clock=model.clock).sizes == tuple(F16)
+    assert measure(model, tuple(F16), clock=model.clock).sizes == (1,)
+
+
+def test_the_rate_of_prefill():
+    model = TimedModel(lambda n, call: 3.0 if call == 1 else 0.5, max_tokens=8)
+    assert measure_prefill(model, model.clock) == 16
+    assert list(model.cached) == []
+    model.evaluate([1, 2, 3], 0)
+    measure_prefill(model, model.clock)
+    assert list(model.cached) == [1, 2, 3]
+    full = FakeModel(n_ctx=2)
+    full.evaluate([1, 2], 0)
+    with pytest.raises(ContextOverflow, match="no room"):
+        measure_prefill(full)
 
 
 @pytest.mark.parametrize(
     ("limits", "sizes"),
     [
-        ({"max_tokens": 6}, (1, 2, 4, 6)),
+        ({"max_tokens": 6}, (1, 2, 3, 4, 5, 6)),
         ({"max_logits": 3}, (1, 2, 3)),
-        ({"n_ctx": 15}, (1, 2, 4, 5)),  # 10 tokens are there already
+        ({"n_ctx": 15}, (1, 2, 3, 4, 5)),  # 10 tokens are there already
         ({"n_ctx": 11}, (1,)),
-        ({"max_branches": 1}, (1, 2, 4, 8, 16)),
+        ({"max_branches": 1, "max_logits": 64}, (1, 2, 3, 4, 5, 8, 16, 32)),
     ],
 )
 def test_measuring_respects_limits(limits, sizes):

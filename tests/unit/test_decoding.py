@@ -56,7 +56,7 @@ PROPOSERS = {
     "draft": draft(0.5),
     "perfect draft": draft(0.0),
     "unlike draft": draft(5.0),
-    "greedy draft": draft(0.5, lambda: Chain(greedy=True)),
+    "greedy draft": draft(0.5, lambda: Chain("greedy")),
     "smaller draft": other_draft(-1),
     "larger draft": other_draft(2),
     "lookup": lambda sampler, n_vocab, is_end=None: PromptLookup(longest=3, shortest=1),
@@ -351,7 +351,7 @@ def test_a_failing_rule_leaves_no_guesses_behind(shape, rule):
     class Broken:
         drawing = VERIFIERS[rule].drawing
 
-        def __call__(self, proposal, p, n_vocab, dice):
+        def __call__(self, proposal, p, n_vocab, dice, place):
             raise ValueError("no")
 
     how, main, small = SamplingSettings(), main_model(8), main_model(8, noise=0.3)

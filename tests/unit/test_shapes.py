@@ -242,7 +242,7 @@ def test_a_shape_hears_what_its_proposal_was_worth():
 
     class Two(Chain):
         def __init__(self):
-            super().__init__(greedy=True)
+            super().__init__("greedy")
             self.heard = []
 
         def learn(self, n_accepted, exhausted):
@@ -269,7 +269,7 @@ def test_a_draft_that_can_give_one_token_only_is_asked_for_one(drawing):
 
 def test_a_chain_is_drawn_or_greedy():
     draft = model()
-    drawn, greedy = grow(Chain(), draft=draft), grow(Chain(greedy=True), draft=draft)
+    drawn, greedy = grow(Chain(), draft=draft), grow(Chain("greedy"), draft=draft)
     assert (drawn.drawing, greedy.drawing) == ("one", "chosen")
     assert drawn.is_chain
     assert greedy.is_chain

@@ -1,0 +1,123 @@
+"""The adaptive policy against the best that llama.cpp's own speculation reaches with one fixed setting.
+
+    python benchmarks/best_of_llama_cpp.py --llama-cpp-bin BUILD/bin --main MAIN.gguf --draft DRAFT.gguf --out FILE.jsonl
+
+The built-in prompts of ``specdec bench``, at temperature 0. Every prompt is answered by specdec, plain and adaptive, and
+by llama-speculative-simple with each setting, one after the other; the rate is each program's own, for what follows
+the prompt. The best setting is the one with the best geometric mean over all prompts, chosen in hindsight. What
+is in FILE already is not run again.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from against_llama_cpp import Theirs
+from common import chat_text, geometric_mean, machine, note, parser, table, tokens_of
+
+from spec_local import Done, GenerationSettings, SamplingSettings, Session
+from spec_local.bench.prompts import built_in
+from spec_local.llama.context import default_threads
+
+
+def settings(theirs: Theirs, has_draft: bool) -> dict[str, list[Any]]:
+    """llama.cpp's ways to speculate, each with one fixed setting."""
+    copies = {
+        "ngram-simple 12/48": ["--spec-type", "ngram-simple"],
+        "ngram-simple 4/15": [
+            *("--spec-type", "ngram-simple"),
+            *("--spec-ngram-simple-size-n", 4, "--spec-ngram-simple-size-m", 15),
+        ],
+    }
+    drafts = {
+        "draft 3": theirs.draft(3),
+        "draft 7": theirs.draft(7),
+        "draft 15, p-min 0.75": theirs.draft(15, 0.75),
+    }
+    return copies | (drafts if has_draft else {})
+
+
+def ours(session: Session, prompt: list[int], n: int, proposer: Any) -> tuple[float, int]:
+    for context in (session.main, session.draft):
+        if context:
+            context.trim(0)  # the peer starts empty as well
+    how = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=n, proposer=proposer)
+    *_, last = session.generate(prompt, how)
+    assert isinstance(last, Done)
+    return last.statistics.tokens_per_second, last.statistics.predicted_n
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--llama-cpp-bin", type=Path, required=True)
+    arguments.add_argument("--main", type=Path, required=True)
+    arguments.add_argument("--draft", type=Path)
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--per-category", type=int, default=6)
+    arguments.add_argument("--category", nargs="*")
+    arguments.add_argument("--n", type=int, default=128, help="tokens an answer")
+    arguments.add_argument("--ctx", type=int, default=2048)
+    arguments.add_argument("--threads", type=int, default=default_threads())
+    options = arguments.parse_args()
+
+    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Session.open(options.main, options.draft, n_ctx=options.ctx, threads=options.threads) as session,
+        options.out.open("a") as out,
+    ):
+        theirs = Theirs(session, options)
+        ours(session, tokens_of(session.main.model, "Hello"), 8, "auto")  # touches all memory
+        asked: dict[str, int] = {}
+        for entry in built_in():
+            asked[entry.category] = asked.get(entry.category, 0) + 1
+            if asked[entry.category] > options.per_category or (
+                options.category and entry.category not in options.category
+            ):
+                continue
+            if any(row["name"] == entry.name for row in rows):
+                continue
+            text = chat_text(session.main.model, entry.text)
+            file = Path(folder) / entry.name
+            file.write_text(text, encoding="utf-8", newline="")
+            prompt = tokens_of(session.main.model, text)
+            rates = {}
+            for way, proposer in (("plain", "none"), ("adaptive", "auto")):
+                note(f"{entry.name}: {way}")
+                rates[way], n = ours(session, prompt, options.n, proposer)
+            for way, speculation in settings(theirs, bool(options.draft)).items():
+                note(f"{entry.name}: {way}")
+                rates[way] = theirs.run(prompt, file, 0.0, speculation, 0).tokens_per_second
+            rows.append({"category": entry.category, "name": entry.name, "tokens": n, "rates": rates})
+            out.write(json.dumps(rows[-1]) + "\n")
+            out.flush()
+    note("")
+    report(rows, options)
+
+
+def report(rows: list[dict[str, Any]], options: Any) -> None:
+    ways = [way for way in rows[0]["rates"] if way != "plain"]
+    gains = {way: [row["rates"][way] / row["rates"]["plain"] for row in rows] for way in ways}
+    print(f"main {options.main.name}, {len(rows)} prompts, {options.n} tokens; {machine()}\n")
+    table(
+        ["times plain", *ways],
+        [
+            [
+                category,
+                *(
+                    f"{geometric_mean([g for g, r in zip(gains[way], rows, strict=True) if r['category'] == category]):.2f}"
+                    for way in ways
+                ),
+            ]
+            for category in dict.fromkeys(row["category"] for row in rows)
+        ]
+        + [["all", *(f"{geometric_mean(gains[way]):.3f}" for way in ways)]],
+    )
+    best = max((way for way in ways if way != "adaptive"), key=lambda way: geometric_mean(gains[way]))
+    ratio = geometric_mean(gains["adaptive"]) / geometric_mean(gains[best])
+    print(f"adaptive / best of llama.cpp ({best}): {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Record what a draft model would have guessed along answers of main, for `simulate.py`.
+
+    python benchmarks/record_traces.py --main main.gguf --draft draft.gguf
+
+Main answers some of the built-in prompts plainly, at temperature 0; then the draft reads prompt and answer once. A trace
+holds, for every token of the answer, whether the draft's favourite was it, and how probable the draft thought its
+favourite. Tokens are numbered as they first occur in a trace: nothing but their being alike matters.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from common import chat_text, note, parser, tokens_of
+
+from spec_local import GenerationSettings, SamplingSettings, Session, Text
+from spec_local.bench.prompts import load, select
+from spec_local.llama.context import Context
+
+TRACES = Path(__file__).with_name("traces.json")
+
+
+def answer_of(session: Session, prompt: Sequence[int], n: int) -> list[int]:
+    """What main says, up to n tokens; without the token that ends the answer."""
+    settings = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=n, policy="off")
+    said: list[int] = []
+    for event in session.generate(prompt, settings):
+        if isinstance(event, Text):
+            said += event.tokens
+    return said
+
+
+def opinions(draft: Context, prompt: Sequence[int], answer: Sequence[int]) -> tuple[list[int], list[float]]:
+    """The draft's favourite at each place of the answer, and its probability at temperature 1."""
+    favourites: list[int] = []
+    confidences: list[float] = []
+    draft.trim(0)
+    text = [*prompt, *answer]
+    start = len(prompt) - 1
+    for first in range(0, start, draft.max_tokens):
+        draft.evaluate(text[first : min(first + draft.max_tokens, start)], 0)
+    for first in range(start, len(text) - 1, draft.max_logits):
+        chunk = text[first : min(first + draft.max_logits, len(text) - 1)]
+        for row in draft.evaluate(chunk, len(chunk)):
+            favourites.append(int(row.argmax()))
+            confidences.append(float(1.0 / np.exp(row - row.max(), dtype=np.float64).sum()))
+    return favourites, confidences
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--main", required=True, help="GGUF file")
+    arguments.add_argument("--draft", required=True, help="GGUF file")
+    arguments.add_argument("--prompts", type=int, default=2, help="of each category")
+    arguments.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
+    arguments.add_argument("--out", type=Path, default=TRACES)
+    options = arguments.parse_args()
+
+    traces = []
+    with Session.open(options.main, options.draft, n_ctx=2048, branches=64) as session:
+        assert session.draft
+        model = session.main.model
+        for asked in select(load(), per_category=options.prompts):
+            note(str(asked))
+            prompt = tokens_of(model, chat_text(model, asked.text))
+            answer = answer_of(session, prompt, options.tokens)
+            favourites, confidences = opinions(session.draft, prompt, answer)
+            number = {token: i for i, token in enumerate(dict.fromkeys([*prompt, *answer]))}
+            right = [int(guess == token) for guess, token in zip(favourites, answer, strict=True)]
+            traces.append(
+                {
+                    "category": asked.category,
+                    "name": asked.name,
+                    "prompt": [number[token] for token in prompt],
+                    "answer": [number[token] for token in answer],
+                    "right": right,
+                    "per_mille": [round(1000 * c) for c in confidences],
+                }
+            )
+    note("")
+    lines = ",\n".join(json.dumps(trace, separators=(",", ":")) for trace in traces)
+    options.out.write_text(f"[\n{lines}\n]\n")
+    print(f"{len(traces)} traces, {sum(len(t['answer']) for t in traces)} tokens: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

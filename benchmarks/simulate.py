@@ -1,0 +1,538 @@
+"""Length policies on a virtual clock: the real loop and the real policies, with models that replay a recorded text.
+
+    python benchmarks/simulate.py
+
+Main says the text of a trace, whatever is guessed; the draft guesses as it did when the trace was recorded, and is
+as sure of it. A call takes what a measured table says. So a policy can be tried in a millisecond on machines that are
+elsewhere, and on misfortunes that seldom happen; and every figure is the same each time.
+
+`best fixed` is the fastest, in hindsight, of plain decoding, the draft with 1 to 16 guesses a step and lookup with 1 to 63,
+for that machine and that group of answers, which are one session: the adaptive policy may remember. `oracle` is the
+quickest division of the same answers into steps: see `spec_local.bench.theory`. Reading the prompt does not count. Where a
+clock is disturbed, the policy sees the disturbed times, and is judged by the undisturbed ones.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from common import note, parser, table
+from numpy.typing import NDArray
+
+from spec_local.bench.theory import best_seconds, copied, run_lengths
+from spec_local.costs import CostTable
+from spec_local.decoding import Prefilled, Step, decode
+from spec_local.dice import SeededDice
+from spec_local.language_model import Logits
+from spec_local.policies import Adaptive, Experience, Policy
+from spec_local.proposers import Chain, DraftModel, Guided, PromptLookup, Proposer
+from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.verifiers import VERIFIERS
+
+Floats = NDArray[np.float64]
+Role = Literal["main", "draft"]
+MOST = 64  # guesses a step
+GREEDY = Sampler(SamplingSettings(temperature=0))
+
+# Machines -------------------------------------------------------------------------------------------------
+
+
+def costs(milliseconds: float, ratios: dict[int, float]) -> Floats:
+    """Seconds of a call of 0 … 4096 tokens: between measured sizes linear, and beyond the last, too."""
+    sizes = sorted(ratios)
+    last, before = sizes[-1], sizes[-2]
+    slope = (ratios[last] - ratios[before]) / (last - before)
+    n = np.arange(4097.0)
+    known = np.interp(n, sizes, [ratios[size] for size in sizes])
+    found: Floats = milliseconds / 1000 * (known + slope * np.maximum(0.0, n - last))
+    return found
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What calls of main and draft take on some machine; draft None: there is none."""
+
+    name: str
+    main: Floats = field(repr=False)
+    draft: Floats | None = field(repr=False)
+
+    def seconds(self, role: Role) -> Floats:
+        found = self.main if role == "main" else self.draft
+        assert found is not None
+        return found
+
+
+# fmt: off
+_F16 = {1: 1, 2: 1.58, 3: 1.75, 4: 1.86, 5: 2.09, 6: 2.19, 7: 2.4, 8: 2.66, 9: 2.66, 12: 3.15, 16: 3.67, 17: 3.83,
+        24: 4.88, 32: 6.15, 33: 6.25, 48: 8.45, 64: 10.62}
+_Q8_0 = {1: 1, 2: 2.91, 3: 3.47, 4: 3.95, 5: 5.46, 6: 5.87, 7: 6.3, 8: 4.16, 9: 5.69, 12: 5.26, 16: 6.38, 17: 8.08,
+         24: 8.88, 32: 10.97, 33: 12.6, 48: 16.11, 64: 20.02}
+_Q4_K_M = {1: 1, 2: 1.72, 3: 2.24, 4: 2.75, 5: 3.46, 6: 4.05, 7: 5.09, 8: 4.9, 9: 5.31, 12: 6.13, 16: 5.65, 17: 7.08,
+           24: 9.05, 32: 10.2, 33: 11.38, 48: 14.57, 64: 18.32}
+_SMALL = {1: 1, 2: 2.44, 3: 3.09, 4: 3.29, 5: 4.59, 8: 4.29, 9: 5.55, 16: 5.35, 17: 6.54, 24: 8.34, 32: 10.45,
+          48: 14.83, 64: 18.33}
+_135M = {1: 1, 2: 2.09, 4: 3.02, 8: 4.52, 16: 7.27, 32: 13.5, 64: 26.7}
+_F16_B = {1: 1, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}
+_Q4_K_M_B = {1: 1, 2: 1.6, 4: 1.8, 8: 3.2, 16: 3.8, 32: 6.3}
+_SMALL_B = {1: 1, 2: 1.1, 4: 1.4, 8: 2.2, 16: 3.4}
+_METAL = {1: 1, 2: 1.03, 4: 1.08, 8: 1.15, 16: 1.35, 32: 2.2, 64: 3.6}
+_LAPTOP = {1: 1, 2: 1.15, 4: 1.3, 8: 1.7, 16: 2.6, 32: 4.6}
+# fmt: on
+_HALF_B = costs(16.2, _SMALL)
+PAIRS = (
+    Pair("x86 F16 + 0.5B", costs(60.5, _F16), _HALF_B),
+    Pair("x86 Q8_0 + 0.5B", costs(42.0, _Q8_0), _HALF_B),
+    Pair("x86 Q4_K_M + 0.5B", costs(27.4, _Q4_K_M), _HALF_B),
+    Pair("x86 135M alone", costs(6.9, _135M), None),
+    Pair("x86-b F16, draft 0.22", costs(60.0, _F16_B), costs(0.22 * 60.0, _SMALL_B)),
+    Pair("x86-b Q4_K_M, draft 0.6", costs(27.0, _Q4_K_M_B), costs(0.6 * 27.0, _SMALL_B)),
+    Pair("Metal 13B, draft 0.08", costs(40.0, _METAL), costs(0.08 * 40.0, _METAL)),
+    Pair("laptop 7B, draft 0.15", costs(120.0, _LAPTOP), costs(0.15 * 120.0, _SMALL_B)),
+)
+
+# Texts ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """An answer, and the draft's opinion at each of its places.
+
+    right: whether the draft's favourite is what main says. sure: the favourite's probability at temperature 1.
+    """
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    right: Sequence[bool]
+    sure: Sequence[float]
+
+    @cached_property
+    def n_vocab(self) -> int:
+        return max(*self.prompt, *self.answer) + 2  # the last token is said by nobody but a draft that errs
+
+    def rows(self, tokens: Sequence[int], sure: Sequence[float]) -> Logits:
+        """Logits (places, V) of these favourites, and of one probability for all the rest."""
+        odds = np.clip(sure, 2 / self.n_vocab, 0.9995)
+        rows = np.zeros((len(tokens), self.n_vocab), np.float32)
+        rows[np.arange(len(tokens)), tokens] = np.log(odds / (1 - odds) * (self.n_vocab - 1))
+        return rows
+
+    @cached_property
+    def mains(self) -> Logits:
+        return self.rows(self.answer, [0.9] * len(self.answer))
+
+    @cached_property
+    def drafts(self) -> Logits:
+        wrong = self.n_vocab - 1
+        favourites = [token if ok else wrong for token, ok in zip(self.answer, self.right, strict=True)]
+        return self.rows(favourites, self.sure)
+
+    @cached_property
+    def astray(self) -> Logits:
+        """What the draft says after a guess that was wrong."""
+        return self.rows([self.n_vocab - 1] * len(self.answer), self.sure)
+
+    @cached_property
+    def copies(self) -> list[int]:
+        return copied(self.prompt, self.answer, MOST - 1)
+
+
+def _text(rng: np.random.Generator, n: int) -> list[int]:
+    """Tokens among which nothing repeats that a lookup could find, or hardly."""
+    return [int(token) for token in rng.integers(0, 400, n)]
+
+
+def _opinions(
+    rng: np.random.Generator, accepted: Sequence[float], believed: Sequence[float] | None = None
+) -> tuple[list[bool], list[float]]:
+    """Guesses that stand so often on average, with confidences that tell the truth unless others are believed."""
+    truth = np.clip(accepted, 1e-3, 1 - 1e-3)
+    chances = rng.beta(3 * truth, 3 * (1 - truth))
+    right = rng.random(len(chances)) < (chances if believed is None else truth)
+    if believed is not None:
+        belief = np.clip(believed, 1e-3, 1 - 1e-3)
+        chances = rng.beta(3 * belief, 3 * (1 - belief))
+    return right.tolist(), chances.tolist()
+
+
+def drafted(accepted: Sequence[float], believed: Sequence[float] | None = None, seed: int = 0) -> list[Trace]:
+    """Two answers that nothing can be copied for."""
+    traces = []
+    for i in range(2):
+        rng = np.random.default_rng([seed, i])
+        prompt, answer = _text(rng, 60), _text(rng, len(accepted))
+        traces.append(Trace(prompt, answer, *_opinions(rng, accepted, believed)))
+    return traces
+
+
+def copies(n: int = 256, seed: int = 1) -> list[Trace]:
+    """Answers that quote long passages of their prompts, with some words of their own between."""
+    traces = []
+    for i in range(2):
+        rng = np.random.default_rng([seed, i])
+        prompt = _text(rng, 400)
+        answer: list[int] = []
+        while len(answer) < n:
+            start, length = int(rng.integers(0, 250)), int(rng.integers(40, 140))
+            answer += _text(rng, 8) + prompt[start : start + length]
+        traces.append(Trace(prompt, answer[:n], *_opinions(rng, [0.8] * n)))
+    return traces
+
+
+def traps(match: int, accepted: float, n: int = 192, seed: int = 2) -> list[Trace]:
+    """Answers whose every so many tokens stand in the prompt, too, and are followed there by something else."""
+    traces = []
+    for i in range(2):
+        rng = np.random.default_rng([seed, i])
+        answer = _text(rng, n)
+        prompt = _text(rng, match)
+        for end in reversed(
+            range(n)
+        ):  # so that of all places where the end of the text stands, the trap is the last
+            before = [*prompt[:match], *answer[:end]][-match:]
+            prompt += [*before, (answer[end] + 1 + int(rng.integers(0, 300))) % 400]
+        prompt += prompt[:match]
+        assert not any(copied(prompt, answer, 1))
+        traces.append(Trace(prompt, answer, *_opinions(rng, [accepted] * n)))
+    return traces
+
+
+def recorded() -> dict[str, list[Trace]]:
+    """Real answers by category: see `record_traces.py`."""
+    groups: dict[str, list[Trace]] = {}
+    for entry in json.loads(Path(__file__).with_name("traces.json").read_text()):
+        sure = [per_mille / 1000 for per_mille in entry["per_mille"]]
+        trace = Trace(entry["prompt"], entry["answer"], [bool(ok) for ok in entry["right"]], sure)
+        groups.setdefault(entry["category"], []).append(trace)
+    return groups
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Answers of one session, and what befalls them.
+
+    slower: factors on main's and on the draft's costs in the second half of the session.
+    noisy: every time is a few percent off, and now and then a neighbour makes some calls 10 to 30 times slower.
+    draft: what a call of the draft costs, as a share of main's; None: what the machine says.
+    """
+
+    name: str
+    traces: Sequence[Trace]
+    kind: Literal["real", "made", "adversarial"] = "made"
+    slower: tuple[float, float] = (1.0, 1.0)
+    noisy: bool = False
+    draft: float | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(trace.answer) for trace in self.traces)
+
+
+def groups() -> list[Group]:
+    n, real = 256, recorded()
+    mixed = [trace for several in zip(*real.values(), strict=True) for trace in several]
+    good, half = drafted([0.8] * n, seed=10), n // 2
+    stretches = [0.96 if i // 40 % 2 else 0.4 for i in range(n)]
+    found = [Group(name, traces, "real") for name, traces in real.items()]
+    found.append(Group("all categories in turn", mixed, "real"))
+    found += [Group(f"acceptance {a}", drafted([a] * n, seed=10)) for a in (0.3, 0.5, 0.7, 0.8, 0.9, 0.97)]
+    found += [Group("long copies", copies()), Group("code and prose in turn", drafted(stretches, seed=11))]
+    return found + [
+        replace(group, kind="adversarial")
+        for group in (
+            Group("draft dearer than main", good, draft=1.2),
+            Group("always wrong", drafted([0.0] * n, [0.4] * n)),
+            Group("always wrong, and sure", drafted([0.0] * n, [0.97] * n)),
+            Group("half right, and sure", drafted([0.5] * n, [0.97] * n)),
+            Group("collapse", drafted([0.9] * half + [0.05] * half, [0.9] * n)),
+            Group("good at last", drafted([0.05] * n + [0.9] * n)),
+            Group("main 3 × slower", good, slower=(3.0, 1.0)),
+            Group("both 3 × slower", good, slower=(3.0, 3.0)),
+            Group("noisy neighbour, 0.8", good, noisy=True),
+            Group("noisy neighbour, 0.3", drafted([0.3] * n, seed=10), noisy=True),
+            Group("lookup trap", traps(3, 0.0)),
+            Group("deep lookup trap", traps(12, 0.0)),
+            Group("lookup trap, draft 0.8", traps(3, 0.8)),
+        )
+    ]
+
+
+# The virtual machine --------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A clock that calls of models advance, and a list of them."""
+
+    def __init__(self, pair: Pair, group: Group) -> None:
+        self._now = 0.0
+        self._pair, self._group = pair, group
+        self._rng = np.random.default_rng(7)
+        self._disturbed = 0  # calls that a neighbour has still to disturb
+        self.calls: list[tuple[Role, int, int]] = []
+        """Who, of how many tokens, and after how many tokens of the session."""
+
+    def clock(self) -> float:
+        return self._now
+
+    def call(self, role: Role, n: int, said: int) -> None:
+        self.calls.append((role, n, said))
+        factor = self._group.slower[role == "draft"] if 2 * said >= self._group.n_tokens else 1.0
+        if self._group.noisy:
+            factor *= self._noise()
+        self._now += factor * float(self._pair.seconds(role)[n])
+
+    def _noise(self) -> float:
+        if not self._disturbed and self._rng.random() < 0.01:
+            self._disturbed = int(self._rng.integers(1, 6))
+        spike = 1.0
+        if self._disturbed:
+            self._disturbed -= 1
+            spike = float(self._rng.uniform(10, 30))
+        return spike * float(self._rng.lognormal(0.0, 0.04))
+
+    def measured(self, role: Role) -> CostTable:
+        """What a session finds out before it begins."""
+        found = CostTable()
+        for n in (1, 2, 3, 4, 5, 8, 16, 32, 64):
+            for _ in range(3):
+                noise = float(self._rng.lognormal(0.0, 0.04)) if self._group.noisy else 1.0
+                found.observe(n, noise * float(self._pair.seconds(role)[n]))
+        return found
+
+
+class Replay:
+    """A `LanguageModel` of chains that says a trace, and books its calls.
+
+    Args:
+        before: tokens of the session before this answer.
+    """
+
+    n_ctx, max_tokens, max_logits, max_branches = 4096, 512, MOST + 1, 1
+
+    def __init__(self, role: Role, trace: Trace, machine: Machine, before: int) -> None:
+        self.n_vocab = trace.n_vocab
+        self.cached: list[int] = []
+        self._role, self._machine = role, machine
+        self._text, self._start = [*trace.prompt, *trace.answer], len(trace.prompt)
+        self._rows = trace.mains if role == "main" else trace.drafts
+        self._astray = self._rows if role == "main" else trace.astray
+        self._tree: list[int] = []
+        self._before = before - self._start
+
+    def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
+        self._tree = []
+        logits = self.grow(tokens, range(-1, len(tokens) - 1), n_logits)
+        self.keep(range(len(tokens)))
+        return logits
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None) -> Logits:
+        known = len(self._tree)
+        assert list(parents) == list(range(known - 1, known - 1 + len(tokens)))
+        self._tree += tokens
+        end = len(self.cached) + len(self._tree)
+        said = len(self.cached) + 1 if self._role == "main" else end
+        self._machine.call(self._role, len(tokens), max(0, self._before + said))
+        first = end + 1 - (len(tokens) if n_logits is None else n_logits)
+        strayed = self._role == "draft" and self._tree != self._text[len(self.cached) : end]
+        return (self._astray if strayed else self._rows)[first - self._start : end + 1 - self._start]
+
+    def keep(self, path: Sequence[int]) -> None:
+        self.cached += [self._tree[node] for node in path]
+        self._tree = []
+
+    def trim(self, length: int) -> None:
+        del self.cached[length:]
+        self._tree = []
+
+
+# What is compared -----------------------------------------------------------------------------------------
+
+Way = Callable[[Replay], Proposer | None]
+"""From a draft model to who guesses."""
+
+
+def run(group: Group, machine: Machine, way: Way, draft_max: int) -> None:
+    """Say all answers of a session; the calls stay in `machine`, those that read prompts excepted."""
+    said = 0
+    for trace in group.traces:
+        calls = len(machine.calls)
+        main, draft = Replay("main", trace, machine, said), Replay("draft", trace, machine, said)
+        text: list[int] = []
+        for event in decode(
+            main,
+            trace.prompt,
+            sampler=GREEDY,
+            dice=SeededDice(0),
+            proposer=way(draft),
+            verifier=VERIFIERS["membership"],
+            draft_max=draft_max,
+            max_tokens=len(trace.answer),
+            clock=machine.clock,
+        ):
+            if isinstance(event, Prefilled):
+                del machine.calls[calls:]
+            elif isinstance(event, Step):
+                text += event.tokens
+        assert text == list(trace.answer)
+        said += len(text)
+
+
+def seconds(calls: Sequence[tuple[Role, int, int]], pair: Pair, group: Group) -> float:
+    """What the calls take in the end, without noise."""
+    total = 0.0
+    roles: tuple[Role, Role] = ("main", "draft")
+    for role, slower in zip(roles, group.slower, strict=True):
+        n = np.array([(n, 2 * said >= group.n_tokens) for who, n, said in calls if who == role], np.intp)
+        if len(n):
+            total += float((pair.seconds(role)[n[:, 0]] * np.where(n[:, 1], slower, 1.0)).sum())
+    return total
+
+
+def _draft(model: Replay, policy: Policy) -> DraftModel:
+    return DraftModel(model, GREEDY, Chain("coupled", policy), n_vocab=model.n_vocab)
+
+
+def _plain(model: Replay) -> None:
+    return None
+
+
+def _fixed_draft(model: Replay) -> Proposer:
+    policy = Policy()
+    return Guided(policy, _draft(model, policy))
+
+
+def _fixed_lookup(model: Replay) -> Proposer:
+    return Guided(Policy(), lookup=PromptLookup())
+
+
+FIXED: dict[str, tuple[Way, int]] = {
+    "plain": (_plain, 0),
+    **{f"draft {k}": (_fixed_draft, k) for k in range(1, 17)},
+    **{f"lookup {k}": (_fixed_lookup, k) for k in (1, 2, 3, 4, 7, 10, 15, 31, 63)},
+}
+
+
+@cache
+def fixed_calls(group: Group) -> dict[str, list[tuple[Role, int, int]]]:
+    """The calls of all fixed ways: they hang on no cost, so that one run serves all machines."""
+    found = {}
+    for name, (way, k) in FIXED.items():
+        machine = Machine(PAIRS[0], group)
+        run(group, machine, way, k)
+        found[name] = machine.calls
+    return found
+
+
+def adaptive_calls(pair: Pair, group: Group) -> list[tuple[Role, int, int]]:
+    """The calls of a session under the adaptive policy, which measured the costs before it began."""
+    machine, experience = Machine(pair, group), Experience()
+    main = machine.measured("main")
+    draft = None if pair.draft is None else machine.measured("draft")
+
+    def way(model: Replay) -> Proposer:
+        policy = Adaptive(main, draft, experience, clock=machine.clock)
+        return Guided(policy, _draft(model, policy) if draft else None, PromptLookup(shortest=2))
+
+    run(group, machine, way, MOST)
+    return machine.calls
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Tokens a second of one group of answers on one machine."""
+
+    pair: str
+    group: str
+    plain: float
+    best: float
+    which: str
+    adaptive: float
+    oracle: float | None
+
+    @property
+    def of_best(self) -> float:
+        return self.adaptive / self.best
+
+    @property
+    def of_plain(self) -> float:
+        return self.adaptive / self.plain
+
+
+def simulate(pair: Pair, group: Group) -> Cell:
+    if group.draft is not None and pair.draft is not None:
+        pair = replace(pair, draft=pair.draft * group.draft * pair.main[1] / pair.draft[1])
+    took = {
+        name: seconds(calls, pair, group)
+        for name, calls in fixed_calls(group).items()
+        if pair.draft is not None or not name.startswith("draft")
+    }
+    which = min(took, key=took.__getitem__)
+    n, adaptive = group.n_tokens, seconds(adaptive_calls(pair, group), pair, group)
+    oracle = None if group.slower != (1.0, 1.0) else n / sum(least(pair, trace) for trace in group.traces)
+    return Cell(pair.name, group.name, n / took["plain"], n / took[which], which, n / adaptive, oracle)
+
+
+def least(pair: Pair, trace: Trace) -> float:
+    """Seconds of the quickest division of an answer into steps."""
+    runs = {"lookup": trace.copies}
+    step = {"lookup": 0.0}
+    if pair.draft is not None:
+        runs["draft"], step["draft"] = run_lengths(trace.right), float(pair.draft[1])
+    return best_seconds(runs, lambda n: float(pair.main[n]), step, len(trace.answer), MOST - 1)
+
+
+QUICK_PAIRS = {"x86 F16 + 0.5B", "x86 Q4_K_M + 0.5B", "Metal 13B, draft 0.08"}
+QUICK_GROUPS = {"code editing", "chat", "summarising", "acceptance 0.8", "acceptance 0.97", "long copies"}
+QUICK_GROUPS |= {"always wrong", "collapse", "main 3 × slower", "lookup trap"}
+
+
+HEAD = ("machine", "answers", "plain", "best fixed", "which", "adaptive", "of best", "of plain", "oracle")
+
+
+def row(cell: Cell) -> list[str]:
+    rates = [cell.plain, cell.best, cell.adaptive, cell.oracle]
+    plain, best, adaptive, oracle = ("" if rate is None else f"{rate:.1f}" for rate in rates)
+    shares = f"{cell.of_best:.3f}", f"{cell.of_plain:.3f}"
+    return [cell.pair, cell.group, plain, best, cell.which, adaptive, *shares, oracle]
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--quick", action="store_true", help="a few machines and groups only")
+    arguments.add_argument("--pair", default="", help="only machines whose name holds this")
+    arguments.add_argument("--group", default="", help="only groups whose name holds this")
+    options = arguments.parse_args()
+
+    pairs = [p for p in PAIRS if options.pair in p.name and (not options.quick or p.name in QUICK_PAIRS)]
+    asked = [g for g in groups() if options.group in g.name and (not options.quick or g.name in QUICK_GROUPS)]
+    cells: list[tuple[str, Cell]] = []
+    for group in asked:
+        for pair in pairs:
+            if group.draft is not None and pair.draft is None:
+                continue
+            note(f"{group.name}: {pair.name}")
+            cells.append((group.kind, simulate(pair, group)))
+    note("")
+    for pair in pairs:
+        table(HEAD, [row(cell) for _, cell in cells if cell.pair == pair.name])
+    for kind in ("real", "made", "adversarial"):
+        some = [cell for k, cell in cells if k == kind]
+        if not some:
+            continue
+        best, plain = min(some, key=lambda c: c.of_best), min(some, key=lambda c: c.of_plain)
+        mean = float(np.exp(np.mean([np.log(c.of_best) for c in some])))
+        print(f"{kind}: {len(some)} cells, of best {mean:.3f} on average and at least ", end="")
+        print(f"{best.of_best:.3f} ({best.pair}, {best.group}); ", end="")
+        print(f"of plain at least {plain.of_plain:.3f} ({plain.pair}, {plain.group})")
+        for cell in some:
+            if cell.of_best < 0.95 or cell.of_plain < 0.98:
+                print(
+                    f"  {cell.pair}, {cell.group}: {cell.of_best:.3f} of {cell.which}, {cell.of_plain:.3f} of plain"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,385 @@
+"""`specdec bench`: plain and speculative decoding in turns, and what can be said of it."""
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from spec_local.errors import InvalidRequest, ModelError
+from specdec_cli import exits, plots, render
+from specdec_cli.options import (
+    ModelOptions,
+    PolicyChoice,
+    ProposerChoice,
+    SamplingOptions,
+    ShapeChoice,
+    flattened,
+    generation_settings,
+)
+
+if TYPE_CHECKING:
+    from spec_local.bench.prompts import Prompt
+    from spec_local.bench.report import Results
+    from spec_local.bench.runner import Outcome, Question, Run
+    from spec_local.bench.ways import Way
+    from spec_local.session import Session
+
+_PROMPTS, _COMPARED, _RESULTS = "Prompts", "What is compared", "Results"
+
+
+class OutputChoice(StrEnum):
+    md = "md"
+    csv = "csv"
+    json = "json"
+    jsonl = "jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchSampling(SamplingOptions):
+    """As everywhere, with the defaults of a measurement."""
+
+    temp: Annotated[
+        float, Option(help="Temperature; 0: always the most probable token.", rich_help_panel="Sampling")
+    ] = 0.0
+    max_tokens: Annotated[
+        int | None, Option("--tokens", "--max-tokens", "-n", help="Most tokens of an answer.")
+    ] = 128
+
+
+@flattened
+def bench(
+    prompts: Annotated[
+        Path | None,
+        Option(
+            help="TOML or .jsonl with category, name and text, or a prompt a line (default: built in).",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = None,
+    category: Annotated[
+        list[str] | None, Option(help="Only this category. Repeatable.", rich_help_panel=_PROMPTS)
+    ] = None,
+    per_category: Annotated[
+        int | None, Option(help="Only the first so many of each category.", rich_help_panel=_PROMPTS)
+    ] = None,
+    runs: Annotated[int, Option(help="Runs of each prompt and way.", rich_help_panel=_COMPARED)] = 1,
+    sweep: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=A,B",
+            help="Compare values, as draft-max=1,2,4,8. Repeatable.",
+            rich_help_panel=_COMPARED,
+        ),
+    ] = None,
+    proposers: Annotated[
+        str | None, Option(metavar="A,B", help="Compare who guesses.", rich_help_panel=_COMPARED)
+    ] = None,
+    policies: Annotated[
+        str | None, Option(metavar="A,B", help="Compare how the length is chosen.", rich_help_panel=_COMPARED)
+    ] = None,
+    delay: Annotated[
+        float, Option(help="Seconds of rest before each run, for hot laptops.", rich_help_panel=_COMPARED)
+    ] = 0.0,
+    output: Annotated[
+        OutputChoice,
+        Option(help="Form of the result; jsonl: a line a run, at once.", rich_help_panel=_RESULTS),
+    ] = OutputChoice.md,
+    out: Annotated[
+        Path | None,
+        Option(
+            help="Write the result there (jsonl is appended), and a report here.", rich_help_panel=_RESULTS
+        ),
+    ] = None,
+    plot: Annotated[Path | None, Option(help="Draw a PNG too.", rich_help_panel=_RESULTS)] = None,
+    verbose: Annotated[
+        int, Option("--verbose", "-v", count=True, help="A line a prompt; -vv: llama.cpp's own log.")
+    ] = 0,
+    *,
+    models: ModelOptions,
+    sampling: BenchSampling,
+) -> None:
+    """Measure what speculation gains on this machine, with real prompts.
+
+    Plain and speculative runs of the same prompts take turns, and each reads its prompt anew.
+
+    Examples:
+
+      specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --per-category 2
+
+      specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --sweep draft-max=2,4,8 --output csv --out x.csv
+    """
+    with exits.guarded():
+        # Everything that could be wrong with the request is told before anything slow.
+        _check(runs=runs, per_category=per_category, tokens=sampling.max_tokens, delay=delay)
+        asked = _prompts(prompts, category or [], per_category)
+        ways = _ways(models, sampling, sweep or [], proposers, policies)
+        if plot:
+            plots.check()
+        from spec_local.llama import runtime
+
+        runtime.set_verbose(verbose > 1)
+        render.prepare_stdout()
+        with (
+            _written(plot) as picture,
+            _sink(output, out) as sink,
+            _fitting(models, ways).open(render.note) as session,
+        ):
+            results = _measured(session, asked, ways, runs, delay, models.threads, sink, verbose)
+            if not results.outcomes:
+                render.note("interrupted before the first prompt was done: nothing to report")
+                raise KeyboardInterrupt
+            sink.finish(results)
+            if picture:
+                plots.draw(results.figures()[1:], picture)
+        if results.interrupted:
+            raise KeyboardInterrupt
+
+
+def _check(runs: int, per_category: int | None, tokens: int | None, delay: float) -> None:
+    for name, value in (("runs", runs), ("per-category", per_category), ("tokens", tokens)):
+        if value is not None and value < 1:
+            raise InvalidRequest(f"{name} is {value}: give 1 or more")
+    if not 0 <= delay < float("inf"):
+        raise InvalidRequest(f"delay is {delay:g}: give seconds, 0 or more")
+
+
+def _prompts(path: Path | None, categories: Sequence[str], per_category: int | None) -> "list[Prompt]":
+    from spec_local.bench import prompts
+
+    return prompts.select(prompts.load(path), categories, per_category)
+
+
+def _ways(
+    models: ModelOptions,
+    sampling: SamplingOptions,
+    sweep: Sequence[str],
+    proposers: str | None,
+    policies: str | None,
+) -> "list[Way]":
+    from spec_local.bench.ways import parse_list, parse_sweep, ways
+
+    varied: dict[str, Sequence[Any]] = {}
+    if proposers is not None:
+        varied["proposer"] = parse_list(proposers)
+    if policies is not None:
+        varied["policy"] = parse_list(policies)
+    for each in sweep:
+        name, values = parse_sweep(each)
+        varied[name] = values
+    base = dataclasses.replace(generation_settings(models, sampling), seed=sampling.seed or 0)
+    found = ways(base, varied)
+    if not models.draft and any(way.settings.proposer == "draft" for way in found):
+        raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
+    return found
+
+
+def _fitting(models: ModelOptions, ways: "Sequence[Way]") -> ModelOptions:
+    """The options with which a session can go all of these ways."""
+    settings = [way.settings for way in ways[1:]]
+    drafts = any(each.proposer in ("auto", "draft") for each in settings)
+    shapes = {each.shape for each in settings} - {"chain"}
+    policies = {each.policy for each in settings} - {"off"}
+    return dataclasses.replace(
+        models,
+        proposer=ProposerChoice.auto if drafts else ProposerChoice.lookup,
+        policy=PolicyChoice(min(policies) if policies else "off"),
+        shape=ShapeChoice(min(shapes)) if shapes else ShapeChoice.chain,
+    )
+
+
+@contextlib.contextmanager
+def _written(path: Path | None) -> Iterator[Path | None]:
+    """A file that is there when the block has ended well; that it cannot be is told at its start."""
+    from spec_local.files import replacing
+
+    if not path:
+        yield None
+        return
+    if path.exists() and not path.is_file():
+        raise InvalidRequest(f"{path} is no ordinary file: give another place for the result")
+    with replacing(path) as part:
+        yield part
+
+
+class _Sink:
+    """Where results go: what is said at once, and what at the end."""
+
+    def begin(self, record: Mapping[str, Any], ways: "Sequence[Way]") -> None:
+        pass
+
+    def add(self, event: "Run | Outcome") -> None:
+        pass
+
+    def finish(self, results: "Results") -> None:
+        raise NotImplementedError
+
+
+class _Whole(_Sink):
+    """All at the end: into a file, and a report on standard output; or that alone."""
+
+    def __init__(self, output: OutputChoice, part: Path | None) -> None:
+        self._output, self._part = output, part
+
+    def finish(self, results: "Results") -> None:
+        from spec_local.bench import report
+
+        form = {"md": report.markdown, "csv": report.csv_rows, "json": report.as_json}[self._output.value]
+        if self._part:
+            self._part.write_text(form(results), encoding="utf-8")
+        if self._part or self._output == OutputChoice.md:
+            _report(results)
+        else:
+            render.say(form(results))
+
+
+class _Lines(_Sink):
+    """A JSON object a line, each of them at once, so that what a killed run has measured is not lost."""
+
+    def __init__(self, write: Callable[[str], object], *, reports: bool) -> None:
+        self._write, self._reports = write, reports
+
+    def _line(self, kind: str, content: Mapping[str, Any]) -> None:
+        self._write(json.dumps({"type": kind, **content}, ensure_ascii=False) + "\n")
+
+    def begin(self, record: Mapping[str, Any], ways: "Sequence[Way]") -> None:
+        from spec_local.bench.report import settings_object
+
+        settings = {way.name: settings_object(way) for way in ways}
+        self._line("start", {"record": record, "settings": settings})
+
+    def add(self, event: "Run | Outcome") -> None:
+        from spec_local.bench.report import outcome_object, run_object
+        from spec_local.bench.runner import Run
+
+        if isinstance(event, Run):
+            self._line("run", run_object(event))
+        else:
+            self._line("prompt", outcome_object(event))
+
+    def finish(self, results: "Results") -> None:
+        from spec_local.bench.report import summary_object
+
+        self._line("summary", summary_object(results))
+        if self._reports:
+            _report(results)
+
+
+def _report(results: "Results") -> None:
+    from spec_local.bench.report import markdown
+
+    render.say(markdown(results, bars=sys.stdout.isatty()))
+
+
+@contextlib.contextmanager
+def _sink(output: OutputChoice, out: Path | None) -> Iterator[_Sink]:
+    if output != OutputChoice.jsonl:
+        with _written(out) as part:
+            yield _Whole(output, part)
+    elif not out:
+        yield _Lines(render.say, reports=False)
+    else:
+        with out.open("a", encoding="utf-8", buffering=1) as file:  # a line at a time
+            yield _Lines(file.write, reports=True)
+
+
+def _measured(
+    session: "Session",
+    prompts: "Sequence[Prompt]",
+    ways: "Sequence[Way]",
+    runs: int,
+    delay: float,
+    threads: int | None,
+    sink: _Sink,
+    verbose: int,
+) -> "Results":
+    from spec_local.bench.record import peak_memory, record
+    from spec_local.bench.report import Results
+    from spec_local.bench.runner import Outcome, measure
+
+    if not session.main.model.can_roll_back:
+        raise ModelError(
+            "main is a recurrent model and cannot take guesses back: there is nothing to compare"
+        )
+    questions = _questions(session, prompts, ways[0].settings.max_tokens or 1)
+    made = record(session, threads, render.note)
+    sink.begin(made, ways)
+    outcomes: list[Outcome] = []
+    with render.interruptible() as cancelled, _progress(len(questions) * len(ways) * runs, sink) as advance:
+        for event in measure(
+            session, questions, ways, runs=runs, delay=delay, cancelled=cancelled, progress=advance
+        ):
+            sink.add(event)
+            if isinstance(event, Outcome):
+                outcomes.append(event)
+                if verbose:
+                    render.note(f"{len(outcomes)}/{len(questions)} {_line(event)}")
+    return Results(made, ways, outcomes, len(questions), runs, peak_memory())
+
+
+def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -> "list[Question]":
+    """The prompts that leave room for an answer."""
+    from spec_local.bench.runner import questions
+
+    model, n_ctx = session.main.model, session.main.n_ctx
+    if not model.chat_template:
+        render.note("this model has no chat template: continuing the prompts as they are")
+    found = questions(model, prompts)
+    fitting = [question for question in found if len(question.tokens) + n_tokens <= n_ctx]
+    if not fitting:
+        raise InvalidRequest(
+            f"no prompt fits into the context of {n_ctx} tokens with {n_tokens} of an answer: give a larger --ctx"
+        )
+    if skipped := [str(question.prompt) for question in found if question not in fitting]:
+        render.note(
+            f"skipped, too long for the context of {n_ctx} tokens with {n_tokens} of an answer: {', '.join(skipped)}"
+        )
+    return fitting
+
+
+@contextlib.contextmanager
+def _progress(n_runs: int, sink: _Sink) -> Iterator[Callable[[float], None]]:
+    """A bar with the time left, where someone sees it and lines of results do not run through it."""
+    lines = isinstance(sink, _Lines) and sys.stdout.isatty()
+    if lines or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda share: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("time left"),
+        # The rate is that of the whole run so far: prompts that are being read would make it jump.
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        speed_estimate_period=1e9,
+    ) as bar:
+        task = bar.add_task("measuring", total=n_runs)
+        yield lambda share: bar.update(task, advance=share)
+
+
+def _line(outcome: "Outcome") -> str:
+    """What a prompt has shown, in one line."""
+    from spec_local.bench.figures import middle, rate, ratio
+
+    parts = []
+    for way in outcome.runs:
+        speed = f"{way} {middle(outcome, way, rate):.1f} tokens/s"
+        if way in outcome.differences:
+            differs = outcome.differences[way]
+            verdict = f"differs after {differs.at} tokens (gap {differs.gap:.3g})" if differs else "identical"
+            speed += f" ({ratio(outcome, way):.2f} ×, {verdict})"
+        parts.append(speed)
+    return f"{outcome.prompt}: {' · '.join(parts)}"

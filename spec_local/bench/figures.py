@@ -1,0 +1,150 @@
+"""What the runs of a benchmark say: ratios to plain decoding, with their uncertainty.
+
+A ratio is of one prompt, so that what disturbs both ways alike, and how hard the prompt is, cancels. Ratios of
+several prompts have a geometric mean, and a 95 % bootstrap interval over prompts: what other prompts could have given.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+
+from spec_local.bench.prompts import Prompt
+from spec_local.bench.runner import Difference, Outcome, Run
+from spec_local.bench.ways import PLAIN
+
+Number = TypeVar("Number", int, float)
+_DRAWS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A geometric mean of ratios, and its 95 % interval; of a single ratio that is the ratio itself."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class WayFigures:
+    """One way over all prompts.
+
+    Args:
+        name: of the way.
+        speedup: of tokens a second after the prompt, against plain.
+        by_category: the same for the prompts of each category.
+        with_prompt: of tokens a second, the time to read the prompt included.
+        tokens_per_second, first_token_s: medians over prompts.
+        tokens_per_step, draft_n, draft_n_accepted, tested_at, accepted_at, steps_by, profile: as in
+            `Statistics`, over all runs.
+        theory: geometric mean of the best speed-ups that were possible; None: unknown.
+        achieved: geometric mean of speed-up over the best; None: unknown.
+        differences: prompts whose text is not plain's.
+    """
+
+    name: str
+    speedup: Estimate
+    by_category: Mapping[str, Estimate]
+    with_prompt: Estimate
+    tokens_per_second: float
+    first_token_s: float
+    tokens_per_step: float
+    draft_n: int
+    draft_n_accepted: int
+    tested_at: Sequence[int]
+    accepted_at: Sequence[int]
+    steps_by: Mapping[str, int]
+    profile: Mapping[str, float]
+    theory: float | None
+    achieved: float | None
+    differences: Sequence[tuple[Prompt, Difference]]
+
+    @property
+    def acceptance(self) -> float | None:
+        """Guesses accepted of those tested; None: there were none."""
+        return self.draft_n_accepted / self.draft_n if self.draft_n else None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the time after the prompt: guessing, calls of main, and all else (sampling, verifying, the loop)."""
+        parts = {"guessing": 0.0, "main": 0.0, "rest": 0.0}
+        for part, seconds in self.profile.items():
+            guessing = part.startswith(("draft", "lookup"))
+            parts["guessing" if guessing else "main" if part == "main model" else "rest"] += seconds
+        total = sum(parts.values())
+        return {part: seconds / total if total else 0.0 for part, seconds in parts.items()}
+
+
+def estimate(ratios: Sequence[float]) -> Estimate:
+    """Geometric mean and bootstrap interval of at least one ratio above 0."""
+    logs = np.log(np.asarray(ratios, float))
+    picks = np.random.default_rng(0).integers(0, len(logs), (_DRAWS, len(logs)))
+    low, high = np.exp(np.percentile(logs[picks].mean(axis=1), [2.5, 97.5]))
+    return Estimate(float(np.exp(logs.mean())), float(low), float(high), len(logs))
+
+
+def rate(run: Run) -> float:
+    """Tokens a second after the prompt."""
+    return run.statistics.tokens_per_second
+
+
+def whole_rate(run: Run) -> float:
+    """Tokens a second, from the start of the prompt."""
+    s = run.statistics
+    return s.predicted_n / (s.prompt_s + s.predicted_s)
+
+
+def middle(outcome: Outcome, way: str, figure: Callable[[Run], float]) -> float:
+    """Median of a figure over the runs of one prompt and way."""
+    return median(map(figure, outcome.runs[way]))
+
+
+def ratio(outcome: Outcome, way: str, figure: Callable[[Run], float] = rate) -> float:
+    """A way against plain on one prompt."""
+    return middle(outcome, way, figure) / middle(outcome, PLAIN, figure)
+
+
+def summarise(outcomes: Sequence[Outcome], way: str) -> WayFigures:
+    """The figures of one way over at least one prompt."""
+    categories = dict.fromkeys(outcome.prompt.category for outcome in outcomes)
+    statistics = [run.statistics for outcome in outcomes for run in outcome.runs[way]]
+    bounded = [outcome for outcome in outcomes if way in outcome.theory]
+    differences = [(outcome.prompt, outcome.differences.get(way)) for outcome in outcomes]
+    return WayFigures(
+        name=way,
+        speedup=estimate([ratio(o, way) for o in outcomes]),
+        by_category={
+            category: estimate([ratio(o, way) for o in outcomes if o.prompt.category == category])
+            for category in categories
+        },
+        with_prompt=estimate([ratio(o, way, whole_rate) for o in outcomes]),
+        tokens_per_second=median(middle(o, way, rate) for o in outcomes),
+        first_token_s=median(middle(o, way, lambda run: run.statistics.first_token_s) for o in outcomes),
+        tokens_per_step=sum(s.predicted_n for s in statistics) / sum(s.n_steps for s in statistics),
+        draft_n=sum(s.draft_n for s in statistics),
+        draft_n_accepted=sum(s.draft_n_accepted for s in statistics),
+        tested_at=_by_position(s.tested_at for s in statistics),
+        accepted_at=_by_position(s.accepted_at for s in statistics),
+        steps_by=_added(s.steps_by for s in statistics),
+        profile=_added(s.profile for s in statistics),
+        theory=estimate([o.theory[way] for o in bounded]).value if bounded else None,
+        achieved=estimate([ratio(o, way) / o.theory[way] for o in bounded]).value if bounded else None,
+        differences=[(prompt, difference) for prompt, difference in differences if difference],
+    )
+
+
+def _by_position(counts: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(at) for at in zip_longest(*counts, fillvalue=0)]
+
+
+def _added(counts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+    total: dict[str, Number] = {}
+    for each in counts:
+        for name, value in each.items():
+            total[name] = total[name] + value if name in total else value
+    return total

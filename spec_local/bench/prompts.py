@@ -1,0 +1,125 @@
+"""What a benchmark asks: prompts by category, built in or from a file."""
+
+import json
+import tomllib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+
+from spec_local.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question; category and name together name it."""
+
+    category: str
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.category}/{self.name}"
+
+
+_FIELDS = [field.name for field in fields(Prompt)]
+
+
+def load(path: Path | None = None) -> list[Prompt]:
+    """The prompts of a file, or those that come with specdec.
+
+    Args:
+        path: TOML with ``[[prompt]]`` tables, or ``.jsonl`` with an object a line (both of category, name and text), or
+            any other text with a prompt a line.
+
+    Raises:
+        InvalidRequest: the file says nothing, or something impossible; says where.
+        OSError: it cannot be read.
+    """
+    source, kind = str(path), "" if path is None else path.suffix.lower()
+    try:
+        if path is None:
+            source, kind = "prompts.toml", ".toml"
+            text = (files("spec_local.bench") / source).read_text(encoding="utf-8")
+        else:
+            text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"{source} is not UTF-8 (byte {error.start}): convert it first, for instance with iconv"
+        ) from None
+    found = {".toml": _toml, ".jsonl": _jsonl}.get(kind, _lines)(text, source)
+    if not found:
+        raise InvalidRequest(f"{source} holds no prompts: give {' or '.join(_FORMS)}")
+    seen: set[str] = set()
+    for prompt in found:
+        if str(prompt) in seen:
+            raise InvalidRequest(f"{source} has two prompts called {prompt}: give each a name of its own")
+        seen.add(str(prompt))
+    return found
+
+
+_FORMS = ("[[prompt]] tables (.toml)", "objects (.jsonl)", "a prompt a line (.txt)")
+
+
+def select(
+    prompts: Sequence[Prompt], categories: Collection[str] = (), per_category: int | None = None
+) -> list[Prompt]:
+    """Those of some categories (none: all), and the first so many of each.
+
+    Raises:
+        InvalidRequest: no such category; names those that are there.
+    """
+    known = list(dict.fromkeys(prompt.category for prompt in prompts))
+    for category in categories:
+        if category not in known:
+            raise InvalidRequest(f"no prompt is of category {category!r}: give {', '.join(known)}")
+    return [
+        prompt
+        for category in known
+        if not categories or category in categories
+        for prompt in [p for p in prompts if p.category == category][:per_category]
+    ]
+
+
+def _toml(text: str, source: str) -> list[Prompt]:
+    try:
+        entries = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"{source} is no TOML ({error}): mend it there") from None
+    tables = entries.pop("prompt", [])
+    if entries or not isinstance(tables, list):
+        raise InvalidRequest(f"{source} holds more than [[prompt]] tables: give nothing else")
+    return [_prompt(table, f"{source}, prompt {i}") for i, table in enumerate(tables, 1)]
+
+
+def _jsonl(text: str, source: str) -> list[Prompt]:
+    found = []
+    for i, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(_prompt(json.loads(line), f"{source}, line {i}"))
+        except json.JSONDecodeError as error:
+            raise InvalidRequest(
+                f"{source}, line {i} is no JSON ({error.msg}): give an object a line"
+            ) from None
+    return found
+
+
+def _lines(text: str, source: str) -> list[Prompt]:
+    return [
+        Prompt("lines", f"line-{i}", line.strip())
+        for i, line in enumerate(text.splitlines(), 1)
+        if line.strip()
+    ]
+
+
+def _prompt(entry: object, where: str) -> Prompt:
+    wanted = ", ".join(_FIELDS)
+    if not isinstance(entry, dict) or set(entry) != set(_FIELDS):
+        has = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
+        raise InvalidRequest(f"{where} has {has or 'nothing'}: give {wanted}")
+    for name in _FIELDS:
+        if not isinstance(entry[name], str) or not entry[name].strip():
+            raise InvalidRequest(f"{where} has no {name}: give some text")
+    return Prompt(**{name: entry[name].strip() for name in _FIELDS})

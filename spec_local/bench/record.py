@@ -1,0 +1,76 @@
+"""What a measurement depends on: the machine, the build and the model files."""
+
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import spec_local
+from spec_local.files import sha256
+from spec_local.llama import runtime
+from spec_local.llama.context import default_threads
+from spec_local.session import Session
+
+
+def record(
+    session: Session, threads: int | None, notice: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Everything that makes a figure one of this machine; hashes the model files, which takes seconds for large ones.
+
+    Args:
+        threads: as the session was opened with; None: its own choice.
+        notice: told, in a line, what takes time.
+    """
+    models = {}
+    for role, context in (("main", session.main), ("draft", session.draft)):
+        if context:
+            path = context.model.path
+            size = path.stat().st_size
+            if size > 500_000_000:
+                notice(f"hashing {path.name} ({size / 1e9:.1f} GB)")
+            models[role] = {
+                "file": path.name,
+                "description": context.model.description,
+                "bytes": size,
+                "sha256": sha256(path),
+            }
+    return {
+        "specdec": spec_local.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "models": models,
+        "context": session.main.n_ctx,
+        "processor": processor(),
+        "cores": psutil.cpu_count(logical=False),
+        "hardware_threads": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": platform.platform(),
+        "threads": threads or default_threads(),
+        "llama_cpp": runtime.build_identity(),
+        "llama_cpp_system": runtime.system_info().strip(),
+    }
+
+
+def processor() -> str:
+    """The processor's own name, or the kind of it where the system keeps that to itself."""
+    try:
+        if sys.platform == "darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    return platform.processor() or platform.machine()
+
+
+def peak_memory() -> int:
+    """Most bytes of memory that this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,308 @@
+"""A benchmark's results as Markdown for a person, and as CSV and JSON for a program."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from spec_local.bench.figures import Estimate, WayFigures, middle, rate, ratio, summarise
+from spec_local.bench.prompts import Prompt
+from spec_local.bench.runner import Difference, Outcome, Run
+from spec_local.bench.ways import PLAIN, Way
+from spec_local.text import printable
+
+_POSITIONS = 16  # of acceptance that the Markdown shows
+_NAMED = 5  # differing texts that the Markdown names
+_BAR = 40  # cells of the longest bar
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All of a benchmark.
+
+    Args:
+        record: of `spec_local.bench.record.record`.
+        ways: plain first.
+        outcomes: of the prompts that were finished, at least one.
+        n_prompts: how many there were to do.
+        runs: of each prompt and way.
+        peak_memory: most bytes of memory held.
+    """
+
+    record: Mapping[str, Any]
+    ways: Sequence[Way]
+    outcomes: Sequence[Outcome]
+    n_prompts: int
+    runs: int
+    peak_memory: int
+
+    @property
+    def interrupted(self) -> bool:
+        return len(self.outcomes) < self.n_prompts
+
+    def figures(self) -> list[WayFigures]:
+        """Of every way, plain first."""
+        return [summarise(self.outcomes, way.name) for way in self.ways]
+
+
+def markdown(results: Results, *, bars: bool = False) -> str:
+    """The report that a person reads; `bars` draws the speed-ups for a terminal."""
+    plain, *others = figures = results.figures()
+    parts = ["# specdec bench"]
+    if results.interrupted:
+        parts.append(f"**interrupted: {len(results.outcomes)} of {results.n_prompts} prompts**")
+    parts.append(table(["", "what"], _conditions(results)))
+    parts.append("## Speed-up: tokens/s after the prompt, against plain")
+    names = [way.name for way in others]
+    rows = [
+        [category, *(interval(way.by_category[category]) for way in others)] for category in plain.by_category
+    ]
+    rows += [
+        ["**all**", *(interval(way.speedup) for way in others)],
+        ["all, with the prompt's time", *(interval(way.with_prompt) for way in others)],
+    ]
+    parts.append(table(["category", *names], rows))
+    if bars:
+        parts.append(_bars(others))
+    parts.append("Geometric means over prompts, and their 95 % bootstrap intervals.")
+    parts.append("## Rates, and where the time goes")
+    head = [
+        "way",
+        "tokens/s",
+        "first token",
+        "tokens a step",
+        "accepted",
+        "guessing",
+        "main",
+        "rest",
+        "steps by",
+    ]
+    parts.append(table(head, [_rates(way) for way in figures]))
+    if positions := max(len(way.tested_at) for way in figures):
+        parts.append("## Accepted, by position of the guess")
+        shown = range(min(positions, _POSITIONS))
+        parts.append(
+            table(
+                ["way", *(str(i + 1) for i in shown)], [[w.name, *(_at(w, i) for i in shown)] for w in others]
+            )
+        )
+    if any(way.theory for way in others):
+        parts.append("## The best that any length of guesses could have done")
+        parts.append(
+            table(
+                ["way", "best", "achieved of it"],
+                [[w.name, f"{w.theory:.2f} ×", f"{w.achieved:.0%}"] for w in others if w.theory],
+            )
+        )
+    parts.append("## The texts, against plain")
+    parts += [_verdict(way, len(results.outcomes)) for way in others]
+    return "\n\n".join(parts) + "\n"
+
+
+def _conditions(results: Results) -> list[list[str]]:
+    record, settings = results.record, results.ways[0].settings
+    rows = [
+        [role, f"{m['file']} ({m['description']}), {m['bytes'] / 1e6:.0f} MB, SHA-256 {m['sha256'][:12]}…"]
+        for role, m in record["models"].items()
+    ]
+    categories = {outcome.prompt.category for outcome in results.outcomes}
+    asked = (
+        f"{_plural(len(results.outcomes), 'prompt')} of {_plural(len(categories), 'category', 'categories')}"
+    )
+    return [
+        *rows,
+        ["machine", f"{record['processor']}, {_plural(record['cores'] or 0, 'core')}, {record['system']}"],
+        ["run with", f"{_plural(record['threads'], 'thread')}, context {record['context']}"],
+        ["llama.cpp", f"llama-cpp-python {record['llama_cpp'].split()[0]}"],
+        ["specdec", f"{record['specdec']}, {record['date']}"],
+        ["asked", f"{asked}, {_plural(results.runs, 'run')} of each way"],
+        ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],
+        ["peak memory", f"{results.peak_memory / 1e6:.0f} MB, of all ways together"],
+    ]
+
+
+def _plural(n: int, one: str, many: str = "") -> str:
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def _rates(way: WayFigures) -> list[str]:
+    total = sum(way.steps_by.values())
+    by = ", ".join(
+        f"{who} {n / total:.0%}" for who, n in sorted(way.steps_by.items(), key=lambda i: -i[1]) if n
+    )
+    accepted = f"{way.acceptance:.0%} of {way.draft_n}" if way.acceptance is not None else ""
+    shares = [f"{share:.1%}" for share in way.shares.values()]
+    rates = [f"{way.tokens_per_second:.1f}", f"{way.first_token_s:.2f} s", f"{way.tokens_per_step:.2f}"]
+    return [way.name, *rates, accepted, *shares, by]
+
+
+def _at(way: WayFigures, position: int) -> str:
+    if position >= len(way.tested_at) or not way.tested_at[position]:
+        return ""
+    return f"{way.accepted_at[position] / way.tested_at[position]:.0%}"
+
+
+def _verdict(way: WayFigures, n: int) -> str:
+    same = n - len(way.differences)
+    if not way.differences:
+        return f"{way.name}: identical in all of {_plural(n, 'prompt')}."
+    where = [
+        f"{prompt} after {_plural(difference.at, 'token')} (gap {difference.gap:.3g})"
+        for prompt, difference in way.differences[:_NAMED]
+    ]
+    if len(way.differences) > _NAMED:
+        where.append(f"and {len(way.differences) - _NAMED} more")
+    largest = max(difference.gap for _, difference in way.differences)
+    return (
+        f"{way.name}: identical in {same} of {_plural(n, 'prompt')}; the others differ where main's logits are "
+        f"{largest:.3g} apart at most: {', '.join(where)}."
+    )
+
+
+def interval(e: Estimate) -> str:
+    """``1.23 [1.10, 1.35]``; no interval where a single prompt gives none."""
+    return f"{e.value:.2f}" if e.n < 2 else f"{e.value:.2f} [{e.low:.2f}, {e.high:.2f}]"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, aligned for reading as it is; numbers stand on the right."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    columns = list(zip(*cells, strict=True))
+    widths = [max(3, *map(len, column)) for column in columns]
+    right = [all(not c or c[0].isdigit() for c in column[1:]) and any(column[1:]) for column in columns]
+    lines = [
+        " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
+        for row in cells
+    ]
+    lines.insert(1, " | ".join("-" * (w - 1) + ("-:"[r]) for w, r in zip(widths, right, strict=True)))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _bars(ways: Sequence[WayFigures]) -> str:
+    """A line for each category and way: full up to the interval, shaded within it, with a mark at 1."""
+    lines = [
+        (category if i == 0 else "", way.name if len(ways) > 1 else "", estimate)
+        for category in [*ways[0].by_category, "all"]
+        for i, way in enumerate(ways)
+        for estimate in [way.by_category[category] if category != "all" else way.speedup]
+    ]
+    scale = _BAR / max(1.0, *(estimate.high for *_, estimate in lines))
+    widths = [max(len(label) for label in labels) for labels in list(zip(*lines, strict=True))[:2]]
+    drawn = []
+    for category, name, estimate in lines:
+        ends = [round(scale * end) for end in (estimate.low, estimate.value, estimate.high)]
+        bar = ("█" * ends[0] + "▓" * (ends[1] - ends[0]) + "░" * (ends[2] - ends[1])).ljust(_BAR)
+        mark = min(_BAR - 1, round(scale))
+        bar = f"{bar[:mark]}│{bar[mark + 1 :]}"
+        label = " ".join(part for part in (category.ljust(widths[0]), name.ljust(widths[1])) if part)
+        drawn.append(f"    {label} {bar} {interval(estimate)}")
+    return "\n".join(drawn)
+
+
+_COLUMNS: Mapping[str, Callable[[Run], float]] = {
+    "first_token_s": lambda run: run.statistics.first_token_s,
+    "prompt_tokens": lambda run: run.statistics.prompt_n,
+    "tokens": lambda run: run.statistics.predicted_n,
+    "steps": lambda run: run.statistics.n_steps,
+    "guesses": lambda run: run.statistics.draft_n,
+    "accepted": lambda run: run.statistics.draft_n_accepted,
+}
+
+
+def csv_rows(results: Results) -> str:
+    """A line for each prompt and way: medians over its runs."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    head = ["category", "name", "way", "runs", "tokens_per_second", "speedup", "best_speedup"]
+    writer.writerow([*head, *_COLUMNS, "identical", "differs_after", "gap"])
+    for outcome in results.outcomes:
+        for way, runs in outcome.runs.items():
+            difference = outcome.differences.get(way)
+            writer.writerow(
+                [
+                    outcome.prompt.category,
+                    outcome.prompt.name,
+                    way,
+                    len(runs),
+                    middle(outcome, way, rate),
+                    ratio(outcome, way),
+                    outcome.theory.get(way),
+                    *(middle(outcome, way, figure) for figure in _COLUMNS.values()),
+                    int(difference is None),
+                    *((difference.at, difference.gap) if difference else ("", "")),
+                ]
+            )
+    return out.getvalue()
+
+
+def as_json(results: Results) -> str:
+    """One object that holds everything, answers included."""
+    whole = {
+        "record": results.record,
+        "settings": {way.name: settings_object(way) for way in results.ways},
+        **summary_object(results),
+        "prompts": [
+            outcome_object(outcome)
+            | {"runs": [run_object(r) for runs in outcome.runs.values() for r in runs]}
+            for outcome in results.outcomes
+        ],
+    }
+    return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
+
+
+def settings_object(way: Way) -> dict[str, Any]:
+    return asdict(way.settings)
+
+
+def summary_object(results: Results) -> dict[str, Any]:
+    """The figures of all ways."""
+    return {
+        "interrupted": results.interrupted,
+        "prompts_done": len(results.outcomes),
+        "prompts_wanted": results.n_prompts,
+        "peak_memory_bytes": results.peak_memory,
+        "ways": [_figures_object(way) for way in results.figures()],
+    }
+
+
+def _figures_object(way: WayFigures) -> dict[str, Any]:
+    told = asdict(way)
+    told["differences"] = [_named(p) | asdict(difference) for p, difference in way.differences]
+    return told | {"acceptance": way.acceptance, "shares": way.shares}
+
+
+def outcome_object(outcome: Outcome) -> dict[str, Any]:
+    """What the runs of a prompt show together."""
+    return {
+        **_named(outcome.prompt),
+        "speedup": {way: ratio(outcome, way) for way in outcome.runs if way != PLAIN},
+        "best_speedup": dict(outcome.theory),
+        "differences": {way: _difference_object(d) for way, d in outcome.differences.items()},
+    }
+
+
+def _difference_object(difference: Difference | None) -> dict[str, Any] | None:
+    return asdict(difference) if difference else None
+
+
+def run_object(run: Run) -> dict[str, Any]:
+    """One run, its text and all its statistics (seconds)."""
+    statistics = {f.name: getattr(run.statistics, f.name) for f in fields(run.statistics)}
+    # asdict cannot copy a defaultdict.
+    statistics = {k: dict(v) if isinstance(v, Mapping) else v for k, v in statistics.items()}
+    return {
+        **_named(run.prompt),
+        "way": run.way,
+        "run": run.number,
+        "reason": run.reason,
+        "tokens_per_second": run.statistics.tokens_per_second,
+        "statistics": statistics,
+        "tokens": list(run.tokens),
+        "text": printable(run.text),
+    }
+
+
+def _named(prompt: Prompt) -> dict[str, str]:
+    return {"category": prompt.category, "name": prompt.name}

@@ -1,0 +1,222 @@
+"""Runs of the same prompts that take turns, and what each prompt brought to light.
+
+Other programs disturb a measurement for seconds at a time, so that one run says little. Ways take turns (A B A B),
+the order changes from prompt to prompt, and every run reads its prompt anew.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from spec_local.bench import theory
+from spec_local.bench.prompts import Prompt
+from spec_local.bench.ways import PLAIN, Way
+from spec_local.chat import ChatTemplate, Conversation
+from spec_local.decoding import FinishReason, Statistics
+from spec_local.language_model import LanguageModel, Logits, common_prefix, prefill
+from spec_local.llama.model import Model
+from spec_local.session import MAX_DRAFT, Done, Session, Text
+
+_WARM_UP = 16  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt as the model reads it."""
+
+    prompt: Prompt
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One answer. number: 1, 2, … of this prompt and way. tokens: without the one that ends the answer."""
+
+    prompt: Prompt
+    way: str
+    number: int
+    tokens: Sequence[int]
+    text: str
+    reason: FinishReason
+    statistics: Statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where an answer is another than the plain one.
+
+    Args:
+        run: the first run where it is.
+        at: tokens that both said before.
+        gap: how far, in logits, the less probable of the two tokens is below main's best; llama.cpp's rounding
+            explains small ones at temperature 0. Where one of the answers ended: main's best against its second.
+    """
+
+    run: int
+    at: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All runs of one prompt, by way, and what they show of each way but plain.
+
+    differences: None where all texts are plain's. theory: the best speed-up of any length of chains on the
+    first plain answer; ways that guess trees have none, and neither have empty answers.
+    """
+
+    prompt: Prompt
+    runs: Mapping[str, Sequence[Run]]
+    differences: Mapping[str, Difference | None]
+    theory: Mapping[str, float]
+
+
+def questions(model: Model, prompts: Sequence[Prompt]) -> list[Question]:
+    """The prompts in the model's chat template, or as they are where it has none."""
+    template = ChatTemplate(model) if model.chat_template else None
+    return [
+        Question(
+            prompt,
+            Conversation(model, template).ask(prompt.text)
+            if template
+            else model.vocabulary.tokenize(prompt.text, add_special=True),
+        )
+        for prompt in prompts
+    ]
+
+
+def measure(
+    session: Session,
+    questions: Sequence[Question],
+    ways: Sequence[Way],
+    *,
+    runs: int = 1,
+    delay: float = 0.0,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Iterator[Run | Outcome]:
+    """Run every prompt in every way, after a warm-up that does not count.
+
+    Args:
+        ways: plain first; each with a seed, to which the number of the run is added, and a limit of tokens.
+        runs: of each prompt and way.
+        delay: seconds of rest before each run, for machines that grow hot.
+        cancelled: asked between calls of a model; ends the benchmark there.
+        progress: told, as it goes, what share of a run has been done since it was last told.
+
+    Yields:
+        each `Run` as it ends, and an `Outcome` after the last one of its prompt.
+
+    Raises:
+        SpecLocalError: as of `Session.generate`.
+    """
+    for way in ways:
+        _run(session, questions[0], _shortened(way), 0, cancelled, lambda share: None)
+    for i, question in enumerate(questions):
+        turn = i % len(ways)
+        done: dict[str, list[Run]] = {way.name: [] for way in ways}
+        for number in range(1, runs + 1):
+            for way in [*ways[turn:], *ways[:turn]]:
+                _rest(delay, cancelled)
+                run = _run(session, question, way, number, cancelled, progress)
+                if run.reason == "cancelled":
+                    return
+                done[way.name].append(run)
+                yield run
+        yield _outcome(session, question, ways, done)
+
+
+def _shortened(way: Way) -> Way:
+    limit = way.settings.max_tokens
+    tokens = _WARM_UP if limit is None else min(limit, _WARM_UP)
+    return Way(way.name, replace(way.settings, max_tokens=tokens))
+
+
+def _rest(seconds: float, cancelled: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and not cancelled():
+        time.sleep(min(left, 0.1))
+
+
+def _run(
+    session: Session,
+    question: Question,
+    way: Way,
+    number: int,
+    cancelled: Callable[[], bool],
+    progress: Callable[[float], None],
+) -> Run:
+    for context in (session.main, session.draft):
+        if context:
+            context.trim(0)  # the time to the first token is that of a prompt read whole
+    settings = replace(way.settings, seed=(way.settings.seed or 0) + number)
+    limit = settings.max_tokens or session.main.n_ctx
+    text, tokens = "", list[int]()
+    for event in session.generate(question.tokens, settings, cancelled=cancelled):
+        if isinstance(event, (Text, Done)):
+            text += event.text
+        if isinstance(event, Text):
+            tokens += event.tokens
+            progress(len(event.tokens) / limit)
+    assert isinstance(event, Done)
+    progress(1 - len(tokens) / limit)
+    return Run(question.prompt, way.name, number, tokens, text, event.reason, event.statistics)
+
+
+def _outcome(
+    session: Session, question: Question, ways: Sequence[Way], runs: Mapping[str, Sequence[Run]]
+) -> Outcome:
+    differences = {
+        way.name: _difference(session.main, question.tokens, runs[PLAIN], runs[way.name]) for way in ways[1:]
+    }
+    return Outcome(
+        question.prompt, runs, differences, _theory(session, question, ways[1:], runs[PLAIN][0].tokens)
+    )
+
+
+def _difference(
+    main: LanguageModel, prompt: Sequence[int], plain: Sequence[Run], other: Sequence[Run]
+) -> Difference | None:
+    for ours, theirs in zip(plain, other, strict=True):
+        if list(ours.tokens) != list(theirs.tokens):
+            at = common_prefix(list(ours.tokens), list(theirs.tokens))
+            said = [run.tokens[at] for run in (ours, theirs) if at < len(run.tokens)]
+            return Difference(ours.number, at, _gap(_next_logits(main, [*prompt, *ours.tokens[:at]]), said))
+    return None
+
+
+def _next_logits(main: LanguageModel, text: Sequence[int]) -> Logits:
+    for _ in prefill(main, text[:-1]):
+        pass
+    logits: Logits = main.evaluate(text[-1:], 1)[0]
+    return logits
+
+
+def _gap(logits: Logits, said: Sequence[int]) -> float:
+    second, best = np.partition(logits, -2)[-2:]
+    return float(best - (logits[list(said)].min() if len(said) == 2 else second))
+
+
+def _theory(
+    session: Session, question: Question, ways: Sequence[Way], answer: Sequence[int]
+) -> dict[str, float]:
+    if not answer:
+        return {}
+    sources = {way.name: session.proposers(way.settings) for way in ways if way.settings.shape == "chain"}
+    wanted = {source for each in sources.values() for source in each}
+    main_costs, draft_costs = session.costs()
+    lengths: dict[str, list[int]] = {}
+    if "lookup" in wanted:
+        lengths["lookup"] = theory.copied(question.tokens, answer, MAX_DRAFT)
+    if "draft" in wanted and session.draft:
+        lengths["draft"] = theory.drafted(session.draft, question.tokens, answer, session.main.n_vocab)
+    steps = {"lookup": 0.0, "draft": draft_costs.seconds(1) if draft_costs else 0.0}
+    n = len(answer)
+    return {
+        name: n
+        * main_costs.seconds(1)
+        / theory.best_seconds({s: lengths[s] for s in each}, main_costs.seconds, steps, n, MAX_DRAFT)
+        for name, each in sources.items()
+    }

@@ -1,0 +1,296 @@
+"""Measured costs and learned chances decide, step by step, who guesses and how far.
+
+A step of k guesses brings 1 + Σ C_i tokens, C_i being the chance that guesses 1 to i all stand, and takes what the draft's
+calls and main's call of k + 1 tokens take. Of all that can be done next, that is done which brings most tokens a
+second: nothing, a copy of any length, or asking the draft, and there one call more, or main's judgement of the best
+part of what is there. Costs come from a table, since a call's time climbs in steps and may even fall, so that
+every number of guesses is looked at and not the next one only.
+
+Estimates err, so there is a purse: what guessing has won, in plain steps. A step may risk no more than what is in it if all its
+guesses fail. So a text that cannot be guessed costs what the purse holds at first and less than a hundredth of the time, whatever the
+estimates say, and long copies begin with short ones.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from spec_local.costs import CostTable
+from spec_local.planning import plan, plan_chain
+from spec_local.policies.base import Offer, Opinion, Policy, Source
+from spec_local.policies.experience import Experience, Floats, Yield
+
+MAX_READ = 16
+"""Most calls of a draft model a step: beyond, nothing was ever gained."""
+
+# Found with benchmarks/simulate.py, where each was moved both ways.
+_LEAST, _PURSE, _MOST = 1.2, 3.3, 40.0  # in the purse: at the start of an answer between these, and ever
+_DEBT = -0.5  # in the purse, at worst, when a call took longer than was to be expected
+_PROBES = 0.006  # share of the time that flows into the purse, and that a probe of a poor draft may lose
+_MARGIN = 1.1  # what is more than a plain step must bring more than it costs: of many estimates the best one flatters
+_AMORTISED = 6.0  # steps that share what the draft has to catch up with: good stretches last
+_FRESH = 1.5  # steps that a belief counts for at the start of an answer: every answer is another text
+_AHEAD = 0.8  # chance of a guess that the draft has yet to make
+_SELDOM = 8  # plain steps of which one counts: on a small model, counting takes a percent of a step
+_REVIEW = 32  # steps from one look at what a copy must be like to the next
+_OBSERVED = 64  # tokens: larger calls are told apart by their tokens alone
+_HOPE = 0.95  # a draft that loses even if this share of its guesses stands is never asked
+_BY_RANK = (0.34, 0.14, 0.09)  # where main goes if not to the draft's first choice: `planning.plan`
+
+
+class Adaptive(Policy):
+    """Never slower than plain decoding for long, and as fast as the guesses allow.
+
+    Args:
+        main, draft: seconds a call; the policy keeps both up to date.
+        experience: of earlier answers; grows.
+        may_cut: see `Policy`.
+        tree: most nodes of a tree, where trees may be asked for.
+        clock: seconds.
+    """
+
+    name = "adaptive"
+
+    def __init__(
+        self,
+        main: CostTable,
+        draft: CostTable | None = None,
+        experience: Experience | None = None,
+        *,
+        may_cut: bool = True,
+        tree: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(may_cut)
+        self._main, self._draft = main, draft
+        self._experience = known = experience or Experience()
+        self._max_tree, self._clock = tree, clock
+        self._n_steps = 0
+        self._n_since_plain = 0
+        self._saved = 0.0  # seconds that a probe may lose
+        known.purse = min(_PURSE, max(known.purse, _LEAST))
+        known.ahead = 0.5 * (known.ahead + _AHEAD)
+        self._hopeful = draft is not None and _could_gain(main, draft)
+        if draft and self._hopeful:
+            self._expect("draft", *_chain(_AHEAD, main, draft))
+        self._source: Source = "none"
+        self._least_match = 0.0  # of a copy that could pay
+        self._plain = main.seconds(1) or 1e-9  # a clock may well say 0
+        self._costs: Floats = main.first(2)  # of main's calls, by their tokens; as of this step
+        self._begin(Offer(1))
+
+    @property
+    def wants_draft(self) -> bool:
+        return self._hopeful
+
+    def begin(self, offer: Offer) -> Source:
+        self._begin(offer)
+        self._asked = self._clock()
+        source: Source = "none"
+        if self._n_since_plain >= _REVIEW:  # what plain decoding costs must not become hearsay
+            return source
+        may_draft = offer.unread and self._draft and self._hopeful
+        if self._n_steps % _REVIEW == 2:
+            self._least_match = self._worth_copying()
+        may_copy = offer.copied and offer.match >= self._least_match
+        if not may_copy and not may_draft:
+            return source
+        self._costs = self._main.first(offer.most + 1)
+        best = 1.0 / self._costs[1]
+        if may_copy:
+            reach = offer.match + np.arange(float(min(offer.copied, offer.most)))
+            rates = self._rates(self._experience.copies.of_each(reach).cumprod())
+            self._n_copied = int(rates[: self._affordable() + 1].argmax())
+            if rates[self._n_copied] > best:
+                best, source = float(rates[self._n_copied]), "lookup"
+        if may_draft and self._draft:
+            kind = self._kind()
+            brings = self._experience.yields[kind]
+            loss = brings.seconds + self._late() / _AMORTISED - brings.tokens / best
+            # A probe is made when it can be paid out of what is put aside for it.
+            if loss < self._saved and self._affordable(self._draft.seconds(offer.unread)):
+                self._saved -= max(0.0, loss)
+                source = kind
+        self._source = source
+        self._asked = self._clock()
+        return source
+
+    def reads_on(self) -> bool:
+        if self._n_read and not self._pays_to_read():
+            return False
+        self._asked = self._clock()
+        return True
+
+    def takes(self, opinion: Opinion) -> bool:
+        assert self._draft
+        seconds = self._clock() - self._asked
+        n = 1 if self._n_read else self._offer.unread
+        if n <= _OBSERVED:
+            self._draft.observe(n, seconds)
+        self._spent += self._draft.seconds(n)
+        self._n_read += 1
+        self._sure.append(opinion.confidence)
+        chance = self._experience.guesses.of(self._sure[-1])
+        if not self.may_cut and not self._pays_to_draw(chance):
+            return False
+        self._chances.append(self._chances[-1] * chance)
+        return True
+
+    def keeps(self, n: int) -> int:
+        if self._source == "lookup":
+            return self._n_copied
+        if not self.may_cut or not n:
+            return n
+        rates = self._rates(np.array(self._chances[1 : n + 1]))
+        return int(rates[: self._affordable() + 1].argmax())
+
+    def drafted(self) -> None:
+        now = self._clock()
+        if not self._n_read and self._source in ("draft", "tree"):  # another shape than a chain
+            self._spent = now - self._asked
+        self._asked = now
+
+    def learn(self, guesses: Sequence[int], copy: Sequence[int], said: Sequence[int], n_tested: int) -> None:
+        took = self._clock() - self._asked
+        self._n_since_plain = self._n_since_plain + 1 if n_tested else 0
+        as_usual = not n_tested and 0.8 < took / self._plain < 1.25
+        if not as_usual or self._n_steps % _SELDOM == 0:
+            self._main.observe(n_tested + 1, took)
+            before, self._plain = self._plain, self._main.seconds(1) or 1e-9
+            if (
+                not 0.8 < self._plain / before < 1.25
+            ):  # what was charged since the machine changed was not fair
+                self._experience.purse = max(self._experience.purse, _LEAST)
+        known = self._experience
+        for i, stood in _outcomes(guesses, said):
+            if i < len(self._sure):
+                known.guesses.count(self._sure[i], stood)
+            known.ahead += 0.04 * (stood - known.ahead)
+        for i, stood in _outcomes(copy, said):
+            known.copies.count(self._offer.match + i, stood)
+        # The table more than the clock: a neighbour's noise is no fault of the guesses, but a table can be out of date.
+        usual = self._main.seconds(n_tested + 1) if n_tested else self._plain
+        seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if n_tested else usual)
+        self._saved += _PROBES * seconds
+        won = len(said) - (1.0 - _PROBES) * seconds / self._plain
+        known.purse = max(_DEBT, min(_MOST, known.purse + won))
+        if self._source in known.yields:
+            known.yields[self._source].count(len(said), seconds - self._late())
+
+    def _begin(self, offer: Offer) -> None:
+        self._offer = offer
+        self._n_read, self._spent = 0, 0.0
+        self._sure: list[float] = []
+        self._chances = [1.0]  # that guesses 1 … i all stand
+        self._n_copied = 0
+        self._source = "none"
+        self._n_steps += 1
+
+    def _late(self) -> float:
+        """Seconds that the draft has to catch up, where main has said tokens without it."""
+        assert self._draft
+        return self._draft.seconds(self._offer.unread) - self._draft.seconds(1)
+
+    def _worth_copying(self) -> float:
+        """The shortest match whose copy could pay at any length; so most steps need not look closer."""
+        copies = self._experience.copies
+        matches = np.array([0.0, *copies.edges])
+        chances = copies.of_each(matches[:, None] + np.arange(64.0)).cumprod(axis=1)
+        costs = self._main.first(65)
+        rates = (1.0 + chances.cumsum(axis=1)) / (costs[1] + _MARGIN * (costs[2:66] - costs[1]))
+        paying = (rates.max(axis=1) > 1.0 / costs[1]).nonzero()[0]
+        return float(matches[paying[0]]) if len(paying) else np.inf
+
+    def _kind(self) -> Source:
+        """Whether the draft is asked for a chain or a tree."""
+        assert self._draft
+        if self._max_tree and self._n_steps % 16 == 2:
+            usual = self._experience.ahead
+            ranks = [usual, *((1.0 - usual) * share for share in _BY_RANK)]
+            most = min(self._max_tree, self._offer.most)
+            tree = plan(ranks, self._main, self._draft, most, most)
+            chain = plan_chain(ranks, self._main, self._draft, most, most)
+            self.tree_nodes = 0
+            if not tree.is_chain and tree.speed > 1.03 * chain.speed:
+                self.tree_nodes, self.tree_depth = len(tree.parents), tree.depth
+                self._expect("tree", tree.tokens_per_step, tree.seconds)
+        return "tree" if self.tree_nodes else "draft"
+
+    def _expect(self, kind: str, tokens: float, seconds: float) -> None:
+        """Believe this of a kind of guess, and half of what is remembered."""
+        believed, known = Yield(tokens, seconds, _FRESH), self._experience.yields.get(kind)
+        if known:
+            known.weight = min(known.weight, _FRESH)
+            share = known.weight / (known.weight + _FRESH)
+            believed.tokens += share * (known.tokens - tokens)
+            believed.seconds += share * (known.seconds - seconds)
+            believed.weight += known.weight
+        self._experience.yields[kind] = believed
+
+    def _affordable(self, spent: float | None = None) -> int:
+        """The most guesses for which the purse lasts if none of them stands; seconds spent on them so far."""
+        spent = self._spent if spent is None else spent
+        allowed = (1.0 + self._experience.purse) * self._costs[1] - spent
+        within = (self._costs[2:] <= allowed).nonzero()[0]
+        return int(within[-1]) + 1 if len(within) else 0
+
+    def _rates(self, chances: Floats) -> Floats:
+        """Tokens a second of the whole step, with 0, 1, … guesses that stand with these chances."""
+        tokens = np.concatenate(([1.0], 1.0 + chances.cumsum()))
+        more = self._costs[1 : len(tokens) + 1] - self._costs[1]
+        rates: Floats = tokens / (self._spent + self._costs[1] + _MARGIN * more)
+        return rates
+
+    def _rates_ahead(self, standing: Floats, n_calls: Floats) -> Floats:
+        """The same, if guesses that stand with these chances followed those there are, after so many calls of the draft."""
+        assert self._draft
+        n = len(self._chances)
+        tokens = sum(self._chances) + standing.cumsum()
+        more = self._costs[n + 1 : n + 1 + len(standing)] - self._costs[1] + self._draft.seconds(1) * n_calls
+        rates: Floats = tokens / (self._spent + self._costs[1] + _MARGIN * more)
+        return rates
+
+    def _ahead(self, standing: float, n: int) -> Floats:
+        """The chances that the next n guesses stand, as far as so many may be made."""
+        n = min(n, min(MAX_READ, self._offer.most, self._affordable()) - len(self._chances) + 1)
+        found: Floats = standing * self._experience.ahead ** np.arange(1.0, n + 1.0)
+        return found
+
+    def _pays_to_read(self) -> bool:
+        ahead = self._ahead(self._chances[-1], MAX_READ)
+        if not len(ahead):
+            return False
+        rates = self._rates(np.array(self._chances[1:]))
+        further = self._rates_ahead(ahead, np.arange(1.0, len(ahead) + 1))
+        return bool(further.max() > (rates.max() if self.may_cut else rates[-1]))
+
+    def _pays_to_draw(self, chance: float) -> bool:
+        """Whether main should look at one guess more, or with it at some that would follow."""
+        standing = self._chances[-1] * chance
+        ahead = np.concatenate(([standing], self._ahead(standing, MAX_READ - len(self._chances))))
+        ahead = ahead[: len(self._costs) - len(self._chances) - 1]
+        further = self._rates_ahead(ahead, np.arange(float(len(ahead))))
+        return bool(further.max(initial=0.0) > self._rates(np.array(self._chances[1:]))[-1])
+
+
+def _outcomes(guesses: Sequence[int], said: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    """Which guesses stood, up to the first that did not; what was said no more of is not known."""
+    for i, (guess, token) in enumerate(zip(guesses, said, strict=False)):
+        yield i, guess == token
+        if guess != token:
+            break
+
+
+def _chain(usual: float, main: CostTable, draft: CostTable) -> tuple[float, float]:
+    """Tokens and seconds of the best step with at least one guess."""
+    n = np.arange(1, MAX_READ + 1)
+    tokens = 1.0 + np.cumsum(usual**n)
+    seconds = n * draft.seconds(1) + main.first(MAX_READ + 1)[2:]
+    best = int((tokens / seconds).argmax())
+    return float(tokens[best]), float(seconds[best])
+
+
+def _could_gain(main: CostTable, draft: CostTable) -> bool:
+    tokens, seconds = _chain(_HOPE, main, draft)
+    return tokens / seconds > 1.02 / main.seconds(1)

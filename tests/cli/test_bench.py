@@ -1,0 +1,357 @@
+"""specdec bench: its report and files, what it refuses, and how it ends."""
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pexpect
+import pytest
+
+from spec_local.llama.tiny import write_tiny_model
+
+FIRST_USE = re.compile("(checking|measuring) .* \\(first use")
+PROMPTS = """\
+{"category": "lists", "name": "words", "text": "one two three one two three one two"}
+{"category": "lists", "name": "letters", "text": "a b c d a b c d a b"}
+{"category": "prose", "name": "water", "text": "the water was very long after the day"}
+"""
+
+
+@pytest.fixture(scope="module")
+def prompts(home):
+    path = home / "prompts.jsonl"
+    path.write_text(PROMPTS)
+    return path
+
+
+@pytest.fixture
+def arguments(main, draft, prompts):
+    """A benchmark of a second. Fixed guesses: that of tiny models they do not pay would end them."""
+    models = ["--main", main, "--draft", draft, "--policy", "fixed", "--threads", 1, "--ctx", 512]
+    return ["bench", *models, "--prompts", prompts, "-n", 16]
+
+
+def notes(done):
+    """What was said on standard error, but for what a first use of something says."""
+    return [line for line in done.stderr.decode().splitlines() if not FIRST_USE.match(line)]
+
+
+def next_note(process):
+    """The next line on standard error, likewise."""
+    while FIRST_USE.match(line := process.stderr.readline().decode()):
+        pass
+    return line
+
+
+@contextlib.contextmanager
+def started(specdec, *arguments, **kwargs):
+    """The command while it runs; it does not outlive a test that fails."""
+    with specdec.start(*arguments, **kwargs) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def cells(report, start):
+    """The cells of the only row of a Markdown report that starts so."""
+    (row,) = [line for line in report.splitlines() if line.startswith(f"| {start} ")]
+    return [cell.strip() for cell in row.split("|")[1:-1]]
+
+
+def test_the_report(specdec, arguments, main):
+    done = specdec(*arguments)
+    assert done.returncode == 0, done
+    assert notes(done) == []
+    said = done.stdout.decode()
+    digest = hashlib.sha256(main.read_bytes()).hexdigest()
+    assert digest[:12] in said
+    for part in ("main.gguf", "draft.gguf", "3 prompts of 2 categories, 1 run", "temperature 0", "1 thread,"):
+        assert part in said
+    speeds = [float(cells(said, name)[1].split()[0]) for name in ("lists", "prose", "**all**")]
+    assert all(0.01 < speed < 100 for speed in speeds)
+    assert min(speeds) <= speeds[2] <= max(speeds)
+    assert "speculative: identical in all of 3 prompts." in said
+    assert "\x1b" not in said
+    assert "█" not in said  # bars are for terminals
+
+
+def test_a_line_for_each_prompt(specdec, arguments):
+    done = specdec(*arguments, "-v")
+    lines = notes(done)
+    assert [line.split(":")[0] for line in lines] == [
+        "1/3 lists/words",
+        "2/3 lists/letters",
+        "3/3 prose/water",
+    ]
+    assert all("plain" in line and " ×, identical)" in line for line in lines)
+
+
+def test_everything_as_json(specdec, arguments, main):
+    whole = json.loads(specdec(*arguments, "--runs", 2, "--output", "json").stdout)
+    assert whole["record"]["models"]["main"]["sha256"] == hashlib.sha256(main.read_bytes()).hexdigest()
+    assert {"processor", "cores", "threads", "llama_cpp", "specdec", "date"} <= set(whole["record"])
+    assert whole["settings"]["plain"]["sampling"]["temperature"] == 0
+    assert whole["peak_memory_bytes"] > 1e7
+    runs = [run for prompt in whole["prompts"] for run in prompt["runs"]]
+    assert [(run["way"], run["run"]) for run in runs] == [
+        (way, number) for _ in range(3) for way in ("plain", "speculative") for number in (1, 2)
+    ]
+    for run in runs:
+        statistics = run["statistics"]
+        assert statistics["predicted_n"] == len(run["tokens"]) == 16
+        assert statistics["cached_n"] == 0 < statistics["prompt_n"]  # every run reads its prompt
+        assert (statistics["draft_n"] > 0) == (run["way"] == "speculative")
+    plain, speculative = whole["ways"]
+    assert plain["speedup"]["value"] == 1
+    assert speculative["theory"] >= 1
+    assert 0 < speculative["acceptance"] <= 1
+    assert sum(speculative["shares"].values()) == pytest.approx(1)
+
+
+def test_ways_by_sweep_and_proposer(specdec, arguments):
+    done = specdec(*arguments, "--proposers", "draft,lookup", "--sweep", "draft-max=1,3", "--output", "csv")
+    rows = list(csv.DictReader(io.StringIO(done.stdout.decode())))
+    ways = [f"{who} draft-max={n}" for who in ("draft", "lookup") for n in (1, 3)]
+    assert [row["way"] for row in rows] == ["plain", *ways] * 3
+    assert {row["identical"] for row in rows} == {"1"}
+    by_way = {row["way"]: row for row in rows if row["name"] == "words"}
+    assert int(by_way["draft draft-max=1"]["steps"]) > int(by_way["draft draft-max=3"]["steps"])
+
+
+def test_policies(specdec, arguments):
+    done = specdec(*arguments, "--policies", "adaptive,off", "--output", "json")
+    whole = json.loads(done.stdout)
+    _, adaptive, off = whole["ways"]
+    assert [way["name"] for way in whole["ways"]] == ["plain", "adaptive", "off"]
+    assert off["draft_n"] == 0 == off["theory"] - 1
+    assert adaptive["theory"] >= 1
+    assert not adaptive["differences"]
+
+
+def test_with_a_seed_speculation_says_what_plain_decoding_says(specdec, arguments):
+    done = specdec(*arguments, "--temp", 0.8, "--runs", 2, "--seed", 5, "--output", "json")
+    whole = json.loads(done.stdout)
+    assert whole["ways"][1]["differences"] == []
+    runs = [run for prompt in whole["prompts"] for run in prompt["runs"] if run["way"] == "plain"]
+    assert len({run["text"] for run in runs}) == 6  # each run has a seed of its own
+
+
+def test_trees_can_be_compared_with_chains(specdec, arguments):
+    done = specdec(*arguments, "--per-category", 1, "--sweep", "shape=chain,tree", "--sweep", "tree-nodes=6")
+    assert done.returncode == 0, done
+    assert "tree: identical in all of 2 prompts." in done.stdout.decode()
+
+
+def test_selection_and_skipped_prompts(specdec, arguments, tmp_path):
+    done = specdec(*arguments, "--category", "lists", "--per-category", 1)
+    assert "1 prompt of 1 category" in done.stdout.decode()
+    lines = tmp_path / "lines.txt"
+    lines.write_text("short\n" + "word " * 600 + "\n")
+    done = specdec(*arguments, "--prompts", lines)
+    assert notes(done) == [
+        "skipped, too long for the context of 512 tokens with 16 of an answer: lines/line-2"
+    ]
+    assert "1 prompt of 1 category" in done.stdout.decode()
+    lines.write_text("word " * 600 + "\n")
+    assert "no prompt fits" in specdec.one_line(specdec(*arguments, "--prompts", lines), 2)
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "md"])
+def test_a_file_and_a_report(specdec, arguments, tmp_path, form):
+    out = tmp_path / "new" / f"result.{form}"
+    done = specdec(*arguments, "--per-category", 1, "--output", form, "--out", out)
+    assert done.returncode == 0, done
+    assert done.stdout.startswith(b"# specdec bench\n")
+    content = out.read_text()
+    if form == "csv":
+        assert len(content.splitlines()) == 1 + 2 * 2
+    elif form == "json":
+        assert json.loads(content)["prompts_done"] == 2
+    else:
+        assert content == done.stdout.decode()
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+def test_lines_of_json(specdec, arguments, tmp_path):
+    to_stdout = specdec(*arguments, "--output", "jsonl")
+    kinds = [json.loads(line)["type"] for line in to_stdout.stdout.splitlines()]
+    assert kinds == ["start", *["run", "run", "prompt"] * 3, "summary"]
+    out = tmp_path / "result.jsonl"
+    for repeat in (1, 2):
+        done = specdec(*arguments, "--output", "jsonl", "--out", out)
+        assert done.stdout.startswith(b"# specdec bench\n")
+        assert [json.loads(line)["type"] for line in out.read_text().splitlines()] == kinds * repeat
+    summary = json.loads(out.read_text().splitlines()[-1])
+    assert [way["name"] for way in summary["ways"]] == ["plain", "speculative"]
+
+
+def test_a_killed_run_loses_nothing_that_was_measured(specdec, arguments, tmp_path):
+    out = tmp_path / "result.jsonl"
+    long = [*arguments, "--ctx", 20000, "-n", 600, "-v", "--output", "jsonl", "--out", out]
+    with started(specdec, *long) as process:
+        assert next_note(process).startswith("1/3 lists/words: ")
+        process.kill()
+    kinds = [json.loads(line)["type"] for line in out.read_text().splitlines()]
+    assert kinds[:4] == ["start", "run", "run", "prompt"]
+    assert "summary" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (["--category", "verse"], "'verse': give lists, prose"),
+        (["--sweep", "temp=1,2"], "temp=1,2"),
+        (["--sweep", "draft-max=a"], "draft-max=a"),
+        (["--sweep", "draft-max=1,100"], "draft-max is 100"),
+        (["--proposers", "oracle"], "oracle"),
+        (["--proposers", "lookup,"], "empty part"),
+        (["--no-spec"], "--no-spec"),
+        (["--runs", "0"], "runs is 0"),
+        (["--tokens", "0"], "tokens is 0"),
+        (["--per-category", "0"], "per-category is 0"),
+        (["--delay", "-1"], "delay is -1"),
+        (["--delay", "nan"], "delay is nan"),
+        (["--prompts", os.devnull], "holds no prompts"),
+        (["--temp", "-1"], "temperature"),
+        (["--out", "."], "no ordinary file"),
+        (["--plot", os.devnull], "no ordinary file"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_a_model_is_loaded(specdec, prompts, more, what):
+    arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, *more]
+    assert what in specdec.one_line(specdec(*arguments), 2)
+
+
+def test_a_draft_that_nobody_gave(specdec, prompts):
+    arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, "--proposers", "draft,lookup"]
+    assert "--draft FILE" in specdec.one_line(specdec(*arguments), 2)
+
+
+def test_a_recurrent_model_has_nothing_to_compare(specdec, prompts, tmp_path):
+    path = write_tiny_model(tmp_path / "mamba.gguf", architecture="mamba")
+    done = specdec("bench", "--main", path, "--prompts", prompts, "--threads", 1, "--ctx", 256)
+    assert "recurrent" in specdec.one_line(done, 1)
+
+
+def test_missing_matplotlib_is_told_at_once(specdec, prompts, tmp_path):
+    env = specdec.sabotaged(tmp_path / "without", "import sys\nsys.modules['matplotlib'] = None\n")
+    plot = tmp_path / "p.png"
+    arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, "--plot", plot]
+    assert "pip install 'spec-local[plot]'" in specdec.one_line(specdec(*arguments, env=env), 1)
+    assert not plot.exists()
+
+
+def test_a_picture(specdec, arguments, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    plot = tmp_path / "p.png"
+    # Fonts are listed when matplotlib is first used in a folder, which takes seconds.
+    done = specdec(*arguments, "--plot", plot, env={"MPLCONFIGDIR": matplotlib.get_cachedir()})
+    assert done.returncode == 0, done
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert plot.stat().st_size > 10_000
+    assert done.stdout.startswith(b"# specdec bench\n")
+
+
+def test_interrupting_reports_what_is_finished(specdec, arguments, tmp_path):
+    out = tmp_path / "result.csv"
+    long = [*arguments, "--ctx", 20000, "-n", 600, "-v", "--output", "csv", "--out", out]
+    with started(specdec, *long) as process:
+        assert next_note(process).startswith("1/3 lists/words: ")
+        process.send_signal(signal.SIGINT)
+        said, rest = process.communicate(timeout=20)
+        assert process.returncode == 130
+    assert b"**interrupted: 1 of 3 prompts**" in said
+    assert rest == b""
+    assert len(out.read_text().splitlines()) == 1 + 2
+
+
+def test_interrupting_before_anything_is_finished_leaves_files_alone(specdec, arguments, tmp_path):
+    out = tmp_path / "result.md"
+    out.write_text("of yesterday")
+    endless = [*arguments, "--ctx", 100000, "-n", 20000, "--out", out]
+    env = specdec.sabotaged(
+        tmp_path / "telling",
+        "import sys\n"
+        "if 'bench' in sys.argv or 'bench' in sys.orig_argv:\n"
+        "    import spec_local.bench.runner as r\n"
+        "    old = r._run\n"
+        "    def told(*a):\n"
+        "        print('begun', file=sys.stderr, flush=True)\n"
+        "        return old(*a)\n"
+        "    r._run = told\n",
+    )
+    with started(specdec, *endless, env=env) as process:
+        for _ in range(3):  # two warm-ups, then the first run
+            assert next_note(process) == "begun\n"
+        process.send_signal(signal.SIGINT)
+        said, rest = process.communicate(timeout=20)
+        assert process.returncode == 130
+    assert said == b""
+    assert rest == b"interrupted before the first prompt was done: nothing to report\n"
+    assert [(path.name, path.is_file()) for path in tmp_path.glob("*res*")] == [("result.md", True)]
+    assert out.read_text() == "of yesterday"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_progress_and_bars_on_a_terminal(specdec, arguments):
+    child = pexpect.spawn(
+        specdec.command[0],
+        [*specdec.command[1:], *map(str, arguments), "--ctx", "20000", "-n", "600"],
+        env=specdec.environment,
+        cwd=str(specdec.folder),
+        timeout=20,
+        dimensions=(60, 140),
+        encoding="utf-8",
+    )
+    child.expect_exact("measuring")
+    child.expect_exact("time left")
+    child.expect(r"(4|5|6)\d%")  # of six runs two have been finished
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+    seen = specdec.plain(child.before)
+    report = seen[seen.index("# specdec bench") :]
+    assert "**interrupted: " in report
+    bars = [line for line in report.splitlines() if "│" in line]
+    assert bars[0].startswith("    lists ")
+    assert bars[-1].startswith("    all ")
+    assert "█" in bars[0]
+
+
+def test_help_is_quick_and_complete(specdec):
+    script = (
+        "import runpy, sys\n"
+        "sys.argv = ['specdec', 'bench', '--help']\n"
+        "try:\n"
+        "    runpy.run_module('specdec_cli', run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code\n"
+        "slow = {'llama_cpp', 'numpy', 'gguf', 'jinja2', 'matplotlib', 'rich.progress', 'psutil'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    environment = specdec.environment | {"COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    for option in (
+        "--main",
+        "--prompts",
+        "--category",
+        "--per-category",
+        "--sweep",
+        "--proposers",
+        "--policies",
+    ):
+        assert option in done.stdout
+    for option in ("--output", "--out", "--plot", "--delay", "--tokens", "--runs", "--temp", "--seed"):
+        assert option in done.stdout
+    assert "default: 128" in done.stdout

@@ -1,0 +1,212 @@
+"""Costs between sessions: measured once, kept under all that they depend on, and never a reason to fail."""
+
+import contextlib
+import json
+import os
+
+import pytest
+
+from spec_local import cost_store
+from spec_local.costs import CostTable
+from spec_local.llama.model import Model
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.sampling import SamplingSettings
+from spec_local.session import Done, GenerationSettings, Session, Text
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("costs")
+    return {
+        name: write_tiny_model(folder / f"{name}.gguf", n_layers=1, noise=noise)
+        for name, noise in (("main", 0.0), ("draft", 0.05))
+    }
+
+
+@pytest.fixture
+def open_session(paths, own_cache, monkeypatch):
+    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+
+    def open_session(draft=None, **kwargs):
+        kwargs = {"n_ctx": 128, "threads": 1} | kwargs
+        return Session.open(paths["main"], paths[draft] if draft else None, **kwargs)
+
+    return open_session
+
+
+@pytest.fixture
+def talk(open_session):
+    """A session with one answer: what was said, and who was measured for it."""
+
+    def talk(draft=None, settings=None, **kwargs):
+        notes = []
+        with open_session(draft, notice=notes.append, **kwargs) as session:
+            wanted = {"sampling": SamplingSettings(temperature=0), "max_tokens": 8} | (settings or {})
+            answer = session.generate("one two", GenerationSettings(**wanted))
+            said = "".join(event.text for event in answer if isinstance(event, (Text, Done)))
+        assert said
+        measured = [note.removeprefix("measuring ").split()[0] for note in notes]
+        assert notes == [f"measuring {name} (first use with these settings)" for name in measured]
+        return said, sorted(measured)
+
+    return talk
+
+
+def files(cache):
+    return sorted((cache / "costs").iterdir()) if (cache / "costs").is_dir() else []
+
+
+def test_what_was_measured_is_kept(talk, own_cache):
+    said, measured = talk("draft")
+    assert measured == ["draft.gguf", "main.gguf"]
+    assert len(files(own_cache)) == 2
+    assert talk("draft") == (said, [])
+    assert talk() == (said, [])  # main costs the same with and without a draft
+    assert len(files(own_cache)) == 2  # and nothing half written
+
+
+def test_a_file_says_what_it_is(talk, own_cache):
+    talk()
+    (path,) = files(own_cache)
+    known = json.loads(path.read_text())
+    assert sorted(known) == ["model", "seconds"]
+    assert known["model"] == "main.gguf"
+    assert {"1", "2", "4", "8"} <= set(known["seconds"])
+    assert all(0 < seconds < 10 for several in known["seconds"].values() for seconds in several)
+
+
+def test_an_answer_adds_to_what_is_known(talk, own_cache):
+    talk()
+    (path,) = files(own_cache)
+    before = path.read_text()
+    assert talk()[1] == []
+    assert files(own_cache) == [path]
+    assert path.read_text() != before
+
+
+def test_what_was_kept_is_believed(talk, open_session, own_cache):
+    talk("draft")
+    for path in files(own_cache):
+        known = json.loads(path.read_text())
+        seconds = {"1": [7.0], "16": [8.0]} if known["model"] == "main.gguf" else {"1": [2.0]}
+        path.write_text(json.dumps(known | {"seconds": seconds}))
+    with open_session("draft") as session:
+        main, draft = session.costs()
+        assert (main.seconds(1), main.seconds(16), draft.seconds(1)) == (7.0, 8.0, 2.0)
+
+
+@pytest.mark.parametrize("settings", [{"policy": "fixed"}, {"policy": "off"}, {"proposer": "none"}], ids=str)
+def test_who_does_not_ask_for_costs_pays_none(talk, own_cache, settings):
+    assert talk("draft", settings)[1] == []
+    assert files(own_cache) == []
+
+
+def test_an_interrupted_answer_keeps_costs_too(open_session, own_cache):
+    with open_session() as session:
+        events = session.generate("one two", GenerationSettings())
+        next(events)
+        events.close()
+    assert len(files(own_cache)) == 1
+    session = open_session(threads=2)
+    with contextlib.suppress(KeyError), session:
+        session.costs()
+        raise KeyError
+    assert len(files(own_cache)) == 2
+
+
+ANOTHER_FORM = {"model": "main.gguf", "seconds": {"1": [0.1]}, "watts": 3}
+DAMAGED = {
+    "empty": b"",
+    "half": b'{"model":"main.gguf","seconds":{"1":[0.00',
+    "bytes": bytes(range(256)),
+    "no object": b"[1, 2]",
+    "another form": json.dumps(ANOTHER_FORM).encode(),
+    "no costs": b'{"model":"main.gguf","seconds":{}}',
+    "no seconds": b'{"model":"main.gguf","seconds":{"1":["x"]}}',
+    "below zero": b'{"model":"main.gguf","seconds":{"1":[-0.1]}}',
+    "no number": b'{"model":"main.gguf","seconds":{"1":[NaN]}}',
+    "endless": b'{"model":"main.gguf","seconds":{"1":[Infinity]}}',
+    "no tokens": b'{"model":"main.gguf","seconds":{"0":[0.1]}}',
+    "no observations": b'{"model":"main.gguf","seconds":{"1":[]}}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_file_is_measured_anew_and_mended(talk, own_cache, content):
+    said, _ = talk()
+    (path,) = files(own_cache)
+    path.write_bytes(content)
+    assert talk() == (said, ["main.gguf"])
+    assert files(own_cache) == [path]
+    assert talk() == (said, [])
+
+
+def test_a_folder_in_the_place_of_a_file_is_no_error(talk, own_cache):
+    said, _ = talk()
+    (path,) = files(own_cache)
+    path.unlink()
+    path.mkdir()
+    assert talk() == (said, ["main.gguf"])
+    assert files(own_cache) == [path]  # no temporary files
+
+
+def test_a_cache_folder_that_cannot_be_written_is_no_error(talk, own_cache):
+    own_cache.touch()  # a file where the folder should be
+    said, measured = talk("draft")
+    assert (said, measured) == talk("draft")
+    assert measured == ["draft.gguf", "main.gguf"]
+
+
+def test_costs_are_kept_for_what_they_depend_on(paths, make_context, own_cache, monkeypatch):
+    model = Model(paths["main"])
+    usual = {"n_ctx": 128, "threads": 1}
+
+    def path(model=model, **kwargs):
+        return cost_store.path_of(make_context(model, **usual | kwargs))
+
+    known = path()
+    assert known.parent == own_cache / "costs"
+    assert path(max_logits=1) == known
+    others = [
+        path(threads=2),
+        path(n_ctx=64),
+        path(cache_type="q8_0"),
+        path(max_tokens=32),
+        path(max_branches=2),
+        path(Model(paths["main"], gpu_layers=0)),
+        path(Model(paths["draft"])),
+    ]
+    assert path(max_branches=64) == path(max_branches=2)
+    monkeypatch.setattr("spec_local.cost_store.runtime.build_identity", lambda: "another build")
+    others.append(path())
+    monkeypatch.undo()
+    stat = paths["main"].stat()
+    os.utime(paths["main"], ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+    others.append(path())
+    assert len({known, *others}) == 1 + len(others)
+
+
+def test_sessions_of_other_settings_measure_for_themselves(talk):
+    assert talk()[1] == ["main.gguf"]
+    for kwargs in ({"n_ctx": 64}, {"threads": 2}, {"cache_type": "q8_0"}, {"branches": 64}):
+        assert talk(**kwargs)[1] == ["main.gguf"], kwargs
+        assert talk(**kwargs)[1] == [], kwargs
+    assert talk()[1] == []
+
+
+def test_a_table_comes_back_as_it_went(paths, make_context, own_cache):
+    context = make_context(Model(paths["main"]))
+    assert cost_store.load(context) is None
+    table = CostTable({1: [0.25, 0.3, 0.26], 2: [0.4], 64: [3.0, 2.5]})
+    cost_store.save(context, table)
+    again = cost_store.load(context)
+    assert again.sizes == table.sizes
+    assert [again.seconds(n) for n in range(1, 70)] == pytest.approx([table.seconds(n) for n in range(1, 70)])
+
+
+def test_a_model_file_that_is_gone_is_no_error(tmp_path, make_context, own_cache):
+    path = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
+    context = make_context(Model(path))
+    path.unlink()
+    cost_store.save(context, CostTable({1: [1.0]}))
+    assert cost_store.load(context) is None

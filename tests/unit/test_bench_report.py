@@ -1,0 +1,262 @@
+"""What is made of runs: ratios, intervals, and the report in all its forms."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from spec_local.bench import report
+from spec_local.bench.figures import estimate, summarise
+from spec_local.bench.prompts import Prompt
+from spec_local.bench.runner import Difference, Outcome, Run
+from spec_local.bench.ways import ways
+from spec_local.decoding import Statistics
+from spec_local.sampling import SamplingSettings
+from spec_local.session import GenerationSettings
+
+RECORD = {
+    "specdec": "0.1.0",
+    "date": "2026-01-02T03:04:05+00:00",
+    "models": {"main": {"file": "m.gguf", "description": "tiny", "bytes": 2_000_000, "sha256": "ab" * 32}},
+    "context": 256,
+    "processor": "Abacus 9",
+    "cores": 2,
+    "system": "Linux",
+    "threads": 1,
+    "llama_cpp": "0.3.36 libggml.so:1:2",
+}
+
+
+GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=10)
+
+
+def run(prompt, way, rate, number=1, **statistics):
+    values = {
+        "predicted_n": 10,
+        "predicted_s": 10 / rate,
+        "prompt_s": 1.0,
+        "first_token_s": 1.5,
+        "n_steps": 5,
+    }
+    return Run(prompt, way, number, [1, 2], "a|b", "length", Statistics(**(values | statistics)))
+
+
+def outcome(category, name, plain, other, difference=None, theory=2.0, **statistics):
+    prompt = Prompt(category, name, "text")
+    runs = {"plain": plain, "speculative": other}
+    made = {
+        way: [
+            run(prompt, way, r, i, **(statistics if way != "plain" else {"n_steps": 10}))
+            for i, r in enumerate(rates, 1)
+        ]
+        for way, rates in runs.items()
+    }
+    return Outcome(prompt, made, {"speculative": difference}, {"speculative": theory} if theory else {})
+
+
+GUESSES = {
+    "draft_n": 8,
+    "draft_n_accepted": 5,
+    "tested_at": [4, 4],
+    "accepted_at": [3, 2],
+    "steps_by": {"draft": 4, "none": 1},
+    "profile": {"draft model": 1.0, "draft sampling": 0.5, "main model": 2.0, "verify": 0.25, "commit": 0.25},
+}
+OUTCOMES = [
+    outcome("code", "a", [10.0, 30.0, 11.0], [22.0, 1.0, 33.0], **GUESSES),
+    outcome("code", "b", [10.0], [5.0], Difference(1, 7, 0.0125), **GUESSES),
+    outcome("prose", "c", [8.0], [8.0], theory=None, **(GUESSES | {"tested_at": [1], "accepted_at": [0]})),
+]
+
+
+def results(**changes):
+    values = {
+        "record": RECORD,
+        "ways": ways(GREEDY, {}),
+        "outcomes": OUTCOMES,
+        "n_prompts": 3,
+        "runs": 3,
+        "peak_memory": 123_000_000,
+    }
+    return report.Results(**(values | changes))
+
+
+def test_estimates():
+    one = estimate([1.5])
+    assert (one.value, one.low, one.high, one.n) == pytest.approx((1.5, 1.5, 1.5, 1))
+    assert estimate([2.0, 0.5]).value == pytest.approx(1.0)
+    many = estimate(np.exp(np.random.default_rng(1).normal(0.2, 0.3, 100)))
+    # Of 100 values with a deviation of 0.3 the mean is uncertain by 1.96 · 0.03.
+    assert np.log(many.high / many.low) == pytest.approx(2 * 1.96 * 0.03, rel=0.2)
+    assert many.low < many.value < many.high
+
+
+def test_intervals_hold_what_they_promise():
+    rng = np.random.default_rng(2)
+    found = [estimate(np.exp(rng.normal(0.3, 0.2, 40))) for _ in range(100)]
+    assert 87 <= sum(e.low <= np.exp(0.3) <= e.high for e in found) <= 99
+
+
+def test_figures_of_a_way():
+    figures = summarise(OUTCOMES, "speculative")
+    # a: medians 22 and 11; b: 0.5; c: 1
+    assert figures.by_category["code"].value == pytest.approx(1.0)
+    assert figures.by_category["prose"].value == pytest.approx(1.0)
+    assert figures.speedup.n == 3
+    assert figures.tokens_per_second == 8.0
+    assert figures.first_token_s == 1.5
+    # with a second of prompt each: 10 tokens in 1 + 10/22 s against 1 + 10/11, and so on
+    expected = [(1 + 10 / 11) / (1 + 10 / 22), (1 + 1) / (1 + 2), 1]
+    assert figures.with_prompt.value == pytest.approx(np.prod(expected) ** (1 / 3))
+    assert figures.tokens_per_step == 2.0
+    assert figures.acceptance == pytest.approx(5 / 8)
+    assert figures.tested_at == [4 * 4 + 1, 4 * 4]
+    assert figures.accepted_at == [4 * 3, 4 * 2]
+    assert figures.steps_by == {"draft": 20, "none": 5}
+    assert figures.shares == pytest.approx({"guessing": 1.5 / 4, "main": 0.5, "rest": 0.5 / 4})
+    assert figures.theory == pytest.approx(2.0)
+    assert figures.achieved == pytest.approx(((2 / 2) * (0.5 / 2)) ** 0.5)
+    assert [str(prompt) for prompt, _ in figures.differences] == ["code/b"]
+
+
+def test_figures_of_plain():
+    figures = summarise(OUTCOMES, "plain")
+    assert figures.speedup.value == 1.0
+    assert figures.acceptance is None
+    assert figures.theory is None
+    assert figures.shares == {"guessing": 0, "main": 0, "rest": 0}
+
+
+REPORT = """\
+# specdec bench
+
+|             | what                                          |
+| ----------- | --------------------------------------------- |
+| main        | m.gguf (tiny), 2 MB, SHA-256 abababababab…    |
+| machine     | Abacus 9, 2 cores, Linux                      |
+| run with    | 1 thread, context 256                         |
+| llama.cpp   | llama-cpp-python 0.3.36                       |
+| specdec     | 0.1.0, 2026-01-02T03:04:05+00:00              |
+| asked       | 3 prompts of 2 categories, 3 runs of each way |
+| answers     | up to 10 tokens, temperature 0                |
+| peak memory | 123 MB, of all ways together                  |
+
+## Speed-up: tokens/s after the prompt, against plain
+
+| category                    |       speculative |
+| --------------------------- | ----------------: |
+| code                        | 1.00 [0.50, 2.00] |
+| prose                       |              1.00 |
+| **all**                     | 1.00 [0.50, 2.00] |
+| all, with the prompt's time | 0.96 [0.67, 1.31] |
+
+Geometric means over prompts, and their 95 % bootstrap intervals.
+
+## Rates, and where the time goes
+
+| way         | tokens/s | first token | tokens a step |  accepted | guessing |  main |  rest | steps by            |
+| ----------- | -------: | ----------: | ------------: | --------: | -------: | ----: | ----: | ------------------- |
+| plain       |     10.0 |      1.50 s |          1.00 |           |     0.0% |  0.0% |  0.0% |                     |
+| speculative |      8.0 |      1.50 s |          2.00 | 62% of 40 |    37.5% | 50.0% | 12.5% | draft 80%, none 20% |
+
+## Accepted, by position of the guess
+
+| way         |   1 |   2 |
+| ----------- | --: | --: |
+| speculative | 71% | 50% |
+
+## The best that any length of guesses could have done
+
+| way         |   best | achieved of it |
+| ----------- | -----: | -------------: |
+| speculative | 2.00 × |            50% |
+
+## The texts, against plain
+
+speculative: identical in 2 of 3 prompts; the others differ where main's logits are 0.0125 apart at most: code/b after 7 tokens (gap 0.0125).
+"""
+
+
+def test_markdown():
+    assert report.markdown(results()) == REPORT
+
+
+def test_what_was_not_done_is_not_claimed():
+    assert "**interrupted: 3 of 5 prompts**" in report.markdown(results(n_prompts=5))
+    bare = [replace(o, theory={}, differences={"speculative": None}) for o in OUTCOMES]
+    said = report.markdown(results(outcomes=bare))
+    assert "best that any" not in said
+    assert "speculative: identical in all of 3 prompts." in said
+
+
+def test_many_differences_are_not_all_named():
+    many = [outcome("code", f"p{i}", [1.0], [1.0], Difference(1, i, i / 10)) for i in range(8)]
+    said = report.markdown(results(outcomes=many))
+    assert "code/p4 after 4 tokens" in said
+    assert "code/p5" not in said
+    assert "and 3 more" in said
+    assert "identical in 0 of 8 prompts" in said
+    assert "0.7 apart at most" in said
+
+
+def test_bars():
+    said = report.markdown(results(), bars=True)
+    code, prose, whole = [line for line in said.splitlines() if "│" in line]
+    # The longest end, 2.00, takes all 40 cells: 1.0 is marked after 20.
+    assert code == "    code  " + "█" * 10 + "▓" * 10 + "│" + "░" * 19 + " 1.00 [0.50, 2.00]".rjust(18)
+    assert prose == "    prose " + "█" * 20 + "│" + " " * 19 + " 1.00"
+    assert whole.startswith("    all   ")
+
+
+def test_bars_of_several_ways():
+    both = ways(GREEDY, {"draft-max": [1, 2]})
+    one = outcome("code", "a", [2.0], [1.0])
+    runs = {
+        "plain": one.runs["plain"],
+        "draft-max=1": one.runs["speculative"],
+        "draft-max=2": one.runs["plain"],
+    }
+    said = report.markdown(results(ways=both, outcomes=[replace(one, runs=runs)], n_prompts=1), bars=True)
+    bars = [line for line in said.splitlines() if "│" in line]
+    assert bars[0] == "    code draft-max=1 " + "█" * 20 + " " * 19 + "│ 0.50"
+    assert bars[1] == "         draft-max=2 " + "█" * 39 + "│ 1.00"
+    assert len(bars) == 4
+
+
+def test_csv():
+    rows = list(csv.DictReader(io.StringIO(report.csv_rows(results()))))
+    assert [(r["category"], r["name"], r["way"]) for r in rows] == [
+        (c, n, w) for c, n in (("code", "a"), ("code", "b"), ("prose", "c")) for w in ("plain", "speculative")
+    ]
+    assert [float(r["speedup"]) for r in rows] == [1, 2, 1, 0.5, 1, 1]
+    assert [r["best_speedup"] for r in rows] == ["", "2.0", "", "2.0", "", ""]
+    assert [r["identical"] for r in rows] == ["1", "1", "1", "0", "1", "1"]
+    assert (rows[3]["differs_after"], rows[3]["gap"]) == ("7", "0.0125")
+    assert (rows[1]["runs"], rows[1]["steps"], rows[1]["accepted"]) == ("3", "5", "5")
+
+
+def test_json():
+    whole = json.loads(report.as_json(results()))
+    assert whole["record"] == RECORD
+    assert whole["settings"]["plain"]["proposer"] == "none"
+    assert whole["settings"]["speculative"]["sampling"]["temperature"] == 0
+    assert (whole["prompts_done"], whole["prompts_wanted"], whole["interrupted"]) == (3, 3, False)
+    speculative = whole["ways"][1]
+    assert speculative["speedup"]["n"] == 3
+    assert speculative["acceptance"] == pytest.approx(5 / 8)
+    assert speculative["differences"] == [{"category": "code", "name": "b", "run": 1, "at": 7, "gap": 0.0125}]
+    first = whole["prompts"][0]
+    assert first["speedup"] == {"speculative": 2.0}
+    assert len(first["runs"]) == 6
+    assert first["runs"][3]["statistics"]["profile"]["draft model"] == 1.0
+    assert first["runs"][3]["statistics"]["tested_at"] == [4, 4]
+
+
+def test_text_that_is_no_text_can_be_written():
+    broken = replace(OUTCOMES[0].runs["plain"][0], text="\udcff")
+    report.as_json(
+        results(outcomes=[replace(OUTCOMES[0], runs=OUTCOMES[0].runs | {"plain": [broken]})])
+    ).encode()

@@ -1,0 +1,146 @@
+"""Runs that take turns, on a session that says what it is told to."""
+
+import numpy as np
+import pytest
+
+from spec_local.bench.prompts import Prompt
+from spec_local.bench.runner import Difference, Outcome, Question, Run, measure
+from spec_local.bench.ways import ways
+from spec_local.costs import CostTable
+from spec_local.decoding import Statistics
+from spec_local.fake import FakeModel
+from spec_local.session import Done, GenerationSettings, Text
+
+QUESTIONS = [Question(Prompt("c", name, name), [1, 2, i]) for i, name in enumerate("xyz")]
+ANSWER = [3, 4, 5, 6] * 5
+
+
+class Scripted:
+    """A session whose answers are given by proposer and prompt; every token takes a second, or less."""
+
+    def __init__(self, answers, draft=None):
+        self.main, self.draft, self._answers = FakeModel(), draft, answers
+        self.calls = []
+
+    def generate(self, prompt, settings, *, cancelled):
+        self.calls.append((settings.proposer, prompt[-1], settings.seed, settings.max_tokens))
+        assert not self.main.cached
+        assert not (self.draft and self.draft.cached)
+        self.main.evaluate(prompt, 0)
+        if self.draft:
+            self.draft.evaluate(prompt, 0)
+        said = self._answers(settings.proposer, prompt[-1])[: settings.max_tokens]
+        for token in said:
+            if cancelled():
+                yield Done("", "cancelled", Statistics())
+                return
+            yield Text(chr(97 + token), [token])
+        yield Done("!", "length", Statistics(predicted_n=len(said), predicted_s=1.0, n_steps=len(said)))
+
+    def proposers(self, settings):
+        both = ["draft", "lookup"] if self.draft else ["lookup"]
+        return both if settings.proposer == "auto" else [settings.proposer]
+
+    def costs(self):
+        main, draft = CostTable(), CostTable()
+        for n in range(1, 66):
+            main.observe(n, 1.0)
+        draft.observe(1, 0.25)
+        return main, draft if self.draft else None
+
+
+def alike(proposer, prompt):
+    return ANSWER
+
+
+def compared(**varied):
+    return ways(GenerationSettings(seed=10, max_tokens=20), varied)
+
+
+def test_ways_take_turns_and_none_is_always_first():
+    session = Scripted(alike)
+    events = list(measure(session, QUESTIONS, compared(proposer=["auto", "lookup"]), runs=2))
+    warm_up, counted = session.calls[:3], session.calls[3:]
+    assert warm_up == [(proposer, 0, 10, 16) for proposer in ("none", "auto", "lookup")]
+    order = [("none", "auto", "lookup"), ("auto", "lookup", "none"), ("lookup", "none", "auto")]
+    assert counted == [
+        (proposer, i, 10 + run, 20) for i in range(3) for run in (1, 2) for proposer in order[i]
+    ]
+    assert [type(event) for event in events] == ([Run] * 6 + [Outcome]) * 3
+    runs, outcome = events[:6], events[6]
+    assert [outcome.runs[way] for way in ("plain", "auto", "lookup")] == [runs[i::3] for i in range(3)]
+    assert runs[0].text == "".join(chr(97 + t) for t in ANSWER) + "!"
+    assert (runs[5].number, runs[5].way, list(runs[5].tokens)) == (2, "lookup", ANSWER)
+
+
+def test_differences_and_their_gaps():
+    other = [*ANSWER[:5], 9, *ANSWER[6:]]
+    shorter = ANSWER[:7]
+
+    def answers(proposer, prompt):
+        return {("lookup", 1): other, ("lookup", 2): shorter}.get((proposer, prompt), ANSWER)
+
+    session = Scripted(answers)
+    events = measure(session, QUESTIONS, compared(proposer=["lookup"]))
+    same, differs, ends = [event.differences["speculative"] for event in events if isinstance(event, Outcome)]
+    assert same is None
+    logits = FakeModel().logits([1, 2, 1, *ANSWER[:5]])
+    assert differs == Difference(1, 5, pytest.approx(logits.max() - min(logits[ANSWER[5]], logits[9])))
+    assert ends.at == 7
+    second, best = np.sort(FakeModel().logits([1, 2, 2, *ANSWER[:7]]))[-2:]
+    assert ends.gap == pytest.approx(best - second)
+
+
+def test_a_difference_of_the_second_run_counts():
+    turns = iter(range(100))
+
+    def answers(proposer, prompt):
+        return ANSWER if next(turns) != 5 else [7]  # warm-up: 0 and 1, first run: 2 and 3, second: 4 and 5
+
+    events = list(measure(Scripted(answers), QUESTIONS[:1], compared(), runs=2))
+    difference = events[-1].differences["speculative"]
+    assert (difference.run, difference.at) == (2, 0)
+
+
+def test_theory_counts_who_may_guess():
+    # The prompt's end never occurs earlier, so that lookup begins to copy when the answer repeats itself.
+    draft = FakeModel(seed=5)
+    events = measure(Scripted(alike, draft), QUESTIONS[:1], compared(proposer=["lookup", "draft", "auto"]))
+    theory = list(events)[-1].theory
+    assert set(theory) == {"lookup", "draft", "auto"}
+    # After 3 4 5 6 3 4 5 it copies the 13 tokens that are left, 4 at first: what followed is not longer yet.
+    assert theory["lookup"] > 1.5
+    assert 1.0 <= theory["draft"] < theory["lookup"] <= theory["auto"]
+
+
+def test_theory_is_silent_about_trees_and_empty_answers():
+    session = Scripted(alike, FakeModel())
+    *_, outcome = measure(session, QUESTIONS[:1], compared(shape=["chain", "tree"]))
+    assert set(outcome.theory) == {"chain"}
+    *_, outcome = measure(Scripted(lambda *_: []), QUESTIONS[:1], compared())
+    assert outcome.theory == {}
+
+
+def test_cancelling_ends_it_there():
+    seen = []
+    events = measure(Scripted(alike), QUESTIONS, compared(), cancelled=lambda: len(seen) >= 4, delay=0.0)
+    for event in events:
+        seen.append(event)
+    assert [type(event) for event in seen] == [Run, Run, Outcome, Run]
+
+
+def test_progress_adds_up_even_where_answers_end_early():
+    shares = []
+    list(measure(Scripted(lambda *_: ANSWER[:3]), QUESTIONS, compared(), runs=2, progress=shares.append))
+    assert sum(shares) == pytest.approx(3 * 2 * 2)
+    assert max(shares) == pytest.approx(1 - 3 / 20)
+
+
+def test_rest_before_each_run(monkeypatch):
+    slept = []
+    clock = iter(np.arange(0, 1000, 0.25))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("time.sleep", slept.append)
+    list(measure(Scripted(alike), QUESTIONS[:1], compared(), delay=1.0))
+    assert len(slept) == 2 * 3
+    assert max(slept) <= 0.1  # or Ctrl-C would wait

@@ -1,0 +1,110 @@
+"""The best that any length of guesses could have done: against trying all of them, and known cases."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spec_local.bench.theory import best_seconds, copied, drafted, run_lengths
+from spec_local.fake import FakeModel
+
+COSTS = st.lists(st.floats(0.1, 5), min_size=8, max_size=8)
+
+
+def by_trying_all(runs, main, draft_step, n, most):
+    """Every sequence of steps that says n tokens, forwards."""
+    times, todo = [], [(0, 0.0)]
+    while todo:
+        said, time = todo.pop()
+        if said >= n:
+            times.append(time)
+            continue
+        todo.append((said + 1, time + main(1)))
+        for source, lengths in runs.items():
+            for k in range(1, most + 1):
+                if k <= lengths[said]:
+                    todo.append((said + k + 1, time + k * draft_step[source] + main(k + 1)))
+    return min(times)
+
+
+@given(
+    rights=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=7),
+    costs=COSTS,
+    draft_step=st.floats(0, 2),
+    most=st.integers(1, 5),
+)
+def test_it_is_the_best_of_all(rights, costs, draft_step, most):
+    runs = {name: run_lengths([r[i] for r in rights]) for i, name in enumerate(("draft", "lookup"))}
+    steps = {"draft": draft_step, "lookup": 0.0}
+    arguments = runs, lambda k: costs[k - 1], steps, len(rights), most
+    assert best_seconds(*arguments) == pytest.approx(by_trying_all(*arguments))
+
+
+def flat(n):
+    return 1.0
+
+
+def test_known_cases():
+    right = {"lookup": run_lengths([True] * 9)}
+    assert best_seconds({}, flat, {}, 9, 4) == 9
+    assert best_seconds({"lookup": [0] * 9}, flat, {"lookup": 0.0}, 9, 4) == 9
+    assert best_seconds(right, flat, {"lookup": 0.0}, 9, 2) == 3  # three steps of two guesses and one token
+    assert best_seconds(right, flat, {"lookup": 0.0}, 9, 64) == 1
+    assert best_seconds(right, flat, {"lookup": 0.4}, 9, 2) == pytest.approx(3 + 6 * 0.4)
+    assert (
+        best_seconds(right, float, {"lookup": 0.0}, 9, 8) == 9
+    )  # verifying that shares nothing gains nothing
+    assert best_seconds({}, flat, {}, 0, 4) == 0
+
+
+def test_run_lengths():
+    assert run_lengths([True, True, False, True]) == [2, 1, 0, 1]
+    assert run_lengths([]) == []
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_logits": 1}, {"max_logits": 5}, {"max_tokens": 3}])
+@pytest.mark.parametrize("cached", [[], [1, 2], [5, 6, 7, 8, 9]])
+def test_what_a_draft_would_have_guessed(limits, cached):
+    main, draft = FakeModel(), FakeModel(noise=0.4, **limits)
+    prompt, answer = [1, 2, 3], []
+    for _ in range(20):
+        answer.append(int(main.logits([*prompt, *answer]).argmax()))
+    right = [int(draft.logits([*prompt, *answer[:i]]).argmax()) == answer[i] for i in range(20)]
+    assert 4 < sum(right) < 20
+    if cached:
+        draft.evaluate(cached[:3], 0)
+    assert drafted(draft, prompt, answer, main.n_vocab) == run_lengths(right)
+
+
+def test_a_draft_reads_the_answer_in_few_calls():
+    draft = FakeModel(max_logits=8)
+    drafted(draft, [1, 2, 3], [4] * 20, 16)
+    assert draft.calls == [2, 8, 8, 4]
+
+
+def test_tokens_that_main_does_not_have_are_no_guesses():
+    class Padded(FakeModel):
+        def evaluate(self, tokens, n_logits):
+            logits = super().evaluate(tokens, n_logits)
+            return np.pad(logits, ((0, 0), (0, 4)), constant_values=99.0)
+
+    answer = [int(FakeModel().logits([1]).argmax())]
+    assert drafted(Padded(), [1], answer, 16) == [1]
+
+
+def test_a_draft_of_a_shorter_context_guesses_only_there():
+    long, short = FakeModel(), FakeModel(n_ctx=6)
+    prompt, answer = [1, 2, 3], []
+    for _ in range(8):
+        answer.append(int(long.logits([*prompt, *answer]).argmax()))
+    assert drafted(long, prompt, answer, 16) == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert drafted(short, prompt, answer, 16) == [4, 3, 2, 1, 0, 0, 0, 0]
+    assert drafted(short, list(range(7)), answer, 16) == [0] * 8
+
+
+def test_what_lookup_would_have_copied():
+    prompt = [1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3]
+    #         4 follows 1 2 3, and so do 5, 6, 7; then 8 comes instead of 9
+    assert copied(prompt, [4, 5, 6, 7, 8, 8], 64) == [4, 3, 2, 1, 0, 0]
+    assert copied(prompt, [4, 5, 6, 7, 8, 8], 2) == [2, 2, 2, 1, 0, 0]
+    assert copied([1, 2], [3, 4], 64) == [0, 0]
