@@ -118,6 +118,8 @@ def bench(
         _check(runs=runs, per_category=per_category, tokens=sampling.max_tokens, delay=delay)
         asked = _prompts(prompts, category or [], per_category)
         ways = _ways(models, sampling, sweep or [], proposers, policies)
+        for path in (out, plot):
+            _check_place(path)
         if plot:
             plots.check()
         from spec_local.llama import runtime
@@ -138,6 +140,11 @@ def bench(
                 plots.draw(results.figures()[1:], picture)
         if results.interrupted:
             raise KeyboardInterrupt
+
+
+def _check_place(path: Path | None) -> None:
+    if path and path.exists() and not path.is_file():
+        raise InvalidRequest(f"{path} is no ordinary file: give another place for the result")
 
 
 def _check(runs: int, per_category: int | None, tokens: int | None, delay: float) -> None:
@@ -200,8 +207,6 @@ def _written(path: Path | None) -> Iterator[Path | None]:
     if not path:
         yield None
         return
-    if path.exists() and not path.is_file():
-        raise InvalidRequest(f"{path} is no ordinary file: give another place for the result")
     with replacing(path) as part:
         yield part
 
