@@ -17,7 +17,7 @@ from against_llama_cpp import Theirs
 from common import chat_text, geometric_mean, machine, note, parser, table, tokens_of
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
-from spec_local.bench.prompts import built_in
+from spec_local.bench.prompts import load
 from spec_local.llama.context import default_threads
 
 
@@ -70,7 +70,7 @@ def main() -> None:
         theirs = Theirs(session, options)
         ours(session, tokens_of(session.main.model, "Hello"), 8, "auto")  # touches all memory
         asked: dict[str, int] = {}
-        for entry in built_in():
+        for entry in load():
             asked[entry.category] = asked.get(entry.category, 0) + 1
             if asked[entry.category] > options.per_category or (
                 options.category and entry.category not in options.category
