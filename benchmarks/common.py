@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from spec_local.bench import report
 from spec_local.chat import ChatTemplate
 from spec_local.llama.model import Model
 
@@ -106,15 +107,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     cells = [
         [c if isinstance(c, str) else f"{c:.3g}" if isinstance(c, float) else str(c) for c in r] for r in rows
     ]
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    right = [all(c[:1].isdigit() or c[:1] in "-−" for c in column) for column in zip(*cells, strict=True)]
-    for line in [list(head), None, *cells]:
-        if line is None:
-            parts = ["-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True)]
-        else:
-            parts = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True)]
-        print("| " + " | ".join(parts) + " |")
-    print(flush=True)
+    print(report.table(head, cells) + "\n", flush=True)
 
 
 def machine() -> str:

@@ -49,11 +49,8 @@ MAX_DRAFT = 64
 """Most tokens that may be guessed a step: main's context reserves one row of logits for each."""
 CHAIN_VERIFIERS = [name for name, verifier in VERIFIERS.items() if verifier.drawing == "one"]
 _USUAL_CONTEXT = 4096
-_USUAL_DRAFT = {
-    "fixed": 4,
-    "confidence": 16,
-    "entropy": 16,
-}  # tokens a step, by policy; adaptive: as many as pay
+_USUAL_DRAFT = {"fixed": 4, "confidence": 16, "entropy": 16}
+"""Tokens a step, by policy; adaptive: as many as pay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from spec_local.llama.context import Context, default_threads
 from spec_local.llama.model import Model
 from spec_local.planning import Plan, plan_chain
 from spec_local.policies.adaptive import MAX_READ
+from spec_local.session import MAX_DRAFT
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 32, 33, 48, 63, 64)
 """Tokens a call: around the steps of usual kernels, and up to the longest copy."""
@@ -67,5 +68,5 @@ def tune(
 def chain_plans(main: CostTable, draft: CostTable | None, chances: Sequence[float]) -> list[Plan]:
     """The best chain for each chance that a guess stands; without a draft, guesses cost nothing."""
     free = CostTable({1: [0.0]})
-    most = MAX_READ if draft else 63
+    most = MAX_READ if draft else MAX_DRAFT - 1
     return [plan_chain((chance,), main, draft or free, most, most) for chance in chances]

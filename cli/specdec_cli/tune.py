@@ -44,6 +44,7 @@ def tune(
     """
     with exits.guarded(), ExitStack() as stack:
         from spec_local.llama.context import default_threads
+        from spec_local.session import MAX_DRAFT
         from spec_local.tuning import chain_plans, thread_choices
         from spec_local.vocabulary import check_same
 
@@ -61,7 +62,7 @@ def tune(
         draft_model = _opened(resolve(draft), gpu_layers, stack) if draft else None
         if draft_model:
             check_same(main_model.vocabulary, draft_model.vocabulary)
-        mains = _tuned(main_model, choices, ctx, 65, cache_type, rounds)
+        mains = _tuned(main_model, choices, ctx, MAX_DRAFT + 1, cache_type, rounds)
         best = min(mains, key=lambda t: t.costs.seconds(1))
         _show("main", mains, best)
         if draft_model:

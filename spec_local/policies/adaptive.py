@@ -158,9 +158,8 @@ class Adaptive(Policy):
         if not as_usual or self._n_steps % _SELDOM == 0:
             self._main.observe(n_tested + 1, took)
             before, self._plain = self._plain, self._main.seconds(1) or 1e-9
-            if (
-                not 0.8 < self._plain / before < 1.25
-            ):  # what was charged since the machine changed was not fair
+            if not 0.8 < self._plain / before < 1.25:
+                # What was charged since the machine changed was not fair.
                 self._experience.purse = max(self._experience.purse, _LEAST)
         known = self._experience
         for i, stood in _outcomes(guesses, said):
@@ -194,11 +193,10 @@ class Adaptive(Policy):
 
     def _worth_copying(self) -> float:
         """The shortest match whose copy could pay at any length; so most steps need not look closer."""
-        copies = self._experience.copies
+        copies, costs = self._experience.copies, self._main.first(65)
         matches = np.array([0.0, *copies.edges])
         chances = copies.of_each(matches[:, None] + np.arange(64.0)).cumprod(axis=1)
-        costs = self._main.first(65)
-        rates = (1.0 + chances.cumsum(axis=1)) / (costs[1] + _MARGIN * (costs[2:66] - costs[1]))
+        rates = self._rate(1.0 + chances.cumsum(axis=1), costs[2:] - costs[1], costs[1])
         paying = (rates.max(axis=1) > 1.0 / costs[1]).nonzero()[0]
         return float(matches[paying[0]]) if len(paying) else np.inf
 
@@ -238,8 +236,11 @@ class Adaptive(Policy):
     def _rates(self, chances: Floats) -> Floats:
         """Tokens a second of the whole step, with 0, 1, … guesses that stand with these chances."""
         tokens = np.concatenate(([1.0], 1.0 + chances.cumsum()))
-        more = self._costs[1 : len(tokens) + 1] - self._costs[1]
-        rates: Floats = tokens / (self._spent + self._costs[1] + _MARGIN * more)
+        return self._rate(tokens, self._costs[1 : len(tokens) + 1] - self._costs[1], self._costs[1])
+
+    def _rate(self, tokens: Floats, more: Floats, plain: float) -> Floats:
+        """Tokens a second of a step that takes `more` seconds than a plain one, and what was spent already."""
+        rates: Floats = tokens / (self._spent + plain + _MARGIN * more)
         return rates
 
     def _rates_ahead(self, standing: Floats, n_calls: Floats) -> Floats:
@@ -248,8 +249,7 @@ class Adaptive(Policy):
         n = len(self._chances)
         tokens = sum(self._chances) + standing.cumsum()
         more = self._costs[n + 1 : n + 1 + len(standing)] - self._costs[1] + self._draft.seconds(1) * n_calls
-        rates: Floats = tokens / (self._spent + self._costs[1] + _MARGIN * more)
-        return rates
+        return self._rate(tokens, more, self._costs[1])
 
     def _ahead(self, standing: float, n: int) -> Floats:
         """The chances that the next n guesses stand, as far as so many may be made."""
