@@ -16,12 +16,12 @@ from spec_local.llama.context import Context
 
 
 class _File(BaseModel):
-    """model: for people who look. seconds: the last observations of each size, oldest first."""
+    """model: for people who look. seconds: of a call, by its tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
-    seconds: dict[PositiveInt, list[PositiveFloat]]
+    seconds: dict[PositiveInt, PositiveFloat]
 
 
 def path_of(context: Context) -> Path:
@@ -45,13 +45,13 @@ def load(context: Context) -> CostTable | None:
     """What is known of a context's costs; None: nothing, or the file is damaged."""
     with contextlib.suppress(OSError, ValueError, ValidationError):
         known = _File.model_validate_json(path_of(context).read_bytes())
-        if known.seconds and all(known.seconds.values()):
+        if known.seconds:
             return CostTable(known.seconds)
     return None
 
 
 def save(context: Context, table: CostTable) -> None:
     """Keep a table for the next time; a cache folder that cannot be written to is no reason to fail."""
-    known = _File(model=context.model.path.name, seconds=table.observations)
+    known = _File(model=context.model.path.name, seconds=table.costs)
     with contextlib.suppress(OSError):
         write_atomically(path_of(context), known.model_dump_json().encode())

@@ -8,7 +8,8 @@ import math
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,48 +17,65 @@ from numpy.typing import NDArray
 from spec_local.errors import ContextOverflow
 from spec_local.language_model import LanguageModel
 
-_KEPT = 9  # observations of a size: four bad ones in a row do not count yet
-_RECENT = 7  # calls of any size
-_CHANGED = 1.5  # by so much the machine has become slower or faster, and is not just noisy
+_KEPT = 9  # calls of a size that count: four bad ones in a row do not matter yet
+_NEAR = 4  # calls: a call of one token that comes later says nothing
+_ODD = 1.4  # times what was expected, or less than it by as much
+_INSTANT = 1e-9  # seconds; a coarse clock may say 0
+
+
+@dataclass(slots=True)
+class _Call:
+    """n: tokens. plain: seconds of calls of one token, the last one before and the first two after."""
+
+    n: int
+    seconds: float
+    plain: list[float]
+
+    def multiple(self, plain: float) -> float:
+        """Of a call of one token; until those around it are known, of one that takes so long."""
+        return self.seconds / (_median(self.plain) if len(self.plain) == 3 else plain)
 
 
 class CostTable:
     """Seconds of one call of a model, by its number of tokens; empty at first.
 
-    A machine that becomes hot slows all calls alike, and only some sizes are met while it does. So if the last few calls,
-    whatever their sizes, took much longer than their entries say, or much less, all entries change with them.
+    Neighbours and heat slow all calls alike, and only some sizes are met while they do. So what a call took is kept as a
+    multiple of what calls of one token took around it, and only these follow the machine.
 
     Args:
-        observations: seconds by number of tokens, oldest first, to begin with.
+        seconds: by number of tokens, to begin with; each counts like one call.
 
     Raises:
         ValueError: an impossible observation: see `observe`.
     """
 
-    def __init__(self, observations: Mapping[int, Sequence[float]] | None = None) -> None:
-        self._observed: dict[int, deque[float]] = {}
-        self._recent: deque[tuple[int, float, float]] = deque(
-            maxlen=_RECENT
-        )  # tokens, seconds, / their entry
-        self._sizes: list[int] = []  # those observed, sorted
-        self._costs: list[float] = []  # of each, what is made of its observations
+    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
+        self._plain: deque[float] = deque(maxlen=_KEPT)  # seconds of calls of one token
+        self._calls: dict[int, deque[_Call]] = {}  # of more, by their tokens
+        self._open: list[_Call] = []  # those that a call of one token has still to follow
+        self._n_odd = 0  # calls in a row, up to now
+        self._closed: set[int] = set()  # sizes with calls that were open when last looked at
+        self._multiples: dict[int, float] = {}  # of a call of one token, by number of tokens
+        self._costs: dict[int, float] = {}
         self._first: NDArray[np.float64] | None = None
-        for n, several in (observations or {}).items():
-            for seconds in several:
-                _check(n, seconds)
-            self._observed[n] = deque(several, _KEPT)
-        if self._observed:
-            self._summarise()
+        for n in sorted(seconds or {}):
+            self.observe(n, (seconds or {})[n])
+        for call in self._open:
+            call.plain *= 3  # what follows may be on another day
+        self._close()
 
     @property
-    def observations(self) -> dict[int, list[float]]:
-        """What counts now, by number of tokens, oldest first."""
-        return {n: list(self._observed[n]) for n in self._sizes}
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The numbers of tokens that were observed, in order."""
-        return tuple(self._sizes)
+    def costs(self) -> dict[int, float]:
+        """What is known, by number of tokens, in order: `seconds` of the sizes that were observed."""
+        if not self._costs and (self._multiples or self._open):
+            plain = _median(self._plain) if self._plain else 1.0
+            for n in self._closed.union(call.n for call in self._open):
+                self._multiples[n] = _median([call.multiple(plain) for call in self._calls[n]])
+            self._closed.clear()
+            sizes = sorted(self._multiples)
+            medians = [plain * self._multiples[n] for n in sizes]
+            self._costs = dict(zip(sizes, _plausible(sizes, medians), strict=True))
+        return self._costs
 
     def observe(self, n: int, seconds: float) -> None:
         """Count one call of n tokens.
@@ -65,32 +83,41 @@ class CostTable:
         Raises:
             ValueError: n is below 1, or the time is negative or no number.
         """
-        _check(n, seconds)
-        usual = _median(self._observed[n]) if n in self._observed else 0.0
-        self._observed.setdefault(n, deque(maxlen=_KEPT)).append(seconds)
-        if usual:
-            self._recent.append((n, seconds, seconds / usual))
-            self._follow()
-        self._summarise()
+        if n < 1 or not 0 <= seconds < math.inf:
+            raise ValueError(f"a call of {n} tokens cannot take {seconds} s")
+        seconds = max(seconds, _INSTANT)
+        is_odd = bool(self.costs) and not 1.0 / _ODD < seconds / self.seconds(n) < _ODD
+        self._n_odd = self._n_odd + 1 if is_odd else 0
+        if n == 1:
+            self._plain.append(seconds)
+            self._multiples[1] = 1.0
+            for call in self._open:
+                call.plain.append(seconds)
+            self._close()
+        else:
+            call = _Call(n, seconds, [self._plain[-1]] if self._plain else [])
+            self._calls.setdefault(n, deque(maxlen=_KEPT)).append(call)
+            self._open.append(call)
+            if len(self._open) > _NEAR:
+                self._open[0].plain *= 3
+                self._close()
+        self._costs, self._first = {}, None
 
-    def _follow(self) -> None:
-        """Change all entries alike, if the last calls say that the machine has changed."""
-        change = _median([ratio for _, _, ratio in self._recent])
-        if len(self._recent) < _RECENT or 1.0 / _CHANGED < change < _CHANGED:
-            return
-        for n, seconds, _ in self._recent:  # these are of the machine as it is now
-            if seconds in self._observed[n]:
-                self._observed[n].remove(seconds)
-        for several in self._observed.values():
-            several.extend([change * several.popleft() for _ in range(len(several))])
-        for n, seconds, _ in self._recent:
-            self._observed[n].append(seconds)
-        self._recent.clear()
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether calls were odd, and one of one token should tell whether the machine is."""
+        return self._n_odd > 1 and bool(self._open)
 
-    def _summarise(self) -> None:
-        self._first = None
-        self._sizes = sorted(self._observed)
-        self._costs = _plausible(self._sizes, [_median(self._observed[n]) for n in self._sizes])
+    def agrees_with(self, other: "CostTable") -> bool:
+        """Whether both say, about, how a call's time grows with the sizes that the other has observed."""
+        return all(
+            1.0 / _ODD < self.seconds(n) / self.seconds(1) * other.seconds(1) / seconds < _ODD
+            for n, seconds in other.costs.items()
+        )
+
+    def _close(self) -> None:
+        self._closed.update(call.n for call in self._open)
+        self._open = [call for call in self._open if len(call.plain) < 3]
 
     def seconds(self, n: int) -> float:
         """What a call of n tokens takes: the median of the last few, or an estimate where there are none.
@@ -105,27 +132,23 @@ class CostTable:
         Raises:
             ValueError: n is below 1, or nothing was observed yet.
         """
-        if n < 1 or not self._sizes:
-            raise ValueError(f"the cost of {n} tokens is unknown: {len(self._sizes)} sizes were observed")
-        return _interpolated(n, self._sizes, self._costs)
+        if n < 1 or not self.costs:
+            raise ValueError(f"the cost of {n} tokens is unknown: {len(self.costs)} sizes were observed")
+        known = self._costs.get(n)
+        return _interpolated(n, list(self._costs), list(self._costs.values())) if known is None else known
 
     def first(self, n: int) -> NDArray[np.float64]:
         """`seconds` of 0 … n tokens, the first of them 0: float64 (n + 1,), not to be changed."""
         if self._first is None or len(self._first) <= n:
-            wanted = np.arange(max(n + 1, 66))
-            self._first = np.interp(wanted, self._sizes, self._costs)
-            beyond = wanted > self._sizes[-1]
-            self._first[beyond] = [_interpolated(int(n), self._sizes, self._costs) for n in wanted[beyond]]
+            wanted, sizes, costs = np.arange(max(n + 1, 66)), list(self.costs), list(self.costs.values())
+            self._first = np.interp(wanted, sizes, costs)
+            beyond = wanted > sizes[-1]
+            self._first[beyond] = [_interpolated(int(n), sizes, costs) for n in wanted[beyond]]
             self._first[0] = 0.0
         return self._first[: n + 1]
 
 
-def _check(n: int, seconds: float) -> None:
-    if n < 1 or not 0 <= seconds < math.inf:
-        raise ValueError(f"a call of {n} tokens cannot take {seconds} s")
-
-
-def _median(several: Sequence[float]) -> float:
+def _median(several: Collection[float]) -> float:
     """Of an even number the lower one of the two in the middle: a disturbance only ever adds time."""
     return sorted(several)[(len(several) - 1) // 2]
 

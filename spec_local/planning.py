@@ -34,7 +34,7 @@ class Plan:
     @property
     def speed(self) -> float:
         """Expected tokens a second."""
-        return self.tokens_per_step / self.seconds if self.seconds else float("inf")
+        return self.tokens_per_step / self.seconds
 
     @property
     def is_chain(self) -> bool:

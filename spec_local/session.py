@@ -297,13 +297,16 @@ class Session:
         return self._costs
 
     def _known(self, context: Context, budget: float) -> CostTable:
+        rows = 1 if context is self.draft else None
+        if context.n_ctx - len(context.cached) < MAX_DRAFT:
+            context.trim(0)  # a poor table would be kept for long; the text is read again
         known = cost_store.load(context)
+        # What was kept may be of a machine that was busy or had no plug, and what seems dear would never be tried again.
+        if known and any(known.agrees_with(measure(context, (1, 8), 1, rows)) for _ in range(2)):
+            return known
         if not known:
             self._notice(f"measuring {context.model.path.name} (first use with these settings)")
-            if context.n_ctx - len(context.cached) < MAX_DRAFT:
-                context.trim(0)  # a poor table would be kept for long; the text is read again
-            known = measure(context, rows=1 if context is self.draft else None, budget=budget)
-        return known
+        return measure(context, rows=rows, budget=budget)
 
     @property
     def _branches(self) -> int:

@@ -67,6 +67,6 @@ def tune(
 
 def chain_plans(main: CostTable, draft: CostTable | None, chances: Sequence[float]) -> list[Plan]:
     """The best chain for each chance that a guess stands; without a draft, guesses cost nothing."""
-    free = CostTable({1: [0.0]})
+    free = CostTable({1: 0.0})
     most = MAX_READ if draft else MAX_DRAFT - 1
     return [plan_chain((chance,), main, draft or free, most, most) for chance in chances]

@@ -8,7 +8,7 @@ every number of guesses is looked at and not the next one only.
 
 Estimates err, so there is a purse: what guessing has won, in plain steps. A step may risk no more than what is in it if all its
 guesses fail. So a text that cannot be guessed costs what the purse holds at first and less than a hundredth of the time, whatever the
-estimates say, and long copies begin with short ones.
+estimates say, and long copies begin with short ones. What seldom fails wholly, as the copy after a long match, is charged less.
 """
 
 import time
@@ -25,7 +25,11 @@ MAX_READ = 16
 """Most calls of a draft model a step: beyond, nothing was ever gained."""
 
 # Found with benchmarks/simulate.py, where each was moved both ways.
-_LEAST, _PURSE, _MOST = 1.2, 3.3, 40.0  # in the purse: at the start of an answer between these, and ever
+_LEAST, _KEPT, _MOST = 1.2, 12.0, 40.0  # in the purse: at the start of an answer between these, and ever
+_RISK, _LEAST_RISK = (
+    8.0,
+    0.6,
+)  # share of what a copy could lose: times the chance that it loses it; and at least
 _DEBT = -0.5  # in the purse, at worst, when a call took longer than was to be expected
 _PROBES = 0.006  # share of the time that flows into the purse, and that a probe of a poor draft may lose
 _MARGIN = 1.1  # what is more than a plain step must bring more than it costs: of many estimates the best one flatters
@@ -67,16 +71,16 @@ class Adaptive(Policy):
         self._experience = known = experience or Experience()
         self._max_tree, self._clock = tree, clock
         self._n_steps = 0
-        self._n_since_plain = 0
+        self._n_guessed = self._n_plain = 0  # steps of either kind in a row, up to now
         self._saved = 0.0  # seconds that a probe may lose
-        known.purse = min(_PURSE, max(known.purse, _LEAST))
+        known.purse = min(_KEPT, max(known.purse, _LEAST))
         known.ahead = 0.5 * (known.ahead + _AHEAD)
         self._hopeful = draft is not None and _could_gain(main, draft)
         if draft and self._hopeful:
             self._expect("draft", *_chain(_AHEAD, main, draft))
         self._source: Source = "none"
         self._least_match = 0.0  # of a copy that could pay
-        self._plain = main.seconds(1) or 1e-9  # a clock may well say 0
+        self._plain = main.seconds(1)
         self._costs: Floats = main.first(2)  # of main's calls, by their tokens; as of this step
         self._begin(Offer(1))
 
@@ -88,7 +92,9 @@ class Adaptive(Policy):
         self._begin(offer)
         self._asked = self._clock()
         source: Source = "none"
-        if self._n_since_plain >= _REVIEW:  # what plain decoding costs must not become hearsay
+        if (
+            self._n_guessed >= _REVIEW or self._main.is_in_doubt
+        ):  # what plain decoding costs must not become hearsay
             return source
         may_draft = offer.unread and self._draft and self._hopeful
         if self._n_steps % _REVIEW == 2:
@@ -100,8 +106,10 @@ class Adaptive(Policy):
         best = 1.0 / self._costs[1]
         if may_copy:
             reach = offer.match + np.arange(float(min(offer.copied, offer.most)))
-            rates = self._rates(self._experience.copies.of_each(reach).cumprod())
-            self._n_copied = int(rates[: self._affordable() + 1].argmax())
+            chances = self._experience.copies.of_each(reach)
+            rates = self._rates(chances.cumprod())
+            risk = min(1.0, max(_LEAST_RISK, _RISK * (1.0 - float(chances[0]))))
+            self._n_copied = int(rates[: self._affordable(risk=risk) + 1].argmax())
             if rates[self._n_copied] > best:
                 best, source = float(rates[self._n_copied]), "lookup"
         if may_draft and self._draft:
@@ -153,11 +161,12 @@ class Adaptive(Policy):
 
     def learn(self, guesses: Sequence[int], copy: Sequence[int], said: Sequence[int], n_tested: int) -> None:
         took = self._clock() - self._asked
-        self._n_since_plain = self._n_since_plain + 1 if n_tested else 0
+        self._n_guessed = self._n_guessed + 1 if n_tested else 0
+        self._n_plain = 0 if n_tested else self._n_plain + 1
         as_usual = not n_tested and 0.8 < took / self._plain < 1.25
-        if not as_usual or self._n_steps % _SELDOM == 0:
+        if not as_usual or self._n_plain < 3 or self._n_steps % _SELDOM == 0:
             self._main.observe(n_tested + 1, took)
-            before, self._plain = self._plain, self._main.seconds(1) or 1e-9
+            before, self._plain = self._plain, self._main.seconds(1)
             if not 0.8 < self._plain / before < 1.25:
                 # What was charged since the machine changed was not fair.
                 self._experience.purse = max(self._experience.purse, _LEAST)
@@ -226,10 +235,13 @@ class Adaptive(Policy):
             believed.weight += known.weight
         self._experience.yields[kind] = believed
 
-    def _affordable(self, spent: float | None = None) -> int:
-        """The most guesses for which the purse lasts if none of them stands; seconds spent on them so far."""
+    def _affordable(self, spent: float | None = None, risk: float = 1.0) -> int:
+        """The most guesses for which the purse lasts if none of them stands.
+
+        spent: seconds on them so far. risk: share of the loss that is charged.
+        """
         spent = self._spent if spent is None else spent
-        allowed = (1.0 + self._experience.purse) * self._costs[1] - spent
+        allowed = (1.0 + max(0.0, self._experience.purse) / risk) * self._costs[1] - spent
         within = (self._costs[2:] <= allowed).nonzero()[0]
         return int(within[-1]) + 1 if len(within) else 0
 

@@ -1,6 +1,5 @@
 """What a policy has learned: how often guesses stand, and what guessing brought."""
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -114,5 +113,5 @@ class Experience:
     guesses: Chances = field(default_factory=_guesses)
     copies: Chances = field(default_factory=_copies)
     ahead: float = 0.8
-    purse: float = math.inf
+    purse: float = 3.3
     yields: dict[str, Yield] = field(default_factory=dict)

@@ -90,14 +90,14 @@ def pretend(session, main, draft=None):
     now = [0.0]
 
     def slow(context, costs):
-        grow, true = context.grow, CostTable({n: [seconds] for n, seconds in costs.items()})
+        grow, true = context.grow, CostTable(costs)
 
         def growing(tokens, parents, n_logits=None):
             now[0] += true.seconds(len(tokens))
             return grow(tokens, parents, n_logits)
 
         context.grow = growing
-        return CostTable({n: [seconds] * 3 for n, seconds in costs.items()})
+        return CostTable(costs)
 
     session._costs = slow(session.main, main), slow(session.draft, draft) if draft else None
     return lambda: now[0]
@@ -509,8 +509,8 @@ def test_costs_are_measured_once_and_only_for_who_asks(make_session, monkeypatch
     assert len(notes) == 2
     assert all("measuring" in note for note in notes)
     main, draft = session.costs()
-    assert {1, 2, 4, 8, 64} <= set(main.sizes)
-    assert 1 in draft.sizes
+    assert {1, 2, 4, 8, 64} <= set(main.costs)
+    assert 1 in draft.costs
     check_caches(session, [*prompt, *tokens])  # measuring left nothing behind
     tokens, _, _ = run(session, prompt, policy="adaptive", max_tokens=20)
     assert len(notes) == 2

@@ -61,9 +61,9 @@ class World:
         n_vocab=8, lookup=1, may_cut=None,
     ):  # fmt: skip
         self.now = 0.0
-        self.costs = tuple(CostTable({n: [s] * 3 for n, s in costs.items()}) for costs in (main, draft))
+        self.costs = tuple(CostTable(costs) for costs in (main, draft))
         self.main, self.draft = (
-            TimedModel(self, CostTable({n: [s] for n, s in costs.items()}), n_vocab, unlike)
+            TimedModel(self, CostTable(costs), n_vocab, unlike)
             for costs, unlike in ((main, 0.0), (draft, noise))
         )
         self._sampler, self._rule = Sampler(sampling), rule
@@ -353,7 +353,7 @@ def test_a_policy_keeps_the_costs_up_to_date():
     """What it was told is worth nothing where the clock says otherwise."""
     there = World(adaptive, FLAT, CHEAP, lookup=0)
     for model in (there.main, there.draft):
-        model.costs = CostTable({1: [7.0], 64: [7.0]})
+        model.costs = CostTable({1: 7.0, 64: 7.0})
     there.say([1, 2, 3], 200)
     assert [costs.seconds(1) for costs in there.costs] == [7.0, 7.0]
 
