@@ -3,7 +3,7 @@
     SpecLocalError            what went wrong, why, and what to do, in one line
     ├── ModelFileError        a GGUF file that is missing, damaged, or of a kind that cannot be used
     ├── ModelError            a loaded model that cannot do what was asked (no rollback, no text, no template)
-    ├── VocabularyMismatch    main and draft do not share one vocabulary
+    ├── VocabularyMismatch    main and draft have no token in common
     ├── ContextOverflow       more tokens than the context, or more context than memory
     ├── BackendError          llama.cpp refused or failed a call, or returned logits that are not numbers
     │   └── BackendCrash      llama.cpp's build takes the whole process down on this machine
@@ -29,7 +29,7 @@ class ModelError(SpecLocalError):
 
 
 class VocabularyMismatch(SpecLocalError):
-    """Main and draft do not share one vocabulary."""
+    """Main and draft have no token in common."""
 
 
 class ContextOverflow(SpecLocalError):

@@ -17,7 +17,7 @@ from spec_local.costs import CostTable, measure
 from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, check_prompt, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.language_model import common_prefix
+from spec_local.language_model import LanguageModel, common_prefix
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
@@ -33,16 +33,20 @@ from spec_local.proposers import (
     PromptLookup,
     Proposer,
     Shape,
+    StringLevel,
 )
 from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.text import TextStream
+from spec_local.translation import Translated, Translation
 from spec_local.verifiers import VERIFIERS
-from spec_local.vocabulary import check_same
+from spec_local.vocabulary import difference
 
 ShapeName = Literal["chain", "tree", "beam", "auto"]
 SHAPES: tuple[ShapeName, ...] = ("chain", "tree", "beam", "auto")
 ProposerName = Literal["auto", "draft", "lookup", "none"]
 PROPOSERS: tuple[ProposerName, ...] = ("auto", "draft", "lookup", "none")
+TranslationName = Literal["auto", "tokens", "text"]
+TRANSLATIONS: tuple[TranslationName, ...] = ("auto", "tokens", "text")
 PolicyName = Literal["adaptive", "fixed", "confidence", "entropy", "off"]
 POLICIES: tuple[PolicyName, ...] = ("adaptive", "fixed", "confidence", "entropy", "off")
 MAX_DRAFT = 64
@@ -76,6 +80,9 @@ class GenerationSettings:
         verifier: a name of `spec_local.verifiers.VERIFIERS`, all of them exact; ``auto``: ``membership``, for a drawn tree
             ``traversal``. Under ``membership`` a seed says the same whatever was guessed, and without guesses.
         greedy_draft: guess the draft's most probable token instead of drawing from it.
+        translation: of a draft of another vocabulary. ``tokens``: it guesses those of its tokens that main has, too; any
+            shape, any verifier. ``text``: it says what it likes, and main's tokenizer spells that again; chains under
+            ``membership`` only. ``auto``: ``tokens``.
     """
 
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -91,6 +98,7 @@ class GenerationSettings:
     beam_width: int = 4
     verifier: str = "auto"
     greedy_draft: bool = False
+    translation: TranslationName = "auto"
 
     def __post_init__(self) -> None:
         if self.proposer not in PROPOSERS:
@@ -99,6 +107,16 @@ class GenerationSettings:
             raise InvalidRequest(f"policy {self.policy!r} is unknown: give {', '.join(POLICIES)}")
         if self.shape == "auto" and self.policy not in ("adaptive", "off"):
             raise InvalidRequest(f"shape auto is for policy adaptive: with {self.policy} give chain or tree")
+        if self.translation not in TRANSLATIONS:
+            raise InvalidRequest(
+                f"translation {self.translation!r} is unknown: give {', '.join(TRANSLATIONS)}"
+            )
+        if self.translation == "text" and (
+            self.shape != "chain" or self.verifier not in ("auto", "membership")
+        ):
+            raise InvalidRequest(
+                "translation text is for chains under membership: give tokens for other shapes and rules"
+            )
         if not 0 <= self.draft_p_min <= 1:  # catches NaN too
             raise InvalidRequest(f"draft-p-min is {self.draft_p_min}: give 0 to 1")
         if self.shape not in SHAPES:
@@ -152,8 +170,15 @@ class Session:
     """
 
     def __init__(self, main: Context, draft: Context | None = None) -> None:
+        self.guesser: LanguageModel | None = draft
+        """The draft, speaking main's vocabulary."""
+        self.translation: Translation | None = None
+        """Where the draft has another vocabulary than main."""
         if draft:
-            check_same(main.model.vocabulary, draft.model.vocabulary)
+            ours, theirs = main.model.vocabulary, draft.model.vocabulary
+            if difference(ours, theirs):
+                self.translation = Translation(ours, theirs)
+                self.guesser = Translated(draft, self.translation, main.n_vocab)
             for role, context in (("main", main), ("draft", draft)):
                 if not context.model.can_roll_back:
                     raise ModelError(
@@ -215,6 +240,9 @@ class Session:
             session = cls(*contexts)
             if n_ctx is not None and contexts[0].n_ctx < n_ctx:
                 notice(f"context: {contexts[0].n_ctx} tokens, which is what the model was trained for")
+            if session.translation:
+                share = session.translation.share
+                notice(f"draft: another vocabulary, in which it can guess {share:.0%} of main's tokens")
             session._notice = notice
             session._resources = stack.pop_all()
             return session
@@ -359,16 +387,24 @@ class Session:
         lookup = (
             PromptLookup(shortest=2 if settings.policy == "adaptive" else 3) if "lookup" in names else None
         )
-        if "draft" not in names or not self.draft:
+        if "draft" not in names or not self.guesser:
             return Guided(policy, lookup=lookup)
         vocabulary = self.main.model.vocabulary
         draft = DraftModel(
-            self.draft,
+            self.guesser,
             sampler,
             self._shape(settings, policy),
             n_vocab=vocabulary.n_tokens,
             is_end=vocabulary.is_end,
         )
+        if self.draft and self.translation and settings.translation == "text":
+            draft = StringLevel(
+                self.draft,
+                Sampler(replace(settings.sampling, logit_bias={})),
+                Chain("greedy", policy),  # tokens of two vocabularies cannot be coupled
+                self.translation,
+                is_end=self.draft.model.vocabulary.is_end,
+            )
         tree = self._shape(replace(settings, shape="tree"), policy) if self._may_branch(settings) else None
         return Guided(policy, draft, lookup, tree)
 

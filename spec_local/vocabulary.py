@@ -4,28 +4,14 @@ The rule is llama.cpp's own (common/speculative.cpp): same tokenizer type, same 
 beginning- and end-of-sequence tokens, sizes within 128 of each other, and equal token texts from id 5 on.
 """
 
-from spec_local.errors import VocabularyMismatch
 from spec_local.llama.vocabulary import Vocabulary
 
 _MAX_SIZE_DIFFERENCE = 128  # padding that training frameworks add
 _FIRST_COMPARED = 5  # the special tokens before it differ between instruct and base models
 
 
-def check_same(main: Vocabulary, draft: Vocabulary) -> None:
-    """Raise unless both vocabularies are one.
-
-    Raises:
-        VocabularyMismatch: says the first difference.
-    """
-    difference = _difference(main, draft)
-    if difference:
-        raise VocabularyMismatch(
-            f"main and draft have different vocabularies ({difference}): "
-            "give a draft of main's model family, or none (prompt lookup works with every model)"
-        )
-
-
-def _difference(main: Vocabulary, draft: Vocabulary) -> str | None:
+def difference(main: Vocabulary, draft: Vocabulary) -> str | None:
+    """What makes two vocabularies of them; None: they are one."""
     if main.type != draft.type:
         return "their tokenizers are of different types"
     for name, added in (("bos", "add_bos"), ("eos", "add_eos")):

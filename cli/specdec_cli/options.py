@@ -47,6 +47,12 @@ class CacheChoice(StrEnum):
     q4_0 = "q4_0"
 
 
+class TranslationChoice(StrEnum):
+    auto = "auto"
+    tokens = "tokens"
+    text = "text"
+
+
 class ShapeChoice(StrEnum):
     chain = "chain"
     tree = "tree"
@@ -152,6 +158,13 @@ class ModelOptions:
             rich_help_panel=_GUESSING,
         ),
     ] = False
+    translation: Annotated[
+        TranslationChoice,
+        Option(
+            help="How a draft of another vocabulary guesses: tokens that main has, too, or text.",
+            rich_help_panel=_GUESSING,
+        ),
+    ] = TranslationChoice.auto
 
     def open(self, notice: Callable[[str], None]) -> "Session":
         """Load the models."""
@@ -255,6 +268,7 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         beam_width=models.beam_width,
         verifier=models.verifier.value,
         greedy_draft=models.greedy_draft,
+        translation=models.translation.value,
     )
 
 

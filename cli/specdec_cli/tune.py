@@ -46,7 +46,6 @@ def tune(
         from spec_local.llama.context import default_threads
         from spec_local.session import MAX_DRAFT
         from spec_local.tuning import chain_plans, thread_choices
-        from spec_local.vocabulary import check_same
 
         # Everything that could be wrong with the request is told before anything slow.
         choices = sorted(set(threads)) if threads else thread_choices()
@@ -60,8 +59,6 @@ def tune(
         render.prepare_stdout()
         main_model = _opened(resolve(main), gpu_layers, stack)
         draft_model = _opened(resolve(draft), gpu_layers, stack) if draft else None
-        if draft_model:
-            check_same(main_model.vocabulary, draft_model.vocabulary)
         mains = _tuned(main_model, choices, ctx, MAX_DRAFT + 1, cache_type, rounds)
         best = min(mains, key=lambda t: t.costs.seconds(1))
         _show("main", mains, best)

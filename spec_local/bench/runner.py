@@ -210,8 +210,8 @@ def _theory(
     lengths: dict[str, list[int]] = {}
     if "lookup" in wanted:
         lengths["lookup"] = theory.copied(question.tokens, answer, MAX_DRAFT)
-    if "draft" in wanted and session.draft:
-        lengths["draft"] = theory.drafted(session.draft, question.tokens, answer, session.main.n_vocab)
+    if "draft" in wanted and session.guesser:
+        lengths["draft"] = theory.drafted(session.guesser, question.tokens, answer, session.main.n_vocab)
     steps = {"lookup": 0.0, "draft": draft_costs.seconds(1) if draft_costs else 0.0}
     n = len(answer)
     return {

@@ -10,6 +10,7 @@ from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.guided import Guided
 from spec_local.proposers.prompt_lookup import PromptLookup
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Drawn, Shape
+from spec_local.proposers.string_level import StringLevel
 
 __all__ = [
     "Beam",
@@ -22,4 +23,5 @@ __all__ = [
     "PromptLookup",
     "Proposer",
     "Shape",
+    "StringLevel",
 ]

@@ -1,5 +1,6 @@
 """A small model of main's vocabulary guesses; a shape decides what it is asked to read."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.dice import Dice
+from spec_local.errors import ContextOverflow
 from spec_local.language_model import LanguageModel, Logits, common_prefix, prefill
 from spec_local.proposal import ROOT, Proposal, is_chain, path_to
 from spec_local.proposers.base import Lap, Limit
@@ -47,7 +49,9 @@ class DraftModel:
         history = self._readable(history)
         # A prompt beyond the draft's own context cannot be continued: see propose.
         if len(history) < self.model.n_ctx:
-            yield from prefill(self.model, history[:-1])
+            # A draft of another vocabulary may need more tokens for the same text.
+            with contextlib.suppress(ContextOverflow):
+                yield from prefill(self.model, history[:-1])
 
     @property
     def guesses(self) -> Sequence[int]:
@@ -58,22 +62,27 @@ class DraftModel:
 
     def unread(self, history: Sequence[int]) -> int:
         """How many tokens the model has to read for its first guess; 0 where it has no room."""
-        return len(history) - len(self.model.cached) if len(history) <= self.model.n_ctx else 0
+        n = len(self._readable(history))
+        return n - len(self.model.cached) if n <= self.model.n_ctx else 0
 
     def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
-        room = self.model.n_ctx - len(history) + 1
+        model, history = self.model, self._readable(history)
+        room = model.n_ctx - len(history) + 1
         if room < 1:
             return Proposal()
-        model = self.model
         branches = min(limit.branches, model.max_branches, model.max_tokens, model.max_logits, room)
         limit = Limit(min(limit.depth, room), min(limit.nodes, room), branches)
-        unread = self._unread(self._readable(history))
-        self._reader = _Reader(self.model, self._sampler, self._n_vocab, self._is_end, history, unread, lap)
-        self._proposal = replace(self.shape.grow(self._reader, limit, dice), source="draft")
+        try:
+            unread = self._unread(history)
+            self._reader = _Reader(model, self._sampler, self._n_vocab, self._is_end, history, unread, lap)
+            self._proposal = replace(self.shape.grow(self._reader, limit, dice), source="draft")
+        except ContextOverflow:  # as above
+            self._reader, self._proposal = None, Proposal()
         return self._proposal
 
     def commit(self, history: Sequence[int]) -> None:
-        n = common_prefix(self.model.cached, self._readable(history))
+        history = self._readable(history)
+        n = common_prefix(self.model.cached, history)
         if self._reader and n == len(self.model.cached):
             path = self._proposal.follow(history[n:])
             end = path[-1] if path else ROOT

@@ -1,9 +1,16 @@
 """What the command offers is what the library has; names stand twice so that --help needs no numpy."""
 
-from specdec_cli.options import CacheChoice, PolicyChoice, ProposerChoice, ShapeChoice, VerifierChoice
+from specdec_cli.options import (
+    CacheChoice,
+    PolicyChoice,
+    ProposerChoice,
+    ShapeChoice,
+    TranslationChoice,
+    VerifierChoice,
+)
 
 from spec_local.llama.context import CACHE_TYPES
-from spec_local.session import POLICIES, PROPOSERS, SHAPES
+from spec_local.session import POLICIES, PROPOSERS, SHAPES, TRANSLATIONS
 from spec_local.verifiers import VERIFIERS
 
 
@@ -12,4 +19,5 @@ def test_choices():
     assert {c.value for c in ShapeChoice} == set(SHAPES)
     assert {c.value for c in ProposerChoice} == set(PROPOSERS)
     assert [c.value for c in PolicyChoice] == list(POLICIES)
+    assert [c.value for c in TranslationChoice] == list(TRANSLATIONS)
     assert {c.value for c in CacheChoice} == set(CACHE_TYPES)

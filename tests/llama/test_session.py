@@ -15,7 +15,6 @@ from spec_local.errors import (
     InvalidRequest,
     ModelError,
     ModelFileError,
-    VocabularyMismatch,
 )
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
@@ -45,8 +44,8 @@ def models(tmp_path_factory):
             "main": {},
             "draft": {"noise": 0.05},
             "ending": {"end_scale": 1.5},
-            "other": {"extra_tokens": ["wine"]},
-            "another": {"extra_tokens": ["beer"]},
+            "other": {"extra_tokens": ["wine", "two"]},
+            "another": {"extra_tokens": ["beer", "one two", "th"], "noise": 0.05},
         }.items()
     }
     yield made
@@ -741,9 +740,33 @@ def test_conversations(make_session):
     assert len(conversation.messages) == 2
 
 
-def test_main_and_draft_must_share_a_vocabulary(models, make_context):
-    with pytest.raises(VocabularyMismatch, match=r"wine.*beer"):
-        Session(make_context(models["other"]), make_context(models["another"]))
+@pytest.mark.parametrize("translation", ["tokens", "text"])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+def test_a_draft_of_another_vocabulary(make_session, translation, sampling, policy):
+    """Over several turns; a seed says the same under membership whoever guesses."""
+    session, plain = make_session("other", "another"), make_session("other", None)
+    assert session.translation
+    assert 0.8 < session.translation.share < 1
+    history = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    tested = accepted = 0
+    for seed in range(3):
+        how = {"sampling": sampling, "seed": seed, "max_tokens": 20, "policy": policy, "proposer": "draft"}
+        tokens, text, done = run(session, history, translation=translation, **how)
+        assert (tokens, text) == run(plain, history, **how | {"proposer": "none"})[:2]
+        tested += done.statistics.draft_n
+        accepted += done.statistics.draft_n_accepted
+        history = [*history, *tokens, *session.main.model.vocabulary.tokenize(" and then")]
+    if policy == "fixed":
+        assert accepted > (0.2 if sampling is GREEDY else 0.0) * tested
+
+
+def test_what_fits_no_translation_of_text(make_session):
+    for kwargs in ({"shape": "tree"}, {"verifier": "block"}):
+        with pytest.raises(InvalidRequest, match="translation text"):
+            run(make_session("other", "another"), translation="text", **kwargs)
+    with pytest.raises(InvalidRequest, match="give auto, tokens, text"):
+        run(make_session("other", "another"), translation="letters")
 
 
 def test_recurrent_models_speak_without_guesses(recurrent_model, recurrent_path, make_context, models):

@@ -1,0 +1,246 @@
+"""A draft of another vocabulary, made to look like a model of main's.
+
+Token-level intersection (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
+Heterogeneous Vocabularies", algorithm 4): tokens of both vocabularies that stand for the same bytes are one token, and
+the draft guesses these only. Its distribution, so restricted, is a distribution over main's tokens like any other, so
+that every acceptance rule stays exact; nothing above this module knows of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.errors import InvalidRequest, VocabularyMismatch
+from spec_local.language_model import LanguageModel, Logits
+
+_TURN_STARTS = (b"<|im_start|>", b"<start_of_turn>", b"<|start_header_id|>", b"<|turn>", b"[INST]")
+
+
+class Spelling(Protocol):
+    """What is to be known of a vocabulary: see `spec_local.llama.vocabulary.Vocabulary`."""
+
+    n_tokens: int
+    bos: int
+    eos: int
+    eot: int
+    add_bos: bool
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; none of control tokens."""
+
+    def text(self, token: int) -> bytes:
+        """The name of a token."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokens of a text; lone surrogates stand for bytes that are no UTF-8."""
+
+
+class Translation:
+    """Which of main's tokens the draft can guess, and how it reads all of them.
+
+    Attributes:
+        mains, drafts: intp (n,), ids of the shared tokens in both vocabularies, ascending in main's.
+
+    Raises:
+        VocabularyMismatch: no token is shared.
+    """
+
+    def __init__(self, main: Spelling, draft: Spelling) -> None:
+        self._main, self._draft = main, draft
+        shared = dict(_by_role(main, draft))
+        ours, theirs = _by_bytes(main), _by_bytes(draft)
+        shared |= {ours[piece]: theirs[piece] for piece in ours.keys() & theirs.keys()}
+        if not shared:
+            raise VocabularyMismatch(
+                "main and draft have no token in common: give another draft, or none (prompt lookup works with every model)"
+            )
+        self.mains: NDArray[np.intp] = np.array(sorted(shared), np.intp)
+        self.drafts: NDArray[np.intp] = np.array([shared[token] for token in sorted(shared)], np.intp)
+        self._mains_of = dict(zip(self.drafts.tolist(), self.mains.tolist(), strict=True))
+        self._read: dict[int, tuple[int, ...]] = {token: (other,) for token, other in shared.items()}
+
+    @property
+    def share(self) -> float:
+        """Of main's tokens, those that the draft can guess."""
+        return len(self.mains) / self._main.n_tokens
+
+    def read(self, token: int, is_first: bool = False) -> tuple[int, ...]:
+        """A token of main's as the draft reads it: one or more of its own.
+
+        Args:
+            is_first: it begins the text, where the draft may want a token of its own.
+        """
+        found = self._read.get(token)
+        if found is None:
+            spelled = self._main.piece(token) or self._main.text(token)
+            # Piece by piece, and not as the draft would spell the whole text: so what was read once stays as it is.
+            found = tuple(self._draft.tokenize(spelled.decode("utf-8", "surrogateescape"))) or (0,)
+            self._read[token] = found
+        if is_first and self._draft.add_bos and found[0] != self._draft.bos:
+            return (self._draft.bos, *found)
+        return found
+
+    def respell(self, before: Sequence[int], said: Sequence[int]) -> list[int]:
+        """What the draft said, in main's tokens.
+
+        Args:
+            before: the end of the text, in main's tokens: a word that they begin is spelled as a whole.
+            said: the draft's tokens.
+        """
+        spelled = list(said)
+        end = self._mains_of.get(spelled[-1], -1) if spelled and not self._draft.piece(spelled[-1]) else -1
+        text = b"".join(map(self._draft.piece, spelled))
+        controls = [i for i, token in enumerate(before) if not self._main.piece(token)]
+        known = b"".join(map(self._main.piece, before[controls[-1] + 1 if controls else 0 :]))
+        tokens = self._after(known, text)
+        if tokens is None:
+            tokens = self._after(b"", text) or []
+        return tokens if end < 0 else [*tokens, end]
+
+    def _after(self, known: bytes, text: bytes) -> list[int] | None:
+        """Main's tokens of a text, as they would follow what is known; None: they would begin within it."""
+        if not text:
+            return []
+        tokens = self._main.tokenize((known + text).decode("utf-8", "surrogateescape"))
+        left = len(text)
+        for i in range(len(tokens) - 1, -1, -1):
+            left -= len(self._main.piece(tokens[i]))
+            if left <= 0:
+                return tokens[i:] if left == 0 else None
+        return None
+
+
+def _by_bytes(vocabulary: Spelling) -> dict[bytes, int]:
+    # Of equal spellings the last: SentencePiece lists single bytes before the characters that they are.
+    found = {vocabulary.piece(token): token for token in range(vocabulary.n_tokens)}
+    found.pop(b"", None)
+    return found
+
+
+def _by_role(main: Spelling, draft: Spelling) -> Iterable[tuple[int, int]]:
+    """Control tokens: those of one name, and those that begin and end a text or a turn."""
+    ours, theirs = _controls(main), _controls(draft)
+    starts = [next((names[name] for name in _TURN_STARTS if name in names), -1) for names in (ours, theirs)]
+    roles = [
+        (main.eos, draft.eos),
+        (main.bos, draft.bos),
+        (main.eot, draft.eot if draft.eot >= 0 else draft.eos),
+    ]
+    yield from ((a, b) for a, b in [(starts[0], starts[1]), *roles] if a >= 0 and b >= 0)
+    yield from ((ours[name], theirs[name]) for name in ours.keys() & theirs.keys())
+
+
+def _controls(vocabulary: Spelling) -> dict[bytes, int]:
+    tokens = (token for token in range(vocabulary.n_tokens) if not vocabulary.piece(token))
+    return {vocabulary.text(token): token for token in tokens}
+
+
+class Translated:
+    """A `LanguageModel` of main's vocabulary, which a draft of another one computes.
+
+    Args:
+        model: the draft; others may roll its text back, but not add to it.
+        translation: between the vocabularies of main and of this draft.
+        n_vocab: columns of main's logits.
+    """
+
+    def __init__(self, model: LanguageModel, translation: Translation, n_vocab: int) -> None:
+        self.n_vocab = n_vocab
+        self._model, self._translation = model, translation
+        self._text: list[int] = []
+        self._ends: list[int] = []  # of each token of the text: how many tokens the draft has read with it
+        self._nodes: list[
+            tuple[int, list[int]]
+        ] = []  # of the tree: the token, and the draft's nodes that it is
+        self._logits: Logits = np.full((model.max_logits, n_vocab), -np.inf, np.float32)
+
+    @property
+    def n_ctx(self) -> int:
+        """As if the draft read every token to come as one: `evaluate` raises where it has no room."""
+        used = self._ends[-1] if self.cached else 0
+        return self._model.n_ctx - used + len(self._text)
+
+    @property
+    def max_tokens(self) -> int:
+        return self._model.max_tokens
+
+    @property
+    def max_logits(self) -> int:
+        return self._model.max_logits
+
+    @property
+    def max_branches(self) -> int:
+        return self._model.max_branches
+
+    @property
+    def cached(self) -> Sequence[int]:
+        n_read = len(self._model.cached)
+        while self._ends and self._ends[-1] > n_read:
+            self._ends.pop()
+            self._text.pop()
+        return self._text
+
+    def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
+        known = len(self.cached)
+        self._model.trim(self._ends[-1] if known else 0)
+        n_read = len(self._model.cached)
+        spelled: list[int] = []
+        ends: list[int] = []
+        for i, token in enumerate(tokens):
+            spelled += self._translation.read(token, known + i == 0)
+            ends.append(n_read + len(spelled))
+        self._nodes = []
+        wanted = [end - n_read - 1 for end in ends[len(ends) - n_logits :]]
+        size = self.max_tokens if n_logits < 2 else min(self.max_tokens, self.max_logits)
+        for start in range(0, len(spelled), size):
+            chunk = spelled[start : start + size]
+            rows = [(row, i - start) for row, i in enumerate(wanted) if start <= i < start + len(chunk)]
+            first = rows[0][1] if rows else len(chunk)
+            logits = self._model.evaluate(chunk, len(chunk) - first)
+            for row, i in rows:
+                self._translate(logits[i - first], row)
+        self._text += tokens
+        self._ends += ends
+        return self._logits[:n_logits]
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None) -> Logits:
+        n_logits = len(tokens) if n_logits is None else n_logits
+        n_before = sum(len(nodes) for _, nodes in self._nodes)
+        spelled: list[int] = []
+        above: list[int] = []
+        grown = list(self._nodes)
+        for token, parent in zip(tokens, parents, strict=True):
+            if not -1 <= parent < len(grown):
+                raise InvalidRequest(f"node {len(grown)} has parent {parent}: give -1 to {len(grown) - 1}")
+            own = self._translation.read(token)
+            nodes = [n_before + len(spelled) + i for i in range(len(own))]
+            above += [grown[parent][1][-1] if parent >= 0 else -1, *nodes[:-1]]
+            spelled += own
+            grown.append((token, nodes))
+        logits = self._model.grow(spelled, above)
+        for row, (_, nodes) in enumerate(grown[len(grown) - n_logits :]):
+            self._translate(logits[nodes[-1] - n_before], row)
+        self._nodes = grown
+        return self._logits[:n_logits]
+
+    def keep(self, path: Sequence[int]) -> None:
+        end = self._ends[-1] if self.cached else 0
+        self._model.keep([node for step in path for node in self._nodes[step][1]])
+        for step in path:
+            token, nodes = self._nodes[step]
+            end += len(nodes)
+            self._text.append(token)
+            self._ends.append(end)
+        self._nodes = []
+
+    def trim(self, length: int) -> None:
+        if not 0 <= length <= len(self.cached):
+            raise InvalidRequest(f"cannot trim {len(self._text)} tokens to {length}")
+        self._model.trim(self._ends[length - 1] if length else 0)
+        del self._text[length:], self._ends[length:]
+        self._nodes = []
+
+    def _translate(self, logits: NDArray[np.float32], row: int) -> None:
+        self._logits[row, self._translation.mains] = logits[self._translation.drafts]
