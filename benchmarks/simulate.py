@@ -12,18 +12,16 @@ quickest division of the same answers into steps: see `spec_local.bench.theory`.
 clock is disturbed, the policy sees the disturbed times, and is judged by the undisturbed ones.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cache
 from typing import Literal
 
 import numpy as np
 from common import note, parser, table
-from numpy.typing import NDArray
+from traces import MOST, Floats, Group, Trace, groups
 
-from spec_local.bench.theory import best_seconds, copied, run_lengths
+from spec_local.bench.theory import best_seconds, run_lengths
 from spec_local.costs import CostTable
 from spec_local.decoding import Prefilled, Step, decode
 from spec_local.dice import SeededDice
@@ -33,9 +31,7 @@ from spec_local.proposers import Chain, DraftModel, Guided, PromptLookup, Propos
 from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.verifiers import VERIFIERS
 
-Floats = NDArray[np.float64]
 Role = Literal["main", "draft"]
-MOST = 64  # guesses a step
 GREEDY = Sampler(SamplingSettings(temperature=0))
 
 # Machines -------------------------------------------------------------------------------------------------
@@ -93,172 +89,6 @@ PAIRS = (
     Pair("Metal 13B, draft 0.08", costs(40.0, _METAL), costs(0.08 * 40.0, _METAL)),
     Pair("laptop 7B, draft 0.15", costs(120.0, _LAPTOP), costs(0.15 * 120.0, _SMALL_B)),
 )
-
-# Texts ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """An answer, and the draft's opinion at each of its places.
-
-    right: whether the draft's favourite is what main says. sure: the favourite's probability at temperature 1.
-    """
-
-    prompt: Sequence[int]
-    answer: Sequence[int]
-    right: Sequence[bool]
-    sure: Sequence[float]
-
-    @cached_property
-    def n_vocab(self) -> int:
-        return max(*self.prompt, *self.answer) + 2  # the last token is said by nobody but a draft that errs
-
-    def rows(self, tokens: Sequence[int], sure: Sequence[float]) -> Logits:
-        """Logits (places, V) of these favourites, and of one probability for all the rest."""
-        odds = np.clip(sure, 2 / self.n_vocab, 0.9995)
-        rows = np.zeros((len(tokens), self.n_vocab), np.float32)
-        rows[np.arange(len(tokens)), tokens] = np.log(odds / (1 - odds) * (self.n_vocab - 1))
-        return rows
-
-    @cached_property
-    def mains(self) -> Logits:
-        return self.rows(self.answer, [0.9] * len(self.answer))
-
-    @cached_property
-    def drafts(self) -> Logits:
-        wrong = self.n_vocab - 1
-        favourites = [token if ok else wrong for token, ok in zip(self.answer, self.right, strict=True)]
-        return self.rows(favourites, self.sure)
-
-    @cached_property
-    def astray(self) -> Logits:
-        """What the draft says after a guess that was wrong."""
-        return self.rows([self.n_vocab - 1] * len(self.answer), self.sure)
-
-    @cached_property
-    def copies(self) -> list[int]:
-        return copied(self.prompt, self.answer, MOST - 1)
-
-
-def _text(rng: np.random.Generator, n: int) -> list[int]:
-    """Tokens among which nothing repeats that a lookup could find, or hardly."""
-    return [int(token) for token in rng.integers(0, 400, n)]
-
-
-def _opinions(
-    rng: np.random.Generator, accepted: Sequence[float], believed: Sequence[float] | None = None
-) -> tuple[list[bool], list[float]]:
-    """Guesses that stand so often on average, with confidences that tell the truth unless others are believed."""
-    truth = np.clip(accepted, 1e-3, 1 - 1e-3)
-    chances = rng.beta(3 * truth, 3 * (1 - truth))
-    right = rng.random(len(chances)) < (chances if believed is None else truth)
-    if believed is not None:
-        belief = np.clip(believed, 1e-3, 1 - 1e-3)
-        chances = rng.beta(3 * belief, 3 * (1 - belief))
-    return right.tolist(), chances.tolist()
-
-
-def drafted(accepted: Sequence[float], believed: Sequence[float] | None = None, seed: int = 0) -> list[Trace]:
-    """Two answers that nothing can be copied for."""
-    traces = []
-    for i in range(2):
-        rng = np.random.default_rng([seed, i])
-        prompt, answer = _text(rng, 60), _text(rng, len(accepted))
-        traces.append(Trace(prompt, answer, *_opinions(rng, accepted, believed)))
-    return traces
-
-
-def copies(n: int = 256, seed: int = 1) -> list[Trace]:
-    """Answers that quote long passages of their prompts, with some words of their own between."""
-    traces = []
-    for i in range(2):
-        rng = np.random.default_rng([seed, i])
-        prompt = _text(rng, 400)
-        answer: list[int] = []
-        while len(answer) < n:
-            start, length = int(rng.integers(0, 250)), int(rng.integers(40, 140))
-            answer += _text(rng, 8) + prompt[start : start + length]
-        traces.append(Trace(prompt, answer[:n], *_opinions(rng, [0.8] * n)))
-    return traces
-
-
-def traps(match: int, accepted: float, n: int = 192, seed: int = 2) -> list[Trace]:
-    """Answers whose every so many tokens stand in the prompt, too, and are followed there by something else."""
-    traces = []
-    for i in range(2):
-        rng = np.random.default_rng([seed, i])
-        answer = _text(rng, n)
-        prompt = _text(rng, match)
-        for end in reversed(
-            range(n)
-        ):  # so that of all places where the end of the text stands, the trap is the last
-            before = [*prompt[:match], *answer[:end]][-match:]
-            prompt += [*before, (answer[end] + 1 + int(rng.integers(0, 300))) % 400]
-        prompt += prompt[:match]
-        assert not any(copied(prompt, answer, 1))
-        traces.append(Trace(prompt, answer, *_opinions(rng, [accepted] * n)))
-    return traces
-
-
-def recorded() -> dict[str, list[Trace]]:
-    """Real answers by category: see `record_traces.py`."""
-    groups: dict[str, list[Trace]] = {}
-    for entry in json.loads(Path(__file__).with_name("traces.json").read_text()):
-        sure = [per_mille / 1000 for per_mille in entry["per_mille"]]
-        trace = Trace(entry["prompt"], entry["answer"], [bool(ok) for ok in entry["right"]], sure)
-        groups.setdefault(entry["category"], []).append(trace)
-    return groups
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Answers of one session, and what befalls them.
-
-    slower: factors on main's and on the draft's costs in the second half of the session.
-    noisy: every time is a few percent off, and now and then a neighbour makes some calls 10 to 30 times slower.
-    draft: what a call of the draft costs, as a share of main's; None: what the machine says.
-    """
-
-    name: str
-    traces: Sequence[Trace]
-    kind: Literal["real", "made", "adversarial"] = "made"
-    slower: tuple[float, float] = (1.0, 1.0)
-    noisy: bool = False
-    draft: float | None = None
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(len(trace.answer) for trace in self.traces)
-
-
-def groups() -> list[Group]:
-    n, real = 256, recorded()
-    mixed = [trace for several in zip(*real.values(), strict=True) for trace in several]
-    good, half = drafted([0.8] * n, seed=10), n // 2
-    stretches = [0.96 if i // 40 % 2 else 0.4 for i in range(n)]
-    found = [Group(name, traces, "real") for name, traces in real.items()]
-    found.append(Group("all categories in turn", mixed, "real"))
-    found += [Group(f"acceptance {a}", drafted([a] * n, seed=10)) for a in (0.3, 0.5, 0.7, 0.8, 0.9, 0.97)]
-    found += [Group("long copies", copies()), Group("code and prose in turn", drafted(stretches, seed=11))]
-    return found + [
-        replace(group, kind="adversarial")
-        for group in (
-            Group("draft dearer than main", good, draft=1.2),
-            Group("always wrong", drafted([0.0] * n, [0.4] * n)),
-            Group("always wrong, and sure", drafted([0.0] * n, [0.97] * n)),
-            Group("half right, and sure", drafted([0.5] * n, [0.97] * n)),
-            Group("collapse", drafted([0.9] * half + [0.05] * half, [0.9] * n)),
-            Group("good at last", drafted([0.05] * n + [0.9] * n)),
-            Group("main 3 × slower", good, slower=(3.0, 1.0)),
-            Group("both 3 × slower", good, slower=(3.0, 3.0)),
-            Group("noisy neighbour, 0.8", good, noisy=True),
-            Group("noisy neighbour, 0.3", drafted([0.3] * n, seed=10), noisy=True),
-            Group("lookup trap", traps(3, 0.0)),
-            Group("deep lookup trap", traps(12, 0.0)),
-            Group("lookup trap, draft 0.8", traps(3, 0.8)),
-        )
-    ]
-
 
 # The virtual machine --------------------------------------------------------------------------------------
 

@@ -14,8 +14,13 @@ def sim():
         import simulate
 
         yield simulate
-        for name in ("simulate", "common"):
+        for name in ("simulate", "traces", "common"):
             sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def texts(sim):
+    return sys.modules["traces"]
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +33,18 @@ def simulated(sim):
 F16, Q4, METAL = "x86 F16 + 0.5B", "x86 Q4_K_M + 0.5B", "Metal 13B, draft 0.08"
 
 
-def test_a_draft_says_what_it_said_and_is_as_sure_of_it(sim):
-    trace = sim.recorded()["chat"][0]
+def test_a_draft_says_what_it_said_and_is_as_sure_of_it(texts):
+    trace = texts.recorded()["chat"][0]
     probs = np.exp(trace.drafts.astype(np.float64))
     probs /= probs.sum(axis=1, keepdims=True)
     assert ((probs.argmax(axis=1) == trace.answer) == np.array(trace.right)).all()
     assert probs.max(axis=1) == pytest.approx(np.clip(trace.sure, 2 / trace.n_vocab, 0.9995), rel=1e-5)
 
 
-def test_calls_cost_what_the_table_says_and_the_clock_agrees(sim):
+def test_calls_cost_what_the_table_says_and_the_clock_agrees(sim, texts):
     """A draft that is always right, asked for 4 guesses a step: 5 tokens a step, the last step less."""
     pair = sim.PAIRS[0]
-    group = sim.Group("always right", sim.drafted([1.0] * 100)[:1])
+    group = sim.Group("always right", texts.drafted([1.0] * 100)[:1])
     calls = sim.fixed_calls(group)
     main, draft = pair.main, pair.draft
     assert sim.seconds(calls["plain"], pair, group) == pytest.approx(100 * main[1])
@@ -53,8 +58,8 @@ def test_calls_cost_what_the_table_says_and_the_clock_agrees(sim):
     assert machine.clock() == pytest.approx(prompt + sim.seconds(machine.calls, pair, group))
 
 
-def test_what_befalls_a_machine_comes_in_the_second_half(sim):
-    pair, traces = sim.PAIRS[0], sim.drafted([0.5] * 100)
+def test_what_befalls_a_machine_comes_in_the_second_half(sim, texts):
+    pair, traces = sim.PAIRS[0], texts.drafted([0.5] * 100)
     slower = sim.Group("slower", traces, slower=(3.0, 1.0))
     calls = sim.fixed_calls(slower)["plain"]
     assert sim.seconds(calls, pair, slower) == pytest.approx(400 * pair.main[1])
@@ -66,8 +71,8 @@ def test_what_befalls_a_machine_comes_in_the_second_half(sim):
 
 
 @pytest.mark.parametrize("match", [3, 12])
-def test_a_trap_is_one_for_every_lookup(sim, match):
-    for trace in sim.traps(match, 0.5):
+def test_a_trap_is_one_for_every_lookup(sim, texts, match):
+    for trace in texts.traps(match, 0.5):
         text, lookup = [*trace.prompt, *trace.answer], sim.PromptLookup(shortest=2)
         found = [lookup.find(text[:end], 1) for end in range(len(trace.prompt), len(text))]
         assert np.mean([copy.match for copy in found]) > match - 0.1
@@ -127,20 +132,20 @@ def test_the_policy_is_hardly_ever_slower_than_plain_decoding(simulated, pair, g
 
 
 @pytest.mark.parametrize("pair", [F16, METAL, LAPTOP])
-def test_probes_of_a_draft_that_is_always_wrong_cost_little(sim, pair):
+def test_probes_of_a_draft_that_is_always_wrong_cost_little(sim, texts, pair):
     """In a session that is long enough for what was believed at first not to count."""
     pair = next(p for p in sim.PAIRS if p.name == pair)
-    traces = [trace for seed in range(4) for trace in sim.drafted([0.0] * 256, [0.4] * 256, seed)]
+    traces = [trace for seed in range(4) for trace in texts.drafted([0.0] * 256, [0.4] * 256, seed)]
     calls = sim.adaptive_calls(pair, group := sim.Group("always wrong", traces))
     assert 1 / 1.015 < group.n_tokens * pair.main[1] / sim.seconds(calls, pair, group) <= 1
     last = [role for role, _, said in calls if said > group.n_tokens - 256]
     assert "draft" in last  # it is still asked, now and then
 
 
-def test_a_draft_that_becomes_good_is_noticed(sim):
+def test_a_draft_that_becomes_good_is_noticed(sim, texts):
     """Where probes are cheap; elsewhere the draft may have too much to catch up with in this answer."""
     pair = next(p for p in sim.PAIRS if p.name == METAL)
-    group = sim.Group("good at last", sim.drafted([0.02] * 256 + [0.9] * 256))
+    group = sim.Group("good at last", texts.drafted([0.02] * 256 + [0.9] * 256))
     last = [role for role, _, said in sim.adaptive_calls(pair, group) if said > group.n_tokens - 128]
     assert 128 / last.count("main") > 2  # tokens a step
 
