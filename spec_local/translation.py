@@ -49,9 +49,11 @@ class Translation:
 
     def __init__(self, main: Spelling, draft: Spelling) -> None:
         self._main, self._draft = main, draft
-        shared = dict(_by_role(main, draft))
-        ours, theirs = _by_bytes(main), _by_bytes(draft)
-        shared |= {ours[piece]: theirs[piece] for piece in ours.keys() & theirs.keys()}
+        ours, theirs = _Names(main), _Names(draft)
+        shared = dict(_by_role(ours, theirs))
+        shared |= {
+            ours.texts[piece]: theirs.texts[piece] for piece in ours.texts.keys() & theirs.texts.keys()
+        }
         if not shared:
             raise VocabularyMismatch(
                 "main and draft have no token in common: give another draft, or none (prompt lookup works with every model)"
@@ -112,29 +114,31 @@ class Translation:
         return None
 
 
-def _by_bytes(vocabulary: Spelling) -> dict[bytes, int]:
-    # Of equal spellings the last: SentencePiece lists single bytes before the characters that they are.
-    found = {vocabulary.piece(token): token for token in range(vocabulary.n_tokens)}
-    found.pop(b"", None)
-    return found
+class _Names:
+    """A vocabulary the other way round.
+
+    Attributes:
+        texts: tokens by their bytes; of equal ones the last: SentencePiece lists single bytes before the characters
+            that they are.
+        controls: those that stand for no bytes, by their names.
+    """
+
+    def __init__(self, vocabulary: Spelling) -> None:
+        self.vocabulary = vocabulary
+        self.texts = {vocabulary.piece(token): token for token in range(vocabulary.n_tokens)}
+        self.texts.pop(b"", None)
+        nameless = set(range(vocabulary.n_tokens)) - set(self.texts.values())
+        self.controls = {vocabulary.text(t): t for t in nameless if not vocabulary.piece(t)}
 
 
-def _by_role(main: Spelling, draft: Spelling) -> Iterable[tuple[int, int]]:
+def _by_role(main: _Names, draft: _Names) -> Iterable[tuple[int, int]]:
     """Control tokens: those of one name, and those that begin and end a text or a turn."""
-    ours, theirs = _controls(main), _controls(draft)
-    starts = [next((names[name] for name in _TURN_STARTS if name in names), -1) for names in (ours, theirs)]
-    roles = [
-        (main.eos, draft.eos),
-        (main.bos, draft.bos),
-        (main.eot, draft.eot if draft.eot >= 0 else draft.eos),
-    ]
+    ours, theirs = main.vocabulary, draft.vocabulary
+    starts = [next((v.controls[n] for n in _TURN_STARTS if n in v.controls), -1) for v in (main, draft)]
+    end_of_turn = theirs.eot if theirs.eot >= 0 else theirs.eos
+    roles = [(ours.eos, theirs.eos), (ours.bos, theirs.bos), (ours.eot, end_of_turn)]
     yield from ((a, b) for a, b in [(starts[0], starts[1]), *roles] if a >= 0 and b >= 0)
-    yield from ((ours[name], theirs[name]) for name in ours.keys() & theirs.keys())
-
-
-def _controls(vocabulary: Spelling) -> dict[bytes, int]:
-    tokens = (token for token in range(vocabulary.n_tokens) if not vocabulary.piece(token))
-    return {vocabulary.text(token): token for token in tokens}
+    yield from ((main.controls[n], draft.controls[n]) for n in main.controls.keys() & draft.controls.keys())
 
 
 class Translated:
