@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -24,34 +25,72 @@ class _File(BaseModel):
     seconds: dict[PositiveInt, PositiveFloat]
 
 
-def path_of(context: Context) -> Path:
-    """Where the costs of a context are kept: by all that they depend on."""
-    file = context.model.path
-    stat = file.stat()
-    facts = [str(file.resolve()), stat.st_size, stat.st_mtime_ns, context.model.gpu_layers]
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a model's costs depend on, besides the machine: of a context, or of one that could be made.
+
+    path: the model's file. threads: as the context has them. max_tokens: most tokens a call; a context has no more than
+    n_ctx. branching: whether it reads trees.
+    """
+
+    path: Path
+    gpu_layers: int
+    threads: int
+    n_ctx: int
+    cache_type: str = "f16"
+    max_tokens: int = 96
+    branching: bool = False
+
+    @classmethod
+    def of(cls, context: Context) -> "Conditions":
+        """Those of a context."""
+        return cls(
+            context.model.path,
+            context.model.gpu_layers,
+            context.threads,
+            context.n_ctx,
+            context.cache_type,
+            context.max_tokens,
+            context.max_branches > 1,
+        )
+
+
+def path_of(conditions: Context | Conditions) -> Path:
+    """Where costs are kept: by all that they depend on.
+
+    Raises:
+        OSError: the model's file is gone.
+    """
+    known = _described(conditions)
+    stat = known.path.stat()
+    facts = [str(known.path.resolve()), stat.st_size, stat.st_mtime_ns, known.gpu_layers]
     facts += [
-        context.threads,
-        context.n_ctx,
-        context.cache_type,
-        context.max_tokens,
-        context.max_branches > 1,
+        known.threads,
+        known.n_ctx,
+        known.cache_type,
+        min(known.max_tokens, known.n_ctx),
+        known.branching,
     ]
     facts += [runtime.build_identity(), *sorted(processor_features())]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
     return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
 
 
-def load(context: Context) -> CostTable | None:
-    """What is known of a context's costs; None: nothing, or the file is damaged."""
+def load(conditions: Context | Conditions) -> CostTable | None:
+    """What is known of costs; None: nothing, or the file is damaged."""
     with contextlib.suppress(OSError, ValueError, ValidationError):
-        known = _File.model_validate_json(path_of(context).read_bytes())
+        known = _File.model_validate_json(path_of(conditions).read_bytes())
         if known.seconds:
             return CostTable(known.seconds)
     return None
 
 
-def save(context: Context, table: CostTable) -> None:
+def save(conditions: Context | Conditions, table: CostTable) -> None:
     """Keep a table for the next time; a cache folder that cannot be written to is no reason to fail."""
-    known = _File(model=context.model.path.name, seconds=table.costs)
+    known = _File(model=_described(conditions).path.name, seconds=table.costs)
     with contextlib.suppress(OSError):
-        write_atomically(path_of(context), known.model_dump_json().encode())
+        write_atomically(path_of(conditions), known.model_dump_json().encode())
+
+
+def _described(conditions: Context | Conditions) -> Conditions:
+    return conditions if isinstance(conditions, Conditions) else Conditions.of(conditions)

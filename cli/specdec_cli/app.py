@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import spec_local
-from specdec_cli import bench, chat, doctor, generate, models, tune
+from specdec_cli import bench, chat, check, doctor, draft, generate, models, tune
 
 app = typer.Typer(
     name="specdec",
@@ -19,7 +19,9 @@ app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)
+models.app.command("check")(check.check)
 app.add_typer(models.app, name="models")
+app.add_typer(draft.app, name="draft")
 
 
 def _version(asked: bool) -> None:

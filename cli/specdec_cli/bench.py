@@ -14,6 +14,7 @@ from typer import Option
 from spec_local.errors import InvalidRequest, ModelError
 from specdec_cli import exits, plots, render
 from specdec_cli.options import (
+    STARTER,
     ModelOptions,
     PolicyChoice,
     ProposerChoice,
@@ -21,6 +22,7 @@ from specdec_cli.options import (
     ShapeChoice,
     flattened,
     generation_settings,
+    paired,
 )
 
 if TYPE_CHECKING:
@@ -180,7 +182,8 @@ def _ways(
         varied[name] = values
     base = dataclasses.replace(generation_settings(models, sampling), seed=sampling.seed or 0)
     found = ways(base, varied)
-    if not models.draft and any(way.settings.proposer == "draft" for way in found):
+    _, draft = paired(models.main or STARTER, models.draft)
+    if not draft and any(way.settings.proposer == "draft" for way in found):
         raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
     return found
 

@@ -1,44 +1,183 @@
-"""`specdec models`: the models that specdec knows by name."""
+"""`specdec models`: the models that specdec knows by name, and those of the hub."""
 
-from typing import Annotated
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument
+from typer import Argument, Option
 
-from spec_local.errors import DownloadError
+from spec_local.errors import DownloadError, InvalidRequest
 from specdec_cli import exits, render
 
-app = typer.Typer(help="Models by name: list them, fetch them, find their files.", no_args_is_help=True)
-_Name = Annotated[str, Argument(help="The model's name.")]
+if TYPE_CHECKING:
+    from spec_local.registry import ModelEntry
+
+app = typer.Typer(
+    help="Models by name: list them, fetch them, find their files, delete them.", no_args_is_help=True
+)
+_Name = Annotated[str, Argument(help="A model's or a pair's name, or user/repo:quant.")]
 
 
 @app.command("list")
 def list_models() -> None:
-    """List the models that specdec knows by name."""
+    """List the models and pairs that specdec knows by name."""
     with exits.guarded():
         from spec_local import registry
 
-        for name, entry in registry.models().items():
-            state = "here" if registry.find(name) else f"{entry.size / 1e6:.0f} MB to fetch"
-            typer.echo(f"{name}\t{state}\t{entry.licence}\t{entry.description}")
+        rows = [
+            (name, _state(name), entry.licence, entry.description)
+            for name, entry in registry.models().items()
+        ]
+        rows += [
+            (name, "pair", f"{pair.main} + {pair.draft}", pair.note)
+            for name, pair in registry.pairs().items()
+        ]
+        widths = [max(len(row[i]) for row in rows) + 2 for i in range(3)] if sys.stdout.isatty() else []
+        for row in rows:
+            # columns for a person, tabs for a program
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            typer.echo("".join([*cells, row[3]]) if cells else "\t".join(row))
 
 
 @app.command()
-def pull(name: _Name = "starter") -> None:
-    """Fetch a model and check it; prints its path."""
+def pull(
+    name: _Name = "starter",
+    offline: Annotated[
+        bool, Option("--offline", help="Fetch nothing: check what is here, or say that it is not.")
+    ] = False,
+) -> None:
+    """Fetch a model, or both of a pair, and check it; prints its path."""
     with exits.guarded():
         from spec_local import registry
 
-        typer.echo(registry.pull(name, render.note))
+        for model in _members(name):
+            with _progress() as progress:
+                found = registry.pull(model, render.note, progress, offline)
+            typer.echo(found)
 
 
 @app.command()
 def path(name: _Name = "starter") -> None:
-    """Print where a model's file is."""
+    """Print where a model's file is; of a split model, its first part."""
     with exits.guarded():
         from spec_local import registry
 
-        found = registry.find(name)
-        if not found:
-            raise DownloadError(f"the model {name} is not here: run specdec models pull {name}")
-        typer.echo(found)
+        for model in _members(name):
+            found = registry.find(model)
+            if not found:
+                raise DownloadError(f"the model {model} is not here: run specdec models pull {model}")
+            typer.echo(found)
+
+
+@app.command()
+def show(name: _Name = "starter") -> None:
+    """Print everything about a model, or about both of a pair."""
+    with exits.guarded():
+        from spec_local import registry
+
+        if name in registry.pairs():
+            pair = registry.pairs()[name]
+            _print({"pair": name, "main": pair.main, "draft": pair.draft, "note": pair.note})
+        for model in _members(name):
+            if name in registry.pairs():
+                typer.echo()
+            known = {} if registry.on_hub(model) else _facts(registry.entry(model))
+            here = registry.files_of(model)
+            pairs = [p for p, pair in registry.pairs().items() if model in (pair.main, pair.draft)]
+            _print(
+                {
+                    "model": model,
+                    "state": _state(model),
+                    **known,
+                    "pairs": ", ".join(pairs),
+                    "path": "\n".join(map(str, here)),
+                }
+            )
+
+
+@app.command()
+def rm(
+    name: _Name,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a model's files, and what a cut download of it left; asks first, on a terminal."""
+    with exits.guarded():
+        from spec_local import registry
+
+        if name in registry.pairs():
+            pair = registry.pairs()[name]
+            raise InvalidRequest(
+                f"{name} is a pair, and its models may serve others: name {pair.main} or {pair.draft}"
+            )
+        size = registry.size_here(name)
+        if not size:
+            raise DownloadError(f"the model {name} is not here: specdec models list shows which are")
+        if not yes:
+            if not sys.stdin.isatty() or not sys.stderr.isatty():
+                raise InvalidRequest(f"{name} would free {_size(size)}: say --yes to delete it")
+            if not typer.confirm(f"Delete {name} ({_size(size)})?", err=True):
+                return
+        registry.remove(name)
+        render.note(f"deleted {name}: {_size(size)} freed")
+
+
+def _members(name: str) -> list[str]:
+    """A pair's two models, or the one that is named."""
+    from spec_local import registry
+
+    pair = registry.pairs().get(name)
+    return [pair.main, pair.draft] if pair else [name]
+
+
+def _state(name: str) -> str:
+    from spec_local import registry
+
+    if registry.find(name):
+        return "here"
+    size = None if registry.on_hub(name) else registry.entry(name).size
+    return f"{_size(size)} to fetch" if size else "to fetch"
+
+
+def _facts(entry: "ModelEntry") -> dict[str, str]:
+    return {
+        "description": entry.description,
+        "licence": entry.licence,
+        "repo": entry.repo or "",
+        "revision": entry.revision if entry.repo else "",
+        "package": entry.pypi or "",
+        "file": "\n".join(entry.files) or entry.file or "",
+        "size": f"{entry.size} bytes" if entry.size else "",
+        "sha256": entry.sha256 or "",
+        "template": entry.template or "",
+    }
+
+
+def _print(facts: dict[str, str]) -> None:
+    for key, value in facts.items():
+        for i, line in enumerate(value.splitlines()):
+            typer.echo(f"{'' if i else key:12}{line}")
+
+
+def _size(n: int) -> str:
+    return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on standard error, where a person can see it."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def tell(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, visible=True)
+
+        yield tell

@@ -83,7 +83,8 @@ class ModelOptions:
         str | None,
         Option(
             metavar="FILE|NAME",
-            help="The model that answers (default: the starter model).",
+            help="The model that answers: a file, a model's or a pair's name, or user/repo:quant "
+            "(default: the starter model).",
             rich_help_panel=_MODELS,
         ),
     ] = None
@@ -170,12 +171,14 @@ class ModelOptions:
         """Load the models."""
         from spec_local.session import MAX_DRAFT, Session
 
+        named = self.main or STARTER
+        main, draft = paired(named, self.draft)
+        fetch = None if self.draft else named  # what is missing of a pair is fetched by the pair's name
+        if self.proposer not in ("auto", "draft") or self.no_spec or self.policy == "off":
+            draft = None  # a draft that no step would ask is not worth its memory
         return Session.open(
-            resolve(self.main or STARTER),
-            # A draft that no step would ask is not worth its memory.
-            resolve(self.draft)
-            if self.draft and self.proposer in ("auto", "draft") and not self.no_spec and self.policy != "off"
-            else None,
+            resolve(main, fetch),
+            resolve(draft, fetch) if draft else None,
             n_ctx=self.ctx,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
@@ -272,20 +275,45 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
     )
 
 
-def resolve(name: str) -> Path:
-    """The file that a path or a model's name means."""
+def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:
+    """The names of main and draft: a pair's name as main gives both, but for a draft that was given."""
     from spec_local import registry
 
+    if _file(main).exists() or main not in registry.pairs():
+        return main, draft
+    pair = registry.pairs()[main]
+    return pair.main, draft or pair.draft
+
+
+def resolve(name: str, fetch: str | None = None) -> Path:
+    """The file that a path or a name means: a model's, user/repo:quant, or a pair's, which gives its main.
+
+    fetch: what to pull if it is not here; if not given, the model itself.
+
+    Raises:
+        DownloadError: a named model is not here; nothing is fetched without being asked for.
+    """
+    from spec_local import registry
+
+    path = _file(name)
+    if path.exists():
+        return path
+    name, _ = paired(name)
+    if not registry.on_hub(name) and name not in registry.models():
+        return _file(name)
+    found = registry.find(name)
+    if not found:
+        size = None if registry.on_hub(name) else registry.entry(name).size
+        told = f" ({size / 1e6:.0f} MB)" if size else ""
+        raise DownloadError(f"the model {name}{told} is not here: run specdec models pull {fetch or name}")
+    return found
+
+
+def _file(name: str) -> Path:
     path = Path(name)
     with contextlib.suppress(RuntimeError):  # no such user: then it is the name of a file
         path = path.expanduser()
-    if path.exists() or name not in registry.models():
-        return path
-    found = registry.find(name)
-    if not found:
-        size = registry.entry(name).size / 1e6
-        raise DownloadError(f"the model {name} ({size:.0f} MB) is not here: run specdec models pull {name}")
-    return found
+    return path
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest, ModelError
 from specdec_cli import exits, render
-from specdec_cli.options import CacheChoice, resolve
+from specdec_cli.options import CacheChoice, paired, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,9 @@ _SHOWN = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
 
 
 def tune(
-    main: Annotated[str, Argument(metavar="MAIN", help="The model that answers: a file or a name.")],
+    main: Annotated[
+        str, Argument(metavar="MAIN", help="The model that answers, or a pair: a file or a name.")
+    ],
     draft: Annotated[str | None, Argument(metavar="DRAFT", help="The model that guesses.")] = None,
     ctx: Annotated[int, Option(help="Tokens of context of the sessions to come.")] = 4096,
     threads: Annotated[
@@ -57,8 +59,10 @@ def tune(
             if not 1 <= value <= high:
                 raise InvalidRequest(f"{name} is {value}: give 1 to {high}")
         render.prepare_stdout()
-        main_model = _opened(resolve(main), gpu_layers, stack)
-        draft_model = _opened(resolve(draft), gpu_layers, stack) if draft else None
+        fetch = None if draft else main  # what is missing of a pair is fetched by the pair's name
+        main, draft = paired(main, draft)
+        main_model = _opened(resolve(main, fetch), gpu_layers, stack)
+        draft_model = _opened(resolve(draft, fetch), gpu_layers, stack) if draft else None
         mains = _tuned(main_model, choices, ctx, MAX_DRAFT + 1, cache_type, rounds)
         best = min(mains, key=lambda t: t.costs.seconds(1))
         _show("main", mains, best)

@@ -42,6 +42,7 @@ class Model:
     Args:
         path: the file (of a split model: its first part).
         gpu_layers: layers to keep on the GPU; negative means all. Without a GPU it does nothing.
+        weights: False reads the header only: all that is said of a model below, but no context can be made of it.
 
     Raises:
         ModelFileError: the file cannot be loaded; the message quotes llama.cpp's reason.
@@ -51,12 +52,15 @@ class Model:
     loads it in a child first.
     """
 
-    def __init__(self, path: Path | str, *, gpu_layers: int = -1) -> None:
+    def __init__(self, path: Path | str, *, gpu_layers: int = -1, weights: bool = True) -> None:
         self.path, self.gpu_layers = Path(path), gpu_layers
         check_header(self.path)
         self._lib = lib = runtime.library()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = max(-1, min(gpu_layers, 2**31 - 1))
+        if not weights:
+            # vocab_only would leave the shape unknown, and asking for it then kills the process; so would mapping here.
+            params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
         runtime.forget_complaints()
         self.handle = lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self.handle:

@@ -1,7 +1,16 @@
-"""Making a smaller copy of a model with llama.cpp's own quantizer."""
+"""Making a smaller copy of a model with llama.cpp's own quantizer.
 
+llama.cpp may answer a file that it does not like with an abort. As a program (``python -m spec_local.llama.quantize``) this
+module does the work in a process that may die: see `spec_local.self_draft`.
+"""
+
+import contextlib
+import io
 import os
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.files import replacing
@@ -23,6 +32,31 @@ def quantize(source: Path, target: Path, kind: str, *, threads: int | None = Non
         ModelFileError: the source is no model.
         BackendError: llama.cpp could not do it; the message quotes its reason.
     """
+    with replacing(target) as temporary:
+        _quantize(source, temporary, kind, threads)
+    return target
+
+
+def quantized_size(source: Path, kind: str) -> int:
+    """Bytes that all tensors of such a copy would take, to some kB; nothing is written. Raises as `quantize` does."""
+    log = io.StringIO()  # llama.cpp says it nowhere else
+    with contextlib.redirect_stderr(log):
+        runtime.set_verbose(True)
+        try:
+            _quantize(source, Path(os.devnull), kind, dry_run=True)
+        finally:
+            runtime.set_verbose(False)
+    found = re.search(r"quant size *= *([0-9.]+) MiB", log.getvalue())
+    if not found:
+        raise BackendError(
+            f"llama.cpp did not say how large a {kind} copy of {source} gets: please report it"
+        )
+    return round(float(found[1]) * 2**20)
+
+
+def _quantize(
+    source: Path, target: Path, kind: str, threads: int | None = None, *, dry_run: bool = False
+) -> None:
     if kind not in KINDS:
         raise InvalidRequest(f"quantization {kind!r} is unknown: give {', '.join(KINDS)}")
     check_header(source)
@@ -31,8 +65,27 @@ def quantize(source: Path, target: Path, kind: str, *, threads: int | None = Non
     params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")
     params.nthread = threads or default_threads()
     params.allow_requantize = True
-    with replacing(target) as temporary:
-        runtime.forget_complaints()
-        if lib.llama_model_quantize(os.fsencode(source), os.fsencode(temporary), params):
-            raise BackendError(f"{source} cannot be quantized ({runtime.reason('llama.cpp gave no reason')})")
-    return target
+    params.dry_run = dry_run
+    runtime.forget_complaints()
+    if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), params):
+        raise BackendError(
+            f"{source} cannot be quantized ({runtime.reason('llama.cpp gave no reason')}): "
+            "see that the file is whole and the disk has room, or give another type"
+        )
+
+
+def _main(source: str, kind: str, target: str = "", threads: str = "0") -> None:
+    """Without a target only the size is asked for. A target is written in place: give one that nobody else reads."""
+    from spec_local.headers import answer
+
+    def work() -> dict[str, Any]:
+        if not target:
+            return {"size": quantized_size(Path(source), kind)}
+        _quantize(Path(source), Path(target), kind, int(threads))
+        return {}
+
+    answer(work, partial=Path(target) if target else None)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -18,6 +18,8 @@ COMMANDS = [
     ["models", "list"],
     ["models", "pull"],
     ["models", "path"],
+    ["models", "show"],
+    ["models", "rm"],
 ]
 
 

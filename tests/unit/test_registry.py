@@ -15,6 +15,10 @@ MODEL = b"GGUF" + bytes(range(256)) * 100
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_data_dir", lambda name: str(tmp_path / "data"))
+    monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(tmp_path / "config"))
+    registry._registry.cache_clear()
+    yield
+    registry._registry.cache_clear()
 
 
 @pytest.fixture
@@ -147,11 +151,36 @@ def test_unknown_name():
             ask("nobody")
 
 
+def test_offline(known, download):
+    download({"model.gguf": MODEL})
+    with pytest.raises(DownloadError, match="specdec is offline"):
+        registry.pull("toy", offline=True)
+    path = registry.pull("toy")
+    assert registry.pull("toy", offline=True) == path
+
+
+def test_remove(known, download, tmp_path):
+    download({"model.gguf": MODEL})
+    registry.pull("toy")
+    assert registry.size_here("toy") == len(MODEL)
+    registry.remove("toy")
+    assert registry.size_here("toy") == 0
+    assert files_of(tmp_path) == []
+
+
 def test_the_real_list_is_valid():
     starter = registry.entry("starter")
     assert len(starter.sha256) == 64
     assert starter.pypi.count("==") == 1
     assert starter.licence == "Apache-2.0"
+    assert len(registry.pairs()) >= 12
+    for pair in registry.pairs().values():
+        assert pair.main != pair.draft
+    used = {name for pair in registry.pairs().values() for name in (pair.main, pair.draft)}
+    assert used <= set(registry.models())
+    files = [(e.repo, e.files or e.file) for e in registry.models().values()]
+    assert len(files) == len(set(files))
+    assert not [e for e in registry.models().values() if e.repo and not e.repo.lower().endswith("-gguf")]
 
 
 @pytest.mark.parametrize(
@@ -160,9 +189,109 @@ def test_the_real_list_is_valid():
 def test_a_damaged_list(tmp_path, monkeypatch, text):
     (tmp_path / "models.toml").write_text(text)
     monkeypatch.setattr(registry, "files", lambda package: tmp_path)
-    registry.models.cache_clear()
-    try:
-        with pytest.raises(ConfigError, match=r"models\.toml"):
-            registry.models()
-    finally:
-        registry.models.cache_clear()
+    with pytest.raises(ConfigError, match=r"^models\.toml, line \d+, .*; reinstall spec-local$"):
+        registry.models()
+
+
+OWN = """\
+# mine
+[models.mine]
+description = "m"
+licence = "l"
+repo = "someone/mine-GGUF"
+file = "mine-Q4_K_M.gguf"
+size = 12
+
+[pairs.both]
+main = "starter"
+draft = "mine"
+note = "n"
+"""
+
+
+def own_list(tmp_path, text):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "models.toml").write_text(text)
+    return tmp_path / "config" / "models.toml"
+
+
+def test_a_list_of_ones_own_adds_and_overrides(tmp_path):
+    shipped = dict(registry.models())
+    registry._registry.cache_clear()
+    own_list(
+        tmp_path, OWN + OWN.replace("mine", "starter", 2).replace("both", "smollm2").replace("# starter", "")
+    )
+    assert registry.entry("mine").size == 12
+    assert registry.entry("starter").repo == "someone/mine-GGUF"
+    assert registry.entry("qwen3-8b") == shipped["qwen3-8b"]
+    assert registry.pairs()["both"].draft == "mine"
+    assert registry.pairs()["smollm2"].main == "starter"
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "what"),
+    [
+        (("size = 12", 'size = "12"'), 7, "models.mine.size: input should be a valid integer"),
+        (("size = 12", "size = 0"), 7, "models.mine.size: input should be greater than 0"),
+        (("size = 12", "weight = 12"), 7, "models.mine.weight: there is no such key"),
+        (("size = 12", 'sha256 = "xyz"'), 7, "models.mine.sha256: should be 64 hexadecimal digits"),
+        (('licence = "l"', ""), 2, "models.mine.licence: is missing"),
+        (('licence = "l"', 'licence = ""'), 4, "models.mine.licence: string should have at least 1"),
+        (
+            ('file = "mine-Q4_K_M.gguf"', 'file = "../mine.gguf"'),
+            6,
+            "models.mine.file: should be the name of a file that ends with .gguf",
+        ),
+        (
+            ('file = "mine-Q4_K_M.gguf"', 'files = ["a.gguf", "b.bin"]'),
+            6,
+            "models.mine.files.1: should be the name of a file",
+        ),
+        (
+            ("someone/mine-GGUF", "mine-GGUF"),
+            5,
+            "models.mine.repo: should be a repo of the hub, as user/repo",
+        ),
+        (("size = 12", 'revision = "../../x"'), 7, "models.mine.revision: should be a branch"),
+        (('file = "mine-Q4_K_M.gguf"', ""), 2, "models.mine: needs either file or files"),
+        (('repo = "someone/mine-GGUF"', ""), 2, "models.mine: needs either repo"),
+        (("size = 12", 'pypi = "mine==1"'), 2, "models.mine: needs either repo"),
+        (('repo = "someone/mine-GGUF"', 'pypi = "mine==1"'), 2, "models.mine: a model from PyPI needs"),
+        (("[models.mine]", '[models."my/model"]'), 2, "models.my/model: should be a name of letters"),
+        (('note = "n"', ""), 9, "pairs.both.note: is missing"),
+        (('draft = "mine"', 'draft = "yours"'), 11, "pairs.both.draft: no model is called 'yours'"),
+        (('main = "starter"', "main = 3"), 10, "pairs.both.main: input should be a valid string"),
+        (("[pairs.both]", "[pairs.mine]"), 2, "models.mine: a pair has this name, too"),
+        (("[pairs.both]", "[pairs.starter]"), 9, "pairs.starter: a model has this name, too"),
+        (("[models.mine]", "[models.smollm2]"), 2, "models.smollm2: a pair has this name, too"),
+        (("# mine", "[settings]"), 1, "settings: there is no such key"),
+        (("[pairs.both]", "[pairs.both"), 9, "Expected ']' at the end of a table declaration"),
+        (('note = "n"', 'note = "n'), 12, "Illegal character"),
+    ],
+)
+def test_a_wrong_list_of_ones_own(tmp_path, change, line, what):
+    assert OWN.count(change[0]) == 1
+    path = own_list(tmp_path, OWN.replace(*change))
+    with pytest.raises(ConfigError) as error:
+        registry.models()
+    said = str(error.value)
+    assert said.startswith(f"{path}, line {line}, {what}")
+    assert said.endswith("; correct it")
+    assert "\n" not in said
+
+
+def test_a_list_of_ones_own_that_cannot_be_read(tmp_path):
+    own_list(tmp_path, "").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        registry.models()
+
+
+def test_several_mistakes_are_counted(tmp_path):
+    own_list(tmp_path, OWN.replace("size = 12", "size = -1").replace('licence = "l"', "licence = 1"))
+    with pytest.raises(ConfigError, match=r"line 4, models\.mine\.licence: .* \(and 1 more\)"):
+        registry.models()
+
+
+def test_a_pair_may_name_files_of_the_hub(tmp_path):
+    own_list(tmp_path, OWN.replace('draft = "mine"', 'draft = "someone/else-GGUF:Q8_0"'))
+    assert registry.pairs()["both"].draft == "someone/else-GGUF:Q8_0"

@@ -1,0 +1,130 @@
+"""`specdec models check`: whether two models make a pair, without loading them."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from spec_local.errors import InvalidRequest
+from specdec_cli import exits, render
+from specdec_cli.options import CacheChoice, paired, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spec_local.pairs import Likeness, Member, Memory, Prospect, Report
+
+_SHOWN = 5
+
+
+def check(
+    main: Annotated[
+        str, Argument(metavar="MAIN", help="The model that answers, or a pair: a file or a name.")
+    ],
+    draft: Annotated[
+        str | None, Argument(metavar="[DRAFT]", help="The model that guesses; a pair's name says it.")
+    ] = None,
+    ctx: Annotated[int, Option(min=1, max=1 << 24, help="Tokens of context of the sessions to come.")] = 4096,
+    threads: Annotated[
+        int | None, Option(min=1, max=512, help="Their threads (default: one per physical core).")
+    ] = None,
+    gpu_layers: Annotated[int, Option(help="Their layers on the GPU; negative: all.")] = -1,
+    cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = CacheChoice.f16,
+) -> None:
+    """Say whether a draft suits a main model: vocabularies, architectures, memory, and the speed-up to expect.
+
+    No weights are loaded. The speed-up needs costs that were measured on this machine: specdec tune MAIN DRAFT.
+    """
+    with exits.guarded():
+        import shlex
+
+        from spec_local import pairs
+
+        fetch = None if draft else main  # what is missing of a pair is fetched by the pair's name
+        main, draft = paired(main, draft)
+        if draft is None:
+            raise InvalidRequest(f"{main} is no pair: give its draft, too")
+        report = pairs.check(
+            resolve(main, fetch),
+            resolve(draft, fetch),
+            n_ctx=ctx,
+            threads=threads,
+            gpu_layers=gpu_layers,
+            cache_type=cache_type.value,
+        )
+        render.prepare_stdout()
+        rows = [
+            ("vocabulary", _vocabulary(report.likeness)),
+            ("main", _member(report.main)),
+            (
+                "draft",
+                f"{_member(report.draft)} ({report.draft.size / report.main.size:.2f} of main's bytes)",
+            ),
+            ("memory", _memory(report.memory, max(report.main.n_ctx, report.draft.n_ctx))),
+        ]
+        if report.prospects:
+            rows += _prospects(report.prospects)
+        else:
+            tune = ["specdec", "tune", main, draft]
+            for name, value, usual in (
+                ("--ctx", ctx, 4096),
+                ("--threads", threads, None),
+                ("--gpu-layers", gpu_layers, -1),
+                ("--cache-type", cache_type.value, "f16"),
+            ):
+                tune += [name, str(value)] if value != usual else []
+            rows.append(("speed-up", f"unknown: run {shlex.join(tune)}"))
+        render.say("".join(f"{name:<13} {text}\n" for name, text in rows))
+        for line in _warnings(report):
+            render.note(f"warning: {line}")
+
+
+def _vocabulary(likeness: "Likeness") -> str:
+    ids = ", ".join(map(str, likeness.differing[:_SHOWN]))
+    more = len(likeness.differing) - _SHOWN
+    if more > 0:
+        ids += f" and {more} more"
+    if likeness.verdict == "same":
+        return f"the same, but for ids {ids}" if ids else "the same"
+    guessable = f"the draft can guess {_percent(likeness.share)} of main's tokens"
+    if likeness.verdict == "nearly the same":
+        which = f"ids {ids}" if ids else likeness.difference
+        return f"nearly the same, but for {which}; {guessable}"
+    return f"another one ({likeness.difference}); {guessable}"
+
+
+def _percent(share: float) -> str:
+    """Never 100 % of what is not all of it."""
+    return "all" if share == 1 else f"{min(share, 0.999):.1%}"
+
+
+def _member(member: "Member") -> str:
+    window = ", sliding window (its cache is kept whole)" if member.has_window else ""
+    return f"{member.path.name}: {member.description}, {_size(member.size)}{window}"
+
+
+def _memory(memory: "Memory", n_ctx: int) -> str:
+    parts = f"weights {_size(memory.weights)}, caches of {n_ctx} tokens {_size(memory.caches)}, all else {_size(memory.overhead)}"
+    return f"{_size(memory.needed)} needed ({parts}); {_size(memory.free)} free"
+
+
+def _prospects(several: "Sequence[Prospect]") -> list[tuple[str, str]]:
+    return [
+        ("chance", "".join(f"{p.chance:>7.2f}" for p in several) + "   that a guess stands"),
+        ("guesses", "".join(f"{p.guesses or 'none':>7}" for p in several) + "   a step"),
+        ("speed-up", "".join(f"{p.times:>7.2f}" for p in several) + "   times plain, at best"),
+    ]
+
+
+def _warnings(report: "Report") -> list[str]:
+    lines = []
+    if not report.memory.suffices:
+        lines.append(
+            "there is too little memory free: take smaller models, a smaller --ctx or --cache-type q8_0"
+        )
+    if report.prospects and not report.prospects[-1].guesses:
+        lines.append("this draft costs too much next to main to pay: take a smaller one")
+    return lines
+
+
+def _size(n: int) -> str:
+    return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"

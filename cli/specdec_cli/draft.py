@@ -1,0 +1,125 @@
+"""`specdec draft`: making a draft where there is none."""
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from spec_local.errors import SpecLocalError
+from specdec_cli import exits, render
+from specdec_cli.options import CacheChoice, resolve
+
+if TYPE_CHECKING:
+    from spec_local.self_draft import Copy
+
+app = typer.Typer(help="Make a draft for a model that has none.", no_args_is_help=True)
+
+
+class KindChoice(StrEnum):
+    Q2_K = "Q2_K"
+    Q3_K_M = "Q3_K_M"
+    Q4_0 = "Q4_0"
+    Q4_K_M = "Q4_K_M"
+    Q5_K_M = "Q5_K_M"
+    Q6_K = "Q6_K"
+    Q8_0 = "Q8_0"
+    F16 = "F16"
+
+
+@app.callback()
+def _root() -> None:
+    # With a single command Typer would leave its name out.
+    pass
+
+
+@app.command()
+def quantize(
+    main: Annotated[str, Argument(metavar="MAIN", help="The model that answers: a file or a name.")],
+    kind: Annotated[
+        KindChoice, Option("--type", case_sensitive=False, help="Precision of the copy.")
+    ] = KindChoice.Q4_0,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="The copy's file (default: beside main).")
+    ] = None,
+    yes: Annotated[bool, Option("--yes", "-y", help="Make it even if it would not pay.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace a file that is there.")] = False,
+    ctx: Annotated[int, Option(min=1, max=1 << 24, help="Tokens of context of the sessions to come.")] = 4096,
+    threads: Annotated[
+        int | None, Option(min=1, max=512, help="Threads, now and then (default: one per physical core).")
+    ] = None,
+    gpu_layers: Annotated[int, Option(help="Layers on the GPU of the sessions to come.")] = -1,
+    cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = CacheChoice.f16,
+) -> None:
+    """Make a copy of a model in fewer bits, as its own draft; prints the copy's path.
+
+    It has main's vocabulary and often main's opinion. It pays where main is F16 or Q8_0; what to expect is said first,
+    from main's costs if specdec tune has measured them.
+    """
+    with exits.guarded():
+        from spec_local import self_draft
+
+        source = resolve(main)
+        copy = self_draft.plan(
+            source,
+            kind.value,
+            output.expanduser() if output else None,
+            force=force,
+            n_ctx=ctx,
+            threads=threads,
+            gpu_layers=gpu_layers,
+            cache_type=cache_type.value,
+        )
+        for line in _expectation(copy, main):
+            render.note(line)
+        if copy.loses and not yes:
+            _confirm()
+        with _busy(f"writing {copy.target}"):
+            self_draft.make(copy, threads=threads)
+        render.prepare_stdout()
+        render.say(f"{copy.target}\n")
+
+
+@contextlib.contextmanager
+def _busy(what: str) -> Iterator[None]:
+    """Minutes may pass: something moves where a person can see it."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        render.note(what)
+        yield
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True, highlight=False, no_color="NO_COLOR" in os.environ)
+    with console.status(escape(what)):
+        yield
+
+
+def _expectation(copy: "Copy", main: str) -> list[str]:
+    lines = [
+        f"{copy.kind} copy: {copy.size / 1e6:.1f} MB, {copy.share:.2f} of main's {copy.main_size / 1e6:.1f} MB"
+    ]
+    if copy.prospects is None:
+        return [*lines, f"gain: unknown; after specdec tune {shlex.quote(main)} it is said here"]
+    for p in copy.prospects:
+        best = f"{p.times:.2f} times plain at best ({p.guesses} guesses a step)" if p.guesses else "none"
+        lines.append(f"gain, if {p.chance:.0%} of its guesses stand: {best}")
+    return lines
+
+
+def _confirm() -> None:
+    what = "This draft would be slower than none, even if 95 % of its guesses stood"
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise SpecLocalError(f"{what}: give a --type of fewer bits, or --yes to make it all the same")
+    try:
+        wanted = typer.confirm(f"{what}. Make it all the same?", err=True)
+    except typer.Abort:  # Ctrl-C, Ctrl-D
+        raise KeyboardInterrupt from None
+    if not wanted:
+        raise typer.Exit(exits.FAILURE)

@@ -1,0 +1,92 @@
+"""Settings files that people write (TOML): what is wrong in one is told with its file, its line and its key."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from spec_local.errors import ConfigError
+
+Location = tuple[str, ...]
+_Schema = TypeVar("_Schema", bound=BaseModel)
+_KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
+_ASSIGNMENT = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
+_TABLE = re.compile(rf"\s*\[\[?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]")
+_PLACE = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", re.DOTALL)
+
+
+class ConfigFile:
+    """One TOML file, and the errors in it.
+
+    path: where it is. shown: what errors call it. advice: how each of them ends.
+    """
+
+    def __init__(self, path: Path, shown: str, advice: str) -> None:
+        self._shown, self._advice = shown, advice
+        try:
+            self._text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{shown} cannot be read ({error.strerror}): {advice}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{shown} is not UTF-8 text ({error.reason}): {advice}") from None
+
+    def read(self, schema: type[_Schema]) -> _Schema:
+        """What the file says.
+
+        Raises:
+            ConfigError: it is no TOML, or not what `schema` wants; tells the first place.
+        """
+        try:
+            return schema.model_validate(tomllib.loads(self._text))
+        except tomllib.TOMLDecodeError as error:
+            what, line = str(error), None
+            if place := _PLACE.fullmatch(what):
+                what, line = place[1], int(place[2] or len(self._text.splitlines()) or 1)
+            raise self._told(line, what) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            location = tuple(str(part) for part in first["loc"] if part != "[key]")
+            more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+            raise self.error(location, _what(dict(first)) + more) from None
+
+    def error(self, location: Location, what: str) -> ConfigError:
+        """The error that something at this key is wrong."""
+        return self._told(_line(self._text, location), f"{'.'.join(location)}: {what}")
+
+    def _told(self, line: int | None, what: str) -> ConfigError:
+        return ConfigError(f"{self._shown}, {f'line {line}, ' if line else ''}{what}; {self._advice}")
+
+
+def _what(error: dict[str, Any]) -> str:
+    match error["type"]:
+        case "missing":
+            return "is missing"
+        case "extra_forbidden":
+            return "there is no such key"
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case _:
+            message = str(error["msg"])
+            return message[:1].lower() + message[1:]
+
+
+def _line(text: str, location: Location) -> int:
+    """The line of a key, or of what is nearest around it."""
+    best, depth = 1, 0
+    table: Location = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _TABLE.match(line):
+            table = keys = _keys(found[1])
+        elif found := _ASSIGNMENT.match(line):
+            keys = table + _keys(found[1])
+        else:
+            continue
+        if len(keys) > depth and location[: len(keys)] == keys:
+            best, depth = number, len(keys)
+    return best
+
+
+def _keys(dotted: str) -> Location:
+    return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))

@@ -1,0 +1,142 @@
+"""A copy of main in fewer bits as its own draft: it has main's vocabulary and mostly main's opinion, and reads less.
+
+A call of one token is mostly reading the weights, so that the copy's calls are taken to cost main's in the proportion of
+their bytes. A copy of half of main's size cannot win much, and one that says nonsense cannot either: see docs/pairs.md.
+"""
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec_local import cost_store
+from spec_local.cost_store import Conditions
+from spec_local.costs import CostTable
+from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLocalError
+from spec_local.files import replacing
+from spec_local.headers import in_child, open_header
+from spec_local.llama.context import default_threads
+from spec_local.pairs import Prospect, prospects
+
+CHANCES = (0.8, 0.9, 0.95)
+"""That a guess of the copy stands: usual ones, and one that few copies reach."""
+_PROGRAM = "spec_local.llama.quantize"
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # of a split model, which becomes one file
+_SMALLER = 0.98  # of main's bytes, at most; the size to expect is known to some kB only
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy that could be made.
+
+    size: bytes of the file to expect. main_size: bytes of main. prospects: None where main was never measured here.
+    """
+
+    main: Path
+    target: Path
+    kind: str
+    size: int
+    main_size: int
+    prospects: Sequence[Prospect] | None
+
+    @property
+    def share(self) -> float:
+        """Of main's bytes, those that the copy has."""
+        return self.size / self.main_size
+
+    @property
+    def loses(self) -> bool:
+        """Whether it is known that guessing with it would not pay even if nearly every guess stood."""
+        return self.prospects is not None and not self.prospects[-1].guesses
+
+
+def plan(
+    main: Path,
+    kind: str,
+    target: Path | None = None,
+    *,
+    force: bool = False,
+    n_ctx: int = 4096,
+    threads: int | None = None,
+    gpu_layers: int = -1,
+    cache_type: str = "f16",
+) -> Copy:
+    """See whether a copy can be made, and what it would bring; nothing is written.
+
+    Args:
+        kind: one of `spec_local.llama.quantize.KINDS`.
+        target: the copy's file; None: main's name and the kind, beside main.
+        force: overwrite what is there.
+        n_ctx, threads, gpu_layers, cache_type: of the sessions to come, whose costs are looked up.
+
+    Raises:
+        InvalidRequest: the target is there already, or is main itself.
+        ModelFileError, ModelError: main cannot be read, cannot take guesses back, or is as small already.
+        BackendError: llama.cpp cannot make such a copy.
+        SpecLocalError: there is no room on the disk.
+    """
+    target = target or main.with_name(f"{_PART.sub('', main.stem)}-{kind}.gguf")
+    model = open_header(main)
+    main_size, length = model.size, min(n_ctx, model.n_ctx_train or n_ctx)
+    header = max(0, main.stat().st_size - main_size)  # of a split model: nothing
+    can_roll_back = model.can_roll_back
+    model.close()
+    if not can_roll_back:
+        raise ModelError(f"{main.name} is a recurrent model and cannot take guesses back: it needs no draft")
+    if target.exists():
+        if target.samefile(main):
+            raise InvalidRequest(f"{target} is main itself: give another --output")
+        if target.is_dir():
+            raise InvalidRequest(f"{target} is a folder: give the path of a file")
+        if not force:
+            raise InvalidRequest(
+                f"{target} is there already: give another --output, or --force to replace it"
+            )
+    size = _child(str(main), kind)["size"]
+    if size > _SMALLER * main_size:
+        raise ModelError(
+            f"{main.name} has {main_size / 1e6:.1f} MB already and a {kind} copy would have {size / 1e6:.1f} MB: "
+            "give a --type of fewer bits"
+        )
+    costs = cost_store.load(Conditions(main, gpu_layers, threads or default_threads(), length, cache_type))
+    known = None
+    if costs:
+        share = size / main_size
+        copy = CostTable({n: seconds * share for n, seconds in costs.costs.items()})
+        known = prospects(costs, copy, CHANCES)
+    _check_room(target, size + header)
+    return Copy(main, target, kind, size + header, main_size + header, known)
+
+
+def make(copy: Copy, *, threads: int | None = None) -> Path:
+    """Make the copy; its file appears whole or not at all.
+
+    Raises:
+        BackendError: llama.cpp could not do it; the message quotes its reason.
+        OSError: the folder cannot be written to.
+    """
+    with replacing(copy.target) as temporary:
+        _child(str(copy.main), copy.kind, str(temporary), str(threads or default_threads()))
+        shutil.copymode(copy.main, temporary)  # a temporary file is for its owner only
+    return copy.target
+
+
+def _child(source: str, kind: str, *more: str) -> dict[str, int]:
+    verdict = in_child(_PROGRAM, source, kind, *more)
+    if verdict.error:
+        raise BackendError(verdict.error)
+    if verdict.crash:
+        raise BackendError(
+            f"llama.cpp's quantizer died on {source} ({verdict.crash}): free some memory, give another --type, or run specdec doctor"
+        )
+    return verdict.facts
+
+
+def _check_room(target: Path, size: int) -> None:
+    folder = next(parent for parent in target.absolute().parents if parent.exists())
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise SpecLocalError(
+            f"the copy takes {size / 1e6:.0f} MB and {folder} has {free / 1e6:.0f} MB free: make room, or give --output on another disk"
+        )

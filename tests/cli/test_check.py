@@ -1,0 +1,137 @@
+"""specdec models check: what it says of pairs, and which it refuses."""
+
+import json
+import re
+
+import pytest
+from specdec_cli.check import _percent
+
+from spec_local.llama.tiny import write_tiny_model
+
+TINY = ["--threads", 1, "--ctx", 256]
+
+
+@pytest.fixture(scope="module")
+def model(home):
+    def write(name, **kwargs):
+        return write_tiny_model(home / f"{name}.gguf", n_layers=1, **kwargs)
+
+    return write
+
+
+def rows(done):
+    assert done.returncode == 0, done
+    return dict(line.split(None, 1) for line in done.stdout.decode().splitlines())
+
+
+def test_a_pair(fresh, model):
+    main, draft = model("one"), model("two", noise=0.1, tensor_type="Q8_0")
+    done = fresh("models", "check", main, draft, *TINY)
+    said = rows(done)
+    assert list(said) == ["vocabulary", "main", "draft", "memory", "speed-up"]
+    assert said["vocabulary"] == "the same"
+    assert said["main"].startswith("one.gguf: llama ")
+    assert re.search(r"two\.gguf: llama .*\(0\.[56]\d of main's bytes\)$", said["draft"])
+    assert re.match(
+        r"\d+\.\d MB needed \(weights .*, caches of 256 tokens .*\); [\d.]+ [GM]B free$", said["memory"]
+    )
+    assert said["speed-up"] == f"unknown: run specdec tune {main} {draft} --ctx 256 --threads 1"
+    assert done.stderr == b""
+    assert "\x1b" not in done.stdout.decode()
+
+
+def test_what_tune_found_is_used(fresh, model):
+    main, draft = model("one"), model("two", noise=0.1)
+    assert fresh("tune", main, draft, *TINY, "--rounds", 1).returncode == 0
+    # What a tiny model costs is an accident: these costs are of a pair that pays, and then of one that does not.
+    for seconds, pays in (({"1": 0.1, "64": 0.1}, True), ({"1": 2.0}, False)):
+        for path in fresh.folder.rglob("costs/*.json"):
+            known = json.loads(path.read_text())
+            known["seconds"] = {"1": 1.0, "64": 1.5} if known["model"] == "one.gguf" else seconds
+            path.write_text(json.dumps(known))
+        done = fresh("models", "check", main, draft, *TINY)
+        said = rows(done)
+        assert list(said)[-3:] == ["chance", "guesses", "speed-up"]
+        times = [float(x) for x in said["speed-up"].split()[:6]]
+        assert times == sorted(times)
+        assert (times[-1] > 2) is pays
+        assert ("none" in said["guesses"].split()[5]) is not pays
+        assert (b"costs too much" in done.stderr) is not pays
+
+
+def guessed(share):
+    return f"the draft can guess {share:.1%} of main's tokens"
+
+
+def test_vocabularies(specdec, model):
+    plain, wine, beer = (
+        model("plain"),
+        model("wine", extra_tokens=["wine"]),
+        model("beer", extra_tokens=["beer"]),
+    )
+    many = model("many", extra_tokens=[f"<{i}>" for i in range(300)])
+    shifted = model("shifted", extra_tokens=[f"<{i}>" for i in range(1, 9)])
+    other = model("other", extra_tokens=[f"<{i}>" for i in range(8)])
+    # 95 characters have two tokens, of which a draft guesses one.
+    for main, draft, what in [
+        (wine, plain, "the same, but for ids 823"),
+        (plain, wine, "the same, but for ids 823"),
+        (wine, beer, f"nearly the same, but for ids 823; {guessed(728 / 824)}"),
+        (
+            shifted,
+            other,
+            f"nearly the same, but for ids 823, 824, 825, 826, 827 and 3 more; {guessed(735 / 831)}",
+        ),
+        (many, plain, f"another one (1123 tokens against 823); {guessed(728 / 1123)}"),
+        (plain, many, f"another one (823 tokens against 1123); {guessed(728 / 823)}"),
+    ]:
+        assert rows(specdec("models", "check", main, draft))["vocabulary"] == what
+
+
+def test_what_is_not_all_is_not_said_to_be():
+    assert [_percent(share) for share in (1.0, 0.99999, 0.5)] == ["all", "99.9%", "50.0%"]
+
+
+def test_a_sliding_window(specdec, model):
+    said = rows(specdec("models", "check", model("plain"), model("gemma", architecture="gemma3")))
+    assert "sliding window" in said["draft"]
+    assert "sliding window" not in said["main"]
+
+
+def test_too_little_memory_is_a_warning(specdec, model, tmp_path):
+    path = model("plain")
+    env = specdec.sabotaged(
+        tmp_path / "site",
+        "import psutil\nreal = psutil.virtual_memory()\n"
+        "psutil.virtual_memory = lambda: real._replace(available=1000)\n",
+    )
+    done = specdec("models", "check", path, path, env=env)
+    assert rows(done)["memory"].endswith("0.0 MB free")
+    assert done.stderr.startswith(b"warning: there is too little memory free")
+
+
+def test_what_makes_no_pair(specdec, model, tmp_path):
+    path, recurrent = model("plain"), model("mamba", architecture="mamba")
+    deadly = write_tiny_model(tmp_path / "deadly.gguf", n_layers=0)
+    for pair, what in [
+        ((path, recurrent), "mamba.gguf is a recurrent model"),
+        ((recurrent, path), "mamba.gguf is a recurrent model"),
+        ((path, tmp_path / "absent.gguf"), "absent.gguf does not exist"),
+        ((path, deadly), "takes llama.cpp down"),
+    ]:
+        assert what in specdec.one_line(specdec("models", "check", *pair), 1)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--ctx", "0"], ["--threads", "0"], ["--cache-type", "f8"]], ids=str
+)
+def test_wrong_usage(specdec, main, arguments):
+    done = specdec("models", "check", *[main, main] * bool(arguments), *arguments)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert b"Traceback" not in done.stderr
+
+
+def test_help(specdec):
+    assert b"speed-up" in specdec("models", "check", "--help").stdout
+    assert b" check " in specdec("models", "--help").stdout

@@ -1,0 +1,196 @@
+"""specdec draft quantize: what it promises, asks, writes and leaves."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pexpect
+import pytest
+from specdec_cli.draft import KindChoice
+
+from spec_local.llama.quantize import KINDS
+from spec_local.llama.tiny import write_tiny_model
+
+TINY = ["--threads", 1, "--ctx", 256]
+
+SLOW = """
+import sys
+if 'spec_local.llama.quantize' in sys.orig_argv:
+    import time, llama_cpp
+    real = llama_cpp.llama_model_quantize
+    def slow(source, target, params):
+        if not params.dry_run:
+            open(target, 'wb').write(b'GGUF')
+            time.sleep(60)
+        return real(source, target, params)
+    llama_cpp.llama_model_quantize = slow
+"""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("wide") / "wide.gguf", n_embd=256, n_layers=2)
+
+
+@pytest.fixture
+def losing(fresh, wide):
+    """Main was measured, and reads two tokens in twice the time of one."""
+    assert fresh("tune", wide, *TINY, "--rounds", 1).returncode == 0
+    (path,) = fresh.folder.rglob("costs/*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": {"1": 1.0, "2": 2.0, "64": 64.0}}))
+    return fresh
+
+
+def made(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+@pytest.fixture
+def target(tmp_path):
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out" / "copy.gguf"
+
+
+def test_the_kinds_are_the_librarys():
+    assert tuple(KindChoice) == KINDS
+
+
+def test_a_copy(fresh, wide, target):
+    done = fresh("draft", "quantize", wide, "--type", "q2_k", "--output", target)
+    assert done.returncode == 0, done
+    assert done.stdout == f"{target}\n".encode()
+    size, gain, writing = done.stderr.decode().splitlines()
+    assert size.startswith("Q2_K copy: ")
+    assert "of main's" in size
+    assert gain == f"gain: unknown; after specdec tune {wide} it is said here"
+    assert writing == f"writing {target}"
+    assert made(target.parent) == ["copy.gguf"]
+    answered = fresh("generate", "--main", wide, "--draft", target, *TINY, "-n", 4, "x")
+    assert answered.returncode == 0, answered
+    assert b"vocabulary" not in answered.stderr
+
+
+def test_what_is_there_stays_without_force(specdec, wide, target):
+    target.write_text("mine")
+    said = specdec.one_line(specdec("draft", "quantize", wide, "--output", target), 2)
+    assert "is there already" in said
+    assert target.read_text() == "mine"
+    assert specdec("draft", "quantize", wide, "--output", target, "--force").returncode == 0
+    assert target.read_bytes()[:4] == b"GGUF"
+
+
+def test_a_copy_that_would_lose_needs_a_yes(losing, wide, target):
+    command = ["draft", "quantize", wide, "--output", target, *TINY]
+    done = losing(*command)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    *gains, last = done.stderr.decode().splitlines()
+    assert gains[1:] == [f"gain, if {p}% of its guesses stand: none" for p in (80, 90, 95)]
+    assert last.startswith("specdec: This draft would be slower than none")
+    assert "--yes" in last
+    assert made(target.parent) == []
+    assert losing(*command, "--yes").returncode == 0
+    assert made(target.parent) == ["copy.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "files"), [("y\r", 0, 1), ("n\r", 1, 0), ("\r", 1, 0), ("\x03", 130, 0)]
+)
+def test_on_a_terminal_it_asks(losing, wide, target, key, code, files):
+    arguments = ["-m", "specdec_cli", "draft", "quantize", str(wide), "-o", str(target), *map(str, TINY)]
+    child = pexpect.spawn(sys.executable, arguments, env=losing.environment, timeout=30, encoding="utf-8")
+    child.expect("Make it all the same.*: ")
+    child.send(key)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == code
+    assert len(made(target.parent)) == files
+
+
+def test_a_gain_is_said(losing, wide, target):
+    (path,) = losing.folder.rglob("costs/*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": {"1": 1.0, "64": 1.1}}))
+    done = losing("draft", "quantize", wide, "-o", target, *TINY)
+    assert done.returncode == 0
+    assert done.stderr.count(b"times plain at best") == 3
+
+
+def wait_for(condition):
+    for _ in range(300):
+        if condition():
+            return
+        time.sleep(0.1)
+    pytest.fail("it did not happen")
+
+
+@pytest.mark.parametrize(
+    ("how", "group"),
+    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGKILL, False)],
+    ids=["interrupt", "Ctrl-C", "terminate", "kill"],
+)
+def test_a_stop_leaves_nothing(specdec, wide, target, tmp_path, how, group):
+    """group: as a terminal does it, the child is told, too."""
+    env = specdec.sabotaged(tmp_path / "site", SLOW)
+    command = specdec.start("draft", "quantize", wide, "-o", target, env=env, start_new_session=True)
+    wait_for(lambda: any(p.stat().st_size for p in target.parent.iterdir()))
+    assert not target.exists()
+    if group:
+        import os
+
+        os.killpg(command.pid, how)
+    else:
+        command.send_signal(how)
+    out, err = command.communicate(timeout=20)
+    assert command.returncode == (130 if how == signal.SIGINT else -how)
+    assert out == b""
+    assert b"Traceback" not in err
+    wait_for(lambda: not made(target.parent))
+
+
+def test_a_quantizer_that_dies_is_one_line(specdec, wide, target, tmp_path):
+    env = specdec.sabotaged(tmp_path / "site", SLOW.replace("time.sleep(60)", "import os; os.abort()"))
+    done = specdec("draft", "quantize", wide, "-o", target, env=env)
+    assert done.returncode == 1
+    last = done.stderr.decode().splitlines()[-1]
+    assert last.startswith("specdec: llama.cpp's quantizer died on ")
+    assert "SIGABRT" in last
+    assert made(target.parent) == []
+
+
+def test_mains_that_are_refused(specdec, wide, target, tmp_path):
+    recurrent = write_tiny_model(tmp_path / "mamba.gguf", n_layers=1, architecture="mamba")
+    for arguments, code, what in [
+        ([recurrent], 1, "recurrent"),
+        ([tmp_path / "absent.gguf"], 1, "does not exist"),
+        ([wide, "--type", "F16"], 1, "already and a F16 copy would have"),
+        ([wide, "--output", wide, "--force"], 2, "is main itself"),
+    ]:
+        output = [] if "--output" in arguments else ["--output", target]
+        said = specdec.one_line(specdec("draft", "quantize", *arguments, *output), code)
+        assert what in said
+    assert made(target.parent) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["x", "--type", "Q1"], ["x", "--threads", "0"]], ids=str)
+def test_wrong_usage(specdec, arguments):
+    done = specdec("draft", "quantize", *arguments)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert b"Traceback" not in done.stderr
+
+
+def test_help_is_quick(specdec):
+    assert b"quantize" in specdec("draft", "--help").stdout
+    script = (
+        "import runpy, sys\n"
+        "sys.argv = ['specdec', 'draft', 'quantize', '--help']\n"
+        "try:\n"
+        "    runpy.run_module('specdec_cli', run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code\n"
+        "slow = {'llama_cpp', 'numpy', 'gguf'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env=specdec.environment, capture_output=True, check=True)

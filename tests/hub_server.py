@@ -1,0 +1,137 @@
+"""A hub of one's own: an HTTP server that answers as the Hugging Face hub does, and fails as it is told to."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+
+def commit_of(text):
+    """A commit's name, always the same one for a text."""
+    return hashlib.sha1(text.encode()).hexdigest()
+
+
+@dataclass
+class Refusal:
+    """An answer other than the one that was asked for."""
+
+    status: int
+    headers: dict = field(default_factory=dict)
+
+
+class HubServer:
+    """Use as a context; `url` is what HF_ENDPOINT should be.
+
+    requests: all that came, as (kind, path, Range header, Authorization header); kinds are list, resolve, bytes, other.
+    refusals: kind -> Refusal. cuts: after how many bytes the next transfers break off. lies: what a file's bytes
+    are instead. ranges: whether parts of a file can be asked for. gate: called before bytes are sent.
+    """
+
+    def __init__(self):
+        self.requests, self.refusals, self.cuts, self.lies = [], {}, [], {}
+        self.ranges, self.gate = True, lambda: None
+        self._commits = {}  # (repo, revision) -> commit
+        self._files = {}  # (repo, commit) -> {name: bytes}
+        self._blobs = {}  # SHA-256 -> bytes
+
+    def put(self, repo, files, revision="main"):
+        """Make a commit, and let a revision mean it; returns its name."""
+        commit = commit_of(f"{repo} {revision} {sorted(files.items())}")
+        self._files[repo, commit] = files
+        self._commits[repo, commit] = self._commits[repo, revision] = commit
+        self._blobs |= {hashlib.sha256(content).hexdigest(): content for content in files.values()}
+        return commit
+
+    def count(self, kind):
+        return sum(request[0] == kind for request in self.requests)
+
+    def __enter__(self):
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                hub._answer(self)
+
+            def log_message(self, *arguments):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error):
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, request):
+        path = unquote(urlsplit(request.path).path)
+        if listed := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
+            kind, serve = "list", lambda: self._list(request, listed[1], listed[2])
+        elif resolved := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([0-9a-f]{40})/(.+)", path):
+            kind, serve = "resolve", lambda: self._resolve(request, *resolved.groups())
+        elif stored := re.fullmatch(r"/bytes/([0-9a-f]{64})", path):
+            kind, serve = "bytes", lambda: self._bytes(request, stored[1])
+        else:  # the package asks for other things than models, too
+            kind, serve = "other", lambda: self._send(request, 404, b"")
+        self.requests.append((kind, path, request.headers.get("Range"), request.headers.get("Authorization")))
+        if refusal := self.refusals.get(kind):
+            serve = functools.partial(self._send, request, refusal.status, b"{}", refusal.headers)
+        with contextlib.suppress(ConnectionError):  # whoever asked has gone
+            serve()
+
+    @staticmethod
+    def _send(request, status, body, headers=()):
+        request.send_response(status)
+        for name, value in dict(headers).items():
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    def _list(self, request, repo, revision):
+        commit = self._commits.get((repo, revision))
+        if not commit:
+            known = any(repo == other for other, _ in self._commits)
+            code = "RevisionNotFound" if known else "RepoNotFound"
+            self._send(request, 404, b"{}", {"X-Error-Code": code})
+            return
+        siblings = []
+        for name, content in self._files[repo, commit].items():
+            lfs = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "pointerSize": 134}
+            siblings.append({"rfilename": name, "size": len(content), "blobId": "0" * 40, "lfs": lfs})
+        body = json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode()
+        self._send(request, 200, body, {"Content-Type": "application/json"})
+
+    def _resolve(self, request, repo, commit, name):
+        content = self._files.get((repo, commit), {}).get(name)
+        if content is None:
+            self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
+            return
+        # the bytes are elsewhere, as with the real one
+        where = f"{self.url}/bytes/{hashlib.sha256(content).hexdigest()}"
+        self._send(request, 302, b"", {"Location": where, "X-Repo-Commit": commit})
+
+    def _bytes(self, request, sha256):
+        self.gate()
+        body = self.lies.get(sha256, self._blobs[sha256])
+        start = re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range") or "") if self.ranges else None
+        total = len(body)
+        body = body[int(start[1]) :] if start else body
+        request.send_response(206 if start else 200)
+        if start:
+            request.send_header("Content-Range", f"bytes {start[1]}-{total - 1}/{total}")
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        if self.cuts:
+            body = body[: self.cuts.pop(0)]
+            request.close_connection = True
+        request.wfile.write(body)

@@ -1,0 +1,193 @@
+"""Looking at pairs of real GGUF files, however large, and at what was measured of them."""
+
+import os
+import subprocess
+import sys
+
+import gguf
+import numpy as np
+import psutil
+import pytest
+
+from spec_local import cost_store, pairs
+from spec_local.cost_store import Conditions
+from spec_local.costs import CostTable
+from spec_local.errors import ModelError, ModelFileError
+from spec_local.headers import in_child, open_header
+from spec_local.llama import tiny
+from spec_local.llama.model import Model
+from spec_local.llama.quantize import quantized_size
+from spec_local.llama.tiny import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def huge_path(folder):
+    """A model of some hundred GB, all of it holes."""
+    path, n_embd, n_layers = folder / "huge.gguf", 8192, 400
+    tokens, scores, types = tiny._vocabulary(())
+    writer = gguf.GGUFWriter(path, "llama")
+    for add, value in [
+        (writer.add_context_length, 8192),
+        (writer.add_embedding_length, n_embd),
+        (writer.add_block_count, n_layers),
+        (writer.add_layer_norm_rms_eps, 1e-5),
+        (writer.add_vocab_size, len(tokens)),
+        (writer.add_feed_forward_length, 2 * n_embd),
+        (writer.add_head_count, n_embd // 32),
+        (writer.add_head_count_kv, n_embd // 64),
+        (writer.add_rope_dimension_count, 32),
+    ]:
+        add(value)
+    tiny._add_tokenizer(writer, tokens, scores, types)
+    size = 0
+    for name, shape, _ in tiny._llama_tensors(len(tokens), n_embd, n_layers):
+        kind = np.dtype(np.float32 if "norm" in name else np.float16)
+        n_bytes = int(np.prod(shape)) * kind.itemsize
+        writer.add_tensor_info(name, shape, kind, n_bytes)
+        size += n_bytes
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(path, path.stat().st_size + size + 64)
+    return path, size
+
+
+def test_a_header_says_what_the_model_says(tiny_path, tiny_model, window_path, window_model):
+    for path, model in ((tiny_path, tiny_model), (window_path, window_model)):
+        header = open_header(path)
+        for what in ("size", "n_ctx_train", "description", "can_roll_back", "has_window", "chat_template"):
+            assert getattr(header, what) == getattr(model, what), what
+        assert header.kv_bytes(100) == model.kv_bytes(100) > 0
+        ours, theirs = header.vocabulary, model.vocabulary
+        assert [ours.text(t) for t in range(ours.n_tokens)] == [
+            theirs.text(t) for t in range(theirs.n_tokens)
+        ]
+        assert ours.tokenize("the one") == theirs.tokenize("the one")
+        header.close()
+
+
+def test_weights_are_not_loaded(huge_path):
+    path, size = huge_path
+    assert size > 100 << 30
+    before = psutil.Process().memory_info().rss
+    model = Model(path, weights=False)
+    assert psutil.Process().memory_info().rss - before < 100 << 20
+    assert model.size == size
+    model.close()
+
+
+def test_the_size_of_a_copy_needs_no_weights_either(huge_path):
+    path, size = huge_path
+    assert quantized_size(path, "Q4_0") == pytest.approx(size * 4.5 / 16, rel=0.01)
+
+
+def test_a_header_that_kills(tmp_path):
+    path = write_tiny_model(tmp_path / "deadly.gguf", n_layers=0)
+    with pytest.raises(ModelFileError, match=r"takes llama.cpp down \(SIG[A-Z]+\)"):
+        open_header(path)
+
+
+def test_a_header_that_cannot_be_read(tmp_path, tiny_path):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_path.read_bytes()[:5000])
+    with pytest.raises(ModelFileError, match="cannot be loaded"):
+        open_header(cut)
+    with pytest.raises(ModelFileError, match="does not exist"):
+        open_header(tmp_path / "absent.gguf")
+
+
+def test_children_say_what_became_of_them(tmp_path, monkeypatch, tiny_path):
+    good = in_child("spec_local.headers", str(tiny_path))
+    assert good.works
+    assert good.facts["size"] > 0
+    assert "is not a GGUF file" in in_child("spec_local.headers", __file__).error
+    python = tmp_path / "python"
+    for script, crash in [
+        ("kill -SEGV $$", "SIGSEGV"),
+        ("echo trouble >&2; exit 3", "trouble"),
+        ("exit 4", "exit code 4"),
+        ("echo noise", "exit code 0"),
+    ]:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+        verdict = in_child("spec_local.headers", "x")
+        assert (verdict.crash, verdict.error) == (crash, None)
+
+
+def test_a_child_ends_with_its_parent(tmp_path):
+    """And takes with it what it had half written."""
+    partial = tmp_path / "half"
+    partial.touch()
+    script = (
+        "import sys, time; from pathlib import Path; from spec_local.headers import answer\n"
+        "answer(lambda: time.sleep(60) or {}, partial=Path(sys.argv[1]))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", script, str(partial)], stdin=subprocess.PIPE)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(2)
+    child.stdin.close()
+    assert child.wait(10) == 1
+    assert not partial.exists()
+
+
+def test_a_pair(tiny_path, tiny_draft_path, tiny_model, tiny_draft, own_cache):
+    report = pairs.check(tiny_path, tiny_draft_path, n_ctx=512)
+    assert report.likeness.verdict == "same"
+    assert (report.main.path, report.draft.path) == (tiny_path, tiny_draft_path)
+    assert (report.main.n_ctx, report.main.size) == (512, tiny_model.size)
+    assert report.memory.weights == tiny_model.size + tiny_draft.size
+    assert report.memory.caches == tiny_model.kv_bytes(512) + tiny_draft.kv_bytes(512)
+    assert report.memory.suffices
+    assert report.prospects is None
+    small = pairs.check(tiny_path, tiny_draft_path, n_ctx=512, cache_type="q8_0").memory
+    assert small.caches == pytest.approx(report.memory.caches * 17 / 32, rel=0.001)
+    assert pairs.check(tiny_path, tiny_draft_path, n_ctx=1 << 20).main.n_ctx == tiny_model.n_ctx_train
+
+
+def test_a_sliding_window_is_seen(tiny_path, window_path):
+    report = pairs.check(tiny_path, window_path)
+    assert (report.main.has_window, report.draft.has_window) == (False, True)
+
+
+def test_too_little_memory(huge_path, tiny_path):
+    report = pairs.check(huge_path[0], tiny_path)
+    assert not report.memory.suffices
+    assert report.memory.weights > huge_path[1]
+
+
+def test_recurrent_models_make_no_pair(tiny_path, recurrent_path):
+    for pair in ((tiny_path, recurrent_path), (recurrent_path, tiny_path)):
+        with pytest.raises(ModelError, match=r"mamba\.gguf is a recurrent model"):
+            pairs.check(*pair)
+
+
+def test_costs_that_were_measured_say_what_to_expect(
+    tiny_path, tiny_draft_path, tiny_model, tiny_draft, make_context, own_cache
+):
+    settings = {"n_ctx": 256, "threads": 1}
+    dear, cheap = CostTable({1: 1.0, 64: 1.2}), CostTable({1: 0.05})
+
+    def keep(model, table):  # with a session's batch, and a draft's rows
+        context = make_context(model, **settings, max_tokens=96, max_logits=1)
+        cost_store.save(context, table)
+
+    keep(tiny_model, dear)
+    assert pairs.check(tiny_path, tiny_draft_path, **settings).prospects is None  # half is nothing
+    keep(tiny_draft, cheap)
+    known = pairs.check(tiny_path, tiny_draft_path, **settings).prospects
+    assert known == pairs.prospects(dear, cheap, pairs.CHANCES)
+    assert known[-1].times > 3
+    for other in ({"threads": 2}, {"n_ctx": 128}, {"gpu_layers": 0}, {"cache_type": "q8_0"}):
+        assert pairs.check(tiny_path, tiny_draft_path, **settings | other).prospects is None, other
+
+
+def test_conditions_stand_for_the_context_they_describe(tiny_path, tiny_model, make_context):
+    for n_ctx, branches in ((256, 1), (64, 1), (256, 8)):
+        context = make_context(tiny_model, n_ctx=n_ctx, max_tokens=96, max_branches=branches)
+        said = Conditions(tiny_path, -1, 1, n_ctx, branching=branches > 1)
+        assert cost_store.path_of(said) == cost_store.path_of(context)
+    assert cost_store.path_of(Conditions(tiny_path, -1, 2, 256)) != cost_store.path_of(
+        Conditions(tiny_path, -1, 1, 256)
+    )

@@ -1,0 +1,382 @@
+"""Models of the hub: the real client, against a server that answers as the hub does."""
+
+import hashlib
+import threading
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
+
+from spec_local import hub, hub_cache
+from spec_local.errors import DownloadError, InvalidRequest
+from spec_local.hub_cache import HubModel
+from tests.hub_server import HubServer, Refusal
+
+REPO = "someone/toy-GGUF"
+TOY = b"GGUF" + bytes(range(256)) * 40
+SHA256 = hashlib.sha256(TOY).hexdigest()
+PARTS = {f"toy-q8_0-0000{i}-of-00003.gguf": b"GGUF" + bytes([i]) * 1000 * i for i in (1, 2, 3)}
+MODEL = HubModel(repo=REPO, files=("toy-q4_k_m.gguf",))
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A hub with one repo, in place of the real one; nothing is cached, nobody is logged in."""
+    with HubServer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr(hub, "PAUSE_S", 0.0)
+        huggingface_hub.close_session()
+        server.commit = server.put(REPO, {"README.md": b"#", "toy-q4_k_m.gguf": TOY, **PARTS})
+        yield server
+        huggingface_hub.close_session()
+
+
+def pull(model, **kwargs):
+    return hub.pull(model, "toy", **({"notice": lambda line: None} | kwargs))
+
+
+def cached(tmp_path):
+    """Every file in the cache that is neither a lock nor a note about the cache itself."""
+    found = [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and ".locks" not in p.parts]
+    return sorted(p.relative_to(tmp_path / "cache" / "models--someone--toy-GGUF").as_posix() for p in found)
+
+
+def test_pull_and_find(server, tmp_path):
+    assert hub_cache.files_here(MODEL) == []
+    notices, told = [], []
+    path = pull(MODEL, notice=notices.append, progress=lambda *n: told.append(n))
+    assert path.read_bytes() == TOY
+    assert hub_cache.files_here(MODEL) == [path]
+    assert notices == [f"downloading toy: 0 MB into {tmp_path / 'cache'}"]
+    assert told[-1] == (len(TOY), len(TOY))
+    assert pull(MODEL, notice=notices.append) == path
+    assert server.count("list") == server.count("bytes") == len(notices) == 1  # it was here already
+    assert hub_cache.files_here(HubModel(repo=REPO, quant="q4_k_m")) == [path]  # by another name, too
+
+
+def test_the_cache_is_the_one_of_other_tools(server, tmp_path):
+    path = pull(MODEL)
+    assert try_to_load_from_cache(REPO, "toy-q4_k_m.gguf", cache_dir=tmp_path / "cache") == str(path)
+    scan = scan_cache_dir(tmp_path / "cache")
+    assert scan.warnings == []
+    assert scan.size_on_disk == len(TOY)
+    (revision,) = next(iter(scan.repos)).revisions
+    assert (revision.commit_hash, revision.refs) == (server.commit, frozenset({"main"}))
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+def test_a_cut_connection_is_taken_up_again(server, ranges):
+    server.cuts, server.ranges = [1000, 2000], ranges
+    told = []
+    assert pull(MODEL, progress=lambda *n: told.append(n)).read_bytes() == TOY
+    asked = [request[2] for request in server.requests if request[0] == "bytes"]
+    assert asked == [None, "bytes=1000-", "bytes=3000-" if ranges else "bytes=2000-"]
+    assert told[-1] == (len(TOY), len(TOY))
+
+
+def test_a_pull_goes_on_where_the_last_one_stopped(server, tmp_path):
+    server.cuts = [1000] + [0] * hub.TRIES
+    with pytest.raises(DownloadError, match=r"cannot be reached .* what has come is kept"):
+        pull(MODEL)
+    assert hub_cache.files_here(MODEL) == []
+    assert cached(tmp_path) == [f"blobs/{SHA256}.incomplete"]
+    server.requests.clear()
+    notices = []
+    assert pull(MODEL, notice=notices.append).read_bytes() == TOY
+    assert [request[2] for request in server.requests if request[0] == "bytes"] == ["bytes=1000-"]
+    assert "of it here already" in notices[0]
+
+
+def test_what_is_not_expected_is_not_kept(server, tmp_path):
+    server.lies[SHA256] = bytes(reversed(TOY))
+    with pytest.raises(DownloadError, match=f"SHA-256 [0-9a-f]+, not {SHA256}: it was not kept"):
+        pull(MODEL)
+    assert cached(tmp_path) == []
+    assert hub_cache.files_here(MODEL) == []
+    server.lies[SHA256] = TOY + b"!"
+    with pytest.raises(DownloadError, match=f"{len(TOY) + 1} bytes instead of {len(TOY)}"):
+        pull(MODEL)
+    server.lies[SHA256] = TOY[:-1]
+    with pytest.raises(DownloadError, match=f"{len(TOY) - 1} bytes instead of {len(TOY)}"):
+        pull(MODEL)
+    assert cached(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("known", "what"), [({"size": 7}, "not the 7 of models.toml"), ({"sha256": "0" * 64}, f"not {'0' * 64}")]
+)
+def test_the_hub_has_another_file(server, known, what):
+    with pytest.raises(DownloadError, match=what):
+        pull(HubModel(repo=REPO, files=MODEL.files, **known))
+    assert server.count("bytes") == 0
+    pull(MODEL)  # another tool has the hub's file: it is not the one that models.toml means
+    assert hub_cache.files_here(HubModel(repo=REPO, files=MODEL.files, **known)) == []
+
+
+def test_a_damaged_file_is_fetched_again(server, tmp_path):
+    path = pull(MODEL)
+    path.resolve().write_bytes(TOY[:-1] + b"?")
+    notices = []
+    assert pull(MODEL, notice=notices.append) == path
+    assert path.read_bytes() == TOY
+    assert "damaged" in notices[0]
+    path.resolve().write_bytes(TOY[:-1])
+    sized = HubModel(REPO, MODEL.files, size=len(TOY))
+    assert hub_cache.files_here(sized) == []
+    assert pull(sized, notice=notices.append) == path
+    assert path.read_bytes() == TOY
+    assert notices[-1].startswith("downloading toy")
+
+
+@pytest.mark.parametrize("kind", ["list", "resolve"])
+@pytest.mark.parametrize(
+    ("refusal", "what"),
+    [
+        (Refusal(401, {"X-Error-Message": "Invalid credentials in Authorization header"}), "hf auth login"),
+        (Refusal(401, {"X-Error-Code": "RepoNotFound"}), "check the name; if it is private, log in"),
+        (
+            Refusal(401, {"X-Error-Code": "GatedRepo"}),
+            "is gated: accept its licence at http.*someone/toy-GGUF",
+        ),
+        (
+            Refusal(403, {"X-Error-Code": "GatedRepo"}),
+            "is gated: accept its licence at http.*someone/toy-GGUF",
+        ),
+        (Refusal(403), "ask for access"),
+        (Refusal(404, {"X-Error-Code": "RepoNotFound"}), "check the name"),
+        (Refusal(429, {"Retry-After": "77"}), "wait 77 s"),
+        (Refusal(503), "answers 503 .* try again later"),
+    ],
+    ids=["token", "private", "gated 401", "gated 403", "403", "404", "429", "503"],
+)
+def test_refusals_say_what_to_do(server, tmp_path, kind, refusal, what):
+    server.refusals[kind] = refusal
+    with pytest.raises(DownloadError, match=what):
+        pull(MODEL)
+    assert server.count(kind) == 1  # no silent waiting
+    assert hub_cache.files_here(MODEL) == []
+
+
+def test_other_failures_say_what_to_do(server, tmp_path, monkeypatch):
+    with pytest.raises(DownloadError, match=r"has no file gone\.gguf at revision main"):
+        pull(HubModel(repo=REPO, files=("gone.gguf",)))
+    with pytest.raises(DownloadError, match="no such revision"):
+        pull(HubModel(repo=REPO, files=MODEL.files, revision="v9"))
+    server.refusals["list"] = Refusal(200)  # a page of somebody else's
+    with pytest.raises(DownloadError, match="does not answer as the hub does"):
+        pull(MODEL)
+    server.refusals.clear()
+    with pytest.raises(InvalidRequest, match="no name of a repo"):
+        pull(HubModel(repo="some--one/a..b", quant="Q4_0"))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5})())
+    with pytest.raises(DownloadError, match=r"needs .* GB .* make room there, or set HF_HOME"):
+        pull(MODEL)
+    (tmp_path / "cache2").touch()  # a file where the folder should be
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache2"))
+    with pytest.raises(DownloadError, match="could not be written"):
+        pull(MODEL)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(DownloadError, match="the hub cannot be reached"):
+        pull(MODEL)
+
+
+def test_a_token_is_sent_to_the_hub(server, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_toy")
+    pull(MODEL)
+    assert {request[3] for request in server.requests if request[0] != "bytes"} == {"Bearer hf_toy"}
+
+
+@pytest.mark.parametrize("model", [HubModel(REPO, tuple(PARTS)), HubModel(REPO, quant="Q8_0")])
+def test_split_files(server, tmp_path, model):
+    told = []
+    path = pull(model, progress=lambda *n: told.append(n))
+    assert path.name == "toy-q8_0-00001-of-00003.gguf"
+    here = hub_cache.files_here(model)
+    assert {p.name: p.read_bytes() for p in here} == PARTS
+    assert here[0] == path
+    assert told == sorted(told)
+    assert told[-1] == (sum(map(len, PARTS.values())),) * 2
+    here[2].unlink()
+    assert hub_cache.files_here(model) == []
+
+
+def test_of_split_files_all_or_none(server):
+    server.put(REPO, {name: content for name, content in PARTS.items() if "00002" not in name})
+    with pytest.raises(InvalidRequest, match="no file of someone/toy-GGUF is of quantization Q8_0"):
+        pull(HubModel(REPO, quant="Q8_0"))
+    server.put(REPO, PARTS)
+    server.lies[hashlib.sha256(PARTS["toy-q8_0-00003-of-00003.gguf"]).hexdigest()] = b"something else"
+    with pytest.raises(DownloadError, match="00003"):
+        pull(HubModel(REPO, quant="Q8_0"))
+    assert hub_cache.files_here(HubModel(REPO, quant="Q8_0")) == []
+
+
+NAMES = [
+    "toy-Q4_K_M.gguf",
+    "toy-Q4_K_S.gguf",
+    "toy-F16.gguf",
+    "toy-BF16.gguf",
+    "mmproj-toy-F16.gguf",
+    "toy-Q4_0.gguf",
+    "toy-Q4_0_4_4.gguf",
+    "toy.imatrix.gguf",
+    "Q6_K/toy-Q6_K-00001-of-00002.gguf",
+    "Q6_K/toy-Q6_K-00002-of-00002.gguf",
+    "README-Q9.md",
+]
+
+
+@pytest.mark.parametrize(
+    ("quant", "chosen"),
+    [
+        ("Q4_K_M", (NAMES[0],)),
+        ("q4_k_m", (NAMES[0],)),
+        ("f16", (NAMES[2],)),
+        ("BF16", (NAMES[3],)),
+        ("Q4_0", (NAMES[5],)),
+        ("Q6_K", tuple(NAMES[8:10])),
+        ("Q9", ()),
+        ("imatrix", ()),
+    ],
+)
+def test_quantizations(quant, chosen):
+    assert HubModel(REPO, quant=quant).choose(NAMES) == chosen
+
+
+def test_what_a_quantization_could_mean(server):
+    server.put(REPO, dict.fromkeys(NAMES, TOY))
+    with pytest.raises(
+        InvalidRequest, match=r"Q4_K means several files .*: name one of toy-Q4_K_M.gguf, toy-Q4_K_S"
+    ):
+        pull(HubModel(REPO, quant="Q4_K"))
+    with pytest.raises(
+        InvalidRequest, match=r"is of quantization Q9: name one of toy-BF16.gguf, .*, toy-Q6_K$"
+    ):
+        pull(HubModel(REPO, quant="Q9"))
+    server.put(REPO, {"model.safetensors": b"x"})
+    with pytest.raises(InvalidRequest, match="it has no GGUF file"):
+        pull(HubModel(REPO, quant="Q4_K_M"))
+
+
+def test_a_pinned_revision_stays(server):
+    old = server.put(REPO, {"toy-q4_k_m.gguf": b"GGUF, the old one"}, revision="v1")
+    for revision in ("v1", old):
+        pinned = HubModel(REPO, MODEL.files, revision=revision)
+        assert pull(pinned).read_bytes() == b"GGUF, the old one"
+        assert hub_cache.files_here(pinned)
+    assert pull(MODEL) != pull(pinned)
+    assert pull(MODEL).read_bytes() == TOY
+    assert hub_cache.files_here(HubModel(REPO, MODEL.files, revision="v2")) == []
+    server.put(REPO, PARTS, revision="v2")
+    pull(HubModel(REPO, quant="Q8_0", revision="v2"))
+    # what is there of other revisions is not it
+    assert hub_cache.files_here(HubModel(REPO, MODEL.files, revision="v2")) == []
+
+
+def test_a_newer_commit_hides_nothing(server):
+    path = pull(MODEL)
+    server.put(REPO, {"toy-q4_k_m.gguf": TOY, **PARTS, "new.txt": b"news"})
+    pull(HubModel(REPO, quant="Q8_0"))  # now main means the newer commit
+    assert hub_cache.files_here(MODEL) == [path]
+
+
+def test_offline(server, monkeypatch):
+    with pytest.raises(DownloadError, match="specdec is offline: run specdec models pull toy with a network"):
+        pull(MODEL, offline=True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DownloadError, match="offline"):
+        pull(MODEL)
+    assert server.requests == []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    path = pull(MODEL)
+    server.requests.clear()
+    assert pull(MODEL, offline=True) == path
+    assert server.requests == []
+
+
+def test_two_pulls_at_once(server):
+    listed = threading.Barrier(2, timeout=10)
+    list_ = server._list
+
+    def together(*arguments):
+        listed.wait()  # both are past the look at the cache
+        list_(*arguments)
+
+    server._list = together
+    waiting = threading.Event()
+    server.gate = lambda: waiting.wait(10)  # until the other one has met the lock
+    paths, errors = [], []
+
+    def notice(line):
+        if "another program is at toy-q4_k_m.gguf" in line:
+            waiting.set()
+
+    def work():
+        try:
+            paths.append(pull(MODEL, notice=notice))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert paths[0] == paths[1]
+    assert paths[0].read_bytes() == TOY
+    assert server.count("bytes") == 1
+    assert waiting.is_set()
+
+
+def test_names_that_lead_out_of_the_cache(server):
+    server.put(REPO, {"../../../toy-Q4_0.gguf": TOY, "/toy-Q5_0.gguf": TOY, "a/./toy-Q8_0.gguf": TOY})
+    for quant in ("Q4_0", "Q5_0", "Q8_0"):
+        with pytest.raises(InvalidRequest, match="no file of"):
+            pull(HubModel(REPO, quant=quant))
+
+
+def test_remove(server, tmp_path):
+    pull(MODEL)
+    pull(HubModel(REPO, quant="Q8_0"))
+    assert hub_cache.size_here(MODEL) == len(TOY)
+    hub_cache.remove(MODEL)
+    assert hub_cache.files_here(MODEL) == []
+    assert hub_cache.size_here(MODEL) == 0
+    assert hub_cache.files_here(HubModel(REPO, quant="Q8_0"))
+    hub_cache.remove(HubModel(REPO, quant="Q8_0"))
+    assert cached(tmp_path) == ["refs/main"]
+
+
+def test_remove_spares_what_others_use(server, tmp_path):
+    server.put(REPO, {"toy-q4_k_m.gguf": TOY, "copy-f16.gguf": TOY})
+    pull(MODEL)
+    copy = pull(HubModel(REPO, quant="F16"))
+    hub_cache.remove(MODEL)
+    assert copy.read_bytes() == TOY  # one blob, two names
+    old = server.put(REPO, {"copy-f16.gguf": TOY}, revision="v1")
+    pinned = HubModel(REPO, ("copy-f16.gguf",), revision=old)
+    pull(pinned)
+    hub_cache.remove(pinned)  # one name, two commits: all of it goes
+    assert cached(tmp_path) == ["refs/main"]
+
+
+def test_remove_clears_what_a_cut_download_left(server, tmp_path):
+    server.cuts = [1000] + [0] * hub.TRIES
+    with pytest.raises(DownloadError):
+        pull(MODEL)
+    assert hub_cache.size_here(MODEL) == 1000
+    with hub_cache.locked(REPO, SHA256, lambda: None):  # somebody is at it
+        assert hub_cache.size_here(MODEL) == 0
+        hub_cache.remove(MODEL)
+    assert hub_cache.size_here(MODEL) == 1000
+    hub_cache.remove(MODEL)
+    assert cached(tmp_path) == []

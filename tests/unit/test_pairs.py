@@ -1,0 +1,98 @@
+"""How two vocabularies compare, and what a draft of known costs promises: no model, no files."""
+
+import pytest
+
+from spec_local.costs import CostTable
+from spec_local.errors import VocabularyMismatch
+from spec_local.pairs import Memory, compare, prospects
+
+
+class Toy:
+    """A vocabulary of one-letter tokens after five special ones; what else is said of it is the same of all."""
+
+    def __init__(self, letters, *, kind=1, bos=0, special="<abcd", eos=-1):
+        self.names = [f"<{c}>".encode() for c in special] + [c.encode() for c in letters]
+        self.n_tokens = len(self.names)
+        self.type, self.bos, self.eos, self.eot = kind, bos, eos, -1
+        self.add_bos, self.add_eos = True, False
+
+    def text(self, token):
+        return self.names[token]
+
+    def piece(self, token):
+        name = self.names[token]
+        return b"" if len(name) == 3 and name.startswith(b"<") else name
+
+
+LETTERS = [chr(0x4E00 + i) for i in range(400)]
+
+
+def changed(*places):
+    return [chr(0x3041 + i) if i in places else c for i, c in enumerate(LETTERS)]
+
+
+def test_the_same():
+    same = compare(Toy(LETTERS), Toy(LETTERS))
+    assert (same.verdict, same.difference, list(same.differing), same.share) == ("same", None, [], 1.0)
+
+
+def test_the_same_but_for_padding_and_special_names():
+    main, draft = Toy([*LETTERS, "x", "y"]), Toy(LETTERS, special="<abcz")
+    longer = compare(main, draft)
+    assert longer.verdict == "same"
+    assert list(longer.differing) == [4, 405, 406]
+    assert longer.share == 405 / 407
+    assert compare(draft, main).share == 1.0
+
+
+def test_nearly_the_same():
+    near = compare(Toy(LETTERS), Toy(changed(3, 7)))
+    assert near.verdict == "nearly the same"
+    assert list(near.differing) == [8, 12]
+    assert near.difference.startswith("token 8 is ")
+    assert near.share == 403 / 405
+
+
+def test_another_beginning_is_nearly_the_same():
+    near = compare(Toy(LETTERS), Toy(LETTERS, bos=1))
+    assert (near.verdict, list(near.differing)) == ("nearly the same", [])
+    assert near.difference == "they differ in the bos token"
+
+
+@pytest.mark.parametrize(
+    ("draft", "share"),
+    [
+        (Toy(changed(*range(5))), 400 / 405),  # more than one in a hundred
+        (Toy(LETTERS[::-1]), 1.0),  # all there, at other places
+        (Toy(LETTERS[:100]), 105 / 405),
+        (Toy(LETTERS, kind=2), 1.0),
+    ],
+)
+def test_another(draft, share):
+    other = compare(Toy(LETTERS), draft)
+    assert other.verdict == "other"
+    assert other.difference
+    assert other.share == pytest.approx(share)
+
+
+def test_nothing_in_common():
+    with pytest.raises(VocabularyMismatch, match="no token in common"):
+        compare(Toy("ab", special="", bos=-1), Toy("cdefg", special="", bos=-1, kind=2))
+
+
+def test_prospects_weigh_what_guesses_bring_and_cost():
+    main = CostTable({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0, 64: 1.0})
+    cheap = prospects(main, CostTable({1: 0.1}), (0.0, 0.5, 0.9))
+    assert [p.chance for p in cheap] == [0.0, 0.5, 0.9]
+    assert (cheap[0].guesses, cheap[0].times) == (0, 1.0)
+    best = max(sum(0.9**i for i in range(k + 1)) / (1 + 0.1 * k) for k in range(17))
+    assert cheap[2].times == pytest.approx(best)
+    assert 1 < cheap[1].times < cheap[2].times
+    assert 0 < cheap[1].guesses < cheap[2].guesses
+    assert all(p.guesses == 0 for p in prospects(main, CostTable({1: 1.0}), (0.5, 0.9, 0.99)))
+
+
+def test_memory():
+    memory = Memory(weights=5, caches=2, overhead=1, free=8)
+    assert (memory.needed, memory.suffices) == (8, True)
+    assert not Memory(5, 2, 2, 8).suffices
