@@ -290,12 +290,16 @@ def test_draft_of_another_vocabulary(specdec, main, tmp_path):
     write_tiny_model(tmp_path / "a.gguf", n_layers=1, extra_tokens=["wine"])
     write_tiny_model(tmp_path / "b.gguf", n_layers=1, extra_tokens=["beer"])
     arguments = ["--main", tmp_path / "a.gguf", "--draft", tmp_path / "b.gguf", "hi"]
-    said = specdec.one_line(specdec("generate", *arguments), 1)
-    assert "different vocabularies" in said
-    assert "wine" in said
-    assert "beer" in said
-    # A draft that no step would ask is not even loaded.
-    assert specdec("generate", *arguments, "--no-spec", "-n", "2").returncode == 0
+    arguments += ["--temp", "0", "-n", "12"]
+    plain = specdec("generate", *arguments, "--no-spec")
+    assert plain.returncode == 0
+    assert b"vocabulary" not in plain.stderr  # a draft that no step would ask is not even loaded
+    for translation in ("auto", "tokens", "text"):
+        done = specdec("generate", *arguments, "--translation", translation, "--policy", "fixed", "-v")
+        assert done.returncode == 0
+        assert done.stdout == plain.stdout
+        assert b"draft: another vocabulary, in which it can guess" in done.stderr
+        assert b"guessed by draft" in done.stderr
 
 
 def test_prompt_longer_than_the_context(specdec, main):

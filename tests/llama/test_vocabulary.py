@@ -54,7 +54,9 @@ def test_any_bytes_come_back(tiny_model, raw):
     vocabulary = tiny_model.vocabulary
     for parse_special in (False, True):
         tokens = vocabulary.tokenize(text, parse_special=parse_special)
-        assert spaced(vocabulary.detokenize(tokens)) == spaced(text)
+        # Where they are read as what they are, control tokens have no bytes but their name.
+        pieces = [vocabulary.piece(token, special=parse_special) for token in tokens]
+        assert spaced(b"".join(pieces).decode("utf-8", "surrogateescape")) == spaced(text)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udc00b", "\ud83d\ude42"])

@@ -19,7 +19,7 @@ class Scripted:
     """A session whose answers are given by proposer and prompt; every token takes a second, or less."""
 
     def __init__(self, answers, draft=None):
-        self.main, self.draft, self._answers = FakeModel(), draft, answers
+        self.main, self.draft, self.guesser, self._answers = FakeModel(), draft, draft, answers
         self.calls = []
 
     def generate(self, prompt, settings, *, cancelled):
