@@ -116,7 +116,7 @@ def check(
         VocabularyMismatch: no token is common.
     """
     models = [_opened(path) for path in (main, draft)]
-    lengths = [min(n_ctx, model.n_ctx_train or n_ctx) for model in models]
+    lengths = [model.n_ctx(n_ctx) for model in models]
     caches = [m.kv_bytes(n, CACHE_TYPES[cache_type]) for m, n in zip(models, lengths, strict=True)]
     memory = Memory(
         sum(model.size for model in models), sum(caches), OVERHEAD, psutil.virtual_memory().available

@@ -15,7 +15,8 @@ from spec_local.cost_store import Conditions
 from spec_local.costs import CostTable
 from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLocalError
 from spec_local.files import replacing
-from spec_local.headers import in_child, open_header
+from spec_local.headers import open_header
+from spec_local.llama.child import in_child
 from spec_local.llama.context import default_threads
 from spec_local.pairs import Prospect, prospects
 
@@ -78,7 +79,7 @@ def plan(
     """
     target = target or main.with_name(f"{_PART.sub('', main.stem)}-{kind}.gguf")
     model = open_header(main)
-    main_size, length = model.size, min(n_ctx, model.n_ctx_train or n_ctx)
+    main_size, length = model.size, model.n_ctx(n_ctx)
     header = max(0, main.stat().st_size - main_size)  # of a split model: nothing
     can_roll_back = model.can_roll_back
     model.close()

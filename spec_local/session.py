@@ -224,8 +224,7 @@ class Session:
                 check_model_file(Path(path), gpu_layers=gpu_layers, notice=notice)
                 model = Model(path, gpu_layers=gpu_layers)
                 stack.callback(model.close)
-                wanted = _USUAL_CONTEXT if n_ctx is None else n_ctx
-                length = min(wanted, model.n_ctx_train or wanted)
+                length = model.n_ctx(_USUAL_CONTEXT if n_ctx is None else n_ctx)
                 context = Context(
                     model,
                     n_ctx=length,
@@ -389,14 +388,7 @@ class Session:
         )
         if "draft" not in names or not self.guesser:
             return Guided(policy, lookup=lookup)
-        vocabulary = self.main.model.vocabulary
-        draft = DraftModel(
-            self.guesser,
-            sampler,
-            self._shape(settings, policy),
-            n_vocab=vocabulary.n_tokens,
-            is_end=vocabulary.is_end,
-        )
+        draft: DraftModel
         if self.draft and self.translation and settings.translation == "text":
             draft = StringLevel(
                 self.draft,
@@ -404,6 +396,15 @@ class Session:
                 Chain("greedy", policy),  # tokens of two vocabularies cannot be coupled
                 self.translation,
                 is_end=self.draft.model.vocabulary.is_end,
+            )
+        else:
+            vocabulary = self.main.model.vocabulary
+            draft = DraftModel(
+                self.guesser,
+                sampler,
+                self._shape(settings, policy),
+                n_vocab=vocabulary.n_tokens,
+                is_end=vocabulary.is_end,
             )
         tree = self._shape(replace(settings, shape="tree"), policy) if self._may_branch(settings) else None
         return Guided(policy, draft, lookup, tree)

@@ -6,7 +6,7 @@ from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest
 from specdec_cli import exits, render
-from specdec_cli.options import CacheChoice, paired, resolve
+from specdec_cli.options import CacheChoice, paired, resolve_pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,13 +39,14 @@ def check(
 
         from spec_local import pairs
 
-        fetch = None if draft else main  # what is missing of a pair is fetched by the pair's name
-        main, draft = paired(main, draft)
-        if draft is None:
-            raise InvalidRequest(f"{main} is no pair: give its draft, too")
+        main_name, draft_name = paired(main, draft)
+        if draft_name is None:
+            raise InvalidRequest(f"{main_name} is no pair: give its draft, too")
+        main_file, draft_file = resolve_pair(main, draft)
+        assert draft_file
         report = pairs.check(
-            resolve(main, fetch),
-            resolve(draft, fetch),
+            main_file,
+            draft_file,
             n_ctx=ctx,
             threads=threads,
             gpu_layers=gpu_layers,
@@ -64,7 +65,7 @@ def check(
         if report.prospects:
             rows += _prospects(report.prospects)
         else:
-            tune = ["specdec", "tune", main, draft]
+            tune = ["specdec", "tune", main_name, draft_name]
             for name, value, usual in (
                 ("--ctx", ctx, 4096),
                 ("--threads", threads, None),

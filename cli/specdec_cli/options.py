@@ -172,13 +172,12 @@ class ModelOptions:
         from spec_local.session import MAX_DRAFT, Session
 
         named = self.main or STARTER
-        main, draft = paired(named, self.draft)
-        fetch = None if self.draft else named  # what is missing of a pair is fetched by the pair's name
-        if self.proposer not in ("auto", "draft") or self.no_spec or self.policy == "off":
-            draft = None  # a draft that no step would ask is not worth its memory
+        # A draft that no step would ask is not worth its memory.
+        asks = self.proposer in ("auto", "draft") and not self.no_spec and self.policy != "off"
+        main, draft = resolve_pair(named, self.draft, drafting=asks)
         return Session.open(
-            resolve(main, fetch),
-            resolve(draft, fetch) if draft else None,
+            main,
+            draft,
             n_ctx=self.ctx,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
@@ -307,6 +306,16 @@ def resolve(name: str, fetch: str | None = None) -> Path:
         told = f" ({size / 1e6:.0f} MB)" if size else ""
         raise DownloadError(f"the model {name}{told} is not here: run specdec models pull {fetch or name}")
     return found
+
+
+def resolve_pair(main: str, draft: str | None = None, *, drafting: bool = True) -> tuple[Path, Path | None]:
+    """The files of main and draft, which a pair's name gives both; raises as `resolve` does.
+
+    drafting: False leaves the draft out, and does not ask for its file.
+    """
+    fetch = None if draft else main  # what is missing of a pair is fetched by the pair's name
+    main, draft = paired(main, draft)
+    return resolve(main, fetch), resolve(draft, fetch) if draft and drafting else None
 
 
 def _file(name: str) -> Path:

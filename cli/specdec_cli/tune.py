@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest, ModelError
 from specdec_cli import exits, render
-from specdec_cli.options import CacheChoice, paired, resolve
+from specdec_cli.options import CacheChoice, resolve_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,10 +59,9 @@ def tune(
             if not 1 <= value <= high:
                 raise InvalidRequest(f"{name} is {value}: give 1 to {high}")
         render.prepare_stdout()
-        fetch = None if draft else main  # what is missing of a pair is fetched by the pair's name
-        main, draft = paired(main, draft)
-        main_model = _opened(resolve(main, fetch), gpu_layers, stack)
-        draft_model = _opened(resolve(draft, fetch), gpu_layers, stack) if draft else None
+        main_file, draft_file = resolve_pair(main, draft)
+        main_model = _opened(main_file, gpu_layers, stack)
+        draft_model = _opened(draft_file, gpu_layers, stack) if draft_file else None
         mains = _tuned(main_model, choices, ctx, MAX_DRAFT + 1, cache_type, rounds)
         best = min(mains, key=lambda t: t.costs.seconds(1))
         _show("main", mains, best)
@@ -100,7 +99,7 @@ def _tuned(
     several = tune(
         model,
         threads,
-        n_ctx=min(ctx, model.n_ctx_train or ctx),
+        n_ctx=model.n_ctx(ctx),
         max_logits=max_logits,
         cache_type=cache_type,
         rounds=rounds,

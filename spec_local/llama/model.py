@@ -85,6 +85,10 @@ class Model:
         """Context length that the model was trained for, in tokens."""
         return int(self._lib.llama_model_n_ctx_train(self.handle))
 
+    def n_ctx(self, wanted: int) -> int:
+        """Tokens of a session's context: those wanted, at most what the model was trained for, if it says that."""
+        return min(wanted, self.n_ctx_train or wanted)
+
     @functools.cached_property
     def size(self) -> int:
         """Bytes of all tensors."""

@@ -9,40 +9,20 @@ and time, the build and the processor.
 import contextlib
 import hashlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from spec_local.errors import BackendCrash, BackendError, ModelFileError, SpecLocalError
+from spec_local.errors import BackendCrash, BackendError, ModelFileError
 from spec_local.files import write_atomically
 from spec_local.llama import runtime
 from spec_local.llama.build import processor_features
+from spec_local.llama.child import Verdict, answer, in_child
 from spec_local.llama.model import check_header
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of the child.
-
-    crash: the signal that ended it, such as ``SIGILL``, or how else it died; None if it lived.
-    error: the error it reported. facts: what it found out, if all went well.
-    """
-
-    crash: str | None
-    error: str | None
-    facts: dict[str, Any]
-
-    @property
-    def works(self) -> bool:
-        return self.crash is None and self.error is None
 
 
 def probe_build() -> Verdict:
@@ -93,22 +73,7 @@ def _fingerprint(path: Path, gpu_layers: int) -> str:
 
 
 def _run_child(*arguments: str) -> Verdict:
-    # -P: a module in the working folder that is called like one of ours must not take its place.
-    command = [sys.executable, "-P", "-m", "spec_local.llama.probe", *arguments]
-    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # or a debugger is started to print one
-    child = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
-    )
-    with contextlib.suppress(ValueError, IndexError):
-        answer = json.loads(child.stdout.splitlines()[-1])
-        if child.returncode == 0:
-            return Verdict(None, answer.get("error"), answer)
-    if child.returncode < 0:
-        with contextlib.suppress(ValueError):
-            return Verdict(signal.Signals(-child.returncode).name, None, {})
-        return Verdict(f"signal {-child.returncode}", None, {})
-    last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return Verdict(last[0] if last else f"exit code {child.returncode}", None, {})
+    return in_child("spec_local.llama.probe", *arguments)
 
 
 def _exercise(path: Path, gpu_layers: int) -> None:
@@ -147,23 +112,13 @@ def _exercise_build() -> None:
             _exercise(quantize(source, Path(folder) / f"{kind}.gguf", kind), -1)
 
 
-def _main(arguments: list[str]) -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        if arguments:
-            _exercise(Path(arguments[0]), int(arguments[1]))
-        else:
-            _exercise_build()
-        lib = runtime.library()
-        answer = {"system": runtime.system_info(), "gpu": bool(lib.llama_supports_gpu_offload())}
-    except SpecLocalError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer), flush=True)
-    os._exit(0)  # the verdict is in; nothing that happens while freeing may change it
+def _work(arguments: list[str]) -> dict[str, Any]:
+    if arguments:
+        _exercise(Path(arguments[0]), int(arguments[1]))
+    else:
+        _exercise_build()
+    return {"system": runtime.system_info(), "gpu": bool(runtime.library().llama_supports_gpu_offload())}
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    answer(lambda: _work(sys.argv[1:]))

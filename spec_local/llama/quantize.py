@@ -15,6 +15,7 @@ from typing import Any
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.files import replacing
 from spec_local.llama import runtime
+from spec_local.llama.child import answer
 from spec_local.llama.context import default_threads
 from spec_local.llama.model import check_header
 
@@ -76,7 +77,6 @@ def _quantize(
 
 def _main(source: str, kind: str, target: str = "", threads: str = "0") -> None:
     """Without a target only the size is asked for. A target is written in place: give one that nobody else reads."""
-    from spec_local.headers import answer
 
     def work() -> dict[str, Any]:
         if not target:

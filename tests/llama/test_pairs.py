@@ -13,8 +13,9 @@ from spec_local import cost_store, pairs
 from spec_local.cost_store import Conditions
 from spec_local.costs import CostTable
 from spec_local.errors import ModelError, ModelFileError
-from spec_local.headers import in_child, open_header
+from spec_local.headers import open_header
 from spec_local.llama import tiny
+from spec_local.llama.child import in_child
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantized_size
 from spec_local.llama.tiny import write_tiny_model
@@ -121,7 +122,7 @@ def test_a_child_ends_with_its_parent(tmp_path):
     partial = tmp_path / "half"
     partial.touch()
     script = (
-        "import sys, time; from pathlib import Path; from spec_local.headers import answer\n"
+        "import sys, time; from pathlib import Path; from spec_local.llama.child import answer\n"
         "answer(lambda: time.sleep(60) or {}, partial=Path(sys.argv[1]))"
     )
     child = subprocess.Popen([sys.executable, "-c", script, str(partial)], stdin=subprocess.PIPE)

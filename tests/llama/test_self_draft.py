@@ -11,7 +11,7 @@ from spec_local import cost_store, self_draft
 from spec_local.cost_store import Conditions
 from spec_local.costs import CostTable
 from spec_local.errors import BackendError, InvalidRequest, ModelError, ModelFileError, SpecLocalError
-from spec_local.headers import in_child
+from spec_local.llama.child import in_child
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import KINDS, quantize, quantized_size
 from spec_local.llama.tiny import write_tiny_model
