@@ -14,14 +14,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spec_local.chat import ChatTemplate, Conversation
+    from spec_local.chat_session import ChatSession
     from spec_local.decoding import Prefilled, Statistics
     from spec_local.errors import SpecLocalError
-    from spec_local.sampling import SamplingSettings
+    from spec_local.sampling import SamplingSettings, TokenLogprob
     from spec_local.session import Done, GenerationSettings, Session, Text
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ChatSession",
+    "ChatTemplate",
+    "Conversation",
     "Done",
     "GenerationSettings",
     "Prefilled",
@@ -30,13 +35,16 @@ __all__ = [
     "SpecLocalError",
     "Statistics",
     "Text",
+    "TokenLogprob",
     "__version__",
 ]
 
 _HOMES = {
+    "spec_local.chat": ("ChatTemplate", "Conversation"),
+    "spec_local.chat_session": ("ChatSession",),
     "spec_local.session": ("Done", "GenerationSettings", "Session", "Text"),
     "spec_local.decoding": ("Prefilled", "Statistics"),
-    "spec_local.sampling": ("SamplingSettings",),
+    "spec_local.sampling": ("SamplingSettings", "TokenLogprob"),
     "spec_local.errors": ("SpecLocalError",),
 }
 

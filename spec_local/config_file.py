@@ -39,17 +39,32 @@ class ConfigFile:
             ConfigError: it is no TOML, or not what `schema` wants; tells the first place.
         """
         try:
-            return schema.model_validate(tomllib.loads(self._text))
-        except tomllib.TOMLDecodeError as error:
-            what, line = str(error), None
-            if place := _PLACE.fullmatch(what):
-                what, line = place[1], int(place[2] or len(self._text.splitlines()) or 1)
-            raise self._told(line, what) from None
+            return schema.model_validate(self.table())
         except ValidationError as error:
             first = error.errors()[0]
             location = tuple(str(part) for part in first["loc"] if part != "[key]")
             more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
             raise self.error(location, _what(dict(first)) + more) from None
+
+    def table(self) -> dict[str, Any]:
+        """What the file says, whatever it is.
+
+        Raises:
+            ConfigError: it is no TOML.
+        """
+        try:
+            return tomllib.loads(self._text)
+        except tomllib.TOMLDecodeError as error:
+            what, line = str(error), None
+            if place := _PLACE.fullmatch(what):
+                what, line = place[1], int(place[2] or len(self._text.splitlines()) or 1)
+            raise self._told(line, what) from None
+        except RecursionError:
+            raise self._told(None, "is nested too deeply") from None
+
+    def place(self, location: Location) -> str:
+        """Where a key is, as ``file:line``."""
+        return f"{self._shown}:{_line(self._text, location)}"
 
     def error(self, location: Location, what: str) -> ConfigError:
         """The error that something at this key is wrong."""

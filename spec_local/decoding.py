@@ -16,7 +16,7 @@ from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.language_model import LanguageModel, Logits, prefill
 from spec_local.proposal import ROOT, Proposal
 from spec_local.proposers.base import Limit, Proposer
-from spec_local.sampling import Distribution, Sampler
+from spec_local.sampling import Distribution, Sampler, TokenLogprob, logprob
 from spec_local.verifiers import VERIFIERS, Verifier
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
@@ -91,12 +91,13 @@ class Step:
     """One call of main: the accepted guesses, then one token of main's own.
 
     tokens: what was said. proposal: what had been guessed (tokens and parents). n_accepted: the first so many of `tokens`
-    were guesses.
+    were guesses. logprobs: of each of `tokens`, if they were asked for.
     """
 
     tokens: Sequence[int]
     proposal: Proposal
     n_accepted: int
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +124,21 @@ def decode(
     is_end: Callable[[int], bool] = lambda token: False,
     cancelled: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.perf_counter,
+    logprobs: int | None = None,
 ) -> Iterator[Event]:
     """Continue a prompt with exactly main's distribution.
 
     Args:
         main: its cache may hold anything; a prefix that it shares with the prompt is reused.
         prompt: token ids, at least one.
-        sampler: shapes main's logits (and, in the proposer, the draft's).
+        sampler: shapes main's logits (and, in the proposer, the draft's). One with a constraint is for one answer.
         dice: decides everything that is left to chance.
         proposer: None for plain decoding.
         draft_max: most tokens of a path to guess a step.
         max_tokens: most tokens to say; None: until an end token or the end of the context.
         is_end: whether a token ends the answer; it is said, and nothing after it.
         cancelled: asked between calls of main; True ends the answer there.
+        logprobs: with how many alternatives each token's log probability is told; None: it is not.
 
     Yields:
         one `Prefilled`, a `Step` per call of main, one `Finished`. Closing the iterator early is fine:
@@ -147,9 +150,9 @@ def decode(
         BackendError: a model failed; the caches hold a prefix of what was said.
     """
     check_prompt(main, prompt)
-    if draft_max < 0 or (max_tokens is not None and max_tokens < 0):
+    if draft_max < 0 or (max_tokens or 0) < 0 or (logprobs or 0) < 0:
         raise InvalidRequest("numbers of tokens must not be negative")
-    row = _Row(main, proposer if draft_max else None, sampler, verifier, dice, list(prompt), clock)
+    row = _Row(main, proposer if draft_max else None, sampler, verifier, dice, list(prompt), clock, logprobs)
     return _events(row, draft_max, max_tokens, is_end, cancelled)
 
 
@@ -209,6 +212,7 @@ class _Row:
         dice: Dice,
         history: list[int],
         clock: Callable[[], float],
+        n_logprobs: int | None,
     ) -> None:
         self.main = main
         self.history = history
@@ -218,7 +222,10 @@ class _Row:
         self._verifier = verifier
         self._dice = dice
         self._clock = clock
+        self._n_logprobs = n_logprobs
         self._lap_started = 0.0
+        if sampler.constraint:
+            sampler.constraint.commit(history)
 
     def read_prompt(self) -> Iterator[None]:
         """Bring both caches to the prompt, yielding between calls of a model."""
@@ -250,7 +257,14 @@ class _Row:
         end = next((i + 1 for i, token in enumerate(said) if is_end(token)), len(said))
         said, n_accepted = said[:end], min(len(path), end)
         self._lap("verify")
+        logprobs: Sequence[TokenLogprob] = ()
+        if self._n_logprobs is not None:
+            rows = [logits[node + 1] for node in (ROOT, *path)]
+            logprobs = [logprob(row, token, self._n_logprobs) for row, token in zip(rows, said, strict=False)]
+            self._lap("logprobs")
         history.extend(said)
+        if self._sampler.constraint:
+            self._sampler.constraint.commit(history)
         main.keep([0, *(node + 1 for node in path[: end - 1])])
         if self._proposer:
             self._proposer.commit(history)
@@ -260,12 +274,13 @@ class _Row:
         if statistics.n_steps == 1:
             statistics.first_token_s = statistics.prompt_s + statistics.predicted_s
         # Without its distributions, which over a whole vocabulary take a megabyte each.
-        return Step(said, Proposal(proposal.tokens, proposal.parents, source=proposal.source), n_accepted)
+        guessed = Proposal(proposal.tokens, proposal.parents, source=proposal.source)
+        return Step(said, guessed, n_accepted, logprobs)
 
     def _mains(self, proposal: Proposal, logits: Logits) -> Callable[[int], Distribution]:
         """Main's distribution after a node of the proposal: a rule asks for few of them, and each takes time."""
-        settings = self._sampler.settings
-        recent = self.history[-settings.penalty_window :] if settings.has_memory else None
+        window = self._sampler.window
+        recent = self.history[-window:] if window else None
 
         def distribution(node: int) -> Distribution:
             self._lap("verify")

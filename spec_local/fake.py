@@ -4,7 +4,7 @@ They ship with the package, so that a proposer or a verifier of your own can be 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -110,6 +110,31 @@ class FakeModel:
             raise InvalidRequest(f"cannot trim {len(self._tokens)} tokens to {length}")
         del self._tokens[length:]
         self._tree.clear()
+
+
+class FakeState:
+    """A `spec_local.constraint.State` by a plain function.
+
+    Args:
+        rule: the tokens that may follow an answer.
+    """
+
+    def __init__(
+        self, n_vocab: int, rule: Callable[[tuple[int, ...]], Collection[int]], answer: tuple[int, ...] = ()
+    ) -> None:
+        self.answer = answer
+        self._n_vocab, self._rule = n_vocab, rule
+
+    def allows(self, tokens: NDArray[np.intp]) -> NDArray[np.bool_]:
+        return np.isin(tokens, list(self._rule(self.answer)))
+
+    def allowed(self) -> NDArray[np.bool_]:
+        return self.allows(np.arange(self._n_vocab))
+
+    def after(self, token: int) -> "FakeState | None":
+        if token not in self._rule(self.answer):
+            return None
+        return FakeState(self._n_vocab, self._rule, (*self.answer, token))
 
 
 class _ReplayDice:

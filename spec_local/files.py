@@ -1,18 +1,31 @@
 """Writing files so that a crash leaves the old one or the new one, never half of one."""
 
 import contextlib
+import glob
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
+
+from spec_local.errors import InvalidRequest
+
+_ABANDONED = 3600.0
+"""Seconds after its last write that a temporary file belongs to nobody: who wrote it was killed."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` that takes its place when the block ends well, and goes when not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    prefix, suffix = f".{path.name}.", ".part"
+    for left in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                left.unlink()
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=suffix)
     os.close(descriptor)
     temporary = Path(name)
     try:
@@ -20,6 +33,40 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def saving(path: Path) -> Iterator[Path]:
+    """As `replacing`, at a path that a person gave.
+
+    Raises:
+        InvalidRequest: it cannot be written; what was there is still there.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a device would become a file
+            raise InvalidRequest(f"{path} is no ordinary file: give another name")
+        with replacing(Path(os.path.realpath(path))) as temporary:  # a link goes on pointing at its file
+            yield temporary
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written ({error.strerror}): give another place") from None
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[BufferedReader]:
+    """A file at a path that a person gave, open for reading.
+
+    Raises:
+        InvalidRequest: it cannot be read.
+    """
+    try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+            raise InvalidRequest(f"{path} is no ordinary file: give another name")
+        with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise InvalidRequest(f"{path} does not exist: check the path") from None
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read ({error.strerror}): check its permissions") from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -1,6 +1,6 @@
 """From logits to the distribution that a token is drawn from.
 
-The order is llama.cpp's, so that the settings people know mean the same here: penalties and bias, top-k,
+The order is llama.cpp's, so that the settings people know mean the same here: penalties and bias, a constraint, top-k,
 top-p, min-p, temperature. Main and draft go through the same settings; what they give is p and q.
 
 A distribution is kept sparse: after top-k or top-p a few dozen of 150,000 tokens are left, and at temperature
@@ -8,6 +8,7 @@ A distribution is kept sparse: after top-k or top-p a few dozen of 150,000 token
 """
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.constraint import Constraint
 from spec_local.dice import Dice
 from spec_local.errors import BackendError, InvalidRequest
 
@@ -22,7 +24,10 @@ _NO_NUMBERS = (
     "the model's logits are not numbers, or every token is forbidden: "
     "check the logit bias, or download the model again"
 )
+_DEAD_END = "no token that the model knows may follow here: mend the grammar, or take a logit bias away that forbids what it needs"
 _MAX_BIAS = 1e30  # float32 must hold it with a logit on top
+_FIRST_ASKED = 64
+"""Of how many tokens, the most probable ones, a constraint is asked before it is asked of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,37 +148,52 @@ class Distribution:
 
 
 class Sampler:
-    """Turns a row of logits into the distribution that these settings make of it. Pure; keeps nothing."""
+    """Turns a row of logits into the distribution that these settings make of it: a pure function of them and the text.
 
-    def __init__(self, settings: SamplingSettings) -> None:
-        self.settings = settings
+    Args:
+        constraint: which tokens are possible, before anything else is asked of them.
+        guessing: where the constraint leaves none that the logits know, it is left out: guesses are judged anyway.
+    """
+
+    def __init__(
+        self, settings: SamplingSettings, constraint: Constraint | None = None, *, guessing: bool = False
+    ) -> None:
+        self.settings, self.constraint, self._guessing = settings, constraint, guessing
         # int keys to one index array, so that a row costs one addition
         self._bias_ids = np.fromiter(settings.logit_bias.keys(), np.intp)
         with np.errstate(over="ignore"):  # far below what float32 holds is as good as -inf
             self._bias = np.array(list(settings.logit_bias.values()), np.float32)
+
+    @property
+    def window(self) -> int:
+        """How many of the last tokens a distribution depends on."""
+        if self.constraint:
+            return sys.maxsize
+        return self.settings.penalty_window if self.settings.has_memory else 0
 
     def distribution(self, logits: NDArray[np.float32], history: Sequence[int] = ()) -> Distribution:
         """The distribution of the next token.
 
         Args:
             logits: float32 (V,); not changed.
-            history: the tokens before it; only its last `penalty_window` matter, and only under a penalty.
+            history: the tokens before it; only the last `window` matter.
 
         Raises:
             BackendError: the logits are not numbers, or no token is allowed.
         """
         settings = self.settings
         logits = self._adjusted(logits, history)
+        most = 1 if settings.temperature == 0 else settings.top_k
+        ids, logits = self._possible(logits, history, most or len(logits))
         best = int(logits.argmax())  # a NaN anywhere is the maximum
         top = float(logits[best])
         if not math.isfinite(top):
             raise BackendError(_NO_NUMBERS)
-        if settings.temperature == 0 or settings.top_k == 1:
-            return Distribution.certain(best)
-        ids: NDArray[np.intp] | None = None
+        if most == 1:
+            return Distribution.certain(best if ids is None else int(ids[best]))
         if 0 < settings.top_k < len(logits):
-            ids = _largest(logits, settings.top_k)
-            logits = logits[ids]
+            keep = _largest(logits, settings.top_k)
+            logits, ids = logits[keep], keep if ids is None else ids[keep]
         if settings.top_p < 1:
             keep = _nucleus(np.exp(logits - np.float32(top)), settings.top_p)
             logits, ids = logits[keep], keep if ids is None else ids[keep]
@@ -192,12 +212,40 @@ class Sampler:
         if self.settings.temperature > 0:
             return self.distribution(logits, history).top(k)
         logits = self._adjusted(logits, history)
+        # What follows the first of those that are possible does not change how they rank.
+        ids, logits = self._possible(logits, history, max(k, _FIRST_ASKED))
         top = float(logits.max())
         if not math.isfinite(top):
             raise BackendError(_NO_NUMBERS)
         weights = np.exp(logits - np.float32(top))
         best = _top(weights, k)
-        return best, weights[best] / weights.sum(dtype=np.float64)
+        return best if ids is None else ids[best], weights[best] / weights.sum(dtype=np.float64)
+
+    def _possible(
+        self, logits: NDArray[np.float32], history: Sequence[int], n: int
+    ) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
+        """Ids, ascending, of tokens that the constraint allows, and their logits: the n most probable at least.
+
+        Of fewer, all; None: of all tokens. Asking of 150,000 tokens takes many times what asking of the first few does.
+        """
+        state = self.constraint.after(history) if self.constraint else None
+        if state is None:
+            return None, logits
+        if not math.isfinite(logits.max()):
+            raise BackendError(_NO_NUMBERS)
+        for size in (1, _FIRST_ASKED) if n == 1 else (max(2 * n, _FIRST_ASKED),):
+            if size < len(logits) // 4:
+                first = _top(logits, size)
+                first = first[state.allows(first) & (logits[first] > -np.inf)]
+                if len(first) >= n:
+                    ids = np.sort(first)
+                    return ids, logits[ids]
+        ids = (state.allowed()[: len(logits)] & (logits > -np.inf)).nonzero()[0]
+        if len(ids):
+            return ids, logits[ids]
+        if self._guessing:
+            return None, logits
+        raise BackendError(_DEAD_END)
 
     def _adjusted(self, logits: NDArray[np.float32], history: Sequence[int]) -> NDArray[np.float32]:
         settings = self.settings
@@ -215,6 +263,29 @@ class Sampler:
         known = self._bias_ids < len(logits)
         logits[self._bias_ids[known]] += self._bias[known]
         return logits
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How probable the model itself found a token, whatever settings or constraint had a say.
+
+    token: its id. logprob: natural logarithm of its probability. top: the most probable tokens and their logprobs,
+    in falling order.
+    """
+
+    token: int
+    logprob: float
+    top: Sequence[tuple[int, float]] = ()
+
+
+def logprob(logits: NDArray[np.float32], token: int, n_top: int = 0) -> TokenLogprob:
+    """Of a token under softmax(logits), with the `n_top` most probable ones."""
+    top = _top(logits, n_top) if n_top else ()
+    highest = float(logits.max())
+    total = math.log(np.exp(logits - np.float32(highest)).sum(dtype=np.float64)) + highest
+    return TokenLogprob(
+        token, float(logits[token]) - total, [(int(t), float(logits[t]) - total) for t in top]
+    )
 
 
 def align(

@@ -6,19 +6,24 @@ with Session.open("main.gguf", "draft.gguf") as session:
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from spec_local import cost_store
+from spec_local.constraint import Constraint
 from spec_local.costs import CostTable, measure
 from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, check_prompt, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest, ModelError
+from spec_local.json_schema import to_gbnf
 from spec_local.language_model import LanguageModel, common_prefix
+from spec_local.llama import state
 from spec_local.llama.context import Context
+from spec_local.llama.grammar import Grammar
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
 from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
@@ -35,7 +40,7 @@ from spec_local.proposers import (
     Shape,
     StringLevel,
 )
-from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.sampling import Sampler, SamplingSettings, TokenLogprob
 from spec_local.text import TextStream
 from spec_local.translation import Translated, Translation
 from spec_local.verifiers import VERIFIERS
@@ -51,6 +56,7 @@ PolicyName = Literal["adaptive", "fixed", "confidence", "entropy", "off"]
 POLICIES: tuple[PolicyName, ...] = ("adaptive", "fixed", "confidence", "entropy", "off")
 MAX_DRAFT = 64
 """Most tokens that may be guessed a step: main's context reserves one row of logits for each."""
+MAX_LOGPROBS = 20
 CHAIN_VERIFIERS = [name for name, verifier in VERIFIERS.items() if verifier.drawing == "one"]
 _USUAL_CONTEXT = 4096
 _USUAL_DRAFT = {"fixed": 4, "confidence": 16, "entropy": 16}
@@ -80,6 +86,11 @@ class GenerationSettings:
         verifier: a name of `spec_local.verifiers.VERIFIERS`, all of them exact; ``auto``: ``membership``, for a drawn tree
             ``traversal``. Under ``membership`` a seed says the same whatever was guessed, and without guesses.
         greedy_draft: guess the draft's most probable token instead of drawing from it.
+        grammar: GBNF that the answer must follow (see `spec_local.llama.grammar`), from its first character to its end. An
+            answer that `max_tokens`, a stop string or a full context cuts is the beginning of one that does.
+        json_schema: JSON, instead of a grammar: the answer is JSON and valid under it (see `spec_local.json_schema`).
+        logprobs: 0 to 20: tell each token's log probability and so many alternatives', as the model has them before sampling
+            settings and grammar.
         translation: of a draft of another vocabulary. ``tokens``: it guesses those of its tokens that main has, too; any
             shape, any verifier. ``text``: it says what it likes, and main's tokenizer spells that again; chains under
             ``membership`` only. ``auto``: ``tokens``.
@@ -99,6 +110,9 @@ class GenerationSettings:
     verifier: str = "auto"
     greedy_draft: bool = False
     translation: TranslationName = "auto"
+    grammar: str | None = None
+    json_schema: str | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.proposer not in PROPOSERS:
@@ -138,6 +152,16 @@ class GenerationSettings:
             raise InvalidRequest(f"max-tokens is {self.max_tokens}: give 0 or more")
         if self.seed is not None and self.seed < 0:
             raise InvalidRequest(f"seed is {self.seed}: give 0 or more")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"logprobs is {self.logprobs}: give 0 to {MAX_LOGPROBS}")
+        if self.grammar is not None and self.json_schema is not None:
+            raise InvalidRequest("an answer cannot follow a grammar and a JSON schema: give one of them")
+        _ = self.gbnf  # a wrong schema is known before any model is loaded
+
+    @property
+    def gbnf(self) -> str | None:
+        """The grammar that the answer must follow."""
+        return self.grammar if self.json_schema is None else to_gbnf(self.json_schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,22 +169,27 @@ class Text:
     """Text that has become certain with one step, or with the end; may be empty.
 
     tokens: said in this step, without the one that ends the answer. proposal: what had been guessed.
-    n_accepted: the first so many of the tokens had been.
+    n_accepted: the first so many of the tokens had been. logprobs: of each of the tokens, if they were asked for.
     """
 
     text: str
     tokens: Sequence[int] = ()
     proposal: Proposal = field(default_factory=Proposal)
     n_accepted: int = 0
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last event. `text` is what was still held back."""
+    """The last event. `text` is what was still held back; `stopping_word` the stop string that ended the answer."""
 
     text: str
     reason: FinishReason
     statistics: Statistics
+    stopping_word: str = ""
+
+
+_Answer = Generator[Prefilled | Text | Done, None, None]
 
 
 class Session:
@@ -187,8 +216,12 @@ class Session:
         self.main = main
         self.draft = draft
         self._costs: tuple[CostTable, CostTable | None] | None = None
-        self._experience: dict[tuple[bool, str], Experience] = {}
+        self._experience: dict[tuple[bool, str, bool], Experience] = {}
+        self._grammar: tuple[str, Grammar] | None = (
+            None  # the last one, which the next answer mostly follows, too
+        )
         self._notice: Callable[[str], None] = lambda line: None
+        self._answer: Callable[[], _Answer | None] = lambda: None
         self._resources = ExitStack()
 
     @classmethod
@@ -247,6 +280,8 @@ class Session:
             return session
 
     def close(self) -> None:
+        if answer := self._answer():
+            answer.close()  # it would roll back caches that are gone
         if self._costs:
             for context, table in zip((self.main, self.draft), self._costs, strict=True):
                 if context and table:
@@ -274,6 +309,8 @@ class Session:
             `Prefilled`, `Text` per step, and `Done`. Closing the iterator early is fine.
 
         Raises:
+            InvalidRequest: also a grammar that llama.cpp cannot cope with.
+            BackendError: also a grammar that leaves the model no token.
             see `spec_local.decoding.decode`.
         """
         vocabulary = self.main.model.vocabulary
@@ -285,7 +322,7 @@ class Session:
         cached = self.main.cached
         if not self.main.model.can_roll_back and common_prefix(cached, list(tokens[:-1])) < len(cached):
             self.main.trim(0)  # another text: a recurrent model can forget all, and no less
-        sampler = Sampler(settings.sampling)
+        sampler = Sampler(settings.sampling, self._constraint(settings))
         events = decode(
             self.main,
             tokens,
@@ -298,8 +335,46 @@ class Session:
             is_end=vocabulary.is_end,
             cancelled=cancelled,
             clock=clock,
+            logprobs=settings.logprobs,
         )
-        return self._texts(events, settings.stops)
+        answer = self._texts(events, settings.stops)
+        self._answer = weakref.ref(answer)
+        return answer
+
+    def state_size(self) -> int:
+        """Bytes that `save_state` would write now."""
+        return state.size(self._contexts)
+
+    def save_state(self, path: Path | str) -> int:
+        """Write what main and draft have read to a file, so that `load_state` need not read it again.
+
+        Returns:
+            bytes of the file.
+
+        Raises:
+            InvalidRequest: it cannot be written; a file that was there still is.
+            ContextOverflow: there is no memory for a copy of the KV cache.
+        """
+        return state.save(Path(path), self._contexts)
+
+    def load_state(self, path: Path | str) -> int:
+        """Go on from what `save_state` has written; a draft that was not saved, or is another, reads the text again.
+
+        Returns:
+            tokens that main now holds.
+
+        Raises:
+            InvalidRequest: the file is damaged, or of another model, build or setting; nothing has changed.
+            ContextOverflow: the context is too short, or there is no memory; nothing has changed.
+        """
+        loaded = state.load(Path(path), self._contexts)
+        if "draft" in loaded and isinstance(self.guesser, Translated):
+            self.guesser.recall(self.main.cached)
+        return len(self.main.cached)
+
+    @property
+    def _contexts(self) -> dict[str, Context]:
+        return {"main": self.main} | ({"draft": self.draft} if self.draft else {})
 
     def proposers(self, settings: GenerationSettings) -> list[ProposerName]:
         """Who may guess: what the settings say, and what ``auto`` means with these models."""
@@ -340,7 +415,7 @@ class Session:
         """Most guesses side by side that both models can read."""
         return min(context.max_branches for context in (self.main, self.draft) if context)
 
-    def _texts(self, events: Iterator[Event], stops: Sequence[str]) -> Iterator[Prefilled | Text | Done]:
+    def _texts(self, events: Iterator[Event], stops: Sequence[str]) -> _Answer:
         vocabulary = self.main.model.vocabulary
         stream = TextStream(vocabulary.piece, stops)
         statistics = Statistics()
@@ -358,10 +433,19 @@ class Session:
                         statistics.predicted_n -= len(event.tokens) - i - 1
                         tokens = tokens[: i + 1]
                         break
-                yield Text(text, tokens, event.proposal, min(event.n_accepted, len(tokens)))
+                n_accepted, logprobs = min(event.n_accepted, len(tokens)), event.logprobs[: len(tokens)]
+                yield Text(text, tokens, event.proposal, n_accepted, logprobs)
                 if stream.stopped:
-                    yield Done("", "stop", statistics)
+                    yield Done("", "stop", statistics, stream.stopping_word)
                     break
+
+    def _constraint(self, settings: GenerationSettings) -> Constraint | None:
+        text = settings.gbnf
+        if text is None:
+            return None
+        if not self._grammar or self._grammar[0] != text:
+            self._grammar = text, Grammar(self.main.model, text, notice=self._notice)
+        return Constraint(self._grammar[1].start())
 
     def _draft_max(self, settings: GenerationSettings) -> int:
         if settings.draft_max is not None:
@@ -392,6 +476,7 @@ class Session:
         if self.draft and self.translation and settings.translation == "text":
             draft = StringLevel(
                 self.draft,
+                # A constraint is of main's tokens, too: membership judges by it.
                 Sampler(replace(settings.sampling, logit_bias={})),
                 Chain("greedy", policy),  # tokens of two vocabularies cannot be coupled
                 self.translation,
@@ -415,7 +500,8 @@ class Session:
         may_cut = greedy or settings.greedy_draft or self._verifier_name(settings) not in CHAIN_VERIFIERS
         match settings.policy:
             case "adaptive":
-                learned = self._experience.setdefault((greedy, settings.shape), Experience())
+                kind = greedy, settings.shape, settings.gbnf is not None
+                learned = self._experience.setdefault(kind, Experience())
                 tree = settings.tree_nodes if self._may_branch(settings) else 0
                 return Adaptive(*self.costs(), learned, may_cut=may_cut, tree=tree, clock=clock)
             case "confidence":

@@ -7,6 +7,8 @@ Bytes that are not UTF-8 come out as lone surrogates (PEP 383), so that whoever 
 import codecs
 from collections.abc import Callable, Sequence
 
+from spec_local.errors import InvalidRequest
+
 
 class TextStream:
     """Decodes pieces incrementally, and holds back what may yet become a stop string.
@@ -23,6 +25,8 @@ class TextStream:
         self._held = ""
         self.stopped = False
         """A stop string was met; nothing comes after it."""
+        self.stopping_word = ""
+        """Which one."""
 
     def feed(self, token: int) -> str:
         """The text that this token makes certain; "" while a character or a stop string is incomplete."""
@@ -41,9 +45,10 @@ class TextStream:
             return text
         self._held += text
         # The one that is complete first counts, however the text is cut into pieces.
-        met = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        met = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if met:
-            text, self._held, self.stopped = self._held[: min(met)[1]], "", True
+            _, at, self.stopping_word = min(met)
+            text, self._held, self.stopped = self._held[:at], "", True
             return text
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
@@ -54,6 +59,20 @@ class TextStream:
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of text that begins stop."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def bytes_of(text: str) -> bytes:
+    """The bytes of a text in which lone surrogates stand for those that are not UTF-8.
+
+    Raises:
+        InvalidRequest: it holds surrogates that stand for no byte.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"the text is no Unicode (a lone surrogate at character {error.start}): remove it"
+        ) from None
 
 
 def printable(text: str) -> str:

@@ -229,6 +229,18 @@ class Translated:
         self._nodes = grown
         return self._logits[:n_logits]
 
+    def recall(self, text: Sequence[int]) -> None:
+        """Know of a text, in main's tokens, as far as the model holds it already."""
+        held, end = self._model.cached, 0
+        self._text, self._ends, self._nodes = [], [], []
+        for token in text:
+            spelled = self._translation.read(token, not self._text)
+            if tuple(held[end : end + len(spelled)]) != spelled:
+                break
+            end += len(spelled)
+            self._text.append(token)
+            self._ends.append(end)
+
     def keep(self, path: Sequence[int]) -> None:
         end = self._ends[-1] if self.cached else 0
         self._model.keep([node for step in path for node in self._nodes[step][1]])

@@ -5,11 +5,14 @@ from typing import Annotated
 import typer
 
 import spec_local
-from specdec_cli import bench, chat, check, doctor, draft, generate, models, tune
+from specdec_cli import bench, chat, check, config, doctor, draft, generate, models, settings, tune
 
 app = typer.Typer(
     name="specdec",
+    cls=settings.Group,
     help="Speculative decoding for GGUF models on your own machine: the same text, in fewer steps.",
+    epilog="Begin with: specdec models pull starter, then specdec chat. Each command shows examples with --help; "
+    "each of its options can be set beforehand: see specdec config --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -22,6 +25,8 @@ app.command("doctor")(doctor.doctor)
 models.app.command("check")(check.check)
 app.add_typer(models.app, name="models")
 app.add_typer(draft.app, name="draft")
+settings.adopt(app)
+app.add_typer(config.app, name="config", cls=settings.Group)  # works whatever is wrong with the settings
 
 
 def _version(asked: bool) -> None:
@@ -35,5 +40,6 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
+    no_color: settings.NoColor = False,
 ) -> None:
     pass

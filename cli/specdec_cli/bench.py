@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from spec_local.errors import InvalidRequest, ModelError
-from specdec_cli import exits, plots, render
+from specdec_cli import exits, plots, progress, render
 from specdec_cli.options import (
     STARTER,
     ModelOptions,
@@ -132,8 +132,11 @@ def bench(
             _written(plot) as picture,
             _sink(output, out) as sink,
             _fitting(models, ways).open(render.note) as session,
+            render.interruptible() as cancelled,
         ):
-            results = _measured(session, asked, ways, runs, delay, models.threads, sink, verbose)
+            results = _measured(
+                session, asked, ways, runs, delay, models.threads, sink, verbose, cancelled=cancelled
+            )
             if not results.outcomes:
                 render.note("interrupted before the first prompt was done: nothing to report")
                 raise KeyboardInterrupt
@@ -304,6 +307,8 @@ def _measured(
     threads: int | None,
     sink: _Sink,
     verbose: int,
+    *,
+    cancelled: Callable[[], bool],
 ) -> "Results":
     from spec_local.bench.record import peak_memory, record
     from spec_local.bench.report import Results
@@ -317,7 +322,7 @@ def _measured(
     made = record(session, threads, render.note)
     sink.begin(made, ways)
     outcomes: list[Outcome] = []
-    with render.interruptible() as cancelled, _progress(len(questions) * len(ways) * runs, sink) as advance:
+    with _progress(len(questions) * len(ways) * runs, sink) as advance:
         for event in measure(
             session, questions, ways, runs=runs, delay=delay, cancelled=cancelled, progress=advance
         ):
@@ -349,33 +354,9 @@ def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -
     return fitting
 
 
-@contextlib.contextmanager
-def _progress(n_runs: int, sink: _Sink) -> Iterator[Callable[[float], None]]:
-    """A bar with the time left, where someone sees it and lines of results do not run through it."""
+def _progress(n_runs: int, sink: _Sink) -> contextlib.AbstractContextManager[Callable[[float], None]]:
     lines = isinstance(sink, _Lines) and sys.stdout.isatty()
-    if lines or sys.stderr is None or not sys.stderr.isatty():
-        yield lambda share: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("time left"),
-        # The rate is that of the whole run so far: prompts that are being read would make it jump.
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-        speed_estimate_period=1e9,
-    ) as bar:
-        task = bar.add_task("measuring", total=n_runs)
-        yield lambda share: bar.update(task, advance=share)
+    return progress.bar("measuring", n_runs, seen=not lines)
 
 
 def _line(outcome: "Outcome") -> str:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest
-from specdec_cli import exits, render
-from specdec_cli.options import CacheChoice, paired, resolve_pair
+from specdec_cli import completion, exits, render
+from specdec_cli.options import CacheChoice, MainArgument, paired, resolve_pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,11 +17,14 @@ _SHOWN = 5
 
 
 def check(
-    main: Annotated[
-        str, Argument(metavar="MAIN", help="The model that answers, or a pair: a file or a name.")
-    ],
+    main: MainArgument,
     draft: Annotated[
-        str | None, Argument(metavar="[DRAFT]", help="The model that guesses; a pair's name says it.")
+        str | None,
+        Argument(
+            metavar="DRAFT",
+            help="The model that guesses; a pair's name says it.",
+            autocompletion=completion.models,
+        ),
     ] = None,
     ctx: Annotated[int, Option(min=1, max=1 << 24, help="Tokens of context of the sessions to come.")] = 4096,
     threads: Annotated[
@@ -33,6 +36,12 @@ def check(
     """Say whether a draft suits a main model: vocabularies, architectures, memory, and the speed-up to expect.
 
     No weights are loaded. The speed-up needs costs that were measured on this machine: specdec tune MAIN DRAFT.
+
+    Examples:
+
+      specdec models check coder-7b
+
+      specdec models check main.gguf draft.gguf --ctx 16384
     """
     with exits.guarded():
         import shlex

@@ -14,7 +14,14 @@ from specdec_cli import exits
 def doctor(
     fix: Annotated[bool, Option("--fix", help="Rebuild llama-cpp-python until it works (minutes).")] = False,
 ) -> None:
-    """Try llama.cpp in a child process, and say how to mend it if it crashes."""
+    """Try llama.cpp in a child process, and say how to mend it if it crashes.
+
+    Examples:
+
+      specdec doctor
+
+      specdec doctor --fix
+    """
     with exits.guarded():
         from importlib.metadata import PackageNotFoundError, version
 

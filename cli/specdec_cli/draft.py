@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from spec_local.errors import SpecLocalError
-from specdec_cli import exits, render
+from specdec_cli import completion, exits, render
 from specdec_cli.options import CacheChoice, resolve
 
 if TYPE_CHECKING:
@@ -41,7 +41,14 @@ def _root() -> None:
 
 @app.command()
 def quantize(
-    main: Annotated[str, Argument(metavar="MAIN", help="The model that answers: a file or a name.")],
+    main: Annotated[
+        str,
+        Argument(
+            metavar="MAIN",
+            help="The model that answers: a file or a name.",
+            autocompletion=completion.models,
+        ),
+    ],
     kind: Annotated[
         KindChoice, Option("--type", case_sensitive=False, help="Precision of the copy.")
     ] = KindChoice.Q4_0,
@@ -61,6 +68,12 @@ def quantize(
 
     It has main's vocabulary and often main's opinion. It pays where main is F16 or Q8_0; what to expect is said first,
     from main's costs if specdec tune has measured them.
+
+    Examples:
+
+      specdec draft quantize main-f16.gguf
+
+      specdec draft quantize main-f16.gguf --type Q2_K --output draft.gguf
     """
     with exits.guarded():
         from spec_local import self_draft

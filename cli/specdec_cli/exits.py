@@ -1,8 +1,10 @@
 """How a command ends: one line for a person, one code for a program."""
 
 import contextlib
+import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import typer
 
@@ -10,6 +12,7 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import render
 
 OK, FAILURE, USAGE, INTERRUPTED = 0, 1, 2, 130
+_BY_SIGNAL = 128  # and its number: 129 for SIGHUP, 143 for SIGTERM
 
 
 @contextlib.contextmanager
@@ -18,7 +21,8 @@ def guarded() -> Iterator[None]:
     try:
         if sys.stdout is None:
             raise SpecLocalError("standard output is closed: run specdec where its answer can go")
-        yield
+        with _unwinding():
+            yield
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
         _discard_output()
@@ -36,6 +40,31 @@ def guarded() -> Iterator[None]:
         ) from None
     except MemoryError:
         raise _failure(FAILURE, "out of memory: take a smaller model or a smaller --ctx") from None
+
+
+@contextlib.contextmanager
+def _unwinding() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP end the command as an exception does: what is open is closed. The next kills."""
+
+    def on_signal(signum: int, frame: object) -> None:
+        if signum == render.HANGUP:  # a terminal that has gone tells it twice, at any time until the end
+            del previous[signum]
+        signal.signal(signum, signal.SIG_IGN if signum == render.HANGUP else signal.SIG_DFL)
+        raise SystemExit(_BY_SIGNAL + signum)
+
+    heard = [s for s in render.ENDING if signal.getsignal(s) == signal.SIG_DFL]
+    previous: dict[int, Any] = {s: signal.signal(s, on_signal) for s in heard}
+    try:
+        yield
+    except SystemExit:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_output()
+        raise
+    finally:
+        for signum, handler in list(previous.items()):
+            signal.signal(signum, handler)
 
 
 def _failure(code: int, message: str) -> typer.Exit:

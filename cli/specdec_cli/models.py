@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from spec_local.errors import DownloadError, InvalidRequest
-from specdec_cli import exits, render
+from specdec_cli import completion, exits, render
 
 if TYPE_CHECKING:
     from spec_local.registry import ModelEntry
@@ -17,12 +17,20 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Models by name: list them, fetch them, find their files, delete them.", no_args_is_help=True
 )
-_Name = Annotated[str, Argument(help="A model's or a pair's name, or user/repo:quant.")]
+_Name = Annotated[
+    str,
+    Argument(help="A model's or a pair's name, or user/repo:quant.", autocompletion=completion.names),
+]
 
 
 @app.command("list")
 def list_models() -> None:
-    """List the models and pairs that specdec knows by name."""
+    """List the models and pairs that specdec knows by name.
+
+    Example:
+
+      specdec models list | grep coder
+    """
     with exits.guarded():
         from spec_local import registry
 
@@ -48,7 +56,16 @@ def pull(
         bool, Option("--offline", help="Fetch nothing: check what is here, or say that it is not.")
     ] = False,
 ) -> None:
-    """Fetch a model, or both of a pair, and check it; prints its path."""
+    """Fetch a model, or both of a pair, and check it; prints its path.
+
+    Examples:
+
+      specdec models pull starter
+
+      specdec models pull coder-7b
+
+      specdec models pull bartowski/Llama-3.2-3B-Instruct-GGUF:Q5_K_M
+    """
     with exits.guarded():
         from spec_local import registry
 
@@ -60,7 +77,12 @@ def pull(
 
 @app.command()
 def path(name: _Name = "starter") -> None:
-    """Print where a model's file is; of a split model, its first part."""
+    """Print where a model's file is; of a split model, its first part.
+
+    Example:
+
+      ls -lh "$(specdec models path starter)"
+    """
     with exits.guarded():
         from spec_local import registry
 
@@ -73,7 +95,12 @@ def path(name: _Name = "starter") -> None:
 
 @app.command()
 def show(name: _Name = "starter") -> None:
-    """Print everything about a model, or about both of a pair."""
+    """Print everything about a model, or about both of a pair.
+
+    Example:
+
+      specdec models show coder-7b
+    """
     with exits.guarded():
         from spec_local import registry
 
@@ -102,7 +129,12 @@ def rm(
     name: _Name,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a model's files, and what a cut download of it left; asks first, on a terminal."""
+    """Delete a model's files, and what a cut download of it left; asks first, on a terminal.
+
+    Example:
+
+      specdec models rm qwen3-4b --yes
+    """
     with exits.guarded():
         from spec_local import registry
 

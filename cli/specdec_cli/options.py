@@ -15,15 +15,25 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from spec_local.errors import DownloadError, InvalidRequest
+from specdec_cli import completion
 
 if TYPE_CHECKING:
     from spec_local.sampling import SamplingSettings
     from spec_local.session import GenerationSettings, Session
 
 STARTER = "starter"
+MainArgument = Annotated[
+    str,
+    Argument(
+        metavar="MAIN",
+        help="The model that answers, or a pair: a file or a name.",
+        autocompletion=completion.models,
+    ),
+]
+_MAX_TEXT = 1 << 20
 
 
 class ProposerChoice(StrEnum):
@@ -85,6 +95,7 @@ class ModelOptions:
             metavar="FILE|NAME",
             help="The model that answers: a file, a model's or a pair's name, or user/repo:quant "
             "(default: the starter model).",
+            autocompletion=completion.models,
             rich_help_panel=_MODELS,
         ),
     ] = None
@@ -93,6 +104,7 @@ class ModelOptions:
         Option(
             metavar="FILE|NAME",
             help="A small model of the same family that guesses.",
+            autocompletion=completion.models,
             rich_help_panel=_MODELS,
         ),
     ] = None
@@ -231,6 +243,18 @@ class SamplingOptions:
     max_tokens: Annotated[
         int | None, Option("--max-tokens", "-n", help="Most tokens to say.", rich_help_panel=_SAMPLING)
     ] = None
+    grammar_file: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="A GBNF grammar that the answer follows.", rich_help_panel=_SAMPLING),
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        Option(
+            metavar="FILE|JSON",
+            help="A JSON schema under which the answer is valid: a file, or the schema itself.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
 
     def shape(self) -> "SamplingSettings":
         from spec_local.sampling import SamplingSettings
@@ -271,7 +295,28 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         verifier=models.verifier.value,
         greedy_draft=models.greedy_draft,
         translation=models.translation.value,
+        grammar=_text_of(sampling.grammar_file) if sampling.grammar_file else None,
+        json_schema=_schema(sampling.json_schema) if sampling.json_schema is not None else None,
     )
+
+
+def _schema(given: str) -> str:
+    return given if given.lstrip().startswith("{") else _text_of(Path(given))
+
+
+def _text_of(path: Path) -> str:
+    """What is in a file, or comes out of a pipe."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_TEXT + 1)
+        if len(raw) > _MAX_TEXT:
+            raise InvalidRequest(f"{path} is larger than {_MAX_TEXT >> 20} MiB: give a smaller file")
+        return raw.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        if isinstance(error, InvalidRequest):
+            raise
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise InvalidRequest(f"{path} cannot be read ({why}): check the file") from None
 
 
 def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:

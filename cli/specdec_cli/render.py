@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from spec_local.decoding import Statistics
+    from spec_local.session import Done, GenerationSettings
 
 
 def prepare_stdout() -> None:
@@ -27,11 +28,16 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def coloured(stream: TextIO) -> bool:
+    """Whether colour can be seen there, and is wanted."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
 def note(line: str) -> None:
     """A line for the person at the terminal, dim where that can be seen."""
     if sys.stderr is None:  # closed
         return
-    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+    if coloured(sys.stderr):
         line = f"\x1b[2m{line}\x1b[0m"
     try:
         sys.stderr.write(line + "\n")
@@ -56,6 +62,14 @@ def statistics_line(s: "Statistics") -> str:
     return " · ".join(parts)
 
 
+def cut_note(done: "Done", settings: "GenerationSettings") -> str | None:
+    """What there is to say of an answer that had to follow a grammar and did not come to its end."""
+    constrained = settings.grammar is not None or settings.json_schema is not None
+    if not constrained or (done.reason == "stop" and not done.stopping_word):
+        return None
+    return "the answer was cut before its grammar was complete: it is the beginning of one that follows it"
+
+
 def profile_lines(s: "Statistics") -> list[str]:
     """Where the time of a step goes."""
     total = sum(s.profile.values())
@@ -66,22 +80,36 @@ def profile_lines(s: "Statistics") -> list[str]:
     ]
 
 
+# What asks a process to end; a closed terminal sends SIGHUP, which Windows does not have.
+HANGUP = getattr(signal, "SIGHUP", None)
+ENDING = (signal.SIGTERM, *([HANGUP] if HANGUP else []))
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within the block Ctrl-C asks politely: the function says whether it has been pressed.
+    """Within the block Ctrl-C, SIGTERM and SIGHUP ask politely: the function says whether one of them has come.
 
-    A second Ctrl-C no longer asks.
+    A second one no longer asks (but for SIGHUP: terminals send two). When the block has ended, SIGTERM and SIGHUP
+    do what they would have done without it: `exits.guarded` ends the command.
     """
-    pressed = False
+    asked: list[int] = []
 
-    def on_interrupt(signum: int, frame: object) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
+    def on_signal(signum: int, frame: object) -> None:
+        if asked and signum != HANGUP:
+            asked.clear()
+            restore()
+            signal.raise_signal(signum)
+        asked.append(signum)
 
-    previous = signal.signal(signal.SIGINT, on_interrupt)
+    def restore() -> None:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+    heard = [s for s in (signal.SIGINT, *ENDING) if signal.getsignal(s) != signal.SIG_IGN]  # not under nohup
+    previous = {s: signal.signal(s, on_signal) for s in heard}
     try:
-        yield lambda: pressed
+        yield lambda: bool(asked)
     finally:
-        signal.signal(signal.SIGINT, previous)
+        restore()
+        for signum in set(asked).intersection(ENDING):
+            signal.raise_signal(signum)

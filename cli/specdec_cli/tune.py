@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest, ModelError
-from specdec_cli import exits, render
-from specdec_cli.options import CacheChoice, resolve_pair
+from specdec_cli import completion, exits, render
+from specdec_cli.options import CacheChoice, MainArgument, resolve_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,10 +22,11 @@ _SHOWN = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
 
 
 def tune(
-    main: Annotated[
-        str, Argument(metavar="MAIN", help="The model that answers, or a pair: a file or a name.")
-    ],
-    draft: Annotated[str | None, Argument(metavar="DRAFT", help="The model that guesses.")] = None,
+    main: MainArgument,
+    draft: Annotated[
+        str | None,
+        Argument(metavar="DRAFT", help="The model that guesses.", autocompletion=completion.models),
+    ] = None,
     ctx: Annotated[int, Option(help="Tokens of context of the sessions to come.")] = 4096,
     threads: Annotated[
         list[int] | None, Option(help="Only this number of threads. Repeatable. Default: those worth trying.")

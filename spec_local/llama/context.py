@@ -8,14 +8,16 @@ llama.cpp answers a wrong call with an assertion that kills the process, so that
 here first. Positions are never passed in: they follow from the tree.
 """
 
+import contextlib
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.language_model import Logits
@@ -29,6 +31,19 @@ CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # name of --cache-
 def default_threads() -> int:
     """Threads that decode fastest on most machines: one per physical core."""
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+
+
+def check_free_memory(need: int, purpose: str) -> None:
+    """Refuse what would not fit, before the system begins to kill for it.
+
+    Raises:
+        ContextOverflow: fewer than `need` bytes are free.
+    """
+    free = psutil.virtual_memory().available
+    if need > free:
+        raise ContextOverflow(
+            f"{need >> 20} MiB are needed {purpose} and {free >> 20} MiB are free: give a smaller --ctx"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +104,9 @@ class Context:
             raise InvalidRequest(f"a {cache_type} cache needs flash attention: leave it on")
         need = model.kv_bytes(n_ctx, CACHE_TYPES[cache_type])
         need += 2 * n_ctx * min(max_tokens, n_ctx)  # the attention mask, in f16
-        free = psutil.virtual_memory().available
-        if need > free:
-            raise ContextOverflow(
-                f"a context of {n_ctx} tokens needs {need >> 20} MiB and {free >> 20} MiB are free: give a smaller --ctx"
-            )
+        check_free_memory(need, f"for a context of {n_ctx} tokens")
         self.model = model
-        self.threads, self.cache_type = threads, cache_type
+        self.threads, self.cache_type, self.flash_attention = threads, cache_type, flash_attention
         self.n_vocab = model.vocabulary.n_tokens
         self.n_ctx = n_ctx
         self.max_tokens = max_tokens = min(max_tokens, n_ctx)
@@ -122,7 +133,8 @@ class Context:
             params.flash_attn_type = 1
         params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{cache_type.upper()}")
         runtime.forget_complaints()
-        self.handle = lib.llama_init_from_model(model.handle, params)
+        with runtime.holding_signals():
+            self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise BackendError(
                 f"llama.cpp could not make a context of {n_ctx} tokens "
@@ -295,6 +307,76 @@ class Context:
             raise InvalidRequest(f"cannot trim {len(self._cached)} cached tokens to {length}")
         self._cut(length)
 
+    def state_size(self) -> int:
+        """Bytes of `state`."""
+        with self._text_alone():
+            return int(self._lib.llama_state_get_size(self.handle))
+
+    def state(self) -> NDArray[np.uint8]:
+        """A copy of what has been evaluated of the text; the tree is forgotten.
+
+        Returns:
+            uint8 (n,), as llama.cpp writes it. Not the sequence's own state: that leaves out what has left a sliding
+            window, and rolling back would miss it.
+
+        Raises:
+            ContextOverflow: there is no memory for it.
+            BackendError: llama.cpp could not write it.
+        """
+        with self._text_alone():
+            n = int(self._lib.llama_state_get_size(self.handle))
+            check_free_memory(n, "to save the state")
+            state = np.empty(n, np.uint8)
+            runtime.forget_complaints()
+            if self._lib.llama_state_get_data(self.handle, _bytes(state), n) != n:
+                raise BackendError(
+                    f"llama.cpp could not save its state ({runtime.reason('no reason given')}): go on without it"
+                )
+        return state
+
+    def restore(self, tokens: Sequence[int], state: NDArray[np.uint8]) -> None:
+        """Hold a text as a context of the same model and settings has evaluated it.
+
+        Args:
+            tokens: the text.
+            state: uint8 (n,), what `state` gave then, and nothing else: llama.cpp trusts it.
+
+        Raises:
+            ContextOverflow: the text is longer than the context; nothing has changed.
+            BackendError: llama.cpp refused it; no text is left.
+        """
+        self._check_open()
+        if len(tokens) > self.n_ctx:
+            raise ContextOverflow(f"{len(tokens)} tokens do not fit into a context of {self.n_ctx}")
+        self._tree.clear()
+        self._ends = {0: -1}
+        self._cached.clear()
+        done = False
+        try:
+            runtime.forget_complaints()
+            n = self._lib.llama_state_set_data(self.handle, _bytes(state), len(state))
+            end = self._lib.llama_memory_seq_pos_max(self._memory, 0) + 1
+            if n != len(state) or end != len(tokens):
+                raise BackendError(
+                    f"llama.cpp refused a saved state ({runtime.reason('no reason given')}): go on without it"
+                )
+            self._guard(0, end)
+            self._cached.extend(tokens)
+            done = True
+        finally:
+            if not done:
+                self._lib.llama_memory_clear(self._memory, True)
+
+    @contextlib.contextmanager
+    def _text_alone(self) -> Iterator[None]:
+        """Nothing is cached but the text, in sequence 0, so that the number of branches does not matter."""
+        self.trim(len(self._cached))
+        try:
+            self._guard(0, 0)
+            yield
+        finally:
+            self._guard(0, len(self._cached))
+
     def _cut(self, length: int, kept: Sequence[int] = ()) -> None:
         """Leave `length` tokens in sequence 0, the last of which are new to the text, and nothing elsewhere."""
         self._cached.extend(kept)
@@ -356,6 +438,10 @@ class Context:
         del self._cached[length:]
         self._lib.llama_memory_seq_rm(self._memory, 0, len(self._cached), -1)
         self._guard(0, len(self._cached))
+
+
+def _bytes(array: NDArray[np.uint8]) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
 
 
 class _Owner:

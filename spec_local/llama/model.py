@@ -62,7 +62,8 @@ class Model:
             # vocab_only would leave the shape unknown, and asking for it then kills the process; so would mapping here.
             params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
         runtime.forget_complaints()
-        self.handle = lib.llama_model_load_from_file(os.fsencode(self.path), params)
+        with runtime.holding_signals():
+            self.handle = lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self.handle:
             raise ModelFileError(
                 f"{self.path} cannot be loaded ({runtime.reason('llama.cpp gave no reason')}): "
@@ -84,6 +85,14 @@ class Model:
     def n_ctx_train(self) -> int:
         """Context length that the model was trained for, in tokens."""
         return int(self._lib.llama_model_n_ctx_train(self.handle))
+
+    @functools.cached_property
+    def n_ctx_original(self) -> int | None:
+        """Context length before it was extended (longrope): a longer context turns all positions in another way."""
+        length = self._metadata(
+            f"{self._metadata('general.architecture')}.rope.scaling.original_context_length"
+        )
+        return int(length) if length and length.isdecimal() else None
 
     def n_ctx(self, wanted: int) -> int:
         """Tokens of a session's context: those wanted, at most what the model was trained for, if it says that."""

@@ -4,13 +4,18 @@ llama.cpp writes its log straight to stderr, and its reasons for a failure appea
 below keeps the last lines instead, so that an error can quote them, and prints them only when asked to.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
 import importlib.util
+import re
+import signal
 import sys
+import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +52,33 @@ def library() -> Any:
     return llama_cpp
 
 
+@contextlib.contextmanager
+def holding_signals() -> Iterator[None]:
+    """Within the block Ctrl-C and other requests to end wait for its end; a second one of a kind kills.
+
+    Python runs their handlers between its own instructions, and while llama.cpp loads something these are all in
+    `_on_log`: there, an exception is lost.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = []
+
+    def hold(signum: int, frame: object) -> None:
+        held.append(signum)
+        signal.signal(signum, signal.SIG_DFL)
+
+    kinds = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+    previous = {s: signal.signal(s, hold) for s in kinds if callable(signal.getsignal(s))}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+    for signum in held:
+        signal.raise_signal(signum)
+
+
 def set_verbose(verbose: bool) -> None:
     """Let llama.cpp's own log through to stderr."""
     _state["verbose"] = verbose
@@ -80,3 +112,8 @@ def build_identity() -> str:
 def system_info() -> str:
     """Instruction sets and back ends that this build uses, as llama.cpp names them."""
     return str(library().llama_print_system_info().decode())
+
+
+def devices() -> list[str]:
+    """Back ends of this build, the fastest first, as llama.cpp names them: ``CPU``, or a GPU's and ``CPU``."""
+    return re.findall(r"(\w+) : ", system_info()) or ["CPU"]

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
+from spec_local.text import bytes_of
 
 # llama.cpp counts bytes in int32, and its tokenizer takes many times the text in memory.
 _MAX_TEXT_BYTES = 1 << 24
@@ -38,6 +39,13 @@ class Vocabulary:
         """Whether a token ends the answer (end of sequence, of turn, of message)."""
         return functools.cache(functools.partial(self._lib.llama_vocab_is_eog, self._handle))
 
+    @functools.cached_property
+    def fill_in(self) -> tuple[int, int, int] | None:
+        """Tokens that mark what is before a gap, what is after it, and where its filling begins; None: there are none."""
+        kinds = ("pre", "suf", "mid")
+        pre, suf, mid = (getattr(self._lib, f"llama_vocab_fim_{kind}")(self._handle) for kind in kinds)
+        return (pre, suf, mid) if min(pre, suf, mid) >= 0 else None
+
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
 
@@ -49,12 +57,7 @@ class Vocabulary:
         Raises:
             InvalidRequest: the text is longer than 16 MiB, or holds surrogates that stand for no byte.
         """
-        try:
-            raw = text.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"the text is no Unicode (a lone surrogate at character {error.start}): remove it"
-            ) from None
+        raw = bytes_of(text)
         if len(raw) > _MAX_TEXT_BYTES:
             raise InvalidRequest(
                 f"a text of {len(raw)} bytes is too long to tokenize: give at most {_MAX_TEXT_BYTES}"

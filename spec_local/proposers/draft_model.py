@@ -22,7 +22,7 @@ class DraftModel:
 
     Args:
         model: its cache is this proposer's own.
-        sampler: main's sampler, so that q is shaped as p is.
+        sampler: main's sampler, so that q is shaped as p is, under the same constraint.
         shape: what grows: a chain, a tree, beams.
         n_vocab: main's; a draft's padding beyond it is never guessed.
         is_end: nothing is guessed after such a token.
@@ -39,7 +39,7 @@ class DraftModel:
     ) -> None:
         self.model = model
         self.shape = shape
-        self._sampler = sampler
+        self._sampler = Sampler(sampler.settings, sampler.constraint, guessing=True)
         self._n_vocab = n_vocab
         self._is_end = is_end
         self._reader: _Reader | None = None
@@ -154,8 +154,7 @@ class _Reader:
         self.is_end = is_end
         self._model, self._sampler, self._n_vocab = model, sampler, n_vocab
         self._unread, self._lap = unread, lap
-        window = sampler.settings.penalty_window if sampler.settings.has_memory else 0
-        self._recent = list(history[-window:]) if window else []
+        self._recent = list(history[-sampler.window :]) if sampler.window else []
         self._read = {ROOT: ROOT}  # the model's number of each node that it has read
 
     def add(self, token: int, parent: int) -> int:
@@ -202,7 +201,7 @@ class _Reader:
         return logits[:, : self._n_vocab]
 
     def _before(self, node: int) -> Sequence[int]:
-        """The tokens that a penalty looks at."""
+        """The tokens that a penalty or a constraint looks at."""
         if not self._recent:
             return ()
         return [*self._recent, *(self.tokens[n] for n in path_to(self.parents, node))]

@@ -5,7 +5,6 @@ import stat
 import subprocess
 import time
 
-import pexpect
 import pytest
 
 from spec_local.llama.tiny import write_tiny_model
@@ -14,66 +13,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWa
 
 SHORT = ["--temp", "0", "--threads", "1", "--ctx", "512", "-n", "12"]
 ENDLESS = ["--temp", "0", "--threads", "1", "--ctx", "100000"]
-
-
-class Terminal:
-    """A person at a terminal; what the program shows is read without its escape sequences."""
-
-    def __init__(self, specdec, *arguments, env=None):
-        self.specdec = specdec
-        self.child = pexpect.spawn(
-            specdec.command[0],
-            [*specdec.command[1:], "chat", *map(str, arguments)],
-            env=specdec.environment | (env or {}),
-            cwd=str(specdec.folder),
-            timeout=20,
-            dimensions=(40, 160),
-            encoding="utf-8",
-            codec_errors="replace",
-        )
-
-    def until(self, *what):
-        """What came before each of these texts, and they themselves."""
-        seen = ""
-        for text in what:
-            self.child.expect_exact(text)
-            seen += self.child.before + text
-        return self.specdec.plain(seen)
-
-    def prompt(self):
-        """Wait until the editor reads keys: it then switches bracketed paste on."""
-        return self.until("\x1b[?2004h", "\x1b[?25h")
-
-    def type(self, text):
-        self.child.send(text)
-
-    def say(self, text):
-        """A message, and all that comes until the next prompt."""
-        self.enter(text)
-        return self.prompt()
-
-    def enter(self, text):
-        """A message; the editor then switches bracketed paste off."""
-        self.type(text + "\r")
-        self.until("\x1b[?2004l")
-
-    def leaves_with(self):
-        self.child.expect(pexpect.EOF)
-        self.child.close()
-        return self.child.exitstatus
-
-
-@pytest.fixture
-def terminal(specdec):
-    opened = []
-
-    def open_terminal(*arguments, specdec=specdec, env=None):
-        opened.append(Terminal(specdec, *arguments, env=env))
-        return opened[-1]
-
-    yield open_terminal
-    for each in opened:
-        each.child.close(force=True)
 
 
 def figures(screen):

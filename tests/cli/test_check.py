@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
-from specdec_cli.check import _percent
 
 from spec_local.llama.tiny import write_tiny_model
+from specdec_cli.check import _percent
 
 TINY = ["--threads", 1, "--ctx", 256]
 

@@ -1,5 +1,8 @@
 """What the command offers is what the library has; names stand twice so that --help needs no numpy."""
 
+from spec_local.llama.context import CACHE_TYPES
+from spec_local.session import POLICIES, PROPOSERS, SHAPES, TRANSLATIONS
+from spec_local.verifiers import VERIFIERS
 from specdec_cli.options import (
     CacheChoice,
     PolicyChoice,
@@ -8,10 +11,6 @@ from specdec_cli.options import (
     TranslationChoice,
     VerifierChoice,
 )
-
-from spec_local.llama.context import CACHE_TYPES
-from spec_local.session import POLICIES, PROPOSERS, SHAPES, TRANSLATIONS
-from spec_local.verifiers import VERIFIERS
 
 
 def test_choices():

@@ -187,7 +187,8 @@ def test_notes_that_cannot_be_written_do_not_matter(specdec, main):
 
 
 def test_a_reader_that_has_seen_enough(specdec, main):
-    with specdec.start("generate", "--main", main, "--threads", "1", "--ctx", "100000", "x") as process:
+    arguments = ["--main", main, "--threads", "1", "--ctx", "100000", "--no-spec", "x"]
+    with specdec.start("generate", *arguments) as process:
         assert len(process.stdout.read(5)) == 5
         process.stdout.close()  # as `| head -c 5` does
         assert process.stderr.read() == b""
@@ -195,7 +196,7 @@ def test_a_reader_that_has_seen_enough(specdec, main):
 
 
 def test_interrupt_keeps_what_was_said(specdec, main):
-    arguments = ["--main", main, "--temp", "0", "--threads", "1", "--ctx", "100000", "x"]
+    arguments = ["--main", main, "--temp", "0", "--threads", "1", "--ctx", "100000", "--no-spec", "x"]
     with specdec.start("generate", *arguments) as process:
         begun = process.stdout.read(5)
         process.send_signal(signal.SIGINT)
@@ -395,7 +396,7 @@ def test_json_is_one_object(specdec, main):
     answer = json.loads(done.stdout)
     assert answer["content"] == text.decode("utf-8", "replace")
     assert answer["model"] == "main.gguf"
-    assert answer["stop_type"] == "length"
+    assert answer["stop_type"] == "limit"
     timings = answer["timings"]
     assert timings["predicted_n"] == 24
     assert timings["prompt_n"] > 0
@@ -413,7 +414,7 @@ def test_json_of_an_interrupted_answer(specdec, main):
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=20)
         assert process.returncode == 130
-    assert json.loads(out)["stop_type"] == "cancelled"
+    assert json.loads(out)["stop_type"] == "none"
 
 
 def test_seeds(specdec, main, draft):

@@ -20,6 +20,11 @@ COMMANDS = [
     ["models", "path"],
     ["models", "show"],
     ["models", "rm"],
+    ["models", "check"],
+    ["draft", "quantize"],
+    ["config"],
+    ["config", "path"],
+    ["config", "show"],
 ]
 
 
@@ -64,6 +69,13 @@ def test_help_of_every_command(specdec, width):
         ):
             assert option in page
         assert 'specdec generate "Why is the sky blue?"' in page
+    groups = ("config", "models", "draft")
+    for page in pages:
+        name, _, text = page.partition("\n")
+        if name in groups or not name.strip() or name not in [" ".join(c) for c in COMMANDS]:
+            continue
+        teaching = text.partition("Example")[2].partition("╭")[0]
+        assert f"specdec {name}" in " ".join(teaching.split()), name
 
 
 def test_help_imports_nothing_slow(specdec):
@@ -74,7 +86,7 @@ def test_help_imports_nothing_slow(specdec):
         "    runpy.run_module('specdec_cli', run_name='__main__')\n"
         "except SystemExit as end:\n"
         "    assert not end.code\n"
-        "slow = {'llama_cpp', 'huggingface_hub', 'prompt_toolkit', 'numpy', 'gguf', 'jinja2'}\n"
+        "slow = {'llama_cpp', 'huggingface_hub', 'prompt_toolkit', 'numpy', 'gguf', 'jinja2', 'pydantic'}\n"
         "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], env=specdec.environment, capture_output=True, check=True)

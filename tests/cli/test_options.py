@@ -6,8 +6,9 @@ import sys
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from specdec_cli.app import app
 from typer.testing import CliRunner
+
+from specdec_cli.app import app
 
 
 @pytest.fixture

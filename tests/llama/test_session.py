@@ -716,7 +716,8 @@ def test_conversations(make_session):
     conversation = Conversation(model, ChatTemplate(model))
     conversation.messages.append({"role": "system", "content": "Be brief."})
     first = conversation.ask("hello")
-    rendered = model.vocabulary.tokenize(conversation._text, add_special=True, parse_special=True)
+    text = conversation.template.render(conversation.messages)
+    rendered = model.vocabulary.tokenize(text, add_special=True, parse_special=True)
     assert first == rendered
     conversation.withdraw()
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.constraint import Constraint
 from spec_local.decoding import Finished, Prefilled, Step, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.fake import FakeModel, enumerate_outcomes
+from spec_local.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.proposal import Proposal
 from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn, PromptLookup
 from spec_local.sampling import Sampler, SamplingSettings
@@ -91,18 +92,28 @@ WAYS["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
 EVERY_WAY = pytest.mark.parametrize(("make", "rule"), WAYS.values(), ids=WAYS.keys())
 
 
+SHAPES = {
+    "chain": (Chain, "block"),
+    "best first": (partial(BestFirst, 12), "membership"),
+    "beam": (partial(Beam, 4, 12), "membership"),
+    "tree": (partial(Drawn, "top and one", 12), "top-one"),
+    "traversed": (partial(Drawn, "without replacement", 12), "traversal"),
+}
+EVERY_SHAPE = pytest.mark.parametrize(("shape", "rule"), SHAPES.values(), ids=SHAPES.keys())
+
+
 @pytest.fixture(autouse=True)
 def _remember(remember_logits, remember_rho):
     pass
 
 
-def say(main, prompt, proposer, how=None, dice=None, rule="block", **kwargs):
+def say(main, prompt, proposer, how=None, dice=None, rule="block", constraint=None, **kwargs):
     """All tokens said, and the last event; after each step both caches must hold what was said, no more."""
     said, event = list(prompt), None
     for event in decode(
         main,
         prompt,
-        sampler=Sampler(how or SamplingSettings(temperature=0)),
+        sampler=Sampler(how or SamplingSettings(temperature=0), constraint),
         proposer=proposer,
         verifier=VERIFIERS[rule],
         dice=dice or SeededDice(0),
@@ -176,6 +187,88 @@ def test_the_first_three_tokens_have_exactly_mains_distribution(make, rule, how)
         assert said.get(tokens, 0.0) == pytest.approx(expected, abs=1e-12)
 
 
+CONSTRAINTS = {
+    "no token twice in a row": lambda n_vocab, answer: set(range(n_vocab)) - set(answer[-1:]),
+    "by place": lambda n_vocab, answer: {(len(answer) + sum(answer)) % n_vocab, n_vocab - 1},
+    "one": lambda n_vocab, answer: {len(answer) % n_vocab},
+}
+EVERY_CONSTRAINT = pytest.mark.parametrize("allowed", CONSTRAINTS.values(), ids=CONSTRAINTS.keys())
+
+
+def masked(logits, tokens):
+    """What may not follow has no probability."""
+    return np.where(np.isin(np.arange(len(logits)), list(tokens)), logits, np.float32(-np.inf))
+
+
+@EVERY_WAY
+@EVERY_CONSTRAINT
+@pytest.mark.parametrize(
+    "how",
+    [SETTINGS["as it is"], SETTINGS["top-k"], SETTINGS["penalties"]],
+    ids=["as it is", "top-k", "penalties"],
+)
+def test_the_same_under_a_constraint(make, rule, allowed, how):
+    """The answer's first token is the constraint's first; main and draft share one constraint."""
+    n_vocab, prompt = 3, [0, 1, 2, 0, 1]
+    main = main_model(n_vocab)
+
+    def run(dice):
+        constraint = Constraint(FakeState(n_vocab, partial(allowed, n_vocab)))
+        proposer = make(Sampler(how, constraint), n_vocab)
+        limits = {"draft_max": 2, "max_tokens": 3}
+        return tuple(say(main_model(n_vocab), prompt, proposer, how, dice, rule, constraint, **limits)[0])
+
+    said = enumerate_outcomes(run)
+    for tokens in itertools.product(range(n_vocab), repeat=3):
+        expected = 1.0
+        for i, token in enumerate(tokens):
+            may_follow = allowed(n_vocab, tokens[:i])
+            if token not in may_follow:
+                expected = 0.0
+                break
+            history = [*prompt, *tokens[:i]]
+            p = Sampler(how).distribution(masked(main.logits(history), may_follow), history)
+            expected *= p.dense(n_vocab)[token]
+        assert said.get(tokens, 0.0) == pytest.approx(expected, abs=1e-12)
+
+
+@EVERY_WAY
+@EVERY_CONSTRAINT
+def test_temperature_0_under_a_constraint_is_plain_decoding(make, rule, allowed):
+    main, how, prompt, expected = main_model(8), SamplingSettings(temperature=0), [1, 2, 3], []
+    for _ in range(40):
+        logits = masked(main.logits([*prompt, *expected]), allowed(8, tuple(expected)))
+        expected.append(int(logits.argmax()))
+    constraint = Constraint(FakeState(8, partial(allowed, 8)))
+    proposer = make(Sampler(how, constraint), 8)
+    tokens, _ = say(main, prompt, proposer, how, rule=rule, constraint=constraint, max_tokens=40)
+    assert tokens == expected
+
+
+@EVERY_SHAPE
+@EVERY_CONSTRAINT
+def test_a_draft_guesses_what_may_follow(shape, rule, allowed):
+    how, constraint = SamplingSettings(), Constraint(FakeState(8, partial(allowed, 8)))
+    proposer = DraftModel(main_model(8, noise=0.5), Sampler(how, constraint), shape(), n_vocab=8)
+    said = []
+    for event in decode(
+        main_model(8),
+        [1, 2, 3],
+        sampler=Sampler(how, constraint),
+        proposer=proposer,
+        verifier=VERIFIERS[rule],
+        dice=SeededDice(0),
+        max_tokens=40,
+    ):
+        if isinstance(event, Step):
+            for node, token in enumerate(event.proposal.tokens):
+                above = [event.proposal.tokens[n] for n in event.proposal.path(node)[:-1]]
+                assert token in allowed(8, (*said, *above))
+            said += event.tokens
+            assert constraint._node.state.answer == tuple(said)  # no state of an earlier step is kept
+    assert len(said) == 40
+
+
 def test_the_enumeration_notices_a_shape_that_drops_what_is_improbable():
     """So it is not blind: a draft must not take back what it has drawn."""
 
@@ -225,16 +318,6 @@ def test_a_full_context_ends_the_answer(make, rule, temperature):
     assert end.reason == "context"
     assert temperature or tokens == reference(main, [1, 2, 3], len(tokens))
     assert len(main.cached) == 20
-
-
-SHAPES = {
-    "chain": (Chain, "block"),
-    "best first": (partial(BestFirst, 12), "membership"),
-    "beam": (partial(Beam, 4, 12), "membership"),
-    "tree": (partial(Drawn, "top and one", 12), "top-one"),
-    "traversed": (partial(Drawn, "without replacement", 12), "traversal"),
-}
-EVERY_SHAPE = pytest.mark.parametrize(("shape", "rule"), SHAPES.values(), ids=SHAPES.keys())
 
 
 @EVERY_SHAPE

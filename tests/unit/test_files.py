@@ -1,6 +1,7 @@
 """Files appear whole or not at all."""
 
 import hashlib
+import os
 
 import pytest
 
@@ -57,6 +58,18 @@ def test_two_writers_do_not_meet(tmp_path):
         two.write_bytes(b"2")
     assert path.read_bytes() == b"1"  # the outer block ends last
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    path = tmp_path / "file [1]"
+    with replacing(path) as alive, replacing(path) as killed, replacing(tmp_path / "other") as another:
+        for part in (killed, another):
+            os.utime(part, (0, 0))
+        write_atomically(path, b"new")
+        assert not killed.exists()
+        assert alive.exists()
+        assert another.exists()
+        killed.touch()
 
 
 def test_sha256(tmp_path):

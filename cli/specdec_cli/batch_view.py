@@ -1,0 +1,97 @@
+"""`specdec generate --input`: many prompts, with a bar on a terminal."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_local.errors import SpecLocalError
+from specdec_cli import progress, render
+from specdec_cli.options import STARTER, ModelOptions, resolve_pair
+
+if TYPE_CHECKING:
+    from spec_local.answers import Answers
+    from spec_local.batch import Entry
+    from spec_local.session import GenerationSettings
+
+_STANDARD = Path("-")
+
+
+def answer_all(
+    models: ModelOptions,
+    settings: "GenerationSettings",
+    prompts: Path,
+    output: Path,
+    system: str | None,
+    raw: bool,
+    verbose: bool,
+) -> None:
+    """Answer the prompts of one file into another.
+
+    Raises:
+        SpecLocalError: something is wrong with a line or a file, or, in the end, some prompts failed.
+    """
+    from spec_local import batch
+
+    main, _ = resolve_pair(models.main or STARTER, drafting=False)
+    entries = batch.read_entries(*_lines(prompts), main, settings, system=system, raw=raw)
+    with _answers(output) as answers:
+        left = answers.left(entries)
+        figures = verbose or (sys.stderr is not None and sys.stderr.isatty())
+        if not left and figures:
+            render.note(f"all {len(entries)} prompts have their answers in {answers.name}")
+        if left:
+            _answer(models, left, len(entries), answers, figures)
+
+
+def _answer(
+    models: ModelOptions, left: "list[Entry]", n_entries: int, answers: "Answers", figures: bool
+) -> None:
+    from spec_local import batch
+
+    n_answers = n_failed = n_tokens = 0
+    with models.open(render.note) as session, render.interruptible() as cancelled:
+        started = time.perf_counter()
+        lines = not answers.durable and sys.stdout.isatty()
+        with progress.bar("answering", n_entries, done=n_entries - len(left), seen=not lines) as advance:
+            for outcome in batch.run(session, left, answers, cancelled=cancelled):
+                advance(1)
+                n_failed += bool(outcome.error)
+                if outcome.statistics:
+                    n_answers += 1
+                    n_tokens += outcome.statistics.predicted_n
+        seconds = time.perf_counter() - started
+        if figures and n_answers:
+            render.note(f"{n_answers} answers in {seconds:.1f} s · {n_tokens / seconds:.1f} tokens/s")
+        missing = len(left) - n_answers - n_failed
+        if missing and answers.durable:
+            render.note(
+                f"{n_entries - missing - n_failed} of {n_entries} prompts are answered: the same command goes on"
+            )
+        if missing:
+            raise KeyboardInterrupt
+    if n_failed:
+        again = "; the same command tries them again" if answers.durable else ""
+        raise SpecLocalError(
+            f'{n_failed} of {n_entries} prompts failed: their lines in {answers.name} say "error"{again}'
+        )
+
+
+def _lines(prompts: Path) -> tuple[list[bytes], str]:
+    """The lines of the file, and what errors call it."""
+    if prompts != _STANDARD:
+        return prompts.read_bytes().split(b"\n"), str(prompts)
+    return (sys.stdin.buffer.read() if sys.stdin is not None else b"").split(b"\n"), "standard input"
+
+
+@contextlib.contextmanager
+def _answers(output: Path) -> "Iterator[Answers]":
+    from spec_local import answers
+
+    if output == _STANDARD:
+        yield answers.Answers(sys.stdout.buffer)
+        return
+    with answers.open_answers(output) as opened:
+        yield opened

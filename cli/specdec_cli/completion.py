@@ -1,0 +1,23 @@
+"""What a shell may complete a model to. Anything else, and paths, it completes by itself."""
+
+import contextlib
+from pathlib import Path
+
+from spec_local.errors import SpecLocalError
+
+
+def names(incomplete: str) -> list[str]:
+    """Models and pairs that have a name."""
+    from spec_local import registry
+
+    with contextlib.suppress(SpecLocalError):  # a damaged models.toml is told where it is used
+        return [n for n in (*registry.models(), *registry.pairs()) if n.startswith(incomplete)]
+    return []
+
+
+def models(incomplete: str) -> list[str]:
+    """Those, and model files in this folder."""
+    files: list[str] = []
+    with contextlib.suppress(OSError):
+        files = sorted(p.name for p in Path().glob("*.gguf") if p.name.startswith(incomplete))
+    return names(incomplete) + files

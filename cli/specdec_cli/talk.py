@@ -1,0 +1,159 @@
+"""One conversation between a person and a session: what is said to it, and what is shown of it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_local.errors import ContextOverflow, SpecLocalError
+from specdec_cli import answer_view, render
+from specdec_cli.chat_input import by_hand
+
+if TYPE_CHECKING:
+    from spec_local.chat import Conversation
+    from spec_local.chat_session import ChatEvent, ChatSession
+    from spec_local.decoding import Statistics
+    from spec_local.session import Session
+
+_LARGE = 5e8  # bytes that take a while to write
+
+
+@dataclass
+class Talk:
+    """attached: text of files that goes before the next message. last: the figures of the last answer."""
+
+    chat: "ChatSession"
+    show_statistics: bool = True
+    show_drafts: bool = False
+    markdown: bool = False
+    attached: str = field(default="", init=False)
+    last: "Statistics | None" = field(default=None, init=False)
+    _explained: bool = field(default=False, init=False)
+
+    @property
+    def session(self) -> "Session":
+        return self.chat.session
+
+    @property
+    def conversation(self) -> "Conversation":
+        return self.chat.conversation
+
+    def hear(self, message: str) -> None:
+        """Answer a message."""
+        if not message.strip():
+            return
+        question, self.attached = self.attached + message, ""
+        self.answer(lambda cancelled: self.chat.say(question, cancelled))
+
+    def answer(self, ask: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"]) -> None:
+        """Show an answer as it comes, and what there is to say about it.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed twice, or once where nobody types.
+        """
+        from spec_local.chat_session import Forgotten
+        from spec_local.session import Done, Text
+
+        view = answer_view.view(
+            self.session.main.model.vocabulary.piece, show_drafts=self.show_drafts, markdown=self.markdown
+        )
+        if isinstance(view, answer_view.Drafts) and not self._explained:
+            render.note(view.legend)
+            self._explained = True
+        begun, done = False, None
+        try:
+            with render.interruptible() as cancelled:
+                for event in ask(cancelled):
+                    if isinstance(event, Text):
+                        view.show(event)
+                        begun = True
+                    elif isinstance(event, Done):
+                        view.end(event.text)
+                        done = event
+                    elif isinstance(event, Forgotten):
+                        render.note(
+                            f"(the context was full: the oldest {event.n_messages} messages are forgotten)"
+                        )
+        except ContextOverflow:
+            render.note(
+                f"the context of {self.session.main.n_ctx} tokens is full, and this message was not sent: "
+                + self._way_on()
+            )
+            return
+        except (SpecLocalError, KeyboardInterrupt):
+            if begun:
+                view.end("")
+                render.say("\n")
+            raise
+        assert done
+        render.say("\n")
+        self.last = done.statistics
+        if self.show_statistics:
+            render.note(render.statistics_line(done.statistics))
+        if done.reason == "context":
+            render.note(f"the context of {self.session.main.n_ctx} tokens is full: " + self._way_on())
+        if cut := render.cut_note(done, self.chat.settings):
+            render.note(cut)
+        if done.reason == "cancelled":
+            render.note(
+                "(stopped)" if begun else "(stopped before an answer began: the message is taken back)"
+            )
+            if not by_hand():
+                raise KeyboardInterrupt
+
+    def _way_on(self) -> str:
+        forget = (
+            "" if self.chat.when_full == "forget" else "/set when-full forget drops the oldest messages; "
+        )
+        return forget + "/clear starts anew; a larger --ctx holds more"
+
+    def guesses(self) -> str:
+        """Who guesses, and how far."""
+        draft, settings = self.session.draft, self.chat.settings
+        guessing = {"draft": draft and f"draft {draft.model.path.name}", "lookup": "lookup"}
+        names = [guessing[name] or "draft" for name in self.session.proposers(settings) if name in guessing]
+        return f"{' and '.join(names)}, policy {settings.policy}" if names else "no guesses"
+
+    def greeting(self) -> str:
+        from spec_local.llama import runtime
+
+        main = self.session.main
+        device = runtime.devices()[0 if main.model.gpu_layers else -1]
+        if device == "CPU":
+            device = f"CPU ({main.threads} thread{'s' * (main.threads > 1)})"
+        return f"main {main.model.path.name} · {self.guesses()} · {device} · context {main.n_ctx} · /help"
+
+    def save(self, path: Path, *, with_state: bool) -> None:
+        """Keep the conversation; `with_state`: also what both models have read of it, beside it."""
+        from spec_local import saved_chat
+
+        saved_chat.save(self.conversation, path)
+        said = f"saved: {len(self.conversation.messages)} messages in {path}"
+        if with_state:
+            if (size := self.session.state_size()) > _LARGE:
+                render.note(f"writing {size / 1e9:.1f} GB …")
+            size = self.session.save_state(_state_of(path))
+            said += f", and what was read of them in {_state_of(path)} ({size / 1e6:.1f} MB)"
+        render.note(said)
+
+    def load(self, path: Path) -> None:
+        """Go on with a conversation that was kept, and with what was read of it if that was kept too."""
+        from spec_local import saved_chat
+
+        self.chat.conversation = saved_chat.load(path, self.session.main.model, self.conversation.template)
+        self.attached, self.last = "", None
+        n = len(self.conversation.messages)
+        said = f"loaded: {n} messages"
+        if _state_of(path).exists():
+            try:
+                said += f", {self.session.load_state(_state_of(path))} tokens of them read already"
+            except SpecLocalError as error:
+                said += f"; they must be read again ({error})"
+        render.note(said)
+        if self.conversation.messages:
+            last = self.conversation.messages[-1]
+            render.note(f"{last['role']}: {last['content']}")
+
+
+def _state_of(path: Path) -> Path:
+    return path.with_name(path.name + ".state")

@@ -1,0 +1,125 @@
+"""A conversation that a session answers: asking, asking again, and what becomes of a full context.
+
+An answer that is stopped half-way stays, as far as it came; if nothing was said, all is as it was before the question.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from spec_local.chat import Conversation, Message
+from spec_local.decoding import Prefilled
+from spec_local.errors import InvalidRequest
+from spec_local.session import Done, GenerationSettings, Session, Text
+
+WhenFull = Literal["stop", "forget"]
+WHEN_FULL: tuple[WhenFull, ...] = ("stop", "forget")
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The context was full: so many of the oldest messages are no longer part of the conversation."""
+
+    n_messages: int
+
+
+ChatEvent = Prefilled | Forgotten | Text | Done
+
+
+@dataclass
+class ChatSession:
+    """Asks a session the questions of a conversation.
+
+    Args:
+        settings: of the next answer; may be replaced between answers. With a seed, each `again` draws with the next one.
+        when_full: ``stop``: an answer ends where the context does, and a question that does not fit is refused;
+            ``forget``: the oldest questions and answers go, until half of the context is free. The system message
+            stays, and only it need not be read again.
+    """
+
+    session: Session
+    conversation: Conversation
+    settings: GenerationSettings = field(default_factory=GenerationSettings)
+    when_full: WhenFull = "stop"
+    _attempt: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.when_full not in WHEN_FULL:
+            raise InvalidRequest(f"when-full {self.when_full!r} is unknown: give {' or '.join(WHEN_FULL)}")
+
+    def say(self, question: str, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
+        """The answer to a question. Closing the iterator early keeps what was said.
+
+        Raises:
+            ContextOverflow: it does not fit; the question is not part of the conversation then.
+            SpecLocalError: see `Session.generate`.
+        """
+        before = list(self.conversation.messages)
+        self.conversation.ask(question)
+        self._attempt = 0
+        return self._answer(before, cancelled)
+
+    def again(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
+        """Another answer to the last question; both models keep all that they have read before the old one.
+
+        Raises:
+            InvalidRequest: there is no answer to replace.
+        """
+        before = list(self.conversation.messages)
+        self.conversation.retry()
+        self._attempt += 1
+        return self._answer(before, cancelled)
+
+    def _answer(self, before: list[Message], cancelled: Callable[[], bool]) -> Iterator[ChatEvent]:
+        said, tokens = "", list[int]()
+        reason = None
+        try:
+            if gone := self._make_room(0):
+                yield Forgotten(gone)
+            while reason is None:
+                prompt = [*self.conversation.prompt(), *tokens]
+                for event in self.session.generate(prompt, self._settings(len(tokens)), cancelled=cancelled):
+                    if isinstance(event, (Text, Done)):
+                        said += event.text
+                    if isinstance(event, Text):
+                        tokens += event.tokens
+                    if isinstance(event, Done):
+                        if event.reason == "context" and (gone := self._make_room(len(tokens))):
+                            yield Text(event.text)
+                            yield Forgotten(gone)
+                            break
+                        reason = event.reason
+                    yield event
+        finally:
+            if tokens or reason not in (None, "cancelled"):
+                # A character that was cut by the end of a context is whole again.
+                text = said.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+                self.conversation.answer(text, tokens)
+            else:
+                self.conversation.messages[:] = before
+
+    def _settings(self, n_said: int) -> GenerationSettings:
+        settings = self.settings
+        if settings.seed is not None:
+            settings = replace(settings, seed=settings.seed + self._attempt)
+        if settings.max_tokens is not None:
+            settings = replace(settings, max_tokens=settings.max_tokens - n_said)
+        return settings
+
+    def _make_room(self, n_said: int) -> int:
+        """Forget the oldest messages if the context is full or nearly so; how many.
+
+        Half of it at once: what comes after the system message must be read again each time.
+        """
+        settings, n_ctx = self.settings, self.session.main.n_ctx
+        wanted = n_ctx // 4 if settings.max_tokens is None else min(n_ctx // 4, settings.max_tokens)
+        length = len(self.conversation.prompt()) + n_said
+        if self.when_full == "stop" or length + wanted <= n_ctx:
+            return 0
+        if n_said and (settings.grammar or settings.json_schema):
+            return 0  # the constraint would begin anew
+        n_messages = 0
+        while length > n_ctx // 2 and (gone := self.conversation.forget_oldest()):
+            n_messages += gone
+            length = len(self.conversation.prompt()) + n_said
+        return n_messages

@@ -1,0 +1,301 @@
+"""llama.cpp's grammars as constraints: a text in GBNF decides which tokens of a vocabulary may follow.
+
+llama.cpp answers a token that a grammar does not allow with an exception that nobody can catch, and some grammars with a
+crash, or never. So a token is asked about before it is taken, and a grammar that is new on this machine is tried in a
+child first: ``python -m spec_local.llama.grammar``.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+import psutil
+from numpy.typing import NDArray
+
+from spec_local.errors import InvalidRequest
+from spec_local.files import write_atomically
+from spec_local.llama import runtime
+from spec_local.llama.child import answer, in_child
+from spec_local.llama.model import Model
+from spec_local.llama.vocabulary import Vocabulary
+
+_MAX_BYTES = 1 << 20
+_CHILD_SECONDS, _CHILD_BYTES, _CHILD_STACK, _CHILD_TOKENS = 10, 1 << 30, 1 << 20, 32
+_PATIENCE = 2.0
+"""Seconds of processor time that a question may take. Of an ambiguous grammar each token may take twice the time of the one before."""
+_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+_TERMINALS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+_NOT_ASCII = re.compile(r"[^\x00-\x7F]|\\[uU]|\\x[89a-fA-F]")
+_AMBIGUOUS = (
+    "the grammar takes llama.cpp too long: see that it cannot read one text in ever more ways, or simplify it"
+)
+
+
+class Grammar:
+    """A GBNF grammar, for one model's vocabulary.
+
+    Tokens that stand for no text (control tokens) may not follow, unless the grammar names tokens (``<...>``). An end token
+    may follow where the text is complete.
+
+    Args:
+        text: GBNF, with a rule ``root``; at most 1 MiB.
+        notice: told, in a line, what takes time.
+
+    Raises:
+        InvalidRequest: it is no grammar, or one that llama.cpp cannot cope with; the message says why.
+    """
+
+    def __init__(self, model: Model, text: str, *, notice: Callable[[str], None] = lambda line: None) -> None:
+        raw = _encoded(text)
+        _try_first(model.path, raw, notice)
+        self._build(model, raw)
+
+    def _build(self, model: Model, raw: bytes) -> None:
+        self._lib = lib = runtime.library()
+        self._model = model  # whose vocabulary llama.cpp keeps a bare pointer to
+        runtime.forget_complaints()
+        self._handle = lib.llama_sampler_init_grammar(lib.llama_model_get_vocab(model.handle), raw, b"root")
+        if not self._handle:
+            raise InvalidRequest(_refusal(runtime.reason("llama.cpp gave no reason")))
+        weakref.finalize(self, lib.llama_sampler_free, self._handle)
+        text = raw.decode()
+        # Of a part of a character llama.cpp says no wherever it might become one that is excluded.
+        cuts = not any(_NOT_ASCII.search(t) for t in _TERMINALS.findall(text) if t.startswith("[^"))
+        self._words = _Words.of(model.vocabulary, cuts)
+        self._names_tokens = any(sign in _TERMINALS.sub("", text) for sign in "<!")
+
+    @classmethod
+    def _untried(cls, model: Model, raw: bytes) -> "Grammar":
+        grammar = cls.__new__(cls)
+        grammar._build(model, raw)
+        return grammar
+
+    def start(self) -> "GrammarState":
+        """What an answer may begin with."""
+        return GrammarState(self, self._lib.llama_sampler_clone(self._handle))
+
+
+class GrammarState:
+    """Where in a grammar a text has got to: a `spec_local.constraint.State`.
+
+    Raises, whatever it is asked: InvalidRequest, where the grammar is so ambiguous that it takes seconds.
+    """
+
+    def __init__(self, grammar: Grammar, handle: Any) -> None:
+        self._grammar, self._handle = grammar, handle
+        self._allowed: NDArray[np.bool_] | None = None
+        weakref.finalize(self, grammar._lib.llama_sampler_free, handle)
+
+    def allows(self, tokens: NDArray[np.intp]) -> NDArray[np.bool_]:
+        words, lib = self._grammar._words, self._grammar._lib
+        known = (tokens >= 0) & (tokens < len(words.has_text))  # another one would end the process
+        if not known.all():
+            raise InvalidRequest("a token is outside of the vocabulary: give one of the model's")
+        data = np.zeros(len(tokens), _TOKEN_DATA)
+        data["id"] = tokens
+        pointer = ctypes.cast(data.ctypes.data, ctypes.POINTER(lib.llama_token_data))
+        array = lib.llama_token_data_array(pointer, len(tokens), -1, False)
+        with _hurried():
+            lib.llama_sampler_apply(self._handle, ctypes.byref(array))
+        possible: NDArray[np.bool_] = data["logit"] == 0
+        if not self._grammar._names_tokens:
+            possible &= words.has_text[tokens]
+        return possible
+
+    def allowed(self) -> NDArray[np.bool_]:
+        if self._allowed is None:
+            words = self._grammar._words
+            if self._grammar._names_tokens:  # what may follow is no matter of text alone
+                self._allowed = self.allows(np.arange(len(words.has_text)))
+            else:
+                self._allowed = words.search(self.allows)
+        return self._allowed
+
+    def after(self, token: int) -> "GrammarState | None":
+        vocabulary, lib = self._grammar._model.vocabulary, self._grammar._lib
+        if vocabulary.is_end(token) or not self.allows(np.array([token]))[0]:
+            return None
+        handle = lib.llama_sampler_clone(self._handle)
+        following = GrammarState(self._grammar, handle)
+        with _hurried():
+            lib.llama_sampler_accept(handle, token)
+        return following
+
+
+class _Words:
+    """The tokens of a vocabulary, each under the longest one that it begins with: where that may not follow, it may not.
+
+    So a question about all tokens becomes one about some hundreds, wherever few are allowed.
+
+    Args:
+        cuts: tokens that end in the midst of a character may have others under them.
+
+    Attributes:
+        ends: intp (n,), tokens that end an answer.
+        has_text: bool (V,), whether a token stands for text, or for an end.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, cuts: bool) -> None:
+        every = range(vocabulary.n_tokens)
+        pieces = [vocabulary.piece(token) for token in every]
+        self.ends = np.array([token for token in every if vocabulary.is_end(token)], np.intp)
+        self.has_text = np.array([bool(piece) for piece in pieces])
+        self._above = np.zeros(len(pieces), np.intp)
+        levels: list[list[int]] = [[]]
+        above: list[int] = []
+        spoken = (token for token in every if pieces[token] and not vocabulary.is_end(token))
+        for token in sorted(spoken, key=pieces.__getitem__):
+            while above and not pieces[token].startswith(pieces[above[-1]]):
+                above.pop()
+            if above:
+                self._above[token] = above[-1]
+            if len(above) == len(levels):
+                levels.append([])
+            levels[len(above)].append(token)
+            if cuts or _is_whole(pieces[token]):
+                above.append(token)
+        self.has_text[self.ends] = True
+        self._levels = [np.sort(level) for level in levels]  # as they lie in memory
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, cuts: bool) -> "_Words":
+        """Made at a vocabulary's first use, which takes some tenths of a second."""
+        known = _words.setdefault(vocabulary, {})
+        if cuts not in known:
+            known[cuts] = cls(vocabulary, cuts)
+        return known[cuts]
+
+    def search(self, allows: Callable[[NDArray[np.intp]], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """bool (V,), whether a token is allowed, where no more are asked about than need be."""
+        found = np.zeros(len(self.has_text), bool)
+        found[self.ends] = allows(self.ends)
+        for depth, level in enumerate(self._levels):
+            asked = level[found[self._above[level]]] if depth else level
+            if not len(asked):
+                break
+            found[asked] = allows(asked)
+        return found
+
+
+_words: "weakref.WeakKeyDictionary[Vocabulary, dict[bool, _Words]]" = weakref.WeakKeyDictionary()
+
+
+def _is_whole(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _hurried() -> Iterator[None]:
+    started = time.thread_time()  # a machine that does something else is no fault of the grammar's
+    yield
+    if time.thread_time() - started > _PATIENCE:
+        raise InvalidRequest(_AMBIGUOUS)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the grammar is not UTF-8: convert it first, for instance with iconv") from None
+    if not text.strip():  # llama.cpp would take it for no grammar at all
+        raise InvalidRequest("the grammar is empty: give rules, the first of them root ::= ...")
+    if b"\0" in raw:
+        raise InvalidRequest("the grammar holds a NUL byte: give a text in GBNF")
+    if len(raw) > _MAX_BYTES:
+        raise InvalidRequest(f"the grammar has {len(raw)} bytes: give at most {_MAX_BYTES}")
+    return raw
+
+
+def _refusal(why: str) -> str:
+    why = " ".join(why.split())
+    return f"the grammar cannot be used ({why if len(why) < 120 else why[:117] + '...'}): see llama.cpp's grammars/README.md"
+
+
+def _try_first(model: Path, raw: bytes, notice: Callable[[str], None]) -> None:
+    """Raise what `Grammar` does, where building or using this grammar would do worse here."""
+    stat = model.stat()
+    facts = [str(model.resolve()), stat.st_size, stat.st_mtime_ns, runtime.build_identity()]
+    key = hashlib.sha256(repr(facts).encode() + raw).hexdigest()[:32]
+    known = Path(platformdirs.user_cache_dir("specdec")) / "checked-grammars" / key
+    if known.exists():
+        return
+    notice("checking the grammar (first use with this model)")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "grammar.gbnf"
+        file.write_bytes(raw)
+        verdict = in_child("spec_local.llama.grammar", str(model), str(file))
+    if verdict.error:
+        raise InvalidRequest(verdict.error)
+    if verdict.crash in ("SIGXCPU", "SIGKILL"):
+        raise InvalidRequest(_AMBIGUOUS)
+    if verdict.crash:
+        raise InvalidRequest(
+            f"the grammar takes llama.cpp down ({verdict.crash}): it is nested too deeply, or grows without end"
+        )
+    with contextlib.suppress(OSError):  # without a cache folder it is checked again next time
+        write_atomically(known, b"")
+
+
+def _limit_resources() -> None:
+    """From here on; a GPU's driver may hold more address space than any grammar could need."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        seconds = int(time.process_time()) + _CHILD_SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        size = psutil.Process().memory_info().vms + _CHILD_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+def _work(model: Path, file: Path) -> dict[str, Any]:
+    """Build a grammar and say something in it; llama.cpp's parser tells its reasons to stderr only."""
+    loaded = Model(model, weights=False)
+    _limit_resources()
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            grammar = Grammar._untried(loaded, file.read_bytes())
+        except InvalidRequest as error:
+            said.seek(0)
+            found = re.search(rb"error parsing grammar: (.*)", said.read())
+            return {"error": _refusal(found[1].decode("utf-8", "replace")) if found else str(error)}
+    state, chance, n = grammar.start(), np.random.default_rng(0), loaded.vocabulary.n_tokens
+    state.allows(np.arange(n))
+    for _ in range(_CHILD_TOKENS):
+        some = chance.integers(0, n, 512)
+        possible = some[state.allows(some)]
+        if not len(possible):
+            possible = np.flatnonzero(state.allowed())
+        following = state.after(int(chance.choice(possible))) if len(possible) else None
+        if following is None:
+            break
+        state = following
+    return {}
+
+
+def _main(model: str, file: str) -> None:
+    # Where the grammar is used, the stack may be a small one, and llama.cpp is recursive.
+    threading.stack_size(_CHILD_STACK)
+    thread = threading.Thread(target=lambda: answer(lambda: _work(Path(model), Path(file))))
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,205 @@
+"""How an answer is shown: nothing of it is lost or added, however its text is cut into steps."""
+
+import contextlib
+import io
+import itertools
+import re
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spec_local.proposal import Proposal
+from spec_local.session import Text
+from spec_local.text import TextStream
+from specdec_cli import answer_view, render
+
+WORDS = [
+    b"the",
+    b" cat",
+    b" sat",
+    b"\n",
+    b"\xe0\xb8",
+    b"\x81",
+    b"\xf0\x9f",
+    b"\x98\x80",
+    b"\xff",
+    b" *x*",
+    b" END",
+]
+
+
+class Screen(io.StringIO):
+    """Standard output that says whether it is a terminal."""
+
+    def __init__(self, terminal=True):
+        super().__init__(newline="")
+        self.terminal = terminal
+
+    def isatty(self):
+        return self.terminal
+
+
+@contextlib.contextmanager
+def standard_output(screen):
+    """Not sys.stdout itself, which pytest exchanges too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (answer_view, render):
+            patch.setattr(module, "sys", SimpleNamespace(stdout=screen))
+        yield screen
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with standard_output(Screen()) as screen:
+        yield screen
+
+
+def piece(token):
+    return WORDS[token]
+
+
+def text_of(tokens):
+    return b"".join(map(piece, tokens)).decode("utf-8", "surrogateescape")
+
+
+def events(steps, stops=()):
+    """Steps as a session tells them: (tokens, proposal, how many were accepted)."""
+    stream = TextStream(piece, stops)
+    for tokens, proposal, n_accepted in steps:
+        yield Text("".join(map(stream.feed, tokens)), tokens, proposal, n_accepted)
+    yield stream.finish()
+
+
+def shown(view, steps, stops=()):
+    *texts, rest = events(steps, stops)
+    for event in texts:
+        view.show(event)
+    view.end(rest)
+
+
+def test_accepted_and_rejected_guesses_are_marked(screen):
+    steps = [
+        ([0], Proposal(), 0),
+        ([1, 2, 3], Proposal.chain([1, 2, 0, 1]), 2),  # " cat sat" stood, "the cat" did not
+        ([1], Proposal.chain([3]), 0),
+    ]
+    shown(answer_view.Drafts(piece, colour=False), steps)
+    assert screen.getvalue() == "the« cat sat»~the cat~\n~⏎~ cat"
+
+
+def test_a_wholly_accepted_draft_has_no_struck_out_part(screen):
+    shown(answer_view.Drafts(piece, colour=False), [([1, 2, 0], Proposal.chain([1, 2]), 2)])
+    assert screen.getvalue() == "« cat sat»the"
+
+
+def test_guesses_after_the_end_of_an_answer_are_struck_out(screen):
+    # Main ended its answer where the draft went on; the token that ends it is not among those said.
+    shown(answer_view.Drafts(piece, colour=False), [([1], Proposal.chain([1, 2, 0]), 1)])
+    assert screen.getvalue() == "« cat»~ satthe~"
+
+
+def test_of_a_tree_each_way_that_was_left_is_shown(screen):
+    # " cat" is accepted; below it stood " sat" with "the" or else " cat", and "\n"; main says " *x*"
+    tree = Proposal([1, 2, 0, 3, 1], [-1, 0, 1, 0, 1])
+    shown(answer_view.Drafts(piece, colour=False), [([1, 9], tree, 1)])
+    assert screen.getvalue() == "« cat»~ satthe|⏎~ *x*"
+
+
+def test_colours_and_no_colour(screen, monkeypatch):
+    steps = [([1, 0], Proposal.chain([1, 2]), 1)]
+    shown(answer_view.view(piece, show_drafts=True), steps)
+    assert screen.getvalue() == "\x1b[32m cat\x1b[0m\x1b[2;9;31m sat\x1b[0mthe"
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown(answer_view.view(piece, show_drafts=True), steps)
+    assert screen.getvalue().endswith("« cat»~ sat~the")
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, len(WORDS) - 1), min_size=1, max_size=5), st.integers(0, 5)),
+        max_size=8,
+    ),
+    st.booleans(),
+)
+def test_marks_apart_the_text_is_what_was_said(steps, stops):
+    tokens = [(said, Proposal.chain([*said[: min(n, len(said))], 0]), min(n, len(said))) for said, n in steps]
+    stops = [" END"] if stops else []
+    plain, marked = Screen(), Screen()
+    for screen, make in (
+        (plain, answer_view.Plain),
+        (marked, lambda: answer_view.Drafts(piece, colour=True)),
+    ):
+        with standard_output(screen):
+            shown(make(), tokens, stops)
+    unmarked = re.sub("\x1b\\[2;9;31m.*?\x1b\\[0m|\x1b\\[[0-9]*m", "", marked.getvalue(), flags=re.DOTALL)
+    assert unmarked == plain.getvalue()
+
+
+def test_off_a_terminal_an_answer_is_plain():
+    with standard_output(Screen(terminal=False)):
+        for marks in ({"show_drafts": True}, {"markdown": True}, {}):
+            assert isinstance(answer_view.view(piece, **marks), answer_view.Plain)
+
+
+ANSWER = """# A title
+
+Some *words* and `code`, and [red]brackets[/red].
+
+```python
+def f(x):
+    return x  # ```
+~~~
+
+```
+- one
+- two
+
+Last.
+"""
+
+
+def test_markdown_is_rendered_and_no_word_is_lost(screen):
+    view = answer_view.Markdown()
+    view.show(Text(ANSWER))
+    view.end("")
+    seen = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue())
+    for part in (
+        "A title",
+        "Some words and code",
+        "[red]brackets[/red]",
+        "  def f(x):\n",
+        "return x  # ```",
+        "~~~",
+        "• one",
+        "Last.",
+    ):
+        assert part in seen, seen
+    assert "*words*" not in seen
+    assert "```python" not in seen
+
+
+@given(st.lists(st.integers(1, len(ANSWER)), max_size=20), st.integers(0, len(ANSWER)))
+def test_markdown_only_ever_appends(cuts, end):
+    """However the text is cut into steps, the screen in the end is the same, and what stood there stays."""
+    screens = []
+    for borders in ([0, end], sorted({0, end, *(c for c in cuts if c < end)})):
+        with standard_output(Screen()) as screen:
+            view, before = answer_view.Markdown(), ""
+            for a, b in itertools.pairwise(borders):
+                view.show(Text(ANSWER[a:b]))
+                assert screen.getvalue().startswith(before)
+                before = screen.getvalue()
+            view.end("")
+            screens.append(screen.getvalue())
+    assert screens[0] == screens[1]
+    assert not re.search("\x1b\\[[0-9;]*[A-HJKSTfsu]|\r", screens[0])  # nothing moves the cursor or erases
+
+
+def test_markdown_of_what_is_no_utf8(screen):
+    view = answer_view.Markdown()
+    view.show(Text("caf\udce9 and"))
+    view.end(" more")
+    assert "caf� and more" in screen.getvalue()

@@ -1,0 +1,155 @@
+"""specdec generate --input: many prompts, and all that may happen to a long run."""
+
+import json
+import os
+import signal
+import time
+
+import pexpect
+import pytest
+
+PROMPTS = [f"what is number {n}" for n in range(6)]
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    return path
+
+
+@pytest.fixture
+def run(specdec, main, prompts, tmp_path):
+    common = ["--main", main, "--threads", 1, "--ctx", 1024, "--no-spec", "--seed", 3, "--input", prompts]
+
+    def arguments(*more, n=8):
+        return ["generate", *common, "-n", n, "--output", tmp_path / "answers.jsonl", *more]
+
+    return arguments
+
+
+def records(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "answers.jsonl").read_bytes().splitlines()]
+
+
+def wait_for_lines(path, n):
+    deadline = time.monotonic() + 30
+    while not path.exists() or path.read_bytes().count(b"\n") < n:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_answers_are_those_of_single_runs(specdec, main, run, tmp_path):
+    done = specdec(*run())
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    found = records(tmp_path)
+    assert [r["index"] for r in found] == list(range(6))
+    alone = ["generate", "--main", main, "--threads", 1, "--ctx", 1024, "--no-spec", "-n", 8]
+    (single,) = specdec(*alone, "--seed", found[4]["seed"], "--json", PROMPTS[4]).stdout.splitlines()
+    assert json.loads(single)["content"] == found[4]["content"]
+    again = specdec(*run("-v"))
+    assert b"all 6 prompts have their answers in" in again.stderr
+    assert records(tmp_path) == found
+
+
+def test_kills_lose_no_answer_and_repeat_none(specdec, run, tmp_path):
+    path = tmp_path / "answers.jsonl"
+    before = b""
+    for n in (1, 2, 4):
+        with specdec.start(*run(n=300)) as process:
+            wait_for_lines(path, n)
+            process.kill()
+        now = path.read_bytes()
+        assert now.startswith(before[: before.rfind(b"\n") + 1])
+        before = now
+        path.write_bytes(now + b'{"index": 5, "id": nu')  # as a kill in the middle of writing leaves it
+    done = specdec(*run(n=300))
+    assert done.returncode == 0
+    assert [r["index"] for r in records(tmp_path)] == list(range(6))
+    resumed = [r["content"] for r in records(tmp_path)]
+    path.unlink()
+    assert specdec(*run(n=300)).returncode == 0
+    assert [r["content"] for r in records(tmp_path)] == resumed
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.jsonl", "prompts.jsonl"]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_goes_on_later(specdec, run, tmp_path, signum, code):
+    path = tmp_path / "answers.jsonl"
+    with specdec.start(*run(n=900)) as process:
+        wait_for_lines(path, 2)
+        process.send_signal(signum)
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == code
+    found = records(tmp_path)
+    assert 2 <= len(found) < 6
+    assert err.decode() == f"{len(found)} of 6 prompts are answered: the same command goes on\n"
+    kept = path.read_bytes()
+    assert specdec(*run(n=900)).returncode == 0
+    assert path.read_bytes().startswith(kept)
+    assert len(records(tmp_path)) == 6
+
+
+def test_failed_prompts_are_counted_and_tried_again(specdec, run, prompts, tmp_path):
+    with prompts.open("a") as file:
+        file.write(json.dumps({"id": "long", "prompt": "word " * 2000}) + "\n")
+    for _ in range(2):
+        said = specdec.one_line(specdec(*run()), 1)
+        assert "1 of 7 prompts failed" in said
+        assert [(r["index"], "error" in r) for r in records(tmp_path)] == [(n, n == 6) for n in range(7)]
+    assert specdec(*run("--ctx", 8192)).returncode == 0
+    assert records(tmp_path)[6]["id"] == "long"
+    assert "error" not in records(tmp_path)[6]
+
+
+def test_everything_is_checked_before_anything_is_said(specdec, run, prompts, tmp_path):
+    with prompts.open("a") as file:
+        file.write("oops\n")
+    said = specdec.one_line(specdec(*run("--main", "absent.gguf")), 1)
+    assert "absent.gguf" in said
+    said = specdec.one_line(specdec(*run()), 2)
+    assert "prompts.jsonl, line 7: " in said
+    assert not (tmp_path / "answers.jsonl").exists()
+
+
+def test_changed_settings_and_a_foreign_file_are_refused(specdec, run, prompts, tmp_path):
+    assert specdec(*run()).returncode == 0
+    found = records(tmp_path)
+    assert "answers another prompt 0" in specdec.one_line(specdec(*run("--seed", 4)), 2)
+    assert "answers another prompt 0" in specdec.one_line(specdec(*run("--raw")), 2)
+    assert records(tmp_path) == found
+    before = prompts.read_bytes()
+    assert "line 1: this is no answer" in specdec.one_line(specdec(*run("--output", prompts)), 2)
+    assert prompts.read_bytes() == before
+
+
+def test_pipes(specdec, main, prompts):
+    arguments = ["generate", "--main", main, "--threads", 1, "--ctx", 1024, "--no-spec", "-n", 4]
+    done = specdec(*arguments, "--input", "-", stdin=prompts.read_bytes())
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == list(range(6))
+    assert "standard input has no prompts" in specdec.one_line(specdec(*arguments, "--input", "-"), 2)
+    with specdec.start(*arguments[:-1], 900, "--input", prompts) as process:
+        assert json.loads(process.stdout.readline())["index"] == 0
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=20) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk(specdec, run):
+    said = specdec.one_line(specdec(*run("--output", "/dev/full")), 1)
+    assert said == "specdec: No space left on device: /dev/full"
+
+
+def test_a_terminal_shows_progress_and_figures(specdec, run):
+    command = [*specdec.command, *map(str, run(n=100))]
+    child = pexpect.spawn(command[0], command[1:], env=specdec.environment, timeout=30, encoding="utf-8")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    said = specdec.plain(child.before)
+    assert "answering" in said
+    assert "/6" in said
+    assert "time left" in said
+    assert "6 answers in" in said.splitlines()[-1]

@@ -1,0 +1,231 @@
+"""Options set beforehand: flag, environment, config file, default, in this order, and one name in all of them."""
+
+import json
+import re
+import sys
+
+import pexpect
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from specdec_cli import settings
+from specdec_cli.app import app
+
+SMALL = {"SPECDEC_THREADS": "1", "SPECDEC_CTX": "256"}
+
+
+@pytest.fixture
+def configured(specdec, tmp_path):
+    """Write the user's config file; the command on a machine that has it, and has checked the models."""
+    run = type(specdec)(
+        tmp_path, specdec.environment | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": f"{tmp_path}/config"}
+    )
+
+    def configured(text, name="config/specdec/config.toml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return run
+
+    return configured
+
+
+def shown(specdec, *arguments, env=None, code=0):
+    """What config show tells, as option -> (value, source)."""
+    done = specdec("config", "show", *arguments, env=env)
+    assert done.returncode == code, done
+    rows = [line.split("\t") for line in done.stdout.decode().splitlines()]
+    return {row[0]: tuple(row[1:]) for row in rows}
+
+
+def test_the_order_of_the_four(configured, main):
+    """By what the command does: how many tokens come."""
+    n = lambda done: json.loads(done.stdout)["timings"]["predicted_n"]  # noqa: E731
+    run = configured(f"max-tokens = 2\nmain = {json.dumps(str(main))}\njson = true\n")
+    assert n(run("generate", "x", env=SMALL)) == 2
+    assert n(run("generate", "x", env=SMALL | {"SPECDEC_MAX_TOKENS": "3"})) == 3
+    assert n(run("generate", "x", "-n", 4, env=SMALL | {"SPECDEC_MAX_TOKENS": "3"})) == 4
+    configured(f"max-tokens = 2\nmain = {json.dumps(str(main))}\njson = true\n[generate]\nmax-tokens = 5\n")
+    assert n(run("generate", "x", env=SMALL)) == 5
+    assert n(run("generate", "x", env=SMALL | {"SPECDEC_MAX_TOKENS": "3"})) == 3
+    done = run("generate", "x", "-n", 1, env=SMALL | {"SPECDEC_JSON": "0"})  # a flag that the file has set
+    assert not done.stdout.startswith(b"{")
+
+
+def test_show_tells_where_each_value_comes_from(configured):
+    run = configured('top-k = 3\nstop = ["a b", "c"]\nno-spec = true\n\n[chat]\ntemp = 1\n"top-k" = 4\n')
+    path = run.folder / "config/specdec/config.toml"
+    assert run("config", "path").stdout.decode() == f"{path}\n"
+    rows = shown(run, "generate", env={"SPECDEC_TOP_P": "0.5"})
+    assert rows["top-k"] == ("3", f"{path}:1")
+    assert rows["stop"] == ("'a b', 'c'", f"{path}:2")
+    assert rows["no-spec"] == ("true", f"{path}:3")
+    assert rows["top-p"] == ("0.5", "SPECDEC_TOP_P")
+    assert rows["temp"] == ("0.8", "default")
+    assert rows["seed"] == ("-", "default")
+    rows = shown(run, "chat", env={"SPECDEC_TEMP": "0.25"})
+    assert rows["top-k"] == ("4", f"{path}:7")
+    assert rows["temp"] == ("0.25", "SPECDEC_TEMP")
+    rows = shown(run)
+    assert rows["top-k"] == ("3", f"{path}:1")
+    assert rows["chat.top-k"] == ("4", f"{path}:7")
+    assert rows["chat.temp"] == ("1", f"{path}:6")
+    assert rows["bench.temp"] == ("0.0", "default")
+    assert rows["offline"] == ("false", "default")  # that of models pull
+    assert run("config", "show", "fly").returncode == 2
+
+
+def test_every_option_of_every_command_can_be_set_in_the_environment(specdec):
+    """Each by the name that its flag has; of a list, a bare value is one element, and a JSON array is all."""
+    root = typer.main.get_command(app)
+    names = {key for _, command in settings.runnable(root) for key in settings.keys(command)}
+    assert {"main", "draft", "top-k", "stop", "json", "verbose", "type", "threads", "no-color"} <= names
+    assert not {"help", "version", "config"} & names
+    for name, command in settings.runnable(root):
+        for key in settings.keys(command):
+            assert settings.environment(command) == {}, (name, key)
+    done = shown(
+        specdec, "generate", env={"SPECDEC_STOP": "two words\n", "SPECDEC_LOGIT_BIAS": '["1=2", "3=4"]'}
+    )
+    assert done["stop"] == ("'two words\\n'", "SPECDEC_STOP")
+    assert done["logit-bias"] == ("'1=2', '3=4'", "SPECDEC_LOGIT_BIAS")
+    assert shown(specdec, "tune", env={"SPECDEC_THREADS": "3"})["threads"] == ("'3'", "SPECDEC_THREADS")
+    assert shown(specdec, "generate", env={"SPECDEC_TOP_K": ""})["top-k"] == ("40", "default")
+
+
+WRONG = [
+    ("topk = 3", "line 1, topk: there is no such option (did you mean top-k?)"),
+    ("\n[generat]\ntemp = 1", "line 2, generat: there is no such command (did you mean generate?)"),
+    ("[chat]\nas-json = 1", "line 2, chat.as-json: chat has no such option"),
+    (
+        "[models-pull]\nofline = true",
+        "line 2, models-pull.ofline: models pull has no such option (did you mean offline?)",
+    ),
+    ("top-k = 'many'", "line 1, top-k: input should be a valid integer"),
+    ("top-k = true", "line 1, top-k: input should be a valid integer"),
+    ("top-k = 1.5", "line 1, top-k: input should be a valid integer"),
+    ("top-k = [1, 2]", "line 1, top-k: takes one value, and not a list"),
+    ("stop = [['a']]", "line 1, stop: takes a value"),
+    ("top-k = {a = 1}", "line 1, top-k: there is no such command"),
+    ("[generate]\nstop = {a = 1}", "line 2, generate.stop: takes a value"),
+    ("no-spec = 'perhaps'", "line 1, no-spec: input should be a valid boolean"),
+    ("proposer = 'magic'", "line 1, proposer: 'magic' is not one of 'auto', 'draft', 'lookup', 'none'"),
+    ("prompt = 'x'", "line 1, prompt: there is no such option"),
+    ("version = true", "line 1, version: there is no such option"),
+    ("temp = 1\ntemp = 2", "line 2, cannot overwrite a value"),
+    ("temp", "line 1, Expected '=' after a key in a key/value pair"),
+    ("x = " + "[" * 5000, "is nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), WRONG)
+def test_what_is_wrong_in_a_file_is_one_line_with_its_place(tmp_path, text, told):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    done = CliRunner().invoke(app, ["generate", "x", "--config", str(path)])  # in this process, for speed
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.lower().startswith(f"specdec: {path}, {told}".lower())
+    assert line.endswith("correct it")
+
+
+@pytest.mark.parametrize("text", ["topk = 3", "temp = 'warm'", "temp =", "\0", "top-k = [1]"])
+def test_a_broken_file_is_no_obstacle_to_help_and_config(configured, text):
+    run = configured(text)
+    help_ = run("generate", "--help")
+    for done in (help_, run("config", "path")):
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert b"[default: 0.8]" in help_.stdout
+    done = run("config", "show")
+    assert done.returncode == 1
+    assert b"correct it" in done.stderr
+    assert b"top-p\t0.95\tdefault" in done.stdout
+
+
+def test_files_that_cannot_be_read(configured, fresh, tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, why in (("nowhere", "No such file"), (".", "Is a directory"), ("binary", "is not UTF-8")):
+        line = fresh.one_line(fresh("generate", "x", "--config", tmp_path / name), 1)
+        assert why in line
+        assert fresh("generate", "x", env={"SPECDEC_CONFIG": str(tmp_path / name)}).returncode == 1
+
+
+def test_another_file(configured):
+    run = configured("top-k = 1")
+    configured("top-k = 2", "second.toml")
+    configured("top-k = 3", "third.toml")
+    named = {"SPECDEC_CONFIG": "second.toml"}
+    assert shown(run, "generate")["top-k"][0] == "1"
+    assert shown(run, "generate", env=named)["top-k"] == ("2", "second.toml:1")
+    assert shown(run, "generate", "--config", "third.toml", env=named)["top-k"] == ("3", "third.toml:1")
+    assert shown(run, "generate", "--config", "/dev/null")["top-k"] == ("40", "default")
+    assert run("config", "path", env=named).stdout == b"second.toml\n"
+
+
+def test_variables(specdec):
+    done = specdec("config", "show", env={"SPECDEC_TOPK": "3", "SPECDEC_OFFLINE": "1"})
+    warnings = done.stderr.decode().splitlines()
+    assert warnings == ["specdec: SPECDEC_TOPK is no option, and is ignored (did you mean SPECDEC_TOP_K?)"]
+    line = specdec.one_line(specdec("generate", "x", env={"SPECDEC_TOP_K": "x"}), 2)
+    assert line.startswith("specdec: SPECDEC_TOP_K: input should be a valid integer")
+    done = specdec(
+        "generate", "x", "--top-k", "y", env={"SPECDEC_TOP_K": "x"}
+    )  # Typer's own words for a flag
+    assert b"Usage" in done.stderr
+
+
+def test_paths_are_beside_the_file(configured, main):
+    run = configured(
+        'main = "m.gguf"\nprompts = "p.txt"\nfile = ["~/a", "-", "/b"]\nplot = "../x.png"\n', "here/c.toml"
+    )
+    (run.folder / "here/m.gguf").symlink_to(main)
+    rows = shown(run, "--config", "here/c.toml")
+    here = run.folder / "here"
+    assert rows["main"][0] == str(here / "m.gguf")
+    assert rows["prompts"][0] == str(here / "p.txt")
+    assert rows["plot"][0] == str(here / "../x.png")
+    assert rows["file"][0] == f"'{run.folder}/a', '-', '/b'"
+    run = configured('main = "starter"', "here/c.toml")  # a name stays one
+    assert shown(run, "--config", "here/c.toml")["main"][0] == "starter"
+    run = configured('main = "~nobody-of-this-name/m.gguf"\nsystem = "m.gguf"', "here/c.toml")
+    assert shown(run, "--config", "here/c.toml")["system"][0] == "m.gguf"
+
+
+def test_no_color(terminal_colours, configured):
+    """Before the command, after it, in the environment and in the file."""
+    assert terminal_colours("doctor", "--help")
+    assert not terminal_colours("--no-color", "doctor", "--help")
+    assert not terminal_colours("doctor", "--no-color", "--help")
+    assert terminal_colours("generate", "-vn", "1", "x")
+    assert not terminal_colours("--no-color", "generate", "-vn", "1", "x")
+    assert not terminal_colours("generate", "-vn", "1", "x", "--no-color")
+    assert not terminal_colours("generate", "-vn", "1", "x", env={"SPECDEC_NO_COLOR": "1"})
+    configured("no-color = true")
+    assert not terminal_colours("generate", "-vn", "1", "x")
+
+
+@pytest.fixture
+def terminal_colours(specdec, main, tmp_path):
+    """Whether a command colours anything on a terminal."""
+
+    def run(*arguments, env=None):
+        child = pexpect.spawn(
+            sys.executable,
+            ["-m", "specdec_cli", *arguments],
+            env=specdec.environment
+            | SMALL
+            | {"SPECDEC_MAIN": str(main), "XDG_CONFIG_HOME": f"{tmp_path}/config"}
+            | (env or {}),
+            cwd=str(tmp_path),
+            timeout=20,
+        )
+        out = child.read()
+        child.close()
+        assert child.exitstatus == 0, out
+        # Typer's help stays bold; our notes are dim, which we do not keep either
+        dim = rb"" if "--help" in arguments else rb"2|"
+        return bool(re.search(rb"\x1b\[(\d+;)*(" + dim + rb"3\d|9\d)m", out))
+
+    return run

@@ -1,0 +1,255 @@
+"""README and docs: every command line in them runs, as a person would run it, on tiny models under the names they use."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from spec_local.llama.tiny import write_tiny_model
+from specdec_cli import settings
+from specdec_cli.app import app
+from tests.hub_server import HubServer
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LANGUAGES = {"sh", "python", "toml", "text"}
+NOT_RUN = {
+    r"make (demo|test)\b": "installs everything, and runs this test",
+    r"pip install ": "compiles llama.cpp for minutes",
+    r"specdec --install-completion": "asks which shell started it: run in one by test_completion.py",
+}
+FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMED = """\
+[models.starter]
+description = "tiny"
+licence = "none"
+repo = "tiny/tiny-GGUF"
+file = "starter.gguf"
+
+[models."qwen2.5-coder-7b"]
+description = "tiny"
+licence = "none"
+repo = "tiny/tiny-GGUF"
+file = "main.gguf"
+
+[models."qwen2.5-coder-0.5b"]
+description = "tiny"
+licence = "none"
+repo = "tiny/tiny-GGUF"
+file = "draft.gguf"
+"""
+
+
+def blocks(page):
+    """(language, text, line) of each fenced block of a page."""
+    text = page.read_text(encoding="utf-8")
+    assert text.count("\n```") % 2 == 0, page
+    return [(m[1], m[2], text[: m.start()].count("\n") + 2) for m in FENCE.finditer(text)]
+
+
+def cases(language):
+    return [
+        pytest.param(text, id=f"{page.name}:{line}")
+        for page in PAGES
+        for found, text, line in blocks(page)
+        if found == language
+    ]
+
+
+@pytest.fixture(scope="module")
+def hub(main, draft, tmp_path_factory):
+    """A hub that has the models that the docs name, and a cache into which they have been pulled."""
+    starter = write_tiny_model(tmp_path_factory.mktemp("hub") / "s.gguf", n_layers=1, n_ctx=4096, end_scale=2)
+    with HubServer() as server:
+        files = {"starter.gguf": starter, "main.gguf": main, "draft.gguf": draft}
+        server.put("tiny/tiny-GGUF", {name: path.read_bytes() for name, path in files.items()})
+        yield server
+
+
+@pytest.fixture(scope="module")
+def world(specdec, main, draft, hub, tmp_path_factory):
+    """A folder with the files that the docs name, and an environment that makes everything short."""
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "bin").mkdir()
+    command = folder / "bin/specdec"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m specdec_cli "$@"\n')
+    command.chmod(0o755)
+    (folder / "main.gguf").symlink_to(main)
+    (folder / "draft.gguf").symlink_to(draft)
+    write_tiny_model(folder / "main-f16.gguf", n_layers=1, n_embd=256, n_ctx=4096)
+    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    write_tiny_model(folder / "coder.gguf", n_layers=1, n_ctx=4096, extra_tokens=marks)
+    (folder / "notes.txt").write_text("Milk.\nBread.\n")
+    (folder / "sum.py").write_text("def sum(a, b):\n    c = a\n    c += b\n    return c\n")
+    (folder / "config/specdec").mkdir(parents=True)
+    (folder / "config/specdec/models.toml").write_text(NAMED)
+    environment = specdec.environment | {
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(folder / "hf"),
+        "HF_HUB_CACHE": str(folder / "hub"),
+        "HF_TOKEN": "",
+        "HF_HUB_OFFLINE": "0",
+        "SPECDEC_MAX_TOKENS": "3",
+        "SPECDEC_CTX": "2048",
+        "SPECDEC_THREADS": "1",
+        "SPECDEC_ROUNDS": "1",
+        "SPECDEC_PER_CATEGORY": "1",
+    }
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=False)
+    for name in ("starter", "coder-7b"):
+        run(f"specdec models pull {name}", folder, environment)
+    return folder, environment
+
+
+def run(script, folder, environment):
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", script],
+        cwd=folder,
+        env=environment,
+        input=b"hello\n",
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, (script, done.stderr.decode(), done.stdout.decode())
+    for line in done.stderr.decode().splitlines():
+        assert "Traceback" not in line
+        assert "is no option" not in line
+    return done
+
+
+@pytest.mark.skipif(not shutil.which("bash") or not shutil.which("jq"), reason="there is no bash, or no jq")
+@pytest.mark.parametrize("script", cases("sh"))
+def test_command_lines(script, world):
+    lines = [line for line in script.splitlines() if not any(re.match(known, line) for known in NOT_RUN)]
+    folder, environment = world
+    for copy in folder.glob("main-f16-*"):  # of another page
+        copy.unlink()
+    whole = {"SPECDEC_MAX_TOKENS": "200"} if "--json-schema" in script else {}  # JSON that is cut is none
+    run("\n".join(lines), folder, environment | whole)
+    if "models rm" in script:
+        run("specdec models pull coder-7b", folder, environment)
+
+
+@pytest.mark.parametrize("script", cases("python"))
+def test_python(script, world):
+    folder, environment = world
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout
+
+
+@pytest.mark.parametrize("text", cases("toml"))
+def test_settings_files(text, world, tmp_path):
+    """A config file, or a models.toml."""
+    _, environment = world
+    if "[models." in text:
+        (tmp_path / "specdec").mkdir()
+        (tmp_path / "specdec/models.toml").write_text(text)
+        listed = run("specdec models list", tmp_path, environment | {"XDG_CONFIG_HOME": str(tmp_path)}).stdout
+        assert b"my-pair" in listed
+        return
+    (tmp_path / "config.toml").write_text(text)
+    shown = run("specdec config show --config config.toml", tmp_path, environment).stdout.decode()
+    set_here = {line.split("\t")[0] for line in shown.splitlines() if "config.toml:" in line}
+    assert len(set_here) == sum("=" in line for line in text.splitlines()) - (
+        "threads" in text
+    )  # which is short here
+
+
+def test_every_block_says_what_it_is():
+    for page in PAGES:
+        for language, text, line in blocks(page):
+            assert language in LANGUAGES, f"{page.name}:{line}"
+            if language == "text":
+                assert not re.search(r"^\S*specdec [a-z-]", text, re.MULTILINE), (
+                    f"{page.name}:{line} runs specdec"
+                )
+
+
+def test_all_that_is_not_run_is_there():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for known in NOT_RUN:
+        assert re.search(rf"^{known}", text, re.MULTILINE), known
+
+
+def commands():
+    """Command lines in running text and in tables, in the examples of --help, and in the messages of doctor and config."""
+    for page in PAGES:
+        running = FENCE.sub("", page.read_text(encoding="utf-8"))
+        for inline in re.findall(r"`([^`\n]*\bspecdec [^`\n]*)`", running):
+            yield page.name, inline
+    for name, command in settings.runnable(typer.main.get_command(app)):
+        for line in (command.help or "").splitlines():
+            if line.startswith("  ") and "specdec " in line:
+                yield f"{name} --help", line
+
+
+def test_what_is_named_in_passing_exists():
+    """Options and commands of lines that cannot be run as they stand, since they have FILE or MAIN in them."""
+    known = dict(settings.runnable(typer.main.get_command(app)))
+    root = {"--version", "--help", "--no-color", "--install-completion", "--show-completion"}
+    everywhere = {"--help", "--config", "-h"}
+    checked = 0
+    for place, line in commands():
+        for part in re.split(r"\$\(|[|)]| && ", line):
+            words = part.split("specdec ")[-1].replace("\\", "").split() if "specdec " in part else []
+            if not words or words[0].startswith("-"):
+                assert set(words[:1]) <= root, (place, line)
+                continue
+            word, *more = (re.sub(r"\W+$", "", each) for each in words)
+            if word not in known and more:  # a group, and one of its commands
+                assert f"{word}-{more[0]}" in {*known, "config-show", "config-path"}, (place, line)
+            assert any(n == word or n.startswith(f"{word}-") for n in [*known, "config"]), (place, line)
+            name = "-".join(words[:2]) if "-".join(words[:2]) in known else word
+            opts = {o for n in ([name] if name in known else []) for p in known[n].params for o in p.opts}
+            if opts:
+                used = {
+                    w.split("=")[0] for w in words[1:] if re.match(r"-\w|--\w", w) and not re.match(r"-\d", w)
+                }
+                used = {re.sub(r"[^\w-].*$", "", w) for w in used}
+                bundles = {w for w in used if re.fullmatch(r"-[a-z]+", w)}
+                assert used - bundles - everywhere <= opts, (place, line)
+                assert {f"-{c}" for w in bundles for c in w[1:]} <= opts | everywhere, (place, line)
+                checked += 1
+    assert checked > 20
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if target.startswith("http"):
+                continue
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            assert file.exists(), (page.name, target)
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+                slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+                assert anchor in slugs, (page.name, target)
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    assert all(f"({page.name})" in index for page in PAGES[1:] if page.name != "index.md")
+
+
+def test_the_figure_is_a_figure():
+    import xml.etree.ElementTree as ElementTree
+
+    figure = ElementTree.parse(ROOT / "docs/how-it-works.svg").getroot()
+    assert figure.tag.endswith("svg")
+    assert b"prefers-color-scheme: dark" in (ROOT / "docs/how-it-works.svg").read_bytes()

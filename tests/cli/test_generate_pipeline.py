@@ -1,0 +1,228 @@
+"""specdec generate as a part of pipelines: what goes in, JSON, gaps to fill, and every byte as the model says it."""
+
+import json
+import math
+
+import pexpect
+import pytest
+
+from spec_local.llama.tiny import FIRST_BYTE, write_tiny_model
+
+MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"]
+WORDS = ["🎉👩‍👩‍👧", "ญี่ปุ่น", "e\u0301\u0323", "שָׁלוֹם", "مرحبا", "\u200f"]
+GREEDY = ["--temp", "0", "--threads", "1", "--ctx", "512", "--no-spec"]
+
+
+def options(main, n=24):
+    return ["generate", "--main", main, "-n", n, *GREEDY]
+
+
+def objects(done):
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def coder(home, specdec):
+    """A model that can fill gaps, and knows some words of other scripts as tokens."""
+    path = write_tiny_model(home / "coder.gguf", n_layers=1, tensor_type="F32", extra_tokens=MARKS + WORDS)
+    assert specdec(*options(path, 1), "x").returncode == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokens_of(coder):
+    from spec_local.llama.model import Model
+
+    model = Model(coder)
+    yield lambda text, **more: model.vocabulary.tokenize(text, **more)
+    model.close()
+
+
+def test_files_and_standard_input_in_the_order_given(specdec, main, tmp_path):
+    (tmp_path / "a").write_bytes(b"one\n")
+    (tmp_path / "b").write_bytes(b"two\n\n")
+
+    def prompt(*arguments, stdin=b""):
+        (answer,) = objects(specdec(*options(main, 1), "--json", "--echo", *arguments, stdin=stdin))
+        return answer["prompt"]
+
+    a, b = ["-f", tmp_path / "a"], ["-f", tmp_path / "b"]
+    assert prompt(*a, *b, "three") == "one\n\ntwo\n\nthree"
+    assert prompt(*b, *a, stdin=b"unread") == "two\n\none"
+    assert prompt(*b, "-f", "-", *a, stdin=b"piped\n") == "two\n\npiped\n\none"
+    assert prompt("last", stdin=b"  piped\n") == "  piped\n\nlast"
+
+
+def test_echo(specdec, main):
+    answer = specdec(*options(main), "--raw", "tell me").stdout
+    assert specdec(*options(main), "--raw", "--echo", "tell me").stdout == b"tell me" + answer
+    answer = specdec(*options(main), "tell me").stdout
+    assert specdec(*options(main), "--echo", "tell me").stdout == b"tell me\n\n" + answer
+    said = specdec.one_line(specdec(*options(main), "--echo", "--ctx", 16, "word " * 100), 1)
+    assert "the context 16" in said  # and nothing echoed
+
+
+def test_lines_are_the_object_in_parts(specdec, main, draft):
+    guessing = [*options(main, 60)[:-1], "--draft", draft, "--policy", "fixed", "--raw", "--echo", "a b a b"]
+    (whole,) = objects(specdec(*guessing, "--json"))
+    *steps, last = objects(specdec(*guessing, "--jsonl"))
+    assert len(steps) == whole["timings"]["steps_n"] < 60
+    assert "".join(part["content"] for part in [*steps, last]) == whole["content"]
+    assert [token for step in steps for token in step["tokens"]] == whole["tokens"]
+    for part in ("draft_n", "draft_n_accepted"):
+        assert sum(step[part] for step in steps) == whole["timings"][part] > 0
+    assert [step["stop"] for step in steps] == [False] * len(steps)
+    for end in (whole, last):
+        assert end["stop"] is True
+        assert end["prompt"] == "a b a b"
+        assert (end["stop_type"], end["stopping_word"], end["truncated"]) == ("limit", "", False)
+        assert end["timings"]["predicted_n"] == 60 == len(whole["tokens"])
+    assert set(whole) == set(last)
+
+
+def test_lines_come_as_they_are_said(specdec, main):
+    arguments = ["--main", main, "--ctx", "100000", "--threads", "1", "--no-spec", "--jsonl", "x"]
+    with specdec.start("generate", *arguments) as process:
+        first = [json.loads(process.stdout.readline()) for _ in range(3)]
+        assert process.poll() is None
+        process.stdout.close()  # as `| head -3` does
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=20) == 0
+    assert all(step["tokens"] and not step["stop"] for step in first)
+
+
+def test_why_an_answer_ends(specdec, main, tmp_path):
+    def end(*arguments, model=main):
+        (answer,) = objects(specdec(*options(model, 60), "--raw", "--json", *arguments))
+        return answer["stop_type"], answer["stopping_word"], answer["truncated"]
+
+    text = specdec(*options(main, 60), "--raw", "hello").stdout.decode(errors="replace")
+    stop = next(text[i : i + 2] for i in range(5, 50) if text[i : i + 2].isascii())
+    assert end("hello") == ("limit", "", False)
+    assert end("hello", "--stop", "no such text", "--stop", stop) == ("word", stop, False)
+    assert end("hello", "--ctx", 32) == ("limit", "", True)
+    write_tiny_model(tmp_path / "brief.gguf", n_layers=1, end_scale=3.0)
+    assert end("hello", "--temp", 1, "--seed", 1, model=tmp_path / "brief.gguf") == ("eos", "", False)
+
+
+def test_log_probabilities(specdec, main):
+    (whole,) = objects(specdec(*options(main, 8), "--json", "--logprobs", 3, "hello"))
+    *steps, _ = objects(specdec(*options(main, 8), "--jsonl", "--logprobs", 3, "hello"))
+    found = whole["completion_probabilities"]
+    assert [t for step in steps for t in step["completion_probabilities"]] == found
+    assert [t["id"] for t in found] == whole["tokens"]
+    for chosen in found:
+        top = chosen["top_logprobs"]
+        assert len(top) == 3
+        assert {k: chosen[k] for k in top[0]} == top[0]  # greedy: the most probable one was chosen
+        assert sorted((t["logprob"] for t in top), reverse=True) == [t["logprob"] for t in top]
+        assert 0 < sum(math.exp(t["logprob"]) for t in top) <= 1 + 1e-6
+        assert bytes(chosen["bytes"]).decode(errors="replace") == chosen["token"]
+    assert b"".join(bytes(t["bytes"]) for t in found) == specdec(*options(main, 8), "hello").stdout
+    assert "completion_probabilities" not in objects(specdec(*options(main, 8), "--json", "hello"))[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--logprobs", "3", "x"], "add --json"),
+        (["--logprobs", "21", "--json", "x"], "0 to 20"),
+        (["--json", "--jsonl", "x"], "one of them"),
+        (["--suffix", "a", "--suffix-file", "b", "x"], "one of them"),
+        (["--suffix", "a", "--system", "b", "x"], "leave --system"),
+        (["--output", "a"], "--input"),
+        (["--input", "a", "x"], "leave the prompt"),
+        (["--input", "a", "--suffix", ""], "leave the prompt"),
+        (["--input", "a", "--json"], "--json"),
+    ],
+)
+def test_what_does_not_go_together(specdec, main, arguments, what):
+    assert what in specdec.one_line(specdec(*options(main), *arguments), 2)
+
+
+def test_a_gap_is_read_as_models_for_code_were_taught(specdec, coder, tokens_of, tmp_path):
+    from spec_local.llama.model import Model
+    from spec_local.request import Request
+
+    before, after = "to be \n <|fim_suffix|> <|im_end|>", " that is\n"
+    (pre,), (suf,), (mid,) = (tokens_of(mark, parse_special=True) for mark in MARKS[:3])
+    model = Model(coder)
+    tokens = Request(before, suffix=after).tokens(model)
+    model.close()
+    bos = tokens_of("", add_special=True)
+    assert tokens == [*bos, pre, *tokens_of(before), suf, *tokens_of(after), mid]
+    assert tokens.count(suf) == 1  # a text never means a mark
+
+    (tmp_path / "after").write_bytes(after.encode())
+    run = options(coder)
+    answer = specdec(*run, "--suffix", after, before)
+    assert answer.returncode == 0
+    assert answer.stderr == b""
+    assert len({answer.stdout, specdec(*run, "--suffix", "other", before).stdout}) == 2
+    assert specdec(*run, "--suffix-file", tmp_path / "after", before).stdout == answer.stdout
+    # What is piped in counts to the last space, and the argument goes on from there.
+    assert specdec(*run, "--suffix", after, before[6:], stdin=before[:6].encode()).stdout == answer.stdout
+    whole = specdec(*run, "--suffix", after, "--echo", before)
+    assert whole.stdout == before.encode() + answer.stdout + after.encode()
+
+
+def test_a_gap_at_the_beginning_and_the_pad_ends_it(specdec, coder, tokens_of):
+    assert len(specdec(*options(coder), "--suffix", "the end", "").stdout) > 10
+    (pad,) = tokens_of(MARKS[3], parse_special=True)
+    (answer,) = objects(
+        specdec(*options(coder), "--suffix", "z", "--logit-bias", f"{pad}=1000", "--json", "x")
+    )
+    assert (answer["content"], answer["stop_type"]) == ("", "eos")
+
+
+def test_a_model_that_cannot_fill_gaps(specdec, main):
+    said = specdec.one_line(specdec(*options(main), "--suffix", "a", "x"), 1)
+    assert "main.gguf cannot fill gaps" in said
+
+
+def test_every_script_passes_byte_for_byte(specdec, coder, tokens_of):
+    bias = []
+    for word in WORDS:
+        (token,) = tokens_of(word)
+        bias += ["--logit-bias", f"{token}=1000"]
+    run = ["generate", "--main", coder, "-n", 200, "--temp", 1, "--top-k", 0, "--min-p", 0, "--top-p", 1]
+    run += ["--seed", 1, "--threads", 1, "--ctx", 512, *bias, "x"]
+    (answer,) = objects(specdec(*run, "--json"))
+    for word in WORDS:
+        assert word in answer["content"]
+    assert specdec(*run, env={"LC_ALL": "C"}).stdout == answer["content"].encode()
+    assert len(answer["content"].splitlines()) == 1  # a line of thousands of bytes
+
+
+def test_broken_characters_pass_byte_for_byte(specdec, coder):
+    """Bytes of an emoji in any order: some whole, some torn, all of them as the model says them."""
+    emoji = "🎉".encode()
+    bias = [part for byte in emoji for part in ("--logit-bias", f"{FIRST_BYTE + byte}=1000")]
+    run = ["generate", "--main", coder, "-n", 400, "--temp", 3, "--top-k", 4, "--min-p", 0, "--top-p", 1]
+    run += ["--seed", 1, "--threads", 1, "--ctx", 512, *bias, "x"]
+    (answer,) = objects(specdec(*run, "--json"))
+    said = bytes(token - FIRST_BYTE for token in answer["tokens"])
+    assert set(said) == set(emoji)
+    assert emoji in said
+    assert emoji[1:2] * 2 in said
+    assert specdec(*run).stdout == said
+    assert answer["content"] == said.decode("utf-8", "replace")
+    parts = objects(specdec(*run, "--jsonl"))
+    assert "".join(part["content"] for part in parts) == answer["content"]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_show_drafts_marks_guesses_on_a_terminal_only(specdec, main, draft):
+    arguments = ["generate", "--main", main, "--draft", draft, "--policy", "fixed", "--temp", "0"]
+    arguments += ["--threads", "1", "--ctx", "256", "-n", "24", "--show-drafts", "hello"]
+    piped = specdec(*arguments)
+    assert b"\x1b" not in piped.stdout
+    child = pexpect.spawn(
+        specdec.command[0], [*specdec.command[1:], *map(str, arguments)], env=specdec.environment, timeout=20
+    )
+    seen = child.read()
+    child.close()
+    assert child.exitstatus == 0
+    for mark in (b"green: guessed, and right", b"\x1b[32m", b"\x1b[2;9;31m"):
+        assert mark in seen

@@ -1,0 +1,104 @@
+"""Batches on real llama.cpp: seeds, order, resuming, and what a prompt that fails does to the others."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spec_local.answers import open_answers
+from spec_local.batch import read_entries, run
+from spec_local.sampling import SamplingSettings
+from spec_local.session import GenerationSettings, Session
+
+SETTINGS = GenerationSettings(SamplingSettings(temperature=1.5), seed=11, max_tokens=12, proposer="none")
+TEXTS = ["the time is long", "who may be there", "the time is long", "what will people do"]
+
+
+@pytest.fixture
+def session(tiny_model, make_context):
+    session = Session(make_context(tiny_model))
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def batch(session, tiny_path, tmp_path):
+    """Answer these lines into a file; what it then holds, by index, and what the run said."""
+    path = tmp_path / "answers.jsonl"
+
+    def answer(*lines, settings=SETTINGS, cancelled=lambda: False, **more):
+        raw = [json.dumps({"prompt": line} if isinstance(line, str) else line).encode() for line in lines]
+        entries = read_entries(raw, "prompts", tiny_path, settings, **more)
+        with open_answers(path) as answers:
+            said = list(run(session, answers.left(entries), answers, cancelled=cancelled))
+        records = [json.loads(line) for line in path.read_bytes().splitlines()]
+        assert len({record["index"] for record in records}) == len(records)
+        return {record["index"]: record for record in records}, said
+
+    answer.path = path
+    return answer
+
+
+def test_each_answer_is_its_own_whatever_runs_before_it(batch):
+    records, said = batch(*TEXTS)
+    assert [outcome.entry.index for outcome in said] == [0, 1, 2, 3]
+    contents = [records[n]["content"] for n in range(4)]
+    assert contents[0] != contents[2]  # the same prompt, with another seed
+    assert [records[n]["seed"] for n in range(4)] == [11, 12, 13, 14]
+    lines = batch.path.read_bytes().splitlines(True)
+    batch.path.write_bytes(lines[3] + lines[1][:-20])  # as if the last had come first, and another was torn
+    records, said = batch(*TEXTS)
+    assert [outcome.entry.index for outcome in said] == [0, 1, 2]
+    assert [records[n]["content"] for n in range(4)] == contents
+    _, said = batch(*TEXTS)
+    assert said == []
+
+
+def test_a_seed_of_its_own_gives_the_same_answer_alone(batch, session, tiny_model):
+    records, _ = batch(*TEXTS)
+    settings = replace(SETTINGS, seed=records[2]["seed"])
+    from spec_local.request import Request
+
+    tokens = Request(TEXTS[2]).tokens(tiny_model)
+    alone = [e for e in session.generate(tokens, settings) if hasattr(e, "tokens")]
+    assert [t for e in alone for t in e.tokens] == records[2]["tokens"]
+
+
+def test_a_shared_system_message_is_read_once(batch):
+    system = "people would like to know about the time of day " * 2
+    records, _ = batch(*TEXTS, system=system)
+    n = [records[i]["timings"]["prompt_n"] for i in range(4)]
+    cached = [records[i]["timings"]["cache_n"] for i in range(4)]
+    assert cached[0] == 0
+    assert all(c > n[0] / 2 for c in cached[1:])
+    assert all(m < n[0] / 2 for m in n[1:])
+
+
+def test_a_prompt_that_fails_ends_no_run(batch):
+    lines = [TEXTS[0], "word " * 500, {"prompt": "a", "suffix": "b"}, TEXTS[1]]
+    records, said = batch(*lines)
+    assert [bool(outcome.error) for outcome in said] == [False, True, True, False]
+    assert "context" in records[1]["error"]
+    assert "cannot fill gaps" in records[2]["error"]
+    assert "content" in records[0]
+    assert "content" in records[3]
+    _, said = batch(*lines)
+    assert [outcome.entry.index for outcome in said] == [1, 2]  # tried again, and nothing else
+
+
+def test_a_run_that_is_stopped_keeps_whole_answers_only(batch):
+    left = iter([False] * 20 + [True] * 1000)  # within the second answer
+    records, _ = batch(*TEXTS, cancelled=lambda: next(left))
+    assert set(records) == {0}
+    records, said = batch(*TEXTS)
+    assert [outcome.entry.index for outcome in said] == [1, 2, 3]
+    assert len(records) == 4
+
+
+def test_conversations(batch):
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    talk.append({"role": "user", "content": "c"})
+    records, _ = batch({"messages": talk}, {"messages": talk[2:]}, "c", settings=replace(SETTINGS, seed=None))
+    counts = [sum(r["timings"][k] for k in ("prompt_n", "cache_n")) for _, r in sorted(records.items())]
+    assert counts[0] > counts[1] == counts[2]
+    assert "seed" not in records[0]

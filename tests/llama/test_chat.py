@@ -1,0 +1,648 @@
+"""Conversations: what their tokens are, that going back costs nothing, and that files bring them back."""
+
+import base64
+import gc
+import itertools
+import json
+import re
+import stat
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spec_local import saved_chat
+from spec_local.chat import ChatTemplate, Conversation
+from spec_local.decoding import Prefilled
+from spec_local.errors import InvalidRequest, ModelError
+from spec_local.llama.model import Model
+from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE, write_tiny_model
+from spec_local.sampling import SamplingSettings
+from spec_local.session import Done, GenerationSettings, Session, Text
+
+GREEDY = SamplingSettings(temperature=0)
+HIDDEN = 2  # </s>, a control token: it says no text
+TEMPLATES = {
+    "chatml": CHAT_TEMPLATE,
+    "default system": "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}" + CHAT_TEMPLATE,
+    # Gemma's: the system message goes into the first question, all is trimmed, and roles must alternate.
+    "gemma": (
+        "{%- set system = '' -%}{%- if messages[0]['role'] == 'system' -%}"
+        "{%- set system = messages[0]['content'] + '\n\n' -%}{%- set messages = messages[1:] -%}{%- endif -%}"
+        "{%- for message in messages -%}"
+        "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('roles must alternate') }}{%- endif -%}"
+        "{{ '<|im_start|>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' + (system if loop.first else '') }}"
+        "{{ message['content'] | trim }}{{ '<|im_end|>\n' }}"
+        "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>model\n' }}{%- endif -%}"
+    ),
+    # Qwen3's and DeepSeek's: thoughts are left out of all answers but the last message.
+    "thoughts": (
+        "{% for message in messages %}{% set text = message['content'] %}"
+        "{% if message['role'] == 'assistant' and not loop.last %}{% set text = text.split('~')[-1] %}{% endif %}"
+        "{{ '<|im_start|>' + message['role'] + '\n' + text + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    # Borders at which tokens would merge.
+    "spaces": "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + ' ' }}{% endfor %}assistant: ",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat")
+    made = {
+        "main": Model(write_tiny_model(folder / "main.gguf", n_ctx=4096)),
+        "draft": Model(write_tiny_model(folder / "draft.gguf", n_ctx=4096, noise=0.05)),
+        "other": Model(write_tiny_model(folder / "other.gguf", extra_tokens=["wine", "one two", "th"])),
+        "ending": Model(write_tiny_model(folder / "ending.gguf", n_ctx=4096, end_scale=1.5)),
+    }
+    yield made
+    for model in made.values():
+        model.close()
+
+
+@pytest.fixture
+def talk(models):
+    """An empty conversation with a template of `TEMPLATES`."""
+
+    def make(template="chatml", model="main"):
+        stand_in = SimpleNamespace(
+            path=models[model].path, vocabulary=models[model].vocabulary, chat_template=TEMPLATES[template]
+        )
+        return Conversation(models[model], ChatTemplate(stand_in))
+
+    return make
+
+
+def text_of(conversation, tokens):
+    """What tokens spell, with control tokens by name but those that an answer hides."""
+    vocabulary = conversation.model.vocabulary
+    assert tokens[0] == vocabulary.bos
+    return valid(b"".join(vocabulary.piece(t, special=True) for t in tokens[1:] if t != HIDDEN))
+
+
+def rendered(conversation):
+    return valid(conversation.template.render(conversation.messages).encode("utf-8", "surrogateescape"))
+
+
+def valid(text):
+    """llama.cpp spells bytes that are not UTF-8 in its own way, and the character after them, when it tokenizes them."""
+    return re.sub("(\ufffd[ ▁]?)+", "\ufffd", text.decode("utf-8", "replace"))
+
+
+# What the tokens are
+
+
+def test_an_answer_is_kept_as_it_was_said(talk):
+    conversation = talk()
+    first = conversation.ask("hello")
+    letters = [FIRST_BYTE + byte for byte in b"the time"]  # as the tokenizer would never cut it
+    conversation.answer("the time", letters)
+    second = conversation.ask("more")
+    assert second[: len(first) + 8] == [*first, *letters]
+    assert text_of(conversation, second) == rendered(conversation)
+
+
+@pytest.mark.parametrize("kept", range(9))
+def test_a_stop_string_leaves_what_was_said_before_it(talk, kept):
+    conversation = talk()
+    first = conversation.ask("hello")
+    letters = [FIRST_BYTE + byte for byte in b"the time"]
+    conversation.answer("the time"[:kept], letters)
+    second = conversation.ask("more")
+    assert second[: len(first) + kept] == [*first, *letters[:kept]]
+    assert text_of(conversation, second) == rendered(conversation)
+
+
+def test_tokens_follow_from_text_and_answers_alone(talk, tmp_path):
+    """However the conversation came to be: a file knows no more of it."""
+    conversation = talk("spaces")
+    conversation.ask("hello")
+    conversation.answer("   x", [])
+    conversation.ask("more")
+    conversation.answer("the", [FIRST_BYTE + byte for byte in b"the"])
+    saved_chat.save(conversation, tmp_path / "a.json")
+    again = load(tmp_path / "a.json", conversation)
+    assert list(again.said) == [3]
+    assert again.ask("less") == conversation.ask("less")
+
+
+def test_a_stop_string_within_a_character_or_a_token(talk):
+    conversation = talk()
+    vocabulary = conversation.model.vocabulary
+    word, euro = vocabulary.tokenize(" time"), [FIRST_BYTE + byte for byte in "€".encode()]
+    assert len(word) == 1
+    first = conversation.ask("hello")
+    conversation.answer(" ti", [*euro, *word][3:])
+    second = conversation.ask("more")
+    assert text_of(conversation, second) == rendered(conversation)
+    conversation.withdraw()
+    conversation.withdraw()
+    assert conversation.ask("hello") == first
+    # An answer that ends within a character comes back byte for byte.
+    cut = "€".encode()[:2].decode("utf-8", "surrogateescape")
+    conversation.answer(cut, euro[:2])
+    second = conversation.ask("more")
+    assert second[: len(first) + 2] == [*first, *euro[:2]]
+    assert text_of(conversation, second) == rendered(conversation)
+    # Half of another character is none of it: the vocabulary has é as one token.
+    conversation.withdraw()
+    conversation.retry()
+    conversation.answer("é", [FIRST_BYTE + byte for byte in "ã".encode()])
+    assert conversation.ask("more")[len(first)] == vocabulary.tokenize("é")[0] > FIRST_BYTE + 255
+
+
+def test_control_tokens_in_an_answer_stay_with_the_text_after_them(talk):
+    conversation = talk()
+    first = conversation.ask("hello")
+    word = conversation.model.vocabulary.tokenize(" time")
+    conversation.answer(" time", [HIDDEN, *word, HIDDEN])
+    assert conversation.ask("more")[: len(first) + 3] == [*first, HIDDEN, *word, HIDDEN]
+    conversation.withdraw()
+    assert conversation.retry() == first
+    conversation.answer("", [HIDDEN])
+    assert HIDDEN not in conversation.ask("more")
+    conversation.withdraw()
+    assert conversation.retry() == first
+    letters = [FIRST_BYTE + byte for byte in b"the"]
+    conversation.answer("t", [letters[0], HIDDEN, *letters[1:]])
+    second = conversation.ask("more")
+    assert second[len(first)] == letters[0]
+    assert HIDDEN not in second
+
+
+def test_a_template_that_trims_costs_only_what_it_trims(talk):
+    conversation = talk("gemma")
+    first = conversation.ask("hello")
+    said = [*conversation.model.vocabulary.tokenize(" time one"), FIRST_BYTE + 10, FIRST_BYTE + 10]
+    conversation.answer(" time one\n\n", said)
+    assert conversation.ask("more")[: len(first)] == first  # its beginning was trimmed
+    conversation.withdraw()
+    conversation.retry()
+    said = [FIRST_BYTE + byte for byte in b"time one\n\n"]
+    conversation.answer("time one\n\n", said)
+    second = conversation.ask("more")
+    assert second[: len(first) + len(said) - 2] == [*first, *said[:-2]]
+    assert text_of(conversation, second) == rendered(conversation)
+
+
+def test_a_template_that_leaves_thoughts_out_costs_one_answer(talk):
+    conversation = talk("thoughts")
+    prompts = []
+    for number in range(4):
+        prompts.append(conversation.ask(f"question {number}"))
+        assert text_of(conversation, prompts[-1]) == rendered(conversation)
+        letters = [FIRST_BYTE + byte for byte in b"hm hm~the time"]
+        conversation.answer("hm hm~the time", letters)
+    for before, after in itertools.pairwise(prompts):
+        assert after[: len(before)] == before
+        assert letters[6:] not in [after[len(before) : len(before) + 8]]
+    assert conversation.retry() == prompts[-1]
+
+
+def test_going_back_gives_the_same_tokens(talk):
+    conversation = talk()
+    assert conversation.withdraw() is None
+    first = conversation.ask("hello")
+    conversation.answer("the", [FIRST_BYTE + byte for byte in b"the"])
+    second = conversation.ask("more")
+    conversation.answer("time", [FIRST_BYTE + byte for byte in b"time"])
+    assert conversation.retry() == second
+    assert conversation.messages[-1] == {"role": "user", "content": "more"}
+    assert list(conversation.said) == [1]
+    conversation.answer("time", [FIRST_BYTE + byte for byte in b"time"])
+    assert list(conversation.said) == [1, 3]
+    assert conversation.withdraw() == "more"
+    assert list(conversation.said) == [1]
+    other = conversation.ask("less")
+    assert other[: len(first) + 3] == second[: len(first) + 3]
+    assert text_of(conversation, other) == rendered(conversation)
+    conversation.clear()
+    assert conversation.messages == []
+    assert conversation.ask("hello") == first
+
+
+def test_what_has_no_question_or_no_answer(talk):
+    conversation = talk()
+    for call in (conversation.retry, conversation.prompt, lambda: conversation.answer("x", [5])):
+        with pytest.raises(InvalidRequest, match=r": ask"):
+            call()
+    conversation.ask("hello")
+    with pytest.raises(InvalidRequest, match="no answer"):
+        conversation.retry()
+    conversation.answer("x", [])
+    with pytest.raises(InvalidRequest, match="no question"):
+        conversation.prompt()
+    with pytest.raises(InvalidRequest, match="no question"):
+        conversation.answer("y", [])
+    assert [m["content"] for m in conversation.messages] == ["hello", "x"]
+
+
+def test_what_is_no_text_is_not_asked(talk):
+    conversation = talk()
+    with pytest.raises(InvalidRequest, match="no Unicode"):
+        conversation.ask("a\ud800")
+    assert conversation.messages == []
+    conversation.ask("a\udcff")
+
+
+def test_the_system_message(talk):
+    conversation = talk()
+    assert conversation.system is None
+    conversation.ask("hello")
+    conversation.answer("hi", [FIRST_BYTE + byte for byte in b"hi"])
+    assert conversation.said
+    conversation.system = "Be brief."
+    assert conversation.said == {}
+    assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant"]
+    tokens = conversation.ask("more")
+    assert text_of(conversation, tokens) == rendered(conversation)
+    conversation.system = "Be long."
+    assert (conversation.system, len(conversation.messages)) == ("Be long.", 4)
+    assert text_of(conversation, conversation.prompt()) == rendered(conversation)
+    conversation.clear()
+    assert conversation.messages == [{"role": "system", "content": "Be long."}]
+    assert conversation.withdraw() is None
+    conversation.system = None
+    assert conversation.messages == []
+
+
+def test_a_template_that_knows_no_system_message(talk, models):
+    stand_in = SimpleNamespace(
+        path=models["main"].path,
+        vocabulary=models["main"].vocabulary,
+        chat_template="{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT_TEMPLATE,
+    )  # fmt: skip
+    conversation = Conversation(models["main"], ChatTemplate(stand_in))
+    conversation.ask("hello")
+    with pytest.raises(ModelError, match="no system"):
+        conversation.system = "Be brief."
+    assert conversation.system is None
+    assert conversation.prompt()
+
+
+def test_forgetting_the_oldest(talk):
+    conversation = talk("gemma")
+    conversation.system = "Be brief."
+    assert conversation.forget_oldest() == 0
+    for number in range(3):
+        conversation.ask(f"question {number}")
+        assert conversation.forget_oldest() == (2 if number else 0)
+        assert text_of(conversation, conversation.prompt()) == rendered(conversation)
+        conversation.answer(f"answer {number}", [FIRST_BYTE + byte for byte in f"answer {number}".encode()])
+        assert conversation.said
+    assert conversation.forget_oldest() == 0
+    assert [m["content"] for m in conversation.messages] == ["Be brief.", "question 2", "answer 2"]
+    conversation.ask("question 3")
+    assert conversation.said
+    conversation.forget_oldest()
+    conversation.answer("x", [FIRST_BYTE + ord("x")])  # to a prompt that nobody has read
+    assert conversation.said == {}
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("ask"), st.sampled_from(["hello", " the ti", "", "é\n", "a\udcff", "hello"])),
+    st.tuples(
+        st.just("answer"),
+        st.lists(st.one_of(st.integers(FIRST_BYTE, 600), st.just(HIDDEN), st.integers(195, 240)), max_size=8),
+        st.integers(0, 12),
+    ),
+    st.tuples(st.sampled_from(["withdraw", "retry", "clear", "forget_oldest", "reload"])),
+    st.tuples(st.just("system"), st.sampled_from([None, "", "Be brief."])),
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(template=st.sampled_from(list(TEMPLATES)), operations=st.lists(OPERATIONS, max_size=14))
+def test_whatever_is_done_the_tokens_are_those_of_the_messages(talk, tmp_path_factory, template, operations):
+    conversation = talk(template)
+    vocabulary = conversation.model.vocabulary
+    messages, asked, path = [], None, tmp_path_factory.getbasetemp() / "any.json"
+    for name, *given_ in operations:
+        before = list(conversation.messages)
+        match name:
+            case "ask":
+                if messages and messages[-1]["role"] == "user":
+                    continue
+                asked = conversation.ask(*given_)
+                messages.append({"role": "user", "content": given_[0]})
+            case "answer":
+                if not messages or messages[-1]["role"] != "user":
+                    continue
+                tokens, cut = given_
+                tokens = [t for t in tokens if t < vocabulary.n_tokens]
+                content = vocabulary.detokenize(tokens)
+                content = content[: len(content) - cut] if cut < 6 else content
+                conversation.prompt()
+                conversation.answer(content, tokens)
+                messages.append({"role": "assistant", "content": content})
+            case "retry":
+                if not messages or messages[-1]["role"] != "assistant":
+                    continue
+                tokens = conversation.retry()
+                assert asked is None or tokens == asked
+                messages.pop()
+            case "withdraw":
+                questions = [i for i, m in enumerate(messages) if m["role"] == "user"]
+                asked = None
+                assert conversation.withdraw() == (messages[questions[-1]]["content"] if questions else None)
+                messages = messages[: questions[-1]] if questions else messages
+            case "clear":
+                conversation.clear()
+                messages = [m for m in messages if m["role"] == "system"]
+            case "forget_oldest":
+                questions = [i for i, m in enumerate(messages) if m["role"] == "user"]
+                asked, n = None, conversation.forget_oldest()
+                first = int(bool(messages) and messages[0]["role"] == "system")
+                assert n == (questions[1] - first if len(questions) > 1 else 0)
+                messages = messages[:first] + messages[first + n :]
+            case "system":
+                asked, conversation.system = None, given_[0]
+                messages = [m for m in messages if m["role"] != "system"]
+                if given_[0] is not None:
+                    messages.insert(0, {"role": "system", "content": given_[0]})
+            case "reload":
+                saved_chat.save(conversation, path)
+                again = saved_chat.load(path, conversation.model, conversation.template)
+                assert again.messages == conversation.messages
+                if messages and messages[-1]["role"] != "user":  # tokens are what they were, too
+                    assert again.ask("more") == conversation.ask("more")
+                    again.withdraw(), conversation.withdraw()
+                conversation = again
+        assert conversation.messages == messages, before
+        if messages and messages[-1]["role"] == "user":
+            assert text_of(conversation, conversation.prompt()) == rendered(conversation)
+
+
+# What a session reads of them
+
+
+def counted(session, prompt, n, **kwargs):
+    """An answer's text and tokens, its last event, and how many tokens main and draft read before it began."""
+    calls = []
+    for context in (session.main, session.draft):
+        grow, seen = type(context).grow, []
+
+        def counting(tokens, parents, n_logits=None, context=context, grow=grow, seen=seen):
+            seen.append(len(tokens))
+            return grow(context, tokens, parents, n_logits)
+
+        context.grow = counting
+        calls.append(seen)
+    how = {"sampling": GREEDY, "policy": "fixed", "max_tokens": n} | kwargs
+    said, text, read = [], "", None
+    for event in session.generate(prompt, GenerationSettings(**how)):
+        if isinstance(event, Prefilled):
+            read = [sum(seen) for seen in calls]
+        elif isinstance(event, Text):
+            said += event.tokens
+        if isinstance(event, (Text, Done)):
+            text += event.text
+    assert read[0] == event.statistics.prompt_n
+    return text, said, event, read
+
+
+@pytest.mark.parametrize(
+    ("template", "model"), [("chatml", "main"), ("default system", "ending"), ("gemma", "main")]
+)
+def test_a_long_chat_reads_only_what_is_new(talk, models, make_context, template, model):
+    """Of both models, after answers that ended by themselves and such that were cut."""
+    session = Session(*(make_context(models[name], n_ctx=4096) for name in (model, "draft")))
+    conversation = talk(template, model)
+    held, reasons, turn = 0, set(), 0
+    while held < 2000:
+        turn += 1
+        prompt = conversation.ask(f"question {turn}: " + "how many people " * (turn % 5))
+        text, said, done, (main, draft) = counted(session, prompt, 90 + turn)
+        new = len(prompt) - held
+        # Main has not read the last token of an answer that was cut, the draft the last three; the last of a prompt is
+        # read by the first step.
+        assert main <= new
+        assert draft <= new + 2
+        assert template == "gemma" or main >= new - 1  # the count itself is no fake
+        conversation.answer(text, said)
+        reasons.add(done.reason)
+        trimmed = template == "gemma" and text != text.strip()
+        held = len(prompt) + (0 if trimmed else len(said))
+    assert reasons >= ({"length"} if model == "main" else {"stop"})
+    warm = {"sampling": SamplingSettings(1.0), "seed": 7}
+    prompt = conversation.retry()
+    text, said, _, (main, draft) = counted(session, prompt, 50, **warm)
+    assert main <= 1
+    assert draft <= 1
+    conversation.answer(text, said)
+    conversation.withdraw()
+    other = conversation.ask("which way?")
+    _, _, _, (main, draft) = counted(session, other, 50)
+    new = len(other) - next(i for i, (a, b) in enumerate(zip(other, prompt, strict=False)) if a != b)
+    assert new < 30
+    assert main <= new
+    assert draft <= new + 2
+
+
+def test_an_answer_cut_by_a_stop_string_is_read_again_only_there(talk, models, make_context):
+    session = Session(*(make_context(models[name], n_ctx=512) for name in ("main", "draft")))
+    conversation = talk()
+    prompt = conversation.ask("hello " * 20)
+    whole, _, _, _ = counted(session, prompt, 40)
+    text, said, done, _ = counted(session, prompt, 40, stops=[whole[60:64]])
+    assert done.reason == "stop"
+    assert len(text) >= 30
+    conversation.answer(text, said)
+    prompt2 = conversation.ask("more")
+    _, _, _, (main, draft) = counted(session, prompt2, 5)
+    new = len(prompt2) - len(prompt) - len(said)
+    assert main <= new + 4
+    assert draft <= new + 5
+
+
+def test_two_hundred_turns_keep_memory_and_sequences(talk, models, make_context):
+    """With going back, and trees; what is resident after the first fifty is resident at the end."""
+    session = Session(*(make_context(models[name], n_ctx=512, max_branches=16) for name in ("main", "draft")))
+    conversation, sizes = talk(), []
+    for turn in range(200):
+        prompt = conversation.ask(f"question {turn}") if turn % 3 else (
+            conversation.retry() if turn % 2 and conversation.messages else conversation.ask("again")
+        )  # fmt: skip
+        while len(prompt) > 400:
+            conversation.forget_oldest()
+            prompt = conversation.prompt()
+        shape = ["chain", "tree", "beam"][turn % 3]
+        text, said, _, _ = counted(session, prompt, 8, shape=shape, tree_nodes=8, seed=turn)
+        conversation.answer(text, said)
+        if turn % 7 == 6:
+            conversation.withdraw()
+        if turn == 199 or (turn >= 50 and turn % 25 == 0):
+            gc.collect()
+            sizes.append(psutil.Process().memory_info().rss)
+    assert max(sizes) <= 1.02 * sizes[0]
+    for context in (session.main, session.draft):
+        context.trim(0)
+        assert context.grow([5] * 16, [-1] * 16).shape[0] == 16
+
+
+# Files
+
+
+@pytest.fixture
+def saved(talk, tmp_path):
+    """A file, and the conversation in it."""
+    conversation, path = talk(), tmp_path / "chat.json"
+    conversation.system = "Be brief."
+    conversation.ask("hello")
+    conversation.answer("the\udcff", [*(FIRST_BYTE + byte for byte in b"the"), FIRST_BYTE + 255])
+    conversation.ask("ไทย 🙂")
+    conversation.answer("time", [FIRST_BYTE + byte for byte in b"time"])
+    saved_chat.save(conversation, path)
+    return path, conversation
+
+
+def load(path, conversation):
+    return saved_chat.load(path, conversation.model, conversation.template)
+
+
+def test_a_file_brings_text_and_tokens_back(saved):
+    path, conversation = saved
+    again = load(path, conversation)
+    assert again.messages == conversation.messages
+    assert again.said == conversation.said
+    assert len(again.said) == 2
+    assert again.ask("more") == conversation.ask("more")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "ไทย 🙂" in path.read_text("utf-8")
+    assert base64.b64decode(json.loads(path.read_bytes())["messages"][2]["bytes"]) == b"the\xff"
+
+
+def test_another_model_tokenizes_anew(saved, talk):
+    path, conversation = saved
+    other = talk(model="other")
+    again = load(path, other)
+    assert again.messages == conversation.messages
+    text = rendered(again)[: -len("<|im_start|>assistant\n")]
+    tokens = again.ask("one two")
+    assert text_of(again, tokens) == rendered(again)
+    assert text_of(again, tokens).startswith(text)
+    content = json.loads(path.read_bytes())
+    content["messages"][2]["said"]["tokens"][0] = 1 << 30
+    path.write_text(json.dumps(content))
+    assert load(path, other).said == {}
+
+
+@pytest.mark.parametrize("at", [0, 1, 5, 10**9])
+def test_tokens_that_do_not_spell_the_text_are_left_out(saved, at):
+    path, conversation = saved
+    content = json.loads(path.read_bytes())
+    content["messages"][2]["said"]["at"] = at
+    path.write_text(json.dumps(content))
+    again = load(path, conversation)
+    assert again.said == {}
+    tokens = again.ask("more")
+    assert text_of(again, tokens) == rendered(again)
+
+
+def test_two_answers_in_one_place(saved):
+    path, conversation = saved
+    content = json.loads(path.read_bytes())
+    content["messages"][4]["said"] = content["messages"][2]["said"]
+    path.write_text(json.dumps(content))
+    again = load(path, conversation)
+    assert list(again.said) == [2]
+    assert text_of(again, again.ask("more")) == rendered(again)
+
+
+def test_an_edited_answer_is_tokenized_anew(saved):
+    path, conversation = saved
+    path.write_text(path.read_text("utf-8").replace('"time"', '"tide"'), encoding="utf-8")
+    again = load(path, conversation)
+    assert again.messages[-1]["content"] == "tide"
+    assert list(again.said) == [2]
+    assert text_of(again, again.ask("more")) == rendered(again)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda c: c | {"version": 2}, "newer specdec"),
+        (lambda c: c | {"version": "1"}, "version"),
+        (lambda c: c | {"format": "llama"}, "format"),
+        (lambda c: c | {"more": 1}, "more"),
+        (lambda c: {k: v for k, v in c.items() if k != "messages"}, "messages: Field required"),
+        (lambda c: c | {"messages": [{"role": "robot", "content": ""}]}, r"messages\.0\.role"),
+        (lambda c: c | {"messages": [{"role": "user", "content": 7}]}, r"messages\.0\.content"),
+        (lambda c: c | {"messages": c["messages"] * 2}, "only the first"),
+        (lambda c: c | {"messages": [{"role": "user", "content": "a\ud800"}]}, "no Unicode|unicode"),
+        (lambda c: c | {"messages": [{"role": "user", "content": "", "bytes": "ä"}]}, "base64"),
+        (lambda c: c | {"messages": [{"role": "user", "content": "", "bytes": "7YCA7aCA!"}]}, "base64"),
+        (lambda c: c | {"messages": [c["messages"][2] | {"said": {"at": -1, "tokens": []}}]}, r"at: "),
+        (lambda c: c | {"messages": [c["messages"][2] | {"said": {"at": 1, "tokens": [-5]}}]}, "tokens"),
+        (lambda c: c | {"messages": [c["messages"][2] | {"said": {"at": 1, "tokens": [1.5]}}]}, "tokens"),
+        (lambda c: [c], "no saved conversation"),
+        (lambda c: 5, "no saved conversation"),
+    ],
+)  # fmt: skip
+def test_files_that_people_have_changed(saved, change, match):
+    path, conversation = saved
+    path.write_text(json.dumps(change(json.loads(path.read_bytes()))))
+    with pytest.raises(InvalidRequest, match=match) as told:
+        load(path, conversation)
+    assert "\n" not in str(told.value)
+    assert len(str(told.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\x00" * 100, b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b"NaN", b"GGUF"],
+)  # fmt: skip
+def test_what_is_no_conversation_at_all(saved, content):
+    path, conversation = saved
+    path.write_bytes(content)
+    with pytest.raises(InvalidRequest, match=r"no JSON|no saved conversation") as told:
+        load(path, conversation)
+    assert "\n" not in str(told.value)
+
+
+def test_every_truncation_is_told(saved):
+    path, conversation = saved
+    whole = path.read_bytes()
+    for n in range(len(whole) - 2):
+        path.write_bytes(whole[:n])
+        with pytest.raises(InvalidRequest, match="no JSON"):
+            load(path, conversation)
+
+
+def test_a_large_file(saved):
+    """10 MB are read; 70 are not."""
+    path, conversation = saved
+    content = json.loads(path.read_bytes())
+    content["messages"] += [
+        {"role": "user", "content": "x" * 100},
+        {"role": "assistant", "content": "y" * 100},
+    ] * 40_000
+    path.write_text(json.dumps(content))
+    assert path.stat().st_size > 10_000_000
+    assert len(load(path, conversation).messages) == 80_005
+    path.write_bytes(b" " * 70_000_000)
+    with pytest.raises(InvalidRequest, match="64 MiB"):
+        load(path, conversation)
+
+
+def test_places_that_cannot_be_written_or_read(saved, tmp_path):
+    path, conversation = saved
+    before = path.read_bytes()
+    for wrong in (tmp_path, path / "x", tmp_path / ("x" * 300)):
+        with pytest.raises(InvalidRequest, match=r": (give|check)"):
+            saved_chat.save(conversation, wrong)
+        with pytest.raises(InvalidRequest, match=r": (give|check)"):
+            load(wrong, conversation)
+    with pytest.raises(InvalidRequest, match="does not exist"):
+        load(tmp_path / "missing", conversation)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    conversation.clear()
+    saved_chat.save(conversation, link)
+    assert link.is_symlink()
+    assert load(path, conversation).messages == [{"role": "system", "content": "Be brief."}]

@@ -1,0 +1,450 @@
+"""What contexts have read, on disk: it comes back bit by bit, and nothing else ever reaches llama.cpp."""
+
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.llama import runtime, state
+from spec_local.llama.model import Model
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.sampling import SamplingSettings
+from spec_local.session import GenerationSettings, Prefilled, Session, Text
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+# Longer than the window of the model that has one.
+TEXT = [1, 301, 330, 337, 758, 273, 415, 368, 359, 496, 292] * 4
+CLOSE = {"atol": 0.05, "rtol": 0}  # see test_context.py
+MODELS = ["tiny_model", "window_model", "recurrent_model"]
+
+
+@pytest.fixture
+def make(request, make_context):
+    """A context of a model by its fixture's name."""
+    return lambda name, **kwargs: make_context(request.getfixturevalue(name), **kwargs)
+
+
+@pytest.fixture
+def saved(make_context, tiny_model, tmp_path):
+    """A file that holds `TEXT` as main, and the beginning of it as draft."""
+    path = tmp_path / "a.state"
+    contexts = {"main": make_context(tiny_model), "draft": make_context(tiny_model, n_ctx=64)}
+    contexts["main"].evaluate(TEXT, 0)
+    contexts["draft"].evaluate(TEXT[:30], 0)
+    assert state.save(path, contexts) == path.stat().st_size
+    return path
+
+
+# What comes back
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("branches", [(1, 4), (4, 1)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_next_logits_are_the_same_bits(make, tmp_path, name, branches, cache_type):
+    """In a context of another length, with another number of branches; and saving disturbs nothing."""
+    path = tmp_path / "a.state"
+    before = make(name, max_branches=branches[0], cache_type=cache_type)
+    before.evaluate(TEXT, 0)
+    size = state.size({"main": before})
+    assert state.save(path, {"main": before}) == size == path.stat().st_size
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    after = make(name, max_branches=branches[1], cache_type=cache_type, n_ctx=128)
+    after.evaluate([5, 6, 7], 0)
+    assert state.load(path, {"main": after}) == ["main"]
+    assert after.cached == TEXT
+    for token in (8, 300, 9):
+        expected = before.evaluate([token], 1)
+        np.testing.assert_array_equal(after.evaluate([token], 1), expected)
+    assert after.cached == before.cached
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 20, len(TEXT) - 1])
+@pytest.mark.parametrize("name", ["tiny_model", "window_model"])
+def test_what_was_loaded_can_be_rolled_back(make, tmp_path, name, length):
+    """Far behind a sliding window, too."""
+    path, before, after = tmp_path / "a.state", make(name), make(name)
+    before.evaluate(TEXT, 0)
+    state.save(path, {"main": before})
+    state.load(path, {"main": after})
+    for context in (before, after):
+        context.trim(length)
+    np.testing.assert_array_equal(after.evaluate([8, 9], 2), before.evaluate([8, 9], 2))
+
+
+def test_a_recurrent_model_starts_again_after_loading(make, tmp_path):
+    path, context = tmp_path / "a.state", make("recurrent_model")
+    context.evaluate(TEXT, 0)
+    state.save(path, {"main": context})
+    context.trim(0)
+    expected = context.evaluate([8], 1).copy()
+    state.load(path, {"main": context})
+    context.trim(0)
+    np.testing.assert_array_equal(context.evaluate([8], 1), expected)
+
+
+@pytest.mark.parametrize("name", ["tiny_model", "window_model"])
+def test_trees_before_and_after(make, fresh_logits, tmp_path, name):
+    """Trees leave the cache in disorder, and a window's cells must not be taken for free after loading."""
+    path = tmp_path / "a.state"
+    before = make(name, max_branches=4, n_ctx=128)
+    for start in range(0, 40, 4):
+        tokens = TEXT[start : start + 4]
+        before.grow([20, *tokens, 21, 22], [-1, -1, 1, 2, 3, 1, 2])
+        before.keep([1, 2, 3, 4])
+    before.grow([20, 21], [-1, -1])  # a tree on top is no part of the text
+    state.save(path, {"main": before})
+    after = make(name, max_branches=4, n_ctx=128)
+    state.load(path, {"main": after})
+    text = list(TEXT[:40])
+    assert after.cached == before.cached == text
+    for step in range(20):
+        tokens = [300 + step, 330 + step]
+        for context in (before, after):
+            if (
+                step % 4
+            ):  # rejected guesses leave holes; where nothing branches, only the guard protects the text
+                context.grow([*tokens, 21, 22], [-1, 0, 1, 2])
+                context.keep([0, 1])
+            else:
+                context.grow([20, *tokens, 21, 22], [-1, -1, 1, 1, 2])
+                context.keep([1, 2])
+        text += tokens
+    for length in (len(text), 20):  # what has left the window is still there to be rolled back to
+        expected = fresh_logits(after.model, [*text[:length], 8])[-1]
+        for context in (before, after):
+            context.trim(length)
+            np.testing.assert_allclose(context.evaluate([8], 1)[0], expected, **CLOSE)
+
+
+def test_an_empty_context_is_left_out(make, tmp_path):
+    path, full, empty = tmp_path / "a.state", make("tiny_model"), make("tiny_model")
+    full.evaluate(TEXT, 0)
+    state.save(path, {"main": full, "draft": empty})
+    empty.evaluate([5], 0)
+    assert state.load(path, {"main": full, "draft": empty}) == ["main"]
+    assert empty.cached == [5]
+    nothing = tmp_path / "nothing.state"
+    state.save(nothing, {"main": make("tiny_model")})
+    with pytest.raises(InvalidRequest, match="nothing that the main model has read"):
+        state.load(nothing, {"main": full})
+    assert full.cached == TEXT
+
+
+# What does not
+
+
+def forbid(monkeypatch, context):
+    """From here on no bytes may reach llama.cpp's reader."""
+
+    class Library:
+        def __getattr__(self, name):
+            assert name != "llama_state_set_data", "a bad state reached llama.cpp"
+            return getattr(runtime.library(), name)
+
+    monkeypatch.setattr(context, "_lib", Library())
+
+
+@pytest.fixture
+def reader(make_context, tiny_model, monkeypatch):
+    """A context with a text, which no state may reach."""
+    context = make_context(tiny_model)
+    context.evaluate([5, 6, 7], 0)
+    forbid(monkeypatch, context)
+    return context
+
+
+def refuses(path, contexts, match, kind=InvalidRequest):
+    before = {role: list(context.cached) for role, context in contexts.items()}
+    with pytest.raises(kind, match=match) as told:
+        state.load(path, contexts)
+    assert "\n" not in str(told.value)
+    assert ": " in str(told.value)
+    assert {role: list(context.cached) for role, context in contexts.items()} == before
+
+
+def test_every_kind_of_damage_is_found(saved, reader):
+    whole = saved.read_bytes()
+    rng = np.random.default_rng(0)
+    places = [*range(30), *rng.integers(30, 1500, 150), *rng.integers(1500, len(whole), 200)]
+    places += range(len(whole) - 34, len(whole))
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        saved.write_bytes(damaged)
+        refuses(saved, {"main": reader, "draft": reader}, "damaged|another version|no saved state|another")
+    for n in [*range(60), *rng.integers(60, len(whole), 100), len(whole) - 1]:
+        saved.write_bytes(whole[:n])
+        refuses(saved, {"main": reader}, "damaged|no saved state|another version")
+    for more in (b"\0", whole):
+        saved.write_bytes(whole + more)
+        refuses(saved, {"main": reader}, "damaged")
+    np.testing.assert_array_equal(reader.evaluate([8], 1).shape, (1, reader.n_vocab))
+
+
+def test_a_header_that_claims_too_much(saved, reader):
+    whole = saved.read_bytes()
+    for length in (1 << 63, 1 << 40, (1 << 26) + 1, 1 << 26, 0):
+        saved.write_bytes(whole[:16] + length.to_bytes(8, "little") + whole[24:])
+        refuses(saved, {"main": reader}, "damaged")
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "match"),
+    [
+        ("tiny_draft", {}, "another model file"),
+        ("window_model", {}, "another model file"),
+        ("recurrent_model", {}, "another model file"),
+        ("tiny_model", {"cache_type": "q8_0"}, "another cache type"),
+        ("tiny_model", {"flash_attention": False}, "flash attention"),
+        ("tiny_model", {"n_ctx": len(TEXT) - 1}, "larger --ctx"),
+    ],
+)
+def test_what_does_not_fit(make, monkeypatch, saved, name, kwargs, match):
+    context = make(name, **kwargs)
+    context.evaluate([5, 6], 0)
+    forbid(monkeypatch, context)
+    refuses(saved, {"main": context}, match, ContextOverflow if "ctx" in match else InvalidRequest)
+
+
+def test_another_build_or_place_of_layers(saved, reader, monkeypatch):
+    monkeypatch.setattr(reader.model, "gpu_layers", 3)
+    refuses(saved, {"main": reader}, "number of layers on the GPU")
+    monkeypatch.undo()
+    monkeypatch.setattr(runtime, "build_identity", lambda: "another")
+    refuses(saved, {"main": reader}, "build of llama.cpp")
+
+
+def test_a_model_that_turns_positions_by_the_length_of_the_context(
+    saved, make_context, tiny_path, monkeypatch
+):
+    """Longrope: the cache of a short context is none of a long one."""
+    model = Model(tiny_path)
+    model.__dict__["n_ctx_original"] = 100
+    short, long = make_context(model, n_ctx=100), make_context(model, n_ctx=101)
+    assert state.load(saved, {"main": short}) == ["main"]
+    refuses(saved, {"main": long}, "extension of the context")
+
+
+def test_one_part_alone(saved, make_context, tiny_model):
+    draft, expected = make_context(tiny_model), make_context(tiny_model)
+    assert state.load(saved, {"draft": draft}) == ["draft"]
+    expected.evaluate(TEXT[:30], 0)
+    np.testing.assert_array_equal(draft.evaluate([8], 1), expected.evaluate([8], 1))
+
+
+def test_the_same_model_in_another_place_fits(saved, make_context, tiny_path, tmp_path):
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(tiny_path.read_bytes())
+    context = make_context(Model(copy))
+    assert state.load(saved, {"main": context}) == ["main"]
+    content = bytearray(tiny_path.read_bytes())
+    content[-len(content) // 3] ^= 1
+    copy.write_bytes(content)
+    refuses(saved, {"main": context}, "another model file")
+
+
+def test_no_memory_is_told_before_it_is_taken(saved, reader, monkeypatch, tmp_path):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10}))
+    refuses(saved, {"main": reader}, "MiB are free", ContextOverflow)
+    with pytest.raises(ContextOverflow, match="MiB are free"):
+        state.save(tmp_path / "b.state", {"main": reader})
+    assert [p.name for p in tmp_path.iterdir()] == [saved.name]
+
+
+@pytest.mark.parametrize("content", [b"", b"specdec state 2\n" + b"x" * 99, b"{}", b"GGUF" * 99])
+def test_other_files(saved, reader, content):
+    saved.write_bytes(content)
+    refuses(saved, {"main": reader}, "another version" if b"specdec" in content else "no saved state")
+
+
+def test_a_refusal_by_llama_cpp_leaves_an_empty_context(make, fresh_logits):
+    context = make("tiny_model")
+    context.evaluate(TEXT, 0)
+    bits = context.state()
+    with pytest.raises(BackendError, match="refused"):
+        context.restore(TEXT, bits[: len(bits) // 2])
+    assert context.cached == []
+    context.evaluate(TEXT[:10], 0)
+    with pytest.raises(BackendError, match="refused"):
+        context.restore(TEXT[:-1], bits)  # as many tokens as there are not
+    assert context.cached == []
+    expected = fresh_logits(context.model, TEXT[:5])[-1]
+    np.testing.assert_allclose(context.evaluate(TEXT[:5], 1)[0], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["tiny_model", "window_model"])
+@pytest.mark.parametrize("call", ["llama_state_get_data", "llama_state_set_data"])
+def test_an_interrupt_leaves_a_context_that_can_be_used(make, fresh_logits, monkeypatch, name, call):
+    context = make(name, max_branches=4)
+    context.evaluate(TEXT, 0)
+    bits = context.state()
+
+    class Interrupted:
+        def __getattr__(self, attribute):
+            if attribute == call:
+                raise KeyboardInterrupt
+            return getattr(runtime.library(), attribute)
+
+    monkeypatch.setattr(context, "_lib", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        context.state() if "get" in call else context.restore(TEXT, bits)
+    monkeypatch.undo()
+    text = list(context.cached)
+    assert text == (TEXT if "get" in call else [])
+    for step in range(20):
+        tokens = [300 + step, 330 + step]
+        context.grow([*tokens, 21, 22, 23], range(-1, 4))
+        context.keep([0, 1])
+        text += tokens
+    for length in (len(text), 20):
+        context.trim(length)
+        expected = fresh_logits(context.model, [*text[:length], 8])[-1]
+        np.testing.assert_allclose(context.evaluate([8], 1)[0], expected, **CLOSE)
+
+
+# Files
+
+
+def test_a_full_disk_leaves_the_old_file(saved, make_context, tiny_model):
+    """A limit on the size of files fails in the same place as a full disk does."""
+    context, before = make_context(tiny_model), saved.read_bytes()
+    context.evaluate(TEXT[:30], 0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+    try:
+        with pytest.raises(InvalidRequest, match=r"cannot be written \(.*\): give"):
+            state.save(saved, {"main": context})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert saved.read_bytes() == before
+    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+    assert context.cached == TEXT[:30]
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from spec_local.llama import state
+from spec_local.llama.context import Context
+from spec_local.llama.model import Model
+model, contexts = Model(sys.argv[1]), []
+for token in (300, 600):
+    contexts.append(Context(model, n_ctx=4096, threads=1, max_tokens=512, max_logits=1))
+    for _ in range(7):
+        contexts[-1].evaluate([token] * 512, 0)
+while True:
+    for context in contexts:
+        state.save(Path(sys.argv[2]), {"main": context})
+    print(flush=True)
+"""
+
+
+def test_a_kill_leaves_the_old_file_or_the_new_one(make_context, tiny_model, tiny_path, tmp_path):
+    path = tmp_path / "a.state"
+    context = make_context(tiny_model, n_ctx=4096)
+    n_cut = n_kills = 0
+    while n_cut < 2:  # kills in the middle of a file
+        n_kills += 1
+        assert n_kills < 20
+        command = [sys.executable, "-c", KILLED, str(tiny_path), str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            child.stdout.readline()
+            deadline = time.monotonic() + 5
+            while not list(tmp_path.glob(".*.part")) and time.monotonic() < deadline:
+                pass
+            child.send_signal(signal.SIGKILL)
+        for part in tmp_path.glob(".*.part"):
+            n_cut += part.stat().st_size > 0
+            part.unlink()
+        assert state.load(path, {"main": context}) == ["main"]
+        assert list(context.cached) in ([300] * 3584, [600] * 3584)
+
+
+# Sessions
+
+
+def answer(session, prompt, **kwargs):
+    """What is said, and tokens that each context read before it."""
+    read = []
+    for context in filter(None, (session.main, session.draft)):
+        seen, grow = [], type(context).grow
+
+        def counting(tokens, parents, n_logits=None, context=context, grow=grow, seen=seen):
+            seen.append(len(tokens))
+            return grow(context, tokens, parents, n_logits)
+
+        context.grow = counting
+        read.append(seen)
+    how = {"sampling": SamplingSettings(temperature=0), "policy": "fixed", "max_tokens": 20} | kwargs
+    said, counts = [], None
+    for event in session.generate(prompt, GenerationSettings(**how)):
+        if isinstance(event, Prefilled):
+            counts = [sum(seen) for seen in read]
+        if isinstance(event, Text):
+            said += event.tokens
+    return said, counts
+
+
+@pytest.fixture(scope="module")
+def other_draft(tmp_path_factory):
+    path = tmp_path_factory.mktemp("state") / "other.gguf"
+    return Model(write_tiny_model(path, extra_tokens=["beer", "one two"], noise=0.05))
+
+
+@pytest.mark.parametrize("draft", ["tiny_draft", "other_draft", None])
+def test_a_session_goes_on_where_it_was(request, make, tmp_path, draft):
+    """With a draft of main's vocabulary, of another one, and with none."""
+
+    def opened():
+        return Session(*(make(name, n_ctx=512) for name in ("tiny_model", draft) if name))
+
+    path, first = tmp_path / "a.state", opened()
+    said, _ = answer(first, TEXT)
+    assert first.state_size() == first.save_state(str(path)) == path.stat().st_size
+    prompt = [*TEXT, *said, 7, 8, 9]
+    expected, known = answer(first, prompt)
+    second = opened()
+    assert second.load_state(path) == len(TEXT) + len(said) - 1
+    got, read = answer(second, prompt)
+    assert got == expected
+    assert read == known
+    assert max(read) <= 10
+
+
+def test_a_draft_of_another_vocabulary_that_holds_another_text(make, tmp_path):
+    path, sessions = tmp_path / "a.state", []
+    for _ in range(2):
+        sessions.append(Session(*(make(name, n_ctx=512) for name in ("tiny_model", "other_draft"))))
+    answer(sessions[0], [*TEXT, 600, 601, 602])
+    prompt = [*TEXT[:20], *(300 + i for i in range(30))]
+    answer(sessions[0], prompt, proposer="none")
+    sessions[0].save_state(path)
+    sessions[1].load_state(path)
+    _, (main, draft) = answer(sessions[1], prompt)
+    assert main == 0
+    assert draft >= 29
+
+
+@pytest.mark.parametrize("kind", ["no draft now", "no draft then", "another draft now"])
+def test_drafts_that_come_and_go(make, tmp_path, kind):
+    path = tmp_path / "a.state"
+    first = Session(
+        *(make(n, n_ctx=512) for n in ("tiny_model", "tiny_draft")[: 1 + (kind != "no draft then")])
+    )
+    said, _ = answer(first, TEXT, proposer="auto")
+    first.save_state(path)
+    now = {"no draft now": [], "no draft then": ["tiny_draft"], "another draft now": ["window_model"]}[kind]
+    second = Session(*(make(n, n_ctx=512) for n in ("tiny_model", *now)))
+    second.load_state(path)
+    _, read = answer(second, [*TEXT, *said, 7], proposer="auto")
+    assert read[0] <= 2
+    assert len(read) == 1 or read[1] >= len(TEXT)

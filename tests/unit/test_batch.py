@@ -1,0 +1,298 @@
+"""Batches: what a file of prompts may say, and what a file of answers remembers."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from spec_local.answers import open_answers
+from spec_local.batch import read_entries
+from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.sampling import SamplingSettings
+from spec_local.session import GenerationSettings
+
+SETTINGS = GenerationSettings(max_tokens=9)
+
+
+@pytest.fixture
+def main(tmp_path):
+    path = tmp_path / "main.gguf"
+    path.write_bytes(b"GGUF" * 10)
+    return path
+
+
+@pytest.fixture
+def read(main):
+    def entries(*lines, settings=SETTINGS, **more):
+        raw = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+        return read_entries(raw, "prompts.jsonl", main, settings, **more)
+
+    return entries
+
+
+def answer(entry, **more):
+    return {"index": entry.index, "id": entry.id, "key": entry.key, "content": "é 🎉"} | more
+
+
+def written(path, records):
+    with open_answers(path) as answers:
+        for record in records:
+            answers.append(record)
+    return path.read_bytes()
+
+
+def known(path):
+    with open_answers(path) as answers:
+        return dict(answers.keys)
+
+
+def test_lines_and_their_settings(read):
+    messages = [{"role": "user", "content": "c"}]
+    entries = read(
+        b'\xef\xbb\xbf{"prompt": "a", "id": "first"}\r',
+        b"  \r",
+        {"prompt": "b", "id": 2, "seed": 70, "max_tokens": 3, "system": "own"},
+        {"messages": messages},
+        {"prompt": "before", "suffix": "after"},
+        settings=replace(SETTINGS, seed=5),
+        system="shared",
+    )
+    assert [e.index for e in entries] == [0, 1, 2, 3]
+    assert [e.id for e in entries] == ["first", 2, None, None]
+    assert [e.settings.seed for e in entries] == [
+        5,
+        70,
+        7,
+        8,
+    ]  # a prompt has its seed, whatever runs before it
+    assert [e.settings.max_tokens for e in entries] == [9, 3, 9, 9]
+    assert [e.request.system for e in entries] == ["shared", "own", None, None]
+    assert entries[2].request.messages == messages
+    assert entries[3].request.suffix == "after"
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (b"{", "JSON"),
+        (b"[]", "object"),
+        (b'"text"', "object"),
+        (b'{"prompt": "\xff"}', "JSON"),
+        (b'{"prompt": "\\ud800"}', "JSON"),
+        (b'{"a":' * 3000, "JSON"),
+        ({}, "no prompt"),
+        ({"prompt": " \n"}, "no prompt"),
+        ({"prompt": 3}, "prompt: "),
+        ({"prompt": "a", "promt": "b"}, "promt: there is no such key"),
+        ({"prompt": "a", "seed": -1}, "seed: "),
+        ({"prompt": "a", "seed": "1"}, "seed: "),
+        ({"prompt": "a", "seed": True}, "seed: "),
+        ({"prompt": "a", "max_tokens": 1.5}, "max_tokens: "),
+        ({"prompt": "a", "id": [1]}, "id."),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "give one of them"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "user's"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: "),
+        ({"prompt": "a", "suffix": "b", "system": "c"}, "leave --system"),
+    ],
+)
+def test_a_bad_line_is_told_with_its_place(read, line, what):
+    with pytest.raises(InvalidRequest, match=r"^prompts\.jsonl, line 3: ") as told:
+        read({"prompt": "fine"}, b"", line)
+    assert what in str(told.value)
+
+
+def test_no_lines(read):
+    for lines in ([], [b"", b"\n"]):
+        with pytest.raises(InvalidRequest, match=r"^prompts\.jsonl has no prompts"):
+            read(*lines)
+
+
+def test_a_key_is_all_that_decides_what_may_be_said_and_no_more(read, main):
+    def key(settings=SETTINGS, line=None, **more):
+        return read(line or {"prompt": "a"}, settings=settings, **more)[0].key
+
+    usual = key()
+    different = {
+        usual,
+        key(line={"prompt": "b"}),
+        key(line={"prompt": "a", "system": "s"}),
+        key(line={"prompt": "a", "suffix": "s"}),
+        key(line={"prompt": "a", "seed": 1}),
+        key(line={"prompt": "a", "max_tokens": 1}),
+        key(line={"messages": [{"role": "user", "content": "a"}]}),
+        key(system="t"),
+        key(raw=True),
+        key(replace(SETTINGS, stops=["x"])),
+        key(replace(SETTINGS, seed=0)),
+        key(replace(SETTINGS, sampling=SamplingSettings(temperature=0))),
+        key(replace(SETTINGS, sampling=SamplingSettings(logit_bias={3: float("-inf")}))),
+    }
+    main.write_bytes(b"another model")
+    different.add(key())
+    assert len(different) == 14
+    main.write_bytes(b"GGUF" * 10)
+    faster = replace(SETTINGS, proposer="lookup", policy="fixed", draft_max=3, verifier="token")
+    assert {key(faster), key(replace(SETTINGS, stops=[])), key(line={"prompt": "a", "id": "x"})} == {usual}
+
+
+def test_a_key_stays_the_same_over_versions(read):
+    # Who finds another value here has made every file of answers unusable that there is.
+    assert (
+        read({"prompt": "a"}, settings=replace(SETTINGS, seed=1))[0].key == "e126e804ef156e46482f0b09f788e0af"
+    )
+
+
+def test_answers_are_remembered(read, tmp_path):
+    entries = read({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})
+    path = tmp_path / "answers.jsonl"
+    before = written(path, [answer(entries[0]), answer(entries[2])])
+    with open_answers(path) as answers:
+        assert answers.left(entries) == [entries[1]]
+        answers.append(answer(entries[1]))
+    assert path.read_bytes().startswith(before)
+    with open_answers(path) as answers:
+        assert answers.left(entries) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.jsonl", "main.gguf"]
+
+
+def test_an_edited_file_of_prompts_is_noticed(read, tmp_path):
+    path = tmp_path / "answers.jsonl"
+    entries = read({"prompt": "a"}, {"prompt": "b"})
+    written(path, map(answer, entries))
+    with open_answers(path) as answers:
+        longer = read({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})
+        assert answers.left(longer) == longer[2:]
+        for edited in (["a", "B"], ["b", "a"], ["a"], ["x", "a", "b"]):
+            with pytest.raises(InvalidRequest, match=r"answers another prompt \d"):
+                answers.left(read(*({"prompt": text} for text in edited)))
+        with pytest.raises(InvalidRequest, match="other settings"):
+            answers.left(read({"prompt": "a"}, {"prompt": "b"}, settings=replace(SETTINGS, seed=1)))
+
+
+def test_a_line_torn_anywhere_is_cut_off(read, tmp_path):
+    entries = read({"prompt": "a"}, {"prompt": "b", "id": "ü"})
+    path = tmp_path / "answers.jsonl"
+    whole = written(path, map(answer, entries))
+    first = whole.index(b"\n") + 1
+    for length in range(first, len(whole) + 1):
+        path.write_bytes(whole[:length])
+        complete = length >= len(whole) - 1  # only the end of the line is missing: that is an answer
+        assert known(path) == {e.index: e.key for e in entries[: 1 + complete]}
+        assert path.read_bytes() == (whole if complete else whole[:first])
+
+
+def test_failed_prompts_are_forgotten_and_nothing_else(read, tmp_path):
+    entries = read(*({"prompt": str(n)} for n in range(4)))
+    path = tmp_path / "answers.jsonl"
+    failed = {"index": 1, "id": None, "key": entries[1].key, "error": "too long"}
+    whole = written(path, [answer(entries[0]), failed, answer(entries[3])])
+    path.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with open_answers(link) as answers:
+        assert answers.left(entries) == [entries[1], entries[2]]
+    assert link.is_symlink()
+    assert path.read_bytes() == b"".join(line for line in whole.splitlines(True) if b"error" not in line)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"prompt": "a"}\n',
+        b'{"prompt": "a"}',
+        b"notes without an end of line",
+        b'{"index": 0, "key": "k"}\n',
+        b'{"index": "0", "key": "k", "content": ""}\n',
+        b'{"index": 0, "key": "k", "content": ""}\n{"index": 1, "ke\n{"index": 2, "key": "k", "content": ""}\n',
+        b"[1]\n",
+        b"null",
+        b"\0" * 20,
+        b"\n",
+    ],
+)
+def test_a_file_of_something_else_is_left_as_it_is(tmp_path, content):
+    path = tmp_path / "precious"
+    path.write_bytes(content)
+    with pytest.raises(InvalidRequest, match=r"precious, line \d: this is no answer"), open_answers(path):
+        pass
+    assert path.read_bytes() == content
+    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
+
+
+def test_two_writers(tmp_path, read):
+    path = tmp_path / "answers.jsonl"
+    entry = read({"prompt": "a"})[0]
+    with open_answers(path) as answers:
+        with pytest.raises(SpecLocalError, match="another specdec writes to"), open_answers(path):
+            pass
+        answers.append(answer(entry))
+    assert known(path) == {0: entry.key}
+
+
+def test_a_killed_writer_keeps_nobody_out(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    script = "import sys, time\nfrom pathlib import Path\nfrom spec_local.answers import open_answers\n"
+    script += "with open_answers(Path(sys.argv[1])):\n    print('open', flush=True)\n    time.sleep(60)\n"
+    with subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"open\n"
+        with pytest.raises(SpecLocalError, match="another specdec"), open_answers(path):
+            pass
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert known(path) == {}
+    assert not any("lock" in p.name for p in tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path, read):
+    entries = read({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})
+    path = tmp_path / "answers.jsonl"
+    whole = written(path, map(answer, entries[:1]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_answers(path) as answers:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, limits[1]))  # some of a line fits
+        try:
+            with pytest.raises(OSError, match=r"answers\.jsonl"):
+                answers.append(answer(entries[1]))
+            assert path.read_bytes() == whole
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        answers.append(answer(entries[2]))
+    assert known(path) == {0: entries[0].key, 2: entries[2].key}
+
+
+def test_where_no_file_can_be(tmp_path):
+    with pytest.raises(FileNotFoundError), open_answers(tmp_path / "absent" / "answers.jsonl"):
+        pass
+    assert not (tmp_path / "absent").exists()
+    with pytest.raises(IsADirectoryError), open_answers(tmp_path):
+        pass
+
+
+def test_a_pipe_is_only_written_to(tmp_path, read):
+    entry = read({"prompt": "a"})[0]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with (tmp_path / "copy").open("wb") as copy, subprocess.Popen(["cat", pipe], stdout=copy) as reader:
+        with open_answers(pipe) as answers:
+            assert answers.left([entry]) == [entry]
+            answers.append(answer(entry, content="x" * 200_000))
+        assert reader.wait(timeout=20) == 0
+    assert len(json.loads((tmp_path / "copy").read_bytes())["content"]) == 200_000
+
+
+def test_a_large_file_is_read_quickly(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    record = {"index": 0, "id": None, "key": "k", "content": "x" * 1000}
+    with path.open("w") as file:
+        for index in range(20_000):
+            file.write(json.dumps(record | {"index": index}) + "\n")
+    started = time.perf_counter()
+    assert len(known(path)) == 20_000
+    assert time.perf_counter() - started < 5

@@ -1,0 +1,152 @@
+"""Constraints and the sampler: asking of the most probable tokens first changes nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spec_local.constraint import Constraint
+from spec_local.dice import SeededDice
+from spec_local.errors import BackendError
+from spec_local.fake import FakeModel, FakeState
+from spec_local.proposers import Chain, DraftModel
+from spec_local.proposers.base import Limit
+from spec_local.sampling import Sampler, SamplingSettings
+
+HOW = st.builds(
+    SamplingSettings,
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    top_k=st.sampled_from([0, 1, 2, 5, 40, 200, 10**6]),
+    top_p=st.sampled_from([0.3, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    repeat_penalty=st.sampled_from([1.0, 1.5]),
+    presence_penalty=st.sampled_from([0.0, 0.4]),
+    logit_bias=st.sampled_from([{}, {3: 5.0}, {1: -np.inf, 2: -np.inf}]),
+)
+
+
+class Counting(FakeState):
+    """Remembers of how many tokens it was asked."""
+
+    asked: list[int]
+
+    def allows(self, tokens):
+        self.asked.append(len(tokens))
+        return super().allows(tokens)
+
+
+def state(n_vocab, allowed, kind=FakeState):
+    made = kind(n_vocab, lambda answer: allowed)
+    made.asked = []
+    return made
+
+
+def constraint(n_vocab, allowed, kind=FakeState, text=()):
+    made = Constraint(state(n_vocab, allowed, kind))
+    made.commit(text)
+    return made
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    how=HOW,
+    n_vocab=st.sampled_from([5, 300, 1000]),
+    share=st.sampled_from([0.004, 0.05, 0.5, 1.0]),
+    seed=st.integers(0, 10**6),
+    ties=st.booleans(),
+)
+def test_a_distribution_is_that_of_masked_logits(how, n_vocab, share, seed, ties):
+    """Bit for bit the tokens, and the same probabilities, whatever the constraint was asked."""
+    rng = np.random.default_rng(seed)
+    logits = (rng.normal(size=n_vocab) * 3).astype(np.float32)
+    if ties:
+        logits = np.round(logits)
+    may_follow = set((rng.random(n_vocab) < share).nonzero()[0].tolist()) | {0}
+    history = rng.integers(0, n_vocab, 10).tolist()
+    masked = np.where(np.isin(np.arange(n_vocab), list(may_follow)), logits, np.float32(-np.inf))
+    expected = Sampler(how).distribution(masked, history).dense(n_vocab)
+    limited = constraint(n_vocab, may_follow, text=history)
+    found = Sampler(how, limited).distribution(logits, history).dense(n_vocab)
+    np.testing.assert_array_equal(found > 0, expected > 0)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("how", "allowed", "asked"),
+    [
+        (SamplingSettings(temperature=0), range(2000), [1]),
+        (SamplingSettings(temperature=0), range(0, 2000, 2), [1, 64]),
+        (SamplingSettings(top_k=40), range(2000), [80]),
+        (SamplingSettings(top_k=40), [3], [80, 2000]),
+        (SamplingSettings(), range(2000), [2000]),
+    ],
+    ids=["greedy", "greedy, not the first", "top-k", "few are allowed", "no top-k"],
+)
+def test_as_few_tokens_as_need_be_are_asked_about(how, allowed, asked):
+    logits = np.arange(2000, dtype=np.float32)[::-1].copy()
+    logits[1] = 2000.0  # the best is odd
+    limited = constraint(2000, set(allowed), Counting)
+    Sampler(how, limited).distribution(logits)
+    assert limited.after([]).asked == asked
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_where_nothing_may_follow_main_says_so_and_a_draft_guesses_anything(temperature):
+    logits = np.full(400, -np.inf, np.float32)  # as of a draft that has few of main's tokens
+    logits[:5] = 0
+    for allowed, bias in [(set(), {}), ({2}, {2: -np.inf}), (set(range(5, 400)), {})]:
+        how = SamplingSettings(temperature=temperature, top_k=9, logit_bias=bias)
+        with pytest.raises(BackendError, match="no token that the model knows may follow here"):
+            Sampler(how, constraint(400, allowed)).distribution(logits)
+        free = Sampler(how, constraint(400, allowed), guessing=True)
+        assert free.distribution(logits).top(1)[0] == 0
+        assert free.most_probable(logits, 1)[0] == 0
+
+
+def test_logits_that_are_no_numbers_are_an_error_wherever_they_are():
+    logits = np.zeros(500, np.float32)
+    logits[300] = np.nan
+    for how in (SamplingSettings(), SamplingSettings(temperature=0), SamplingSettings(top_k=3)):
+        with pytest.raises(BackendError, match="not numbers"):
+            Sampler(how, constraint(500, {1, 2})).distribution(logits)
+
+
+def test_a_constraint_knows_the_answer_and_not_the_prompt():
+    limited = Constraint(FakeState(9, lambda answer: {len(answer)}))
+    limited.commit([5, 5, 5])
+    assert limited.after([5, 5, 5]).answer == ()
+    assert limited.after([5, 5, 5, 0, 1]).answer == (0, 1)
+    limited.commit([5, 5, 5, 0])
+    assert limited.after([5, 5, 5, 0, 1]).answer == (0, 1)
+    assert limited.after([5, 5, 5, 0, 7]) is None
+    assert limited.after([5, 5, 5, 0, 7, 1]) is None
+
+
+def test_states_are_made_once_and_those_of_other_guesses_let_go():
+    made = []
+
+    class Watched(FakeState):
+        def after(self, token):
+            made.append((*self.answer, token))
+            return Watched(9, self._rule, (*self.answer, token))
+
+    limited = Constraint(Watched(9, lambda answer: range(9)))
+    limited.commit([1])
+    for guess in ([1, 2, 3], [1, 2, 4], [1, 2, 3]):
+        limited.after(guess)
+    assert made == [(2,), (2, 3), (2, 4)]
+    limited.commit([1, 2, 3])
+    limited.after([1, 2, 3])
+    assert made == [(2,), (2, 3), (2, 4)]
+    assert limited._node.children == {}
+
+
+def test_a_perfect_draft_is_always_right_under_a_constraint():
+    """Main and draft are restricted alike: otherwise it could not be."""
+    for how in (SamplingSettings(temperature=0), SamplingSettings(temperature=1, top_k=4)):
+        limited = Constraint(FakeState(40, lambda answer: range(len(answer) % 3, 40, 3)))
+        limited.commit([1, 2])
+        proposer = DraftModel(FakeModel(40), Sampler(how, limited), Chain("greedy"), n_vocab=40)
+        proposal = proposer.propose([1, 2], Limit(6, 6, 1), SeededDice(0), lambda part: None)
+        assert len(proposal.tokens) == 6
+        assert [token % 3 for token in proposal.tokens] == [0, 1, 2, 0, 1, 2]

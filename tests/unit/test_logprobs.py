@@ -1,0 +1,89 @@
+"""Log probabilities: the model's own, of what was said, whatever shaped the choice."""
+
+import numpy as np
+import pytest
+
+from spec_local.constraint import Constraint
+from spec_local.decoding import Step, decode
+from spec_local.dice import SeededDice
+from spec_local.errors import InvalidRequest
+from spec_local.fake import FakeModel, FakeState
+from spec_local.proposers import BestFirst, Chain, DraftModel
+from spec_local.sampling import Sampler, SamplingSettings, logprob
+from spec_local.session import GenerationSettings
+from spec_local.verifiers import VERIFIERS
+
+HOW = SamplingSettings(temperature=0.7, top_k=5, repeat_penalty=1.3, logit_bias={3: 4.0})
+
+
+def own(logits):
+    """log softmax, written out."""
+    logits = logits.astype(np.float64)
+    return logits - np.log(np.exp(logits).sum())
+
+
+def said(n_logprobs, shape=Chain, rule="block", is_end=lambda token: False, **kwargs):
+    main = FakeModel(16, seed=1, scale=1.0)
+    limited = Constraint(FakeState(16, lambda answer: range(len(answer) % 2, 16, 2)))
+    sampler = Sampler(HOW, limited)
+    draft = DraftModel(FakeModel(16, seed=1, scale=1.0, noise=0.5), sampler, shape(), n_vocab=16)
+    events = decode(
+        main,
+        [1, 2, 3],
+        sampler=sampler,
+        dice=SeededDice(2),
+        proposer=draft,
+        verifier=VERIFIERS[rule],
+        is_end=is_end,
+        logprobs=n_logprobs,
+        **{"max_tokens": 60} | kwargs,
+    )
+    return [event for event in events if isinstance(event, Step)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "rule"), [(Chain, "block"), (lambda: BestFirst(8), "membership")], ids=["chain", "tree"]
+)
+@pytest.mark.parametrize("n", [0, 3, 16, 20])
+def test_each_tokens_logprob_is_that_of_the_model_after_what_was_said(n, shape, rule):
+    main, history = FakeModel(16, seed=1, scale=1.0), [1, 2, 3]
+    steps = said(n, shape, rule)
+    assert any(step.n_accepted for step in steps)
+    for step in steps:
+        assert [entry.token for entry in step.logprobs] == list(step.tokens)
+        for entry in step.logprobs:
+            expected = own(main.logits(history))
+            assert entry.logprob == pytest.approx(expected[entry.token], abs=1e-5)
+            best = np.argsort(-expected, kind="stable")[:n]
+            assert [token for token, _ in entry.top] == best.tolist()
+            assert [value for _, value in entry.top] == pytest.approx(expected[best].tolist(), abs=1e-5)
+            history.append(entry.token)
+
+
+def test_an_end_token_has_one_and_what_comes_after_it_none():
+    ends = 0
+    for seed in range(3, 16):
+        last = said(1, is_end=lambda token, end=seed: token == end)[-1]
+        ends += last.tokens[-1] == seed
+        assert [entry.token for entry in last.logprobs] == list(last.tokens)
+    assert ends
+
+
+def test_they_cost_nothing_unless_asked_for():
+    events = said(None)
+    assert all(step.logprobs == () for step in events)
+    with pytest.raises(InvalidRequest):
+        said(-1)
+    for n in (-1, 21):
+        with pytest.raises(InvalidRequest, match=f"logprobs is {n}: give 0 to 20"):
+            GenerationSettings(logprobs=n)
+
+
+def test_of_a_large_vocabulary_and_of_large_logits():
+    logits = np.random.default_rng(0).normal(size=150_000).astype(np.float32) * 3 + 500
+    expected = logits.astype(np.float64)
+    expected -= np.log(np.exp(expected - 500).sum()) + 500
+    for n in (0, 5):
+        entry = logprob(logits, 77, n)
+        assert entry.logprob == pytest.approx(expected[77], abs=1e-4)
+        assert [token for token, _ in entry.top] == np.argsort(-expected)[:n].tolist()
