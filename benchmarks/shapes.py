@@ -21,12 +21,12 @@ from questions import QUESTIONS
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session, Text
 from spec_local.dice import SeededDice
+from spec_local.generation import MAX_DRAFT
 from spec_local.language_model import prefill
 from spec_local.llama.context import default_threads
 from spec_local.proposal import ROOT
 from spec_local.proposers import Limit, Proposer
 from spec_local.sampling import Distribution, Sampler
-from spec_local.session import MAX_DRAFT
 from spec_local.verifiers import VERIFIERS, Verifier
 
 
@@ -136,7 +136,7 @@ def way(session: Session, name: str, nodes: int, sampling: SamplingSettings) -> 
     )
     proposer = session._proposer(settings, Sampler(sampling), time.perf_counter)
     assert proposer
-    return Way(name, nodes, proposer, VERIFIERS[session._verifier_name(settings)])
+    return Way(name, nodes, proposer, VERIFIERS[settings.rule])
 
 
 def propose(session: Session, way: Way, sampler: Sampler, history: list[int], seed: int) -> Outcome:

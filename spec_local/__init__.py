@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from spec_local.chat_session import ChatSession
     from spec_local.decoding import Prefilled, Statistics
     from spec_local.errors import SpecLocalError
+    from spec_local.generation import GenerationSettings
     from spec_local.sampling import SamplingSettings, TokenLogprob
-    from spec_local.session import Done, GenerationSettings, Session, Text
+    from spec_local.session import Done, Session, Text
 
 __version__ = "0.1.0"
 
@@ -42,7 +43,8 @@ __all__ = [
 _HOMES = {
     "spec_local.chat": ("ChatTemplate", "Conversation"),
     "spec_local.chat_session": ("ChatSession",),
-    "spec_local.session": ("Done", "GenerationSettings", "Session", "Text"),
+    "spec_local.generation": ("GenerationSettings",),
+    "spec_local.session": ("Done", "Session", "Text"),
     "spec_local.decoding": ("Prefilled", "Statistics"),
     "spec_local.sampling": ("SamplingSettings", "TokenLogprob"),
     "spec_local.errors": ("SpecLocalError",),

@@ -20,9 +20,10 @@ from spec_local import as_json
 from spec_local.answers import Answers
 from spec_local.chat import Message
 from spec_local.decoding import Statistics, check_prompt
-from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
+from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelError
+from spec_local.generation import GenerationSettings
 from spec_local.request import Request
-from spec_local.session import Done, GenerationSettings, Session, Text
+from spec_local.session import Done, Session, Text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -102,7 +103,7 @@ def read_entries(
         name: what errors call the file.
         main: the model's file; another name or size makes it another batch.
         settings: for every answer. A line's own seed and max_tokens go before; the settings' seed is for the first prompt,
-            the next number for the second, and so on, so that an answer hangs on no other.
+            the next number for the second, and so on, so that an answer depends on no other.
         system: for lines that have none, and no messages.
         raw: no chat template.
 
@@ -169,7 +170,13 @@ def run(
             answers.append(head | {"error": str(error)})
             yield Outcome(entry, error=str(error))
             continue
-        events = list(session.generate(tokens, entry.settings, cancelled=cancelled))
+        answer = session.generate(tokens, entry.settings, cancelled=cancelled)
+        try:
+            events = list(answer)
+        except (DeadEnd, InvalidRequest) as error:  # a grammar in which this answer has come to nothing
+            answers.append(head | {"error": str(error)})
+            yield Outcome(entry, error=str(error))
+            continue
         done = events[-1]
         assert isinstance(done, Done)
         if done.reason == "cancelled":

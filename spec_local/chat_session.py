@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from spec_local.chat import Conversation, Message
+from spec_local.chat import Conversation
 from spec_local.decoding import Prefilled
 from spec_local.errors import InvalidRequest
-from spec_local.session import Done, GenerationSettings, Session, Text
+from spec_local.generation import GenerationSettings
+from spec_local.session import Done, Session, Text
 
+_APART = 1_000_003  # more than anybody asks again
 WhenFull = Literal["stop", "forget"]
 WHEN_FULL: tuple[WhenFull, ...] = ("stop", "forget")
 
@@ -42,6 +44,8 @@ class ChatSession:
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     when_full: WhenFull = "stop"
     _attempt: int = field(default=0, init=False)
+    _forgettings: int = field(default=0, init=False)
+    _answering: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.when_full not in WHEN_FULL:
@@ -50,29 +54,37 @@ class ChatSession:
     def say(self, question: str, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
         """The answer to a question. Closing the iterator early keeps what was said.
 
-        Raises:
+        Raises (with the first event):
             ContextOverflow: it does not fit; the question is not part of the conversation then.
             SpecLocalError: see `Session.generate`.
         """
-        before = list(self.conversation.messages)
-        self.conversation.ask(question)
-        self._attempt = 0
-        return self._answer(before, cancelled)
+
+        def ask() -> None:
+            self.conversation.ask(question)
+            self._attempt = 0
+
+        return self._answer(ask, cancelled)
 
     def again(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
         """Another answer to the last question; both models keep all that they have read before the old one.
 
-        Raises:
+        Raises (with the first event):
             InvalidRequest: there is no answer to replace.
         """
-        before = list(self.conversation.messages)
-        self.conversation.retry()
-        self._attempt += 1
-        return self._answer(before, cancelled)
 
-    def _answer(self, before: list[Message], cancelled: Callable[[], bool]) -> Iterator[ChatEvent]:
-        said, tokens = "", list[int]()
-        reason = None
+        def retry() -> None:
+            self.conversation.retry()
+            self._attempt += 1
+
+        return self._answer(retry, cancelled)
+
+    def _answer(self, begin: Callable[[], None], cancelled: Callable[[], bool]) -> Iterator[ChatEvent]:
+        if self._answering:
+            raise InvalidRequest("an answer is still being said: read or close its events first")
+        said, tokens, reason = "", list[int](), None
+        before = list(self.conversation.messages)
+        begin()
+        self._answering = True
         try:
             if gone := self._make_room(0):
                 yield Forgotten(gone)
@@ -91,6 +103,7 @@ class ChatSession:
                         reason = event.reason
                     yield event
         finally:
+            self._answering = False
             if tokens or reason not in (None, "cancelled"):
                 # A character that was cut by the end of a context is whole again.
                 text = said.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
@@ -101,7 +114,8 @@ class ChatSession:
     def _settings(self, n_said: int) -> GenerationSettings:
         settings = self.settings
         if settings.seed is not None:
-            settings = replace(settings, seed=settings.seed + self._attempt)
+            # After forgetting, the places of the text, which chance goes by, come again.
+            settings = replace(settings, seed=settings.seed + self._attempt + _APART * self._forgettings)
         if settings.max_tokens is not None:
             settings = replace(settings, max_tokens=settings.max_tokens - n_said)
         return settings
@@ -112,14 +126,17 @@ class ChatSession:
         Half of it at once: what comes after the system message must be read again each time.
         """
         settings, n_ctx = self.settings, self.session.main.n_ctx
+        if self.when_full == "stop":
+            return 0
+        if n_said and (settings.constrained or settings.stops):
+            return 0  # what has been said of a grammar or a stop string would be forgotten too
         wanted = n_ctx // 4 if settings.max_tokens is None else min(n_ctx // 4, settings.max_tokens)
         length = len(self.conversation.prompt()) + n_said
-        if self.when_full == "stop" or length + wanted <= n_ctx:
+        if length + wanted <= n_ctx:
             return 0
-        if n_said and (settings.grammar or settings.json_schema):
-            return 0  # the constraint would begin anew
         n_messages = 0
         while length > n_ctx // 2 and (gone := self.conversation.forget_oldest()):
             n_messages += gone
             length = len(self.conversation.prompt()) + n_said
+        self._forgettings += n_messages > 0
         return n_messages

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spec_local.dice import Dice
-from spec_local.errors import ContextOverflow, InvalidRequest
+from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest
 from spec_local.language_model import LanguageModel, Logits, prefill
 from spec_local.proposal import ROOT, Proposal
 from spec_local.proposers.base import Limit, Proposer
@@ -224,6 +224,7 @@ class _Row:
         self._clock = clock
         self._n_logprobs = n_logprobs
         self._lap_started = 0.0
+        self._dead_ends: set[int] = set()  # nodes of the proposal after which nothing may follow
         if sampler.constraint:
             sampler.constraint.commit(history)
 
@@ -251,9 +252,13 @@ class _Row:
         # The last token said comes first, so that node i of the proposal is main's node i + 1.
         logits = main.grow([history[-1], *proposal.tokens], [ROOT, *(n + 1 for n in proposal.parents)])
         self._lap("main model")
+        self._dead_ends.clear()
         mains = self._mains(proposal, logits)
         path, token = self._verifier(proposal, mains, main.n_vocab, self._dice, len(history))
         said = [*(proposal.tokens[node] for node in path), token]
+        # Nothing comes after a dead end; the next step finds itself there, as it would without guesses.
+        dead = next((n for n, node in enumerate(path, 1) if node in self._dead_ends), None)
+        said = said[:dead]
         end = next((i + 1 for i, token in enumerate(said) if is_end(token)), len(said))
         said, n_accepted = said[:end], min(len(path), end)
         self._lap("verify")
@@ -285,7 +290,14 @@ class _Row:
         def distribution(node: int) -> Distribution:
             self._lap("verify")
             path = () if recent is None else [*recent, *(proposal.tokens[n] for n in proposal.path(node))]
-            found = self._sampler.distribution(logits[node + 1], path)
+            try:
+                found = self._sampler.distribution(logits[node + 1], path)
+            except DeadEnd:
+                if node == ROOT:
+                    raise
+                # Main does not end here unless the guess stands. Whatever it is said to want then is not said.
+                self._dead_ends.add(node)
+                found = Distribution.certain(0)
             self._lap("main sampling")
             return found
 

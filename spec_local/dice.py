@@ -27,7 +27,7 @@ class Dice(Protocol):
         """As `choose`, with the randomness that belongs to a place of the text.
 
         Asked twice about one place it answers alike: where the weights are nearly the same, with nearly always the
-        same token. So a draft that asks before main does guesses well, and what main says hangs on no guess.
+        same token. So a draft that asks before main does guesses well, and what main says depends on no guess.
 
         Args:
             place: of the token to be drawn, counted from the start of the text.

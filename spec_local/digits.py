@@ -1,4 +1,59 @@
-"""Ranges of numbers as grammars over their digits, in GBNF."""
+"""Numbers within bounds as grammars over their digits, in GBNF."""
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from spec_local.errors import InvalidRequest
+
+BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_UNBOUNDED_DIGITS = 16  # before the point; a bound that is longer moves it
+_BOUND_DIGITS = {"integer": 20, "number": 15}  # integers of 64 bits; decimals that 64-bit floats tell apart
+
+
+def within(kind: str, bounds: Mapping[str, Any], where: str) -> str:
+    """The numbers that keep to some bounds of a JSON schema, as an expression.
+
+    Args:
+        kind: integer or number. A number has as many decimals as are left of 15 digits by its longest bound: read as a float
+            it then keeps to an exclusive bound too.
+        bounds: at least one of BOUNDS, with its value.
+        where: names the part of the schema.
+
+    Raises:
+        InvalidRequest: a bound is no number or has too many digits, or no number keeps to them.
+    """
+    exact = {key: _exact(bound, kind, f"{key} of {where}") for key, bound in bounds.items()}
+    longest = max(max(bound.adjusted(), 0) for bound in exact.values()) + 1  # before the point
+    decimals = _BOUND_DIGITS[kind] - longest if kind == "number" else 0
+    high = 10 ** (max(_UNBOUNDED_DIGITS, longest + 1) + decimals) - 1
+    low = -high
+    for key, bound in exact.items():
+        scaled = bound.scaleb(decimals)
+        if kind == "number" and scaled % 1:
+            raise InvalidRequest(
+                f"{key} of {where} has more decimals than the {decimals} that its longest bound leaves of 15 digits: round it"
+            )
+        if key == "minimum":
+            low = max(low, math.ceil(scaled))
+        elif key == "exclusiveMinimum":
+            low = max(low, math.floor(scaled) + 1)
+        elif key == "maximum":
+            high = min(high, math.floor(scaled))
+        else:
+            high = min(high, math.ceil(scaled) - 1)
+    if low > high:
+        raise InvalidRequest(f"no {kind} keeps to all bounds of {where}: mend them")
+    return numerals(low, high, decimals)
+
+
+def _exact(bound: Any, kind: str, where: str) -> Decimal:
+    # The shortest text of a float is the one that the schema has, up to 15 digits.
+    exact = Decimal(str(bound) if type(bound) in (int, float) else "NaN").normalize()
+    if not exact.is_finite() or exact.adjusted() >= _BOUND_DIGITS[kind]:
+        raise InvalidRequest(f"{where} is no number of up to {_BOUND_DIGITS[kind]} digits: give one")
+    return exact
 
 
 def numerals(low: int, high: int, decimals: int = 0) -> str:

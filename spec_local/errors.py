@@ -6,7 +6,8 @@
     ├── VocabularyMismatch    main and draft have no token in common
     ├── ContextOverflow       more tokens than the context, or more context than memory
     ├── BackendError          llama.cpp refused or failed a call, or returned logits that are not numbers
-    │   └── BackendCrash      llama.cpp's build takes the whole process down on this machine
+    │   ├── BackendCrash      llama.cpp's build takes the whole process down on this machine
+    │   └── DeadEnd           a constraint leaves the model no token to go on with
     ├── DownloadError         a file could not be fetched, or is not the one that was expected
     ├── ConfigError           a settings file (models.toml) that says something impossible
     └── InvalidRequest        an option value, a prompt or an input that makes no sense
@@ -42,6 +43,10 @@ class BackendError(SpecLocalError):
 
 class BackendCrash(BackendError):
     """llama.cpp's build takes the whole process down on this machine."""
+
+
+class DeadEnd(BackendError):
+    """A constraint leaves the model no token to go on with."""
 
 
 class DownloadError(SpecLocalError):

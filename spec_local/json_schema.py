@@ -19,33 +19,25 @@ any          ``enum``, ``const``, ``anyOf``, ``oneOf`` (read as ``anyOf``), ``al
 """
 
 import json
-import math
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from spec_local.digits import numerals
+from spec_local import digits
 from spec_local.errors import InvalidRequest
 
 _MOST_REPEATED = 2000  # as in llama.cpp
-_MOST_DIGITS = 16  # before the point, where no bound has more
-_BOUND_DIGITS = {
-    "integer": 20,
-    "number": 15,
-}  # as 64 bits hold: an integer's, and a float's so that none are taken for another
 _NOTES = {
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly",
     "$schema", "$id", "$comment", "$defs", "definitions", "discriminator",
     "contentMediaType", "contentEncoding", "contentSchema",
 }  # fmt: skip
-_RANGE = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
-_TYPES = {  # and what may be said of them
+_TYPES: dict[str, set[str]] = {  # and what may be asked of each
     "object": {"properties", "required", "additionalProperties", "propertyNames", "minProperties", "maxProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems"},
     "string": {"format", "minLength", "maxLength"},
-    "number": _RANGE,
-    "integer": _RANGE,
+    "number": digits.BOUNDS,
+    "integer": digits.BOUNDS,
     "boolean": set(),
     "null": set(),
 }  # fmt: skip
@@ -120,9 +112,7 @@ class _Converter:
         if isinstance(kind, list):
             self._only(keys, {"type"}.union(*map(_keywords, kind)), where)
             kinds = self._list(kind, f"type of {where}")
-            return self._one_of(
-                [{"type": k} | {key: schema[key] for key in keys & _keywords(k)} for k in kinds], where
-            )
+            return self._one_of([{"type": k} | _part(schema, keys & _keywords(k)) for k in kinds], where)
         if kind not in tuple(_TYPES):
             raise InvalidRequest(
                 f"{where} has {'no type' if kind is None else f'type {_short(kind)}'}: give {', '.join(_TYPES)}"
@@ -134,27 +124,8 @@ class _Converter:
         return str(schema["type"])
 
     def _number(self, schema: Any, keys: set[str], where: str) -> str:
-        kind = schema["type"]
-        bounds = {key: self._exact(schema[key], kind, f"{key} of {where}") for key in keys & _RANGE}
-        if not bounds:
-            return str(kind)
-        longest = max(max(bound.adjusted(), 0) for bound in bounds.values()) + 1
-        decimals = _BOUND_DIGITS[kind] - longest if kind == "number" else 0
-        high = 10 ** (max(_MOST_DIGITS, longest + 1) + decimals) - 1
-        low = -high
-        for key, bound in bounds.items():
-            scaled = bound.scaleb(decimals)
-            if kind == "number" and scaled % 1:
-                raise InvalidRequest(
-                    f"{key} of {where} has more than {decimals} decimals: give a number of 15 digits at most"
-                )
-            if "inimum" in key:
-                low = max(low, math.floor(scaled) + 1 if key.startswith("ex") else math.ceil(scaled))
-            else:
-                high = min(high, math.ceil(scaled) - 1 if key.startswith("ex") else math.floor(scaled))
-        if low > high:
-            raise InvalidRequest(f"no {kind} is within the bounds of {where}: mend them")
-        return numerals(low, high, decimals)
+        bounds = _part(schema, keys & digits.BOUNDS)
+        return digits.within(schema["type"], bounds, where) if bounds else str(schema["type"])
 
     _integer = _number
 
@@ -212,7 +183,8 @@ class _Converter:
             return '"{" ws "}"'
         key = self._key(schema.get("propertyNames", True), f"propertyNames of {where}")
         value = self._any(values, f"additionalProperties of {where}")
-        return f'"{{" ws {self._listed(f'{key} ws ":" ws ({value})', low, high)} "}}"'
+        pairs = self._listed(f'{key} ws ":" ws ({value})', low, high)
+        return f'"{{" ws {pairs} "}}"'
 
     def _key(self, schema: Any, where: str) -> str:
         if schema is True:
@@ -312,15 +284,6 @@ class _Converter:
             raise InvalidRequest(f"max{of} of {where} is less than min{of}: mend it")
         return low, high
 
-    def _exact(self, bound: Any, kind: str, where: str) -> Decimal:
-        """A bound as it is written; Python's own floats and digits have given it back so."""
-        exact = Decimal(str(bound) if type(bound) in (int, float) else "NaN").normalize()
-        if not exact.is_finite() or exact.adjusted() >= _BOUND_DIGITS[kind]:
-            raise InvalidRequest(
-                f"{where} is {_short(bound)}: give a number of {_BOUND_DIGITS[kind]} digits at most"
-            )
-        return exact
-
     def _list(self, value: Any, where: str, least: int = 1) -> list[Any]:
         if not isinstance(value, list) or len(value) < least:
             raise InvalidRequest(f"the {where} is {_short(value)}: give a list")
@@ -332,6 +295,10 @@ class _Converter:
             raise InvalidRequest(
                 f"{where} has {_short(other[0])}, which a grammar cannot hold an answer to here: take it out and check it afterwards"
             )
+
+
+def _part(schema: Any, keys: set[str]) -> Any:
+    return {key: schema[key] for key in keys}
 
 
 def _keywords(kind: Any) -> set[str]:
@@ -358,7 +325,7 @@ def _is(value: Any, kind: Any) -> bool:
     kinds: dict[str, Any] = {
         "object": dict, "array": list, "string": str, "number": (int, float), "integer": int, "null": type(None),
     }  # fmt: skip
-    return kind in kinds and isinstance(value, kinds[kind])
+    return isinstance(kind, str) and isinstance(value, kinds.get(kind, ()))
 
 
 def _short(value: Any) -> str:

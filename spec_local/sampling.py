@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from spec_local.constraint import Constraint
 from spec_local.dice import Dice
-from spec_local.errors import BackendError, InvalidRequest
+from spec_local.errors import BackendError, DeadEnd, InvalidRequest
 
 _NO_NUMBERS = (
     "the model's logits are not numbers, or every token is forbidden: "
@@ -245,7 +245,7 @@ class Sampler:
             return ids, logits[ids]
         if self._guessing:
             return None, logits
-        raise BackendError(_DEAD_END)
+        raise DeadEnd(_DEAD_END)
 
     def _adjusted(self, logits: NDArray[np.float32], history: Sequence[int]) -> NDArray[np.float32]:
         settings = self.settings

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from spec_local import cost_store
 from spec_local.constraint import Constraint
@@ -19,7 +18,12 @@ from spec_local.costs import CostTable, measure
 from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, check_prompt, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.json_schema import to_gbnf
+from spec_local.generation import (
+    CHAIN_VERIFIERS,
+    MAX_DRAFT,
+    GenerationSettings,
+    ProposerName,
+)
 from spec_local.language_model import LanguageModel, common_prefix
 from spec_local.llama import state
 from spec_local.llama.context import Context
@@ -40,128 +44,14 @@ from spec_local.proposers import (
     Shape,
     StringLevel,
 )
-from spec_local.sampling import Sampler, SamplingSettings, TokenLogprob
+from spec_local.sampling import Sampler, TokenLogprob
 from spec_local.text import TextStream
 from spec_local.translation import Translated, Translation
 from spec_local.verifiers import VERIFIERS
 from spec_local.vocabulary import difference
 
-ShapeName = Literal["chain", "tree", "beam", "auto"]
-SHAPES: tuple[ShapeName, ...] = ("chain", "tree", "beam", "auto")
-ProposerName = Literal["auto", "draft", "lookup", "none"]
-PROPOSERS: tuple[ProposerName, ...] = ("auto", "draft", "lookup", "none")
-TranslationName = Literal["auto", "tokens", "text"]
-TRANSLATIONS: tuple[TranslationName, ...] = ("auto", "tokens", "text")
-PolicyName = Literal["adaptive", "fixed", "confidence", "entropy", "off"]
-POLICIES: tuple[PolicyName, ...] = ("adaptive", "fixed", "confidence", "entropy", "off")
-MAX_DRAFT = 64
-"""Most tokens that may be guessed a step: main's context reserves one row of logits for each."""
-MAX_LOGPROBS = 20
-CHAIN_VERIFIERS = [name for name, verifier in VERIFIERS.items() if verifier.drawing == "one"]
 _USUAL_CONTEXT = 4096
-_USUAL_DRAFT = {"fixed": 4, "confidence": 16, "entropy": 16}
-"""Tokens a step, by policy; adaptive: as many as pay."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationSettings:
-    """What a program or a person chooses for one answer.
-
-    Args:
-        sampling: shapes main's and the draft's distributions alike.
-        seed: repeats an answer; None: a new one each time.
-        max_tokens: most tokens to say; None: until the model ends its answer or the context is full.
-        stops: strings that end the answer and are not part of it.
-        proposer: ``draft`` (the draft model), ``lookup`` (prompt lookup), ``none``; ``auto``: the policy chooses among
-            those that there are, step by step.
-        policy: how far to guess. ``adaptive``: measured costs and learned chances decide, so that it is never slower than
-            plain decoding; ``fixed``: always `draft_max`; ``confidence``: as long as the draft is surer than `draft_p_min`;
-            ``entropy``: as AdaEDL does; ``off``: no guesses.
-        draft_max: most tokens to guess a step, one after the other; None: what suits the policy.
-        draft_p_min: where policy ``confidence`` stops.
-        shape: what a draft model guesses: a ``chain``, a ``tree`` or ``beam`` search; ``auto``: the adaptive policy chooses
-            between chain and tree.
-        tree_nodes: most guesses of a tree or of beams a step.
-        beam_width: how many beams.
-        verifier: a name of `spec_local.verifiers.VERIFIERS`, all of them exact; ``auto``: ``membership``, for a drawn tree
-            ``traversal``. Under ``membership`` a seed says the same whatever was guessed, and without guesses.
-        greedy_draft: guess the draft's most probable token instead of drawing from it.
-        grammar: GBNF that the answer must follow (see `spec_local.llama.grammar`), from its first character to its end. An
-            answer that `max_tokens`, a stop string or a full context cuts is the beginning of one that does.
-        json_schema: JSON, instead of a grammar: the answer is JSON and valid under it (see `spec_local.json_schema`).
-        logprobs: 0 to 20: tell each token's log probability and so many alternatives', as the model has them before sampling
-            settings and grammar.
-        translation: of a draft of another vocabulary. ``tokens``: it guesses those of its tokens that main has, too; any
-            shape, any verifier. ``text``: it says what it likes, and main's tokenizer spells that again; chains under
-            ``membership`` only. ``auto``: ``tokens``.
-    """
-
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    seed: int | None = None
-    max_tokens: int | None = None
-    stops: Sequence[str] = ()
-    proposer: ProposerName = "auto"
-    policy: PolicyName = "adaptive"
-    draft_max: int | None = None
-    draft_p_min: float = 0.75
-    shape: ShapeName = "chain"
-    tree_nodes: int = 16
-    beam_width: int = 4
-    verifier: str = "auto"
-    greedy_draft: bool = False
-    translation: TranslationName = "auto"
-    grammar: str | None = None
-    json_schema: str | None = None
-    logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.proposer not in PROPOSERS:
-            raise InvalidRequest(f"proposer {self.proposer!r} is unknown: give {', '.join(PROPOSERS)}")
-        if self.policy not in POLICIES:
-            raise InvalidRequest(f"policy {self.policy!r} is unknown: give {', '.join(POLICIES)}")
-        if self.shape == "auto" and self.policy not in ("adaptive", "off"):
-            raise InvalidRequest(f"shape auto is for policy adaptive: with {self.policy} give chain or tree")
-        if self.translation not in TRANSLATIONS:
-            raise InvalidRequest(
-                f"translation {self.translation!r} is unknown: give {', '.join(TRANSLATIONS)}"
-            )
-        if self.translation == "text" and (
-            self.shape != "chain" or self.verifier not in ("auto", "membership")
-        ):
-            raise InvalidRequest(
-                "translation text is for chains under membership: give tokens for other shapes and rules"
-            )
-        if not 0 <= self.draft_p_min <= 1:  # catches NaN too
-            raise InvalidRequest(f"draft-p-min is {self.draft_p_min}: give 0 to 1")
-        if self.shape not in SHAPES:
-            raise InvalidRequest(f"shape {self.shape!r} is unknown: give {', '.join(SHAPES)}")
-        if self.verifier != "auto" and self.verifier not in VERIFIERS:
-            raise InvalidRequest(f"verifier {self.verifier!r} is unknown: give auto, {', '.join(VERIFIERS)}")
-        if self.shape == "tree" and self.verifier in CHAIN_VERIFIERS:
-            raise InvalidRequest(
-                f"verifier {self.verifier} judges chains only: give auto or traversal for a tree"
-            )
-        for name, value, low in [
-            ("draft-max", self.draft_max, 0),
-            ("tree-nodes", self.tree_nodes, 1),
-            ("beam-width", self.beam_width, 1),
-        ]:
-            if value is not None and not low <= value <= MAX_DRAFT:
-                raise InvalidRequest(f"{name} is {value}: give {low} to {MAX_DRAFT}")
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise InvalidRequest(f"max-tokens is {self.max_tokens}: give 0 or more")
-        if self.seed is not None and self.seed < 0:
-            raise InvalidRequest(f"seed is {self.seed}: give 0 or more")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"logprobs is {self.logprobs}: give 0 to {MAX_LOGPROBS}")
-        if self.grammar is not None and self.json_schema is not None:
-            raise InvalidRequest("an answer cannot follow a grammar and a JSON schema: give one of them")
-        _ = self.gbnf  # a wrong schema is known before any model is loaded
-
-    @property
-    def gbnf(self) -> str | None:
-        """The grammar that the answer must follow."""
-        return self.grammar if self.json_schema is None else to_gbnf(self.json_schema)
+_USUAL = GenerationSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +170,7 @@ class Session:
             return session
 
     def close(self) -> None:
-        if answer := self._answer():
-            answer.close()  # it would roll back caches that are gone
+        self._end_answer()
         if self._costs:
             for context, table in zip((self.main, self.draft), self._costs, strict=True):
                 if context and table:
@@ -298,7 +187,7 @@ class Session:
     def generate(
         self,
         prompt: str | Sequence[int],
-        settings: GenerationSettings = GenerationSettings(),
+        settings: GenerationSettings = _USUAL,
         *,
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
@@ -319,6 +208,7 @@ class Session:
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
         check_prompt(self.main, tokens)  # before anything is measured
+        self._end_answer()
         cached = self.main.cached
         if not self.main.model.can_roll_back and common_prefix(cached, list(tokens[:-1])) < len(cached):
             self.main.trim(0)  # another text: a recurrent model can forget all, and no less
@@ -329,8 +219,8 @@ class Session:
             sampler=sampler,
             dice=SeededDice(settings.seed),
             proposer=self._proposer(settings, sampler, clock),
-            verifier=VERIFIERS[self._verifier_name(settings)],
-            draft_max=self._draft_max(settings),
+            verifier=VERIFIERS[settings.rule],
+            draft_max=settings.longest_path,
             max_tokens=settings.max_tokens,
             is_end=vocabulary.is_end,
             cancelled=cancelled,
@@ -340,6 +230,11 @@ class Session:
         answer = self._texts(events, settings.stops)
         self._answer = weakref.ref(answer)
         return answer
+
+    def _end_answer(self) -> None:
+        """Of answers there is one at a time: an older one would roll back the caches of the next, or caches that are gone."""
+        if answer := self._answer():
+            answer.close()
 
     def state_size(self) -> int:
         """Bytes that `save_state` would write now."""
@@ -447,13 +342,6 @@ class Session:
             self._grammar = text, Grammar(self.main.model, text, notice=self._notice)
         return Constraint(self._grammar[1].start())
 
-    def _draft_max(self, settings: GenerationSettings) -> int:
-        if settings.draft_max is not None:
-            return settings.draft_max
-        if settings.shape in ("tree", "beam"):
-            return 8
-        return _USUAL_DRAFT.get(settings.policy, MAX_DRAFT)
-
     def _proposer(
         self, settings: GenerationSettings, sampler: Sampler, clock: Callable[[], float]
     ) -> Proposer | None:
@@ -497,10 +385,10 @@ class Session:
     def _policy(self, settings: GenerationSettings, clock: Callable[[], float]) -> Policy:
         greedy = settings.sampling.temperature == 0
         # A chain that is judged by its probabilities must be as long as it was drawn.
-        may_cut = greedy or settings.greedy_draft or self._verifier_name(settings) not in CHAIN_VERIFIERS
+        may_cut = greedy or settings.greedy_draft or settings.rule not in CHAIN_VERIFIERS
         match settings.policy:
             case "adaptive":
-                kind = greedy, settings.shape, settings.gbnf is not None
+                kind = greedy, settings.shape, settings.constrained
                 learned = self._experience.setdefault(kind, Experience())
                 tree = settings.tree_nodes if self._may_branch(settings) else 0
                 return Adaptive(*self.costs(), learned, may_cut=may_cut, tree=tree, clock=clock)
@@ -518,7 +406,7 @@ class Session:
     def _shape(self, settings: GenerationSettings, policy: Policy) -> Shape:
         if settings.shape == "beam":
             return Beam(settings.beam_width, settings.tree_nodes)
-        drawing = VERIFIERS[self._verifier_name(settings)].drawing
+        drawing = VERIFIERS[settings.rule].drawing
         if settings.shape == "tree":
             if drawing == "chosen":
                 main, draft = self.costs() if settings.policy == "adaptive" else (None, None)
@@ -527,14 +415,3 @@ class Session:
         if settings.greedy_draft:
             return Chain("greedy", policy)
         return Chain("drawn" if drawing == "one" else "coupled", policy)
-
-    def _verifier_name(self, settings: GenerationSettings) -> str:
-        """The rule that judges, and what ``auto`` means.
-
-        Membership takes the most probable nodes of all at temperature 0, and above coupled chains, which are accepted
-        about as often as drawn ones and may be cut anywhere. Trees have no coupling: they are drawn.
-        """
-        if settings.verifier != "auto":
-            return settings.verifier
-        drawn = settings.shape in ("tree", "auto") and settings.sampling.temperature > 0
-        return "traversal" if drawn else "membership"

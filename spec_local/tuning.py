@@ -8,11 +8,11 @@ import psutil
 
 from spec_local import cost_store
 from spec_local.costs import CostTable, measure, measure_prefill
+from spec_local.generation import MAX_DRAFT
 from spec_local.llama.context import Context, default_threads
 from spec_local.llama.model import Model
 from spec_local.planning import Plan, plan_chain
 from spec_local.policies.adaptive import MAX_READ
-from spec_local.session import MAX_DRAFT
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 32, 33, 48, 63, 64)
 """Tokens a call: around the steps of usual kernels, and up to the longest copy."""

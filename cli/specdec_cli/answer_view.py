@@ -16,6 +16,8 @@ from spec_local.text import printable
 from specdec_cli import render
 
 if TYPE_CHECKING:
+    from rich.text import Text as Styled
+
     from spec_local.proposal import Proposal
     from spec_local.session import Text
 
@@ -149,10 +151,15 @@ class Markdown:
             self._finish_block()
             self._space()
             self._fence, self._language = fence[1], fence[2].strip()
-        elif line.strip():
-            self._block.append(line)
+        elif not line.strip():
+            if self._block and _ITEM.match(self._block[0]):  # more of the item may come
+                self._block.append("")
+            else:
+                self._finish_block()
         else:
-            self._finish_block()
+            if self._block and not self._block[-1] and not line.startswith((" ", "\t")):
+                self._finish_block()
+            self._block.append(line)
 
     def _code(self, line: str) -> None:
         from rich.syntax import Syntax
@@ -164,10 +171,16 @@ class Markdown:
 
     def _finish_block(self) -> None:
         from rich.markdown import Markdown as Rendered
+        from rich.text import Text as Styled
 
         if self._block:
             self._space()
-            self._console.print(Rendered(printable("\n".join(self._block))))
+            rendered = self._console.render_lines(Rendered(printable("\n".join(self._block))), pad=False)
+            lines = [Styled.assemble(*((s.text, s.style or "") for s in line)) for line in rendered]
+            for line in lines:
+                line.rstrip()  # or a narrower window would break the padding into lines
+            for line in _trimmed(lines):
+                self._console.print(line, soft_wrap=True)
         self._block = []
 
     def _space(self) -> None:
@@ -177,6 +190,13 @@ class Markdown:
         self._begun = True
 
 
+def _trimmed(lines: "list[Styled]") -> "list[Styled]":
+    """Without the empty lines at both ends."""
+    full = [i for i, line in enumerate(lines) if line]
+    return lines[full[0] : full[-1] + 1] if full else []
+
+
+_ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)])( |$)")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
 
 

@@ -14,7 +14,7 @@ from specdec_cli.options import STARTER, ModelOptions, resolve_pair
 if TYPE_CHECKING:
     from spec_local.answers import Answers
     from spec_local.batch import Entry
-    from spec_local.session import GenerationSettings
+    from spec_local.generation import GenerationSettings
 
 _STANDARD = Path("-")
 

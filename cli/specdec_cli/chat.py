@@ -91,8 +91,14 @@ def chat(
 
 def _noted(act: Callable[[], None]) -> None:
     """What goes wrong is said, and the conversation goes on."""
+    from specdec_cli.chat_input import by_hand
+
     try:
         act()
+    except KeyboardInterrupt:
+        if not by_hand():
+            raise
+        render.note("(stopped)")
     except SpecLocalError as error:
         render.note(f"specdec: {error}")
     except OSError as error:

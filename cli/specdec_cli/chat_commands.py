@@ -11,7 +11,7 @@ from specdec_cli import chat_settings, render
 from specdec_cli.chat_input import Command, Ended
 
 if TYPE_CHECKING:
-    from spec_local.session import ProposerName
+    from spec_local.generation import ProposerName
     from specdec_cli.talk import Talk
 
 _LARGEST_FILE = 1 << 24  # bytes; more is more than any tokenizer takes
@@ -45,7 +45,7 @@ def obey(talk: "Talk", command: Command) -> None:
     known = COMMANDS.get(command.name)
     if not known:
         raise InvalidRequest(
-            f"{command.name} is no command: /help lists them (a message that begins with a slash: a space before it)"
+            f"{_shortened(command.name)} is no command: /help lists them (a message that begins with a slash: a space before it)"
         )
     if command.rest and not known.takes:
         raise InvalidRequest(f"{command.name} takes nothing after it: leave out {command.rest[:40]!r}")
@@ -122,8 +122,10 @@ def _stats(talk: "Talk", rest: str) -> None:
 
 
 def _save(talk: "Talk", rest: str) -> None:
-    with_state = rest.split(" ")[0] == _STATE
-    talk.save(_path(rest.removeprefix(_STATE)), with_state=with_state)
+    first, _, name = rest.partition(" ")
+    if first != _STATE and (first.startswith("--") or rest.endswith(f" {_STATE}")):
+        raise InvalidRequest(f"/save {_shortened(rest)} is not understood: give /save [{_STATE}] FILE")
+    talk.save(_path(name if first == _STATE else rest), with_state=first == _STATE)
 
 
 def _load(talk: "Talk", rest: str) -> None:

@@ -112,6 +112,7 @@ def _line_editor(words: Mapping[str, Iterable[str] | None]) -> Callable[[str], s
         key_bindings=keys,
         completer=Commands(),
         complete_while_typing=False,
+        enable_suspend=True,
     )
     return session.prompt
 

@@ -21,8 +21,9 @@ from spec_local.errors import DownloadError, InvalidRequest
 from specdec_cli import completion
 
 if TYPE_CHECKING:
+    from spec_local.generation import GenerationSettings
     from spec_local.sampling import SamplingSettings
-    from spec_local.session import GenerationSettings, Session
+    from spec_local.session import Session
 
 STARTER = "starter"
 MainArgument = Annotated[
@@ -181,7 +182,8 @@ class ModelOptions:
 
     def open(self, notice: Callable[[str], None]) -> "Session":
         """Load the models."""
-        from spec_local.session import MAX_DRAFT, Session
+        from spec_local.generation import MAX_DRAFT
+        from spec_local.session import Session
 
         named = self.main or STARTER
         # A draft that no step would ask is not worth its memory.
@@ -278,7 +280,7 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
     Raises:
         InvalidRequest: an impossible value.
     """
-    from spec_local.session import GenerationSettings
+    from spec_local.generation import GenerationSettings
 
     return GenerationSettings(
         sampling=sampling.shape(),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from spec_local.decoding import Statistics
-    from spec_local.session import Done, GenerationSettings
+    from spec_local.generation import GenerationSettings
+    from spec_local.session import Done
 
 
 def prepare_stdout() -> None:
@@ -64,8 +65,7 @@ def statistics_line(s: "Statistics") -> str:
 
 def cut_note(done: "Done", settings: "GenerationSettings") -> str | None:
     """What there is to say of an answer that had to follow a grammar and did not come to its end."""
-    constrained = settings.grammar is not None or settings.json_schema is not None
-    if not constrained or (done.reason == "stop" and not done.stopping_word):
+    if not settings.constrained or (done.reason == "stop" and not done.stopping_word):
         return None
     return "the answer was cut before its grammar was complete: it is the beginning of one that follows it"
 

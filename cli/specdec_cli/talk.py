@@ -10,7 +10,7 @@ from specdec_cli import answer_view, render
 from specdec_cli.chat_input import by_hand
 
 if TYPE_CHECKING:
-    from spec_local.chat import Conversation
+    from spec_local.chat import Conversation, Message
     from spec_local.chat_session import ChatEvent, ChatSession
     from spec_local.decoding import Statistics
     from spec_local.session import Session
@@ -42,8 +42,14 @@ class Talk:
         """Answer a message."""
         if not message.strip():
             return
-        question, self.attached = self.attached + message, ""
-        self.answer(lambda cancelled: self.chat.say(question, cancelled))
+        question, attached = self.attached + message, self.attached
+        self.attached = ""
+        before = self._last_message
+        try:
+            self.answer(lambda cancelled: self.chat.say(question, cancelled))
+        finally:
+            if self._last_message is before:  # it is no part of the conversation: nor is what goes before it
+                self.attached = attached
 
     def answer(self, ask: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"]) -> None:
         """Show an answer as it comes, and what there is to say about it.
@@ -74,11 +80,10 @@ class Talk:
                         render.note(
                             f"(the context was full: the oldest {event.n_messages} messages are forgotten)"
                         )
-        except ContextOverflow:
-            render.note(
-                f"the context of {self.session.main.n_ctx} tokens is full, and this message was not sent: "
-                + self._way_on()
-            )
+        except ContextOverflow as error:
+            render.note(f"this message was not sent: {error}")
+            if self._last_message and self.chat.when_full == "stop":
+                render.note(f"what was said before takes room, too: {self._way_on()}")
             return
         except (SpecLocalError, KeyboardInterrupt):
             if begun:
@@ -91,7 +96,8 @@ class Talk:
         if self.show_statistics:
             render.note(render.statistics_line(done.statistics))
         if done.reason == "context":
-            render.note(f"the context of {self.session.main.n_ctx} tokens is full: " + self._way_on())
+            full = f"the context of {self.session.main.n_ctx} tokens is full"
+            render.note(f"{full}: {self._way_on()}; a larger --ctx holds more")
         if cut := render.cut_note(done, self.chat.settings):
             render.note(cut)
         if done.reason == "cancelled":
@@ -105,7 +111,12 @@ class Talk:
         forget = (
             "" if self.chat.when_full == "forget" else "/set when-full forget drops the oldest messages; "
         )
-        return forget + "/clear starts anew; a larger --ctx holds more"
+        return forget + "/clear starts anew"
+
+    @property
+    def _last_message(self) -> "Message | None":
+        messages = self.conversation.messages
+        return messages[-1] if messages and messages[-1]["role"] != "system" else None
 
     def guesses(self) -> str:
         """Who guesses, and how far."""
@@ -140,15 +151,15 @@ class Talk:
         """Go on with a conversation that was kept, and with what was read of it if that was kept too."""
         from spec_local import saved_chat
 
-        self.chat.conversation = saved_chat.load(path, self.session.main.model, self.conversation.template)
-        self.attached, self.last = "", None
-        n = len(self.conversation.messages)
-        said = f"loaded: {n} messages"
+        conversation = saved_chat.load(path, self.session.main.model, self.conversation.template)
+        said = f"loaded: {len(conversation.messages)} messages"
         if _state_of(path).exists():
             try:
                 said += f", {self.session.load_state(_state_of(path))} tokens of them read already"
             except SpecLocalError as error:
                 said += f"; they must be read again ({error})"
+        self.chat.conversation = conversation
+        self.attached, self.last = "", None
         render.note(said)
         if self.conversation.messages:
             last = self.conversation.messages[-1]

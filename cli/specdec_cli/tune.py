@@ -46,8 +46,8 @@ def tune(
       specdec tune main.gguf --threads 4 --threads 8
     """
     with exits.guarded(), ExitStack() as stack:
+        from spec_local.generation import MAX_DRAFT
         from spec_local.llama.context import default_threads
-        from spec_local.session import MAX_DRAFT
         from spec_local.tuning import chain_plans, thread_choices
 
         # Everything that could be wrong with the request is told before anything slow.

@@ -15,9 +15,10 @@ from spec_local.bench.prompts import Prompt
 from spec_local.bench.ways import PLAIN, Way
 from spec_local.chat import ChatTemplate, Conversation
 from spec_local.decoding import FinishReason, Statistics
+from spec_local.generation import MAX_DRAFT
 from spec_local.language_model import LanguageModel, Logits, common_prefix, prefill
 from spec_local.llama.model import Model
-from spec_local.session import MAX_DRAFT, Done, Session, Text
+from spec_local.session import Done, Session, Text
 
 _WARM_UP = 16  # tokens
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spec_local.errors import InvalidRequest
-from spec_local.session import GenerationSettings
+from spec_local.generation import GenerationSettings
 
 PLAIN = "plain"
 

@@ -1,6 +1,6 @@
 """Length policies: who guesses in a step, and how far.
 
-To add one: a subclass of `Policy` in a module here, and its name in `Session` (`spec_local/session.py`) and
+To add one: a subclass of `Policy` in a module here, and its name in `spec_local/generation.py`, a branch in `Session._policy` and
 `PolicyChoice` (`cli/specdec_cli/options.py`). The whole losslessness suite runs it from one line in `WAYS` of
 ``tests/unit/test_policies.py``.
 """

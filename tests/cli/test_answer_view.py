@@ -203,3 +203,20 @@ def test_markdown_of_what_is_no_utf8(screen):
     view.show(Text("caf\udce9 and"))
     view.end(" more")
     assert "caf� and more" in screen.getvalue()
+
+
+def test_markdown_has_no_padding_that_a_narrower_window_would_break(screen):
+    view = answer_view.Markdown()
+    view.show(Text("# A title\n\nwords\n\n- one\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> said\n\nlast"))
+    view.end("")
+    lines = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue()).removesuffix("\n").split("\n")
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert lines.count("") == 5  # one between two blocks
+
+
+def test_markdown_keeps_the_paragraphs_of_a_list_item_in_the_list(screen):
+    view = answer_view.Markdown()
+    view.show(Text("1. one\n2. two\n\n   more of two\n3. three\n\nafter\n"))
+    view.end("")
+    seen = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue())
+    assert seen == " 1 one\n 2 two\n   more of two\n 3 three\n\nafter\n"

@@ -101,8 +101,12 @@ def test_set_shows_and_changes(chat, answer):
         ("/load absent.json", "absent.json"),
         ("/save", "which file?"),
         ("/save absent/folder/\0x", "which file?"),
+        ("/save --statex talk.json", "give /save [--state] FILE"),
+        ("/save talk.json --state", "give /save [--state] FILE"),
+        ("/save --state", "which file?"),
         ("/", "/ is no command"),
         ("/fly away", "/fly is no command"),
+        ("/9j/4AAQ" + "A" * 5000, "/9j/4AAQ" + "A" * 51 + "… is no command"),
     ],
 )
 def test_what_makes_no_sense_is_told_and_the_chat_goes_on(chat, line, told):
@@ -149,6 +153,20 @@ def test_read_puts_a_file_before_the_next_message(chat, answer, tmp_path):
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     _, notes = chat("/read latin")
     assert "not UTF-8 (byte 3)" in notes[0]
+
+
+def test_a_message_that_is_not_sent_leaves_all_as_it_was(chat, tmp_path):
+    (tmp_path / "long.txt").write_text("word " * 900)
+    (tmp_path / "short.txt").write_text("some words")
+    said, notes = chat("/read short.txt", "and " * 900, "what is it?", options=["--temp", "0"])
+    whole, _ = chat("/read short.txt", "what is it?", options=["--temp", "0"])
+    assert said == whole  # the file still goes before the next message
+    assert "not sent" in notes[1]
+    assert "and the context 512: shorten it" in notes[1]
+    assert len(notes) == 2  # there is nothing that /clear could forget
+    _, notes = chat("hello", "/read long.txt", "what?", "/clear", "what?", options=["--temp", "0"])
+    assert "/clear starts anew" in notes[2]
+    assert len(notes) == 4
 
 
 def test_save_and_load(chat, tmp_path):

@@ -1,7 +1,7 @@
 """What the command offers is what the library has; names stand twice so that --help needs no numpy."""
 
+from spec_local.generation import POLICIES, PROPOSERS, SHAPES, TRANSLATIONS
 from spec_local.llama.context import CACHE_TYPES
-from spec_local.session import POLICIES, PROPOSERS, SHAPES, TRANSLATIONS
 from spec_local.verifiers import VERIFIERS
 from specdec_cli.options import (
     CacheChoice,

@@ -13,9 +13,10 @@ import time
 import pexpect
 import pytest
 
+from spec_local.generation import GenerationSettings
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.sampling import SamplingSettings
-from spec_local.session import Done, GenerationSettings, Session, Text
+from spec_local.session import Done, Session, Text
 
 GREEDY = ["--temp", "0", "--threads", "1", "--ctx", "256"]
 

@@ -7,8 +7,10 @@ import pytest
 
 from spec_local.answers import open_answers
 from spec_local.batch import read_entries, run
+from spec_local.errors import DeadEnd, InvalidRequest
+from spec_local.generation import GenerationSettings
 from spec_local.sampling import SamplingSettings
-from spec_local.session import GenerationSettings, Session
+from spec_local.session import Session
 
 SETTINGS = GenerationSettings(SamplingSettings(temperature=1.5), seed=11, max_tokens=12, proposer="none")
 TEXTS = ["the time is long", "who may be there", "the time is long", "what will people do"]
@@ -52,6 +54,33 @@ def test_each_answer_is_its_own_whatever_runs_before_it(batch):
     assert [records[n]["content"] for n in range(4)] == contents
     _, said = batch(*TEXTS)
     assert said == []
+
+
+@pytest.mark.parametrize(
+    "error", [DeadEnd("no token may follow"), InvalidRequest("the grammar takes too long")]
+)
+def test_an_answer_that_comes_to_nothing_is_an_error_of_its_own(batch, session, monkeypatch, error):
+    generate = session.generate
+
+    def answer(tokens, settings, **kwargs):
+        events = generate(tokens, settings, **kwargs)
+        if settings.seed != 12:
+            return events
+
+        def fails():
+            yield next(events)
+            raise error
+
+        return fails()
+
+    monkeypatch.setattr(session, "generate", answer)
+    records, said = batch(*TEXTS)
+    assert [bool(outcome.error) for outcome in said] == [False, True, False, False]
+    assert records[1]["error"] == str(error)
+    monkeypatch.undo()
+    records, said = batch(*TEXTS)
+    assert [outcome.entry.index for outcome in said] == [1]  # tried again
+    assert records[1]["content"]
 
 
 def test_a_seed_of_its_own_gives_the_same_answer_alone(batch, session, tiny_model):

@@ -17,10 +17,11 @@ from spec_local import saved_chat
 from spec_local.chat import ChatTemplate, Conversation
 from spec_local.decoding import Prefilled
 from spec_local.errors import InvalidRequest, ModelError
+from spec_local.generation import GenerationSettings
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE, write_tiny_model
 from spec_local.sampling import SamplingSettings
-from spec_local.session import Done, GenerationSettings, Session, Text
+from spec_local.session import Done, Session, Text
 
 GREEDY = SamplingSettings(temperature=0)
 HIDDEN = 2  # </s>, a control token: it says no text

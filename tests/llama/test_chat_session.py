@@ -9,8 +9,9 @@ from spec_local.chat import ChatTemplate, Conversation
 from spec_local.chat_session import ChatSession, Forgotten
 from spec_local.decoding import Prefilled
 from spec_local.errors import ContextOverflow, InvalidRequest
+from spec_local.generation import GenerationSettings
 from spec_local.sampling import SamplingSettings
-from spec_local.session import Done, GenerationSettings, Session, Text
+from spec_local.session import Done, Session, Text
 
 GREEDY = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=12, policy="fixed")
 
@@ -82,14 +83,14 @@ def test_if_nothing_was_said_all_is_as_before(chat):
         list(c.say("words " * 600))
     assert c.conversation.messages == before
     with pytest.raises(InvalidRequest):
-        c.say("lone \ud900 surrogate")
+        list(c.say("lone \ud900 surrogate"))
     assert c.conversation.messages == before
 
 
 def test_again_needs_an_answer(chat):
     c = chat()
     with pytest.raises(InvalidRequest, match="no answer"):
-        c.again()
+        list(c.again())
 
 
 def test_with_a_seed_each_again_draws_with_the_next(chat):
@@ -162,23 +163,65 @@ def test_an_answer_goes_on_after_forgetting(chat):
     assert [m["content"] for m in c.conversation.messages if m["role"] == "user"] == ["three"]
 
 
-def test_text_that_is_held_back_when_the_context_is_full_is_not_lost(chat):
-    """What may yet become a stop string is not said at once, and the answer goes on in another call."""
+def test_a_cut_character_is_not_lost_when_the_context_is_full(chat):
+    """What may yet become a character is not said at once, and the answer goes on in another call."""
+    c = chat(n_ctx=200, when_full="forget")
+    list(c.say("one"))
+    list(c.say("two"))
+    byte = next(t for t in range(300) if c.session.main.model.vocabulary.piece(t) == b"\xf0")
+    sampling = replace(GREEDY.sampling, logit_bias={byte: 1e3})
+    c.settings = replace(GREEDY, max_tokens=150, sampling=sampling)
+    events = list(c.say("three"))
+    assert any(isinstance(event, Forgotten) for event in events)
+    assert text_of(events) == "\udcf0" * 150
 
-    def answer(stops):
-        c = chat(n_ctx=200, when_full="forget")
-        list(c.say("one"))
+
+@pytest.mark.parametrize("more", [{"stops": ["never"]}, {"grammar": "root ::= [a-z ]+"}], ids=str)
+def test_an_answer_that_must_be_followed_from_its_beginning_ends_where_the_context_does(chat, more):
+    c = chat(n_ctx=200, when_full="forget")
+    list(c.say("one"))
+    list(c.say("two"))
+    c.settings = replace(GREEDY, max_tokens=150, **more)
+    events = list(c.say("three"))
+    assert not any(isinstance(event, Forgotten) for event in events)
+    assert events[-1].reason == "context"
+    list(c.say("four"))  # but the next question has room again
+    assert c.conversation.messages[0]["content"] != "one"
+
+
+def test_after_forgetting_chance_is_another(chat):
+    """Places of the text come again, and with them the randomness of a seed."""
+
+    def answer(forgotten):
+        c = chat(GenerationSettings(seed=1, max_tokens=12))
+        c._forgettings = forgotten
+        return text_of(c.say("hello"))
+
+    assert answer(0) != answer(1)
+    c = chat(GenerationSettings(seed=1, max_tokens=12), n_ctx=160, when_full="forget")
+    for turn in range(12):
+        list(c.say(f"question {turn}"))
+    assert c._forgettings > 0
+
+
+def test_an_answer_begins_with_its_first_event(chat):
+    c = chat()
+    c.say("never read")
+    assert c.conversation.messages == []
+    list(c.say("one"))
+    c.again()
+    assert len(c.conversation.messages) == 2
+
+
+def test_one_answer_at_a_time(chat):
+    c = chat()
+    first = c.say("one")
+    next(first)
+    with pytest.raises(InvalidRequest, match="still being said"):
         list(c.say("two"))
-        c.settings = replace(GREEDY, max_tokens=150, stops=stops)
-        return list(c.say("three"))
-
-    events = answer([])
-    at = next(i for i, event in enumerate(events) if isinstance(event, Forgotten))
-    before = text_of(events[:at])
-    held = answer([before[-3:] + "never"])
-    assert text_of(held) == text_of(events)
-    at = next(i for i, event in enumerate(held) if isinstance(event, Forgotten))
-    assert held[at - 1].text.endswith(before[-3:])
+    said = text_of(first)
+    assert c.conversation.messages[-1]["content"] == said
+    assert text_of(c.say("two"))
 
 
 def test_when_full_must_be_known(chat):

@@ -8,10 +8,11 @@ import pytest
 
 from spec_local import cost_store
 from spec_local.costs import CostTable
+from spec_local.generation import GenerationSettings
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.sampling import SamplingSettings
-from spec_local.session import Done, GenerationSettings, Session, Text
+from spec_local.session import Done, Session, Text
 
 
 @pytest.fixture(scope="module")

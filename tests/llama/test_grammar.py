@@ -6,18 +6,22 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Annotated, Literal
 
 import numpy as np
+import pydantic
 import pytest
+from pydantic import Field
 
 from spec_local.errors import InvalidRequest
+from spec_local.generation import GenerationSettings
 from spec_local.json_schema import to_gbnf
 from spec_local.llama import grammar as module
 from spec_local.llama.child import Verdict
 from spec_local.llama.grammar import Grammar
 from spec_local.llama.tiny import FIRST_BYTE
 from spec_local.sampling import SamplingSettings
-from spec_local.session import Done, GenerationSettings, Session, Text
+from spec_local.session import Done, Session, Text
 
 JSON = to_gbnf("{}")
 
@@ -273,6 +277,18 @@ SCHEMAS = {
               ["[1.5]", '[1.5, {"u": "k"}]', '[1.5, {"u": "m"}, 1]']),
     "none": ({"type": "array", "maxItems": 0}, ["[]"], ["[1]"]),
     "enum of a type": ({"type": "integer", "enum": [1, "1", True, None, 2]}, ["1", "2"], ['"1"', "true", "null"]),
+    "range": ({"type": "integer", "minimum": -12, "exclusiveMaximum": 105}, ["-12", "-9", "0", "7", "42", "99", "100", "104"],
+              ["-13", "-0", "00", "105", "200", "1000", "1.0", "1e1", "-", ""]),
+    "64 bits": ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, [str(-(2**63)), "-1", "0", str(2**64 - 1)],
+                [str(-(2**63) - 1), str(2**64), "-0", "1" + "0" * 20]),
+    "share": ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, ["0", "0.0", "0.5", "0." + "9" * 14],
+              ["1", "1.0", "-0.5", "0.", "0." + "9" * 15, "5e-1"]),
+    "positive": ({"type": ["number", "null"], "exclusiveMinimum": 0.25}, ["null", "0.250001", "0.3", "1", "9" * 16],
+                 ["0.25", "0.250", "0.2", "0", "-1"]),
+    "zero": ({"type": "integer"}, ["0", "10", "-1"], ["-0", "01", "-01"]),
+    "keys": ({"type": "object", "propertyNames": {"$ref": "#/$defs/k"}, "$defs": {"k": {"enum": ["a", "b"]}}, "maxProperties": 2,
+              "minProperties": 1, "additionalProperties": {"type": "integer", "minimum": 5}},
+             ['{"a":5}', '{"a":5, "b":61}'], ["{}", '{"c":5}', '{"a":4}', '{"a":5,"b":5,"a":5}', "{5:5}"]),
     "date": ({"type": "string", "format": "date"}, ['"2024-12-31"', '"2023-02-28"', '"2023-04-30"', '"2023-10-01"'],
              ['"2023-02-29"', '"2023-04-31"', '"2023-13-01"', '"2023-00-10"', '"2023-01-00"', '"23-01-01"', "2023-01-01"]),
     "date-time": ({"type": "string", "format": "date-time"}, ['"2024-12-31T23:59:59Z"', '"2024-01-01T00:00:00.5+02:00"'],
@@ -352,6 +368,24 @@ def test_every_answer_that_ends_is_what_the_schema_asks_for(session, way, sampli
             assert value["b"] in ("the", "of")
             assert len(value.get("c", "")) <= 8
     assert ended
+
+
+class Order(pydantic.BaseModel):
+    kind: Literal["order"]
+    count: Annotated[int, Field(gt=0, le=144)]
+    balance: Annotated[int, Field(ge=-(10**12), lt=10**12)] | None
+    share: Annotated[float, Field(ge=0, lt=1)]
+    seats: Annotated[list[Annotated[int, Field(ge=10, le=12)]], Field(max_length=2)]
+    stock: Annotated[dict[Literal["red", "blue"], pydantic.NonNegativeInt], Field(min_length=1, max_length=2)]
+
+
+def test_every_answer_that_ends_is_taken_by_the_model_of_pydantic(session):
+    schema, seen = json.dumps(Order.model_json_schema()), set()
+    for seed in range(6):
+        text, events = answer(session, max_tokens=250, json_schema=schema, seed=seed, **WAYS["chain"])
+        if events[-1].reason == "stop":
+            seen.add(Order.model_validate_json(text).model_dump_json())
+    assert len(seen) > 2
 
 
 def test_a_seed_says_the_same_with_guesses_and_without(session):

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from spec_local.errors import (
     ModelError,
     ModelFileError,
 )
+from spec_local.generation import CHAIN_VERIFIERS, POLICIES, GenerationSettings
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies import Policy
 from spec_local.sampling import Sampler, SamplingSettings
-from spec_local.session import CHAIN_VERIFIERS, POLICIES, Done, GenerationSettings, Session, Text
+from spec_local.session import Done, Session, Text
 from spec_local.verifiers import VERIFIERS
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -655,6 +657,20 @@ def test_cancelling_while_the_prompt_is_read(make_session):
     tokens, _, done = run(session, prompt, max_tokens=5)
     assert done.statistics.cached_n == 64  # the chunk that was read
     check_caches(session, [*prompt, *tokens])
+
+
+def test_an_answer_that_was_left_open_does_not_disturb_the_next(make_session):
+    session = make_session()
+    alone, _, _ = run(session, "and then " + PROMPT, max_tokens=24)
+    settings = GenerationSettings(sampling=GREEDY, policy="fixed")
+    older = session.generate(PROMPT, settings)
+    for _ in range(3):
+        next(older)
+    newer = session.generate("and then " + PROMPT, replace(settings, max_tokens=24))
+    events = [next(newer), next(newer)]
+    older.close()  # now it would roll the caches back
+    events += newer
+    assert [t for event in events if isinstance(event, Text) for t in event.tokens] == alone
 
 
 def test_leaving_early(make_session):

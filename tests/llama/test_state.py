@@ -12,11 +12,12 @@ import psutil
 import pytest
 
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.generation import GenerationSettings
 from spec_local.llama import runtime, state
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.sampling import SamplingSettings
-from spec_local.session import GenerationSettings, Prefilled, Session, Text
+from spec_local.session import Prefilled, Session, Text
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

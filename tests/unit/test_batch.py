@@ -14,8 +14,8 @@ import pytest
 from spec_local.answers import open_answers
 from spec_local.batch import read_entries
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.generation import GenerationSettings
 from spec_local.sampling import SamplingSettings
-from spec_local.session import GenerationSettings
 
 SETTINGS = GenerationSettings(max_tokens=9)
 

@@ -14,8 +14,8 @@ from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run
 from spec_local.bench.ways import ways
 from spec_local.decoding import Statistics
+from spec_local.generation import GenerationSettings
 from spec_local.sampling import SamplingSettings
-from spec_local.session import GenerationSettings
 
 RECORD = {
     "specdec": "0.1.0",

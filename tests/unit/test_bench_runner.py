@@ -9,7 +9,8 @@ from spec_local.bench.ways import ways
 from spec_local.costs import CostTable
 from spec_local.decoding import Statistics
 from spec_local.fake import FakeModel
-from spec_local.session import Done, GenerationSettings, Text
+from spec_local.generation import GenerationSettings
+from spec_local.session import Done, Text
 
 QUESTIONS = [Question(Prompt("c", name, name), [1, 2, i]) for i, name in enumerate("xyz")]
 ANSWER = [3, 4, 5, 6] * 5

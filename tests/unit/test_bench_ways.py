@@ -4,7 +4,7 @@ import pytest
 
 from spec_local.bench.ways import PLAIN, parse_list, parse_sweep, ways
 from spec_local.errors import InvalidRequest
-from spec_local.session import GenerationSettings
+from spec_local.generation import GenerationSettings
 
 BASE = GenerationSettings(seed=3, max_tokens=9)
 

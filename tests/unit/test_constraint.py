@@ -6,12 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.constraint import Constraint
+from spec_local.decoding import Step, decode
 from spec_local.dice import SeededDice
-from spec_local.errors import BackendError
-from spec_local.fake import FakeModel, FakeState
-from spec_local.proposers import Chain, DraftModel
+from spec_local.errors import BackendError, DeadEnd
+from spec_local.fake import FakeModel, FakeState, enumerate_outcomes
+from spec_local.proposers import BestFirst, Chain, DraftModel, Drawn
 from spec_local.proposers.base import Limit
 from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.verifiers import VERIFIERS
 
 HOW = st.builds(
     SamplingSettings,
@@ -150,3 +152,49 @@ def test_a_perfect_draft_is_always_right_under_a_constraint():
         proposal = proposer.propose([1, 2], Limit(6, 6, 1), SeededDice(0), lambda part: None)
         assert len(proposal.tokens) == 6
         assert [token % 3 for token in proposal.tokens] == [0, 1, 2, 0, 1, 2]
+
+
+def _dead_after_one(answer):
+    """After a 1 as the first token nothing may follow."""
+    return () if answer == (1,) else (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [
+        ("token", Chain("drawn")),
+        ("block", Chain("drawn")),
+        ("membership", Chain("coupled")),
+        ("membership", BestFirst(3)),
+        ("sequoia", Drawn("without replacement", 3)),
+        ("traversal", Drawn("without replacement", 3)),
+    ],
+    ids=["token", "block", "coupled", "best first", "sequoia", "traversal"],
+)
+def test_a_dead_end_is_met_as_often_as_without_guesses(rule, shape):
+    """And what was said before it is the same. A guess that leads to one, and does not stand, does no harm."""
+
+    def run(dice, guesses):
+        sampler = Sampler(SamplingSettings(), Constraint(FakeState(4, _dead_after_one)))
+        draft = DraftModel(FakeModel(4, seed=9, scale=1.0), sampler, shape, n_vocab=4) if guesses else None
+        said = []
+        try:
+            for event in decode(
+                FakeModel(4, seed=1, scale=1.0),
+                [0, 1],
+                sampler=sampler,
+                dice=dice,
+                proposer=draft,
+                verifier=VERIFIERS[rule],
+                draft_max=2,
+                max_tokens=3,
+            ):
+                said += event.tokens if isinstance(event, Step) else ()
+        except DeadEnd:
+            said.append("dead")
+        return tuple(said)
+
+    plain, guessed = (enumerate_outcomes(lambda dice, g=g: run(dice, g)) for g in (False, True))
+    assert 0.05 < plain[1, "dead"] < 0.5
+    assert guessed.keys() == plain.keys()
+    assert all(abs(guessed[said] - plain[said]) < 1e-12 for said in plain)

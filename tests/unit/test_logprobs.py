@@ -8,9 +8,9 @@ from spec_local.decoding import Step, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest
 from spec_local.fake import FakeModel, FakeState
+from spec_local.generation import GenerationSettings
 from spec_local.proposers import BestFirst, Chain, DraftModel
 from spec_local.sampling import Sampler, SamplingSettings, logprob
-from spec_local.session import GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
 HOW = SamplingSettings(temperature=0.7, top_k=5, repeat_penalty=1.3, logit_bias={3: 4.0})

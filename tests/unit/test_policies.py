@@ -14,11 +14,11 @@ from spec_local.decoding import Finished, Step, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest
 from spec_local.fake import FakeModel, enumerate_outcomes
+from spec_local.generation import GenerationSettings
 from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
 from spec_local.policies.experience import Chances, Yield
 from spec_local.proposers import Chain, DraftModel, Guided, PromptLookup
 from spec_local.sampling import Sampler, SamplingSettings
-from spec_local.session import GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
 GREEDY, FREE = SamplingSettings(temperature=0), SamplingSettings()
