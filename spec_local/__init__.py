@@ -7,7 +7,8 @@
             if isinstance(event, Text):
                 print(event.text, end="", flush=True)
 
-What is listed in ``__all__`` is the public API; everything is loaded when it is first used.
+What is listed in ``__all__`` is the public API, with the modules `spec_local.request`, `spec_local.batch`, `spec_local.answers` and
+`spec_local.saved_chat`; everything is loaded when it is first used.
 """
 
 import importlib
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spec_local.chat import ChatTemplate, Conversation
-    from spec_local.chat_session import ChatSession
+    from spec_local.chat_session import ChatSession, Forgotten
     from spec_local.decoding import Prefilled, Statistics
     from spec_local.errors import SpecLocalError
     from spec_local.generation import GenerationSettings
@@ -29,6 +30,7 @@ __all__ = [
     "ChatTemplate",
     "Conversation",
     "Done",
+    "Forgotten",
     "GenerationSettings",
     "Prefilled",
     "SamplingSettings",
@@ -42,7 +44,7 @@ __all__ = [
 
 _HOMES = {
     "spec_local.chat": ("ChatTemplate", "Conversation"),
-    "spec_local.chat_session": ("ChatSession",),
+    "spec_local.chat_session": ("ChatSession", "Forgotten"),
     "spec_local.generation": ("GenerationSettings",),
     "spec_local.session": ("Done", "Session", "Text"),
     "spec_local.decoding": ("Prefilled", "Statistics"),

@@ -2,7 +2,7 @@
 
 A run that was killed goes on where it was: the file of answers (`spec_local.answers`) says what is done, by the number
 of the prompt and a hash of all that decides what may be said. A prompt or a setting that has changed since is an error,
-never an answer that stays beside the wrong prompt; who removes lines from the file has them answered anew. Prompts that
+never an answer that stays beside the wrong prompt; lines that are removed from the file are answered anew. Prompts that
 failed are tried again by the next run.
 """
 
@@ -66,8 +66,8 @@ class _Line(BaseModel):
 class Entry:
     """A prompt of a batch.
 
-    index: its number, from 0. id: what the person calls it. settings: for its answer. key: a hash of all that decides
-    what may be said.
+    index: its number, from 0. id: what the person calls it. settings: for its answer. key: a hash of what decides what
+    may be said, but for the length of the context and the precision of its cache.
     """
 
     index: int

@@ -136,6 +136,11 @@ class Conversation:
         if not self.messages or self.messages[-1]["role"] != "user":
             raise InvalidRequest("there is no question to answer: ask one")
         self._read(self.template.render(self.messages))
+        return self.tokens
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that are known: of the last `prompt`, and of an answer to it, or what `recall` knew."""
         return [token for part in self._parts for token in part.tokens]
 
     def answer(self, content: str, tokens: Sequence[int]) -> None:
@@ -260,9 +265,11 @@ class Conversation:
             self._tokenize(text[at:])
 
     def _tokenize(self, text: bytes) -> None:
-        tokens = self.model.vocabulary.tokenize(
-            text.decode("utf-8", "surrogateescape"), add_special=not self._parts, parse_special=True
-        )
+        vocabulary, new = self.model.vocabulary, text.decode("utf-8", "surrogateescape")
+        if self._parts:
+            tokens = vocabulary.continuation(new)
+        else:
+            tokens = vocabulary.tokenize(new, add_special=True, parse_special=True)
         self._parts.append(_Part(text, tokens))
 
 

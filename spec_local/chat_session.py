@@ -5,17 +5,25 @@ An answer that is stopped half-way stays, as far as it came; if nothing was said
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
+from spec_local import saved_chat
 from spec_local.chat import Conversation
 from spec_local.decoding import Prefilled
-from spec_local.errors import InvalidRequest
+from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.generation import GenerationSettings
+from spec_local.language_model import common_prefix
 from spec_local.session import Done, Session, Text
 
 _APART = 1_000_003  # more than anybody asks again
 WhenFull = Literal["stop", "forget"]
 WHEN_FULL: tuple[WhenFull, ...] = ("stop", "forget")
+
+
+def state_of(path: Path) -> Path:
+    """Where what was read of a conversation is kept."""
+    return path.with_name(path.name + ".state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +86,45 @@ class ChatSession:
 
         return self._answer(retry, cancelled)
 
+    def save(self, path: Path, *, with_state: bool = False) -> int:
+        """Keep the conversation; `with_state`: also what both models have read of it, in a file beside it (`state_of`).
+
+        Returns:
+            bytes of the second.
+
+        Raises:
+            InvalidRequest: a file cannot be written; what was there still is.
+            ContextOverflow: there is no memory for a copy of the KV caches.
+        """
+        saved_chat.save(self.conversation, path)
+        return self.session.save_state(state_of(path)) if with_state else 0
+
+    def load(self, path: Path, notice: Callable[[str], None] = lambda line: None) -> int:
+        """Go on with a conversation that was kept, and with what was read of it, if that was kept too.
+
+        Args:
+            notice: told, in a line, why a state cannot be used; the text is then read again.
+
+        Returns:
+            tokens of the conversation that main need not read again.
+
+        Raises:
+            InvalidRequest: the file cannot be read, or holds no conversation; nothing has changed.
+        """
+        conversation = saved_chat.load(path, self.session.main.model, self.conversation.template)
+        if (file := state_of(path)).exists():
+            try:
+                self.session.load_state(file)
+            except SpecLocalError as error:
+                notice(str(error))
+        self.conversation = conversation
+        return common_prefix(self.session.main.cached, conversation.tokens)
+
     def _answer(self, begin: Callable[[], None], cancelled: Callable[[], bool]) -> Iterator[ChatEvent]:
         if self._answering:
             raise InvalidRequest("an answer is still being said: read or close its events first")
         said, tokens, reason = "", list[int](), None
+        statistics = None  # of what was said before messages were forgotten
         before = list(self.conversation.messages)
         begin()
         self._answering = True
@@ -96,9 +139,12 @@ class ChatSession:
                     if isinstance(event, Text):
                         tokens += event.tokens
                     if isinstance(event, Done):
+                        if statistics:
+                            event = replace(event, statistics=statistics + event.statistics)
                         if event.reason == "context" and (gone := self._make_room(len(tokens))):
                             yield Text(event.text)
                             yield Forgotten(gone)
+                            statistics = event.statistics
                             break
                         reason = event.reason
                     yield event

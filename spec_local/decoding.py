@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal
 
 from spec_local.dice import Dice
@@ -63,6 +64,31 @@ class Statistics:
     @property
     def acceptance_rate(self) -> float:
         return self.draft_n_accepted / self.draft_n if self.draft_n else 0.0
+
+    def __add__(self, later: "Statistics") -> "Statistics":
+        """Of an answer that was said in two goes, the second of which read the first one again."""
+
+        def added(ours: list[int], its: list[int]) -> list[int]:
+            return [a + b for a, b in zip_longest(ours, its, fillvalue=0)]
+
+        profile = self.profile.copy()
+        for part, seconds in later.profile.items():
+            profile[part] = profile.get(part, 0.0) + seconds
+        return Statistics(
+            prompt_n=self.prompt_n + later.prompt_n,
+            cached_n=self.cached_n,
+            prompt_s=self.prompt_s + later.prompt_s,
+            first_token_s=self.first_token_s or self.prompt_s + later.first_token_s,
+            predicted_n=self.predicted_n + later.predicted_n,
+            predicted_s=self.predicted_s + later.predicted_s,
+            n_steps=self.n_steps + later.n_steps,
+            draft_n=self.draft_n + later.draft_n,
+            draft_n_accepted=self.draft_n_accepted + later.draft_n_accepted,
+            tested_at=added(self.tested_at, later.tested_at),
+            accepted_at=added(self.accepted_at, later.accepted_at),
+            steps_by=self.steps_by + later.steps_by,
+            profile=profile,
+        )
 
     def _count_step(self, n_said: int, proposal: Proposal, n_accepted: int) -> None:
         self.n_steps += 1

@@ -69,6 +69,35 @@ def reading(path: Path) -> Iterator[BufferedReader]:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror}): check its permissions") from None
 
 
+def read_text(path: Path, most: int) -> str:
+    """The text of a file, or of a pipe, that a person gave.
+
+    Raises:
+        InvalidRequest: it cannot be read, has more than `most` bytes, or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            return decoded(file.read(most + 1), str(path), most)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read ({error.strerror}): check the file") from None
+    except ValueError as error:
+        if isinstance(error, InvalidRequest):
+            raise
+        raise InvalidRequest(f"{path} cannot be read ({error}): check the file") from None
+
+
+def decoded(raw: bytes, source: str, most: int) -> str:
+    """UTF-8, with a byte order mark or without; raises as `read_text` does, of `source`."""
+    if len(raw) > most:
+        raise InvalidRequest(f"{source} is larger than {most >> 20} MiB: give a smaller text")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"{source} is not UTF-8 (byte {error.start}): convert it first, for instance with iconv"
+        ) from None
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a small file at once."""
     with replacing(path) as temporary:

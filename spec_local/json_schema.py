@@ -18,6 +18,7 @@ any          ``enum``, ``const``, ``anyOf``, ``oneOf`` (read as ``anyOf``), ``al
 ===========  ==============================================================================================================
 """
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -63,6 +64,7 @@ uuid ::= hex{8} "-" hex{4} "-" hex{4} "-" hex{4} "-" hex{12}
 """
 
 
+@functools.lru_cache(maxsize=8)
 def to_gbnf(schema: str) -> str:
     """The grammar of a schema, given as JSON.
 

@@ -28,6 +28,7 @@ from spec_local.language_model import LanguageModel, common_prefix
 from spec_local.llama import state
 from spec_local.llama.context import Context
 from spec_local.llama.grammar import Grammar
+from spec_local.llama.grammar_probe import check_grammar
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
 from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
@@ -339,7 +340,8 @@ class Session:
         if text is None:
             return None
         if not self._grammar or self._grammar[0] != text:
-            self._grammar = text, Grammar(self.main.model, text, notice=self._notice)
+            check_grammar(self.main.model.path, text, notice=self._notice)
+            self._grammar = text, Grammar(self.main.model, text)
         return Constraint(self._grammar[1].start())
 
     def _proposer(

@@ -65,8 +65,6 @@ def chat(
         render.prepare_stdout()
         with models.open(render.note) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
-            if system:
-                conversation.system = system
             answering = ChatSession(session, conversation, settings, when_full.value)
             talk = Talk(answering, not no_stats, show_drafts, markdown)
             if verbose:
@@ -74,6 +72,8 @@ def chat(
             render.note(talk.greeting())
             if load:
                 talk.load(load)
+            if system:  # also instead of one that was kept
+                talk.conversation.system = system
             read = reader(words())
             while True:
                 try:

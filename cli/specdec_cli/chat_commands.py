@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import InvalidRequest
+from spec_local.files import read_text
 from specdec_cli import chat_settings, render
 from specdec_cli.chat_input import Command, Ended
 
@@ -136,12 +137,7 @@ def _read(talk: "Talk", rest: str) -> None:
     path = _path(rest)
     if not path.is_file():
         raise InvalidRequest(f"{path} is no file: give the name of a text file")
-    if path.stat().st_size > _LARGEST_FILE:
-        raise InvalidRequest(f"{path} has {path.stat().st_size >> 20} MiB: give a file of at most 16")
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is not UTF-8 (byte {error.start}): convert it first") from None
+    text = read_text(path, _LARGEST_FILE)
     talk.attached += text.rstrip("\n") + "\n\n"
     render.note(f"{path} ({len(text.encode())} bytes) goes before your next message; /clear drops it")
 

@@ -1,5 +1,6 @@
 """What a person types to a chat: an editor on a terminal, lines off one."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -55,17 +56,21 @@ def reader(words: Mapping[str, Iterable[str] | None]) -> Read:
 
 
 def _message(read: Callable[[str], str]) -> str | Command:
+    opened = False
     try:
         text = read("> ")
         if text.startswith("/"):
             return Command.of(text)
         if not text.lstrip().startswith(_QUOTES):
             return text
+        opened = True
         text = text.lstrip().removeprefix(_QUOTES)
         while not text.rstrip().endswith(_QUOTES):
             text += "\n" + read(". ")
         return text.rstrip().removesuffix(_QUOTES).strip("\n")
     except EOFError:
+        if opened and not by_hand():
+            raise InvalidRequest(f"the input ended within a message: close it with {_QUOTES}") from None
         raise Ended from None
 
 
@@ -122,11 +127,16 @@ def _history() -> "History":
     import platformdirs
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    class Forgiving(FileHistory):
+        def store_string(self, string: str) -> None:
+            with contextlib.suppress(OSError):  # a full disk is no reason to lose the message
+                super().store_string(string)
+
     try:
         path = Path(platformdirs.user_state_dir("specdec", ensure_exists=True)) / "chat-history"
         path.touch(mode=0o600)
         os.chmod(path, 0o600)
-        return FileHistory(str(path))
+        return Forgiving(str(path))
     except OSError as error:
         render.note(f"what you type is not remembered ({error.strerror}: {error.filename})")
         return InMemoryHistory()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spec_local.session import Done, Session, Text
 
 _STANDARD = Path("-")
+_MOST = 1 << 24  # bytes of a prompt; more is more than any tokenizer takes
 _OUTPUT, _MANY = "Output", "Many prompts"
 
 
@@ -36,8 +37,8 @@ def generate(
             "--file",
             "-f",
             metavar="FILE",
-            help="Read this before the prompt; repeatable, in the order given. -: standard input, which else is read "
-            "only where no file is given.",
+            help="Read this before the prompt; repeatable, in the order given. -: standard input, which otherwise is "
+            "read only if no file is given.",
         ),
     ] = None,
     system: Annotated[str | None, Option(help="System message.")] = None,
@@ -262,16 +263,13 @@ def _request(
 
 def _text(path: Path) -> str:
     """What a file holds; of -, standard input."""
-    if path == _STANDARD:
-        raw, source = sys.stdin.buffer.read() if sys.stdin is not None else b"", "standard input"
-    else:
-        raw, source = path.read_bytes(), str(path)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{source} is not UTF-8 (byte {error.start}): convert it first, for instance with iconv"
-        ) from None
+    from spec_local.files import decoded, read_text
+
+    if path != _STANDARD:
+        return read_text(path, _MOST)
+    return decoded(
+        sys.stdin.buffer.read(_MOST + 1) if sys.stdin is not None else b"", "standard input", _MOST
+    )
 
 
 def _setting(session: "Session") -> list[str]:

@@ -147,7 +147,7 @@ class ModelOptions:
         ),
     ] = None
     draft_p_min: Annotated[
-        float, Option(help="Where policy confidence stops to guess.", rich_help_panel=_GUESSING)
+        float, Option(help="Where policy confidence stops guessing.", rich_help_panel=_GUESSING)
     ] = 0.75
     shape: Annotated[
         ShapeChoice,
@@ -307,18 +307,9 @@ def _schema(given: str) -> str:
 
 
 def _text_of(path: Path) -> str:
-    """What is in a file, or comes out of a pipe."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_TEXT + 1)
-        if len(raw) > _MAX_TEXT:
-            raise InvalidRequest(f"{path} is larger than {_MAX_TEXT >> 20} MiB: give a smaller file")
-        return raw.decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        if isinstance(error, InvalidRequest):
-            raise
-        why = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise InvalidRequest(f"{path} cannot be read ({why}): check the file") from None
+    from spec_local.files import read_text
+
+    return read_text(path, _MAX_TEXT)
 
 
 def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:

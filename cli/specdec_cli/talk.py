@@ -66,7 +66,7 @@ class Talk:
         if isinstance(view, answer_view.Drafts) and not self._explained:
             render.note(view.legend)
             self._explained = True
-        begun, done = False, None
+        begun, done, n_forgotten = False, None, 0
         try:
             with render.interruptible() as cancelled:
                 for event in ask(cancelled):
@@ -76,10 +76,10 @@ class Talk:
                     elif isinstance(event, Done):
                         view.end(event.text)
                         done = event
+                    elif isinstance(event, Forgotten) and not begun:
+                        render.note(_forgotten(event.n_messages))
                     elif isinstance(event, Forgotten):
-                        render.note(
-                            f"(the context was full: the oldest {event.n_messages} messages are forgotten)"
-                        )
+                        n_forgotten += event.n_messages  # to be told when the answer is out of the way
         except ContextOverflow as error:
             render.note(f"this message was not sent: {error}")
             if self._last_message and self.chat.when_full == "stop":
@@ -92,6 +92,8 @@ class Talk:
             raise
         assert done
         render.say("\n")
+        if n_forgotten:
+            render.note(_forgotten(n_forgotten))
         self.last = done.statistics
         if self.show_statistics:
             render.note(render.statistics_line(done.statistics))
@@ -101,9 +103,7 @@ class Talk:
         if cut := render.cut_note(done, self.chat.settings):
             render.note(cut)
         if done.reason == "cancelled":
-            render.note(
-                "(stopped)" if begun else "(stopped before an answer began: the message is taken back)"
-            )
+            render.note("(stopped)" if begun else "(stopped before an answer began: all is as it was before)")
             if not by_hand():
                 raise KeyboardInterrupt
 
@@ -136,29 +136,22 @@ class Talk:
 
     def save(self, path: Path, *, with_state: bool) -> None:
         """Keep the conversation; `with_state`: also what both models have read of it, beside it."""
-        from spec_local import saved_chat
+        from spec_local.chat_session import state_of
 
-        saved_chat.save(self.conversation, path)
+        if with_state and (size := self.session.state_size()) > _LARGE:
+            render.note(f"writing {size / 1e9:.1f} GB …")
+        size = self.chat.save(path, with_state=with_state)
         said = f"saved: {len(self.conversation.messages)} messages in {path}"
         if with_state:
-            if (size := self.session.state_size()) > _LARGE:
-                render.note(f"writing {size / 1e9:.1f} GB …")
-            size = self.session.save_state(_state_of(path))
-            said += f", and what was read of them in {_state_of(path)} ({size / 1e6:.1f} MB)"
+            said += f", and what was read of them in {state_of(path)} ({size / 1e6:.1f} MB)"
         render.note(said)
 
     def load(self, path: Path) -> None:
         """Go on with a conversation that was kept, and with what was read of it if that was kept too."""
-        from spec_local import saved_chat
-
-        conversation = saved_chat.load(path, self.session.main.model, self.conversation.template)
-        said = f"loaded: {len(conversation.messages)} messages"
-        if _state_of(path).exists():
-            try:
-                said += f", {self.session.load_state(_state_of(path))} tokens of them read already"
-            except SpecLocalError as error:
-                said += f"; they must be read again ({error})"
-        self.chat.conversation = conversation
+        n_read = self.chat.load(path, render.note)
+        said = f"loaded: {len(self.conversation.messages)} messages"
+        if n_read:
+            said += f", {n_read} tokens of them read already"
         self.attached, self.last = "", None
         render.note(said)
         if self.conversation.messages:
@@ -166,5 +159,5 @@ class Talk:
             render.note(f"{last['role']}: {last['content']}")
 
 
-def _state_of(path: Path) -> Path:
-    return path.with_name(path.name + ".state")
+def _forgotten(n: int) -> str:
+    return f"(the context was full: the oldest {n} messages are forgotten)"

@@ -1,44 +1,32 @@
 """llama.cpp's grammars as constraints: a text in GBNF decides which tokens of a vocabulary may follow.
 
-llama.cpp answers a token that a grammar does not allow with an exception that nobody can catch, and some grammars with a
-crash, or never. So a token is asked about before it is taken, and a grammar that is new on this machine is tried in a
-child first: ``python -m spec_local.llama.grammar``.
+llama.cpp answers a token that a grammar does not allow with an exception that nobody can catch: so a token is asked about
+before it is taken. Some grammars it answers with a crash, or never: see `spec_local.llama.grammar_probe`.
 """
 
 import contextlib
 import ctypes
-import hashlib
-import os
 import re
-import sys
-import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
-import psutil
 from numpy.typing import NDArray
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import write_atomically
 from spec_local.llama import runtime
-from spec_local.llama.child import answer, in_child
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
 
 _MAX_BYTES = 1 << 20
-_CHILD_SECONDS, _CHILD_BYTES, _CHILD_STACK, _CHILD_TOKENS = 10, 1 << 30, 1 << 20, 32
 _PATIENCE = 2.0
 """Seconds of processor time that a question may take. Of an ambiguous grammar each token may take twice the time of the one before."""
 _TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _TERMINALS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
 _NOT_ASCII = re.compile(r"[^\x00-\x7F]|\\[uU]|\\x[89a-fA-F]")
-_AMBIGUOUS = (
+AMBIGUOUS = (
     "the grammar takes llama.cpp too long: see that it cannot read one text in ever more ways, or simplify it"
 )
 
@@ -50,40 +38,34 @@ class Grammar:
     may follow where the text is complete.
 
     Args:
-        text: GBNF, with a rule ``root``; at most 1 MiB.
-        notice: told, in a line, what takes time.
+        text: GBNF, with a rule ``root``; at most 1 MiB. One that nobody has tried may end the process: see `check_grammar`.
 
     Raises:
-        InvalidRequest: it is no grammar, or one that llama.cpp cannot cope with; the message says why.
+        InvalidRequest: it is no grammar; the message says why.
     """
 
-    def __init__(self, model: Model, text: str, *, notice: Callable[[str], None] = lambda line: None) -> None:
-        raw = _encoded(text)
-        _try_first(model.path, raw, notice)
-        self._build(model, raw)
-
-    def _build(self, model: Model, raw: bytes) -> None:
+    def __init__(self, model: Model, text: str) -> None:
+        raw = encoded(text)
         self._lib = lib = runtime.library()
         self._model = model  # whose vocabulary llama.cpp keeps a bare pointer to
         runtime.forget_complaints()
         self._handle = lib.llama_sampler_init_grammar(lib.llama_model_get_vocab(model.handle), raw, b"root")
         if not self._handle:
-            raise InvalidRequest(_refusal(runtime.reason("llama.cpp gave no reason")))
+            raise InvalidRequest(refusal(runtime.reason("llama.cpp gave no reason")))
         weakref.finalize(self, lib.llama_sampler_free, self._handle)
-        text = raw.decode()
         # Of a part of a character llama.cpp says no wherever it might become one that is excluded.
         cuts = not any(_NOT_ASCII.search(t) for t in _TERMINALS.findall(text) if t.startswith("[^"))
         self._words = _Words.of(model.vocabulary, cuts)
         self._names_tokens = any(sign in _TERMINALS.sub("", text) for sign in "<!")
 
-    @classmethod
-    def _untried(cls, model: Model, raw: bytes) -> "Grammar":
-        grammar = cls.__new__(cls)
-        grammar._build(model, raw)
-        return grammar
+    def check_open(self) -> None:
+        """llama.cpp reads the model's vocabulary at each question."""
+        if not self._model.close.alive:
+            raise InvalidRequest("the model is closed: open it again")
 
     def start(self) -> "GrammarState":
         """What an answer may begin with."""
+        self.check_open()
         return GrammarState(self, self._lib.llama_sampler_clone(self._handle))
 
 
@@ -99,6 +81,7 @@ class GrammarState:
         weakref.finalize(self, grammar._lib.llama_sampler_free, handle)
 
     def allows(self, tokens: NDArray[np.intp]) -> NDArray[np.bool_]:
+        self._grammar.check_open()
         words, lib = self._grammar._words, self._grammar._lib
         known = (tokens >= 0) & (tokens < len(words.has_text))  # another one would end the process
         if not known.all():
@@ -127,7 +110,7 @@ class GrammarState:
         vocabulary, lib = self._grammar._model.vocabulary, self._grammar._lib
         if vocabulary.is_end(token) or not self.allows(np.array([token]))[0]:
             return None
-        handle = lib.llama_sampler_clone(self._handle)
+        handle = lib.llama_sampler_clone(self._handle)  # the model is open, or `allows` had said so
         following = GrammarState(self._grammar, handle)
         with _hurried():
             lib.llama_sampler_accept(handle, token)
@@ -205,10 +188,15 @@ def _hurried() -> Iterator[None]:
     started = time.thread_time()  # a machine that does something else is no fault of the grammar's
     yield
     if time.thread_time() - started > _PATIENCE:
-        raise InvalidRequest(_AMBIGUOUS)
+        raise InvalidRequest(AMBIGUOUS)
 
 
-def _encoded(text: str) -> bytes:
+def encoded(text: str) -> bytes:
+    """A grammar as llama.cpp reads it.
+
+    Raises:
+        InvalidRequest: it cannot be one.
+    """
     try:
         raw = text.encode()
     except UnicodeEncodeError:
@@ -222,80 +210,7 @@ def _encoded(text: str) -> bytes:
     return raw
 
 
-def _refusal(why: str) -> str:
+def refusal(why: str) -> str:
+    """What to tell of a grammar that llama.cpp refuses, from its own words."""
     why = " ".join(why.split())
     return f"the grammar cannot be used ({why if len(why) < 120 else why[:117] + '...'}): see llama.cpp's grammars/README.md"
-
-
-def _try_first(model: Path, raw: bytes, notice: Callable[[str], None]) -> None:
-    """Raise what `Grammar` does, where building or using this grammar would do worse here."""
-    stat = model.stat()
-    facts = [str(model.resolve()), stat.st_size, stat.st_mtime_ns, runtime.build_identity()]
-    key = hashlib.sha256(repr(facts).encode() + raw).hexdigest()[:32]
-    known = Path(platformdirs.user_cache_dir("specdec")) / "checked-grammars" / key
-    if known.exists():
-        return
-    notice("checking the grammar (first use with this model)")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "grammar.gbnf"
-        file.write_bytes(raw)
-        verdict = in_child("spec_local.llama.grammar", str(model), str(file))
-    if verdict.error:
-        raise InvalidRequest(verdict.error)
-    if verdict.crash in ("SIGXCPU", "SIGKILL"):
-        raise InvalidRequest(_AMBIGUOUS)
-    if verdict.crash:
-        raise InvalidRequest(
-            f"the grammar takes llama.cpp down ({verdict.crash}): it is nested too deeply, or grows without end"
-        )
-    with contextlib.suppress(OSError):  # without a cache folder it is checked again next time
-        write_atomically(known, b"")
-
-
-def _limit_resources() -> None:
-    """From here on; a GPU's driver may hold more address space than any grammar could need."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        seconds = int(time.process_time()) + _CHILD_SECONDS
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        size = psutil.Process().memory_info().vms + _CHILD_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
-
-
-def _work(model: Path, file: Path) -> dict[str, Any]:
-    """Build a grammar and say something in it; llama.cpp's parser tells its reasons to stderr only."""
-    loaded = Model(model, weights=False)
-    _limit_resources()
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
-        try:
-            grammar = Grammar._untried(loaded, file.read_bytes())
-        except InvalidRequest as error:
-            said.seek(0)
-            found = re.search(rb"error parsing grammar: (.*)", said.read())
-            return {"error": _refusal(found[1].decode("utf-8", "replace")) if found else str(error)}
-    state, chance, n = grammar.start(), np.random.default_rng(0), loaded.vocabulary.n_tokens
-    state.allows(np.arange(n))
-    for _ in range(_CHILD_TOKENS):
-        some = chance.integers(0, n, 512)
-        possible = some[state.allows(some)]
-        if not len(possible):
-            possible = np.flatnonzero(state.allowed())
-        following = state.after(int(chance.choice(possible))) if len(possible) else None
-        if following is None:
-            break
-        state = following
-    return {}
-
-
-def _main(model: str, file: str) -> None:
-    # Where the grammar is used, the stack may be a small one, and llama.cpp is recursive.
-    threading.stack_size(_CHILD_STACK)
-    thread = threading.Thread(target=lambda: answer(lambda: _work(Path(model), Path(file))))
-    thread.start()
-    thread.join()
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

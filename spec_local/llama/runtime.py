@@ -115,5 +115,5 @@ def system_info() -> str:
 
 
 def devices() -> list[str]:
-    """Back ends of this build, the fastest first, as llama.cpp names them: ``CPU``, or a GPU's and ``CPU``."""
+    """Back ends of this build as llama.cpp lists them, CPU last; whether a model uses them is its own affair."""
     return re.findall(r"(\w+) : ", system_info()) or ["CPU"]

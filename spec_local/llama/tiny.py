@@ -51,6 +51,7 @@ def write_tiny_model(
     extra_tokens: Sequence[str] = (),
     end_scale: float = 0.0,
     architecture: str = "llama",
+    space_prefix: bool = False,
 ) -> Path:
     """Write a model of a few hundred kB.
 
@@ -67,6 +68,7 @@ def write_tiny_model(
         end_scale: how readily the model ends its answer: 0 next to never, 1 as readily as it says any token.
         architecture: ``llama``; ``mamba`` is recurrent; ``gemma3`` has a sliding window of `SLIDING_WINDOW`
             tokens; another name gives llama's tensors under that name.
+        space_prefix: the tokenizer puts a space before every text, as Llama 2's does.
 
     Returns:
         the path.
@@ -100,7 +102,7 @@ def write_tiny_model(
         writer.add_value_length(_HEAD)
         writer.add_sliding_window(SLIDING_WINDOW)
         writer.add_sliding_window_pattern(2)  # the even layers see the window, the odd ones all
-    _add_tokenizer(writer, tokens, scores, types)
+    _add_tokenizer(writer, tokens, scores, types, space_prefix)
 
     kind = gguf.GGMLQuantizationType[tensor_type]
     tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(architecture, _llama_tensors)
@@ -140,7 +142,9 @@ def _vocabulary(extra: Sequence[str]) -> tuple[list[str], list[float], list[int]
     return list(kinds), scores, [int(kind) for kind in kinds.values()]
 
 
-def _add_tokenizer(writer: Any, tokens: list[str], scores: list[float], types: list[int]) -> None:
+def _add_tokenizer(
+    writer: Any, tokens: list[str], scores: list[float], types: list[int], space_prefix: bool
+) -> None:
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores(scores)
@@ -151,7 +155,7 @@ def _add_tokenizer(writer: Any, tokens: list[str], scores: list[float], types: l
     writer.add_eot_token_id(tokens.index("<|im_end|>"))
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
-    writer.add_add_space_prefix(False)
+    writer.add_add_space_prefix(space_prefix)
     writer.add_chat_template(CHAT_TEMPLATE)
 
 

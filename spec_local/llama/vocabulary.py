@@ -98,6 +98,25 @@ class Vocabulary:
                 return tokens[:n]
         raise BackendError("the tokenizer failed on this text: please report it with the model's name")
 
+    def continuation(self, text: str) -> list[int]:
+        """Token ids of a text that follows another one, special tokens among them: see `tokenize`.
+
+        Some tokenizers put a space before every text, also where it is none of its own.
+        """
+        tokens, own = self.tokenize(text, parse_special=True), _indent(bytes_of(text))
+        if _indent(self._spelled(tokens)) <= own:
+            return tokens
+        for start in (b"\n", b".", b"a"):  # one of them will not melt into the text
+            whole = self.tokenize(start.decode() + text, parse_special=True)
+            n = next((n for n in range(1, 5) if self._spelled(whole[:n]).lstrip(b" ") == start), None)
+            if n is not None:
+                return whole[n:]
+        return tokens
+
+    def _spelled(self, tokens: Sequence[int]) -> bytes:
+        """With special tokens by name."""
+        return b"".join(self.piece(token, special=True) for token in tokens)
+
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of one token; often only a part of a UTF-8 character.
 
@@ -128,3 +147,7 @@ class Vocabulary:
     def _check(self, token: int) -> None:
         if not 0 <= token < self.n_tokens:
             raise InvalidRequest(f"token {token} is outside of the vocabulary: give 0 to {self.n_tokens - 1}")
+
+
+def _indent(text: bytes) -> int:
+    return len(text) - len(text.lstrip(b" "))

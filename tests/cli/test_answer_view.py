@@ -220,3 +220,5 @@ def test_markdown_keeps_the_paragraphs_of_a_list_item_in_the_list(screen):
     view.end("")
     seen = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue())
     assert seen == " 1 one\n 2 two\n   more of two\n 3 three\n\nafter\n"
+    view.show(Text("\n- an item with a line after it\n\n- the next\n"))
+    assert "an item" in screen.getvalue()  # it does not wait for the end of the list

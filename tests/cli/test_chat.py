@@ -98,6 +98,15 @@ def test_interrupting_the_prompt_gives_a_hint(terminal, main):
     assert "12 tokens in" in person.say("whole")
 
 
+def test_ctrl_z_is_no_character(terminal, main):
+    """It suspends; here, where no shell waits, it does nothing."""
+    person = terminal("--main", main, *SHORT)
+    person.prompt()
+    seen = person.say("hel\x1alo")
+    assert "hello" in seen
+    assert "^Z" not in seen
+
+
 def test_triple_quotes_hold_a_message_of_several_lines(terminal, main, specdec):
     person = terminal("--main", main, "--no-stats", *SHORT)
     person.prompt()
@@ -208,6 +217,27 @@ def test_system_message(specdec, main):
     done = specdec("chat", "--main", main, "--system", "Be brief.", *SHORT, stdin=b"hello\n/clear\nhello\n")
     first = specdec("generate", "--main", main, "--system", "Be brief.", *SHORT, "hello").stdout
     assert done.stdout == (first + b"\n") * 2  # /clear keeps it
+
+
+def test_a_pipe_that_ends_within_a_message(specdec, main):
+    done = specdec("chat", "--main", main, *SHORT, stdin=b'"""first line\nsecond\n')
+    assert done.returncode == 2
+    assert b'ended within a message: close it with """' in done.stderr
+    assert done.stdout == b""
+
+
+def test_interrupting_a_command_says_so(monkeypatch, capsys):
+    from specdec_cli import chat, chat_input
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat_input, "by_hand", lambda: True)
+    chat._noted(interrupted)
+    assert capsys.readouterr().err == "(stopped)\n"
+    monkeypatch.setattr(chat_input, "by_hand", lambda: False)
+    with pytest.raises(KeyboardInterrupt):
+        chat._noted(interrupted)
 
 
 def test_pipe_that_is_no_utf8(specdec, main):

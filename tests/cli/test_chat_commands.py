@@ -184,6 +184,14 @@ def test_save_and_load(chat, tmp_path):
     assert third == second
 
 
+def test_a_system_message_for_a_conversation_that_was_kept(chat):
+    _, notes = chat("/system Be brief.", "hello", "/save talk.json", options=["--temp", "0"])
+    _, notes = chat("/system", options=["--load", "talk.json"])
+    assert notes[-1] == "system message: Be brief."
+    _, notes = chat("/system", options=["--load", "talk.json", "--system", "Be long."])
+    assert notes[-1] == "system message: Be long."
+
+
 def test_what_was_read_is_kept_too(chat, tmp_path):
     whole, _ = chat("hello", "and again", options=["--temp", "0"])
     first, notes = chat("hello", "/save --state talk.json", options=["--temp", "0"])
@@ -193,7 +201,7 @@ def test_what_was_read_is_kept_too(chat, tmp_path):
     assert first + second == whole
     (tmp_path / "talk.json.state").write_bytes(b"rubbish" * 100)
     third, notes = chat("/load talk.json", "and again", options=["--temp", "0"])
-    assert "they must be read again" in notes[0]
+    assert "is no saved state" in notes[0]
     assert third == second
 
 
@@ -217,6 +225,16 @@ def test_an_answer_goes_on_when_the_context_is_full(chat):
         "the context of 128 tokens is full"
     )  # one question and its answer are too much
     assert said.count(b"\n") >= 2
+
+
+def test_what_was_forgotten_is_not_told_in_the_middle_of_an_answer(specdec, main):
+    options = ["--ctx", "220", "-n", "5", "--temp", "0", "--when-full", "forget", "--no-stats"]
+    script = 'printf "one\n/set max-tokens 200\ntwo\n" | "$@" 2>&1'
+    done = specdec.shell(script, "chat", "--main", main, *options)
+    _, told, answered = done.stdout.partition(b"max-tokens = 200\n")
+    assert told
+    assert answered.endswith(b"\n(the context was full: the oldest 2 messages are forgotten)\n")
+    assert len(answered) > 400
 
 
 def test_a_slash_in_a_message(chat, answer):

@@ -57,6 +57,7 @@ def models(tmp_path_factory):
         "main": Model(write_tiny_model(folder / "main.gguf", n_ctx=4096)),
         "draft": Model(write_tiny_model(folder / "draft.gguf", n_ctx=4096, noise=0.05)),
         "other": Model(write_tiny_model(folder / "other.gguf", extra_tokens=["wine", "one two", "th"])),
+        "prefix": Model(write_tiny_model(folder / "prefix.gguf", n_ctx=4096, space_prefix=True)),
         "ending": Model(write_tiny_model(folder / "ending.gguf", n_ctx=4096, end_scale=1.5)),
     }
     yield made
@@ -172,6 +173,28 @@ def test_control_tokens_in_an_answer_stay_with_the_text_after_them(talk):
     second = conversation.ask("more")
     assert second[len(first)] == letters[0]
     assert HIDDEN not in second
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else ' ' + m.content + ' ###' }}{% endfor %}",
+        "{% for m in messages %}{{ 'Q:' + m.content + '\nA:' if m.role == 'user' else m.content + '\n' }}{% endfor %}",
+        "{% for m in messages %}{{ m.content + ('?' if m.role == 'user' else '.') }}{% endfor %}",
+        "{% for m in messages %}{{ m.content + '  ' }}{% endfor %}",
+    ],
+)
+def test_a_tokenizer_that_puts_a_space_before_a_text_does_so_once(talk, template):
+    """Llama 2's. What follows an answer is tokenized alone, and is no beginning."""
+    conversation = talk(model="prefix")
+    stand_in = SimpleNamespace(path="x", vocabulary=conversation.model.vocabulary, chat_template=template)
+    conversation.template = ChatTemplate(stand_in)
+    said = conversation.model.vocabulary.continuation("the time is long")
+    for question in ("one", "two", "three"):
+        tokens = conversation.ask(question)
+        spelled = b"".join(conversation.model.vocabulary.piece(t, special=True) for t in tokens[1:])
+        assert spelled.decode() == " " + conversation.template.render(conversation.messages)
+        conversation.answer("the time is long", said)
 
 
 def test_a_template_that_trims_costs_only_what_it_trims(talk):

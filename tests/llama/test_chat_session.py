@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from spec_local.chat import ChatTemplate, Conversation
-from spec_local.chat_session import ChatSession, Forgotten
+from spec_local.chat_session import ChatSession, Forgotten, state_of
 from spec_local.decoding import Prefilled
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.generation import GenerationSettings
@@ -157,7 +157,16 @@ def test_an_answer_goes_on_after_forgetting(chat):
     n_prompt = second.cached_n + second.prompt_n + 1  # the last token is read with the first step
     assert n_prompt == len(c.conversation.retry()) + n_before
     c.conversation.answer(text_of(events), said)
-    assert [event.reason for event in events if isinstance(event, Done)] == ["length"]
+    (done,) = (event for event in events if isinstance(event, Done))
+    assert done.reason == "length"
+    figures = done.statistics  # of the whole answer
+    assert figures.predicted_n == 150
+    assert figures.n_steps == sum(figures.steps_by.values()) > 150 / 5
+    assert figures.draft_n_accepted == sum(figures.accepted_at)
+    first, second = (event.statistics for event in events if isinstance(event, Prefilled))
+    assert figures.prompt_n == first.prompt_n + second.prompt_n
+    assert figures.cached_n == first.cached_n
+    assert figures.profile["main model"] > second.profile["main model"] > 0
     assert c.conversation.messages[-1]["content"] == text_of(events)
     assert c.session.main.model.vocabulary.detokenize(said) == text_of(events)
     assert [m["content"] for m in c.conversation.messages if m["role"] == "user"] == ["three"]
@@ -222,6 +231,38 @@ def test_one_answer_at_a_time(chat):
     said = text_of(first)
     assert c.conversation.messages[-1]["content"] == said
     assert text_of(c.say("two"))
+
+
+def test_a_conversation_that_was_kept_goes_on(chat, tmp_path):
+    path, notes = tmp_path / "talk.json", []
+    alone = chat()
+    whole = [text_of(alone.say("one")), text_of(alone.say("two"))]
+    first = chat()
+    assert text_of(first.say("one")) == whole[0]
+    size = first.save(path, with_state=True)
+    assert size == state_of(path).stat().st_size
+    again = chat()
+    n = again.load(path, notes.append)
+    assert n == len(first.session.main.cached) > 10
+    events = list(again.say("two"))
+    assert text_of(events) == whole[1]
+    (read,) = (event.statistics for event in events if isinstance(event, Prefilled))
+    assert read.cached_n == n
+    assert notes == []
+
+
+def test_a_state_of_another_conversation_is_not_counted(chat, tmp_path):
+    path, c = tmp_path / "talk.json", chat()
+    list(c.say("one"))
+    c.save(path, with_state=True)
+    c.conversation.clear()
+    list(c.say("something else altogether"))
+    c.save(path)
+    assert c.load(path) < 8  # how every conversation begins
+    notes = []
+    state_of(path).write_bytes(b"rubbish")
+    c.load(path, notes.append)
+    assert "no saved state" in notes[0]
 
 
 def test_when_full_must_be_known(chat):

@@ -17,8 +17,11 @@ from spec_local.errors import InvalidRequest
 from spec_local.generation import GenerationSettings
 from spec_local.json_schema import to_gbnf
 from spec_local.llama import grammar as module
+from spec_local.llama import grammar_probe
 from spec_local.llama.child import Verdict
 from spec_local.llama.grammar import Grammar
+from spec_local.llama.grammar_probe import check_grammar
+from spec_local.llama.model import Model
 from spec_local.llama.tiny import FIRST_BYTE
 from spec_local.sampling import SamplingSettings
 from spec_local.session import Done, Session, Text
@@ -32,11 +35,6 @@ def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("platformdirs.user_cache_dir", lambda name: str(folder))
         yield
-
-
-def untried(model, text):
-    """A grammar that needs no child: the tests wrote it."""
-    return Grammar._untried(model, text.encode())
 
 
 def after(grammar, model, text):
@@ -67,7 +65,7 @@ GRAMMARS = {
 
 @pytest.mark.parametrize(("text", "prefixes"), GRAMMARS.values(), ids=GRAMMARS.keys())
 def test_all_that_may_follow_is_found_with_few_questions(tiny_model, text, prefixes):
-    grammar, every = untried(tiny_model, text), np.arange(tiny_model.vocabulary.n_tokens)
+    grammar, every = Grammar(tiny_model, text), np.arange(tiny_model.vocabulary.n_tokens)
     for prefix in prefixes:
         state = after(grammar, tiny_model, prefix)
         np.testing.assert_array_equal(state.allowed(), state.allows(every))
@@ -80,7 +78,7 @@ def test_all_that_may_follow_is_found_with_few_questions(tiny_model, text, prefi
 
 def test_questions_are_fewer_than_tokens(tiny_model):
     words, asked = module._Words.of(tiny_model.vocabulary, True), []
-    state = untried(tiny_model, 'root ::= "the"').start()
+    state = Grammar(tiny_model, 'root ::= "the"').start()
 
     def allows(tokens):
         asked.append(len(tokens))
@@ -91,10 +89,10 @@ def test_questions_are_fewer_than_tokens(tiny_model):
 
 
 def test_a_text_may_end_where_it_is_whole_and_only_there(tiny_model):
-    grammar = untried(tiny_model, 'root ::= "a" "b"? | "cd"')
+    grammar = Grammar(tiny_model, 'root ::= "a" "b"? | "cd"')
     for text, whole in [("", False), ("a", True), ("ab", True), ("c", False), ("cd", True), ("abc", False)]:
         assert says(grammar, tiny_model, text) == whole
-    characters = untried(tiny_model, "root ::= [é🙂]*")
+    characters = Grammar(tiny_model, "root ::= [é🙂]*")
     cut = after(characters, tiny_model, b"\xf0\x9f".decode("utf-8", "surrogateescape"))
     assert cut is not None
     assert not cut.allows(np.array([tiny_model.vocabulary.eos]))[0]
@@ -108,11 +106,11 @@ def test_control_tokens_are_no_text_unless_a_grammar_names_tokens(tiny_model):
         ("root ::= .*", False),
         ("root ::= <|im_start|>", True),
     ]:
-        assert untried(tiny_model, text).start().allows(np.array([start]))[0] == may_follow
+        assert Grammar(tiny_model, text).start().allows(np.array([start]))[0] == may_follow
 
 
 def test_states_are_values(tiny_model):
-    grammar = untried(tiny_model, 'root ::= "ab" | "ac"')
+    grammar = Grammar(tiny_model, 'root ::= "ab" | "ac"')
     a = after(grammar, tiny_model, "a")
     b, c = after(grammar, tiny_model, "ab"), after(grammar, tiny_model, "ac")
     first = a.allowed().copy()
@@ -125,7 +123,7 @@ def test_states_are_values(tiny_model):
 
 
 def test_a_token_beyond_the_vocabulary_is_an_error_and_no_crash(tiny_model):
-    state = untried(tiny_model, JSON).start()
+    state = Grammar(tiny_model, JSON).start()
     for token in (-1, tiny_model.vocabulary.n_tokens, 2**31 - 1):
         with pytest.raises(InvalidRequest):
             state.allows(np.array([1, token]))
@@ -133,7 +131,7 @@ def test_a_token_beyond_the_vocabulary_is_an_error_and_no_crash(tiny_model):
 
 
 def test_every_state_is_freed(tiny_model, monkeypatch):
-    grammar = untried(tiny_model, JSON)
+    grammar = Grammar(tiny_model, JSON)
     alive, lib = [0], grammar._lib
 
     class Counting:
@@ -177,7 +175,7 @@ BAD = {
 @pytest.mark.parametrize(("text", "why"), BAD.values(), ids=BAD.keys())
 def test_a_grammar_that_cannot_be_used_is_one_line(tiny_model, text, why, capfd):
     with pytest.raises(InvalidRequest, match=why) as caught:
-        Grammar(tiny_model, text)
+        check_grammar(tiny_model.path, text)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
     assert capfd.readouterr() == ("", "")
@@ -185,9 +183,9 @@ def test_a_grammar_that_cannot_be_used_is_one_line(tiny_model, text, why, capfd)
 
 def test_a_grammar_is_tried_once(tiny_model, monkeypatch):
     notes, text = [], 'root ::= "tried once"'
-    Grammar(tiny_model, text, notice=notes.append)
-    monkeypatch.setattr(module, "in_child", None)
-    Grammar(tiny_model, text, notice=notes.append)
+    check_grammar(tiny_model.path, text, notice=notes.append)
+    monkeypatch.setattr(grammar_probe, "in_child", None)
+    check_grammar(tiny_model.path, text, notice=notes.append)
     assert notes == ["checking the grammar (first use with this model)"]
 
 
@@ -195,7 +193,7 @@ def test_a_grammar_that_grows_ever_more_ambiguous_is_given_up(tiny_model, monkey
     """Each a doubles the ways in which what was said can be read."""
     monkeypatch.setattr(module, "_PATIENCE", 0.02)
     rules = 'root ::= e\ne ::= "a" | "a" e x | "a" e y\nx ::= "x"\ny ::= "y"'
-    state = untried(tiny_model, rules).start()
+    state = Grammar(tiny_model, rules).start()
 
     def go_on(state):
         for _ in range(40):
@@ -211,9 +209,7 @@ def test_a_grammar_without_end_has_a_limit(tiny_model, tmp_path):
     file.write_text(
         "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1} | r{i + 1}\n" for i in range(60)) + 'r60 ::= "a"'
     )
-    script = (
-        "import sys; from spec_local.llama import grammar as g; g._CHILD_SECONDS = 1; g._main(*sys.argv[1:])"
-    )
+    script = "import sys; from spec_local.llama import grammar_probe as g; g._CHILD_SECONDS = 1; g._main(*sys.argv[1:])"
     command = [sys.executable, "-c", script, tiny_model.path, file]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:  # it ends with its standard input
         assert child.wait(60) == -signal.SIGXCPU
@@ -223,10 +219,20 @@ def test_a_grammar_without_end_has_a_limit(tiny_model, tmp_path):
     ("crash", "why"), [("SIGXCPU", "too long"), ("SIGSEGV", r"takes llama.cpp down \(SIGSEGV\)")]
 )
 def test_what_becomes_of_the_child_is_told_and_tried_again(tiny_model, monkeypatch, crash, why):
-    monkeypatch.setattr(module, "in_child", lambda *arguments: Verdict(crash, None, {}))
+    monkeypatch.setattr(grammar_probe, "in_child", lambda *arguments: Verdict(crash, None, {}))
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=why):
-            Grammar(tiny_model, 'root ::= "one that kills"')
+            check_grammar(tiny_model.path, 'root ::= "one that kills"')
+
+
+def test_a_model_that_was_closed_is_told(tiny_path):
+    model = Model(tiny_path, weights=False)
+    grammar = Grammar(model, 'root ::= "a" "b"')
+    state = grammar.start()
+    model.close()
+    for ask in (grammar.start, state.allowed, lambda: state.after(FIRST_BYTE + ord("a"))):
+        with pytest.raises(InvalidRequest, match="closed"):
+            ask()
 
 
 def test_a_thread_of_a_small_stack_reads_what_the_child_could(tiny_model):
@@ -305,7 +311,7 @@ SCHEMAS = {
 
 @pytest.mark.parametrize(("schema", "valid", "invalid"), SCHEMAS.values(), ids=SCHEMAS.keys())
 def test_a_schema_holds_what_is_valid_under_it_and_nothing_else(tiny_model, schema, valid, invalid):
-    grammar = untried(tiny_model, to_gbnf(json.dumps(schema)))
+    grammar = Grammar(tiny_model, to_gbnf(json.dumps(schema)))
     for text in valid:
         json.loads(text)
         assert says(grammar, tiny_model, text), text
@@ -314,7 +320,7 @@ def test_a_schema_holds_what_is_valid_under_it_and_nothing_else(tiny_model, sche
 
 
 def test_whitespace_cannot_go_on_for_ever(tiny_model):
-    grammar = untried(tiny_model, JSON)
+    grammar = Grammar(tiny_model, JSON)
     for text in ("{" + " " * 2, "{\n" + " " * 21, "{\n\n", " {"):
         assert after(grammar, tiny_model, text) is None
     assert after(grammar, tiny_model, "{\n" + " " * 20) is not None
@@ -408,7 +414,7 @@ def test_a_seed_says_the_same_with_guesses_and_without(session):
 def test_a_cut_answer_says_so_and_begins_what_the_grammar_holds(session, tiny_model):
     text, events = answer(session, grammar='root ::= "the " [a-z]{200}', max_tokens=9)
     assert events[-1].reason == "length"
-    assert after(untried(tiny_model, 'root ::= "the " [a-z]{200}'), tiny_model, text) is not None
+    assert after(Grammar(tiny_model, 'root ::= "the " [a-z]{200}'), tiny_model, text) is not None
 
 
 def test_turns_of_a_session_begin_their_grammar_anew(session):

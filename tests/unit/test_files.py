@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+from pathlib import Path
 
 import pytest
 
-from spec_local.files import replacing, sha256, write_atomically
+from spec_local.errors import InvalidRequest
+from spec_local.files import read_text, replacing, sha256, write_atomically
 
 
 def test_it_appears_with_its_folders(tmp_path):
@@ -70,6 +72,20 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
         assert alive.exists()
         assert another.exists()
         killed.touch()
+
+
+def test_a_text_of_a_person(tmp_path):
+    path = tmp_path / "text"
+    for raw, text in ((b"caf\xc3\xa9", "café"), (b"\xef\xbb\xbfa", "a"), (b"", "")):
+        path.write_bytes(raw)
+        assert read_text(path, 8) == text
+    for raw, why in ((b"caf\xe9", r"not UTF-8 \(byte 3\)"), (b"a" * 9, "larger than 0 MiB")):
+        path.write_bytes(raw)
+        with pytest.raises(InvalidRequest, match=why):
+            read_text(path, 8)
+    for wrong in (tmp_path, tmp_path / "absent", Path("a\0b")):
+        with pytest.raises(InvalidRequest, match="cannot be read"):
+            read_text(wrong, 8)
 
 
 def test_sha256(tmp_path):
