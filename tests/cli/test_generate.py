@@ -161,7 +161,7 @@ def test_input_that_is_no_utf8(specdec, main, tmp_path):
 def test_prompt_file_that_cannot_be_read(specdec, main, tmp_path):
     assert "No such file" in specdec.one_line(specdec(*options(main), "-f", tmp_path / "absent"), 2)
     assert "larger than 16 MiB" in specdec.one_line(specdec(*options(main), "-f", "/dev/zero"), 2)
-    assert "directory" in specdec.one_line(specdec(*options(main), "-f", tmp_path), 1)
+    assert "directory" in specdec.one_line(specdec(*options(main), "-f", tmp_path), 2)
 
 
 def test_closed_stdout(specdec, main):
