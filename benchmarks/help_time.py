@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from specdec_cli import settings
+from specdec_cli import commands, settings
 from specdec_cli.app import app
 
 RUNS = 9
@@ -32,12 +32,12 @@ def cpu_seconds(*arguments: str) -> float:
 
 def main() -> None:
     root = typer.main.get_command(app)
-    assert isinstance(root, settings.Group)
-    commands = [[], *(name.split("-") for name, _ in settings.runnable(root))]
+    assert isinstance(root, commands.Group)
+    pages = [[], *(name.split("-") for name, _ in settings.runnable(root))]
     empty = cpu_seconds("-c", "pass")
     print(f"{empty:6.3f} s  python -c pass")
     slowest = 0.0
-    for command in commands:
+    for command in pages:
         seconds = cpu_seconds("-m", "specdec_cli", *command, "--help")
         slowest = max(slowest, seconds)
         print(f"{seconds:6.3f} s  {seconds / empty:5.1f} ×  specdec {' '.join([*command, '--help'])}")

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 import spec_local
-from specdec_cli import bench, chat, check, config, doctor, draft, generate, models, settings, tune
+from specdec_cli import bench, chat, check, commands, config, doctor, draft, generate, models, tune
 
 app = typer.Typer(
     name="specdec",
-    cls=settings.Group,
+    cls=commands.Group,
     help="Speculative decoding for GGUF models on your own machine: the same text, in fewer steps.",
     epilog="Begin with: specdec models pull starter, then specdec chat. Each command shows examples with --help; "
     "each of its options can be set beforehand: see specdec config --help.",
@@ -25,8 +25,8 @@ app.command("doctor")(doctor.doctor)
 models.app.command("check")(check.check)
 app.add_typer(models.app, name="models")
 app.add_typer(draft.app, name="draft")
-settings.adopt(app)
-app.add_typer(config.app, name="config", cls=settings.Group)  # works whatever is wrong with the settings
+commands.adopt(app)
+app.add_typer(config.app, name="config", cls=commands.Group)  # works whatever is wrong with the settings
 
 
 def _version(asked: bool) -> None:
@@ -40,6 +40,6 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
-    no_color: settings.NoColor = False,
+    no_color: commands.NoColor = False,
 ) -> None:
     pass

@@ -13,6 +13,7 @@ from typer import Option
 
 from spec_local.errors import InvalidRequest, ModelError
 from specdec_cli import exits, plots, progress, render
+from specdec_cli.commands import flattened
 from specdec_cli.options import (
     STARTER,
     ModelOptions,
@@ -20,7 +21,6 @@ from specdec_cli.options import (
     ProposerChoice,
     SamplingOptions,
     ShapeChoice,
-    flattened,
     generation_settings,
     paired,
 )

@@ -10,7 +10,8 @@ from typer import Option
 
 from spec_local.errors import SpecLocalError
 from specdec_cli import exits, render
-from specdec_cli.options import ModelOptions, SamplingOptions, flattened, generation_settings
+from specdec_cli.commands import flattened
+from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
 
 
 class WhenFullChoice(StrEnum):

@@ -8,7 +8,7 @@ import typer
 from typer import Argument
 
 from spec_local.errors import InvalidRequest, SpecLocalError
-from specdec_cli import exits, render, settings
+from specdec_cli import commands, exits, render, settings
 
 app = typer.Typer(
     help="Options set beforehand: in the environment (SPECDEC_…) and in the config file.",
@@ -17,7 +17,7 @@ app = typer.Typer(
 
 
 @app.command("path")
-def show_path(config: settings.ConfigOption = None) -> None:
+def show_path(config: commands.ConfigOption = None) -> None:
     """Print where the config file is, or would be.
 
     Example:
@@ -34,7 +34,7 @@ def show(
     command: Annotated[
         list[str] | None, Argument(help="A command, as in: chat, or: models pull (default: all of them).")
     ] = None,
-    config: settings.ConfigOption = None,
+    config: commands.ConfigOption = None,
 ) -> None:
     """Print what each option is set to, and where: an environment variable, a line of the config file, or the default.
 

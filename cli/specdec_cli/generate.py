@@ -12,7 +12,8 @@ from typer import Argument, Option
 from spec_local.errors import InvalidRequest
 from spec_local.text import printable
 from specdec_cli import answer_view, batch_view, exits, render
-from specdec_cli.options import ModelOptions, SamplingOptions, flattened, generation_settings
+from specdec_cli.commands import flattened
+from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
 
 if TYPE_CHECKING:
     from spec_local import as_json

@@ -1,19 +1,16 @@
 """The options that commands share, each declared once.
 
-A command takes a dataclass (`ModelOptions`, `SamplingOptions`); `flattened` spreads its fields out into
-the signature that Typer reads.
+A command takes a dataclass (`ModelOptions`, `SamplingOptions`); `specdec_cli.commands.flattened` spreads its fields out
+into the signature that Typer reads.
 """
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 import math
-import typing
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -374,36 +371,3 @@ def _bias(text: str) -> tuple[int, float]:
         raise InvalidRequest(
             f"logit bias {text!r} is not understood: give a token id and a number, as 42=-1.5"
         ) from None
-
-
-def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's dataclass parameters by their fields, for Typer to read."""
-    hints = typing.get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {}
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
-        kind = hints[parameter.name]
-        if not dataclasses.is_dataclass(kind):
-            parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        groups[parameter.name] = typing.cast("type[Any]", kind)
-        field_hints = typing.get_type_hints(kind, include_extras=True)
-        for field in dataclasses.fields(kind):
-            parameters.append(
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=field.default,
-                    annotation=field_hints[field.name],
-                )
-            )
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> None:
-        for name, kind in groups.items():
-            values[name] = kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind)})
-        command(**values)
-
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapper

@@ -4,7 +4,8 @@ An option has one name: ``--top-k`` is ``SPECDEC_TOP_K`` in the environment and 
 level or in the table of one command (``[chat]``, ``[models-pull]``), which counts more. A value means what the same
 text would mean after the flag. A list is a list in the file, and a JSON array, or one value, in the environment.
 
-Typer has the order of the four and checks the values; here the second and the third are read, and named in errors.
+Typer has the order of the four and checks the values (see `specdec_cli.commands`); here the second and the third are read,
+and named in errors.
 """
 
 import contextlib
@@ -19,12 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from spec_local.errors import InvalidRequest
-from specdec_cli import exits, render
 
 if TYPE_CHECKING:
     from spec_local.config_file import ConfigFile
@@ -40,59 +38,6 @@ class Setting:
     value: str | list[str]
     source: str
     error: Callable[[str], Exception]
-
-
-class Command(TyperCommand):
-    """A command whose options can be set beforehand, too."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with exits.guarded():
-            ctx.default_map = asked = _Asked(ctx, self)
-            try:
-                return super().parse_args(ctx, args)
-            except typer.BadParameter as error:
-                setting = asked.used.get(error.param.name) if error.param else None
-                if setting is None:
-                    raise
-                raise setting.error(sentence(error.message)) from None
-
-
-class Group(TyperGroup):
-    """A group of commands, all of whose own options are flags."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for param in self.get_params(ctx):
-            if param.param_type_name == "option" and param.default is None:
-                param.default = False  # to check a None, Typer would import pydantic, and help would wait
-        return super().parse_args(ctx, args)
-
-
-class _Asked(dict[str, Any]):
-    """What Typer asks for defaults, by parameter; reads nothing before it is asked, so that --help works whatever is wrong."""
-
-    def __init__(self, ctx: Any, command: "Command") -> None:
-        self._ctx, self._command = ctx, command
-        self.used: dict[str, Setting] = {}
-
-    def get(self, name: str, default: Any = None) -> Any:
-        if self._ctx.resilient_parsing:  # a shell asks for completions, or help for the defaults of everybody
-            return default
-        if name not in options(self._command) or name not in self._found:
-            return default
-        self.used[name] = self._found[name]
-        return self.used[name].value
-
-    @functools.cached_property
-    def _found(self) -> dict[str, Setting]:
-        root = self._ctx.find_root().command
-        for warning in unknown_variables(root):
-            render.note(f"specdec: {warning}")
-        commands = dict(runnable(root))
-        name = next(name for name, command in commands.items() if command is self._command)
-        file = read(root, self._ctx.params.get("config"))
-        return (
-            environment(self._command) if file is None else file.settings(name) | environment(self._command)
-        )
 
 
 def path(given: str | None = None) -> Path:
@@ -121,7 +66,7 @@ def read(root: TyperGroup, given: str | None = None) -> "Config | None":
 class Config:
     """One config file."""
 
-    def __init__(self, place: Path, file: "ConfigFile", commands: Mapping[str, Command]) -> None:
+    def __init__(self, place: Path, file: "ConfigFile", commands: Mapping[str, TyperCommand]) -> None:
         self._folder, self._file, self._commands = place.absolute().parent, file, commands
         self._content = file.table()
         known = {key for command in commands.values() for key in keys(command)}
@@ -153,7 +98,7 @@ class Config:
                     found[param] = self._setting(command, param, (*table, key), content[key])
         return found
 
-    def _setting(self, command: Command, param: str, key: tuple[str, ...], value: Any) -> Setting:
+    def _setting(self, command: TyperCommand, param: str, key: tuple[str, ...], value: Any) -> Setting:
         error = functools.partial(self._file.error, key)
         option = options(command)[param]
         values = value if isinstance(value, list) else [value]
@@ -164,7 +109,7 @@ class Config:
         texts = [self._placed(command, option, _text(each)) for each in values]
         return Setting(texts if option.multiple else texts[0], self._file.place(key), error)
 
-    def _placed(self, command: Command, option: Any, text: str) -> str:
+    def _placed(self, command: TyperCommand, option: Any, text: str) -> str:
         """A relative path is one beside the config file; so is a model's file, if it is there."""
         is_path = Path in _types(command, option.name)
         if text == "-" or not (is_path or "FILE" in (option.metavar or "")):
@@ -177,7 +122,7 @@ class Config:
         return text
 
 
-def environment(command: Command) -> dict[str, Setting]:
+def environment(command: TyperCommand) -> dict[str, Setting]:
     """What the environment says of a command's options, by parameter. An empty variable says nothing."""
     found = {}
     for key, param in keys(command).items():
@@ -206,23 +151,23 @@ def variable(key: str) -> str:
     return _PREFIX + key.replace("-", "_").upper()
 
 
-def options(command: Command) -> dict[str, Any]:
+def options(command: TyperCommand) -> dict[str, Any]:
     """A command's options by parameter, but for the one that names the config file."""
     return {p.name: p for p in command.params if p.param_type_name == "option" and p.name != "config"}
 
 
-def keys(command: Command) -> dict[str, str]:
+def keys(command: TyperCommand) -> dict[str, str]:
     """The parameters that a command's options set, by the name of the option without its dashes."""
     long = [(opt[2:], name) for name, p in options(command).items() for opt in p.opts if opt[:2] == "--"]
     return dict(long)
 
 
-def runnable(group: TyperGroup, prefix: str = "") -> Iterator[tuple[str, Command]]:
+def runnable(group: TyperGroup, prefix: str = "") -> Iterator[tuple[str, TyperCommand]]:
     """All commands by the name that a table in the file has; those of a group as ``models-pull``."""
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
             yield from runnable(command, f"{prefix}{name}-")
-        elif isinstance(command, Command):
+        elif isinstance(command, TyperCommand):
             yield prefix + name, command
 
 
@@ -232,47 +177,7 @@ def sentence(message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
-def adopt(app: typer.Typer) -> None:
-    """Let every command under `app` be one whose options can be set beforehand, with the options that all have."""
-    for command in app.registered_commands:
-        assert command.callback
-        command.cls, command.callback = Command, _with_common(command.callback)
-    for group in app.registered_groups:
-        assert group.typer_instance
-        group.cls = Group
-        adopt(group.typer_instance)
-
-
-def no_color(value: bool) -> None:
-    """What --no-color does: everything that could be coloured asks for this."""
-    if value:
-        os.environ["NO_COLOR"] = "1"
-
-
-NoColor = Annotated[
-    bool, Option("--no-color", callback=no_color, is_eager=True, help="No colours (as NO_COLOR=1).")
-]
-ConfigOption = Annotated[
-    str | None,
-    Option(metavar="FILE", is_eager=True, help="Take this config file (default: see specdec config path)."),
-]
-
-
-def _with_common(command: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(command)
-    def run(*, config: str | None, no_color: bool, **values: Any) -> None:
-        command(**values)
-
-    kind = inspect.Parameter.KEYWORD_ONLY
-    common = {"config": (ConfigOption, None), "no_color": (NoColor, False)}
-    more = [inspect.Parameter(n, kind, annotation=hint, default=value) for n, (hint, value) in common.items()]
-    own = [p.replace(kind=kind) for p in inspect.signature(command, eval_str=True).parameters.values()]
-    run.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
-    return run
-
-
-def _types(command: Command, param: str) -> tuple[Any, ...]:
+def _types(command: TyperCommand, param: str) -> tuple[Any, ...]:
     """The types that a parameter's annotation is made of."""
     hint = inspect.signature(command.callback).parameters[param].annotation  # type: ignore[arg-type]
     if typing.get_origin(hint) is Annotated:

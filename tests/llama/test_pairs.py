@@ -39,7 +39,7 @@ def huge_path(folder):
         (writer.add_rope_dimension_count, 32),
     ]:
         add(value)
-    tiny._add_tokenizer(writer, tokens, scores, types)
+    tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
     size = 0
     for name, shape, _ in tiny._llama_tensors(len(tokens), n_embd, n_layers):
         kind = np.dtype(np.float32 if "norm" in name else np.float16)
