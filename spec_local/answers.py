@@ -110,8 +110,6 @@ def open_answers(path: Path) -> Iterator[Answers]:
                 shutil.copymode(path, temporary)
                 with path.open("rb") as old, temporary.open("wb") as new:
                     new.writelines(line.rstrip(b"\n") + b"\n" for line in old if _answered(line))
-                    new.flush()
-                    os.fsync(new.fileno())
         # Without a buffer: what could not be written is not tried again when the file is closed.
         with path.open("ab", buffering=0) as stream:
             yield Answers(stream, shown, keys, durable=True)

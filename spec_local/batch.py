@@ -24,6 +24,7 @@ from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelErr
 from spec_local.generation import GenerationSettings
 from spec_local.request import Request
 from spec_local.session import Done, Session, Text
+from spec_local.validation import told
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -130,7 +131,7 @@ def read_entries(
             )
             own = _own_settings(line, settings, index)
         except ValidationError as error:
-            raise InvalidRequest(f"{name}, line {number}: {_told(error)}") from None
+            raise InvalidRequest(f"{name}, line {number}: {told(error)}") from None
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}, line {number}: {error}") from None
         entries.append(Entry(index, line.id, request, own, _key(request, own, model)))
@@ -215,11 +216,3 @@ def _unusual(thing: "DataclassInstance") -> dict[str, Any]:
         if value != usual:
             found[member.name] = value
     return found
-
-
-def _told(error: ValidationError) -> str:
-    """The first thing that is wrong with a line."""
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
-    what = "there is no such key" if first["type"] == "extra_forbidden" else str(first["msg"])
-    return f"{place}: {what}" if place else what

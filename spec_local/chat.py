@@ -133,8 +133,7 @@ class Conversation:
             InvalidRequest: the last message is no question.
             ModelError: the template refuses these messages.
         """
-        if not self.messages or self.messages[-1]["role"] != "user":
-            raise InvalidRequest("there is no question to answer: ask one")
+        self._check_asked()
         self._read(self.template.render(self.messages))
         return self.tokens
 
@@ -153,8 +152,7 @@ class Conversation:
         Raises:
             InvalidRequest: the last message is no question.
         """
-        if not self.messages or self.messages[-1]["role"] != "user":
-            raise InvalidRequest("there is no question to answer: ask one")
+        self._check_asked()
         if self._parts and (said := _spelling(self.model.vocabulary, tokens, bytes_of(content))):
             self._parts.append(_Part(*said, len(self.messages)))
         self.messages.append({"role": "assistant", "content": content})
@@ -209,6 +207,10 @@ class Conversation:
         del self.messages[first : questions[1]]
         self._parts = []  # the messages have other numbers now
         return questions[1] - first
+
+    def _check_asked(self) -> None:
+        if not self.messages or self.messages[-1]["role"] != "user":
+            raise InvalidRequest("there is no question to answer: ask one")
 
     @property
     def _questions(self) -> list[int]:

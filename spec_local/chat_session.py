@@ -15,6 +15,7 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.generation import GenerationSettings
 from spec_local.language_model import common_prefix
 from spec_local.session import Done, Session, Text
+from spec_local.text import bytes_of
 
 _APART = 1_000_003  # more than anybody asks again
 WhenFull = Literal["stop", "forget"]
@@ -152,7 +153,7 @@ class ChatSession:
             self._answering = False
             if tokens or reason not in (None, "cancelled"):
                 # A character that was cut by the end of a context is whole again.
-                text = said.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+                text = bytes_of(said).decode("utf-8", "surrogateescape")
                 self.conversation.answer(text, tokens)
             else:
                 self.conversation.messages[:] = before

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from spec_local.errors import ConfigError
+from spec_local.validation import first_fault
 
 Location = tuple[str, ...]
 _Schema = TypeVar("_Schema", bound=BaseModel)
@@ -41,10 +42,9 @@ class ConfigFile:
         try:
             return schema.model_validate(self.table())
         except ValidationError as error:
-            first = error.errors()[0]
-            location = tuple(str(part) for part in first["loc"] if part != "[key]")
+            location, what = first_fault(error)
             more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-            raise self.error(location, _what(dict(first)) + more) from None
+            raise self.error(location, what + more) from None
 
     def table(self) -> dict[str, Any]:
         """What the file says, whatever it is.
@@ -72,19 +72,6 @@ class ConfigFile:
 
     def _told(self, line: int | None, what: str) -> ConfigError:
         return ConfigError(f"{self._shown}, {f'line {line}, ' if line else ''}{what}; {self._advice}")
-
-
-def _what(error: dict[str, Any]) -> str:
-    match error["type"]:
-        case "missing":
-            return "is missing"
-        case "extra_forbidden":
-            return "there is no such key"
-        case "value_error":
-            return str(error["ctx"]["error"])
-        case _:
-            message = str(error["msg"])
-            return message[:1].lower() + message[1:]
 
 
 def _line(text: str, location: Location) -> int:

@@ -1,8 +1,6 @@
 """Cost tables on disk, so that a pair of models is measured once on a machine and known better with every answer."""
 
 import contextlib
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +9,8 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, Validati
 
 from spec_local.costs import CostTable
 from spec_local.files import write_atomically
-from spec_local.llama import runtime
-from spec_local.llama.build import processor_features
 from spec_local.llama.context import Context
+from spec_local.llama.runtime import fingerprint
 
 
 class _File(BaseModel):
@@ -62,17 +59,15 @@ def path_of(conditions: Context | Conditions) -> Path:
         OSError: the model's file is gone.
     """
     known = _described(conditions)
-    stat = known.path.stat()
-    facts = [str(known.path.resolve()), stat.st_size, stat.st_mtime_ns, known.gpu_layers]
-    facts += [
+    name = fingerprint(
+        known.path,
+        known.gpu_layers,
         known.threads,
         known.n_ctx,
         known.cache_type,
         min(known.max_tokens, known.n_ctx),
         known.branching,
-    ]
-    facts += [runtime.build_identity(), *sorted(processor_features())]
-    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    )
     return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
 
 

@@ -17,8 +17,11 @@ _ABANDONED = 3600.0
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place when the block ends well, and goes when not."""
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place when the block ends well, and goes when not.
+
+    durable: it is on the disk before it takes the place, so that a loss of power, too, leaves one of the two whole.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix, suffix = f".{path.name}.", ".part"
     for left in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
@@ -26,13 +29,34 @@ def replacing(path: Path) -> Iterator[Path]:
             if time.time() - left.stat().st_mtime > _ABANDONED:
                 left.unlink()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=suffix)
-    os.close(descriptor)
     temporary = Path(name)
     try:
-        yield temporary
+        with os.fdopen(descriptor, "rb"):
+            yield temporary
+            if durable:
+                os.fsync(
+                    descriptor
+                )  # of the file, whoever wrote it: 0.5 ms for a small one, 40 ms for 100 MB
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def expanded(name: str | Path) -> Path:
+    """The path that a person means by a name: ~ and ~user are home folders there.
+
+    Raises:
+        InvalidRequest: no home folder is known, and no file is called so.
+    """
+    path = Path(name)
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        if path.exists():
+            return path
+        raise InvalidRequest(
+            f"{name}: no home folder is known for {path.parts[0]}: give the whole path"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -99,8 +123,8 @@ def decoded(raw: bytes, source: str, most: int) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a small file at once."""
-    with replacing(path) as temporary:
+    """Write a small file at once, for a cache: one that a loss of power has damaged is made anew, and must not be waited for."""
+    with replacing(path, durable=False) as temporary:
         temporary.write_bytes(content)
 
 

@@ -190,7 +190,7 @@ def files_of(name: str) -> list[Path]:
     Raises:
         InvalidRequest: no such name, or a quantization that means several files.
     """
-    if not on_hub(name) and (wanted := entry(name)).pypi:
+    if wanted := _on_pypi(name):
         path = folder() / str(wanted.file)
         # pull checks the hash; a look at the size is enough each time
         return [path] if path.is_file() and path.stat().st_size == wanted.size else []
@@ -213,11 +213,11 @@ def pull(
         DownloadError: it could not be fetched, or is not the file that was expected, which is then not kept.
         InvalidRequest: no such name or quantization.
     """
-    if on_hub(name) or not (wanted := entry(name)).pypi:
-        from spec_local import hub
+    if wanted := _on_pypi(name):
+        return _pull_from_pypi(name, wanted, notice, offline)
+    from spec_local import hub
 
-        return hub.pull(_hub_model(name), name, notice, progress, offline)
-    return _pull_from_pypi(name, wanted, notice, offline)
+    return hub.pull(_hub_model(name), name, notice, progress, offline)
 
 
 def remove(name: str) -> None:
@@ -226,22 +226,27 @@ def remove(name: str) -> None:
     Raises:
         InvalidRequest: no such name, or a quantization that means several files.
     """
-    if on_hub(name) or not entry(name).pypi:
-        from spec_local import hub_cache
+    if _on_pypi(name):
+        for path in files_of(name):
+            path.unlink()
+        return
+    from spec_local import hub_cache
 
-        return hub_cache.remove(_hub_model(name))
-    for path in files_of(name):
-        path.unlink()
-    return None
+    hub_cache.remove(_hub_model(name))
 
 
 def size_here(name: str) -> int:
     """Bytes that `remove` would free: the files, and what a cut download has left."""
-    if on_hub(name) or not entry(name).pypi:
-        from spec_local import hub_cache
+    if _on_pypi(name):
+        return sum(path.stat().st_size for path in files_of(name))
+    from spec_local import hub_cache
 
-        return hub_cache.size_here(_hub_model(name))
-    return sum(path.stat().st_size for path in files_of(name))
+    return hub_cache.size_here(_hub_model(name))
+
+
+def _on_pypi(name: str) -> ModelEntry | None:
+    """The entry of a model from PyPI; None: the name means one of the hub. Raises as `entry` does."""
+    return None if on_hub(name) or not entry(name).pypi else entry(name)
 
 
 def _hub_model(name: str) -> "HubModel":

@@ -17,6 +17,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.files import reading, saving
 from spec_local.llama.model import Model
 from spec_local.text import bytes_of, printable
+from spec_local.validation import told
 
 _VERSION: Final = 1
 _MAX_BYTES = 1 << 26  # several times what any tokenizer takes
@@ -99,18 +100,14 @@ def load(path: Path, model: Model, template: ChatTemplate) -> Conversation:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(
-            f"{path} is no JSON ({_line(error)}): give a file that specdec has saved"
-        ) from None
+        raise InvalidRequest(f"{path} is no JSON ({error}): give a file that specdec has saved") from None
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > _VERSION:
         raise InvalidRequest(f"{path} was written by a newer specdec (format {version}): update specdec")
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
-        raise InvalidRequest(
-            f"{path} is no saved conversation ({_first(error)}): mend or delete it"
-        ) from None
+        raise InvalidRequest(f"{path} is no saved conversation ({told(error)}): mend or delete it") from None
     messages = [_message(path, i, message) for i, message in enumerate(file.messages)]
     conversation = Conversation(model, template, messages)
     conversation.recall(
@@ -142,13 +139,3 @@ def _json(file: _File) -> str:
     lines = [json.dumps(m.model_dump(exclude_none=True), ensure_ascii=False) for m in file.messages]
     body = ",\n".join(f"  {line}" for line in lines)
     return f'{json.dumps(head, ensure_ascii=False)[:-1]}, "messages": [\n{body}\n]}}\n'
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    return f"{place}: {_line(first['msg'])}" if place else _line(first["msg"])
-
-
-def _line(what: object) -> str:
-    return " ".join(str(what).split())[:200]

@@ -50,6 +50,11 @@ class HubServer:
     def count(self, kind):
         return sum(request[0] == kind for request in self.requests)
 
+    def environment(self, folder):
+        """For processes: this hub alone, with a cache of their own in a folder."""
+        own = {"HF_ENDPOINT": self.url, "HF_HOME": f"{folder}/hf", "HF_HUB_CACHE": f"{folder}/hub"}
+        return own | {"HF_TOKEN": "", "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
+
     def __enter__(self):
         hub = self
 

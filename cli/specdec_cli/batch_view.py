@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from spec_local.errors import SpecLocalError
 from specdec_cli import progress, render
-from specdec_cli.options import STARTER, ModelOptions, resolve_pair
+from specdec_cli.options import STANDARD, STARTER, ModelOptions, resolve_pair
 
 if TYPE_CHECKING:
     from spec_local.answers import Answers
     from spec_local.batch import Entry
     from spec_local.generation import GenerationSettings
-
-_STANDARD = Path("-")
 
 
 def answer_all(
@@ -81,7 +79,7 @@ def _answer(
 
 def _lines(prompts: Path) -> tuple[list[bytes], str]:
     """The lines of the file, and what errors call it."""
-    if prompts != _STANDARD:
+    if prompts != STANDARD:
         return prompts.read_bytes().split(b"\n"), str(prompts)
     return (sys.stdin.buffer.read() if sys.stdin is not None else b"").split(b"\n"), "standard input"
 
@@ -90,7 +88,7 @@ def _lines(prompts: Path) -> tuple[list[bytes], str]:
 def _answers(output: Path) -> "Iterator[Answers]":
     from spec_local import answers
 
-    if output == _STANDARD:
+    if output == STANDARD:
         yield answers.Answers(sys.stdout.buffer)
         return
     with answers.open_answers(output) as opened:

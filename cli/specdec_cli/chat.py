@@ -37,7 +37,8 @@ def chat(
     ] = False,
     no_stats: Annotated[bool, Option("--no-stats", help="No line of figures after each answer.")] = False,
     verbose: Annotated[
-        int, Option("--verbose", "-v", count=True, help="Build and devices; -vv: llama.cpp's own log.")
+        int,
+        Option("--verbose", "-v", count=True, help="Build, device and threads; -vv: llama.cpp's own log."),
     ] = 0,
     *,
     models: ModelOptions,
@@ -69,7 +70,8 @@ def chat(
             answering = ChatSession(session, conversation, settings, when_full.value)
             talk = Talk(answering, not no_stats, show_drafts, markdown)
             if verbose:
-                render.note(f"llama.cpp {runtime.system_info()}")
+                for line in render.setting_lines(session):
+                    render.note(line)
             render.note(talk.greeting())
             if load:
                 talk.load(load)

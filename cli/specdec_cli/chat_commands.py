@@ -1,13 +1,12 @@
 """The slash commands of a chat: what they are called, what follows them, and what they do."""
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import read_text
+from spec_local.files import expanded, read_text
 from specdec_cli import chat_settings, render
 from specdec_cli.chat_input import Command, Ended
 
@@ -22,7 +21,9 @@ _GUESSERS: "dict[str, ProposerName]" = {
     "off": "none",
     "auto": "auto",
     "draft": "draft",
+    "suffix": "suffix",
     "lookup": "lookup",
+    "recycling": "recycling",
 }
 
 
@@ -157,10 +158,7 @@ def _path(rest: str) -> Path:
         name = name[1:-1]
     if not name or "\0" in name:
         raise InvalidRequest("which file? give its name after the command")
-    path = Path(name)
-    with contextlib.suppress(RuntimeError):  # no such user: then it is the name of a file
-        path = path.expanduser()
-    return path
+    return expanded(name)
 
 
 def _shortened(text: str) -> str:

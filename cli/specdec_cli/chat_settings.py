@@ -1,12 +1,12 @@
 """What ``/set`` shows and changes in a chat: the options of the command line that matter from one answer to the next."""
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spec_local.errors import InvalidRequest
+from specdec_cli.settings import nearest
 
 if TYPE_CHECKING:
     from specdec_cli.talk import Talk
@@ -63,9 +63,7 @@ def shown(talk: "Talk", name: str = "") -> Iterator[str]:
 def _setting(name: str) -> _Setting:
     if name in SETTINGS:
         return SETTINGS[name]
-    near = difflib.get_close_matches(name, SETTINGS, 1)
-    hint = f"did you mean {near[0]}?" if near else f"give {', '.join(SETTINGS)}"
-    raise InvalidRequest(f"there is no setting {name}: {hint}")
+    raise InvalidRequest(f"there is no setting {name}{nearest(name, SETTINGS)}: /set lists them")
 
 
 def _text(value: Any) -> str:

@@ -77,12 +77,13 @@ def quantize(
     """
     with exits.guarded():
         from spec_local import self_draft
+        from spec_local.files import expanded
 
         source = resolve(main)
         copy = self_draft.plan(
             source,
             kind.value,
-            output.expanduser() if output else None,
+            expanded(output) if output else None,
             force=force,
             n_ctx=ctx,
             threads=threads,

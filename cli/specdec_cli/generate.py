@@ -13,7 +13,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.text import printable
 from specdec_cli import answer_view, batch_view, exits, render
 from specdec_cli.commands import flattened
-from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
+from specdec_cli.options import STANDARD, ModelOptions, SamplingOptions, generation_settings
 
 if TYPE_CHECKING:
     from spec_local import as_json
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from spec_local.request import Request
     from spec_local.session import Done, Session, Text
 
-_STANDARD = Path("-")
 _MOST = 1 << 24  # bytes of a prompt; more is more than any tokenizer takes
 _OUTPUT, _MANY = "Output", "Many prompts"
 
@@ -106,7 +105,13 @@ def generate(
     ] = False,
     profile: Annotated[bool, Option("--profile", help="Show where the time of a step goes.")] = False,
     verbose: Annotated[
-        int, Option("--verbose", "-v", count=True, help="Statistics and build; -vv: llama.cpp's own log.")
+        int,
+        Option(
+            "--verbose",
+            "-v",
+            count=True,
+            help="Statistics, build, device and threads; -vv: llama.cpp's own log.",
+        ),
     ] = 0,
     *,
     models: ModelOptions,
@@ -150,12 +155,12 @@ def generate(
                     "--output is for the answers to --input, which brings the prompts and gives JSON lines: "
                     "leave the prompt, --file, --suffix, --echo and --json out"
                 )
-            batch_view.answer_all(models, settings, many, answers or _STANDARD, system, raw, verbose > 0)
+            batch_view.answer_all(models, settings, many, answers or STANDARD, system, raw, verbose > 0)
             return
         request = _request(prompt, file or [], suffix, suffix_file, system, raw)
         with models.open(render.note) as session, render.interruptible() as cancelled:
             if verbose:
-                for line in _setting(session):
+                for line in render.setting_lines(session):
                     render.note(line)
             if not raw and request.suffix is None and request.is_plain(session.main.model):
                 render.note("this model has no chat template: continuing the text as it is")
@@ -253,7 +258,7 @@ def _request(
     if suffix_file:
         suffix = _text(suffix_file)
     if not files and sys.stdin is not None and not sys.stdin.isatty():
-        files = [_STANDARD]
+        files = [STANDARD]
     parts = [*map(_text, files), argument or ""]
     if suffix is not None:  # what stands before a gap counts to the last space
         prompt = "".join(parts)
@@ -266,17 +271,8 @@ def _text(path: Path) -> str:
     """What a file holds; of -, standard input."""
     from spec_local.files import decoded, read_text
 
-    if path != _STANDARD:
+    if path != STANDARD:
         return read_text(path, _MOST)
     return decoded(
         sys.stdin.buffer.read(_MOST + 1) if sys.stdin is not None else b"", "standard input", _MOST
     )
-
-
-def _setting(session: "Session") -> list[str]:
-    from spec_local.llama import runtime
-
-    models = [f"main {session.main.model.path.name} ({session.main.model.description})"]
-    if session.draft:
-        models.append(f"draft {session.draft.model.path.name} ({session.draft.model.description})")
-    return [" · ".join(models), f"llama.cpp {runtime.system_info()}"]

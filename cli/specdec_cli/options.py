@@ -4,7 +4,6 @@ A command takes a dataclass (`ModelOptions`, `SamplingOptions`); `specdec_cli.co
 into the signature that Typer reads.
 """
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from spec_local.session import Session
 
 STARTER = "starter"
+STANDARD = Path("-")
+"""As a file: standard input, or output."""
 MainArgument = Annotated[
     str,
     Argument(
@@ -37,7 +38,9 @@ _MAX_TEXT = 1 << 20
 class ProposerChoice(StrEnum):
     auto = "auto"
     draft = "draft"
+    suffix = "suffix"
     lookup = "lookup"
+    recycling = "recycling"
     none = "none"
 
 
@@ -169,6 +172,13 @@ class ModelOptions:
             rich_help_panel=_GUESSING,
         ),
     ] = False
+    remember: Annotated[
+        bool,
+        Option(
+            help="Keep answers on this machine, and guess from those of earlier sessions.",
+            rich_help_panel=_GUESSING,
+        ),
+    ] = False
     translation: Annotated[
         TranslationChoice,
         Option(
@@ -194,6 +204,7 @@ class ModelOptions:
             gpu_layers=self.gpu_layers,
             cache_type=self.cache_type,
             branches=1 if self.shape == "chain" else MAX_DRAFT,
+            remember=self.remember,
             notice=notice,
         )
 
@@ -312,8 +323,9 @@ def _text_of(path: Path) -> str:
 def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:
     """The names of main and draft: a pair's name as main gives both, but for a draft that was given."""
     from spec_local import registry
+    from spec_local.files import expanded
 
-    if _file(main).exists() or main not in registry.pairs():
+    if expanded(main).exists() or main not in registry.pairs():
         return main, draft
     pair = registry.pairs()[main]
     return pair.main, draft or pair.draft
@@ -328,13 +340,14 @@ def resolve(name: str, fetch: str | None = None) -> Path:
         DownloadError: a named model is not here; nothing is fetched without being asked for.
     """
     from spec_local import registry
+    from spec_local.files import expanded
 
-    path = _file(name)
+    path = expanded(name)
     if path.exists():
         return path
     name, _ = paired(name)
     if not registry.on_hub(name) and name not in registry.models():
-        return _file(name)
+        return path
     found = registry.find(name)
     if not found:
         size = None if registry.on_hub(name) else registry.entry(name).size
@@ -351,13 +364,6 @@ def resolve_pair(main: str, draft: str | None = None, *, drafting: bool = True) 
     fetch = None if draft else main  # what is missing of a pair is fetched by the pair's name
     main, draft = paired(main, draft)
     return resolve(main, fetch), resolve(draft, fetch) if draft and drafting else None
-
-
-def _file(name: str) -> Path:
-    path = Path(name)
-    with contextlib.suppress(RuntimeError):  # no such user: then it is the name of a file
-        path = path.expanduser()
-    return path
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from spec_local.decoding import Statistics
     from spec_local.generation import GenerationSettings
-    from spec_local.session import Done
+    from spec_local.llama.context import Context
+    from spec_local.session import Done, Session
 
 
 def prepare_stdout() -> None:
@@ -45,6 +46,33 @@ def note(line: str) -> None:
         sys.stderr.flush()
     except OSError:  # an answer is worth more than what is said about it
         discard(sys.stderr)
+
+
+def device(main: "Context") -> str:
+    """Where main runs, as llama.cpp names it."""
+    from spec_local.llama import runtime
+
+    return runtime.devices()[0 if main.model.gpu_layers else -1]
+
+
+def threads(main: "Context") -> str:
+    """How many main has."""
+    return f"{main.threads} thread{'s' * (main.threads > 1)}"
+
+
+def setting_lines(session: "Session") -> list[str]:
+    """Which models a session has, and the build, the device, the threads and the instruction sets that they run with."""
+    from importlib.metadata import version
+
+    from spec_local.llama import runtime
+
+    main, draft = session.main, session.draft
+    models = [f"main {main.model.path.name} ({main.model.description})"]
+    if draft:
+        models.append(f"draft {draft.model.path.name} ({draft.model.description})")
+    build = f"llama.cpp (llama-cpp-python {version('llama-cpp-python')})"
+    uses = " ".join(runtime.features())
+    return [" · ".join(models), " · ".join([build, device(main), threads(main), uses])]
 
 
 def statistics_line(s: "Statistics") -> str:

@@ -16,7 +16,7 @@ import inspect
 import json
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,8 +42,10 @@ class Setting:
 
 def path(given: str | None = None) -> Path:
     """The config file: the one that was named, SPECDEC_CONFIG's, or the one in the user's config folder."""
+    from spec_local.files import expanded
+
     if named := given or os.environ.get(_FILE):
-        return Path(named).expanduser()
+        return expanded(named)
     import platformdirs
 
     return Path(platformdirs.user_config_dir("specdec")) / "config.toml"
@@ -73,14 +75,14 @@ class Config:
         for key, value in self._content.items():
             if isinstance(value, dict):
                 if key not in commands:
-                    raise file.error((key,), "there is no such command" + _nearest(key, commands))
+                    raise file.error((key,), "there is no such command" + nearest(key, commands))
                 own = keys(commands[key])
                 for inner in value:
                     if inner not in own:
-                        told = f"{key.replace('-', ' ')} has no such option{_nearest(inner, own)}"
+                        told = f"{key.replace('-', ' ')} has no such option{nearest(inner, own)}"
                         raise file.error((key, inner), told)
             elif key not in known:
-                raise file.error((key,), "there is no such option" + _nearest(key, known))
+                raise file.error((key,), "there is no such option" + nearest(key, known))
 
     def tables(self) -> list[str]:
         """The commands that have a table of their own."""
@@ -114,8 +116,10 @@ class Config:
         is_path = Path in _types(command, option.name)
         if text == "-" or not (is_path or "FILE" in (option.metavar or "")):
             return text
-        with contextlib.suppress(RuntimeError):  # no such user
-            text = str(Path(text).expanduser()) if text.startswith("~") else text
+        from spec_local.files import expanded
+
+        with contextlib.suppress(InvalidRequest):  # no such user: told where the file is asked for
+            text = str(expanded(text)) if text.startswith("~") else text
         beside = self._folder / text
         with contextlib.suppress(ValueError, OSError):  # no path at all
             return str(beside) if is_path or beside.exists() else text
@@ -143,7 +147,7 @@ def unknown_variables(root: TyperGroup) -> list[str]:
     """A warning for each SPECDEC_… that means nothing: it is a typing error, or of another version."""
     known = {variable(key) for _, command in runnable(root) for key in keys(command)} | {_FILE}
     unknown = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
-    return [f"{name} is no option, and is ignored{_nearest(name, known)}" for name in unknown]
+    return [f"{name} is no option, and is ignored{nearest(name, known)}" for name in unknown]
 
 
 def variable(key: str) -> str:
@@ -191,7 +195,8 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _nearest(name: str, known: Any) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question for who mistyped a name, to stand after it; "" if nothing known is like it."""
     near = difflib.get_close_matches(name, known, 1)
     return f" (did you mean {near[0]}?)" if near else ""
 

@@ -121,17 +121,15 @@ class Talk:
     def guesses(self) -> str:
         """Who guesses, and how far."""
         draft, settings = self.session.draft, self.chat.settings
-        guessing = {"draft": draft and f"draft {draft.model.path.name}", "lookup": "lookup"}
-        names = [guessing[name] or "draft" for name in self.session.proposers(settings) if name in guessing]
+        guessing = {"draft": f"draft {draft.model.path.name}" if draft else "draft", "suffix": "lookup"}
+        names = [guessing.get(name, name) for name in self.session.proposers(settings)]
         return f"{' and '.join(names)}, policy {settings.policy}" if names else "no guesses"
 
     def greeting(self) -> str:
-        from spec_local.llama import runtime
-
         main = self.session.main
-        device = runtime.devices()[0 if main.model.gpu_layers else -1]
+        device = render.device(main)
         if device == "CPU":
-            device = f"CPU ({main.threads} thread{'s' * (main.threads > 1)})"
+            device += f" ({render.threads(main)})"
         return f"main {main.model.path.name} · {self.guesses()} · {device} · context {main.n_ctx} · /help"
 
     def save(self, path: Path, *, with_state: bool) -> None:

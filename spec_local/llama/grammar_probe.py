@@ -42,9 +42,7 @@ def check_grammar(model: Path, text: str, *, notice: Callable[[str], None] = lam
         InvalidRequest: it is no grammar, or one that llama.cpp cannot cope with; the message says why.
     """
     raw = encoded(text)
-    stat = model.stat()
-    facts = [str(model.resolve()), stat.st_size, stat.st_mtime_ns, runtime.build_identity()]
-    key = hashlib.sha256(repr(facts).encode() + raw).hexdigest()[:32]
+    key = runtime.fingerprint(model, hashlib.sha256(raw).hexdigest())
     known = Path(platformdirs.user_cache_dir("specdec")) / "checked-grammars" / key
     if known.exists():
         return

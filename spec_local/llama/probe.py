@@ -7,8 +7,6 @@ and time, the build and the processor.
 """
 
 import contextlib
-import hashlib
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,7 +18,6 @@ import platformdirs
 from spec_local.errors import BackendCrash, BackendError, ModelFileError
 from spec_local.files import write_atomically
 from spec_local.llama import runtime
-from spec_local.llama.build import processor_features
 from spec_local.llama.child import Verdict, answer, in_child
 from spec_local.llama.model import check_header
 
@@ -45,7 +42,11 @@ def check_model_file(
         BackendCrash: llama.cpp itself does not work on this machine.
     """
     check_header(path)
-    known = Path(platformdirs.user_cache_dir("specdec")) / "checked-models" / _fingerprint(path, gpu_layers)
+    known = (
+        Path(platformdirs.user_cache_dir("specdec"))
+        / "checked-models"
+        / runtime.fingerprint(path, gpu_layers)
+    )
     if known.exists():
         return
     notice(f"checking {path.name} (first use on this machine)")
@@ -63,13 +64,6 @@ def check_model_file(
         )
     with contextlib.suppress(OSError):  # without a cache folder it is checked again next time
         write_atomically(known, str(path).encode())
-
-
-def _fingerprint(path: Path, gpu_layers: int) -> str:
-    stat = path.stat()
-    facts = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, gpu_layers]
-    facts += [runtime.build_identity(), *sorted(processor_features())]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def _run_child(*arguments: str) -> Verdict:

@@ -7,8 +7,10 @@ below keeps the last lines instead, so that an error can quote them, and prints 
 import contextlib
 import ctypes
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import re
 import signal
 import sys
@@ -18,6 +20,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from spec_local.llama.build import processor_features
 
 # ggml_log_level of the bundled llama.cpp (the binding's own table is older).
 _DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5
@@ -109,9 +113,28 @@ def build_identity() -> str:
     return f"{version} {' '.join(stamp)}"
 
 
+def fingerprint(path: Path, *facts: str | int) -> str:
+    """Names what was found out about a model's file, with this build on this processor: 32 hexadecimal digits.
+
+    facts: what it depends on besides.
+
+    Raises:
+        OSError: the file is gone.
+    """
+    stat = path.stat()
+    known = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, *facts]
+    known += [build_identity(), *sorted(processor_features())]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
+
+
 def system_info() -> str:
     """Instruction sets and back ends that this build uses, as llama.cpp names them."""
     return str(library().llama_print_system_info().decode())
+
+
+def features() -> list[str]:
+    """What of `system_info` is on, by name."""
+    return re.findall(r"(\w+) = 1", system_info())
 
 
 def devices() -> list[str]:

@@ -21,9 +21,17 @@ def figures(screen):
 
 
 def test_a_conversation(terminal, main):
-    person = terminal("--main", main, *SHORT)
+    person = terminal("--main", main, "-v", *SHORT)
     greeting = person.prompt()
-    for part in ("main main.gguf", "· lookup, policy adaptive ·", "context 512", "/help"):
+    build = "llama.cpp (llama-cpp-python "
+    for part in (
+        build,
+        "· 1 thread ·",
+        "main main.gguf",
+        "· lookup, policy adaptive ·",
+        "context 512",
+        "/help",
+    ):
         assert part in greeting
     for message in ("hello there", "and again"):
         (line,) = figures(person.say(message))
@@ -200,8 +208,8 @@ def test_from_a_pipe_without_statistics(specdec, main):
     ],
     ids=str,
 )
-def test_the_greeting_says_who_guesses(specdec, main, draft, arguments, guesses):
-    done = specdec("chat", "--main", main, "--draft", draft, *arguments, *SHORT)
+def test_the_greeting_says_who_guesses(inside, main, draft, arguments, guesses):
+    done = inside("chat", "--main", main, "--draft", draft, *arguments, *SHORT)
     assert f" · {guesses} · " in done.stderr.decode()
 
 

@@ -8,12 +8,12 @@ OPTIONS = ["--threads", "1", "--ctx", "512", "-n", "12", "--no-stats"]
 
 
 @pytest.fixture
-def chat(specdec, main, tmp_path):
+def chat(inside, main, tmp_path):
     """Answers on stdout and notes of a chat that hears these lines."""
 
     def run(*lines, options=(), model=main, code=0):
         said = "".join(f"{line}\n" for line in lines)
-        done = specdec("chat", "--main", model, *OPTIONS, *options, stdin=said.encode(), cwd=tmp_path)
+        done = inside("chat", "--main", model, *OPTIONS, *options, stdin=said.encode(), cwd=tmp_path)
         assert done.returncode == code, done.stderr.decode()
         assert b"Traceback" not in done.stderr
         return done.stdout, done.stderr.decode().splitlines()[1:]  # the first line is the greeting
@@ -22,9 +22,9 @@ def chat(specdec, main, tmp_path):
 
 
 @pytest.fixture
-def answer(specdec, main):
+def answer(inside, main):
     def generate(*arguments, options=OPTIONS[:-1]):
-        return specdec("generate", "--main", main, *options, *arguments).stdout + b"\n"
+        return inside("generate", "--main", main, *options, *arguments).stdout + b"\n"
 
     return generate
 
@@ -78,42 +78,43 @@ def test_set_shows_and_changes(chat, answer):
     assert len(notes) > 12
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("/set temp hot", "temp is not 'hot': give a number"),
-        ("/set temp nan", "temp is not 'nan'"),
-        ("/set temp -1", "temperature is -1"),
-        ("/set top-k 1.5", "top-k is not '1.5'"),
-        ("/set tmep 1", "did you mean temp?"),
-        ("/set stats maybe", "give on or off"),
-        ("/set when-full never", "give stop, or forget"),
-        ("/set policy wild", "policy 'wild' is unknown"),
-        ("/draft wild", "/draft wild is not understood"),
-        ("/draft draft", "there is no draft model"),
-        ("/stats", "nothing has been said yet"),
-        ("/regen", "no answer"),
-        ("/undo", "nothing to take back"),
-        ("/undo twice", "/undo takes nothing after it"),
-        ("/read", "which file?"),
-        ("/read absent.txt", "absent.txt is no file"),
-        ("/read /dev/zero", "/dev/zero is no file"),
-        ("/load absent.json", "absent.json"),
-        ("/save", "which file?"),
-        ("/save absent/folder/\0x", "which file?"),
-        ("/save --statex talk.json", "give /save [--state] FILE"),
-        ("/save talk.json --state", "give /save [--state] FILE"),
-        ("/save --state", "which file?"),
-        ("/", "/ is no command"),
-        ("/fly away", "/fly is no command"),
-        ("/9j/4AAQ" + "A" * 5000, "/9j/4AAQ" + "A" * 51 + "… is no command"),
-    ],
-)
-def test_what_makes_no_sense_is_told_and_the_chat_goes_on(chat, line, told):
-    said, notes = chat(line, "/help")
+WRONG = [
+    ("/set temp hot", "temp is not 'hot': give a number"),
+    ("/set temp nan", "temp is not 'nan'"),
+    ("/set temp -1", "temperature is -1"),
+    ("/set top-k 1.5", "top-k is not '1.5'"),
+    ("/set tmep 1", "did you mean temp?"),
+    ("/set stats maybe", "give on or off"),
+    ("/set when-full never", "give stop, or forget"),
+    ("/set policy wild", "policy 'wild' is unknown"),
+    ("/draft wild", "/draft wild is not understood"),
+    ("/draft draft", "there is no draft model"),
+    ("/stats", "nothing has been said yet"),
+    ("/regen", "no answer"),
+    ("/undo", "nothing to take back"),
+    ("/undo twice", "/undo takes nothing after it"),
+    ("/read", "which file?"),
+    ("/read absent.txt", "absent.txt is no file"),
+    ("/read /dev/zero", "/dev/zero is no file"),
+    ("/load absent.json", "absent.json"),
+    ("/save ~nobody-of-this-name/x", "~nobody-of-this-name/x: no home folder is known"),
+    ("/save", "which file?"),
+    ("/save absent/folder/\0x", "which file?"),
+    ("/save --statex talk.json", "give /save [--state] FILE"),
+    ("/save talk.json --state", "give /save [--state] FILE"),
+    ("/save --state", "which file?"),
+    ("/", "/ is no command"),
+    ("/fly away", "/fly is no command"),
+    ("/9j/4AAQ" + "A" * 5000, "/9j/4AAQ" + "A" * 51 + "… is no command"),
+]
+
+
+def test_what_makes_no_sense_is_told_and_the_chat_goes_on(chat):
+    said, notes = chat(*(line for line, _ in WRONG), "/help")
     assert said == b""
-    assert told in notes[0]
-    assert notes[1].startswith("/help")
+    for (line, told), note in zip(WRONG, notes, strict=False):
+        assert told in note, line
+    assert notes[len(WRONG)].startswith("/help")
 
 
 def test_every_command_is_in_the_help(chat):
@@ -124,9 +125,9 @@ def test_every_command_is_in_the_help(chat):
         assert any(note.startswith(f"{name} ") for note in notes)
 
 
-def test_draft_turns_guesses_off_and_on(specdec, main, draft):
+def test_draft_turns_guesses_off_and_on(inside, main, draft):
     lines = b"/draft\n/draft off\nhello\n/stats\n/draft lookup\n/draft on\n"
-    done = specdec("chat", "--main", main, "--draft", draft, *OPTIONS, "--temp", "0", stdin=lines)
+    done = inside("chat", "--main", main, "--draft", draft, *OPTIONS, "--temp", "0", stdin=lines)
     notes = done.stderr.decode().splitlines()[1:]
     assert notes[0] == notes[-1] == "draft draft.gguf and lookup, policy adaptive"
     assert notes[1] == "no guesses"

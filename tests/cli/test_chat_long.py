@@ -38,8 +38,7 @@ def test_two_hundred_turns_take_no_more_memory(specdec, main, draft):
             )
             process.stdin.write(f"{line}\n/set stop XYZ{turn}\n".encode())
             process.stdin.flush()
-            while b"stop = " not in process.stderr.readline():  # the turn before it is over
-                assert process.poll() is None
+            specdec.wait_for(process, b"stop = ")  # the turn before it is over
             memory.append(psutil.Process(process.pid).memory_info().rss)
         process.stdin.close()
         assert process.stdout.read().count(b"\n") >= 195  # all but /undo are answers

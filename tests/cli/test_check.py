@@ -63,7 +63,7 @@ def guessed(share):
     return f"the draft can guess {share:.1%} of main's tokens"
 
 
-def test_vocabularies(specdec, model):
+def test_vocabularies(inside, model):
     plain, wine, beer = (
         model("plain"),
         model("wine", extra_tokens=["wine"]),
@@ -85,15 +85,15 @@ def test_vocabularies(specdec, model):
         (many, plain, f"another one (1123 tokens against 823); {guessed(728 / 1123)}"),
         (plain, many, f"another one (823 tokens against 1123); {guessed(728 / 823)}"),
     ]:
-        assert rows(specdec("models", "check", main, draft))["vocabulary"] == what
+        assert rows(inside("models", "check", main, draft))["vocabulary"] == what
 
 
 def test_what_is_not_all_is_not_said_to_be():
     assert [_percent(share) for share in (1.0, 0.99999, 0.5)] == ["all", "99.9%", "50.0%"]
 
 
-def test_a_sliding_window(specdec, model):
-    said = rows(specdec("models", "check", model("plain"), model("gemma", architecture="gemma3")))
+def test_a_sliding_window(inside, model):
+    said = rows(inside("models", "check", model("plain"), model("gemma", architecture="gemma3")))
     assert "sliding window" in said["draft"]
     assert "sliding window" not in said["main"]
 
@@ -110,7 +110,7 @@ def test_too_little_memory_is_a_warning(specdec, model, tmp_path):
     assert done.stderr.startswith(b"warning: there is too little memory free")
 
 
-def test_what_makes_no_pair(specdec, model, tmp_path):
+def test_what_makes_no_pair(inside, model, tmp_path):
     path, recurrent = model("plain"), model("mamba", architecture="mamba")
     deadly = write_tiny_model(tmp_path / "deadly.gguf", n_layers=0)
     for pair, what in [
@@ -119,19 +119,19 @@ def test_what_makes_no_pair(specdec, model, tmp_path):
         ((path, tmp_path / "absent.gguf"), "absent.gguf does not exist"),
         ((path, deadly), "takes llama.cpp down"),
     ]:
-        assert what in specdec.one_line(specdec("models", "check", *pair), 1)
+        assert what in inside.one_line(inside("models", "check", *pair), 1)
 
 
 @pytest.mark.parametrize(
     "arguments", [[], ["--ctx", "0"], ["--threads", "0"], ["--cache-type", "f8"]], ids=str
 )
-def test_wrong_usage(specdec, main, arguments):
-    done = specdec("models", "check", *[main, main] * bool(arguments), *arguments)
+def test_wrong_usage(inside, main, arguments):
+    done = inside("models", "check", *[main, main] * bool(arguments), *arguments)
     assert done.returncode == 2
     assert done.stdout == b""
     assert b"Traceback" not in done.stderr
 
 
-def test_help(specdec):
-    assert b"speed-up" in specdec("models", "check", "--help").stdout
-    assert b" check " in specdec("models", "--help").stdout
+def test_help(inside):
+    assert b"speed-up" in inside("models", "check", "--help").stdout
+    assert b" check " in inside("models", "--help").stdout

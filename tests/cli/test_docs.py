@@ -89,21 +89,20 @@ def world(specdec, main, draft, hub, tmp_path_factory):
     (folder / "sum.py").write_text("def sum(a, b):\n    c = a\n    c += b\n    return c\n")
     (folder / "config/specdec").mkdir(parents=True)
     (folder / "config/specdec/models.toml").write_text(NAMED)
-    environment = specdec.environment | {
-        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "XDG_CONFIG_HOME": str(folder / "config"),
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(folder / "hf"),
-        "HF_HUB_CACHE": str(folder / "hub"),
-        "HF_TOKEN": "",
-        "HF_HUB_OFFLINE": "0",
-        "SPECDEC_MAX_TOKENS": "3",
-        "SPECDEC_CTX": "2048",
-        "SPECDEC_THREADS": "1",
-        "SPECDEC_ROUNDS": "1",
-        "SPECDEC_PER_CATEGORY": "1",
-    }
+    environment = (
+        specdec.environment
+        | hub.environment(folder)
+        | {
+            "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "SPECDEC_MAX_TOKENS": "3",
+            "SPECDEC_CTX": "2048",
+            "SPECDEC_THREADS": "1",
+            "SPECDEC_ROUNDS": "1",
+            "SPECDEC_PER_CATEGORY": "1",
+        }
+    )
     subprocess.run(["git", "init", "-q"], cwd=folder, check=False)
     for name in ("starter", "coder-7b"):
         run(f"specdec models pull {name}", folder, environment)

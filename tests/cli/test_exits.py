@@ -44,8 +44,7 @@ def test_an_answer_is_cut_and_all_of_it_is_out(specdec, main, signum, code):
 @pytest.mark.parametrize(("signum", "code"), TOLD)
 def test_json_is_whole(specdec, main, signum, code):
     process = specdec.start("generate", "--main", main, *ENDLESS, "--json", "words", "-vv")
-    while b"n_ctx" not in process.stderr.readline():  # the context is being made
-        pass
+    specdec.wait_for(process, b"n_ctx")  # the context is being made
     time.sleep(0.3)
     process.send_signal(signum)
     out, _ = process.communicate(timeout=20)
@@ -158,8 +157,7 @@ def test_bench_reports_what_it_has(specdec, main, tmp_path):
         "-v",
     ]
     process = specdec.start(*arguments)
-    while b"1/1000" not in (line := process.stderr.readline()):
-        assert line
+    specdec.wait_for(process, b"1/1000")
     process.terminate()
     out, notes = process.communicate(timeout=20)
     assert process.returncode == 143

@@ -23,10 +23,10 @@ def objects(done):
 
 
 @pytest.fixture(scope="module")
-def coder(home, specdec):
+def coder(home, inside):
     """A model that can fill gaps, and knows some words of other scripts as tokens."""
     path = write_tiny_model(home / "coder.gguf", n_layers=1, tensor_type="F32", extra_tokens=MARKS + WORDS)
-    assert specdec(*options(path, 1), "x").returncode == 0
+    assert inside(*options(path, 1), "x").returncode == 0
     return path
 
 
@@ -39,12 +39,12 @@ def tokens_of(coder):
     model.close()
 
 
-def test_files_and_standard_input_in_the_order_given(specdec, main, tmp_path):
+def test_files_and_standard_input_in_the_order_given(inside, main, tmp_path):
     (tmp_path / "a").write_bytes(b"one\n")
     (tmp_path / "b").write_bytes(b"two\n\n")
 
     def prompt(*arguments, stdin=b""):
-        (answer,) = objects(specdec(*options(main, 1), "--json", "--echo", *arguments, stdin=stdin))
+        (answer,) = objects(inside(*options(main, 1), "--json", "--echo", *arguments, stdin=stdin))
         return answer["prompt"]
 
     a, b = ["-f", tmp_path / "a"], ["-f", tmp_path / "b"]
@@ -54,19 +54,19 @@ def test_files_and_standard_input_in_the_order_given(specdec, main, tmp_path):
     assert prompt("last", stdin=b"  piped\n") == "  piped\n\nlast"
 
 
-def test_echo(specdec, main):
-    answer = specdec(*options(main), "--raw", "tell me").stdout
-    assert specdec(*options(main), "--raw", "--echo", "tell me").stdout == b"tell me" + answer
-    answer = specdec(*options(main), "tell me").stdout
-    assert specdec(*options(main), "--echo", "tell me").stdout == b"tell me\n\n" + answer
-    said = specdec.one_line(specdec(*options(main), "--echo", "--ctx", 16, "word " * 100), 1)
+def test_echo(inside, main):
+    answer = inside(*options(main), "--raw", "tell me").stdout
+    assert inside(*options(main), "--raw", "--echo", "tell me").stdout == b"tell me" + answer
+    answer = inside(*options(main), "tell me").stdout
+    assert inside(*options(main), "--echo", "tell me").stdout == b"tell me\n\n" + answer
+    said = inside.one_line(inside(*options(main), "--echo", "--ctx", 16, "word " * 100), 1)
     assert "the context 16" in said  # and nothing echoed
 
 
-def test_lines_are_the_object_in_parts(specdec, main, draft):
+def test_lines_are_the_object_in_parts(inside, main, draft):
     guessing = [*options(main, 60)[:-1], "--draft", draft, "--policy", "fixed", "--raw", "--echo", "a b a b"]
-    (whole,) = objects(specdec(*guessing, "--json"))
-    *steps, last = objects(specdec(*guessing, "--jsonl"))
+    (whole,) = objects(inside(*guessing, "--json"))
+    *steps, last = objects(inside(*guessing, "--jsonl"))
     assert len(steps) == whole["timings"]["steps_n"] < 60
     assert "".join(part["content"] for part in [*steps, last]) == whole["content"]
     assert [token for step in steps for token in step["tokens"]] == whole["tokens"]
@@ -92,12 +92,12 @@ def test_lines_come_as_they_are_said(specdec, main):
     assert all(step["tokens"] and not step["stop"] for step in first)
 
 
-def test_why_an_answer_ends(specdec, main, tmp_path):
+def test_why_an_answer_ends(inside, main, tmp_path):
     def end(*arguments, model=main):
-        (answer,) = objects(specdec(*options(model, 60), "--raw", "--json", *arguments))
+        (answer,) = objects(inside(*options(model, 60), "--raw", "--json", *arguments))
         return answer["stop_type"], answer["stopping_word"], answer["truncated"]
 
-    text = specdec(*options(main, 60), "--raw", "hello").stdout.decode(errors="replace")
+    text = inside(*options(main, 60), "--raw", "hello").stdout.decode(errors="replace")
     stop = next(text[i : i + 2] for i in range(5, 50) if text[i : i + 2].isascii())
     assert end("hello") == ("limit", "", False)
     assert end("hello", "--stop", "no such text", "--stop", stop) == ("word", stop, False)
@@ -106,9 +106,9 @@ def test_why_an_answer_ends(specdec, main, tmp_path):
     assert end("hello", "--temp", 1, "--seed", 1, model=tmp_path / "brief.gguf") == ("eos", "", False)
 
 
-def test_log_probabilities(specdec, main):
-    (whole,) = objects(specdec(*options(main, 8), "--json", "--logprobs", 3, "hello"))
-    *steps, _ = objects(specdec(*options(main, 8), "--jsonl", "--logprobs", 3, "hello"))
+def test_log_probabilities(inside, main):
+    (whole,) = objects(inside(*options(main, 8), "--json", "--logprobs", 3, "hello"))
+    *steps, _ = objects(inside(*options(main, 8), "--jsonl", "--logprobs", 3, "hello"))
     found = whole["completion_probabilities"]
     assert [t for step in steps for t in step["completion_probabilities"]] == found
     assert [t["id"] for t in found] == whole["tokens"]
@@ -119,8 +119,8 @@ def test_log_probabilities(specdec, main):
         assert sorted((t["logprob"] for t in top), reverse=True) == [t["logprob"] for t in top]
         assert 0 < sum(math.exp(t["logprob"]) for t in top) <= 1 + 1e-6
         assert bytes(chosen["bytes"]).decode(errors="replace") == chosen["token"]
-    assert b"".join(bytes(t["bytes"]) for t in found) == specdec(*options(main, 8), "hello").stdout
-    assert "completion_probabilities" not in objects(specdec(*options(main, 8), "--json", "hello"))[0]
+    assert b"".join(bytes(t["bytes"]) for t in found) == inside(*options(main, 8), "hello").stdout
+    assert "completion_probabilities" not in objects(inside(*options(main, 8), "--json", "hello"))[0]
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_log_probabilities(specdec, main):
         (["--input", "a", "--json"], "--json"),
     ],
 )
-def test_what_does_not_go_together(specdec, main, arguments, what):
-    assert what in specdec.one_line(specdec(*options(main), *arguments), 2)
+def test_what_does_not_go_together(inside, main, arguments, what):
+    assert what in inside.one_line(inside(*options(main), *arguments), 2)
 
 
-def test_a_gap_is_read_as_models_for_code_were_taught(specdec, coder, tokens_of, tmp_path):
+def test_a_gap_is_read_as_models_for_code_were_taught(inside, coder, tokens_of, tmp_path):
     from spec_local.llama.model import Model
     from spec_local.request import Request
 
@@ -156,28 +156,28 @@ def test_a_gap_is_read_as_models_for_code_were_taught(specdec, coder, tokens_of,
 
     (tmp_path / "after").write_bytes(after.encode())
     run = options(coder)
-    answer = specdec(*run, "--suffix", after, before)
+    answer = inside(*run, "--suffix", after, before)
     assert answer.returncode == 0
     assert answer.stderr == b""
-    assert len({answer.stdout, specdec(*run, "--suffix", "other", before).stdout}) == 2
-    assert specdec(*run, "--suffix-file", tmp_path / "after", before).stdout == answer.stdout
+    assert len({answer.stdout, inside(*run, "--suffix", "other", before).stdout}) == 2
+    assert inside(*run, "--suffix-file", tmp_path / "after", before).stdout == answer.stdout
     # What is piped in counts to the last space, and the argument goes on from there.
-    assert specdec(*run, "--suffix", after, before[6:], stdin=before[:6].encode()).stdout == answer.stdout
-    whole = specdec(*run, "--suffix", after, "--echo", before)
+    assert inside(*run, "--suffix", after, before[6:], stdin=before[:6].encode()).stdout == answer.stdout
+    whole = inside(*run, "--suffix", after, "--echo", before)
     assert whole.stdout == before.encode() + answer.stdout + after.encode()
 
 
-def test_a_gap_at_the_beginning_and_the_pad_ends_it(specdec, coder, tokens_of):
-    assert len(specdec(*options(coder), "--suffix", "the end", "").stdout) > 10
+def test_a_gap_at_the_beginning_and_the_pad_ends_it(inside, coder, tokens_of):
+    assert len(inside(*options(coder), "--suffix", "the end", "").stdout) > 10
     (pad,) = tokens_of(MARKS[3], parse_special=True)
     (answer,) = objects(
-        specdec(*options(coder), "--suffix", "z", "--logit-bias", f"{pad}=1000", "--json", "x")
+        inside(*options(coder), "--suffix", "z", "--logit-bias", f"{pad}=1000", "--json", "x")
     )
     assert (answer["content"], answer["stop_type"]) == ("", "eos")
 
 
-def test_a_model_that_cannot_fill_gaps(specdec, main):
-    said = specdec.one_line(specdec(*options(main), "--suffix", "a", "x"), 1)
+def test_a_model_that_cannot_fill_gaps(inside, main):
+    said = inside.one_line(inside(*options(main), "--suffix", "a", "x"), 1)
     assert "main.gguf cannot fill gaps" in said
 
 
@@ -195,20 +195,20 @@ def test_every_script_passes_byte_for_byte(specdec, coder, tokens_of):
     assert len(answer["content"].splitlines()) == 1  # a line of thousands of bytes
 
 
-def test_broken_characters_pass_byte_for_byte(specdec, coder):
+def test_broken_characters_pass_byte_for_byte(inside, coder):
     """Bytes of an emoji in any order: some whole, some torn, all of them as the model says them."""
     emoji = "🎉".encode()
     bias = [part for byte in emoji for part in ("--logit-bias", f"{FIRST_BYTE + byte}=1000")]
     run = ["generate", "--main", coder, "-n", 400, "--temp", 3, "--top-k", 4, "--min-p", 0, "--top-p", 1]
     run += ["--seed", 1, "--threads", 1, "--ctx", 512, *bias, "x"]
-    (answer,) = objects(specdec(*run, "--json"))
+    (answer,) = objects(inside(*run, "--json"))
     said = bytes(token - FIRST_BYTE for token in answer["tokens"])
     assert set(said) == set(emoji)
     assert emoji in said
     assert emoji[1:2] * 2 in said
-    assert specdec(*run).stdout == said
+    assert inside(*run).stdout == said
     assert answer["content"] == said.decode("utf-8", "replace")
-    parts = objects(specdec(*run, "--jsonl"))
+    parts = objects(inside(*run, "--jsonl"))
     assert "".join(part["content"] for part in parts) == answer["content"]
 
 

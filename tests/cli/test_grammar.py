@@ -38,15 +38,15 @@ def _prompt(tmp_path):
     (tmp_path / "prompt").write_text("the people")
 
 
-def test_an_answer_follows_a_grammar(specdec, main, tmp_path):
+def test_an_answer_follows_a_grammar(inside, main, tmp_path):
     (tmp_path / "g.gbnf").write_bytes('\ufeffroot ::= "é " ("of" | "in") "\\n"'.encode())
-    done = specdec("generate", "--main", main, *SMALL, "--raw", "--grammar-file", tmp_path / "g.gbnf", "the")
+    done = inside("generate", "--main", main, *SMALL, "--raw", "--grammar-file", tmp_path / "g.gbnf", "the")
     assert done.stdout.decode() in ("é of\n", "é in\n"), done
 
 
-def test_each_turn_of_a_chat_follows_it(specdec, main, tmp_path):
+def test_each_turn_of_a_chat_follows_it(inside, main, tmp_path):
     (tmp_path / "g.gbnf").write_text('root ::= "yes" | "no"')
-    done = specdec(
+    done = inside(
         "chat", "--main", main, *SMALL, "--grammar-file", tmp_path / "g.gbnf", stdin=b"the people\nwhat\n"
     )
     assert done.returncode == 0, done
@@ -59,10 +59,10 @@ def test_each_turn_of_a_chat_follows_it(specdec, main, tmp_path):
 @pytest.mark.parametrize(
     ("options", "cut"), [(["-n", 3], True), (["-n", 300], False), (["--stop", "a"], True)]
 )
-def test_an_answer_that_was_cut_is_told(specdec, main, tmp_path, command, options, cut):
+def test_an_answer_that_was_cut_is_told(inside, main, tmp_path, command, options, cut):
     (tmp_path / "g.gbnf").write_text('root ::= "aaaa bbbb aaaa bbbb cccc dddd"')
     arguments = [command, "--main", main, *SMALL, "--grammar-file", tmp_path / "g.gbnf", *options]
-    done = specdec(*arguments, stdin=b"hello\n")
+    done = inside(*arguments, stdin=b"hello\n")
     assert done.returncode == 0
     assert (b"cut before its grammar was complete" in done.stderr) == cut
 
@@ -83,7 +83,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("options", "why"), BAD.values(), ids=BAD.keys())
-def test_what_cannot_be_followed_is_one_line(specdec, main, tmp_path, options, why):
+def test_what_cannot_be_followed_is_one_line(inside, main, tmp_path, options, why):
     (tmp_path / "latin").write_bytes(b'root ::= "\xe9"')
-    done = specdec("generate", "--main", main, *SMALL, "--raw", *options, "the", cwd=tmp_path)
-    assert why in specdec.one_line(done, 2), done
+    done = inside("generate", "--main", main, *SMALL, "--raw", *options, "the", cwd=tmp_path)
+    assert why in inside.one_line(done, 2), done

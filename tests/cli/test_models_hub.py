@@ -57,14 +57,7 @@ def server(toys):
 @pytest.fixture
 def hubbed(fresh, server, tmp_path):
     """The command with that hub, a cache of its own, and a models.toml of the user's."""
-    fresh.environment |= {
-        "HF_ENDPOINT": server.url,
-        "HF_HUB_CACHE": str(tmp_path / "hub"),
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_TOKEN": "",
-        "HF_HUB_OFFLINE": "0",
-        "NO_PROXY": "127.0.0.1",
-    }
+    fresh.environment |= server.environment(tmp_path)
     config = tmp_path / "config" / "specdec"
     if sys.platform == "darwin":
         config = tmp_path / "Library" / "Application Support" / "specdec"

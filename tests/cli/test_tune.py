@@ -44,8 +44,8 @@ def test_tables(fresh, main, draft):
     ]
 
 
-def test_without_a_draft(specdec, main):
-    done = specdec("tune", main, *SMALL)
+def test_without_a_draft(inside, main):
+    done = inside("tune", main, *SMALL)
     assert done.returncode == 0
     assert b"copied text" in done.stdout
     assert b"draft" not in done.stdout
@@ -65,8 +65,8 @@ def test_sessions_go_by_what_was_tuned(fresh, main, draft):
     assert b"measuring main.gguf" in fresh(*answer, "--ctx", 128).stderr  # another session, other costs
 
 
-def test_several_numbers_of_threads(specdec, main):
-    done = specdec("tune", main, "--threads", 2, "--threads", 1, "--threads", 2, "--ctx", 256, "--rounds", 1)
+def test_several_numbers_of_threads(inside, main):
+    done = inside("tune", main, "--threads", 2, "--threads", 1, "--threads", 2, "--ctx", 256, "--rounds", 1)
     assert done.stderr.decode().splitlines() == [
         "measuring main.gguf with 1 thread",
         "measuring main.gguf with 2 threads",
@@ -83,7 +83,7 @@ def test_the_usual_numbers_of_threads():
     assert 1 <= choices[0] <= choices[-1] <= 4096
 
 
-def test_files_that_cannot_be_tuned(specdec, main, tmp_path):
+def test_files_that_cannot_be_tuned(inside, main, tmp_path):
     recurrent = write_tiny_model(tmp_path / "mamba.gguf", n_layers=1, architecture="mamba")
     (tmp_path / "bad.gguf").write_bytes(main.read_bytes()[:20000])
     for arguments, code, what in [
@@ -96,22 +96,22 @@ def test_files_that_cannot_be_tuned(specdec, main, tmp_path):
         ([main, "--threads", 1, "--threads", 513], 2, "threads is 513: give 1 to 512"),
         ([main, "--ctx", 0], 2, "ctx is 0: give 1"),
     ]:
-        said = specdec.one_line(specdec("tune", *arguments), code)
+        said = inside.one_line(inside("tune", *arguments), code)
         assert what in said, arguments
 
 
 @pytest.mark.parametrize(
     "arguments", [[], ["--rounds", "0"], ["--rounds", "many"], ["--cache-type", "f8"], ["--fly"]], ids=str
 )
-def test_wrong_usage(specdec, main, arguments):
-    done = specdec("tune", *[main] * bool(arguments), *arguments)
+def test_wrong_usage(inside, main, arguments):
+    done = inside("tune", *[main] * bool(arguments), *arguments)
     assert done.returncode == 2
     assert done.stdout == b""
     assert b"Traceback" not in done.stderr
 
 
-def test_a_tiny_context(specdec, main):
-    done = specdec("tune", main, "--threads", 1, "--ctx", 1, "--rounds", 1)
+def test_a_tiny_context(inside, main):
+    done = inside("tune", main, "--threads", 1, "--ctx", 1, "--rounds", 1)
     assert done.returncode == 0, done
     assert numbers(done.stdout.decode(), "0.99")[1:] == ["none", "1.00"]  # no room to guess
 

@@ -197,7 +197,7 @@ def test_what_has_changed_is_tried_again(whole, tmp_path, monkeypatch, change):
         case "build":
             monkeypatch.setattr("spec_local.llama.runtime.build_identity", lambda: "another")
         case "processor":
-            monkeypatch.setattr(probe, "processor_features", lambda: frozenset({"sse4_2"}))
+            monkeypatch.setattr("spec_local.llama.runtime.processor_features", lambda: frozenset({"sse4_2"}))
     check_model_file(path, gpu_layers=0 if change == "layers" else -1)
     assert len(tried) == 2
     assert tried[0] == (str(path), "-1")

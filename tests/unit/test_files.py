@@ -7,7 +7,20 @@ from pathlib import Path
 import pytest
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import read_text, replacing, sha256, write_atomically
+from spec_local.files import expanded, read_text, replacing, sha256, write_atomically
+
+
+def test_a_home_folder_is_what_a_person_means_by_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert expanded("~/a b") == tmp_path / "a b"
+    for plain in ("a/~", "/a", "", "a\0b"):
+        assert expanded(plain) == Path(plain)
+    unknown = "~nobody-of-this-name"
+    with pytest.raises(InvalidRequest, match=rf"^{unknown}/x: no home folder is known for {unknown}: "):
+        expanded(f"{unknown}/x")
+    Path(unknown).touch()
+    assert expanded(Path(unknown)) == Path(unknown)
 
 
 def test_it_appears_with_its_folders(tmp_path):
@@ -25,6 +38,24 @@ def test_the_old_one_is_there_until_the_block_ends(tmp_path):
         assert part.parent == path.parent  # or replacing would copy
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
+
+
+def test_it_is_on_the_disk_before_it_takes_the_place(tmp_path, monkeypatch):
+    """Of a loss of power only the order of calls can be tested."""
+    path, flushed = tmp_path / "file", []
+    path.write_bytes(b"old")
+
+    def fsync(descriptor):
+        known = os.fstat(descriptor)
+        flushed.append((known.st_ino, known.st_size, path.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with replacing(path) as part:
+        part.write_bytes(b"newer")
+        part.chmod(0o400)  # who copies a file that nobody may write to
+    assert flushed == [(path.stat().st_ino, 5, b"old")]
+    write_atomically(path, b"newest")  # for caches, which nobody waits for
+    assert len(flushed) == 1
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
