@@ -8,8 +8,8 @@ elsewhere, and on misfortunes that seldom happen; and every figure is the same e
 
 `best fixed` is the fastest, in hindsight, of plain decoding, the draft with 1 to 16 guesses a step and lookup with 1 to 63,
 for that machine and that group of answers, which are one session: the adaptive policy may remember. `oracle` is the
-quickest division of the same answers into steps: see `spec_local.bench.theory`. Reading the prompt does not count. Where a
-clock is disturbed, the policy sees the disturbed times, and is judged by the undisturbed ones.
+quickest division of the same answers into steps: see `spec_local.bench.theory`. Reading the prompt does not count; but
+the policy leaves prompts unread that would take the draft longer than it may save. Where a clock is disturbed, the policy sees the disturbed times, and is judged by the undisturbed ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +26,9 @@ from spec_local.costs import CostTable
 from spec_local.decoding import Prefilled, Step, decode
 from spec_local.dice import SeededDice
 from spec_local.language_model import Logits
+from spec_local.lookups import PromptLookup, SuffixLookup
 from spec_local.policies import Adaptive, Experience, Policy
-from spec_local.proposers import Chain, DraftModel, Guided, PromptLookup, Proposer
+from spec_local.proposers import Chain, DraftModel, Guided, Proposer
 from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.verifiers import VERIFIERS
 
@@ -235,7 +236,7 @@ def _fixed_draft(model: Replay) -> Proposer:
 
 
 def _fixed_lookup(model: Replay) -> Proposer:
-    return Guided(Policy(), lookup=PromptLookup())
+    return Guided(Policy(), lookups=[PromptLookup()])
 
 
 FIXED: dict[str, tuple[Way, int]] = {
@@ -264,7 +265,7 @@ def adaptive_calls(pair: Pair, group: Group) -> list[tuple[Role, int, int]]:
 
     def way(model: Replay) -> Proposer:
         policy = Adaptive(main, draft, experience, clock=machine.clock)
-        return Guided(policy, _draft(model, policy) if draft else None, PromptLookup(shortest=2))
+        return Guided(policy, _draft(model, policy) if draft else None, [SuffixLookup()])
 
     run(group, machine, way, MOST)
     return machine.calls

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from spec_local.bench.theory import copied
 from spec_local.language_model import Logits
+from spec_local.lookups import PromptLookup, SuffixLookup
 
 Floats = NDArray[np.float64]
 MOST = 64  # guesses a step
@@ -57,7 +58,7 @@ class Trace:
 
     @cached_property
     def copies(self) -> list[int]:
-        return copied(self.prompt, self.answer, MOST - 1)
+        return copied(SuffixLookup(), self.prompt, self.answer, MOST - 1)
 
 
 def _text(rng: np.random.Generator, n: int) -> list[int]:
@@ -115,7 +116,7 @@ def traps(match: int, accepted: float, n: int = 192, seed: int = 2) -> list[Trac
             before = [*prompt[:match], *answer[:end]][-match:]
             prompt += [*before, (answer[end] + 1 + int(rng.integers(0, 300))) % 400]
         prompt += prompt[:match]
-        assert not any(copied(prompt, answer, 1))
+        assert not any(copied(PromptLookup(), prompt, answer, 1))
         traces.append(Trace(prompt, answer, *_opinions(rng, [accepted] * n)))
     return traces
 

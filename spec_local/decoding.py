@@ -276,8 +276,12 @@ class _Row:
             limits = Limit(min(limit, nodes), nodes, main.max_branches)
             proposal = self._proposer.propose(history, limits, self._dice, self._lap)
         # The last token said comes first, so that node i of the proposal is main's node i + 1.
-        logits = main.grow([history[-1], *proposal.tokens], [ROOT, *(n + 1 for n in proposal.parents)])
+        tokens = [history[-1], *proposal.tokens]
+        logits = main.grow(tokens, [ROOT, *(n + 1 for n in proposal.parents)])
         self._lap("main model")
+        if self._proposer:
+            self._proposer.observe(tokens, logits)
+            self._lap("observe")
         self._dead_ends.clear()
         mains = self._mains(proposal, logits)
         path, token = self._verifier(proposal, mains, main.n_vocab, self._dice, len(history))

@@ -11,8 +11,8 @@ from spec_local.verifiers import VERIFIERS
 
 ShapeName = Literal["chain", "tree", "beam", "auto"]
 SHAPES: tuple[ShapeName, ...] = ("chain", "tree", "beam", "auto")
-ProposerName = Literal["auto", "draft", "lookup", "none"]
-PROPOSERS: tuple[ProposerName, ...] = ("auto", "draft", "lookup", "none")
+ProposerName = Literal["auto", "draft", "suffix", "lookup", "recycling", "none"]
+PROPOSERS: tuple[ProposerName, ...] = ("auto", "draft", "suffix", "lookup", "recycling", "none")
 TranslationName = Literal["auto", "tokens", "text"]
 TRANSLATIONS: tuple[TranslationName, ...] = ("auto", "tokens", "text")
 PolicyName = Literal["adaptive", "fixed", "confidence", "entropy", "off"]
@@ -34,13 +34,16 @@ class GenerationSettings:
         seed: repeats an answer; None: a new one each time.
         max_tokens: most tokens to say; None: until the model ends its answer or the context is full.
         stops: strings that end the answer and are not part of it.
-        proposer: ``draft`` (the draft model), ``lookup`` (prompt lookup), ``none``; ``auto``: the policy chooses among
-            those that there are, step by step.
+        proposer: ``draft`` (the draft model), ``suffix`` (all that followed the end of the text before), ``lookup`` (its last
+            occurrence), ``recycling`` (what main has expected after the same token), ``none``; ``auto``: the policy
+            chooses among those that may pay, step by step.
         policy: how far to guess. ``adaptive``: measured costs and learned chances decide, so that it is never slower than
             plain decoding; ``fixed``: always `draft_max`; ``confidence``: as long as the draft is surer than `draft_p_min`;
             ``entropy``: as AdaEDL does; ``off``: no guesses.
         draft_max: most tokens to guess a step, one after the other; None: what suits the policy.
         draft_p_min: where policy ``confidence`` stops.
+        staged: most tokens that prompt lookup lets the draft model read along, which spares it calls (see
+            `spec_local.proposers.draft_model`); None: as many as pay under policy ``adaptive``, else 0.
         shape: what a draft model guesses: a ``chain``, a ``tree`` or ``beam`` search; ``auto``: the adaptive policy chooses
             between chain and tree.
         tree_nodes: most guesses of a tree or of beams a step.
@@ -66,6 +69,7 @@ class GenerationSettings:
     policy: PolicyName = "adaptive"
     draft_max: int | None = None
     draft_p_min: float = 0.75
+    staged: int | None = None
     shape: ShapeName = "chain"
     tree_nodes: int = 16
     beam_width: int = 4
@@ -105,6 +109,7 @@ class GenerationSettings:
             )
         for name, value, low in [
             ("draft-max", self.draft_max, 0),
+            ("staged", self.staged, 0),
             ("tree-nodes", self.tree_nodes, 1),
             ("beam-width", self.beam_width, 1),
         ]:

@@ -88,7 +88,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     n = min(len(a), len(b))
     if a[:n] == b[:n]:  # the usual case, at C speed
         return n
-    return next(i for i in range(n) if a[i] != b[i])
+    return next((i for i in range(n) if a[i] != b[i]), n)  # a tuple equals no list
 
 
 def prefill(model: LanguageModel, tokens: Sequence[int]) -> Iterator[int]:

@@ -22,6 +22,15 @@ top and one: the most probable tokens of q, and one drawn from the rest of it, l
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How large a proposal may be: its depth, its nodes and its leaves; each at least 1."""
+
+    depth: int
+    nodes: int
+    branches: int
+
+
 def path_to(parents: Sequence[int], node: int) -> list[int]:
     """The nodes from the root's child down to this one; none for the root."""
     nodes = []

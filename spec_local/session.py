@@ -9,21 +9,17 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from spec_local import cost_store
+from spec_local import cost_store, text_store
 from spec_local.constraint import Constraint
 from spec_local.costs import CostTable, measure
 from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, check_prompt, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.generation import (
-    CHAIN_VERIFIERS,
-    MAX_DRAFT,
-    GenerationSettings,
-    ProposerName,
-)
+from spec_local.generation import MAX_DRAFT, GenerationSettings, ProposerName
+from spec_local.guessing import Guessing
 from spec_local.language_model import LanguageModel, common_prefix
 from spec_local.llama import state
 from spec_local.llama.context import Context
@@ -31,27 +27,17 @@ from spec_local.llama.grammar import Grammar
 from spec_local.llama.grammar_probe import check_grammar
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
-from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
+from spec_local.lookups import Lookup
 from spec_local.proposal import Proposal
-from spec_local.proposers import (
-    Beam,
-    BestFirst,
-    Chain,
-    DraftModel,
-    Drawn,
-    Guided,
-    PromptLookup,
-    Proposer,
-    Shape,
-    StringLevel,
-)
 from spec_local.sampling import Sampler, TokenLogprob
 from spec_local.text import TextStream
+from spec_local.text_store import TextStore
 from spec_local.translation import Translated, Translation
 from spec_local.verifiers import VERIFIERS
 from spec_local.vocabulary import difference
 
 _USUAL_CONTEXT = 4096
+_BEFORE = 8  # tokens of a prompt that are kept with its answer, so that its beginning can be found
 _USUAL = GenerationSettings()
 
 
@@ -107,7 +93,7 @@ class Session:
         self.main = main
         self.draft = draft
         self._costs: tuple[CostTable, CostTable | None] | None = None
-        self._experience: dict[tuple[bool, str, bool], Experience] = {}
+        self._guessing = Guessing(main, draft, self.guesser, self.translation, self.costs)
         self._grammar: tuple[str, Grammar] | None = (
             None  # the last one, which the next answer mostly follows, too
         )
@@ -126,6 +112,7 @@ class Session:
         gpu_layers: int = -1,
         cache_type: str = "f16",
         branches: int = 1,
+        remember: bool = False,
         notice: Callable[[str], None] = lambda line: None,
     ) -> "Session":
         """Load a main model, and a draft if one is given.
@@ -137,6 +124,8 @@ class Session:
             branches: how many guesses the models may read side by side; the draft reads more of them than it
                 proposes, so give several times the nodes of a tree, such as 64. 1: chains only, which takes
                 the least memory.
+            remember: keep what is said on disk, for those who guess in this and later sessions with main's vocabulary (see
+                `spec_local.text_store`), and guess from what was kept.
             notice: told, in a line, what takes time and what was decided.
 
         Raises:
@@ -166,6 +155,8 @@ class Session:
             if session.translation:
                 share = session.translation.share
                 notice(f"draft: another vocabulary, in which it can guess {share:.0%} of main's tokens")
+            if remember:
+                session.store = text_store.of_model(session.main.model, notice)
             session._notice = notice
             session._resources = stack.pop_all()
             return session
@@ -210,6 +201,8 @@ class Session:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
         check_prompt(self.main, tokens)  # before anything is measured
         self._end_answer()
+        if self.store:
+            self.store.refresh()
         cached = self.main.cached
         if not self.main.model.can_roll_back and common_prefix(cached, list(tokens[:-1])) < len(cached):
             self.main.trim(0)  # another text: a recurrent model can forget all, and no less
@@ -219,7 +212,7 @@ class Session:
             tokens,
             sampler=sampler,
             dice=SeededDice(settings.seed),
-            proposer=self._proposer(settings, sampler, clock),
+            proposer=self._guessing.proposer(settings, sampler, clock),
             verifier=VERIFIERS[settings.rule],
             draft_max=settings.longest_path,
             max_tokens=settings.max_tokens,
@@ -228,7 +221,7 @@ class Session:
             clock=clock,
             logprobs=settings.logprobs,
         )
-        answer = self._texts(events, settings.stops)
+        answer = self._texts(events, settings.stops, tokens[-_BEFORE:])
         self._answer = weakref.ref(answer)
         return answer
 
@@ -272,17 +265,22 @@ class Session:
     def _contexts(self) -> dict[str, Context]:
         return {"main": self.main} | ({"draft": self.draft} if self.draft else {})
 
+    @property
+    def store(self) -> TextStore | None:
+        """Texts of other sessions, which may be guessed, and into which go this one's answers."""
+        return self._guessing.store
+
+    @store.setter
+    def store(self, store: TextStore | None) -> None:
+        self._guessing.store = store
+
     def proposers(self, settings: GenerationSettings) -> list[ProposerName]:
         """Who may guess: what the settings say, and what ``auto`` means with these models."""
-        if settings.policy == "off" or settings.draft_max == 0 or settings.proposer == "none":
-            return []
-        if settings.proposer != "auto":
-            return [settings.proposer]
-        if not self.main.model.can_roll_back:
-            return []
-        if settings.policy != "adaptive":
-            return ["draft" if self.draft else "lookup"]
-        return ["draft", "lookup"] if self.draft else ["lookup"]
+        return self._guessing.names(settings)
+
+    def lookups(self, settings: GenerationSettings) -> list[Lookup]:
+        """Those among them that ask no model."""
+        return self._guessing.lookups(settings)
 
     def costs(self) -> tuple[CostTable, CostTable | None]:
         """Seconds a call of main and of the draft: what is known from earlier, or else measured now, in a second or two.
@@ -306,13 +304,9 @@ class Session:
             self._notice(f"measuring {context.model.path.name} (first use with these settings)")
         return measure(context, rows=rows, budget=budget)
 
-    @property
-    def _branches(self) -> int:
-        """Most guesses side by side that both models can read."""
-        return min(context.max_branches for context in (self.main, self.draft) if context)
-
-    def _texts(self, events: Iterator[Event], stops: Sequence[str]) -> _Answer:
+    def _texts(self, events: Iterator[Event], stops: Sequence[str], before: Sequence[int]) -> _Answer:
         vocabulary = self.main.model.vocabulary
+        said: list[int] = []
         stream = TextStream(vocabulary.piece, stops)
         statistics = Statistics()
         for event in events:
@@ -320,6 +314,7 @@ class Session:
                 statistics = event.statistics
                 yield event
             elif isinstance(event, Finished):
+                self._remember(before, said)
                 yield Done(stream.finish(), event.reason, event.statistics)
             else:
                 text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
@@ -329,11 +324,17 @@ class Session:
                         statistics.predicted_n -= len(event.tokens) - i - 1
                         tokens = tokens[: i + 1]
                         break
+                said += tokens
                 n_accepted, logprobs = min(event.n_accepted, len(tokens)), event.logprobs[: len(tokens)]
                 yield Text(text, tokens, event.proposal, n_accepted, logprobs)
                 if stream.stopped:
+                    self._remember(before, said)
                     yield Done("", "stop", statistics, stream.stopping_word)
                     break
+
+    def _remember(self, before: Sequence[int], said: Sequence[int]) -> None:
+        if self.store:
+            self.store.remember(said, before)
 
     def _constraint(self, settings: GenerationSettings) -> Constraint | None:
         text = settings.gbnf
@@ -343,77 +344,3 @@ class Session:
             check_grammar(self.main.model.path, text, notice=self._notice)
             self._grammar = text, Grammar(self.main.model, text)
         return Constraint(self._grammar[1].start())
-
-    def _proposer(
-        self, settings: GenerationSettings, sampler: Sampler, clock: Callable[[], float]
-    ) -> Proposer | None:
-        names = self.proposers(settings)
-        if not names:
-            return None
-        if not self.main.model.can_roll_back:
-            raise ModelError("main is a recurrent model and cannot take guesses back: use --no-spec")
-        if "draft" in names and not self.draft:
-            raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
-        if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
-            raise InvalidRequest("the session was opened for chains: open it with branches=64")
-        policy = self._policy(settings, clock)
-        lookup = (
-            PromptLookup(shortest=2 if settings.policy == "adaptive" else 3) if "lookup" in names else None
-        )
-        if "draft" not in names or not self.guesser:
-            return Guided(policy, lookup=lookup)
-        draft: DraftModel
-        if self.draft and self.translation and settings.translation == "text":
-            draft = StringLevel(
-                self.draft,
-                # A constraint is of main's tokens, too: membership judges by it.
-                Sampler(replace(settings.sampling, logit_bias={})),
-                Chain("greedy", policy),  # tokens of two vocabularies cannot be coupled
-                self.translation,
-                is_end=self.draft.model.vocabulary.is_end,
-            )
-        else:
-            vocabulary = self.main.model.vocabulary
-            draft = DraftModel(
-                self.guesser,
-                sampler,
-                self._shape(settings, policy),
-                n_vocab=vocabulary.n_tokens,
-                is_end=vocabulary.is_end,
-            )
-        tree = self._shape(replace(settings, shape="tree"), policy) if self._may_branch(settings) else None
-        return Guided(policy, draft, lookup, tree)
-
-    def _policy(self, settings: GenerationSettings, clock: Callable[[], float]) -> Policy:
-        greedy = settings.sampling.temperature == 0
-        # A chain that is judged by its probabilities must be as long as it was drawn.
-        may_cut = greedy or settings.greedy_draft or settings.rule not in CHAIN_VERIFIERS
-        match settings.policy:
-            case "adaptive":
-                kind = greedy, settings.shape, settings.constrained
-                learned = self._experience.setdefault(kind, Experience())
-                tree = settings.tree_nodes if self._may_branch(settings) else 0
-                return Adaptive(*self.costs(), learned, may_cut=may_cut, tree=tree, clock=clock)
-            case "confidence":
-                return Confidence(settings.draft_p_min, may_cut)
-            case "entropy":
-                return Entropy(may_cut=may_cut)
-        return Policy(may_cut)
-
-    def _may_branch(self, settings: GenerationSettings) -> bool:
-        """Whether a policy may ask for trees beside chains."""
-        chains_only = settings.verifier in CHAIN_VERIFIERS or settings.greedy_draft
-        return settings.shape == "auto" and not chains_only and self._branches > 1
-
-    def _shape(self, settings: GenerationSettings, policy: Policy) -> Shape:
-        if settings.shape == "beam":
-            return Beam(settings.beam_width, settings.tree_nodes)
-        drawing = VERIFIERS[settings.rule].drawing
-        if settings.shape == "tree":
-            if drawing == "chosen":
-                main, draft = self.costs() if settings.policy == "adaptive" else (None, None)
-                return BestFirst(settings.tree_nodes, costs=(main, draft) if main and draft else None)
-            return Drawn(drawing, settings.tree_nodes)
-        if settings.greedy_draft:
-            return Chain("greedy", policy)
-        return Chain("drawn" if drawing == "one" else "coupled", policy)

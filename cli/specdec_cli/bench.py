@@ -199,7 +199,7 @@ def _fitting(models: ModelOptions, ways: "Sequence[Way]") -> ModelOptions:
     policies = {each.policy for each in settings} - {"off"}
     return dataclasses.replace(
         models,
-        proposer=ProposerChoice.auto if drafts else ProposerChoice.lookup,
+        proposer=ProposerChoice.auto if drafts else ProposerChoice.suffix,
         policy=PolicyChoice(min(policies) if policies else "off"),
         shape=ShapeChoice(min(shapes)) if shapes else ShapeChoice.chain,
     )

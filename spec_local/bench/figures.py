@@ -74,7 +74,7 @@ class WayFigures:
         """Shares of the time after the prompt: guessing, calls of main, and all else (sampling, verifying, the loop)."""
         parts = {"guessing": 0.0, "main": 0.0, "rest": 0.0}
         for part, seconds in self.profile.items():
-            guessing = part.startswith(("draft", "lookup"))
+            guessing = part.startswith(("draft", "lookup", "observe"))
             parts["guessing" if guessing else "main" if part == "main model" else "rest"] += seconds
         total = sum(parts.values())
         return {part: seconds / total if total else 0.0 for part, seconds in parts.items()}

@@ -18,6 +18,7 @@ from spec_local.decoding import FinishReason, Statistics
 from spec_local.generation import MAX_DRAFT
 from spec_local.language_model import LanguageModel, Logits, common_prefix, prefill
 from spec_local.llama.model import Model
+from spec_local.lookups import Lookup, Recycling
 from spec_local.session import Done, Session, Text
 
 _WARM_UP = 16  # tokens
@@ -98,7 +99,7 @@ def measure(
     cancelled: Callable[[], bool] = lambda: False,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Iterator[Run | Outcome]:
-    """Run every prompt in every way, after a warm-up that does not count.
+    """Run every prompt in every way, after a warm-up that does not count; a session with a store stops learning.
 
     Args:
         ways: plain first; each with a seed, to which the number of the run is added, and a limit of tokens.
@@ -113,6 +114,8 @@ def measure(
     Raises:
         SpecLocalError: as of `Session.generate`.
     """
+    if session.store:
+        session.store.learning = False  # a way would copy what another has just said
     for way in ways:
         _run(session, questions[0], _shortened(way), 0, cancelled, lambda share: None)
     for i, question in enumerate(questions):
@@ -205,15 +208,26 @@ def _theory(
 ) -> dict[str, float]:
     if not answer:
         return {}
-    sources = {way.name: session.proposers(way.settings) for way in ways if way.settings.shape == "chain"}
-    wanted = {source for each in sources.values() for source in each}
+    lookups: dict[str, Lookup] = {}
+    sources: dict[str, list[str]] = {}
+    for way in ways:
+        if way.settings.shape == "chain":
+            # Recycling is left out: what main thought on its way is gone.
+            found = {
+                lookup.name: lookup
+                for lookup in session.lookups(way.settings)
+                if not isinstance(lookup, Recycling)
+            }
+            drafts = [name for name in session.proposers(way.settings) if name == "draft"]
+            sources[way.name] = [*found, *drafts]
+            lookups |= found
     main_costs, draft_costs = session.costs()
     lengths: dict[str, list[int]] = {}
-    if "lookup" in wanted:
-        lengths["lookup"] = theory.copied(question.tokens, answer, MAX_DRAFT)
-    if "draft" in wanted and session.guesser:
+    for name, lookup in lookups.items():
+        lengths[name] = theory.copied(lookup, question.tokens, answer, MAX_DRAFT)
+    if session.guesser and any("draft" in each for each in sources.values()):
         lengths["draft"] = theory.drafted(session.guesser, question.tokens, answer, session.main.n_vocab)
-    steps = {"lookup": 0.0, "draft": draft_costs.seconds(1) if draft_costs else 0.0}
+    steps = dict.fromkeys(lookups, 0.0) | {"draft": draft_costs.seconds(1) if draft_costs else 0.0}
     n = len(answer)
     return {
         name: n

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from spec_local.language_model import LanguageModel, prefill
-from spec_local.proposers import PromptLookup
+from spec_local.lookups.base import Lookup
+from spec_local.proposal import Limit
 
 
 def best_seconds(
@@ -80,13 +81,13 @@ def drafted(draft: LanguageModel, prompt: Sequence[int], answer: Sequence[int], 
     return run_lengths(right)
 
 
-def copied(prompt: Sequence[int], answer: Sequence[int], most: int) -> list[int]:
-    """Run lengths of what prompt lookup would have guessed, at most `most` a step."""
-    lookup = PromptLookup(shortest=2)  # the shortest that any policy takes
-    text, lengths = [*prompt, *answer], []
-    for place in range(len(answer)):
-        at = len(prompt) + place
-        guesses = lookup.find(text[:at], most).tokens
-        right = [guess == token for guess, token in zip(guesses, text[at:], strict=False)]
+def copied(lookup: Lookup, prompt: Sequence[int], answer: Sequence[int], most: int) -> list[int]:
+    """Run lengths of what a lookup would have guessed, at most `most` tokens a step."""
+    text, lengths = list(prompt), []
+    limit = Limit(most, most, 1)
+    for place, token in enumerate(answer):
+        guesses = lookup.find(text, limit).tokens
+        right = [guess == said for guess, said in zip(guesses, answer[place:], strict=False)]
         lengths.append(run_lengths([*right, False])[0])
+        text.append(token)
     return lengths

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -45,6 +46,23 @@ class Vocabulary:
         kinds = ("pre", "suf", "mid")
         pre, suf, mid = (getattr(self._lib, f"llama_vocab_fim_{kind}")(self._handle) for kind in kinds)
         return (pre, suf, mid) if min(pre, suf, mid) >= 0 else None
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Names what the ordinary tokens are, by every 61st of them: the same for all sizes, quantizations and finetunes of a
+        family, whatever special tokens and padding they have besides."""
+        lib = self._lib
+        special = (
+            lib.LLAMA_TOKEN_ATTR_UNKNOWN
+            | lib.LLAMA_TOKEN_ATTR_UNUSED
+            | lib.LLAMA_TOKEN_ATTR_CONTROL
+            | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+        )
+        digest = hashlib.sha256()
+        for token in range(0, self.n_tokens, 61):
+            if not lib.llama_vocab_get_attr(self._handle, token) & special:
+                digest.update(b"%d %b\n" % (token, self.text(token)))
+        return digest.hexdigest()[:32]
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Token ids of a text.

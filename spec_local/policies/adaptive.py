@@ -17,15 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from spec_local.costs import CostTable
+from spec_local.lookups.base import Copies
 from spec_local.planning import plan, plan_chain
 from spec_local.policies.base import Offer, Opinion, Policy, Source
+from spec_local.policies.copying import Candidate, fates, merged
 from spec_local.policies.experience import Experience, Floats, Yield
+from spec_local.proposal import Limit
 
 MAX_READ = 16
 """Most calls of a draft model a step: beyond, nothing was ever gained."""
 
 # Found with benchmarks/simulate.py, where each was moved both ways.
-_LEAST, _KEPT, _MOST = 0.6, 12.0, 40.0  # in the purse: at the start of an answer between these, and ever
+_LEAST, _KEPT, _MOST = 2.2, 3.3, 40.0  # in the purse: at the start of an answer between these, and ever
 _RISK, _LEAST_RISK = (
     8.0,
     0.6,
@@ -51,6 +54,7 @@ class Adaptive(Policy):
         experience: of earlier answers; grows.
         may_cut: see `Policy`.
         tree: most nodes of a tree, where trees may be asked for.
+        most: tokens of the answer, if that is known.
         clock: seconds.
     """
 
@@ -64,6 +68,7 @@ class Adaptive(Policy):
         *,
         may_cut: bool = True,
         tree: int = 0,
+        most: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(may_cut)
@@ -79,14 +84,24 @@ class Adaptive(Policy):
         if draft and self._hopeful:
             self._expect("draft", *_chain(_AHEAD, main, draft))
         self._source: Source = "none"
-        self._least_match = 0.0  # of a copy that could pay
+        self._least_chance = 0.0  # of the first token of copies that could pay
         self._plain = main.seconds(1)
         self._costs: Floats = main.first(2)  # of main's calls, by their tokens; as of this step
-        self._begin(Offer(1))
+        known.start(_saving(main, draft) if draft else 0.0)
+        self._most_said = most
+        self._begin(Offer(Limit(1, 1, 1)))
 
-    @property
-    def wants_draft(self) -> bool:
-        return self._hopeful
+    def wants_draft(self, unread: int) -> bool:
+        saving = self._experience.saving
+        if not unread or not self._hopeful or not self._draft or saving is None:
+            return False
+        return saving * self._left() * self._plain > self._draft.seconds(unread)
+
+    def _left(self) -> float:
+        """Tokens that the answer has still to come, as far as others tell: and as many as there were, beyond."""
+        said = self._experience.said
+        expected = max(self._experience.length - said, said)
+        return expected if self._most_said is None else min(expected, self._most_said - said)
 
     def begin(self, offer: Offer) -> Source:
         self._begin(offer)
@@ -98,20 +113,22 @@ class Adaptive(Policy):
             return source
         may_draft = offer.unread and self._draft and self._hopeful
         if self._n_steps % _REVIEW == 2:
-            self._least_match = self._worth_copying()
-        may_copy = offer.copied and offer.match >= self._least_match
-        if not may_copy and not may_draft:
+            self._least_chance = self._least_to_pay()
+        hopeful = [copies for copies in offer.copies if self._could_pay(copies)]
+        if not hopeful and not may_draft:
             return source
-        self._costs = self._main.first(offer.most + 1)
+        self._costs = self._main.first(offer.limit.nodes + 1)
         best = 1.0 / self._costs[1]
-        if may_copy:
-            reach = offer.match + np.arange(float(min(offer.copied, offer.most)))
-            chances = self._experience.copies.of_each(reach)
-            rates = self._rates(chances.cumprod())
-            risk = min(1.0, max(_LEAST_RISK, _RISK * (1.0 - float(chances[0]))))
-            self._n_copied = int(rates[: self._affordable(risk=risk) + 1].argmax())
-            if rates[self._n_copied] > best:
-                best, source = float(rates[self._n_copied]), "lookup"
+        for candidate in self._candidates(hopeful):
+            values = candidate.values
+            order = (-values).argsort(kind="stable")[: offer.limit.nodes]  # a parent comes before its equals
+            rates = self._rates(values[order])
+            first = float(candidate.chances[0])
+            risk = min(1.0, max(_LEAST_RISK, _RISK * (1.0 - first)))
+            n = int(rates[: self._affordable(risk=risk) + 1].argmax())
+            if rates[n] > best:
+                best, source = float(rates[n]), "lookup"
+                self.copy = candidate.part(order[:n].tolist())
         if may_draft and self._draft:
             kind = self._kind()
             brings = self._experience.yields[kind]
@@ -130,13 +147,27 @@ class Adaptive(Policy):
         self._asked = self._clock()
         return True
 
+    def stages(self, confidence: Sequence[float], unread: int) -> int:
+        assert self._draft
+        if unread > _OBSERVED:
+            return 0
+        chances = self._experience.staged.of_each(np.array(confidence)).cumprod()
+        # What the draft reads along saves it a call for each that it guesses.
+        saved = np.concatenate(([0.0], chances.cumsum())) * self._draft.seconds(1)
+        sizes = range(unread + 1, unread + len(chances) + 1)
+        more = [0.0, *(_MARGIN * (self._draft.seconds(n) - self._draft.seconds(unread)) for n in sizes)]
+        return int((saved - more).argmax())
+
+    def staged(self, confidence: Sequence[float], n_stood: int) -> None:
+        for i, sure in enumerate(confidence):
+            self._experience.staged.count(sure, i < n_stood)
+
     def takes(self, opinion: Opinion) -> bool:
         assert self._draft
-        seconds = self._clock() - self._asked
-        n = 1 if self._n_read else self._offer.unread
-        if n <= _OBSERVED:
-            self._draft.observe(n, seconds)
-        self._spent += self._draft.seconds(n)
+        if n := opinion.n_read:
+            if n <= _OBSERVED:
+                self._draft.observe(n, self._clock() - self._asked)
+            self._spent += self._draft.seconds(n)
         self._n_read += 1
         self._sure.append(opinion.confidence)
         chance = self._experience.guesses.of(self._sure[-1])
@@ -146,8 +177,6 @@ class Adaptive(Policy):
         return True
 
     def keeps(self, n: int) -> int:
-        if self._source == "lookup":
-            return self._n_copied
         if not self.may_cut or not n:
             return n
         rates = self._rates(np.array(self._chances[1 : n + 1]))
@@ -159,7 +188,7 @@ class Adaptive(Policy):
             self._spent = now - self._asked
         self._asked = now
 
-    def learn(self, guesses: Sequence[int], copy: Sequence[int], said: Sequence[int], n_tested: int) -> None:
+    def learn(self, guesses: Sequence[int], said: Sequence[int], n_tested: int) -> None:
         took = self._clock() - self._asked
         self._n_guessed = self._n_guessed + 1 if n_tested else 0
         self._n_plain = 0 if n_tested else self._n_plain + 1
@@ -175,8 +204,11 @@ class Adaptive(Policy):
             if i < len(self._sure):
                 known.guesses.count(self._sure[i], stood)
             known.ahead += 0.04 * (stood - known.ahead)
-        for i, stood in _outcomes(copy, said):
-            known.copies.count(self._offer.match + i, stood)
+        for copies in self._offer.copies:
+            chances = known.copies[copies.source]
+            for node, stood in fates(copies, said):
+                chances.count(copies.confidence[node], stood)
+        known.said += len(said)
         # The table more than the clock: a neighbour's noise is no fault of the guesses, but a table can be out of date.
         usual = self._main.seconds(n_tested + 1) if n_tested else self._plain
         seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if n_tested else usual)
@@ -184,6 +216,7 @@ class Adaptive(Policy):
         won = len(said) - (1.0 - _PROBES) * seconds / self._plain
         known.purse = max(_DEBT, min(_MOST, known.purse + won))
         if self._source in known.yields:
+            known.saved = (known.saved or 0.0) + len(said) - seconds / self._plain
             known.yields[self._source].count(len(said), seconds - self._late())
 
     def _begin(self, offer: Offer) -> None:
@@ -191,7 +224,6 @@ class Adaptive(Policy):
         self._n_read, self._spent = 0, 0.0
         self._sure: list[float] = []
         self._chances = [1.0]  # that guesses 1 … i all stand
-        self._n_copied = 0
         self._source = "none"
         self._n_steps += 1
 
@@ -200,14 +232,28 @@ class Adaptive(Policy):
         assert self._draft
         return self._draft.seconds(self._offer.unread) - self._draft.seconds(1)
 
-    def _worth_copying(self) -> float:
-        """The shortest match whose copy could pay at any length; so most steps need not look closer."""
-        copies, costs = self._experience.copies, self._main.first(65)
-        matches = np.array([0.0, *copies.edges])
-        chances = copies.of_each(matches[:, None] + np.arange(64.0)).cumprod(axis=1)
-        rates = self._rate(1.0 + chances.cumsum(axis=1), costs[2:] - costs[1], costs[1])
-        paying = (rates.max(axis=1) > 1.0 / costs[1]).nonzero()[0]
-        return float(matches[paying[0]]) if len(paying) else np.inf
+    def _least_to_pay(self) -> float:
+        """The chance of a first copied token below which copies would not pay even if all others stood with it."""
+        costs = self._main.first(65)
+        most = np.arange(1.0, 65.0)  # tokens gained
+        return float((_MARGIN * (costs[2:] / costs[1] - 1.0) / most).min())
+
+    def _could_pay(self, copies: Copies) -> bool:
+        """A quick look, for most steps need none that is closer."""
+        return self._experience.copies[copies.source].of(copies.confidence[0]) >= self._least_chance
+
+    def _candidates(self, several: Sequence[Copies]) -> Sequence[Candidate]:
+        """Copies with calibrated chances; in one tree where there may be branches."""
+        found = [
+            Candidate(
+                copies.tokens,
+                copies.parents,
+                self._experience.copies[copies.source].of_each(np.array(copies.confidence)),
+                copies.source,
+            )
+            for copies in several
+        ]
+        return [merged(found)] if self._max_tree and len(found) > 1 else found
 
     def _kind(self) -> Source:
         """Whether the draft is asked for a chain or a tree."""
@@ -228,7 +274,7 @@ class Adaptive(Policy):
         """Believe this of a kind of guess, and half of what is remembered."""
         believed, known = Yield(tokens, seconds, _FRESH), self._experience.yields.get(kind)
         if known:
-            known.weight = min(known.weight, _FRESH)
+            known.weight = min(known.weight, 3.0 * _FRESH)
             share = known.weight / (known.weight + _FRESH)
             believed.tokens += share * (known.tokens - tokens)
             believed.seconds += share * (known.seconds - seconds)
@@ -301,6 +347,12 @@ def _chain(usual: float, main: CostTable, draft: CostTable) -> tuple[float, floa
     seconds = n * draft.seconds(1) + main.first(MAX_READ + 1)[2:]
     best = int((tokens / seconds).argmax())
     return float(tokens[best]), float(seconds[best])
+
+
+def _saving(main: CostTable, draft: CostTable) -> float:
+    """Plain steps that a draft saves a token, if it guesses as usual."""
+    tokens, seconds = _chain(_AHEAD, main, draft)
+    return 1.0 - seconds / tokens / main.seconds(1)
 
 
 def _could_gain(main: CostTable, draft: CostTable) -> bool:

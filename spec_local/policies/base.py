@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from spec_local.lookups.base import Copies
+from spec_local.proposal import Limit, Proposal
+
 Source = Literal["none", "lookup", "draft", "tree"]
-"""Who guesses in a step; `tree` is the draft model, asked for a tree."""
+"""Who guesses in a step: `lookup` is `Policy.copy`, `tree` the draft model, asked for a tree."""
 
 
 class Opinion(Protocol):
@@ -23,21 +26,28 @@ class Opinion(Protocol):
     def entropy(self) -> float:
         """−Σ q ln q, in nats; at temperature 0 that of temperature 1."""
 
+    @property
+    def n_read(self) -> int:
+        """Tokens that the draft has read for it, those read along among them; 0: it had, with an earlier opinion."""
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """What there is to choose from in one step.
 
-    most: tokens that may be guessed on a path, at least 1.
-    copied: tokens that a copy of earlier text could guess; 0: nothing was found.
-    match: tokens at the end of the text that stood before those, too.
+    limit: of what may be guessed.
+    copies: what lookups have found, at least one token each.
     unread: tokens that the draft model must read for its first guess; 0: there is no draft model.
     """
 
-    most: int
-    copied: int = 0
-    match: int = 0
+    limit: Limit
+    copies: Sequence[Copies] = ()
     unread: int = 0
+
+    @property
+    def most(self) -> int:
+        """Tokens of a path, at most."""
+        return min(self.limit.depth, self.limit.nodes)
 
 
 class Policy:
@@ -50,29 +60,51 @@ class Policy:
 
     Args:
         may_cut: whether any guess may be dropped after it was drawn.
+        n_staged: most copied tokens that the draft reads along with one that it has to.
     """
 
     name = "fixed"
 
-    def __init__(self, may_cut: bool = True) -> None:
+    def __init__(self, may_cut: bool = True, n_staged: int = 0) -> None:
         self.may_cut = may_cut
+        self._n_staged = n_staged
 
     tree_nodes = 0
     tree_depth = 0
     """Most nodes and levels of a tree, where `begin` says so."""
+    copy = Proposal()
+    """What is guessed without a model, where `begin` says so."""
 
-    @property
-    def wants_draft(self) -> bool:
-        """Whether the draft model shall read the prompt; asked before the first step."""
+    def wants_draft(self, unread: int) -> bool:
+        """Whether the draft model shall read so many tokens of the prompt at once; asked before the first step."""
         return True
 
     def begin(self, offer: Offer) -> Source:
         """Who guesses in this step."""
-        return "draft" if offer.unread else "lookup" if offer.copied else "none"
+        if offer.unread or not offer.copies:
+            return "draft" if offer.unread else "none"
+        first = offer.copies[0]
+        self.copy = Proposal(first.tokens, first.parents, source=first.source)
+        return "lookup"
 
     def reads_on(self) -> bool:
         """Whether the draft model shall be called for another guess."""
         return True
+
+    def stages(self, confidence: Sequence[float], unread: int) -> int:
+        """How many copied tokens the draft shall read along, so that it need not be called if it guesses them.
+
+        Args:
+            confidence: of each of them the chance that the draft guesses it, if it does those before.
+            unread: tokens that the call has without them.
+        """
+        return min(self._n_staged, len(confidence))
+
+    def staged(self, confidence: Sequence[float], n_stood: int) -> None:
+        """Hear what became of tokens that were read along: the first `n_stood` were guessed, and the next, if any, was not.
+
+        Those after it, and those that the draft did not come to, are not told of.
+        """
 
     def takes(self, opinion: Opinion) -> bool:
         """Whether a guess is drawn from what the draft model just said."""
@@ -85,12 +117,11 @@ class Policy:
     def drafted(self) -> None:
         """All guesses are made; the time that follows is main's."""
 
-    def learn(self, guesses: Sequence[int], copy: Sequence[int], said: Sequence[int], n_tested: int) -> None:
+    def learn(self, guesses: Sequence[int], said: Sequence[int], n_tested: int) -> None:
         """Hear how a step went.
 
         Args:
-            guesses: all that were drawn, those that were dropped among them; of a tree the longest path that was said.
-            copy: what a copy of earlier text would have guessed.
+            guesses: all that the draft drew, those that were dropped among them; of a tree the longest path that was said.
             said: the tokens of the step.
             n_tested: nodes that main looked at.
         """

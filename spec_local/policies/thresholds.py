@@ -15,8 +15,8 @@ class Confidence(Policy):
 
     name = "confidence"
 
-    def __init__(self, p_min: float = 0.75, may_cut: bool = True) -> None:
-        super().__init__(may_cut)
+    def __init__(self, p_min: float = 0.75, may_cut: bool = True, n_staged: int = 0) -> None:
+        super().__init__(may_cut, n_staged)
         self._p_min = p_min
 
     def takes(self, opinion: Opinion) -> bool:
@@ -35,15 +35,15 @@ class Entropy(Policy):
 
     name = "entropy"
 
-    def __init__(self, wanted: float = 0.9, may_cut: bool = True) -> None:
-        super().__init__(may_cut)
+    def __init__(self, wanted: float = 0.9, may_cut: bool = True, n_staged: int = 0) -> None:
+        super().__init__(may_cut, n_staged)
         self._wanted = wanted
         self._threshold, self._rate = 0.5, wanted
 
     def takes(self, opinion: Opinion) -> bool:
         return 1.0 - math.sqrt(0.2 * opinion.entropy) >= self._threshold
 
-    def learn(self, guesses: Sequence[int], copy: Sequence[int], said: Sequence[int], n_tested: int) -> None:
+    def learn(self, guesses: Sequence[int], said: Sequence[int], n_tested: int) -> None:
         if not guesses:
             # A threshold that stops every draft would never hear of one again.
             self._threshold = max(0.0, self._threshold - 0.01)

@@ -8,7 +8,6 @@ that it changes nothing of what is said. What a draft model is asked to read is 
 from spec_local.proposers.base import Limit, Proposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.guided import Guided
-from spec_local.proposers.prompt_lookup import PromptLookup
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Drawn, Shape
 from spec_local.proposers.string_level import StringLevel
 
@@ -20,7 +19,6 @@ __all__ = [
     "Drawn",
     "Guided",
     "Limit",
-    "PromptLookup",
     "Proposer",
     "Shape",
     "StringLevel",

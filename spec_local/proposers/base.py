@@ -1,23 +1,16 @@
 """What every proposer takes and returns."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from spec_local.dice import Dice
-from spec_local.proposal import Proposal
+from spec_local.language_model import Logits
+from spec_local.proposal import Limit, Proposal
+
+__all__ = ["Lap", "Limit", "Proposer"]
 
 Lap = Callable[[str], None]
 """``lap("draft model")`` books the time since the last lap under that name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How large a proposal may be: its depth, its nodes and its leaves; each at least 1."""
-
-    depth: int
-    nodes: int
-    branches: int
 
 
 class Proposer(Protocol):
@@ -32,6 +25,12 @@ class Proposer(Protocol):
 
     def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
         """Guess what may come after `history`; nothing is a fine answer."""
+
+    def observe(self, tokens: Sequence[int], logits: Logits) -> None:
+        """Hear main's logits (n, V), of guesses that will be rejected, too: row i is what it expects after tokens[i].
+
+        The first token is the history's last, those after it are the proposal's. Gone when this returns.
+        """
 
     def commit(self, history: Sequence[int]) -> None:
         """Forget guesses that did not become history."""

@@ -1,14 +1,15 @@
-"""A policy chooses, step by step, among a draft model, copies of earlier text, and nothing."""
+"""A policy chooses, step by step, among a draft model, copies of what stood before, and nothing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from spec_local.dice import Dice
+from spec_local.language_model import Logits
+from spec_local.lookups.base import Copies, Lookup
 from spec_local.policies.base import Offer, Policy
 from spec_local.proposal import Proposal
 from spec_local.proposers.base import Lap, Limit
 from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.prompt_lookup import Copy, PromptLookup
 from spec_local.proposers.shapes import Shape
 
 
@@ -18,37 +19,48 @@ class Guided:
     Args:
         policy: the same that the draft's chain asks how far to go.
         draft: a draft model whose shape is that chain.
-        lookup: copies of earlier text.
+        lookups: are asked in every step; of equals the first is taken.
         tree: the draft's shape in steps where the policy wants a tree.
+        branches: most branches of what the lookups find. 1: chains.
+        nodes: most of their nodes, where they may branch.
     """
 
     def __init__(
         self,
         policy: Policy,
         draft: DraftModel | None = None,
-        lookup: PromptLookup | None = None,
+        lookups: Sequence[Lookup] = (),
         tree: Shape | None = None,
+        *,
+        branches: int = 1,
+        nodes: int = 64,
     ) -> None:
-        self._policy, self._draft, self._lookup = policy, draft, lookup
+        self._policy, self._draft, self._lookups = policy, draft, lookups
         self._shapes = {"draft": draft.shape, "tree": tree or draft.shape} if draft else {}
-        self._copy = Copy((), 0)
+        self._branches, self._nodes = branches, nodes
         self._proposal = Proposal()
         self._length: int | None = None  # of the history that was proposed for
 
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
-        if self._draft and self._policy.wants_draft:
+        if not self._draft:
+            return
+        self._draft.commit(history)  # it may have read another text
+        if self._policy.wants_draft(self._draft.unread(history)):
             yield from self._draft.prefill(history)
 
     def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
-        most = min(limit.depth, limit.nodes)
-        self._copy = self._lookup.find(history, most) if self._lookup else Copy((), 0)
-        lap("lookup")
+        copies: list[Copies] = []
+        if self._lookups:
+            branches = min(limit.branches, self._branches)
+            nodes = min(limit.nodes, self._nodes if branches > 1 else limit.depth)
+            most = Limit(limit.depth, nodes, branches)
+            copies = [found for lookup in self._lookups if (found := lookup.find(history, most)).tokens]
+            lap("lookup")
         unread = self._draft.unread(history) if self._draft else 0
-        source = self._policy.begin(Offer(most, len(self._copy.tokens), self._copy.match, unread))
+        source = self._policy.begin(Offer(limit, copies, unread))
         proposal = Proposal()
         if source == "lookup":
-            n = self._policy.keeps(len(self._copy.tokens))
-            proposal = Proposal.chain(self._copy.tokens[:n], source="lookup")
+            proposal = self._policy.copy
         elif source in self._shapes and self._draft:
             self._draft.shape = self._shapes[source]
             if source == "tree":
@@ -63,11 +75,15 @@ class Guided:
         lap("policy")
         return proposal
 
+    def observe(self, tokens: Sequence[int], logits: Logits) -> None:
+        for lookup in self._lookups:
+            lookup.observe(tokens, logits)
+
     def commit(self, history: Sequence[int]) -> None:
         if self._length is not None and self._length < len(history):
-            said = history[self._length :]
-            guesses = self._draft.guesses if self._draft and self._proposal.source != "lookup" else ()
-            self._policy.learn(guesses, self._copy.tokens, said, len(self._proposal.tokens))
+            is_drafted = self._proposal.source in self._shapes
+            guesses = self._draft.guesses if self._draft and is_drafted else ()
+            self._policy.learn(guesses, history[self._length :], len(self._proposal.tokens))
         self._length = None
         if self._draft:
             self._draft.commit(history)

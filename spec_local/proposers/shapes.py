@@ -48,8 +48,8 @@ class Reader(Protocol):
     def is_end(self, token: int) -> bool:
         """Whether nothing can follow a token."""
 
-    def read(self, node: int) -> Read:
-        """The draft's opinion after one node."""
+    def read(self) -> Read:
+        """The draft's opinion after the chain so far."""
 
     def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
         """The draft's distribution after each node, in ONE call: first of all after `ROOT` alone."""
@@ -59,7 +59,13 @@ class Reader(Protocol):
 
 
 class Shape(ABC):
-    """What grows on a reader."""
+    """What grows on a reader.
+
+    Attributes:
+        policy: says how many copied tokens the draft reads along with a chain.
+    """
+
+    policy = Policy()
 
     @abstractmethod
     def grow(self, reader: Reader, limit: Limit, dice: Dice) -> Proposal:
@@ -83,14 +89,14 @@ class Chain(Shape):
     """
 
     def __init__(self, how: Guess = "drawn", policy: Policy | None = None) -> None:
-        self._how, self._policy = how, policy or Policy()
+        self._how, self.policy = how, policy or Policy()
 
     def grow(self, reader: Reader, limit: Limit, dice: Dice) -> Proposal:
         distributions: list[Distribution] = []
         node = ROOT
-        while len(reader.tokens) < min(limit.depth, limit.nodes) and self._policy.reads_on():
-            opinion = reader.read(node)
-            if not self._policy.takes(opinion):
+        while len(reader.tokens) < min(limit.depth, limit.nodes) and self.policy.reads_on():
+            opinion = reader.read()
+            if not self.policy.takes(opinion):
                 break
             q = opinion.distribution
             distributions.append(q)
@@ -101,7 +107,7 @@ class Chain(Shape):
             node = reader.add(token, node)
             if reader.is_end(token):
                 break
-        n = self._policy.keeps(len(reader.tokens))
+        n = self.policy.keeps(len(reader.tokens))
         return Proposal.chain(reader.tokens[:n], distributions[:n] if self._how == "drawn" else ())
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from spec_local.dice import Dice
 from spec_local.language_model import LanguageModel, common_prefix
+from spec_local.lookups.base import Lookup
 from spec_local.proposal import Proposal
 from spec_local.proposers.base import Lap, Limit
 from spec_local.proposers.draft_model import DraftModel
@@ -29,6 +30,7 @@ class StringLevel(DraftModel):
         chain: what grows, in the draft's tokens.
         translation: how the draft reads main's tokens, and main the draft's text.
         is_end: nothing is guessed after such a token of the draft's.
+        ahead: see `DraftModel`; it is asked about the draft's tokens.
     """
 
     def __init__(
@@ -39,8 +41,9 @@ class StringLevel(DraftModel):
         translation: Translation,
         *,
         is_end: Callable[[int], bool] = lambda token: False,
+        ahead: Lookup | None = None,
     ) -> None:
-        super().__init__(model, sampler, chain, n_vocab=model.n_vocab, is_end=is_end)
+        super().__init__(model, sampler, chain, n_vocab=model.n_vocab, is_end=is_end, ahead=ahead)
         self._translation = translation
         self._history: list[int] = []  # main's tokens as far as they were spelled
         self._spelled: list[int] = []  # the same in the draft's

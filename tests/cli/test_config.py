@@ -16,10 +16,10 @@ SMALL = {"SPECDEC_THREADS": "1", "SPECDEC_CTX": "256"}
 
 
 @pytest.fixture
-def configured(specdec, tmp_path):
+def configured(inside, tmp_path):
     """Write the user's config file; the command on a machine that has it, and has checked the models."""
-    run = type(specdec)(
-        tmp_path, specdec.environment | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": f"{tmp_path}/config"}
+    run = type(inside)(
+        tmp_path, inside.environment | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": f"{tmp_path}/config"}
     )
 
     def configured(text, name="config/specdec/config.toml"):
@@ -31,9 +31,9 @@ def configured(specdec, tmp_path):
     return configured
 
 
-def shown(specdec, *arguments, env=None, code=0):
+def shown(inside, *arguments, env=None, code=0):
     """What config show tells, as option -> (value, source)."""
-    done = specdec("config", "show", *arguments, env=env)
+    done = inside("config", "show", *arguments, env=env)
     assert done.returncode == code, done
     rows = [line.split("\t") for line in done.stdout.decode().splitlines()]
     return {row[0]: tuple(row[1:]) for row in rows}
@@ -76,7 +76,7 @@ def test_show_tells_where_each_value_comes_from(configured):
     assert run("config", "show", "fly").returncode == 2
 
 
-def test_every_option_of_every_command_can_be_set_in_the_environment(specdec):
+def test_every_option_of_every_command_can_be_set_in_the_environment(inside):
     """Each by the name that its flag has; of a list, a bare value is one element, and a JSON array is all."""
     root = typer.main.get_command(app)
     names = {key for _, command in settings.runnable(root) for key in settings.keys(command)}
@@ -86,12 +86,12 @@ def test_every_option_of_every_command_can_be_set_in_the_environment(specdec):
         for key in settings.keys(command):
             assert settings.environment(command) == {}, (name, key)
     done = shown(
-        specdec, "generate", env={"SPECDEC_STOP": "two words\n", "SPECDEC_LOGIT_BIAS": '["1=2", "3=4"]'}
+        inside, "generate", env={"SPECDEC_STOP": "two words\n", "SPECDEC_LOGIT_BIAS": '["1=2", "3=4"]'}
     )
     assert done["stop"] == ("'two words\\n'", "SPECDEC_STOP")
     assert done["logit-bias"] == ("'1=2', '3=4'", "SPECDEC_LOGIT_BIAS")
-    assert shown(specdec, "tune", env={"SPECDEC_THREADS": "3"})["threads"] == ("'3'", "SPECDEC_THREADS")
-    assert shown(specdec, "generate", env={"SPECDEC_TOP_K": ""})["top-k"] == ("40", "default")
+    assert shown(inside, "tune", env={"SPECDEC_THREADS": "3"})["threads"] == ("'3'", "SPECDEC_THREADS")
+    assert shown(inside, "generate", env={"SPECDEC_TOP_K": ""})["top-k"] == ("40", "default")
 
 
 WRONG = [
@@ -110,7 +110,10 @@ WRONG = [
     ("top-k = {a = 1}", "line 1, top-k: there is no such command"),
     ("[generate]\nstop = {a = 1}", "line 2, generate.stop: takes a value"),
     ("no-spec = 'perhaps'", "line 1, no-spec: input should be a valid boolean"),
-    ("proposer = 'magic'", "line 1, proposer: 'magic' is not one of 'auto', 'draft', 'lookup', 'none'"),
+    (
+        "proposer = 'magic'",
+        "line 1, proposer: 'magic' is not one of 'auto', 'draft', 'suffix', 'lookup', 'recycling', 'none'",
+    ),
     ("prompt = 'x'", "line 1, prompt: there is no such option"),
     ("version = true", "line 1, version: there is no such option"),
     ("temp = 1\ntemp = 2", "line 2, cannot overwrite a value"),
@@ -164,15 +167,13 @@ def test_another_file(configured):
     assert run("config", "path", env=named).stdout == b"second.toml\n"
 
 
-def test_variables(specdec):
-    done = specdec("config", "show", env={"SPECDEC_TOPK": "3", "SPECDEC_OFFLINE": "1"})
+def test_variables(inside):
+    done = inside("config", "show", env={"SPECDEC_TOPK": "3", "SPECDEC_OFFLINE": "1"})
     warnings = done.stderr.decode().splitlines()
     assert warnings == ["specdec: SPECDEC_TOPK is no option, and is ignored (did you mean SPECDEC_TOP_K?)"]
-    line = specdec.one_line(specdec("generate", "x", env={"SPECDEC_TOP_K": "x"}), 2)
+    line = inside.one_line(inside("generate", "x", env={"SPECDEC_TOP_K": "x"}), 2)
     assert line.startswith("specdec: SPECDEC_TOP_K: input should be a valid integer")
-    done = specdec(
-        "generate", "x", "--top-k", "y", env={"SPECDEC_TOP_K": "x"}
-    )  # Typer's own words for a flag
+    done = inside("generate", "x", "--top-k", "y", env={"SPECDEC_TOP_K": "x"})  # Typer's own words for a flag
     assert b"Usage" in done.stderr
 
 

@@ -10,6 +10,7 @@ from spec_local.costs import CostTable
 from spec_local.decoding import Statistics
 from spec_local.fake import FakeModel
 from spec_local.generation import GenerationSettings
+from spec_local.lookups import PromptLookup
 from spec_local.session import Done, Text
 
 QUESTIONS = [Question(Prompt("c", name, name), [1, 2, i]) for i, name in enumerate("xyz")]
@@ -41,6 +42,11 @@ class Scripted:
     def proposers(self, settings):
         both = ["draft", "lookup"] if self.draft else ["lookup"]
         return both if settings.proposer == "auto" else [settings.proposer]
+
+    store = None
+
+    def lookups(self, settings):
+        return [PromptLookup(shortest=2)] if "lookup" in self.proposers(settings) else []
 
     def costs(self):
         main, draft = CostTable(), CostTable()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from spec_local.bench.theory import best_seconds, copied, drafted, run_lengths
 from spec_local.fake import FakeModel
+from spec_local.lookups import PromptLookup
 
 COSTS = st.lists(st.floats(0.1, 5), min_size=8, max_size=8)
 
@@ -105,6 +106,6 @@ def test_a_draft_of_a_shorter_context_guesses_only_there():
 def test_what_lookup_would_have_copied():
     prompt = [1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3]
     #         4 follows 1 2 3, and so do 5, 6, 7; then 8 comes instead of 9
-    assert copied(prompt, [4, 5, 6, 7, 8, 8], 64) == [4, 3, 2, 1, 0, 0]
-    assert copied(prompt, [4, 5, 6, 7, 8, 8], 2) == [2, 2, 2, 1, 0, 0]
-    assert copied([1, 2], [3, 4], 64) == [0, 0]
+    assert copied(PromptLookup(shortest=2), prompt, [4, 5, 6, 7, 8, 8], 64) == [4, 3, 2, 1, 0, 0]
+    assert copied(PromptLookup(shortest=2), prompt, [4, 5, 6, 7, 8, 8], 2) == [2, 2, 2, 1, 0, 0]
+    assert copied(PromptLookup(shortest=2), [1, 2], [3, 4], 64) == [0, 0]

@@ -13,9 +13,15 @@ from spec_local.decoding import Finished, Prefilled, Step, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.fake import FakeModel, FakeState, enumerate_outcomes
+from spec_local.lookups.prompt_lookup import PromptLookup
+from spec_local.lookups.recycling import Recycling
+from spec_local.lookups.stored import Stored
+from spec_local.lookups.suffixes import SuffixLookup
+from spec_local.policies import Policy
 from spec_local.proposal import Proposal
-from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn, PromptLookup
+from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn
 from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.text_index import ContextIndex
 from spec_local.verifiers import VERIFIERS
 
 
@@ -28,6 +34,39 @@ class AlwaysWrong:
     def propose(self, history, limit, dice, lap):
         return Proposal.chain([(history[-1] + 1) % 3] * min(limit.depth, limit.nodes))
 
+    def observe(self, tokens, logits):
+        pass
+
+    def commit(self, history):
+        pass
+
+
+class Kept:
+    """A text in which everything has been said once."""
+
+    index = ContextIndex.of(np.append(np.random.default_rng(0).integers(0, 3, 300), -1))
+
+    def find(self, history, length):
+        found = self.index.find(history, least=1)
+        return [n for n, _ in found], self.index.continuations([place for _, place in found], length)
+
+
+class Unjudged:
+    """All that a lookup finds."""
+
+    def __init__(self, lookup):
+        self.lookup = lookup
+
+    def prefill(self, history):
+        return iter(())
+
+    def propose(self, history, limit, dice, lap):
+        found = self.lookup.find(history, limit)
+        return Proposal(found.tokens, found.parents, source=found.source)
+
+    def observe(self, tokens, logits):
+        self.lookup.observe(tokens, logits)
+
     def commit(self, history):
         pass
 
@@ -39,6 +78,18 @@ def main_model(n_vocab, **kwargs):
 def draft(noise, shape=Chain):
     def make(sampler, n_vocab, is_end=lambda token: False):
         return DraftModel(main_model(n_vocab, noise=noise), sampler, shape(), n_vocab=n_vocab, is_end=is_end)
+
+    return make
+
+
+def staged(how):
+    """A draft that reads along what stood there before."""
+
+    def make(sampler, n_vocab, is_end=lambda token: False):
+        chain = Chain(how, Policy(how != "drawn", n_staged=2))
+        ahead = PromptLookup(longest=3, shortest=1)
+        model = main_model(n_vocab, noise=0.5)
+        return DraftModel(model, sampler, chain, n_vocab=n_vocab, is_end=is_end, ahead=ahead)
 
     return make
 
@@ -58,9 +109,13 @@ PROPOSERS = {
     "perfect draft": draft(0.0),
     "unlike draft": draft(5.0),
     "greedy draft": draft(0.5, lambda: Chain("greedy")),
+    "staged draft": staged("drawn"),
     "smaller draft": other_draft(-1),
     "larger draft": other_draft(2),
-    "lookup": lambda sampler, n_vocab, is_end=None: PromptLookup(longest=3, shortest=1),
+    "lookup": lambda sampler, n_vocab, is_end=None: Unjudged(PromptLookup(longest=3, shortest=1)),
+    "suffix": lambda sampler, n_vocab, is_end=None: Unjudged(SuffixLookup(shortest=1)),
+    "recycling": lambda sampler, n_vocab, is_end=None: Unjudged(Recycling()),
+    "stored": lambda sampler, n_vocab, is_end=None: Unjudged(Stored(Kept())),
     "always wrong": lambda sampler, n_vocab, is_end=None: AlwaysWrong(),
     "best first": draft(0.5, lambda: BestFirst(6, 3)),
     "perfect best first": draft(0.0, lambda: BestFirst(6, 3)),
@@ -78,7 +133,7 @@ WAYS = {f"{name}, {rule}": (make, rule) for name, make in PROPOSERS.items() for 
 WAYS |= {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}
 WAYS |= {
     f"{name}, {rule}": (PROPOSERS[name], rule)
-    for name in ("best first", "beam")
+    for name in ("best first", "beam", "suffix", "recycling", "stored")
     for rule in ("membership", "traversal")
 }
 for _rule, _drawing in DRAWN.items():
@@ -87,6 +142,7 @@ for _rule, _drawing in DRAWN.items():
     if _rule != "spectr":  # where p = q its enumeration is long: test_tree_verifiers has it
         WAYS[f"perfect tree, {_rule}"] = draft(0.0, partial(Drawn, _drawing, 3, 2)), _rule
     WAYS[f"unlike tree, {_rule}"] = draft(5.0, partial(Drawn, _drawing, 3, 2)), _rule
+WAYS["staged coupled, membership"] = staged("coupled"), "membership"
 WAYS["tree, membership"] = PROPOSERS["top and one"], "membership"
 WAYS["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
 EVERY_WAY = pytest.mark.parametrize(("make", "rule"), WAYS.values(), ids=WAYS.keys())
@@ -496,7 +552,7 @@ def test_impossible_requests_fail_before_anything_is_evaluated():
     assert say(main, [1] * 20, None)[1].reason == "context"
 
 
-PARTS = {"draft model", "draft sampling", "main model", "main sampling", "verify", "commit"}
+PARTS = {"draft model", "draft sampling", "main model", "main sampling", "observe", "verify", "commit"}
 
 
 def test_statistics_count_what_happened():

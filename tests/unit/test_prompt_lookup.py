@@ -4,19 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.dice import SeededDice
-from spec_local.proposers import Limit, PromptLookup
+from spec_local.lookups import PromptLookup
+from spec_local.proposal import Limit, is_chain
 
 
 def guess(history, limit, longest, shortest):
-    laps = []
-    limits = Limit(depth=limit, nodes=limit + 1, branches=1)
-    proposal = PromptLookup(longest, shortest).propose(history, limits, SeededDice(0), laps.append)
-    assert laps == ["lookup"]
-    assert proposal.is_chain
-    assert proposal.drawing == "chosen"  # a copy has no probabilities
-    assert not proposal.distributions
-    return list(proposal.tokens)
+    copies = PromptLookup(longest, shortest).find(history, Limit(depth=limit, nodes=limit + 1, branches=1))
+    assert is_chain(copies.parents)
+    assert len(copies.tokens) == len(copies.parents) == len(copies.confidence)
+    return list(copies.tokens)
 
 
 def brute_force(history, limit, longest, shortest):
@@ -59,7 +55,7 @@ def test_examples(history, guessed):
 
 def test_the_guess_is_no_view_of_a_history_that_changes():
     history = [1, 2, 3, 4, 1, 2, 3]
-    proposal = PromptLookup().propose(history, Limit(2, 9, 9), SeededDice(0), lambda part: None)
+    proposal = PromptLookup().find(history, Limit(2, 9, 9))
     history[3] = 99
     assert list(proposal.tokens) == [4, 1]
 
@@ -67,7 +63,7 @@ def test_the_guess_is_no_view_of_a_history_that_changes():
 @pytest.mark.parametrize("limit", [Limit(2, 9, 1), Limit(9, 2, 1)])
 def test_neither_depth_nor_nodes_are_exceeded(limit):
     history = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
-    proposal = PromptLookup().propose(history, limit, SeededDice(0), lambda part: None)
+    proposal = PromptLookup().find(history, limit)
     assert list(proposal.tokens) == [4, 5]
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spec_local.lookups.base import sureness
+from spec_local.proposal import Limit
+
 
 @pytest.fixture(scope="module")
 def sim():
@@ -74,9 +77,12 @@ def test_what_befalls_a_machine_comes_in_the_second_half(sim, texts):
 def test_a_trap_is_one_for_every_lookup(sim, texts, match):
     for trace in texts.traps(match, 0.5):
         text, lookup = [*trace.prompt, *trace.answer], sim.PromptLookup(shortest=2)
-        found = [lookup.find(text[:end], 1) for end in range(len(trace.prompt), len(text))]
-        assert np.mean([copy.match for copy in found]) > match - 0.1
-        assert trace.copies == [0] * len(trace.answer)
+        sure = [
+            lookup.find(text[:end], Limit(1, 1, 1)).confidence[0]
+            for end in range(len(trace.prompt), len(text))
+        ]
+        assert np.mean(sure) > sureness(match) - 0.01
+        assert sum(trace.copies) <= 2  # where nothing is looked for but the most frequent, one may be right
 
 
 @pytest.mark.parametrize("pair", [F16, Q4, METAL])

@@ -1,0 +1,162 @@
+"""What token recycling guesses: how honest its confidence is, how much of its trees stands, and what that would gain.
+
+    python benchmarks/recycling.py --main main.gguf
+
+Main answers some of the built-in prompts at temperature 0, and each step tests the whole tree that recycling finds; what
+smaller trees would have gained is the first nodes of it, which are the likeliest. Gains are computed from cost tables.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from common import chat_text, note, parser, table, tokens_of
+
+from spec_local.bench.prompts import load, select
+from spec_local.decoding import Step, decode
+from spec_local.dice import Dice, SeededDice
+from spec_local.language_model import Logits
+from spec_local.llama.context import Context
+from spec_local.llama.model import Model
+from spec_local.lookups.base import Copies
+from spec_local.lookups.recycling import Recycling
+from spec_local.proposal import ROOT, Proposal, path_to
+from spec_local.proposers.base import Lap, Limit
+from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.verifiers import VERIFIERS
+
+COSTS = {  # of a call of 1, 2, 4, 8, 16 and 32 tokens, in calls of one
+    "flat (as on Metal)": (1.0, 1.03, 1.08, 1.15, 1.35, 2.2),
+    "steep (two x86 cores, Q4_K_M)": (1.0, 1.72, 2.75, 4.9, 5.65, 9.0),
+}
+SIZES = (1, 2, 4, 8, 16, 31)
+EDGES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 1.01)
+
+
+class Watched:
+    """All that recycling finds, and how long it takes."""
+
+    def __init__(self, nodes: int) -> None:
+        self._lookup, self._nodes = Recycling(), nodes
+        self.found = Copies()
+        self.finding: list[float] = []
+        self.observing: list[float] = []
+
+    def prefill(self, history: Sequence[int]) -> Iterator[int]:
+        return iter(())
+
+    def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
+        started = time.perf_counter()
+        self.found = self._lookup.find(
+            history, Limit(limit.depth, min(limit.nodes, self._nodes), limit.branches)
+        )
+        self.finding.append(time.perf_counter() - started)
+        return Proposal(self.found.tokens, self.found.parents, source=self.found.source)
+
+    def observe(self, tokens: Sequence[int], logits: Logits) -> None:
+        started = time.perf_counter()
+        self._lookup.observe(tokens, logits)
+        self.observing.append((time.perf_counter() - started) / len(tokens))
+
+    def commit(self, history: Sequence[int]) -> None:
+        pass
+
+
+def n_right(step: Step, nodes: int) -> int:
+    """How many of the tokens said the first nodes of the tree had guessed."""
+    part = Proposal(step.proposal.tokens[:nodes], step.proposal.parents[:nodes])
+    return len(part.follow(step.tokens[: step.n_accepted]))
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--main", required=True, help="GGUF file")
+    arguments.add_argument("--prompts", type=int, default=1, help="of each category")
+    arguments.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
+    arguments.add_argument("--nodes", type=int, default=31, help="of a tree, at most")
+    arguments.add_argument("--threads", type=int)
+    options = arguments.parse_args()
+
+    model = Model(options.main)
+    context = Context(
+        model,
+        n_ctx=2048,
+        max_logits=options.nodes + 1,
+        max_branches=options.nodes,
+        threads=options.threads,
+    )
+    steps: list[Step] = []
+    stated: list[tuple[float, bool]] = []
+    finding: list[float] = []
+    observing: list[float] = []
+    for asked in select(load(), per_category=options.prompts):
+        note(str(asked))
+        watched = Watched(options.nodes)
+        for event in decode(
+            context,
+            tokens_of(model, chat_text(model, asked.text)),
+            sampler=Sampler(SamplingSettings(temperature=0)),
+            dice=SeededDice(0),
+            proposer=watched,
+            verifier=VERIFIERS["membership"],
+            draft_max=16,
+            max_tokens=options.tokens,
+            is_end=model.vocabulary.is_end,
+        ):
+            if isinstance(event, Step):
+                steps.append(event)
+                stated += judged(event, watched.found)
+        finding += watched.finding
+        observing += watched.observing
+    note("")
+
+    confidence, stood = (np.array(column, float) for column in zip(*stated, strict=True))
+    bins = np.digitize(confidence, EDGES)
+    table(
+        ("confidence", "nodes", "stated", "stood"),
+        [
+            (
+                f"{EDGES[b - 1]:.2f}–{min(1.0, EDGES[b]):.2f}",
+                int((bins == b).sum()),
+                float(confidence[bins == b].mean()),
+                float(stood[bins == b].mean()),
+            )
+            for b in np.unique(bins)
+        ],
+    )
+    ranks = [0] * 8
+    for step in steps:
+        if step.n_accepted:
+            first = [t for t, p in zip(step.proposal.tokens, step.proposal.parents, strict=True) if p == ROOT]
+            ranks[first.index(step.tokens[0])] += 1
+    table(("the next token is successor", *"12345678"), [("of all steps", *(n / len(steps) for n in ranks))])
+    reached = [sum(step.n_accepted >= d for step in steps) / len(steps) for d in range(1, 7)]
+    table(("accepted at least", *"123456"), [("of all steps", *reached)])
+    rows: list[tuple[object, ...]] = []
+    for n in (n for n in SIZES if n <= options.nodes):
+        right = [n_right(step, n) + 1 for step in steps]
+        gains = [sum(right) / sum(cost(costs, step, n) for step in steps) for costs in COSTS.values()]
+        rows.append((n, sum(right) / len(steps), *gains))
+    table(("nodes at most", "tokens a step", *(f"× plain, {name}" for name in COSTS)), rows)
+    for what, times in (("find", finding), ("observe, a row", observing)):
+        print(f"{what}: median {1e6 * np.median(times):.0f} µs ({model.vocabulary.n_tokens} tokens)")
+
+
+def judged(step: Step, found: Copies) -> list[tuple[float, bool]]:
+    """Confidence, and whether it stood, of each node whose parent did."""
+    path = step.proposal.follow(step.tokens[: step.n_accepted])
+    reached = {ROOT, *(node for node in path if len(path_to(found.parents, node)) < len(step.tokens))}
+    return [
+        (chance, node in path)
+        for node, (parent, chance) in enumerate(zip(found.parents, found.confidence, strict=True))
+        if parent in reached
+    ]
+
+
+def cost(costs: Sequence[float], step: Step, nodes: int) -> float:
+    n = 1 + min(nodes, len(step.proposal.tokens))
+    return float(np.interp(n, (1, 2, 4, 8, 16, 32), costs))
+
+
+if __name__ == "__main__":
+    main()

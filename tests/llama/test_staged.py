@@ -1,0 +1,71 @@
+"""Staged drafting on real llama.cpp: the same guesses from fewer calls, also behind a sliding window."""
+
+import pytest
+
+from spec_local.decoding import Finished, Step, decode
+from spec_local.dice import SeededDice
+from spec_local.lookups.base import Copies
+from spec_local.policies import Policy
+from spec_local.proposers import Chain, DraftModel
+from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.verifiers import VERIFIERS
+
+PROMPT = list(range(5, 45))
+
+
+class Knows:
+    """A lookup that has read the answer before, and is wrong at every fourth place."""
+
+    name = "knows"
+
+    def __init__(self, text):
+        self.text = text
+
+    def find(self, history, limit):
+        start = len(history)
+        tokens = [t + (i % 4 == 0) for i, t in enumerate(self.text[start : start + limit.depth], start)]
+        return Copies(tokens, range(-1, len(tokens) - 1), [0.9] * len(tokens))
+
+    def observe(self, tokens, logits):
+        pass
+
+
+@pytest.mark.parametrize("model", ["tiny_draft", "window_model"])
+def test_the_same_guesses_in_fewer_calls(model, request, make_context):
+    model, how = request.getfixturevalue(model), SamplingSettings(temperature=0)
+    main = model if model.has_window else request.getfixturevalue("tiny_model")
+    text: list[int] = []
+    found, calls = [], []
+    for n_staged in (0, 4):
+        small = make_context(model, max_logits=5)
+        evaluate, n_calls = small.evaluate, []
+
+        def counted(tokens, n_logits, evaluate=evaluate, n_calls=n_calls):
+            n_calls.append(len(tokens))
+            return evaluate(tokens, n_logits)
+
+        small.evaluate = counted
+        chain = Chain(policy=Policy(n_staged=n_staged))
+        proposer = DraftModel(small, Sampler(how), chain, n_vocab=main.vocabulary.n_tokens, ahead=Knows(text))
+        steps, said = [], list(PROMPT)
+        for event in decode(
+            make_context(main),
+            PROMPT,
+            sampler=Sampler(how),
+            proposer=proposer,
+            verifier=VERIFIERS["membership"],
+            dice=SeededDice(0),
+            draft_max=6,
+            max_tokens=60,
+        ):
+            if isinstance(event, Step):
+                steps.append((list(event.tokens), list(event.proposal.tokens)))
+                said += event.tokens
+                assert list(small.cached) == said[: len(small.cached)]
+        assert isinstance(event, Finished)
+        assert event.statistics.draft_n_accepted > 20
+        text = said
+        found.append(steps)
+        calls.append(len(n_calls))
+    assert found[0] == found[1]
+    assert calls[1] < 0.85 * calls[0]

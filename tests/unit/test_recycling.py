@@ -1,0 +1,262 @@
+"""What recycling remembers of main's logits, and the trees that it makes of it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from spec_local.decoding import Step, decode
+from spec_local.dice import SeededDice
+from spec_local.fake import FakeModel
+from spec_local.lookups.base import Copies
+from spec_local.lookups.recycling import Recycling
+from spec_local.proposal import ROOT, Proposal, path_to
+from spec_local.proposers.base import Limit
+from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.verifiers import VERIFIERS
+
+NEWS = 0.35
+WIDE = Limit(8, 64, 64)
+
+
+def row(n_vocab=10, **probs):
+    """Logits of these probabilities, ``t3=0.5``; all others are out of reach."""
+    logits = np.full((1, n_vocab), -50.0, np.float32)
+    for name, prob in probs.items():
+        logits[0, int(name[1:])] = math.log(prob)
+    return logits
+
+
+def after(recycling, token, limit=WIDE):
+    """Successors of a token and their chances."""
+    found = recycling.find([token], limit)
+    return {t: c for t, p, c in zip(found.tokens, found.parents, found.confidence, strict=True) if p == ROOT}
+
+
+def test_nothing_is_found_after_a_token_that_main_never_looked_at():
+    recycling = Recycling()
+    assert recycling.find([3], WIDE) == Copies()
+    recycling.observe([4], row(t3=1.0))
+    assert recycling.find([3], WIDE) == Copies()
+
+
+def test_a_guess_is_what_main_expected_and_less_certain():
+    recycling = Recycling()
+    recycling.observe([4], row(t3=0.75, t5=0.25))
+    assert after(recycling, 4) == pytest.approx({3: NEWS * 0.75, 5: NEWS * 0.25}, rel=1e-3)
+    assert recycling.find([4], WIDE).source == "recycling"
+
+
+def test_what_main_keeps_to_becomes_certain_and_what_it_gave_up_fades():
+    recycling = Recycling()
+    for n in range(1, 8):
+        recycling.observe([4], row(t3=1.0))
+        assert after(recycling, 4) == pytest.approx({3: 1 - (1 - NEWS) ** n})
+    before = after(recycling, 4)[3]
+    recycling.observe([4], row(t5=1.0))
+    assert after(recycling, 4) == pytest.approx({3: (1 - NEWS) * before, 5: NEWS})
+    recycling.observe([4], row(t5=1.0))
+    recycling.observe([4], row(t5=1.0))
+    assert list(after(recycling, 4)) == [5, 3]
+
+
+def test_each_row_is_of_its_own_token():
+    recycling = Recycling()
+    recycling.observe([4, 7, 9], np.concatenate([row(t1=1.0), row(t2=1.0), row(t3=1.0)]))
+    assert [list(after(recycling, t)) for t in (4, 7, 9)] == [[1], [2], [3]]
+    with pytest.raises(ValueError, match="shorter"):
+        recycling.observe([4, 7], row(t1=1.0))
+
+
+def test_the_logits_are_not_held_on_to():
+    recycling, logits = Recycling(), row(t3=1.0)
+    recycling.observe([4], logits)
+    logits[:] = row(t6=1.0)
+    assert list(after(recycling, 4)) == [3]
+
+
+@given(
+    arrays(np.float32, st.integers(1, 40), elements=st.floats(-30, 30, width=32))
+    | arrays(np.float32, st.integers(1, 40), elements=st.sampled_from([0.0, 1.0, -1.0, -np.inf]))
+)
+def test_of_a_row_the_eight_most_probable_tokens_are_kept(logits):
+    recycling = Recycling()
+    recycling.observe([0], logits[None])
+    best = logits.max()
+    weights = {t: math.exp(x - best) for t, x in enumerate(logits.tolist()) if x > best - np.float32(5)}
+    total = sum(weights.values())
+    kept = [(t, weight / total) for t, weight in weights.items()]
+    expected = sorted((NEWS * p for _, p in kept), reverse=True)[:8]
+    found = after(recycling, 0)
+    assert list(found.values()) == pytest.approx(expected[: len(found)], rel=1e-4)
+    assert all(chance < 0.010001 for chance in expected[len(found) :])  # no machine would look at those
+    for token, chance in found.items():
+        assert chance == pytest.approx(NEWS * dict(kept)[token], rel=1e-4)
+
+
+@pytest.mark.parametrize("worst", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_teach_nothing(worst):
+    recycling = Recycling()
+    recycling.observe([4], np.full((1, 10), worst, np.float32))
+    broken = row(t3=1.0)
+    broken[0, 7] = np.nan
+    recycling.observe([4], broken)
+    assert recycling.find([4], WIDE) == Copies()
+
+
+def test_a_prompt_is_read_once_and_the_answer_only_as_main_sees_it():
+    recycling = Recycling()
+    history = [1, 2, 1, 3, 1]
+    assert after_all(recycling, history) == pytest.approx({3: NEWS, 2: (1 - NEWS) * NEWS})
+    history += [4, 1]  # said, and main's logits will have told
+    once = after_all(recycling, history)
+    assert once == pytest.approx({3: NEWS, 2: (1 - NEWS) * NEWS})
+    # The next turn is another list: only what follows the old one is new, and the pair at the border is.
+    assert after_all(recycling, [*history, 5, 1]) == pytest.approx(
+        {t: (1 - NEWS) * p for t, p in once.items()} | {5: NEWS}
+    )
+    assert after_all(recycling, (*history, 5, 1))[5] == pytest.approx(NEWS)  # the same in another type
+
+
+def after_all(recycling, history):
+    found = recycling.find(history, Limit(1, 64, 64))
+    return dict(zip(found.tokens, found.confidence, strict=True))
+
+
+def test_an_edited_conversation_is_read_from_where_it_differs():
+    recycling = Recycling()
+    recycling.find([1, 2, 3, 4], WIDE)
+    recycling.find([1, 2, 7, 4], WIDE)
+    assert after(recycling, 1) == pytest.approx({2: NEWS})  # not twice
+    assert after(recycling, 2) == pytest.approx({7: NEWS, 3: (1 - NEWS) * NEWS})
+    assert after(recycling, 7) == pytest.approx({4: NEWS})
+
+
+tables = st.dictionaries(
+    st.integers(0, 5),
+    st.dictionaries(st.integers(0, 5), st.integers(1, 20), min_size=1, max_size=5),
+    max_size=6,
+)
+
+
+def taught(table):
+    """A recycling that has seen main expect this several times."""
+    recycling = Recycling()
+    for token, weights in table.items():
+        total = sum(weights.values())
+        for _ in range(6):
+            recycling.observe([token], row(6, **{f"t{t}": w / total for t, w in weights.items()}))
+    return recycling
+
+
+def values(found):
+    """The chance of each node that its whole path stands."""
+    return [
+        math.prod(found.confidence[n] for n in path_to(found.parents, node))
+        for node in range(len(found.tokens))
+    ]
+
+
+@given(tables, st.integers(1, 5), st.integers(1, 30), st.integers(1, 8), st.integers(0, 5))
+def test_a_tree_keeps_within_its_limits_and_siblings_are_in_order(table, depth, nodes, branches, last):
+    found = taught(table).find([last], Limit(depth, nodes, branches))
+    proposal = Proposal(found.tokens, found.parents)
+    assert len(found.tokens) <= nodes
+    assert proposal.depth <= depth
+    assert len(set(range(len(found.tokens))) - set(found.parents)) <= branches
+    assert all(ROOT <= parent < node for node, parent in enumerate(found.parents))
+    for children in proposal.children().values():
+        tokens = [found.tokens[n] for n in children]
+        chances = [found.confidence[n] for n in children]
+        assert len(set(tokens)) == len(tokens)
+        assert chances == sorted(chances, reverse=True)
+        assert 0 < sum(chances) <= 1 + 1e-6
+
+
+@given(tables, st.integers(1, 4), st.integers(1, 30), st.integers(0, 5))
+def test_the_likeliest_nodes_of_all_are_taken(table, depth, nodes, last):
+    recycling = taught(table)
+    everything, level = [], [(last, 1.0)]
+    for _ in range(depth):
+        level = [
+            (token, worth * chance)
+            for above, worth in level
+            for token, chance in after(recycling, above, Limit(1, 64, 64)).items()
+        ]
+        everything += [worth for _, worth in level if worth >= 0.01]
+    found = recycling.find([last], Limit(depth, nodes, 64))
+    assert values(found) == pytest.approx(sorted(everything, reverse=True)[:nodes])
+
+
+def test_a_machine_that_reads_no_branches_gets_the_likeliest_chain():
+    recycling = taught({1: {2: 3, 3: 2}, 2: {4: 1}, 4: {5: 1}, 3: {5: 1}})
+    found = recycling.find([1], Limit(8, 8, 1))
+    assert (found.tokens, found.parents) == ([2, 4, 5], [ROOT, 0, 1])
+
+
+class Watching:
+    """Guesses by recycling, and keeps the books."""
+
+    def __init__(self):
+        self.recycling, self.asked = Recycling(), []
+
+    def prefill(self, history):
+        return iter(())
+
+    def propose(self, history, limit, dice, lap):
+        found = self.recycling.find(history, limit)
+        self.asked.append(found)
+        return Proposal(found.tokens, found.parents, source=found.source)
+
+    def observe(self, tokens, logits):
+        self.recycling.observe(tokens, logits)
+
+    def commit(self, history):
+        pass
+
+
+def run(main, temperature, max_tokens, draft_max=4, prompt=(1,)):
+    proposer = Watching()
+    events = decode(
+        main,
+        prompt,
+        sampler=Sampler(SamplingSettings(temperature=temperature)),
+        dice=SeededDice(0),
+        proposer=proposer,
+        verifier=VERIFIERS["membership"],
+        draft_max=draft_max,
+        max_tokens=max_tokens,
+    )
+    return proposer, [event for event in events if isinstance(event, Step)]
+
+
+def test_where_a_token_decides_the_next_one_nearly_all_is_guessed():
+    _, steps = run(FakeModel(16, seed=3, order=1), 0, 120, draft_max=8)
+    assert len(steps) < 40
+
+
+def test_a_rejected_guess_teaches_too():
+    main = FakeModel(30, seed=5, order=1)
+    proposer, steps = run(main, 0, 12)
+    said = {1, *(token for step in steps for token in step.tokens)}
+    rejected = {token for step in steps for token in step.proposal.tokens} - said
+    assert rejected
+    for token in rejected:
+        expected = int(main.logits([0, token]).argmax())
+        assert next(iter(after(proposer.recycling, token))) == expected
+
+
+def test_where_a_token_decides_how_it_goes_on_confidence_is_mains_probability():
+    main = FakeModel(8, seed=4, order=1, n_ctx=1000)
+    proposer, steps = run(main, 1, 300)
+    assert len(steps) > 100
+    for token in range(8):
+        logits = main.logits([0, token])
+        near = logits > logits.max() - 5
+        p = np.exp(logits[near]) / np.exp(logits[near]).sum()
+        expected = dict(zip(near.nonzero()[0].tolist(), p.tolist(), strict=True))
+        found = after(proposer.recycling, token, Limit(1, 64, 64))
+        assert found == pytest.approx({t: p for t, p in expected.items() if p >= 0.01}, rel=1e-2)
