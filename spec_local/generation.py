@@ -19,6 +19,8 @@ PolicyName = Literal["adaptive", "fixed", "confidence", "entropy", "off"]
 POLICIES: tuple[PolicyName, ...] = ("adaptive", "fixed", "confidence", "entropy", "off")
 MAX_DRAFT = 64
 """Most tokens that may be guessed a step: main's context reserves one row of logits for each."""
+MAX_STAGED = 8
+"""Most tokens that a lookup may let the draft read along: its context reserves rows of logits for them."""
 MAX_LOGPROBS = 20
 CHAIN_VERIFIERS = [name for name, verifier in VERIFIERS.items() if verifier.drawing == "one"]
 _USUAL_DRAFT = {"fixed": 4, "confidence": 16, "entropy": 16}
@@ -43,7 +45,7 @@ class GenerationSettings:
         draft_max: most tokens to guess a step, one after the other; None: what suits the policy.
         draft_p_min: where policy ``confidence`` stops.
         staged: most tokens that prompt lookup lets the draft model read along, which spares it calls (see
-            `spec_local.proposers.draft_model`); None: as many as pay under policy ``adaptive``, else 0.
+            `spec_local.proposers.draft_model`), 0 to 8; None: as many as pay under policy ``adaptive``, else 0.
         shape: what a draft model guesses: a ``chain``, a ``tree`` or ``beam`` search; ``auto``: the adaptive policy chooses
             between chain and tree.
         tree_nodes: most guesses of a tree or of beams a step.
@@ -109,12 +111,13 @@ class GenerationSettings:
             )
         for name, value, low in [
             ("draft-max", self.draft_max, 0),
-            ("staged", self.staged, 0),
             ("tree-nodes", self.tree_nodes, 1),
             ("beam-width", self.beam_width, 1),
         ]:
             if value is not None and not low <= value <= MAX_DRAFT:
                 raise InvalidRequest(f"{name} is {value}: give {low} to {MAX_DRAFT}")
+        if self.staged is not None and not 0 <= self.staged <= MAX_STAGED:
+            raise InvalidRequest(f"staged is {self.staged}: give 0 to {MAX_STAGED}")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise InvalidRequest(f"max-tokens is {self.max_tokens}: give 0 or more")
         if self.seed is not None and self.seed < 0:

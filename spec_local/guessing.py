@@ -5,11 +5,18 @@ from dataclasses import replace
 
 from spec_local.costs import CostTable
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.generation import CHAIN_VERIFIERS, MAX_DRAFT, GenerationSettings, ProposerName
+from spec_local.generation import (
+    CHAIN_VERIFIERS,
+    MAX_DRAFT,
+    MAX_STAGED,
+    GenerationSettings,
+    ProposerName,
+)
 from spec_local.language_model import LanguageModel
 from spec_local.llama.context import Context
 from spec_local.lookups import Lookup, PromptLookup, Recycling, Stored, SuffixLookup
 from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
+from spec_local.policies.adaptive import could_gain
 from spec_local.proposers import (
     Beam,
     BestFirst,
@@ -39,7 +46,8 @@ class Guessing:
         main, draft: contexts.
         guesser: the draft, speaking main's vocabulary.
         translation: where the draft has another one.
-        costs: of main and draft; measured when first asked for.
+        costs: of main and draft; measured when first asked for. staging: of the draft's calls that give an opinion after
+            each token.
     """
 
     def __init__(
@@ -49,10 +57,11 @@ class Guessing:
         guesser: LanguageModel | None,
         translation: Translation | None,
         costs: Callable[[], Costs],
+        staging: Callable[[], CostTable | None],
     ) -> None:
         self.store: TextStore | None = None
         self._main, self._draft, self._guesser, self._translation = main, draft, guesser, translation
-        self._costs = costs
+        self._costs, self._staging = costs, staging
         self._experience: dict[tuple[bool, str, bool], Experience] = {}
         self._recycling = Recycling()
 
@@ -117,7 +126,7 @@ class Guessing:
     def _drafter(self, settings: GenerationSettings, sampler: Sampler, policy: Policy) -> DraftModel:
         assert self._draft is not None
         assert self._guesser is not None
-        ahead = PromptLookup() if settings.staged != 0 else None
+        ahead = PromptLookup(shortest=2) if policy.may_stage else None
         if self._translation and settings.translation == "text":
             return StringLevel(
                 self._draft,
@@ -149,7 +158,14 @@ class Guessing:
                 learned = self._experience.setdefault(kind, Experience())
                 tree = settings.tree_nodes if self._may_branch(settings) else 0
                 return Adaptive(
-                    *self._costs(), learned, may_cut=may_cut, tree=tree, most=settings.max_tokens, clock=clock
+                    *self._costs(),
+                    learned,
+                    may_cut=may_cut,
+                    tree=tree,
+                    most=settings.max_tokens,
+                    staging=self._staging_pays(settings),
+                    n_staged=MAX_STAGED if settings.staged is None else settings.staged,
+                    clock=clock,
                 )
             case "confidence":
                 return Confidence(settings.draft_p_min, may_cut, n_staged)
@@ -179,6 +195,16 @@ class Guessing:
         if settings.greedy_draft:
             return Chain("greedy", policy)
         return Chain("drawn" if drawing == "one" else "coupled", policy)
+
+    def _staging_pays(self, settings: GenerationSettings) -> CostTable | None:
+        """What staging costs, where it could gain if the draft always guessed what it read along."""
+        main, draft = self._costs()
+        if settings.staged == 0 or not draft or not could_gain(main, draft):
+            return None
+        costs = self._staging()
+        if costs and any(n * draft.seconds(1) > costs.seconds(1 + n) - costs.seconds(1) for n in (1, 3)):
+            return costs
+        return None
 
     def _recycling_pays(self) -> bool:
         """Whether main's calls grow so little with their tokens that guesses of this kind could gain."""

@@ -18,7 +18,7 @@ from spec_local.costs import CostTable, measure
 from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, check_prompt, decode
 from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.generation import MAX_DRAFT, GenerationSettings, ProposerName
+from spec_local.generation import MAX_DRAFT, MAX_STAGED, GenerationSettings, ProposerName
 from spec_local.guessing import Guessing
 from spec_local.language_model import LanguageModel, common_prefix
 from spec_local.llama import state
@@ -93,7 +93,10 @@ class Session:
         self.main = main
         self.draft = draft
         self._costs: tuple[CostTable, CostTable | None] | None = None
-        self._guessing = Guessing(main, draft, self.guesser, self.translation, self.costs)
+        self._staging: CostTable | None = None
+        self._guessing = Guessing(
+            main, draft, self.guesser, self.translation, self.costs, self._staging_costs
+        )
         self._grammar: tuple[str, Grammar] | None = (
             None  # the last one, which the next answer mostly follows, too
         )
@@ -141,8 +144,8 @@ class Session:
                 context = Context(
                     model,
                     n_ctx=length,
-                    # A row of logits takes memory: a draft needs as many as it reads side by side.
-                    max_logits=branches if contexts else MAX_DRAFT + 1,
+                    # A row of logits takes memory: a draft needs as many as it reads side by side, or along.
+                    max_logits=max(branches, MAX_STAGED + 1) if contexts else MAX_DRAFT + 1,
                     max_branches=branches,
                     threads=threads,
                     cache_type=cache_type,
@@ -291,6 +294,13 @@ class Session:
             draft = self._known(self.draft, 0.5) if self.draft else None
             self._costs = self._known(self.main, 1.5), draft
         return self._costs
+
+    def _staging_costs(self) -> CostTable | None:
+        """Seconds a call of the draft that gives its opinion after each token; measured once a session."""
+        room = self.draft.n_ctx - len(self.draft.cached) if self.draft else 0
+        if not self._staging and self.draft and room > 4:
+            self._staging = measure(self.draft, (1, 2, 4), 2)
+        return self._staging
 
     def _known(self, context: Context, budget: float) -> CostTable:
         rows = 1 if context is self.draft else None

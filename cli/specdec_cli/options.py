@@ -149,6 +149,13 @@ class ModelOptions:
     draft_p_min: Annotated[
         float, Option(help="Where policy confidence stops guessing.", rich_help_panel=_GUESSING)
     ] = 0.75
+    staged: Annotated[
+        int | None,
+        Option(
+            help="Most tokens that a look-up lets the draft read along (default: as many as pay).",
+            rich_help_panel=_GUESSING,
+        ),
+    ] = None
     shape: Annotated[
         ShapeChoice,
         Option(
@@ -299,6 +306,7 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         policy=models.policy.value,
         draft_max=models.draft_max,
         draft_p_min=models.draft_p_min,
+        staged=models.staged,
         shape=models.shape.value,
         tree_nodes=models.tree_nodes,
         beam_width=models.beam_width,

@@ -55,6 +55,8 @@ class Adaptive(Policy):
         may_cut: see `Policy`.
         tree: most nodes of a tree, where trees may be asked for.
         most: tokens of the answer, if that is known.
+        staging: seconds a call of the draft that gives its opinion after each token; None: it stages nothing.
+        n_staged: see `Policy`.
         clock: seconds.
     """
 
@@ -69,10 +71,13 @@ class Adaptive(Policy):
         may_cut: bool = True,
         tree: int = 0,
         most: int | None = None,
+        staging: CostTable | None = None,
+        n_staged: int = 8,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(may_cut)
-        self._main, self._draft = main, draft
+        super().__init__(may_cut, n_staged)
+        self._main, self._draft, self._staging = main, draft, staging
+        self._n_along = 0  # tokens that the draft reads along with the next one
         self._experience = known = experience or Experience()
         self._max_tree, self._clock = tree, clock
         self._n_steps = 0
@@ -80,7 +85,7 @@ class Adaptive(Policy):
         self._saved = 0.0  # seconds that a probe may lose
         known.purse = min(_KEPT, max(known.purse, _LEAST))
         known.ahead = 0.5 * (known.ahead + _AHEAD)
-        self._hopeful = draft is not None and _could_gain(main, draft)
+        self._hopeful = draft is not None and could_gain(main, draft)
         if draft and self._hopeful:
             self._expect("draft", *_chain(_AHEAD, main, draft))
         self._source: Source = "none"
@@ -147,16 +152,20 @@ class Adaptive(Policy):
         self._asked = self._clock()
         return True
 
+    @property
+    def may_stage(self) -> bool:
+        return self._staging is not None
+
     def stages(self, confidence: Sequence[float], unread: int) -> int:
         assert self._draft
-        if unread > _OBSERVED:
+        if not self._staging or unread > _OBSERVED:
             return 0
-        chances = self._experience.staged.of_each(np.array(confidence)).cumprod()
+        chances = self._experience.staged.of_each(np.array(confidence[: self._n_staged])).cumprod()
         # What the draft reads along saves it a call for each that it guesses.
         saved = np.concatenate(([0.0], chances.cumsum())) * self._draft.seconds(1)
-        sizes = range(unread + 1, unread + len(chances) + 1)
-        more = [0.0, *(_MARGIN * (self._draft.seconds(n) - self._draft.seconds(unread)) for n in sizes)]
-        return int((saved - more).argmax())
+        costs = np.array([self._staging.seconds(unread + n) for n in range(len(chances) + 1)])
+        self._n_along = int((saved - _MARGIN * (costs - costs[0])).argmax())
+        return self._n_along
 
     def staged(self, confidence: Sequence[float], n_stood: int) -> None:
         for i, sure in enumerate(confidence):
@@ -165,9 +174,11 @@ class Adaptive(Policy):
     def takes(self, opinion: Opinion) -> bool:
         assert self._draft
         if n := opinion.n_read:
+            table = self._staging if self._staging and self._n_along else self._draft
             if n <= _OBSERVED:
-                self._draft.observe(n, self._clock() - self._asked)
-            self._spent += self._draft.seconds(n)
+                table.observe(n, self._clock() - self._asked)
+            self._spent += table.seconds(n)
+            self._n_along = 0
         self._n_read += 1
         self._sure.append(opinion.confidence)
         chance = self._experience.guesses.of(self._sure[-1])
@@ -355,6 +366,7 @@ def _saving(main: CostTable, draft: CostTable) -> float:
     return 1.0 - seconds / tokens / main.seconds(1)
 
 
-def _could_gain(main: CostTable, draft: CostTable) -> bool:
+def could_gain(main: CostTable, draft: CostTable) -> bool:
+    """Whether a draft would gain if nearly all of its guesses stood; or else it is never asked."""
     tokens, seconds = _chain(_HOPE, main, draft)
     return tokens / seconds > 1.02 / main.seconds(1)

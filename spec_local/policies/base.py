@@ -91,6 +91,11 @@ class Policy:
         """Whether the draft model shall be called for another guess."""
         return True
 
+    @property
+    def may_stage(self) -> bool:
+        """Whether the draft may be given copied tokens to read along."""
+        return self._n_staged > 0
+
     def stages(self, confidence: Sequence[float], unread: int) -> int:
         """How many copied tokens the draft shall read along, so that it need not be called if it guesses them.
 

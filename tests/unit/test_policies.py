@@ -492,3 +492,59 @@ def test_yields_are_means_that_forget():
 def test_settings_that_name_no_policy_are_refused(wrong):
     with pytest.raises(InvalidRequest):
         GenerationSettings(**wrong)
+
+
+STAGED = {
+    "pays": ({1: 0.05, 2: 0.06, 9: 0.1}, True),
+    "does not pay": ({1: 0.05, 2: 0.2, 9: 0.9}, False),
+}
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_the_draft_reads_along_what_pays(name):
+    """By the price of the draft's calls with all opinions, and by how often it guesses what it read along."""
+    costs, pays = STAGED[name]
+    policy = Adaptive(CostTable(FLAT), CostTable(CHEAP), staging=CostTable(costs), n_staged=5)
+    assert policy.may_stage
+    assert policy.stages([0.9] * 9, 1) == (5 if pays else 0)
+    assert policy.stages([0.01] * 9, 1) == 0
+    assert policy.stages([0.9] * 9, 1_000) == 0  # a prompt to be read is no time for it
+    for _ in range(200):
+        policy.staged([0.9], 0)
+    assert policy.stages([0.9] * 9, 1) == 0
+    assert Adaptive(CostTable(FLAT), CostTable(CHEAP)).stages([0.9] * 9, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("unread", "draft", "expected"),
+    [
+        (10, CHEAP, True),
+        (50_000, CHEAP, False),  # it would take longer than it may save
+        (0, CHEAP, False),  # it has no room
+        (10, {1: 0.9, 64: 9.0}, False),  # it saves nothing
+    ],
+)
+def test_a_draft_reads_a_prompt_that_is_worth_it(unread, draft, expected):
+    assert Adaptive(CostTable(FLAT), CostTable(draft)).wants_draft(unread) == expected
+
+
+def test_how_long_answers_were_decides_about_the_next_prompt():
+    """Long ones are worth more reading than short ones, and a draft that saved nothing is worth none, for a while."""
+
+    def worth(experience, most=None):
+        policy = Adaptive(CostTable(FLAT), CostTable({1: 0.05, 64: 3.2}), experience, most=most)
+        return max((n for n in range(1, 5_000) if policy.wants_draft(n)), default=0)
+
+    usual, short, useless = worth(Experience()), Experience(), Experience()
+    for _ in range(8):
+        short.start(0.7)
+        short.said, short.saved = 20, 14.0
+        useless.start(0.7)
+        useless.said, useless.saved = 200, -2.0
+    assert 0 < worth(short) < 0.5 * usual
+    assert worth(Experience(), most=20) < 0.2 * usual
+    assert worth(useless) < 0.4 * usual
+    for _ in range(60):
+        useless.start(0.7)
+        useless.said, useless.saved = 200, None
+    assert worth(useless) > 0.9 * usual
