@@ -29,6 +29,8 @@ def settings(theirs: Theirs, has_draft: bool) -> dict[str, list[Any]]:
             *("--spec-type", "ngram-simple"),
             *("--spec-ngram-simple-size-n", 4, "--spec-ngram-simple-size-m", 15),
         ],
+        "ngram-map-k": ["--spec-type", "ngram-map-k"],
+        "ngram-mod": ["--spec-type", "ngram-mod"],
     }
     drafts = {
         "draft 3": theirs.draft(3),
