@@ -8,7 +8,8 @@ every number of guesses is looked at and not the next one only.
 
 Estimates err, so there is a purse: what guessing has won, in plain steps. A step may risk no more than what is in it if all its
 guesses fail. So a text that cannot be guessed costs what the purse holds at first and less than a hundredth of the time, whatever the
-estimates say, and long copies begin with short ones. What seldom fails wholly, as the copy after a long match, is charged less.
+estimates say, and long copies begin with short ones. What seldom fails wholly, as the copy after a long match, is charged less,
+and never refused altogether: or one failure too many would end all guessing in an answer that repeats its prompt.
 """
 
 import time
@@ -29,10 +30,10 @@ MAX_READ = 16
 
 # Found with benchmarks/simulate.py, where each was moved both ways.
 _LEAST, _KEPT, _MOST = 2.2, 3.3, 40.0  # in the purse: at the start of an answer between these, and ever
-_RISK, _LEAST_RISK = (
-    8.0,
-    0.6,
-)  # share of what a copy could lose: times the chance that it loses it; and at least
+_STAKE = 0.6  # share of the purse that one copy may lose: a first failure shall not be the last
+# What is charged of a copy's loss: times the chance of losing it; and at least.
+_RISK, _LEAST_RISK = 8.0, 0.1
+_SURE, _SPARE = 0.5, 0.3  # what is charged less than the first may always take as much as the second
 _DEBT = -0.5  # in the purse, at worst, when a call took longer than was to be expected
 _PROBES = 0.006  # share of the time that flows into the purse, and that a probe of a poor draft may lose
 _MARGIN = 1.1  # what is more than a plain step must bring more than it costs: of many estimates the best one flatters
@@ -130,7 +131,7 @@ class Adaptive(Policy):
             rates = self._rates(values[order])
             first = float(candidate.chances[0])
             risk = min(1.0, max(_LEAST_RISK, _RISK * (1.0 - first)))
-            n = int(rates[: self._affordable(risk=risk) + 1].argmax())
+            n = int(rates[: self._affordable(risk=risk / _STAKE) + 1].argmax())
             if rates[n] > best:
                 best, source = float(rates[n]), "lookup"
                 self.copy = candidate.part(order[:n].tolist())
@@ -298,7 +299,8 @@ class Adaptive(Policy):
         spent: seconds on them so far. risk: share of the loss that is charged.
         """
         spent = self._spent if spent is None else spent
-        allowed = (1.0 + max(0.0, self._experience.purse) / risk) * self._costs[1] - spent
+        purse = max(_SPARE if risk < _SURE else 0.0, self._experience.purse)
+        allowed = (1.0 + purse / risk) * self._costs[1] - spent
         within = (self._costs[2:] <= allowed).nonzero()[0]
         return int(within[-1]) + 1 if len(within) else 0
 

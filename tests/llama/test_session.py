@@ -342,6 +342,36 @@ def test_adaptive_leaves_caches_right_over_several_turns(make_session, sampling)
     assert {("none", "draft"), ("draft", "none")} <= changes
 
 
+@pytest.mark.parametrize(("staging", "pays"), [({1: 0.1, 9: 0.12}, True), ({1: 0.1, 9: 0.9}, False)])
+@pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
+def test_adaptive_lets_the_draft_read_along_what_pays(make_session, staging, pays, sampling):
+    def said(**kwargs):
+        session = make_session()
+        clock = pretend(session, FLAT, {1: 0.1, 64: 3.0})
+        session._staging = CostTable(staging)
+        rows, evaluate = [], session.draft.evaluate
+
+        def watching(tokens, n_logits):
+            rows.append(n_logits)
+            return evaluate(tokens, n_logits)
+
+        session.draft.evaluate = watching
+        prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
+        settings = {"policy": "adaptive", "proposer": "draft", "sampling": sampling, "seed": 3}
+        tokens, _, _ = run(session, prompt, max_tokens=60, clock=clock, **settings | kwargs)
+        check_caches(session, [*prompt, *tokens])
+        return session, prompt, tokens, rows
+
+    session, prompt, tokens, rows = said()
+    assert (max(rows) > 1) == pays
+    _, _, without, alone = said(staged=0)
+    assert max(alone) == 1
+    if sampling.temperature:
+        same_but_for_near_races(session, prompt, tokens, without, sampling, 3)
+    else:
+        same_but_for_near_ties(session, prompt, tokens, without)
+
+
 COPIES = {"suffix", "recycling"}  # who is asked beside a draft, or without one
 
 
