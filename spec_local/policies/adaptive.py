@@ -127,7 +127,8 @@ class Adaptive(Policy):
         best = 1.0 / self._costs[1]
         for candidate in self._candidates(hopeful):
             values = candidate.values
-            order = (-values).argsort(kind="stable")[: offer.limit.nodes]  # a parent comes before its equals
+            most = offer.limit.nodes if candidate.is_chain else min(offer.limit.nodes, offer.limit.branches)
+            order = (-values).argsort(kind="stable")[:most]  # a parent comes before its equals
             rates = self._rates(values[order])
             first = float(candidate.chances[0])
             risk = min(1.0, max(_LEAST_RISK, _RISK * (1.0 - first)))

@@ -12,7 +12,7 @@ from spec_local.proposal import ROOT, Proposal
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Nodes that may be proposed, and of each the chance that it stands if its parent does."""
+    """Nodes that may be proposed, and of each the chance that it stands if its parent does; parents of a chain are a range."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
@@ -20,9 +20,13 @@ class Candidate:
     source: str
 
     @property
+    def is_chain(self) -> bool:
+        return isinstance(self.parents, range)
+
+    @property
     def values(self) -> Floats:
         """Of each node the chance that it is reached, and stands."""
-        if isinstance(self.parents, range):  # a chain
+        if self.is_chain:
             found: Floats = self.chances.cumprod()
             return found
         values: list[float] = []
@@ -32,7 +36,7 @@ class Candidate:
 
     def part(self, nodes: Sequence[int]) -> Proposal:
         """The proposal of some nodes, with all their ancestors among them."""
-        if isinstance(self.parents, range):
+        if self.is_chain:
             return Proposal(self.tokens[: len(nodes)], self.parents[: len(nodes)], source=self.source)
         order = sorted(nodes)  # parents come before their children
         number = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}

@@ -16,9 +16,11 @@ from spec_local.dice import SeededDice
 from spec_local.errors import InvalidRequest
 from spec_local.fake import FakeModel, enumerate_outcomes
 from spec_local.generation import GenerationSettings
-from spec_local.lookups import PromptLookup, Recycling, SuffixLookup
+from spec_local.lookups import Copies, PromptLookup, Recycling, SuffixLookup
 from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
+from spec_local.policies.base import Offer
 from spec_local.policies.experience import Chances, Yield
+from spec_local.proposal import Limit
 from spec_local.proposers import Chain, DraftModel, Guided
 from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.verifiers import VERIFIERS
@@ -548,3 +550,12 @@ def test_how_long_answers_were_decides_about_the_next_prompt():
         useless.start(0.7)
         useless.said, useless.saved = 200, None
     assert worth(useless) > 0.9 * usual
+
+
+@pytest.mark.parametrize("branches", [1, 2, 3])
+def test_a_tree_of_several_copies_has_no_more_branches_than_main_reads(branches):
+    policy = Adaptive(CostTable({1: 1.0, 64: 1.0}), tree=16)
+    several = [Copies([first, 7, 8], [-1, 0, -1], [0.9, 0.9, 0.5], "suffix") for first in (1, 2, 3)]
+    assert policy.begin(Offer(Limit(8, 16, branches), several)) == "lookup"
+    parents = policy.copy.parents
+    assert 1 <= len(set(range(len(parents))) - set(parents)) <= branches
