@@ -21,6 +21,9 @@ from specdec_cli.app import app
 FIRST_USE = re.compile(r"(checking|measuring) .* \(first use")
 COMMAND = [sys.executable, "-m", "specdec_cli"]
 
+# Whoever runs the tests under nohup ignores it, and their children would, too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 
 @dataclass
 class Specdec:
