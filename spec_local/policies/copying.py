@@ -7,12 +7,12 @@ import numpy as np
 
 from spec_local.lookups.base import Copies
 from spec_local.policies.experience import Floats
-from spec_local.proposal import ROOT, Proposal
+from spec_local.proposal import ROOT, Proposal, is_chain
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Nodes that may be proposed, and of each the chance that it stands if its parent does; parents of a chain are a range."""
+    """Nodes that may be proposed, and of each the chance that it stands if its parent does."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
@@ -21,7 +21,7 @@ class Candidate:
 
     @property
     def is_chain(self) -> bool:
-        return isinstance(self.parents, range)
+        return isinstance(self.parents, range) or is_chain(self.parents)
 
     @property
     def values(self) -> Floats:

@@ -559,3 +559,11 @@ def test_a_tree_of_several_copies_has_no_more_branches_than_main_reads(branches)
     assert policy.begin(Offer(Limit(8, 16, branches), several)) == "lookup"
     parents = policy.copy.parents
     assert 1 <= len(set(range(len(parents))) - set(parents)) <= branches
+
+
+@pytest.mark.parametrize("parents", [range(-1, 19), [*range(-1, 19)]], ids=["range", "list"])
+def test_a_chain_is_one_however_its_parents_are_written(parents):
+    policy = Adaptive(CostTable({1: 1.0, 64: 1.0}))
+    copies = Copies([*range(20)], parents, [0.95] * 20, "cache")
+    assert policy.begin(Offer(Limit(64, 64, 1), [copies])) == "lookup"
+    assert list(policy.copy.tokens) == [*range(20)]
