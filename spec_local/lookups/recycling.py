@@ -19,7 +19,8 @@ import numpy as np
 
 from spec_local.language_model import Logits, common_prefix
 from spec_local.lookups.base import Copies
-from spec_local.proposal import ROOT, Limit
+from spec_local.lookups.growth import likeliest
+from spec_local.proposal import Limit
 
 _SUCCESSORS = 8  # of a token; those beyond follow it in one case of a hundred
 _NATS = 5.0  # below the largest logit; what is further down has a few percent of the probability together
@@ -42,31 +43,8 @@ class Recycling:
     def find(self, history: Sequence[int], limit: Limit) -> Copies:
         """The likeliest nodes of the tree that successors span after the last token."""
         self._read(history)
-        tokens: list[int] = []
-        parents: list[int] = []
-        confidence: list[float] = []
-        n_leaves = 0
-        # The next child of each node: its value with the sign turned, parent, rank, depth, siblings, and the parent's value.
-        heap: list[tuple[float, int, int, int, Successors, float]] = []
-
-        def offer(parent: int, rank: int, depth: int, siblings: Successors, worth: float) -> None:
-            if rank < len(siblings) and worth * siblings[rank][1] >= _LEAST:
-                heapq.heappush(heap, (-worth * siblings[rank][1], parent, rank, depth, siblings, worth))
-
-        offer(ROOT, 0, 1, self._after(history[-1]), 1.0)
-        while heap and len(tokens) < limit.nodes:
-            value, parent, rank, depth, siblings, worth = heapq.heappop(heap)
-            if rank and n_leaves == limit.branches:
-                continue
-            token, chance = siblings[rank]
-            n_leaves += rank > 0 or parent == ROOT  # a first child takes its parent's place
-            tokens.append(token)
-            parents.append(parent)
-            confidence.append(chance)
-            offer(parent, rank + 1, depth, siblings, worth)
-            if depth < limit.depth:
-                offer(len(tokens) - 1, 0, depth + 1, self._after(token), -value)
-        return Copies(tokens, parents, confidence, self.name) if tokens else Copies()
+        first = self._after(history[-1])
+        return likeliest(first, lambda child, depth: self._after(child[0]), limit, _LEAST, self.name)
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         for token, row in zip(tokens, logits, strict=True):

@@ -4,12 +4,12 @@ Hu et al. 2024, "SAM Decoding" (arXiv 2411.10666): the longer the match, the far
 "SuffixDecoding" (arXiv 2411.04975): where a context went on in several ways, frequency decides, and a tree holds them.
 """
 
-import heapq
 from collections.abc import Sequence
 
 from spec_local.language_model import Logits, common_prefix
 from spec_local.lookups.automaton import SuffixAutomaton
 from spec_local.lookups.base import ONCE, Copies, sureness
+from spec_local.lookups.growth import likeliest
 from spec_local.proposal import ROOT, Limit
 
 _LONGEST = 64  # tokens of context: a longer match foretells no more
@@ -71,37 +71,12 @@ class SuffixLookup:
 
     def _tree(self, state: int, match: int, limit: Limit) -> Copies:
         """The likeliest nodes, wherever they are."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        confidence: list[float] = []
-        depths: list[int] = []
-        inner: set[int] = set()  # nodes with children
-        leaves = 1
-        heap: list[tuple[float, int, int, int, float, int]] = []
-        n_pushed = 0
 
-        def push(worth: float, parent: int, state: int, depth: int) -> None:
-            nonlocal n_pushed
-            seen, followers = self._automaton.followers(state, _WIDTH)
-            for token, n, after in followers:
-                sure = sureness(match + depth, seen, n / seen)
-                if worth * sure >= _WORTH:
-                    heapq.heappush(heap, (-worth * sure, n_pushed, parent, token, sure, after))
-                    n_pushed += 1
+        def followers(state: int, match: int) -> list[tuple[int, float, int]]:
+            seen, found = self._automaton.followers(state, _WIDTH)
+            return [(token, sureness(match, seen, n / seen), after) for token, n, after in found]
 
-        push(1.0, ROOT, state, 0)
-        while heap and len(tokens) < limit.nodes:
-            worth, _, parent, token, sure, after = heapq.heappop(heap)
-            if parent in inner:
-                if leaves == limit.branches:
-                    continue
-                leaves += 1
-            inner.add(parent)
-            depth = 1 + (0 if parent == ROOT else depths[parent])
-            tokens.append(token)
-            parents.append(parent)
-            confidence.append(sure)
-            depths.append(depth)
-            if depth < limit.depth:
-                push(-worth, len(tokens) - 1, after, depth)
-        return Copies(tokens, parents, confidence, self.name)
+        def follow(child: tuple[int, float, int], depth: int) -> list[tuple[int, float, int]]:
+            return followers(child[2], match + depth)
+
+        return likeliest(followers(state, match), follow, limit, _WORTH, self.name)
