@@ -23,6 +23,7 @@ from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn
 from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.text_index import ContextIndex
 from spec_local.verifiers import VERIFIERS
+from tests.exact import is_mains
 
 
 class AlwaysWrong:
@@ -234,13 +235,7 @@ def test_the_first_three_tokens_have_exactly_mains_distribution(make, rule, how)
             say(main_model(n_vocab), prompt, proposer, how, dice, rule, draft_max=2, max_tokens=3)[0]
         )
 
-    said = enumerate_outcomes(run)
-    for tokens in itertools.product(range(n_vocab), repeat=3):
-        expected, history = 1.0, list(prompt)
-        for token in tokens:
-            expected *= sampler.distribution(main.logits(history), history).dense(n_vocab)[token]
-            history.append(token)
-        assert said.get(tokens, 0.0) == pytest.approx(expected, abs=1e-12)
+    is_mains(enumerate_outcomes(run), main, sampler, prompt)
 
 
 CONSTRAINTS = {

@@ -19,6 +19,7 @@ from spec_local.proposers import BestFirst, Chain, DraftModel, StringLevel
 from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.translation import Translated, Translation
 from spec_local.verifiers import VERIFIERS
+from tests.exact import is_mains
 
 NEVER = 10**9
 
@@ -142,13 +143,7 @@ def test_the_first_three_tokens_have_exactly_mains_distribution(remember_logits,
         limits = {"draft_max": 3, "max_tokens": 3, "main": main_model(n_vocab), "prompt": prompt}
         return tuple(run(proposer, how, rule, dice, **limits)[0])
 
-    said = enumerate_outcomes(answer)
-    for tokens in itertools.product(range(n_vocab), repeat=3):
-        expected, history = 1.0, list(prompt)
-        for token in tokens:
-            expected *= sampler.distribution(main.logits(history), history).dense(n_vocab)[token]
-            history.append(token)
-        assert said.get(tokens, 0.0) == pytest.approx(expected, abs=1e-12)
+    is_mains(enumerate_outcomes(answer), main, sampler, prompt)
 
 
 @EVERY_KIND
