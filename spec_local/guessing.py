@@ -82,8 +82,10 @@ class Guessing:
 
         ``auto`` has them recycle main's logits, too, where main's calls grow little with their tokens.
         """
+        # A policy that counts what becomes of guesses can use those that seldom stand, too.
+        shortest = 2 if settings.policy == "adaptive" else 3
         kinds: dict[ProposerName, Callable[[], Lookup]] = {
-            "lookup": PromptLookup,
+            "lookup": lambda: PromptLookup(shortest=shortest),
             "suffix": SuffixLookup,
             "recycling": lambda: self._recycling,
         }

@@ -37,7 +37,7 @@ from spec_local.verifiers import VERIFIERS
 from spec_local.vocabulary import difference
 
 _USUAL_CONTEXT = 4096
-_BEFORE = 8  # tokens of a prompt that are kept with its answer, so that its beginning can be found
+_BEFORE = 256  # tokens of a prompt that are kept with its answer: by them a like question is known, and what differs in it
 _USUAL = GenerationSettings()
 
 

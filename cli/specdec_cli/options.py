@@ -182,7 +182,7 @@ class ModelOptions:
     remember: Annotated[
         bool,
         Option(
-            help="Keep answers on this machine, and guess from those of earlier sessions.",
+            help="Keep answers, and the ends of their prompts, on this machine, and guess from those of earlier sessions.",
             rich_help_panel=_GUESSING,
         ),
     ] = False
