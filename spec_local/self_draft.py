@@ -94,7 +94,7 @@ def plan(
             raise InvalidRequest(
                 f"{target} is there already: give another --output, or --force to replace it"
             )
-    size = _child(str(main), kind)["size"]
+    size = quantized(main, kind)["size"]
     if size > _SMALLER * main_size:
         raise ModelError(
             f"{main.name} has {main_size / 1e6:.1f} MB already and a {kind} copy would have {size / 1e6:.1f} MB: "
@@ -118,13 +118,21 @@ def make(copy: Copy, *, threads: int | None = None) -> Path:
         OSError: the folder cannot be written to.
     """
     with replacing(copy.target) as temporary:
-        _child(str(copy.main), copy.kind, str(temporary), str(threads or default_threads()))
+        quantized(copy.main, copy.kind, temporary, threads)
         shutil.copymode(copy.main, temporary)  # a temporary file is for its owner only
     return copy.target
 
 
-def _child(source: str, kind: str, *more: str) -> dict[str, int]:
-    verdict = in_child(_PROGRAM, source, kind, *more)
+def quantized(
+    source: Path, kind: str, target: Path | None = None, threads: int | None = None
+) -> dict[str, int]:
+    """Quantize in a child process, which may die of it; without a target nothing is written, and the size is told.
+
+    Raises:
+        BackendError: llama.cpp could not do it, or died; the message quotes its reason.
+    """
+    more = [str(target), str(threads or default_threads())] if target else []
+    verdict = in_child(_PROGRAM, str(source), kind, *more)
     if verdict.error:
         raise BackendError(verdict.error)
     if verdict.crash:

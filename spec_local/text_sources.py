@@ -53,37 +53,42 @@ def read(
     found, room = Found(), most
     for path in files:
         try:
-            tokens = vocabulary.tokenize(_text(path)) if room else []
+            tokens = vocabulary.tokenize(text(path)) if room else []
             if len(tokens) >= room:
                 room = 0
-                raise _Skipped(f"there is room for {most:,} tokens")
+                raise Skipped(f"there is room for {most:,} tokens")
             if len(tokens) < _SHORTEST:
-                raise _Skipped("next to empty")
+                raise Skipped("next to empty")
             found.texts.append(Text.of(tokens, str(path.resolve())))
             room -= len(tokens) + 1
-        except _Skipped as why:
+        except Skipped as why:
             found.skipped.setdefault(str(why), []).append(path)
         progress()
     return found
 
 
-class _Skipped(Exception):
-    pass
+class Skipped(Exception):
+    """A file that gives no text; says why."""
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        Skipped: it is none, cannot be read, or is larger than `LARGEST`.
+    """
     try:
         if not path.is_file():  # opening a pipe would wait for a writer
-            raise _Skipped("no ordinary file")
+            raise Skipped("no ordinary file")
         with path.open("rb") as file:
             raw = file.read(LARGEST + 1)
     except OSError as error:
-        raise _Skipped(f"it cannot be read ({error.strerror})") from None
+        raise Skipped(f"it cannot be read ({error.strerror})") from None
     if len(raw) > LARGEST:
-        raise _Skipped(f"larger than {LARGEST >> 20} MiB")
+        raise Skipped(f"larger than {LARGEST >> 20} MiB")
     try:
         if b"\0" in raw:
             raise ValueError
         return raw.decode("utf-8-sig")
     except ValueError:
-        raise _Skipped("no text in UTF-8") from None
+        raise Skipped("no text in UTF-8") from None

@@ -50,6 +50,7 @@ class Translation:
     def __init__(self, main: Spelling, draft: Spelling) -> None:
         self._main, self._draft = main, draft
         ours, theirs = _Names(main), _Names(draft)
+        self._bytes = [theirs.texts.get(bytes([byte])) for byte in range(256)]
         shared = dict(_by_role(ours, theirs))
         shared |= {
             ours.texts[piece]: theirs.texts[piece] for piece in ours.texts.keys() & theirs.texts.keys()
@@ -76,13 +77,21 @@ class Translation:
         """
         found = self._read.get(token)
         if found is None:
-            spelled = self._main.piece(token) or self._main.text(token)
             # Piece by piece, and not as the draft would spell the whole text: so what was read once stays as it is.
-            found = tuple(self._draft.tokenize(spelled.decode("utf-8", "surrogateescape"))) or (0,)
-            self._read[token] = found
+            found = self._read[token] = self._spell(self._main.piece(token) or self._main.text(token)) or (0,)
         if is_first and self._draft.add_bos and found[0] != self._draft.bos:
             return (self._draft.bos, *found)
         return found
+
+    def _spell(self, piece: bytes) -> tuple[int, ...]:
+        """A piece of main's in the draft's tokens."""
+        try:
+            return tuple(self._draft.tokenize(piece.decode()))
+        except UnicodeDecodeError:  # a part of a character: a tokenizer may put U+FFFD in its place
+            singles = tuple(token for byte in piece if (token := self._bytes[byte]) is not None)
+            if len(singles) == len(piece):
+                return singles
+            return tuple(self._draft.tokenize(piece.decode("utf-8", "surrogateescape")))
 
     def respell(self, before: Sequence[int], said: Sequence[int]) -> list[int]:
         """What the draft said, in main's tokens.

@@ -13,13 +13,14 @@ import typer
 from typer import Argument, Option
 
 from spec_local.errors import SpecLocalError
-from specdec_cli import completion, exits, render
+from specdec_cli import completion, draft_train, exits, render
 from specdec_cli.options import CacheChoice, resolve
 
 if TYPE_CHECKING:
     from spec_local.self_draft import Copy
 
 app = typer.Typer(help="Make a draft for a model that has none.", no_args_is_help=True)
+app.command()(draft_train.train)
 
 
 class KindChoice(StrEnum):
@@ -31,12 +32,6 @@ class KindChoice(StrEnum):
     Q6_K = "Q6_K"
     Q8_0 = "Q8_0"
     F16 = "F16"
-
-
-@app.callback()
-def _root() -> None:
-    # With a single command Typer would leave its name out.
-    pass
 
 
 @app.command()

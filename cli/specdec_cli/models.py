@@ -178,7 +178,7 @@ def _facts(entry: "ModelEntry") -> dict[str, str]:
         "licence": entry.licence,
         "repo": entry.repo or "",
         "revision": entry.revision if entry.repo else "",
-        "package": entry.pypi or "",
+        "package": entry.pypi or ("spec-local" if entry.shipped else ""),
         "file": "\n".join(entry.files) or entry.file or "",
         "size": f"{entry.size} bytes" if entry.size else "",
         "sha256": entry.sha256 or "",

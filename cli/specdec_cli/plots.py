@@ -1,9 +1,9 @@
 """A benchmark as a picture. Needs matplotlib, which is an extra of its own."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_local.errors import SpecLocalError
 
@@ -47,4 +47,26 @@ def draw(ways: Sequence["WayFigures"], path: Path) -> None:
     right.set_ylabel("accepted of those tested")
     right.set_ylim(0, 1.02)
     left.legend()
+    figure.savefig(path, format="png", dpi=150)
+
+
+def draw_learning(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a PNG: what a draft foretells on texts held out, by the tokens that it has read.
+
+    curve: as `spec_local.training.recipe.Journal` has it.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    read = [point["n_read"] for point in curve]
+    for name in curve[0]["by_category"] if curve else ():
+        axes.plot(read, [point["by_category"][name]["agreement"] for point in curve], linewidth=1, label=name)
+    axes.plot(read, [point["all"]["agreement"] for point in curve], color="black", linewidth=2, label="all")
+    axes.set_xlabel("tokens read")
+    axes.set_ylabel("main's tokens foretold")
+    axes.set_ylim(bottom=0)
+    axes.legend()
     figure.savefig(path, format="png", dpi=150)

@@ -20,13 +20,16 @@ from spec_local.llama.context import default_threads
 from spec_local.llama.model import check_header
 
 KINDS = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
+"""Of a copy as a draft."""
+BLOCK_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16")
+"""Those that fit a matrix of any width in 32s; the others want 256s, and llama.cpp takes another type for a matrix that has not."""
 
 
 def quantize(source: Path, target: Path, kind: str, *, threads: int | None = None) -> Path:
     """Write a copy of `source` in another precision; `target` appears whole or not at all.
 
     Args:
-        kind: one of `KINDS`. A model that is quantized already may be quantized again.
+        kind: one of `KINDS` or `BLOCK_KINDS`. A model that is quantized already may be quantized again.
 
     Raises:
         InvalidRequest: an unknown kind.
@@ -34,7 +37,7 @@ def quantize(source: Path, target: Path, kind: str, *, threads: int | None = Non
         BackendError: llama.cpp could not do it; the message quotes its reason.
     """
     with replacing(target) as temporary:
-        _quantize(source, temporary, kind, threads)
+        quantize_into(source, temporary, kind, threads=threads)
     return target
 
 
@@ -44,7 +47,7 @@ def quantized_size(source: Path, kind: str) -> int:
     with contextlib.redirect_stderr(log):
         runtime.set_verbose(True)
         try:
-            _quantize(source, Path(os.devnull), kind, dry_run=True)
+            quantize_into(source, Path(os.devnull), kind, dry_run=True)
         finally:
             runtime.set_verbose(False)
     found = re.search(r"quant size *= *([0-9.]+) MiB", log.getvalue())
@@ -55,15 +58,35 @@ def quantized_size(source: Path, kind: str) -> int:
     return round(float(found[1]) * 2**20)
 
 
-def _quantize(
-    source: Path, target: Path, kind: str, threads: int | None = None, *, dry_run: bool = False
+def quantize_into(
+    source: Path,
+    target: Path,
+    kind: str,
+    *,
+    embedding_kind: str | None = None,
+    threads: int | None = None,
+    dry_run: bool = False,
 ) -> None:
-    if kind not in KINDS:
+    """As `quantize`, in place: a target that cannot be finished is left as it is.
+
+    embedding_kind: one of `BLOCK_KINDS` for the token embeddings; None: as llama.cpp likes it. Where they are the output, too,
+        it takes Q6_K (Q8_0 where the width does not fit) for all that is smaller.
+    dry_run: write nothing.
+    """
+    if kind not in (*KINDS, *BLOCK_KINDS):
         raise InvalidRequest(f"quantization {kind!r} is unknown: give {', '.join(KINDS)}")
+    if embedding_kind not in (None, *BLOCK_KINDS):
+        raise InvalidRequest(
+            f"quantization {embedding_kind!r} is not for embeddings: give {', '.join(BLOCK_KINDS)}"
+        )
     check_header(source)
     lib = runtime.library()
     params = lib.llama_model_quantize_default_params()
     params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    if embedding_kind:
+        import gguf  # 0.1 s; the binding's own list is older
+
+        params.token_embedding_type = gguf.GGMLQuantizationType[embedding_kind]
     params.nthread = threads or default_threads()
     params.allow_requantize = True
     params.dry_run = dry_run
@@ -81,7 +104,7 @@ def _main(source: str, kind: str, target: str = "", threads: str = "0") -> None:
     def work() -> dict[str, Any]:
         if not target:
             return {"size": quantized_size(Path(source), kind)}
-        _quantize(Path(source), Path(target), kind, int(threads))
+        quantize_into(Path(source), Path(target), kind, threads=int(threads))
         return {}
 
     answer(work, partial=Path(target) if target else None)

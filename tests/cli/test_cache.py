@@ -72,7 +72,7 @@ def test_nothing_is_kept_unless_asked_for(apart, main):
 def test_an_answer_is_kept_and_shown(apart, main):
     said = answer(apart, main, "--remember")
     [store] = shown(apart)
-    assert (store["models"], store["texts"], store["tokens"]) == ("main.gguf", "1", "49")
+    assert (store["models"], store["texts"], store["tokens"]) == ("main.gguf", "1", "50")
     assert store["path"].startswith(str(apart.folder))
     assert answer(apart, main, "--remember")["content"] == said["content"]
     assert shown(apart) == [store]  # the same answer is no other text

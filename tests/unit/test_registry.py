@@ -85,6 +85,32 @@ def test_pull_replaces_a_damaged_file(known, download):
     assert registry.find("toy") is None  # a look at the size is enough for this one
 
 
+def test_what_is_shipped_is_here_and_stays(monkeypatch, tmp_path):
+    entry = ModelEntry(
+        description="d",
+        licence="l",
+        file="own.gguf",
+        size=len(MODEL),
+        sha256=hashlib.sha256(MODEL).hexdigest(),
+        shipped=True,
+    )
+    monkeypatch.setattr(registry, "models", lambda: {"own": entry})
+    monkeypatch.setattr(registry, "__file__", str(tmp_path / "spec_local" / "registry.py"))
+    path = tmp_path / "spec_local" / "shipped" / "own.gguf"
+    assert registry.find("own") is None
+    with pytest.raises(DownloadError, match="reinstall spec-local"):
+        registry.pull("own")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(MODEL)
+    assert registry.find("own") == registry.pull("own", offline=True) == path
+    assert registry.size_here("own") == len(MODEL)
+    with pytest.raises(InvalidRequest, match=r"a part of specdec .*: leave it"):
+        registry.remove("own")
+    path.write_bytes(MODEL[:-1] + b"?")
+    with pytest.raises(DownloadError, match="reinstall spec-local"):
+        registry.pull("own")
+
+
 @pytest.mark.parametrize(
     ("members", "damage", "what"),
     [
@@ -256,7 +282,11 @@ def test_a_list_of_ones_own_adds_and_overrides(tmp_path):
         (('file = "mine-Q4_K_M.gguf"', ""), 2, "models.mine: needs either file or files"),
         (('repo = "someone/mine-GGUF"', ""), 2, "models.mine: needs either repo"),
         (("size = 12", 'pypi = "mine==1"'), 2, "models.mine: needs either repo"),
-        (('repo = "someone/mine-GGUF"', 'pypi = "mine==1"'), 2, "models.mine: a model from PyPI needs"),
+        (
+            ('repo = "someone/mine-GGUF"', 'pypi = "mine==1"'),
+            2,
+            "models.mine: a model that is not on the hub needs",
+        ),
         (("[models.mine]", '[models."my/model"]'), 2, "models.my/model: should be a name of letters"),
         (('note = "n"', ""), 9, "pairs.both.note: is missing"),
         (('draft = "mine"', 'draft = "yours"'), 11, "pairs.both.draft: no model is called 'yours'"),

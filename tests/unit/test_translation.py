@@ -77,6 +77,18 @@ def test_bytes_that_are_no_text():
     assert [translation.read(token) for token in range(3)] == [(1,), (0,), (1, 0)]
 
 
+def test_parts_of_characters_are_spelled_by_their_bytes():
+    class Careful(Toy):
+        def tokenize(self, text):  # as BPE: what is no text becomes the sign for that
+            raw = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            return super().tokenize(raw)
+
+    main = Toy("é", "x", b"\xe2\x82", b"\xe2\x83")
+    draft = Careful("x", "\ufffd", b"\xe2", b"\x82", "é")
+    assert Translation(main, draft).read(2) == (2, 3)
+    assert set(Translation(main, draft).read(3)) == {1}  # one of its bytes has no token
+
+
 def test_nothing_in_common():
     with pytest.raises(VocabularyMismatch, match="no token in common"):
         Translation(Toy("a", "<x>"), Toy("b", "<y>"))

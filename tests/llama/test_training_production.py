@@ -1,0 +1,263 @@
+"""Main's answers in shards: what is kept is what main thought, and a run that was killed goes on."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from spec_local.chat import ChatTemplate
+from spec_local.errors import InvalidRequest
+from spec_local.llama.model import Model
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.training import shards
+from spec_local.training.production import Production, most_likely
+from spec_local.training.questions import Question
+
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "you",
+    "that",
+    "it",
+    "he",
+    "was",
+    "for",
+    "on",
+    "are",
+    "with",
+    "as",
+    "his",
+    "they",
+]
+
+
+def ask(i, passages):
+    return Question(f"kind {i % 3}", " ".join(WORDS[i % 7 : i % 7 + 4 + i % 5]), i % 4 == 0)
+
+
+def produce(model, folder, n_tokens, **options):
+    options = {"n_texts": 5, "n_ctx": 256, "longest": 24} | options
+    running = Production(model, folder, ask, **options).run()
+    last = next(progress for progress in running if progress.tokens >= n_tokens)
+    running.close()
+    return last
+
+
+def documents(folder):
+    return [document for shard in shards.read(folder) for document in shard.documents]
+
+
+def test_what_is_kept_is_what_main_thought(tiny_model, make_context, tmp_path):
+    produce(tiny_model, tmp_path, 400)
+    docs = documents(tmp_path)
+    assert sum(len(d.top_ids) for d in docs) >= 400 - 5 * 16  # what was hardly begun is left out
+    assert {d.temperature for d in docs} == {0.0, 0.5, np.float32(0.9).item()}
+    assert {d.category for d in docs} == {"kind 0", "kind 1", "kind 2"}
+    for doc in docs[:12]:
+        n = len(doc.tokens) - doc.n_prompt
+        assert doc.top_ids.shape == doc.top_logprobs.shape == (n, shards.TOP)
+        assert 0 < n <= 24
+        logits = make_context(tiny_model).evaluate(doc.tokens.tolist(), n + 1)[:n].astype(float)
+        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        kept = np.take_along_axis(logprobs, doc.top_ids.astype(int), axis=1)
+        np.testing.assert_allclose(doc.top_logprobs, kept, atol=0.1)
+        np.testing.assert_allclose(kept[:, 0], logprobs.max(axis=1), atol=0.1)
+        assert (np.diff(doc.top_logprobs, axis=1) <= 0).all()
+        answer = doc.tokens[doc.n_prompt :]
+        assert all(token in row for token, row in zip(answer, doc.top_ids, strict=True))
+        if doc.temperature == 0:
+            assert (answer == doc.top_ids[:, 0]).all()
+
+
+def test_answers_at_a_temperature_follow_mains_distribution(tiny_model, tmp_path):
+    """Of 16 candidates, at 0.9, one first token: a chi-square far beyond chance would say so."""
+    options = {"n_texts": 64, "longest": 1}
+    running = Production(tiny_model, tmp_path, lambda i, _: Question("x", "the", False), **options).run()
+    for _ in range(60):
+        next(running)
+    running.close()
+    docs = [d for d in documents(tmp_path) if d.temperature > 0.8]
+    weights = np.exp(docs[0].top_logprobs[0].astype(float) / 0.9)
+    wanted = weights / weights.sum() * len(docs)
+    found = np.bincount([int(np.flatnonzero(d.top_ids[0] == d.tokens[-1])[0]) for d in docs], minlength=16)
+    assert len(docs) >= 900
+    assert ((found - wanted) ** 2 / wanted).sum() < 45  # 15 degrees of freedom: one in 10,000
+
+
+def test_a_second_run_goes_on_where_the_first_ended(tiny_model, tmp_path):
+    first = produce(tiny_model, tmp_path, 300)
+    n_files = len(list(tmp_path.glob("*.npz")))
+    n_asked = [shard.n_asked for shard in shards.read(tmp_path)][-1]
+    second = produce(tiny_model, tmp_path, first.tokens + 300)
+    assert second.tokens >= first.tokens + 300
+    assert second.documents > first.documents
+    assert len(list(tmp_path.glob("*.npz"))) > n_files
+    later = list(shards.read(tmp_path))[n_files:]
+    assert later[0].n_asked > n_asked
+    assert sum(len(d.top_ids) for d in documents(tmp_path)) >= second.tokens - 5 * 16  # what was hardly begun
+
+
+def test_unfinished_answers_are_kept_if_they_say_something(tiny_model, tmp_path):
+    running = Production(tiny_model, tmp_path, ask, n_texts=3, n_ctx=256, longest=200).run()
+    for _ in range(15):
+        next(running)
+    running.close()
+    assert documents(tmp_path) == []
+    running = Production(tiny_model, tmp_path, ask, n_texts=3, n_ctx=256, longest=200).run()
+    for _ in range(40):
+        next(running)
+    running.close()
+    assert [len(d.top_ids) for d in documents(tmp_path)] == [40, 40, 40]
+
+
+def test_an_answer_that_repeats_itself_ends(tiny_model, tmp_path, monkeypatch):
+    production = Production(tiny_model, tmp_path, ask, n_texts=1, n_ctx=256, longest=200)
+    for period in (1, 3, 32):
+        text = [*range(100, 117), *(list(range(200, 200 + period)) * 60)][:199]
+        ends = [n for n in range(1, len(text) + 1) if production._is_over(text[:n])]
+        assert ends
+        assert 17 + 4 * period <= ends[0] < 17 + 4 * period + 16
+    assert not any(production._is_over([*range(200, 200 + n)]) for n in range(1, 200))
+
+
+def test_what_main_wrote_is_offered_as_a_text_to_ask_about(tiny_model, tmp_path):
+    seen = []
+
+    def curious(i, passages):
+        seen.append(list(passages))
+        return ask(i, passages)
+
+    def run():
+        running = Production(tiny_model, tmp_path, curious, n_texts=4, n_ctx=256, longest=120).run()
+        for _ in range(260):
+            next(running)
+        running.close()
+
+    run()
+    answers = {
+        b"".join(map(tiny_model.vocabulary.piece, d.tokens[d.n_prompt :].tolist()))
+        .decode("utf-8", "replace")
+        .strip()
+        for d in documents(tmp_path)
+        if not d.held_out
+    }
+    assert seen[-1]
+    assert set(seen[-1]) <= answers
+    n = len(seen)
+    run()
+    assert seen[n]  # after a restart, too
+
+
+def test_long_questions_are_passed_over(tiny_model, tmp_path):
+    def wordy(i, passages):
+        return Question("x", "the " * (1 if i % 2 else 400), False)
+
+    running = Production(tiny_model, tmp_path, wordy, n_texts=4, n_ctx=256, longest=20).run()
+    for _ in range(25):
+        next(running)
+    running.close()
+    assert all(d.n_prompt < 100 for d in documents(tmp_path))
+    assert documents(tmp_path)
+
+
+def test_main_asks_itself(folder, make_context, tmp_path):
+    model = Model(write_tiny_model(folder / "ending.gguf", end_scale=1.5))
+
+    def ask(i, _):
+        return Question("own", "" if i % 2 else "the of and", False)
+
+    running = Production(model, tmp_path, ask, n_texts=8, n_ctx=640, longest=300).run()
+    next(progress for progress in running if progress.documents >= 30)
+    running.close()
+    around = ChatTemplate(model).render([{"role": "user", "content": "@"}]).split("@")
+    head = model.vocabulary.tokenize(around[0], add_special=True, parse_special=True)
+    rest = model.vocabulary.continuation(around[1])
+    given = model.vocabulary.tokenize("the of and".join(around), add_special=True, parse_special=True)
+    own = [d for d in documents(tmp_path) if d.tokens[: d.n_prompt].tolist() != given]
+    assert len(own) >= 5
+    for doc in own[:5]:
+        prompt, n = doc.tokens[: doc.n_prompt].tolist(), len(doc.tokens) - doc.n_prompt
+        assert prompt[: len(head)] == head
+        assert prompt[-len(rest) :] == rest
+        question = prompt[len(head) : -len(rest)]
+        assert 4 <= len(question) <= 256
+        assert not any(map(model.vocabulary.is_end, question))
+        logits = make_context(model, max_tokens=700, n_ctx=1024, max_logits=400).evaluate(
+            doc.tokens.tolist(), n + 1
+        )[:n]
+        logprobs = logits.astype(float) - np.log(np.exp(logits.astype(float)).sum(axis=1, keepdims=True))
+        kept = np.take_along_axis(logprobs, doc.top_ids.astype(int), axis=1)
+        np.testing.assert_allclose(doc.top_logprobs, kept, atol=0.1)
+
+
+def test_without_a_template_main_is_asked_only(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(tiny_model), "chat_template", None)
+    asked = itertools.cycle([Question("own", "", False), Question("x", "the of", False)])
+    running = Production(tiny_model, tmp_path, lambda *_: next(asked), n_texts=3, n_ctx=256, longest=20).run()
+    next(progress for progress in running if progress.documents >= 6)
+    running.close()
+    assert {d.category for d in documents(tmp_path)} == {"x"}
+
+
+def test_a_damaged_shard_is_named(tiny_model, tmp_path):
+    produce(tiny_model, tmp_path, 100)
+    path = next(tmp_path.glob("*.npz"))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InvalidRequest, match=rf"{path.name} is damaged .* delete it"):
+        list(shards.read(tmp_path))
+
+
+WRITER = """
+import sys
+from spec_local.llama.model import Model
+from spec_local.training import production
+from spec_local.training.questions import Question
+production._SHARD = 200
+ask = lambda i, _: Question("x", "the of and", False)
+for progress in production.Production(Model(sys.argv[1]), __import__("pathlib").Path(sys.argv[2]), ask, n_texts=4, n_ctx=256, longest=24).run():
+    print(progress.tokens, flush=True)
+"""
+
+
+def test_a_killed_run_leaves_whole_shards_and_goes_on(tiny_path, tiny_model, tmp_path):
+    known = 0
+    for kill_after in (450, 1100):
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tiny_path), str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        with child:
+            for line in child.stdout:
+                if int(line) > kill_after:
+                    os.kill(child.pid, signal.SIGKILL)
+                    break
+        docs = documents(tmp_path)
+        assert sum(len(d.top_ids) for d in docs) >= max(known, kill_after - 200 - 4 * 24)
+        known = sum(len(d.top_ids) for d in docs)
+    assert known >= 800
+
+
+@given(
+    arrays.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 4), st.integers(16, 1500)),
+        elements=st.floats(-50, 50, width=32),
+    )
+)
+def test_the_best_columns_are_those_of_a_full_sort(logits):
+    ids, logprobs = most_likely(logits, 16)
+    exact = logits.astype(float)
+    exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(logprobs, -np.sort(-exact, axis=1)[:, :16], atol=1e-4)
+    np.testing.assert_allclose(np.take_along_axis(exact, ids.astype(int), axis=1), logprobs, atol=1e-4)
+    assert all(len(set(row)) == 16 for row in ids.tolist())

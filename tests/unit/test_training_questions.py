@@ -1,0 +1,214 @@
+"""What main is asked for training: without end, the same each time, unlike the benchmark, and with topics held out."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from spec_local.bench import prompts
+from spec_local.errors import InvalidRequest
+from spec_local.training import questions
+from spec_local.training.questions import LONGEST, built_in, cut, from_files, question
+
+MANY = list(islice(built_in(7), 8000))
+NEED_A_TEXT = {"summarising", "translation", "extraction", "retrieval answer"}
+PROSE = [
+    f"The barge number {i} left the quay of {{town}} with a load of peat and two sleepy dogs."
+    for i in range(300)
+]
+CODE = "Here you are:\n\n```python\ndef area(r):\n    return 3.14 * r * r\n```\n\nIt is simple."
+
+
+def test_categories_are_the_benchmarks_each_once_in_eight():
+    expected = Counter(p.category for p in prompts.load()).keys()
+    blocks = [[q.category for q in MANY[at : at + 8]] for at in range(0, len(MANY), 8)]
+    assert all(set(block) == expected and len(block) == 8 for block in blocks)
+    assert len({tuple(block) for block in blocks}) > 900  # shuffled
+
+
+def test_the_same_in_any_process():
+    script = (
+        "from spec_local.training.questions import question\n"
+        "for i in (0, 12345): print(question(7, i))\n"
+        f"print([question(7, i, {PROSE[:100]}).held_out for i in range(400)])\n"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    held_out = [question(7, i, PROSE[:100]).held_out for i in range(400)]
+    assert said.splitlines() == [str(question(7, 0)), str(question(7, 12345)), str(held_out)]
+    assert [question(7, i) for i in range(5000, 5040)] == MANY[5000:5040]
+    assert question(8, 0) != question(7, 0)
+
+
+def test_hardly_any_comes_twice():
+    # With n questions, drawn evenly, k draws hold about k²/2n pairs: 100,000 would give 320.
+    assert len(MANY) - len({q.text for q in MANY}) < 320
+
+
+def test_texts_are_whole():
+    names = "|".join([*questions._grammar().phrases, *questions._grammar().topics])
+    for q in MANY:
+        assert not re.search(rf"\{{({names}|\d+-\d+)(#\w+)?([*/]\d+)?\}}", q.text), q.text
+        assert q.text == q.text.strip()
+        assert q.text.count("```") % 2 == 0
+        assert 2 < len(q.text.split()) < 450
+    assert sum(len(q.text.split()) > 60 for q in MANY) > len(MANY) / 4
+    assert any(
+        "{name, price" in q.text or "{ name, price" in q.text for q in MANY
+    )  # braces of code are no slots
+
+
+def test_every_slot_has_a_filler_and_every_filler_a_slot():
+    grammar = questions._grammar()
+    known = {*grammar.phrases, *grammar.topics}
+    texts = [
+        text for lists in (grammar.forms, grammar.phrases) for entries in lists.values() for text in entries
+    ]
+    slots = {slot for text in texts for slot in re.findall(r"\{([a-z_]+)[}#*/]", text)}
+    assert slots == known
+    assert all(12 <= len(forms) <= 30 for forms in grammar.forms.values())
+    for entries in [*grammar.phrases.values(), *(a + b for a, b in grammar.topics.values())]:
+        assert all(text == text.strip() for text in entries)
+
+
+def test_a_label_says_the_same_again_and_without_one_nothing_comes_twice():
+    pen = questions._Pen(questions._grammar(), questions.random.Random(3), False, {})
+    twice, other = pen.fill("{town#x} {town#x}|{town/20}").split("|")
+    assert twice[: len(twice) // 2] == twice[len(twice) // 2 + 1 :]
+    assert len({*other.split("\n"), twice[: len(twice) // 2]}) == 21
+
+
+def test_held_out_topics_are_never_learned_from():
+    """By what the questions say; short names are left out, for they are also parts of other words."""
+    assert 0.03 < sum(q.held_out for q in MANY) / len(MANY) < 0.07
+    assert {q.category for q in MANY if q.held_out} == {q.category for q in MANY}
+    learned, measured = (
+        "\n".join(q.text.lower() for q in MANY if q.held_out == held_out) for held_out in (False, True)
+    )
+    seen = 0
+    for name, (training, held_out) in questions._grammar().topics.items():
+        assert len(held_out) == (len(training) + len(held_out) + 10) // 20 >= 1, name
+        for topic in held_out:
+            if len(topic) > 14:
+                assert topic.lower() not in learned
+                seen += topic.lower() in measured
+        assert not any(topic.lower() in measured for topic in training if len(topic) > 14)
+    assert seen > 20
+
+
+def _runs(text, length=8):
+    """So many words in a row, all numbers (and dates) taken for the same."""
+    words = re.findall(r"\w+", re.sub(r"\d+(\W+\d+)*", "0", text.lower()))
+    return {" ".join(words[at : at + length]) for at in range(len(words) - length + 1)}
+
+
+def test_nothing_is_near_to_the_benchmark():
+    asked = set().union(*(_runs(p.text) for p in prompts.load()))
+    grammar = questions._grammar()
+    texts = [
+        text for lists in (grammar.forms, grammar.phrases) for entries in lists.values() for text in entries
+    ]
+    texts += [topic for sides in grammar.topics.values() for side in sides for topic in side]
+    for text in [*texts, *(q.text for q in MANY)]:
+        assert _runs(text) & asked == set()
+    assert not {p.text for p in prompts.load()} & {q.text for q in MANY}
+
+
+def test_half_of_the_questions_that_need_a_text_are_about_passages():
+    asked = [question(1, i, [*PROSE, CODE]) for i in range(1600)]
+    for category in sorted(NEED_A_TEXT):
+        texts = [q.text for q in asked if q.category == category]
+        assert 0.4 < sum("sleepy dogs" in text for text in texts) / len(texts) < 0.6
+        assert not any("def area" in text for text in texts)
+    for q in asked:
+        assert q.text.count("sleepy dogs") <= 1
+        assert "sleepy dogs" not in q.text or q.category in NEED_A_TEXT
+        assert "sleepy dogs" not in q.text or "the quay of {town} with" in q.text  # no slot of ours
+
+
+def test_passages_with_code_give_their_code_to_be_edited():
+    asked = [question(1, i, [CODE]) for i in range(800)]
+    edits = [q.text for q in asked if "def area" in q.text]
+    assert 30 < len(edits) < 70
+    assert {q.category for q in asked if "def area" in q.text} == {"code editing"}
+    assert all("```python\ndef area(r):\n    return 3.14 * r * r\n```" in text for text in edits)
+    assert not any("Here you are" in text or "It is simple" in text for text in edits)
+
+
+def test_a_passage_is_held_out_or_not_whatever_is_asked_about_it():
+    held_out: dict[str, set[bool]] = {}
+    for i in range(8000):
+        q = question(2, i, PROSE)
+        if found := re.search(r"The barge number \d+", q.text):
+            held_out.setdefault(found[0], set()).add(q.held_out)
+    assert len(held_out) > 290
+    assert {len(sides) for sides in held_out.values()} == {1}
+    assert 3 <= sum(True in sides for sides in held_out.values()) <= 30
+
+
+def test_questions_of_files_are_asked_as_they_are(tmp_path):
+    (tmp_path / "a.toml").write_text('[[prompt]]\ncategory = "x"\nname = "y"\ntext = "Why?"\n')
+    (tmp_path / "b.jsonl").write_text('{"category": "x", "name": "z", "text": "When?"}\n')
+    found = from_files([tmp_path])
+    assert [(q.category, q.text) for q in found.questions] == [("x", "Why?"), ("x", "When?")]
+    assert (found.passages, found.skipped) == ([], {})
+    lines = "".join(f'{{"category": "x", "name": "{i}", "text": "Why {i}?"}}\n' for i in range(1000))
+    (tmp_path / "b.jsonl").write_text(lines)
+    many = from_files([tmp_path / "b.jsonl"]).questions
+    assert 25 < sum(q.held_out for q in many) < 80
+    assert from_files([tmp_path / "b.jsonl"]).questions == many
+    (tmp_path / "a.toml").write_text('[[prompt]]\ncategory = "x"\n')
+    with pytest.raises(InvalidRequest, match="prompt 1 has category"):
+        from_files([tmp_path])
+
+
+def test_other_files_become_passages(tmp_path):
+    (tmp_path / "novel.txt").write_text("\n\n".join(PROSE), encoding="utf-8-sig")
+    (tmp_path / "settings.toml").write_text("\n".join(f"key_{i} = {i}" for i in range(40)))
+    (tmp_path / "m.py").write_text(
+        "\n\n".join(f"    def f{i}(x):\n        return x + {i}" for i in range(100))
+    )
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\0\0")
+    (tmp_path / "latin.txt").write_bytes(b"Gr\xf6\xdfe " * 50)
+    (tmp_path / "short.txt").write_text("Hello.")
+    (tmp_path / "large.txt").write_text("word " * 300_000)
+    (tmp_path / ".hidden").write_text("\n".join(PROSE))
+    found = from_files([tmp_path])
+    assert {why: [p.name for p in paths] for why, paths in found.skipped.items()} == {
+        "no text in UTF-8": ["image.png", "latin.txt"],
+        "larger than 1 MiB": ["large.txt"],
+        "next to empty": ["short.txt"],
+    }
+    assert found.questions == []
+    kinds = Counter(passage.split("\n")[0] for passage in found.passages if passage.startswith("```"))
+    assert set(kinds) == {"```python", "```toml"}
+    prose = [passage for passage in found.passages if not passage.startswith("```")]
+    assert "\n\n".join(prose) == "\n\n".join(PROSE)
+    code = "\n\n".join(
+        p.removeprefix("```python\n").removesuffix("\n```") for p in found.passages if "def" in p
+    )
+    assert code == (tmp_path / "m.py").read_text()
+    assert any("return x + " in question(1, i, found.passages).text for i in range(200))
+    with pytest.raises(InvalidRequest, match="does not exist"):
+        from_files([tmp_path / "absent"])
+
+
+@pytest.mark.parametrize("joint", ["\n\n", "\n", " "])
+def test_long_texts_are_cut_where_it_hurts_least(joint):
+    text = joint.join(PROSE)
+    parts = cut(text)
+    assert all(LONGEST / 2 < len(part) <= LONGEST for part in parts[:-1])
+    assert all(part.startswith("The barge number") for part in parts)
+    assert sum(part.count("sleepy dogs") for part in parts) == len(PROSE)
+
+
+def test_what_has_no_place_to_cut_is_cut_anywhere_and_what_is_short_dropped():
+    assert [len(part) for part in cut("x" * (2 * LONGEST + 200))] == [LONGEST, LONGEST, 200]
+    assert cut("A line.\n\n") == []
+
+
+def test_some_are_typed_in_a_hurry():
+    chats = [q.text for q in MANY if q.category in ("chat", "maths", "code writing")]
+    assert 0.04 < sum(text == text.lower() for text in chats) / len(chats) < 0.15
