@@ -85,15 +85,7 @@ def plan(
     model.close()
     if not can_roll_back:
         raise ModelError(f"{main.name} is a recurrent model and cannot take guesses back: it needs no draft")
-    if target.exists():
-        if target.samefile(main):
-            raise InvalidRequest(f"{target} is main itself: give another --output")
-        if target.is_dir():
-            raise InvalidRequest(f"{target} is a folder: give the path of a file")
-        if not force:
-            raise InvalidRequest(
-                f"{target} is there already: give another --output, or --force to replace it"
-            )
+    check_target(target, main, force=force)
     size = quantized(main, kind)["size"]
     if size > _SMALLER * main_size:
         raise ModelError(
@@ -108,6 +100,23 @@ def plan(
         known = prospects(costs, copy, CHANCES)
     _check_room(target, size + header)
     return Copy(main, target, kind, size + header, main_size + header, known)
+
+
+def check_target(target: Path, main: Path, *, force: bool) -> None:
+    """Refuse to write a draft over main, a folder or, without force, whatever is there.
+
+    Raises:
+        InvalidRequest: it would be.
+    """
+    if target.exists():
+        if target.samefile(main):
+            raise InvalidRequest(f"{target} is main itself: give another --output")
+        if target.is_dir():
+            raise InvalidRequest(f"{target} is a folder: give the path of a file")
+        if not force:
+            raise InvalidRequest(
+                f"{target} is there already: give another --output, or --force to replace it"
+            )
 
 
 def make(copy: Copy, *, threads: int | None = None) -> Path:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from spec_local.errors import SpecLocalError
-from specdec_cli import completion, draft_train, exits, render
-from specdec_cli.options import CacheChoice, resolve
+from specdec_cli import draft_train, exits, render
+from specdec_cli.options import CacheChoice, OneModelArgument, resolve
 
 if TYPE_CHECKING:
     from spec_local.self_draft import Copy
@@ -36,14 +36,7 @@ class KindChoice(StrEnum):
 
 @app.command()
 def quantize(
-    main: Annotated[
-        str,
-        Argument(
-            metavar="MAIN",
-            help="The model that answers: a file or a name.",
-            autocompletion=completion.models,
-        ),
-    ],
+    main: OneModelArgument,
     kind: Annotated[
         KindChoice, Option("--type", case_sensitive=False, help="Precision of the copy.")
     ] = KindChoice.Q4_0,

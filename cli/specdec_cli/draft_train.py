@@ -6,11 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
-from specdec_cli import completion, draft_view, exits, render
-from specdec_cli.options import resolve
+from specdec_cli import draft_view, exits, render
+from specdec_cli.options import OneModelArgument, resolve
 
 if TYPE_CHECKING:
     from spec_local.training.recipe import Recipe
@@ -28,14 +28,7 @@ class DeviceChoice(StrEnum):
 
 
 def train(
-    main: Annotated[
-        str,
-        Argument(
-            metavar="MAIN",
-            help="The model that answers: a file or a name.",
-            autocompletion=completion.models,
-        ),
-    ],
+    main: OneModelArgument,
     output: Annotated[
         Path | None,
         Option("--output", "-o", help="The draft's file (default: beside main; of a name, in this folder)."),
@@ -89,6 +82,7 @@ def train(
         if not 0 < minutes < float("inf"):
             raise InvalidRequest(f"--minutes {minutes:g} is no time: give a number above 0, such as 60")
         from spec_local.llama.probe import check_model_file
+        from spec_local.self_draft import check_target
         from spec_local.training import making
         from spec_local.training.questions import from_files
         from spec_local.training.recipe import Recipe
@@ -106,7 +100,8 @@ def train(
             threads=threads,
             gpu_layers=gpu_layers,
         )
-        _check_target(recipe, force)
+        # A run that is gone on with may write its own file again.
+        check_target(recipe.target, recipe.main, force=force or recipe.folder.exists())
         making.check(recipe)
         own = from_files(recipe.texts)
         for reason, skipped in own.skipped.items():
@@ -123,16 +118,6 @@ def train(
                 plots.draw_learning(made.curve, picture)
         render.prepare_stdout()
         render.say(f"{made.path}\n")
-
-
-def _check_target(recipe: "Recipe", force: bool) -> None:
-    target = recipe.target
-    if target.exists() and recipe.main.exists() and target.samefile(recipe.main):
-        raise InvalidRequest(f"{target} is main itself: give another --output")
-    if target.is_dir():
-        raise InvalidRequest(f"{target} is a folder: give the path of a file")
-    if target.exists() and not force and not recipe.folder.exists():
-        raise InvalidRequest(f"{target} is there already: give another --output, or --force to replace it")
 
 
 @contextlib.contextmanager

@@ -142,7 +142,7 @@ class Context:
             )
         self._owner = _Owner()
         # The model must outlive the context, and weakref.finalize runs newest first at exit.
-        self.close = weakref.finalize(self._owner, _free, lib, self.handle, model)
+        self.close = weakref.finalize(self._owner, free_context, lib, self.handle, model)
         self._memory = lib.llama_get_memory(self.handle)
         self._cached: list[int] = []
         self._tree: list[_Node] = []
@@ -448,6 +448,7 @@ class _Owner:
     """Lives as long as the context or anybody's view of its logits; the context is freed after it."""
 
 
-def _free(lib: Any, handle: int, model: Model) -> None:
+def free_context(lib: Any, handle: int, model: Model) -> None:
+    """Free a llama.cpp context of this model, unless the model has gone before."""
     if model.close.alive:  # llama.cpp reads the model while it frees; losing memory is better than a crash
         lib.llama_free(handle)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.language_model import Logits
 from spec_local.llama import runtime
-from spec_local.llama.context import MAX_SEQUENCES, check_free_memory, default_threads
+from spec_local.llama.context import MAX_SEQUENCES, check_free_memory, default_threads, free_context
 from spec_local.llama.model import Model
 
 _CALL = 512  # tokens of a prompt that are read in one call
@@ -61,7 +61,7 @@ class Parallel:
                 f"llama.cpp could not make a context for {n_texts} texts ({runtime.reason('it gave no reason')}): "
                 "free some memory and try again"
             )
-        self.close = weakref.finalize(self, _free, lib, self._handle, model)
+        self.close = weakref.finalize(self, free_context, lib, self._handle, model)
         self._memory = lib.llama_get_memory(self._handle)
         self._batch = lib.llama_batch_init(params.n_batch, 0, 1)
         weakref.finalize(self, lib.llama_batch_free, self._batch)
@@ -152,8 +152,3 @@ class Parallel:
                 f"llama.cpp could not evaluate {len(entries)} tokens of {self.n_texts} texts "
                 f"(code {code}, {runtime.reason('no reason given')}): try again with fewer"
             )
-
-
-def _free(lib: object, handle: int, model: Model) -> None:
-    if model.close.alive:  # llama.cpp reads the model while it frees
-        lib.llama_free(handle)  # type: ignore[attr-defined]

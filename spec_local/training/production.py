@@ -253,13 +253,13 @@ def most_likely(logits: NDArray[np.float32], n: int) -> tuple[NDArray[np.uint32]
     # The n best lie in the n blocks whose best are the best: far less to sort than all columns.
     n_blocks = columns // _BLOCK
     whole = shifted[:, : n_blocks * _BLOCK].reshape(rows, _BLOCK, n_blocks)
-    best = np.argpartition(whole.max(axis=1), n_blocks - n, axis=1)[:, -n:] if n_blocks > n else None
-    if best is None:
-        places = np.broadcast_to(np.arange(columns), (rows, columns))
-    else:
+    if n_blocks > n:
+        best = np.argpartition(whole.max(axis=1), n_blocks - n, axis=1)[:, -n:]
         inside = best[:, None, :] + n_blocks * np.arange(_BLOCK)[:, None]
         rest = np.broadcast_to(np.arange(n_blocks * _BLOCK, columns), (rows, columns % _BLOCK))
         places = np.concatenate([inside.reshape(rows, -1), rest], axis=1)
+    else:
+        places = np.broadcast_to(np.arange(columns), (rows, columns))
     values = np.take_along_axis(shifted, places, axis=1)
     order = np.argpartition(values, values.shape[1] - n, axis=1)[:, -n:]
     order = np.take_along_axis(order, np.argsort(-np.take_along_axis(values, order, axis=1), axis=1), axis=1)

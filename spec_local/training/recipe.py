@@ -51,7 +51,7 @@ class Recipe:
     @property
     def folder(self) -> Path:
         """Where the shards and all else are that a later run goes on from."""
-        return self.target.with_name(f"{self.target.name}.training")
+        return self.target.parent / f"{self.target.name}.training"
 
 
 @dataclass(slots=True)
