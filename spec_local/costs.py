@@ -56,6 +56,7 @@ class CostTable:
         self._n_odd = 0  # calls in a row, up to now
         self._closed: set[int] = set()  # sizes with calls that were open when last looked at
         self._multiples: dict[int, float] = {}  # of a call of one token, by number of tokens
+        self._shape: dict[int, float] = {}  # the same, plausible, in order
         self._costs: dict[int, float] = {}
         self._first: NDArray[np.float64] | None = None
         for n in sorted(seconds or {}):
@@ -69,12 +70,14 @@ class CostTable:
         """What is known, by number of tokens, in order: `seconds` of the sizes that were observed."""
         if not self._costs and (self._multiples or self._open):
             plain = _median(self._plain) if self._plain else 1.0
-            for n in self._closed.union(call.n for call in self._open):
+            for n in (moved := self._closed.union(call.n for call in self._open)):
                 self._multiples[n] = _median([call.multiple(plain) for call in self._calls[n]])
             self._closed.clear()
-            sizes = sorted(self._multiples)
-            medians = [plain * self._multiples[n] for n in sizes]
-            self._costs = dict(zip(sizes, _plausible(sizes, medians), strict=True))
+            if moved or len(self._shape) < len(self._multiples):
+                sizes = sorted(self._multiples)
+                medians = [self._multiples[n] for n in sizes]
+                self._shape = dict(zip(sizes, _plausible(sizes, medians), strict=True))
+            self._costs = {n: plain * multiple for n, multiple in self._shape.items()}
         return self._costs
 
     def observe(self, n: int, seconds: float) -> None:

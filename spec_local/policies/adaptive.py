@@ -6,13 +6,14 @@ second: nothing, a copy of any length, or asking the draft, and there one call m
 part of what is there. Costs come from a table, since a call's time climbs in steps and may even fall, so that
 every number of guesses is looked at and not the next one only.
 
-Estimates err, so there is a purse: what guessing has won, in plain steps. A step may risk no more than what is in it if all its
-guesses fail. So a text that cannot be guessed costs what the purse holds at first and less than a hundredth of the time, whatever the
+Estimates err, so there is a purse of plain steps that guessing may lose, and what copies and the draft win is added for them, each
+its own: copies that seem sure and fail shall not spend what the draft wins. A step may risk no more than that if all its guesses fail. So a text that cannot be guessed costs what the purse holds at first and less than a hundredth of the time, whatever the
 estimates say, and long copies begin with short ones. What seldom fails wholly, as the copy after a long match, is charged less,
 and never refused altogether: or one failure too many would end all guessing in an answer that repeats its prompt.
 """
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -22,14 +23,14 @@ from spec_local.lookups.base import Copies
 from spec_local.planning import plan, plan_chain
 from spec_local.policies.base import Offer, Opinion, Policy, Source
 from spec_local.policies.copying import Candidate, fates, merged
-from spec_local.policies.experience import Experience, Floats, Yield
+from spec_local.policies.experience import Experience, Floats, Guesser, Yield
 from spec_local.proposal import Limit
 
 MAX_READ = 16
 """Most calls of a draft model a step: beyond, nothing was ever gained."""
 
 # Found with benchmarks/simulate.py, where each was moved both ways.
-_LEAST, _KEPT, _MOST = 2.2, 3.3, 40.0  # in the purse: at the start of an answer between these, and ever
+_LEAST, _KEPT, _MOST = 2.2, 3.0, 40.0  # in the purse: at the start of an answer between these, and ever
 _STAKE = 0.6  # share of the purse that one copy may lose: a first failure shall not be the last
 # What is charged of a copy's loss: times the chance of losing it; and at least.
 _RISK, _LEAST_RISK = 8.0, 0.1
@@ -84,14 +85,15 @@ class Adaptive(Policy):
         self._n_steps = 0
         self._n_guessed = self._n_plain = 0  # steps of either kind in a row, up to now
         self._saved = 0.0  # seconds that a probe may lose
-        known.purse = min(_KEPT, max(known.purse, _LEAST))
+        known.purse = min(_KEPT, max(known.purse + sum(known.won.values()), _LEAST))
+        known.won = {"lookup": 0.0, "draft": 0.0}
         known.ahead = 0.5 * (known.ahead + _AHEAD)
         self._hopeful = draft is not None and could_gain(main, draft)
         if draft and self._hopeful:
             self._expect("draft", *_chain(_AHEAD, main, draft))
         self._source: Source = "none"
-        self._least_chance = 0.0  # of the first token of copies that could pay
         self._plain = main.seconds(1)
+        self._review()
         self._costs: Floats = main.first(2)  # of main's calls, by their tokens; as of this step
         known.start(_saving(main, draft) if draft else 0.0)
         self._most_said = most
@@ -118,32 +120,32 @@ class Adaptive(Policy):
         ):  # what plain decoding costs must not become hearsay
             return source
         may_draft = offer.unread and self._draft and self._hopeful
-        if self._n_steps % _REVIEW == 2:
-            self._least_chance = self._least_to_pay()
+        if self._n_steps % _REVIEW == 0:
+            self._review()
         hopeful = [copies for copies in offer.copies if self._could_pay(copies)]
         if not hopeful and not may_draft:
             return source
         self._costs = self._main.first(offer.limit.nodes + 1)
-        best = 1.0 / self._costs[1]
+        best = 1.0 / self._plain
         for candidate in self._candidates(hopeful):
             values = candidate.values
             most = offer.limit.nodes if candidate.is_chain else min(offer.limit.nodes, offer.limit.branches)
             order = (-values).argsort(kind="stable")[:most]  # a parent comes before its equals
             rates = self._rates(values[order])
-            first = float(candidate.chances[0])
-            risk = min(1.0, max(_LEAST_RISK, _RISK * (1.0 - first)))
-            n = int(rates[: self._affordable(risk=risk / _STAKE) + 1].argmax())
+            n = int(rates[: self._affordable("lookup", risk=_risk(float(candidate.chances[0]))) + 1].argmax())
             if rates[n] > best:
                 best, source = float(rates[n]), "lookup"
                 self.copy = candidate.part(order[:n].tolist())
         if may_draft and self._draft:
             kind = self._kind()
             brings = self._experience.yields[kind]
-            loss = brings.seconds + self._late() / _AMORTISED - brings.tokens / best
+            loss = brings.seconds - brings.tokens / best
             # A probe is made when it can be paid out of what is put aside for it.
-            if loss < self._saved and self._affordable(self._draft.seconds(offer.unread)):
-                self._saved -= max(0.0, loss)
-                source = kind
+            if loss < self._saved:
+                loss += self._late() / _AMORTISED
+                if loss < self._saved and self._affordable("draft", self._draft.seconds(offer.unread)):
+                    self._saved -= max(0.0, loss)
+                    source = kind
         self._source = source
         self._asked = self._clock()
         return source
@@ -193,7 +195,7 @@ class Adaptive(Policy):
         if not self.may_cut or not n:
             return n
         rates = self._rates(np.array(self._chances[1 : n + 1]))
-        return int(rates[: self._affordable() + 1].argmax())
+        return int(rates[: self._affordable("draft") + 1].argmax())
 
     def drafted(self) -> None:
         now = self._clock()
@@ -227,6 +229,10 @@ class Adaptive(Policy):
         seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if n_tested else usual)
         self._saved += _PROBES * seconds
         won = len(said) - (1.0 - _PROBES) * seconds / self._plain
+        if self._source != "none":
+            who: Guesser = "lookup" if self._source == "lookup" else "draft"
+            own = min(_MOST, known.won[who] + won)
+            known.won[who], won = max(0.0, own), min(0.0, own)
         known.purse = max(_DEBT, min(_MOST, known.purse + won))
         if self._source in known.yields:
             known.saved = (known.saved or 0.0) + len(said) - seconds / self._plain
@@ -245,15 +251,20 @@ class Adaptive(Policy):
         assert self._draft
         return self._draft.seconds(self._offer.unread) - self._draft.seconds(1)
 
-    def _least_to_pay(self) -> float:
-        """The chance of a first copied token below which copies would not pay even if all others stood with it."""
-        costs = self._main.first(65)
-        most = np.arange(1.0, 65.0)  # tokens gained
-        return float((_MARGIN * (costs[2:] / costs[1] - 1.0) / most).min())
+    def _review(self) -> None:
+        """What copies of at most 1, 2, … tokens must be like, so that one look tells of most that they cannot pay.
+
+        needed: the chance of their first token, if all others stood with it. within: plain steps that must be allowed for them.
+        """
+        steps = self._main.first(65)[2:] / self._plain
+        gained = np.arange(1.0, len(steps) + 1.0)
+        self._needed: list[float] = np.minimum.accumulate(_MARGIN * (steps - 1.0) / gained).tolist()
+        self._within: list[float] = np.minimum.accumulate(steps[::-1])[::-1].tolist()
 
     def _could_pay(self, copies: Copies) -> bool:
-        """A quick look, for most steps need none that is closer."""
-        return self._experience.copies[copies.source].of(copies.confidence[0]) >= self._least_chance
+        chance = self._experience.copies[copies.source].of(copies.confidence[0])
+        n = min(len(copies.tokens), bisect_right(self._within, 1.0 + self._may_lose("lookup", _risk(chance))))
+        return n > 0 and chance >= self._needed[n - 1]
 
     def _candidates(self, several: Sequence[Copies]) -> Sequence[Candidate]:
         """Copies with calibrated chances; in one tree where there may be branches."""
@@ -294,16 +305,20 @@ class Adaptive(Policy):
             believed.weight += known.weight
         self._experience.yields[kind] = believed
 
-    def _affordable(self, spent: float | None = None, risk: float = 1.0) -> int:
+    def _affordable(self, who: Guesser, spent: float | None = None, risk: float = 1.0) -> int:
         """The most guesses for which the purse lasts if none of them stands.
 
         spent: seconds on them so far. risk: share of the loss that is charged.
         """
         spent = self._spent if spent is None else spent
-        purse = max(_SPARE if risk < _SURE else 0.0, self._experience.purse)
-        allowed = (1.0 + purse / risk) * self._costs[1] - spent
+        allowed = (1.0 + self._may_lose(who, risk)) * self._costs[1] - spent
         within = (self._costs[2:] <= allowed).nonzero()[0]
         return int(within[-1]) + 1 if len(within) else 0
+
+    def _may_lose(self, who: Guesser, risk: float) -> float:
+        """Plain steps."""
+        known = self._experience
+        return max(_SPARE if risk < _SURE else 0.0, known.purse + known.won[who]) / risk
 
     def _rates(self, chances: Floats) -> Floats:
         """Tokens a second of the whole step, with 0, 1, … guesses that stand with these chances."""
@@ -325,7 +340,7 @@ class Adaptive(Policy):
 
     def _ahead(self, standing: float, n: int) -> Floats:
         """The chances that the next n guesses stand, as far as so many may be made."""
-        n = min(n, min(MAX_READ, self._offer.most, self._affordable()) - len(self._chances) + 1)
+        n = min(n, min(MAX_READ, self._offer.most, self._affordable("draft")) - len(self._chances) + 1)
         found: Floats = standing * self._experience.ahead ** np.arange(1.0, n + 1.0)
         return found
 
@@ -344,6 +359,11 @@ class Adaptive(Policy):
         ahead = ahead[: len(self._costs) - len(self._chances) - 1]
         further = self._rates_ahead(ahead, np.arange(float(len(ahead))))
         return bool(further.max(initial=0.0) > self._rates(np.array(self._chances[1:]))[-1])
+
+
+def _risk(chance: float) -> float:
+    """Share of its loss that is charged for a copy whose first token stands with this chance."""
+    return min(1.0, max(_LEAST_RISK, _RISK * (1.0 - chance))) / _STAKE
 
 
 def _outcomes(guesses: Sequence[int], said: Sequence[int]) -> Iterator[tuple[int, bool]]:

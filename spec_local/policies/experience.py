@@ -1,14 +1,17 @@
 """What a policy has learned: how often guesses stand, and what guessing brought."""
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Guesser = Literal["lookup", "draft"]
 
 
 class Chances:
@@ -35,16 +38,13 @@ class Chances:
         if len(expected) != len(edges) + 1:
             raise ValueError(f"{len(edges)} edges make {len(edges) + 1} bins, not {len(expected)}")
         self._edges, self._keep, self._rate = list(edges), 1.0 - 1.0 / memory, rate
-        odds = np.array(expected, np.float64)
-        self._weight = np.minimum(failures / (1.0 - odds), 80.0)
-        self._logits = np.log(odds / (1.0 - odds))
+        self._weight = [min(failures / (1.0 - chance), 80.0) for chance in expected]
+        self._logits = [math.log(chance / (1.0 - chance)) for chance in expected]
         self._shift = 0.0
         self._stood, self._seen = [0.0] * len(expected), [0.0] * len(expected)
-        self._mean = odds
-        self._is_stale = False
 
     def of(self, x: float) -> float:
-        return float(self._means()[bisect_right(self._edges, x)])
+        return self._mean(bisect_right(self._edges, x))
 
     @property
     def edges(self) -> Sequence[float]:
@@ -52,23 +52,20 @@ class Chances:
         return self._edges
 
     def of_each(self, xs: Floats) -> Floats:
-        found: Floats = self._means()[np.searchsorted(self._edges, xs, side="right")]
+        means = np.array([self._mean(i) for i in range(len(self._logits))])
+        found: Floats = means[np.searchsorted(self._edges, xs, side="right")]
         return found
 
     def count(self, x: float, stood: bool) -> None:
         i = bisect_right(self._edges, x)
-        moved = self._shift + self._rate * (stood - float(self._mean[i]))
+        moved = self._shift + self._rate * (stood - self._mean(i))
         self._shift = min(3.0, max(-3.0, moved))
         self._stood[i] = self._keep * self._stood[i] + stood
         self._seen[i] = self._keep * self._seen[i] + 1.0
-        self._is_stale = True
 
-    def _means(self) -> Floats:
-        if self._is_stale:
-            believed = 1.0 / (1.0 + np.exp(-self._logits - self._shift))
-            self._mean = (self._weight * believed + self._stood) / (self._weight + self._seen)
-            self._is_stale = False
-        return self._mean
+    def _mean(self, i: int) -> float:
+        believed = 1.0 / (1.0 + math.exp(-self._logits[i] - self._shift))
+        return (self._weight[i] * believed + self._stood[i]) / (self._weight[i] + self._seen[i])
 
 
 @dataclass(slots=True)
@@ -112,8 +109,8 @@ class Experience:
 
     guesses: by the draft's confidence. copies: by who found them, and how sure of them that lookup is. staged: of copies that the
     draft read along, whether it guessed them. ahead: the chance of guesses that the draft has yet to make. yields: of
-    steps that asked the draft, by the kind of guess. purse: what guessing has won and may lose again, in plain steps.
-    length: tokens of an answer. saving: plain steps that the draft saves a token of an answer, what it reads of the prompt not
+    steps that asked the draft, by the kind of guess. purse: plain steps that guessing may lose. won: those that it has won and may
+    lose again, by who guessed. length: tokens of an answer. saving: plain steps that the draft saves a token of an answer, what it reads of the prompt not
     counted; None: it has not guessed yet. said, saved: tokens of this answer, and what the draft has saved of it.
     """
 
@@ -121,7 +118,8 @@ class Experience:
     copies: dict[str, Chances] = field(default_factory=lambda: defaultdict(_copies))
     staged: Chances = field(default_factory=_copies)
     ahead: float = 0.8
-    purse: float = 3.3
+    purse: float = 3.0
+    won: dict[Guesser, float] = field(default_factory=lambda: {"lookup": 0.0, "draft": 0.0})
     yields: dict[str, Yield] = field(default_factory=dict)
     length: float = 200.0
     saving: float | None = None

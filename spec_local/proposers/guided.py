@@ -40,6 +40,7 @@ class Guided:
         self._branches, self._nodes = branches, nodes
         self._proposal = Proposal()
         self._length: int | None = None  # of the history that was proposed for
+        self._asked = False  # whether the draft was, since the last commit
 
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         if not self._draft:
@@ -69,6 +70,7 @@ class Guided:
                     nodes=min(limit.nodes, self._policy.tree_nodes),
                     depth=min(limit.depth, self._policy.tree_depth),
                 )
+            self._asked = True
             proposal = replace(self._draft.propose(history, limit, dice, lap), source=source)
         self._proposal, self._length = proposal, len(history)
         self._policy.drafted()
@@ -81,9 +83,9 @@ class Guided:
 
     def commit(self, history: Sequence[int]) -> None:
         if self._length is not None and self._length < len(history):
-            is_drafted = self._proposal.source in self._shapes
-            guesses = self._draft.guesses if self._draft and is_drafted else ()
+            guesses = self._draft.guesses if self._draft and self._asked else ()
             self._policy.learn(guesses, history[self._length :], len(self._proposal.tokens))
-        self._length = None
-        if self._draft:
+        if self._draft and (self._asked or self._length is None):
             self._draft.commit(history)
+            self._asked = False
+        self._length = None
