@@ -15,7 +15,7 @@ from typing import Literal
 from spec_local.dice import Dice
 from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest
 from spec_local.language_model import LanguageModel, Logits, prefill
-from spec_local.proposal import ROOT, Proposal
+from spec_local.proposal import NOTHING, ROOT, Proposal
 from spec_local.proposers.base import Limit, Proposer
 from spec_local.sampling import Distribution, Sampler, TokenLogprob, logprob
 from spec_local.verifiers import VERIFIERS, Verifier
@@ -271,7 +271,7 @@ class _Row:
         started = self._lap_started = self._clock()
         main, history, statistics = self.main, self.history, self.statistics
         nodes = min(main.n_ctx - len(history), main.max_logits - 1, main.max_tokens - 1)
-        proposal = Proposal()
+        proposal = NOTHING
         if self._proposer and min(limit, nodes) > 0:
             limits = Limit(min(limit, nodes), nodes, main.max_branches)
             proposal = self._proposer.propose(history, limits, self._dice, self._lap)
@@ -309,7 +309,11 @@ class _Row:
         if statistics.n_steps == 1:
             statistics.first_token_s = statistics.prompt_s + statistics.predicted_s
         # Without its distributions, which over a whole vocabulary take a megabyte each.
-        guessed = Proposal(proposal.tokens, proposal.parents, source=proposal.source)
+        guessed = (
+            Proposal(proposal.tokens, proposal.parents, source=proposal.source)
+            if proposal.tokens
+            else NOTHING
+        )
         return Step(said, guessed, n_accepted, logprobs)
 
     def _mains(self, proposal: Proposal, logits: Logits) -> Callable[[int], Distribution]:

@@ -117,3 +117,7 @@ class Proposal:
                 break
             path.append(node)
         return path
+
+
+NOTHING = Proposal()
+"""No guesses: what most steps have, so that it is not made each time."""

@@ -113,7 +113,6 @@ class Adaptive(Policy):
 
     def begin(self, offer: Offer) -> Source:
         self._begin(offer)
-        self._asked = self._clock()
         source: Source = "none"
         if (
             self._n_guessed >= _REVIEW or self._main.is_in_doubt
@@ -147,7 +146,8 @@ class Adaptive(Policy):
                     self._saved -= max(0.0, loss)
                     source = kind
         self._source = source
-        self._asked = self._clock()
+        if source != "none":
+            self._asked = self._clock()
         return source
 
     def reads_on(self) -> bool:

@@ -7,7 +7,7 @@ from spec_local.dice import Dice
 from spec_local.language_model import Logits
 from spec_local.lookups.base import Copies, Lookup
 from spec_local.policies.base import Offer, Policy
-from spec_local.proposal import Proposal
+from spec_local.proposal import NOTHING, Proposal
 from spec_local.proposers.base import Lap, Limit
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Shape
@@ -38,7 +38,7 @@ class Guided:
         self._policy, self._draft, self._lookups = policy, draft, lookups
         self._shapes = {"draft": draft.shape, "tree": tree or draft.shape} if draft else {}
         self._branches, self._nodes = branches, nodes
-        self._proposal = Proposal()
+        self._proposal = NOTHING
         self._length: int | None = None  # of the history that was proposed for
         self._asked = False  # whether the draft was, since the last commit
 
@@ -52,14 +52,16 @@ class Guided:
     def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
         copies: list[Copies] = []
         if self._lookups:
-            branches = min(limit.branches, self._branches)
-            nodes = min(limit.nodes, self._nodes if branches > 1 else limit.depth)
-            most = Limit(limit.depth, nodes, branches)
+            most = limit
+            if limit.branches > 1:
+                branches = min(limit.branches, self._branches)
+                nodes = min(limit.nodes, self._nodes if branches > 1 else limit.depth)
+                most = Limit(limit.depth, nodes, branches)
             copies = [found for lookup in self._lookups if (found := lookup.find(history, most)).tokens]
             lap("lookup")
         unread = self._draft.unread(history) if self._draft else 0
         source = self._policy.begin(Offer(limit, copies, unread))
-        proposal = Proposal()
+        proposal = NOTHING
         if source == "lookup":
             proposal = self._policy.copy
         elif source in self._shapes and self._draft:
