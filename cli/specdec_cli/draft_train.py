@@ -40,7 +40,7 @@ def train(
         ),
     ] = None,
     minutes: Annotated[
-        float, Option(help="For all of it, earlier runs that this one goes on from included.")
+        float, Option(help="For all but the report; what main wrote in earlier runs counts.")
     ] = 60.0,
     size: Annotated[
         SizeChoice, Option(help="Of the draft: tiny for mains below a billion weights.")

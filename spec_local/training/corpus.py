@@ -5,7 +5,7 @@ one: there alone a guess can be used. What main thought is cut down to what the 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -44,6 +44,22 @@ class Corpus:
     said: NDArray[np.int32]
     top: Numbers
     chances: NDArray[np.float16]
+
+    def beginning(self, share: float) -> "Corpus":
+        """The first so many of the texts."""
+        n = round(share * len(self.kinds))
+        end, targets = self.starts[n], self.first[n]
+        return replace(
+            self,
+            ids=self.ids[:end],
+            starts=self.starts[: n + 1],
+            kinds=self.kinds[:n],
+            first=self.first[: n + 1],
+            places=self.places[:targets],
+            said=self.said[:targets],
+            top=self.top[:targets],
+            chances=self.chances[:targets],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from spec_local.errors import ModelError
 from spec_local.llama.model import check_header
-from spec_local.training.model_shape import ModelShape
-from spec_local.training.network import EMBEDDINGS, Weights, measures, states
+from spec_local.training.model_shape import EMBEDDINGS, ModelShape, Weights, measures
+from spec_local.training.network import states
 
 _OUTPUT = "output.weight"
 _NORM = "output_norm.weight"
@@ -75,7 +75,8 @@ def calmed(shape: ModelShape, weights: Weights) -> Weights:
     with torch.inference_mode():
         parameters = {name: torch.from_numpy(values) for name, values in weights.items()}
         logits = states(parameters, shape, tokens) @ parameters[EMBEDDINGS].T
-    return weights | {_NORM: weights[_NORM] / np.float32(logits.std())}
+    # Rounded: its last digits hang on the number of threads, and a run that goes on knows its weights again.
+    return weights | {_NORM: weights[_NORM] / np.float32(round(float(logits.std()), 3))}
 
 
 def _cut(source: "_Source", kept: NDArray[np.integer], layers: Sequence[int]) -> tuple[ModelShape, Weights]:

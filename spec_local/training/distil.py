@@ -24,8 +24,7 @@ from spec_local.files import replacing
 from spec_local.training import network
 from spec_local.training.corpus import Batch, Corpus, batches, targets
 from spec_local.training.loss import cross_entropy
-from spec_local.training.model_shape import ModelShape
-from spec_local.training.network import Weights
+from spec_local.training.model_shape import EMBEDDINGS, ModelShape, Weights
 from spec_local.training.scoring import Figures, figures, guesses
 
 _BETAS = (0.9, 0.95)
@@ -185,14 +184,6 @@ def pace(
     return (run.place.step - 1) / (time.monotonic() - begun)
 
 
-def weights_in(checkpoint: Path) -> Weights:
-    """The best weights of a run, to begin another one with: with more texts, or for longer.
-
-    Raises InvalidRequest: it is damaged.
-    """
-    return {name: value.numpy() for name, value in _load(checkpoint)["best"].items()}
-
-
 class _Run:
     """The weights, the optimizer, and the texts in their order."""
 
@@ -287,7 +278,7 @@ class _Run:
         states = network.states(self.parameters, self.shape, tokens.to(self._device), self._dtype)
         return cross_entropy(
             states.flatten(0, 1).index_select(0, torch.from_numpy(places).to(self._device)),
-            self.parameters[network.EMBEDDINGS],
+            self.parameters[EMBEDDINGS],
             torch.from_numpy(ids).to(self._device),
             torch.from_numpy(shares).to(self._device),
         )

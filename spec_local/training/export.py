@@ -19,12 +19,9 @@ from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize_into
 from spec_local.training import tokenizer
-from spec_local.training.model_shape import ModelShape
+from spec_local.training.model_shape import ModelShape, Weights, measures
 from spec_local.training.tokenizer import BPE, Tokenizer
 from spec_local.translation import Translation
-
-Weights = Mapping[str, NDArray[np.float32]]
-"""By the names that tensors have in GGUF files; matrices are (out, in)."""
 
 
 def write_draft(
@@ -207,27 +204,9 @@ def _makes(pair: bytes, known: set[bytes]) -> bool:
     return left in known and right in known and left + right in known
 
 
-def _zeros(shape: ModelShape) -> dict[str, NDArray[np.float32]]:
+def _zeros(shape: ModelShape) -> Weights:
     """A model of no use but for its vocabulary."""
-    width, heads, kv_heads = shape.n_embd, shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
-    sizes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (shape.n_vocab, width),
-        "output_norm.weight": (width,),
-    }
-    for i in range(shape.n_layers):
-        layer: dict[str, tuple[int, ...]] = {
-            "attn_norm": (width,),
-            "attn_q": (heads, width),
-            "attn_k": (kv_heads, width),
-            "attn_v": (kv_heads, width),
-            "attn_output": (width, heads),
-            "ffn_norm": (width,),
-            "ffn_gate": (shape.n_ff, width),
-            "ffn_up": (shape.n_ff, width),
-            "ffn_down": (width, shape.n_ff),
-        }
-        sizes |= {f"blk.{i}.{name}.weight": size for name, size in layer.items()}
-    return {name: np.zeros(size, np.float32) for name, size in sizes.items()}
+    return {name: np.zeros(size, np.float32) for name, size in measures(shape).items()}
 
 
 @functools.cache

@@ -4,35 +4,42 @@ Each stage begins with what is there of it, so that a run that was killed goes o
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
 from spec_local.bench.figures import WayFigures
 from spec_local.costs import measure
-from spec_local.errors import InvalidRequest, ModelError
+from spec_local.errors import ModelError
 from spec_local.files import sha256
 from spec_local.headers import open_header
 from spec_local.llama.context import Context, default_threads
 from spec_local.llama.model import Model
-from spec_local.training import distil, precision, scoring, shards, tokenizer, trial
-from spec_local.training.corpus import Corpus, Reader, build
+from spec_local.training import distil, precision, scoring, tokenizer, trial
 from spec_local.training.cutting import calmed, from_main, from_scratch
 from spec_local.training.distil import Plan
-from spec_local.training.export import spellings, write_draft
-from spec_local.training.model_shape import ModelShape
-from spec_local.training.network import Weights
+from spec_local.training.export import write_draft
+from spec_local.training.material import Material
+from spec_local.training.model_shape import ModelShape, Weights
 from spec_local.training.production import Production
 from spec_local.training.production import Progress as Written
 from spec_local.training.questions import FromFiles
-from spec_local.training.recipe import RACE, TOKENS, WIDTHS, WRITING, Journal, Recipe, asking, journal
+from spec_local.training.recipe import (
+    RACE,
+    TOKENS,
+    WIDTHS,
+    WRITING,
+    Journal,
+    Recipe,
+    Size,
+    asking,
+    journal,
+)
 from spec_local.training.scoring import Figures
-from spec_local.training.trimming import choose
 
 N_TEXTS = 64
 """Answers that main writes side by side, where memory allows it."""
@@ -40,9 +47,9 @@ KIND, EMBEDDING_KIND = "Q8_0", "Q8_0"
 _LARGEST = 60_000_000  # weights that are trained on a laptop
 _N_CTX = 768  # tokens of a question and its answer
 _CHECKPOINT = "checkpoint.pt"
-_SAVE_EVERY = 20.0  # seconds
-_SAMPLE = 12_000  # tokens held out: one in a hundred more or less is seen with these
 _PACE = 8.0  # seconds, to learn how fast the learning is
+_NEW = "2 new layers"
+_CUTS = {"2 of main's layers": (0, -1), "1 of main's layers": (0,)}
 _NEW_RATE, _CUT_RATE = 3e-3, 1e-3
 _MEASURED = 24  # times in the learning
 _GUESSES = 7  # a step, at most, of those that are compared
@@ -153,7 +160,7 @@ def make(recipe: Recipe, own: FromFiles, told: Callable[[Event], None]) -> Made:
     with journal(recipe) as log:
         _write(recipe, own, log, told)
         told(Stage("choosing tokens"))
-        data = _Data(recipe)
+        data = Material(recipe.main, recipe.folder / "data", TOKENS[recipe.size])
         start = _race(recipe, data, log, told)
         return _learn(recipe, data, start, log, told)
 
@@ -163,7 +170,7 @@ def _write(recipe: Recipe, own: FromFiles, log: Journal, told: Callable[[Event],
     if left <= 0:
         _drop_copies(recipe)  # a kill may have come before
         return
-    log.plan = {}  # there will be more to learn from
+    log.plan, log.gains, log.chosen = {}, {}, ""  # there will be more to learn from, and other tokens
     (recipe.folder / _CHECKPOINT).unlink(missing_ok=True)
     begun = time.monotonic()
     source = _writer(recipe, log, told)
@@ -179,14 +186,14 @@ def _write(recipe: Recipe, own: FromFiles, log: Journal, told: Callable[[Event],
         threads=recipe.threads,
     )
     running = writer.run()
-    before = saved = log.spent.get("writing", 0.0)
+    before, n_files = log.spent.get("writing", 0.0), -1
     try:
         for written in running:
             spent = before + time.monotonic() - begun
             log.spent["writing"] = spent
-            if spent - saved > _SAVE_EVERY:
+            if written.n_files != n_files:  # time counts when what it brought is kept
                 log.save(recipe)
-                saved = spent
+                n_files = written.n_files
             if spent >= before + left:
                 break
             told(Writing(written, before + left - spent))
@@ -238,33 +245,6 @@ def _drop_copies(recipe: Recipe) -> None:
         copy.unlink()
 
 
-class _Data:
-    """What main wrote, as the draft reads it: to learn from, held out, and of this a sample to measure with meanwhile."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        documents = [d for shard in shards.read(recipe.folder / "data") for d in shard.documents]
-        learned = [d for d in documents if not d.held_out]
-        if len(learned) in (0, len(documents)):
-            raise InvalidRequest(
-                f"main has written too little to learn from in {recipe.minutes:g} minutes: give more --minutes, and it goes on"
-            )
-        header = Model(recipe.main, weights=False)
-        n_main, self.n_ctx = header.vocabulary.n_tokens, header.n_ctx_train
-        header.close()
-        counts = np.zeros(n_main, np.int64)
-        for document in learned:
-            counts += np.bincount(document.tokens, minlength=n_main)
-        self.kept = choose(recipe.main, counts, TOKENS[recipe.size])
-        reader = Reader(spellings(recipe.main, self.kept), self.kept, len(self.kept))
-        self.learned: Corpus = build(learned, reader)
-        held_out = [d for d in documents if d.held_out]
-        self.held_out: Corpus = build(held_out, reader)
-        ends = np.cumsum([len(d.top_ids) for d in held_out])
-        self.sample: Corpus = build(held_out[: 1 + int(np.searchsorted(ends, _SAMPLE))], reader)
-        self.n_written = sum(len(d.top_ids) for d in documents)
-        self.coverage = float(np.mean(self.held_out.said >= 0))
-
-
 @dataclass(frozen=True, slots=True)
 class _Start:
     """A model before it learns, and how far a step of its learning goes."""
@@ -275,33 +255,41 @@ class _Start:
     rate: float
 
 
-def _candidates(recipe: Recipe, data: _Data) -> list[_Start]:
-    """Models that may become the draft: parts of main, where it can be cut and they are small enough, and new ones."""
+def _candidates(recipe: Recipe, data: Material, names: Collection[str]) -> list[_Start]:
+    """Those among the models of these names that can be the draft: of main's parts, where it can be cut, and they are small enough."""
     found = []
-    for layers in ((0, -1), (0,)):
+    for name, layers in _CUTS.items():
+        if name not in names:
+            continue
         try:
             shape, weights = from_main(recipe.main, data.kept, layers)
         except ModelError:  # its architecture is another one
             break
         if sum(values.size for values in weights.values()) <= _LARGEST:
-            found.append(_Start(f"{len(layers)} of main's layers", shape, calmed(shape, weights), _CUT_RATE))
-    width, n_head = WIDTHS[recipe.size]
-    shape = ModelShape(
-        n_vocab=len(data.kept),
+            found.append(_Start(name, shape, calmed(shape, weights), _CUT_RATE))
+    if _NEW in names:
+        shape = _new_shape(recipe.size, len(data.kept), data.n_ctx)
+        found.append(_Start(_NEW, shape, from_scratch(shape, recipe.seed), _NEW_RATE))
+    return found
+
+
+def _new_shape(size: Size, n_vocab: int, n_ctx: int) -> ModelShape:
+    width, n_head = WIDTHS[size]
+    return ModelShape(
+        n_vocab=n_vocab,
         n_embd=width,
         n_layers=2,
         n_head=n_head,
         n_head_kv=n_head,
         head_dim=width // n_head,
         n_ff=-(-8 * width // 3 // 64) * 64,
-        n_ctx=data.n_ctx or 2048,
+        n_ctx=n_ctx or 2048,
     )
-    return [*found, _Start("2 new layers", shape, from_scratch(shape, recipe.seed), _NEW_RATE)]
 
 
-def _race(recipe: Recipe, data: _Data, log: Journal, told: Callable[[Event], None]) -> _Start:
+def _race(recipe: Recipe, data: Material, log: Journal, told: Callable[[Event], None]) -> _Start:
     """The model that gains most after a short run of each."""
-    starts = _candidates(recipe, data)
+    starts = _candidates(recipe, data, [log.chosen] if log.chosen else [*_CUTS, _NEW])
     if not log.chosen:
         told(Stage("choosing the model"))
         for start in starts:
@@ -309,6 +297,7 @@ def _race(recipe: Recipe, data: _Data, log: Journal, told: Callable[[Event], Non
                 continue
             seconds = RACE * recipe.minutes * 60 / len(starts)
             plan = _plan(recipe, data, start, seconds)
+            plan = replace(plan, measure_every=plan.n_steps)  # more often would take longer than to learn
             outcome = distil.train(
                 start.weights,
                 start.shape,
@@ -335,7 +324,7 @@ def _tell(told: Callable[[Event], None], name: str, progress: distil.Progress) -
     told(Learning(name, progress))
 
 
-def _plan(recipe: Recipe, data: _Data, start: _Start, seconds: float) -> Plan:
+def _plan(recipe: Recipe, data: Material, start: _Start, seconds: float) -> Plan:
     """As many steps as the time allows."""
     plan = Plan(n_steps=1, rate=start.rate, seed=recipe.seed)
     pace = distil.pace(
@@ -356,7 +345,9 @@ def _plan(recipe: Recipe, data: _Data, start: _Start, seconds: float) -> Plan:
     )
 
 
-def _learn(recipe: Recipe, data: _Data, start: _Start, log: Journal, told: Callable[[Event], None]) -> Made:
+def _learn(
+    recipe: Recipe, data: Material, start: _Start, log: Journal, told: Callable[[Event], None]
+) -> Made:
     told(Stage("learning"))
     checkpoint = recipe.folder / _CHECKPOINT
     if not log.plan:
@@ -417,7 +408,7 @@ def _learn(recipe: Recipe, data: _Data, start: _Start, log: Journal, told: Calla
 def _export(
     path: Path,
     recipe: Recipe,
-    data: _Data,
+    data: Material,
     shape: ModelShape,
     weights: Weights,
     about: dict[str, str | int | float],

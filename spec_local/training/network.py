@@ -8,33 +8,11 @@ mean square, and one matrix for the embeddings and the output.
 import platform
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from spec_local.training.model_shape import ModelShape
+from spec_local.training.model_shape import EMBEDDINGS, ModelShape
 
-Weights = dict[str, NDArray[np.float32]]
 Parameters = Mapping[str, torch.Tensor]
-EMBEDDINGS = "token_embd.weight"
-
-
-def measures(shape: ModelShape, biases: bool = False) -> dict[str, tuple[int, ...]]:
-    """Names and measures, as NumPy has them, of all weights; biases: queries, keys and values have some."""
-    wide, narrow = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
-    found: dict[str, tuple[int, ...]] = {EMBEDDINGS: (shape.n_vocab, shape.n_embd)}
-    for layer in range(shape.n_layers):
-        block = f"blk.{layer}."
-        found[f"{block}attn_norm.weight"] = (shape.n_embd,)
-        for name, rows in (("attn_q", wide), ("attn_k", narrow), ("attn_v", narrow)):
-            found[f"{block}{name}.weight"] = (rows, shape.n_embd)
-            if biases:
-                found[f"{block}{name}.bias"] = (rows,)
-        found[f"{block}attn_output.weight"] = (shape.n_embd, wide)
-        found[f"{block}ffn_norm.weight"] = (shape.n_embd,)
-        found[f"{block}ffn_gate.weight"] = found[f"{block}ffn_up.weight"] = (shape.n_ff, shape.n_embd)
-        found[f"{block}ffn_down.weight"] = (shape.n_embd, shape.n_ff)
-    return found | {"output_norm.weight": (shape.n_embd,)}
 
 
 def fast_dtype(device: str) -> torch.dtype:

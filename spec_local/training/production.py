@@ -9,22 +9,26 @@ Main asks questions, too: given the beginning of a person's turn, it writes what
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.chat import ChatTemplate, Message
+from spec_local.errors import ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.parallel import Parallel
 from spec_local.training import shards
-from spec_local.training.questions import Question
+from spec_local.training.questions import Question, is_held_out
 from spec_local.training.shards import TOP, Document, Shard
 
 TEMPERATURES = (0.0, 0.0, 0.5, 0.9)
-"""Of the answers, in turn: people ask both for the best answer and for a free one."""
-_SHARD = 32768  # tokens of a file; a kill loses one at most
+"""Of which each answer gets one by chance: people ask both for the best answer and for a free one."""
+_SHARD, _SOON = (
+    32768,
+    300.0,
+)  # tokens, or seconds, after which what is finished becomes a file: a kill loses so much at most
 _BLOCK = 64  # columns of the logits whose maximum stands for them
 _PERIODS, _ROUNDS = 32, 4  # an answer that repeats so many tokens so often goes on for ever
 _POOL = 64  # answers that are kept as texts to ask about
@@ -37,11 +41,12 @@ _MARK = "specdec7431"  # stands where a question would in a rendered template
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """tokens: of answers, in all shards. rate: of them a second, in this run. documents: in all shards."""
+    """tokens, documents: answers, those under way included. rate: tokens a second, in this run. n_files: shards on disk."""
 
     tokens: int
     rate: float
     documents: int
+    n_files: int
 
 
 @dataclass(slots=True)
@@ -58,13 +63,14 @@ class _Text:
     logprobs: list[NDArray[np.float16]] = field(default_factory=list)
 
     def document(self) -> Document:
+        n = len(self.logprobs)  # a signal may have come between a token and its candidates
         return Document(
-            np.array([*self.prompt, *self.tokens], np.uint32),
+            np.array([*self.prompt, *self.tokens[:n]], np.uint32),
             len(self.prompt),
             self.question.category,
             self.temperature,
             self.question.held_out,
-            np.array(self.ids),
+            np.array(self.ids[:n]),
             np.array(self.logprobs),
         )
 
@@ -86,6 +92,7 @@ class Production:
     Raises:
         ContextOverflow, BackendError: as of `Parallel`.
         InvalidRequest: a shard is damaged.
+        ModelError: main's chat template leaves no room for a question and an answer.
     """
 
     def __init__(
@@ -104,19 +111,25 @@ class Production:
         self._vocabulary = model.vocabulary
         self._template = ChatTemplate(model) if model.chat_template else None
         self._around = self._turn()
-        self._n_shards = self._n_tokens = self._n_documents = self._n_asked = 0
+        self._n_shards, self._written_at = shards.following(folder), time.monotonic()
+        self._n_tokens = self._n_documents = self._n_asked = 0
         self._pool: list[str] = []
         for shard in shards.read(folder):
-            self._n_shards += 1
             self._n_asked = shard.n_asked
             for document in shard.documents:
                 self._count(document)
         self._dice = np.random.default_rng([seed, self._n_asked])
         self._parallel = Parallel(model, n_texts, n_ctx, threads=threads)
+        needed = len(self._prompt("Why?"))
+        if not self._fits(needed):
+            raise ModelError(
+                f"the chat template of {model.path.name} takes {needed} tokens, which leaves too little of {n_ctx} for an answer: "
+                "no draft can be made of this model"
+            )
         self._finished: list[Document] = []
 
     def run(self) -> Generator[Progress]:
-        """Write until the caller stops; leaving keeps what is written by then.
+        """Write until the caller stops, once; leaving keeps what is written by then, and frees the caches.
 
         Yields:
             what there is, after every call of main.
@@ -155,30 +168,36 @@ class Production:
                 under_way = sum(len(text.tokens) for text in texts.values() if not text.is_question)
                 n_tokens = self._n_tokens + under_way
                 rate = (n_tokens - before) / (time.monotonic() - start)
-                yield Progress(n_tokens, rate, self._n_documents)
+                yield Progress(n_tokens, rate, self._n_documents, self._n_shards)
         finally:
             for text in texts.values():
                 if len(text.tokens) >= _SHORTEST and not text.is_question:
                     self._finish(text)
             self._write()
+            self._parallel.close()  # before its model goes: see `free_context`
 
     def _next(self) -> _Text:
         """The next question that leaves room for an answer."""
         while True:
             question = self._ask(self._n_asked, self._pool)
-            temperature = TEMPERATURES[self._n_asked % len(TEMPERATURES)]
+            temperature = TEMPERATURES[int(self._dice.integers(len(TEMPERATURES)))]
             self._n_asked += 1
-            text = question.text
-            if not text:
-                if self._around:
-                    head = self._around[0]
-                    return _Text(question, head, temperature, head, is_question=True)
-                continue
-            if self._template:
-                text = self._template.render([Message(role="user", content=text)])
-            prompt = self._vocabulary.tokenize(text, add_special=True, parse_special=bool(self._template))
-            if len(prompt) + self._longest <= self._parallel.n_ctx:
-                return _Text(question, prompt, temperature, prompt)
+            if question.text:
+                prompt = self._prompt(question.text)
+                if self._fits(len(prompt)):
+                    return _Text(question, prompt, temperature, prompt)
+            elif self._around and self._fits(len(self._around[0])):
+                head = self._around[0]
+                return _Text(question, head, temperature, head, is_question=True)
+
+    def _prompt(self, question: str) -> Sequence[int]:
+        if self._template:
+            question = self._template.render([Message(role="user", content=question)])
+        return self._vocabulary.tokenize(question, add_special=True, parse_special=bool(self._template))
+
+    def _fits(self, n_prompt: int) -> bool:
+        """Whether a question of so many tokens leaves room for an answer."""
+        return n_prompt + self._longest <= self._parallel.n_ctx
 
     def _turn(self) -> tuple[Sequence[int], Sequence[int]] | None:
         """What stands before and after a question; None: that cannot be told."""
@@ -196,10 +215,14 @@ class Production:
         question = text.tokens[:-1]
         shortest, longest = _QUESTION
         is_whole = self._vocabulary.is_end(text.tokens[-1])
-        if not is_whole or not shortest <= len(question) <= longest:
-            return None
         head, rest = self._around
-        return _Text(text.question, [*head, *question, *rest], text.temperature, rest)
+        prompt = [*head, *question, *rest]
+        if not is_whole or not shortest <= len(question) <= longest or not self._fits(len(prompt)):
+            return None
+        words = b"".join(map(self._vocabulary.piece, question)).decode("utf-8", "replace")
+        # By what is asked, not by its number: main asks some questions again and again.
+        asked = replace(text.question, held_out=is_held_out(words.strip()))
+        return _Text(asked, prompt, text.temperature, rest)
 
     def _choose(self, logprobs: NDArray[np.float32], temperatures: Sequence[float]) -> NDArray[np.intp]:
         """Of each row of candidates one, at its temperature: the largest after Gumbel noise (Gumbel 1954)."""
@@ -219,7 +242,8 @@ class Production:
         document = text.document()
         self._finished.append(document)
         self._count(document)
-        if sum(len(document.tokens) for document in self._finished) >= _SHARD:
+        is_late = time.monotonic() - self._written_at > _SOON
+        if is_late or sum(len(document.tokens) for document in self._finished) >= _SHARD:
             self._write()
 
     def _count(self, document: Document) -> None:
@@ -235,7 +259,7 @@ class Production:
         if self._finished:
             shards.write(self._folder, self._n_shards, Shard(self._finished, self._n_asked))
             self._n_shards += 1
-            self._finished = []
+            self._finished, self._written_at = [], time.monotonic()
 
 
 def most_likely(logits: NDArray[np.float32], n: int) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:

@@ -9,11 +9,10 @@ import hashlib
 import random
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from itertools import count
 from pathlib import Path
 
 from spec_local import text_sources
@@ -51,11 +50,6 @@ class FromFiles:
     skipped: dict[str, list[Path]] = field(default_factory=dict)
 
 
-def built_in(seed: int) -> Iterator[Question]:
-    """Questions without end: ``question(seed, 0)``, ``question(seed, 1)`` and so on."""
-    return (question(seed, i) for i in count())
-
-
 def question(seed: int, i: int, passages: Sequence[str] = ()) -> Question:
     """The i-th question; the same for the same arguments, in any process. Any eight in a row from a multiple of eight are
     of eight categories.
@@ -80,7 +74,7 @@ def question(seed: int, i: int, passages: Sequence[str] = ()) -> Question:
         for passage in dice.choices(passages, k=_TRIES) if passages else ():
             code = _FENCED.search(passage)
             if (code is not None) == (slot == "{code}"):
-                forms, held_out = about, _held_out(passage)
+                forms, held_out = about, is_held_out(passage)
                 known[slot] = code[0] if code else passage.strip()
                 break
     text = _Pen(grammar, dice, held_out, known).fill(dice.choice(forms)).strip()
@@ -103,7 +97,7 @@ def from_files(paths: Iterable[Path]) -> FromFiles:
             text = text_sources.text(path)
             if kind in _PROMPT_FILES and all(mark in text for mark in _PROMPT_FILES[kind]):
                 for prompt in prompts.load(path):
-                    found.questions.append(Question(prompt.category, prompt.text, _held_out(prompt.text)))
+                    found.questions.append(Question(prompt.category, prompt.text, is_held_out(prompt.text)))
                 continue
             passages = cut(text)
             if not passages:
@@ -138,7 +132,8 @@ def _packed(text: str, separators: Sequence[str]) -> list[str]:
     return parts
 
 
-def _held_out(text: str) -> bool:
+def is_held_out(text: str) -> bool:
+    """Whether a question, or a passage, is for measuring; the same for the same text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % EVERY == 0
 
 

@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 from spec_local.errors import InvalidRequest
 from spec_local.files import replacing, sha256
-from spec_local.training.questions import EVERY, FromFiles, Question, question
+from spec_local.training.questions import FromFiles, Question, question
 
 Size = Literal["tiny", "small"]
 
@@ -26,7 +26,9 @@ WIDTHS: Mapping[Size, tuple[int, int]] = {"tiny": (256, 4), "small": (384, 6)}
 MAINS = "asked by main"
 """The category of questions that main asks itself."""
 _JOURNAL = "journal.json"
-_OWN_ROUNDS = 4  # times that a question of the user's own is asked, at one temperature after the other
+_OWN_ROUNDS = (
+    4  # times that a question of the user's own is asked: at other temperatures it has other answers
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,7 @@ def asking(seed: int, own: FromFiles) -> Callable[[int, Sequence[str]], Question
     def ask(i: int, written: Sequence[str]) -> Question:
         turn, kind = divmod(i, 4)
         if kind >= 2:
-            return Question(MAINS, "", turn % EVERY == 0)
+            return Question(MAINS, "", False)  # what is asked decides whether it is held out
         if kind == 0 and turn < _OWN_ROUNDS * len(own.questions):
             return own.questions[turn % len(own.questions)]
         return question(seed, 2 * turn + kind, own.passages if own.passages and turn % 2 else written)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from spec_local.training import network
 from spec_local.training.corpus import Corpus, batches
-from spec_local.training.model_shape import ModelShape
+from spec_local.training.model_shape import EMBEDDINGS, ModelShape, Weights
 
 CONFIDENCES = (0.3, 0.5, 0.7, 0.9)
 POSITIONS = (0, 8, 16, 32, 64, 128, 256)
@@ -66,7 +66,7 @@ def guesses(parameters: network.Parameters, shape: ModelShape, corpus: Corpus) -
     """What the draft guesses, reckoned in float32 on the device of the parameters."""
     n = len(corpus.places)
     agrees, overlap, confidence = np.zeros(n, bool), np.zeros(n, np.float32), np.zeros(n, np.float32)
-    matrix = parameters[network.EMBEDDINGS]
+    matrix = parameters[EMBEDDINGS]
     with torch.inference_mode():
         for batch in batches(corpus, _BATCH):
             tokens = torch.from_numpy(batch.tokens).to(matrix.device)
@@ -84,7 +84,7 @@ def guesses(parameters: network.Parameters, shape: ModelShape, corpus: Corpus) -
     return Guesses(agrees, overlap, confidence)
 
 
-def measure(weights: network.Weights, shape: ModelShape, corpus: Corpus) -> Figures:
+def measure(weights: Weights, shape: ModelShape, corpus: Corpus) -> Figures:
     """How a draft of these weights guesses, reckoned on the CPU."""
     parameters = {name: torch.from_numpy(values) for name, values in weights.items()}
     return figures(corpus, guesses(parameters, shape, corpus))

@@ -19,6 +19,7 @@ from spec_local.files import replacing
 
 TOP = 16
 """Candidates that are kept of each token."""
+_FILES = "[0-9][0-9][0-9][0-9][0-9].npz"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +74,11 @@ def write(folder: Path, number: int, shard: Shard) -> None:
         )
 
 
+def following(folder: Path) -> int:
+    """The number of the next shard."""
+    return max((int(path.stem) for path in folder.glob(_FILES)), default=-1) + 1
+
+
 def read(folder: Path) -> Iterable[Shard]:
     """The shards of a folder, in order.
 
@@ -80,12 +86,14 @@ def read(folder: Path) -> Iterable[Shard]:
         InvalidRequest: a file is none of ours, or damaged.
         OSError: it cannot be read.
     """
-    for path in sorted(folder.glob("[0-9]*.npz")):
+    for path in sorted(folder.glob(_FILES)):
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 shard = _shard({name: arrays[name] for name in arrays.files})
         except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-            raise InvalidRequest(f"{path} is damaged ({error}): delete it, and it is written anew") from None
+            raise InvalidRequest(
+                f"{path} is damaged ({error}): delete it; what it held is lost, and the draft learns from the rest"
+            ) from None
         yield shard
 
 

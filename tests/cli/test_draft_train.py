@@ -132,7 +132,7 @@ def test_too_short_is_one_line_and_not_lost(instant, inside, short_main, target,
     done = inside("draft", "train", short_main, "-o", target, "--size", "tiny", "--minutes", 1e-6)
     assert done.returncode == 2
     last = done.stderr.decode().splitlines()[-1]
-    assert last.startswith("specdec: main has written too little to learn from in 1e-06 minutes: give more")
+    assert last.startswith("specdec: main has written too little to learn from: give more")
     assert not target.exists()
     assert inside("draft", "train", short_main, "-o", target, *SHORT).returncode == 0
 
@@ -324,7 +324,7 @@ def test_off_a_terminal_there_is_a_line_now_and_then(inside, capsys, monkeypatch
             Rate("main", 10),
             Rate("BF16", 2000),
             Stage("writing"),
-            *(Writing(Written(1234 + i, 56.7, 8), 3600 - i) for i in range(100)),
+            *(Writing(Written(1234 + i, 56.7, 8, 0), 3600 - i) for i in range(100)),
         ):
             told(event)
             now[0] += isinstance(event, Writing)

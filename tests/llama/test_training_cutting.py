@@ -13,8 +13,8 @@ from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import network
-from spec_local.training.cutting import from_main, from_scratch
-from spec_local.training.model_shape import ModelShape
+from spec_local.training.cutting import calmed, from_main, from_scratch
+from spec_local.training.model_shape import EMBEDDINGS, ModelShape, measures
 
 SHAPE = ModelShape(
     n_vocab=270,
@@ -63,7 +63,7 @@ def write(path, shape, weights, architecture="llama", **facts):
 
 def with_biases(shape, seed=0):
     weights, dice = from_scratch(shape, seed), np.random.default_rng(seed)
-    for name, size in network.measures(shape, biases=True).items():
+    for name, size in measures(shape, biases=True).items():
         if name.endswith("bias"):
             weights[name] = dice.standard_normal(size, np.float32)
         elif len(size) == 1:
@@ -87,7 +87,7 @@ def as_qwen2(weights, head_dim):
 def logits(shape, weights):
     parameters = {name: torch.tensor(value) for name, value in weights.items()}
     states = network.states(parameters, shape, torch.tensor([TOKENS]))[0]
-    return (states @ parameters[network.EMBEDDINGS].T).numpy()
+    return (states @ parameters[EMBEDDINGS].T).numpy()
 
 
 def llamas(path):
@@ -124,7 +124,14 @@ def test_tokens_and_layers_are_those_that_were_asked_for(tmp_path):
     assert (found["token_embd.weight"] == weights["token_embd.weight"][kept]).all()
     assert (found["blk.1.ffn_up.weight"] == weights["blk.2.ffn_up.weight"]).all()
     assert (found["blk.0.ffn_up.weight"] == weights["blk.0.ffn_up.weight"]).all()
-    assert network.measures(shape) == {name: value.shape for name, value in found.items()}
+    assert measures(shape) == {name: value.shape for name, value in found.items()}
+
+
+def test_a_calmed_model_is_as_unsure_as_a_new_one():
+    weights = from_scratch(SHAPE)
+    weights["output_norm.weight"] *= 7
+    assert logits(SHAPE, weights).std() > 3
+    assert logits(SHAPE, calmed(SHAPE, weights)).std() == pytest.approx(1, abs=0.15)
 
 
 def test_qwens_pairs_are_brought_together(tmp_path):
@@ -196,7 +203,7 @@ def test_the_starter_cut_whole_says_what_it_says(starter):
     tokens = starter.vocabulary.tokenize("The capital of France is Paris, and the capital of Italy is")
     parameters = {name: torch.tensor(value) for name, value in weights.items()}
     states = network.states(parameters, shape, torch.tensor([tokens]))[0]
-    found = (states @ parameters[network.EMBEDDINGS].T).numpy()
+    found = (states @ parameters[EMBEDDINGS].T).numpy()
     context = Context(starter, n_ctx=64, max_logits=32, threads=1)
     expected = context.evaluate(tokens, len(tokens)).copy()
     context.close()

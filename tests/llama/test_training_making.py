@@ -127,8 +127,30 @@ def test_a_finished_run_is_finished_at_once_and_goes_on_with_more_minutes(quick,
         first.n_learned,
     )
     longer = Recipe(main=recipe.main, target=recipe.target, minutes=0.16, size="tiny", threads=2)
-    third = make(longer, FromFiles(), lambda event: None)
+    events = []
+    third = make(longer, FromFiles(), events.append)
     assert third.n_written > first.n_written
+    assert [e for e in events if isinstance(e, Raced)]  # a short run's choice is not kept
+
+
+def test_time_counts_when_what_it_brought_is_kept(quick, recipe):
+    seen = []
+
+    def told(event):
+        if isinstance(event, Writing):
+            seen.append(json.loads((recipe.folder / "journal.json").read_text())["spent"]["writing"])
+            assert not list((recipe.folder / "data").glob("*.npz"))
+            if event.seconds_left < 1.5:
+                raise SystemExit
+
+    with pytest.raises(SystemExit):
+        make(recipe, FromFiles(), told)
+    assert len(seen) > 100
+    assert max(seen) < 0.1  # as a kill would leave it
+    assert (
+        json.loads((recipe.folder / "journal.json").read_text())["spent"]["writing"] > 2
+    )  # a stop keeps all
+    assert list((recipe.folder / "data").glob("*.npz"))
 
 
 RUN = (

@@ -1,5 +1,6 @@
 """Main's answers in shards: what is kept is what main thought, and a run that was killed goes on."""
 
+import gc
 import itertools
 import os
 import signal
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from spec_local.chat import ChatTemplate
-from spec_local.errors import InvalidRequest
+from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training import shards
+from spec_local.training import production, shards
 from spec_local.training.production import Production, most_likely
-from spec_local.training.questions import Question
+from spec_local.training.questions import FromFiles, Question, is_held_out
+from spec_local.training.recipe import MAINS, asking
 
 WORDS = [
     "the",
@@ -192,6 +194,8 @@ def test_main_asks_itself(folder, make_context, tmp_path):
         assert prompt[-len(rest) :] == rest
         question = prompt[len(head) : -len(rest)]
         assert 4 <= len(question) <= 256
+        words = b"".join(map(model.vocabulary.piece, question)).decode("utf-8", "replace").strip()
+        assert doc.held_out == is_held_out(words)
         assert not any(map(model.vocabulary.is_end, question))
         logits = make_context(model, max_tokens=700, n_ctx=1024, max_logits=400).evaluate(
             doc.tokens.tolist(), n + 1
@@ -199,6 +203,90 @@ def test_main_asks_itself(folder, make_context, tmp_path):
         logprobs = logits.astype(float) - np.log(np.exp(logits.astype(float)).sum(axis=1, keepdims=True))
         kept = np.take_along_axis(logprobs, doc.top_ids.astype(int), axis=1)
         np.testing.assert_allclose(doc.top_logprobs, kept, atol=0.1)
+
+
+def test_main_asks_itself_only_as_far_as_there_is_room(folder, tmp_path):
+    model = Model(write_tiny_model(folder / "ending2.gguf", end_scale=1.5))
+
+    def ask(i, _):
+        return Question("own", "" if i % 2 else "the of and", False)
+
+    running = Production(model, tmp_path, ask, n_texts=8, n_ctx=256, longest=200).run()
+    next(progress for progress in running if progress.documents >= 30)
+    running.close()
+    assert max(len(d.tokens) for d in documents(tmp_path)) <= 256
+    assert {d.category for d in documents(tmp_path)} == {"own"}
+
+
+def test_a_template_that_leaves_no_room_is_refused(tiny_model, tmp_path):
+    with pytest.raises(ModelError, match=r"the chat template .* leaves too little of 256 for an answer"):
+        Production(tiny_model, tmp_path, ask, n_texts=1, n_ctx=256, longest=256)
+
+
+def test_every_kind_of_question_is_answered_at_every_temperature(tiny_model, tmp_path):
+    own = FromFiles(questions=[Question("mine", "the of and", False), Question("mine", "is that it", True)])
+    asked = asking(3, own)
+
+    def short(i, passages):
+        question = asked(i, passages)
+        return question if question.category == "mine" else Question(question.category, "to in is", False)
+
+    running = Production(tiny_model, tmp_path, short, n_texts=16, n_ctx=256, longest=4).run()
+    next(progress for progress in running if progress.documents >= 400)
+    running.close()
+    found = {(d.category == MAINS, d.temperature) for d in documents(tmp_path)}
+    assert len(found) == 2 * 3
+
+
+def test_the_caches_are_freed_before_the_model(tiny_path, tmp_path):
+    model = Model(tiny_path)
+    production = Production(model, tmp_path, ask, n_texts=2, n_ctx=256, longest=8)
+    running = production.run()
+    next(running)
+    running.close()
+    assert not production._parallel.close.alive
+    model.close()
+
+
+def test_what_is_left_when_a_shard_is_deleted_stays(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(production, "_SHARD", 100)
+    produce(tiny_model, tmp_path, 500)
+    _, second, *_ = paths = sorted(tmp_path.glob("*.npz"))
+    second.unlink()
+    before = {path: path.read_bytes() for path in paths if path != second}
+    produce(tiny_model, tmp_path, 800)
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert len(list(tmp_path.glob("*.npz"))) > len(before)
+
+
+def test_what_is_finished_is_kept_soon(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(production, "_SOON", 0.0)
+    running = Production(tiny_model, tmp_path, ask, n_texts=2, n_ctx=256, longest=8).run()
+    n_files = [next(running).n_files for _ in range(30)]
+    assert n_files[0] == 0
+    assert n_files[-1] == len(list(tmp_path.glob("*.npz"))) > 1
+    running.close()
+
+
+def test_a_signal_between_a_token_and_its_candidates_shifts_nothing(tiny_model, tmp_path, monkeypatch):
+    class Interrupted(list):
+        def append(self, row):
+            super().append(row)
+            if len(self) == 20:
+                raise KeyboardInterrupt
+
+    running = Production(tiny_model, tmp_path, ask, n_texts=2, n_ctx=256, longest=40).run()
+    next(running)
+    text = next(o for o in gc.get_objects() if isinstance(o, production._Text) and len(o.tokens) == 1)
+    text.ids = Interrupted(text.ids)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in running:
+            pass
+    docs = documents(tmp_path)
+    assert sorted(len(d.top_ids) for d in docs) == sorted(len(d.tokens) - d.n_prompt for d in docs)
+    assert all(
+        token in row for d in docs for token, row in zip(d.tokens[d.n_prompt :], d.top_ids, strict=True)
+    )
 
 
 def test_without_a_template_main_is_asked_only(tiny_model, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.training import distil
 from spec_local.training.corpus import Reader, build
 from spec_local.training.cutting import from_scratch
-from spec_local.training.distil import Plan, pace, train, weights_in
+from spec_local.training.distil import Plan, pace, train
 from spec_local.training.model_shape import ModelShape
 from spec_local.training.scoring import Guesses, figures, guesses
 from spec_local.training.shards import TOP, Document
@@ -113,16 +113,6 @@ def test_a_run_that_is_done_is_not_done_again(corpora, tmp_path):
     assert second.measured == first.measured
 
 
-def test_a_run_begins_with_the_weights_of_another(corpora, tmp_path):
-    learned, held_out = corpora
-    path = tmp_path / "run.pt"
-    first = train(from_scratch(SHAPE), SHAPE, learned, held_out, PLAN, checkpoint=path)
-    start, told = weights_in(path), []
-    assert all((start[name] == first.weights[name]).all() for name in start)
-    train(start, SHAPE, held_out, held_out, replace(PLAN, n_steps=1), told=told.append)
-    assert told[0].agreement >= first.measured.all.agreement
-
-
 def test_another_runs_checkpoint_is_refused(corpora, tmp_path):
     start, path = from_scratch(SHAPE), tmp_path / "run.pt"
     learned, held_out = corpora
@@ -141,11 +131,12 @@ def test_another_runs_checkpoint_is_refused(corpora, tmp_path):
 @pytest.mark.parametrize("damage", [b"", b"nonsense", "half"])
 def test_a_damaged_checkpoint_is_said_to_be_one(corpora, tmp_path, damage):
     path = tmp_path / "run.pt"
-    train(from_scratch(SHAPE), SHAPE, *corpora, replace(PLAN, n_steps=1), checkpoint=path)
+    plan = replace(PLAN, n_steps=1)
+    train(from_scratch(SHAPE), SHAPE, *corpora, plan, checkpoint=path)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2] if damage == "half" else damage)
     with pytest.raises(InvalidRequest, match=r"run\.pt is damaged: delete it"):
-        weights_in(path)
+        train(from_scratch(SHAPE), SHAPE, *corpora, plan, checkpoint=path)
 
 
 def test_a_draft_that_gets_no_better_ends_early(corpora):

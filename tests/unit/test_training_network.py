@@ -8,7 +8,7 @@ from spec_local.training import loss as losses
 from spec_local.training import network
 from spec_local.training.cutting import from_scratch
 from spec_local.training.loss import cross_entropy
-from spec_local.training.model_shape import ModelShape
+from spec_local.training.model_shape import ModelShape, measures
 
 SHAPE = ModelShape(n_vocab=50, n_embd=32, n_layers=2, n_head=4, n_head_kv=2, head_dim=8, n_ff=48)
 
@@ -77,7 +77,7 @@ def test_bfloat16_says_about_the_same(parameters):
 
 def test_random_weights_are_all_there_and_can_be_repeated():
     weights = from_scratch(SHAPE, 3)
-    assert {name: value.shape for name, value in weights.items()} == network.measures(SHAPE)
+    assert {name: value.shape for name, value in weights.items()} == measures(SHAPE)
     assert all(value.dtype == np.float32 for value in weights.values())
     again, other = from_scratch(SHAPE, 3), from_scratch(SHAPE, 4)
     assert all((weights[name] == again[name]).all() for name in weights)

@@ -4,16 +4,15 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from itertools import islice
 
 import pytest
 
 from spec_local.bench import prompts
 from spec_local.errors import InvalidRequest
 from spec_local.training import questions
-from spec_local.training.questions import LONGEST, built_in, cut, from_files, question
+from spec_local.training.questions import LONGEST, cut, from_files, question
 
-MANY = list(islice(built_in(7), 8000))
+MANY = [question(7, i) for i in range(8000)]
 NEED_A_TEXT = {"summarising", "translation", "extraction", "retrieval answer"}
 PROSE = [
     f"The barge number {i} left the quay of {{town}} with a load of peat and two sleepy dogs."
