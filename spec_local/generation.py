@@ -39,8 +39,8 @@ class GenerationSettings:
         proposer: ``draft`` (the draft model), ``suffix`` (all that followed the end of the text before), ``lookup`` (its last
             occurrence), ``recycling`` (what main has expected after the same token), ``none``; ``auto``: the policy
             chooses among those that may pay, step by step.
-        policy: how far to guess. ``adaptive``: measured costs and learned chances decide, so that it is never slower than
-            plain decoding; ``fixed``: always `draft_max`; ``confidence``: as long as the draft is surer than `draft_p_min`;
+        policy: how far to guess. ``adaptive``: measured costs and learned chances decide, so that it loses little where
+            guessing does not pay; ``fixed``: always `draft_max`; ``confidence``: as long as the draft is surer than `draft_p_min`;
             ``entropy``: as AdaEDL does; ``off``: no guesses.
         draft_max: most tokens to guess a step, one after the other; None: what suits the policy.
         draft_p_min: where policy ``confidence`` stops.

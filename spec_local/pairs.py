@@ -21,7 +21,7 @@ from spec_local.vocabulary import difference
 
 CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """That a guess stands: those that a report shows."""
-OVERHEAD = 150 << 20
+OVERHEAD = 150_000_000
 """Bytes beside weights and caches: Python, compute buffers, rows of logits. Measured runs stayed below."""
 _NEARLY = 0.01  # of the ids
 

@@ -54,7 +54,7 @@ def quantize(
 ) -> None:
     """Make a copy of a model in fewer bits, as its own draft; prints the copy's path.
 
-    It has main's vocabulary and often main's opinion. It pays where main is F16 or Q8_0; what to expect is said first,
+    It has main's vocabulary and often main's opinion. It pays where main is F16, and little where it is Q8_0; what to expect is said first,
     from main's costs if specdec tune has measured them.
 
     Examples:

@@ -258,7 +258,10 @@ class SamplingOptions:
             rich_help_panel=_SAMPLING,
         ),
     ] = None
-    seed: Annotated[int | None, Option(help="Repeat an answer exactly.", rich_help_panel=_SAMPLING)] = None
+    seed: Annotated[
+        int | None,
+        Option(help="Repeat an answer (with the default shape and verifier).", rich_help_panel=_SAMPLING),
+    ] = None
     stop: Annotated[
         list[str] | None,
         Option(
