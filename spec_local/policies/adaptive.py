@@ -118,12 +118,17 @@ class Adaptive(Policy):
             self._n_guessed >= _REVIEW or self._main.is_in_doubt
         ):  # what plain decoding costs must not become hearsay
             return source
-        may_draft = offer.unread and self._draft and self._hopeful
+        brings = None
+        if offer.unread and self._hopeful:
+            kind = self._kind()
+            brings = self._experience.yields[kind]
+            if self._loss(brings, self._plain) >= self._saved:
+                brings = None
         if self._n_steps % _REVIEW == 0:
             self._review()
         hopeful = [copies for copies in offer.copies if self._could_pay(copies)]
-        if not hopeful and not may_draft:
-            return source
+        if not hopeful and not brings:
+            return source  # as in most steps, which are kept short: on a small model, all that is done here takes a percent of them
         self._costs = self._main.first(offer.limit.nodes + 1)
         best = 1.0 / self._plain
         for candidate in self._candidates(hopeful):
@@ -135,16 +140,12 @@ class Adaptive(Policy):
             if rates[n] > best:
                 best, source = float(rates[n]), "lookup"
                 self.copy = candidate.part(order[:n].tolist())
-        if may_draft and self._draft:
-            kind = self._kind()
-            brings = self._experience.yields[kind]
-            loss = brings.seconds - brings.tokens / best
+        if brings and self._draft:
+            loss = self._loss(brings, 1.0 / best) + self._late() / _AMORTISED
             # A probe is made when it can be paid out of what is put aside for it.
-            if loss < self._saved:
-                loss += self._late() / _AMORTISED
-                if loss < self._saved and self._affordable("draft", self._draft.seconds(offer.unread)):
-                    self._saved -= max(0.0, loss)
-                    source = kind
+            if loss < self._saved and self._affordable("draft", self._draft.seconds(offer.unread)):
+                self._saved -= max(0.0, loss)
+                source = kind
         self._source = source
         if source != "none":
             self._asked = self._clock()
@@ -278,6 +279,10 @@ class Adaptive(Policy):
             for copies in several
         ]
         return [merged(found)] if self._max_tree and len(found) > 1 else found
+
+    def _loss(self, brings: Yield, a_token: float) -> float:
+        """Seconds that asking the draft is believed to lose, where a token can be had in so many."""
+        return brings.seconds - brings.tokens * a_token
 
     def _kind(self) -> Source:
         """Whether the draft is asked for a chain or a tree."""
