@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"sh", "python", "toml", "text"}
 NOT_RUN = {
     r"make (demo|test)\b": "installs everything, and runs this test",
-    r"pip install ": "compiles llama.cpp for minutes",
+    r"pipx? install ": "compiles llama.cpp for minutes",
     r"specdec draft train ": "trains for minutes: run by test_draft_train.py",
     r"specdec --install-completion": "asks which shell started it: run in one by test_completion.py",
 }
