@@ -18,6 +18,7 @@ from spec_local.files import replacing
 from spec_local.headers import open_header
 from spec_local.llama.child import in_child
 from spec_local.llama.context import default_threads
+from spec_local.llama.model import Model
 from spec_local.pairs import Prospect, prospects
 
 CHANCES = (0.8, 0.9, 0.95)
@@ -81,10 +82,8 @@ def plan(
     model = open_header(main)
     main_size, length = model.size, model.n_ctx(n_ctx)
     header = max(0, main.stat().st_size - main_size)  # of a split model: nothing
-    can_roll_back = model.can_roll_back
+    check_main(model)
     model.close()
-    if not can_roll_back:
-        raise ModelError(f"{main.name} is a recurrent model and cannot take guesses back: it needs no draft")
     check_target(target, main, force=force)
     size = quantized(main, kind)["size"]
     if size > _SMALLER * main_size:
@@ -100,6 +99,18 @@ def plan(
         known = prospects(costs, copy, CHANCES)
     _check_room(target, size + header)
     return Copy(main, target, kind, size + header, main_size + header, known)
+
+
+def check_main(main: Model) -> None:
+    """Refuse to make a draft for a main that cannot use one.
+
+    Raises:
+        ModelError: main is recurrent.
+    """
+    if not main.can_roll_back:
+        raise ModelError(
+            f"{main.path.name} is a recurrent model and cannot take guesses back: it needs no draft"
+        )
 
 
 def check_target(target: Path, main: Path, *, force: bool) -> None:

@@ -19,6 +19,7 @@ from spec_local.files import sha256
 from spec_local.headers import open_header
 from spec_local.llama.context import Context, default_threads
 from spec_local.llama.model import Model
+from spec_local.self_draft import check_main
 from spec_local.training import distil, precision, scoring, tokenizer, trial
 from spec_local.training.cutting import calmed, from_main, from_scratch
 from spec_local.training.distil import Plan
@@ -136,10 +137,7 @@ def check(recipe: Recipe) -> None:
         InvalidRequest: PyTorch cannot use this device here.
     """
     model = open_header(recipe.main)
-    if not model.can_roll_back:
-        raise ModelError(
-            f"{recipe.main.name} is a recurrent model and cannot take guesses back: it needs no draft"
-        )
+    check_main(model)
     tokenizer.read(model, tokenizer.metadata(recipe.main))
     model.close()
     distil.check_device(recipe.device)
@@ -296,8 +294,7 @@ def _race(recipe: Recipe, data: Material, log: Journal, told: Callable[[Event], 
             if start.name in log.gains:
                 continue
             seconds = RACE * recipe.minutes * 60 / len(starts)
-            plan = _plan(recipe, data, start, seconds)
-            plan = replace(plan, measure_every=plan.n_steps)  # more often would take longer than to learn
+            plan = _plan(recipe, data, start, seconds, 1)  # more often would take longer than to learn
             outcome = distil.train(
                 start.weights,
                 start.shape,
@@ -324,8 +321,8 @@ def _tell(told: Callable[[Event], None], name: str, progress: distil.Progress) -
     told(Learning(name, progress))
 
 
-def _plan(recipe: Recipe, data: Material, start: _Start, seconds: float) -> Plan:
-    """As many steps as the time allows."""
+def _plan(recipe: Recipe, data: Material, start: _Start, seconds: float, n_measured: int) -> Plan:
+    """As many steps as the time allows, measured so many times."""
     plan = Plan(n_steps=1, rate=start.rate, seed=recipe.seed)
     pace = distil.pace(
         start.weights,
@@ -341,7 +338,7 @@ def _plan(recipe: Recipe, data: Material, start: _Start, seconds: float) -> Plan
         plan,
         n_steps=n_steps,
         warm_up=min(plan.warm_up, n_steps // 10),
-        measure_every=-(-n_steps // _MEASURED),
+        measure_every=-(-n_steps // n_measured),
     )
 
 
@@ -352,7 +349,7 @@ def _learn(
     checkpoint = recipe.folder / _CHECKPOINT
     if not log.plan:
         left = recipe.minutes * 60 * (1 - WRITING - RACE)
-        log.plan, log.curve = asdict(_plan(recipe, data, start, left)), []
+        log.plan, log.curve = asdict(_plan(recipe, data, start, left, _MEASURED)), []
         log.save(recipe)
 
     def hear(progress: distil.Progress) -> None:

@@ -19,6 +19,7 @@ from spec_local.chat import ChatTemplate, Message
 from spec_local.errors import ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.parallel import Parallel
+from spec_local.text import printable
 from spec_local.training import shards
 from spec_local.training.questions import Question, is_held_out
 from spec_local.training.shards import TOP, Document, Shard
@@ -41,7 +42,9 @@ _MARK = "specdec7431"  # stands where a question would in a rendered template
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """tokens, documents: answers, those under way included. rate: tokens a second, in this run. n_files: shards on disk."""
+    """tokens, documents: answers, those under way included. rate: tokens a second, in this run. n_files: grows with every
+    shard that is on disk.
+    """
 
     tokens: int
     rate: float
@@ -219,9 +222,8 @@ class Production:
         prompt = [*head, *question, *rest]
         if not is_whole or not shortest <= len(question) <= longest or not self._fits(len(prompt)):
             return None
-        words = b"".join(map(self._vocabulary.piece, question)).decode("utf-8", "replace")
         # By what is asked, not by its number: main asks some questions again and again.
-        asked = replace(text.question, held_out=is_held_out(words.strip()))
+        asked = replace(text.question, held_out=is_held_out(self._words(question)))
         return _Text(asked, prompt, text.temperature, rest)
 
     def _choose(self, logprobs: NDArray[np.float32], temperatures: Sequence[float]) -> NDArray[np.intp]:
@@ -250,10 +252,12 @@ class Production:
         answer = document.tokens[document.n_prompt :]
         self._n_tokens += len(answer)
         self._n_documents += 1
-        pieces = map(self._vocabulary.piece, answer.tolist())
-        text = b"".join(pieces).decode("utf-8", "replace").strip()
+        text = self._words(answer.tolist())
         if len(text.split()) >= _LEAST_WORDS and not document.held_out:
             self._pool = [*self._pool[1 - _POOL :], text]
+
+    def _words(self, tokens: Sequence[int]) -> str:
+        return printable(self._vocabulary.detokenize(tokens)).strip()
 
     def _write(self) -> None:
         if self._finished:

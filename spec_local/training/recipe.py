@@ -35,8 +35,9 @@ _OWN_ROUNDS = (
 class Recipe:
     """What a person asks for.
 
-    main, target: files. texts: prompts and documents of the user's own. minutes: for all, runs that it goes on from
-    included. seed: of questions, sampling and learning. device: of the learning. threads: None: one per physical core.
+    main, target: files. texts: prompts and documents of the user's own. minutes: for all but the report; what main wrote in
+    runs that it goes on from counts. seed: of questions, sampling and learning. device: of the learning. threads: None: one
+    per physical core.
     gpu_layers: of main, while it writes.
     """
 

@@ -48,6 +48,11 @@ def ask(i, passages):
     return Question(f"kind {i % 3}", " ".join(WORDS[i % 7 : i % 7 + 4 + i % 5]), i % 4 == 0)
 
 
+def half_own(i, passages):
+    """Every other question is main's own."""
+    return Question("own", "" if i % 2 else "the of and", False)
+
+
 def produce(model, folder, n_tokens, **options):
     options = {"n_texts": 5, "n_ctx": 256, "longest": 24} | options
     running = Production(model, folder, ask, **options).run()
@@ -176,10 +181,7 @@ def test_long_questions_are_passed_over(tiny_model, tmp_path):
 def test_main_asks_itself(folder, make_context, tmp_path):
     model = Model(write_tiny_model(folder / "ending.gguf", end_scale=1.5))
 
-    def ask(i, _):
-        return Question("own", "" if i % 2 else "the of and", False)
-
-    running = Production(model, tmp_path, ask, n_texts=8, n_ctx=640, longest=300).run()
+    running = Production(model, tmp_path, half_own, n_texts=8, n_ctx=640, longest=300).run()
     next(progress for progress in running if progress.documents >= 30)
     running.close()
     around = ChatTemplate(model).render([{"role": "user", "content": "@"}]).split("@")
@@ -208,10 +210,7 @@ def test_main_asks_itself(folder, make_context, tmp_path):
 def test_main_asks_itself_only_as_far_as_there_is_room(folder, tmp_path):
     model = Model(write_tiny_model(folder / "ending2.gguf", end_scale=1.5))
 
-    def ask(i, _):
-        return Question("own", "" if i % 2 else "the of and", False)
-
-    running = Production(model, tmp_path, ask, n_texts=8, n_ctx=256, longest=200).run()
+    running = Production(model, tmp_path, half_own, n_texts=8, n_ctx=256, longest=200).run()
     next(progress for progress in running if progress.documents >= 30)
     running.close()
     assert max(len(d.tokens) for d in documents(tmp_path)) <= 256
