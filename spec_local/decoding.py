@@ -279,7 +279,7 @@ class _Row:
         tokens = [history[-1], *proposal.tokens]
         logits = main.grow(tokens, [ROOT, *(n + 1 for n in proposal.parents)])
         self._lap("main model")
-        if self._proposer:
+        if self._proposer and self._proposer.listens:
             self._proposer.observe(tokens, logits)
             self._lap("observe")
         self._dead_ends.clear()

@@ -28,6 +28,8 @@ class Lookup(Protocol):
     """Guesses how a history goes on without asking a model."""
 
     name: str
+    listens: bool
+    """Whether it wants to `observe`."""
 
     def find(self, history: Sequence[int], limit: Limit) -> Copies:
         """What may come after `history`, within the limit; nothing is a fine answer, and mostly the right one.

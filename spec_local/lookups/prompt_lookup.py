@@ -23,6 +23,7 @@ class PromptLookup:
     """
 
     name = "lookup"
+    listens = False
 
     def __init__(self, longest: int = 8, shortest: int = 3) -> None:
         self._longest, self._shortest = longest, shortest

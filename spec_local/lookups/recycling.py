@@ -35,6 +35,7 @@ class Recycling:
     """Guesses what main has expected after the same token before; it forgets nothing from answer to answer."""
 
     name = "recycling"
+    listens = True
 
     def __init__(self) -> None:
         self._successors: dict[int, Successors] = {}

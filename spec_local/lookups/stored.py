@@ -44,6 +44,7 @@ class Stored:
     """Copies what followed in the texts of a store."""
 
     name = "cache"
+    listens = False
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts

@@ -25,6 +25,7 @@ class SuffixLookup:
     """
 
     name = "suffix"
+    listens = False
 
     def __init__(self, shortest: int = 2) -> None:
         self._shortest = shortest

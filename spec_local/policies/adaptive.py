@@ -41,8 +41,9 @@ _MARGIN = 1.1  # what is more than a plain step must bring more than it costs: o
 _AMORTISED = 6.0  # steps that share what the draft has to catch up with: good stretches last
 _FRESH = 1.5  # steps that a belief counts for at the start of an answer: every answer is another text
 _AHEAD = 0.8  # chance of a guess that the draft has yet to make
-_SELDOM = 8  # plain steps of which one counts: on a small model, counting takes a percent of a step
+_SELDOM = 8  # plain steps of which one is looked at: on a small model, that takes a percent of a step
 _REVIEW = 32  # steps from one look at what a copy must be like to the next
+_RESHAPE = 16  # steps from one choice of a shape to the next
 _OBSERVED = 64  # tokens: larger calls are told apart by their tokens alone
 _HOPE = 0.95  # a draft that loses even if this share of its guesses stands is never asked
 _BY_RANK = (0.34, 0.14, 0.09)  # where main goes if not to the draft's first choice: `planning.plan`
@@ -84,6 +85,7 @@ class Adaptive(Policy):
         self._max_tree, self._clock = tree, clock
         self._n_steps = 0
         self._n_guessed = self._n_plain = 0  # steps of either kind in a row, up to now
+        self._reviewed, self._timed, self._shaped = 0, 0, -_RESHAPE  # steps until this was done last
         self._saved = 0.0  # seconds that a probe may lose
         known.purse = min(_KEPT, max(known.purse + sum(known.won.values()), _LEAST))
         known.won = {"lookup": 0.0, "draft": 0.0}
@@ -119,14 +121,12 @@ class Adaptive(Policy):
         ):  # what plain decoding costs must not become hearsay
             return source
         brings = None
-        if offer.unread and self._hopeful:
+        if offer.unread and self._hopeful and not self._until_asked():
             kind = self._kind()
             brings = self._experience.yields[kind]
-            if self._loss(brings, self._plain) >= self._saved:
-                brings = None
-        if self._n_steps % _REVIEW == 0:
+        if self._n_steps - self._reviewed >= _REVIEW:
             self._review()
-        hopeful = [copies for copies in offer.copies if self._could_pay(copies)]
+        hopeful = [copies for copies in offer.copies if self.hopes(copies)]
         if not hopeful and not brings:
             return source  # as in most steps, which are kept short: on a small model, all that is done here takes a percent of them
         self._costs = self._main.first(offer.limit.nodes + 1)
@@ -141,7 +141,7 @@ class Adaptive(Policy):
                 best, source = float(rates[n]), "lookup"
                 self.copy = candidate.part(order[:n].tolist())
         if brings and self._draft:
-            loss = self._loss(brings, 1.0 / best) + self._late() / _AMORTISED
+            loss = brings.loss(1.0 / best) + self._owed()
             # A probe is made when it can be paid out of what is put aside for it.
             if loss < self._saved and self._affordable("draft", self._draft.seconds(offer.unread)):
                 self._saved -= max(0.0, loss)
@@ -209,7 +209,8 @@ class Adaptive(Policy):
         self._n_guessed = self._n_guessed + 1 if n_tested else 0
         self._n_plain = 0 if n_tested else self._n_plain + 1
         as_usual = not n_tested and 0.8 < took / self._plain < 1.25
-        if not as_usual or self._n_plain < 3 or self._n_steps % _SELDOM == 0:
+        if not as_usual or self._n_plain < 3 or self._n_steps - self._timed >= _SELDOM:
+            self._timed = self._n_steps
             self._main.observe(n_tested + 1, took)
             before, self._plain = self._plain, self._main.seconds(1)
             if not 0.8 < self._plain / before < 1.25:
@@ -220,10 +221,7 @@ class Adaptive(Policy):
             if i < len(self._sure):
                 known.guesses.count(self._sure[i], stood)
             known.ahead += 0.04 * (stood - known.ahead)
-        for copies in self._offer.copies:
-            chances = known.copies[copies.source]
-            for node, stood in fates(copies, said):
-                chances.count(copies.confidence[node], stood)
+        self._hear(self._offer.copies, said)
         known.said += len(said)
         # The table more than the clock: a neighbour's noise is no fault of the guesses, but a table can be out of date.
         usual = self._main.seconds(n_tested + 1) if n_tested else self._plain
@@ -238,6 +236,41 @@ class Adaptive(Policy):
         if self._source in known.yields:
             known.saved = (known.saved or 0.0) + len(said) - seconds / self._plain
             known.yields[self._source].count(len(said), seconds - self._late())
+        self.rests = self._until_asked() if as_usual and self._n_plain >= 3 else 0
+
+    def hopes(self, copies: Copies) -> bool:
+        chance = self._experience.copies[copies.source].of(copies.confidence[0])
+        n = min(len(copies.tokens), bisect_right(self._within, 1.0 + self._may_lose("lookup", _risk(chance))))
+        return n > 0 and chance >= self._needed[n - 1]
+
+    def rested(self, steps: Sequence[tuple[Sequence[Copies], int]]) -> None:
+        n = len(steps)
+        for found, token in steps:
+            self._hear(found, (token,))
+        self._n_steps += n
+        self._n_plain += n
+        self._n_guessed = 0
+        self._saved += _PROBES * self._plain * n
+        known = self._experience
+        known.said += n
+        known.purse = min(_MOST, known.purse + _PROBES * n)
+
+    def _hear(self, several: Sequence[Copies], said: Sequence[int]) -> None:
+        """What became of copies, those that main did not look at among them."""
+        for copies in several:
+            chances = self._experience.copies[copies.source]
+            for node, stood in fates(copies, said):
+                chances.count(copies.confidence[node], stood)
+
+    def _until_asked(self) -> int:
+        """Plain steps in which the draft will not be asked, whatever main says; beyond a few that is not known."""
+        if not self._draft or not self._offer.unread or not self._hopeful:
+            return _SELDOM - 1
+        loss = self._experience.yields[self._kind()].loss(self._plain) + self._owed()
+        dear = self._costs[2] + self._draft.seconds(self._offer.unread)
+        # Both purses grow by so much in a plain step, if they grow.
+        lacking = max(loss - self._saved, dear - (1.0 + self._may_lose("draft", 1.0)) * self._costs[1])
+        return min(_SELDOM - 1, max(0, int(lacking / (_PROBES * self._plain))))
 
     def _begin(self, offer: Offer) -> None:
         self._offer = offer
@@ -252,20 +285,20 @@ class Adaptive(Policy):
         assert self._draft
         return self._draft.seconds(self._offer.unread) - self._draft.seconds(1)
 
+    def _owed(self) -> float:
+        """What one step has to earn of that: a part, as others follow, but all where no answer has gained from the draft yet."""
+        return self._late() / (_AMORTISED if (self._experience.saving or 0.0) > 0.0 else 1.0)
+
     def _review(self) -> None:
         """What copies of at most 1, 2, … tokens must be like, so that one look tells of most that they cannot pay.
 
         needed: the chance of their first token, if all others stood with it. within: plain steps that must be allowed for them.
         """
+        self._reviewed = self._n_steps
         steps = self._main.first(65)[2:] / self._plain
         gained = np.arange(1.0, len(steps) + 1.0)
         self._needed: list[float] = np.minimum.accumulate(_MARGIN * (steps - 1.0) / gained).tolist()
         self._within: list[float] = np.minimum.accumulate(steps[::-1])[::-1].tolist()
-
-    def _could_pay(self, copies: Copies) -> bool:
-        chance = self._experience.copies[copies.source].of(copies.confidence[0])
-        n = min(len(copies.tokens), bisect_right(self._within, 1.0 + self._may_lose("lookup", _risk(chance))))
-        return n > 0 and chance >= self._needed[n - 1]
 
     def _candidates(self, several: Sequence[Copies]) -> Sequence[Candidate]:
         """Copies with calibrated chances; in one tree where there may be branches."""
@@ -280,14 +313,11 @@ class Adaptive(Policy):
         ]
         return [merged(found)] if self._max_tree and len(found) > 1 else found
 
-    def _loss(self, brings: Yield, a_token: float) -> float:
-        """Seconds that asking the draft is believed to lose, where a token can be had in so many."""
-        return brings.seconds - brings.tokens * a_token
-
     def _kind(self) -> Source:
         """Whether the draft is asked for a chain or a tree."""
         assert self._draft
-        if self._max_tree and self._n_steps % 16 == 2:
+        if self._max_tree and self._n_steps - self._shaped >= _RESHAPE:
+            self._shaped = self._n_steps
             usual = self._experience.ahead
             ranks = [usual, *((1.0 - usual) * share for share in _BY_RANK)]
             most = min(self._max_tree, self._offer.most)

@@ -69,6 +69,8 @@ class Policy:
         self.may_cut = may_cut
         self._n_staged = n_staged
 
+    rests = 0
+    """So many steps may follow without guesses, `begin` and `learn`, as long as it `hopes` for nothing from what lookups find."""
     tree_nodes = 0
     tree_depth = 0
     """Most nodes and levels of a tree, where `begin` says so."""
@@ -130,3 +132,10 @@ class Policy:
             said: the tokens of the step.
             n_tested: nodes that main looked at.
         """
+
+    def hopes(self, copies: Copies) -> bool:
+        """Whether a copy may be worth main's time."""
+        return True
+
+    def rested(self, steps: Sequence[tuple[Sequence[Copies], int]]) -> None:
+        """Hear of steps without guesses that were passed over: what lookups had found in each, and what main said."""

@@ -80,6 +80,10 @@ class Yield:
     weight: float
     memory: float = 24.0
 
+    def loss(self, a_token: float) -> float:
+        """Seconds that such a step is believed to lose, where a token can be had in so many."""
+        return self.seconds - self.tokens * a_token
+
     def count(self, tokens: float, seconds: float) -> None:
         keep = 1.0 - 1.0 / self.memory
         total = keep * self.weight + 1.0

@@ -20,6 +20,10 @@ class Proposer(Protocol):
     on how improbable it turned out to be. Stopping after a token is always allowed.
     """
 
+    @property
+    def listens(self) -> bool:
+        """Whether it wants to `observe`."""
+
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         """Read a prompt, in chunks between which the caller may stop; yields evaluated tokens."""
 

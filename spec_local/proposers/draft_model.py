@@ -38,6 +38,8 @@ class DraftModel:
             model reads them, and about texts that are taken back.
     """
 
+    listens = False
+
     def __init__(
         self,
         model: LanguageModel,
@@ -261,6 +263,7 @@ class _Reader:
         while self.place - len(model.cached) > model.max_tokens:
             start = len(model.cached)
             model.evaluate(self._history[start : start + model.max_tokens], 0)
+            self._lap("draft model")
         return self._history[len(model.cached) :]
 
     def _copy(self, unread: int) -> None:

@@ -38,9 +38,13 @@ class Guided:
         self._policy, self._draft, self._lookups = policy, draft, lookups
         self._shapes = {"draft": draft.shape, "tree": tree or draft.shape} if draft else {}
         self._branches, self._nodes = branches, nodes
+        self.listens = any(lookup.listens for lookup in lookups)
         self._proposal = NOTHING
         self._length: int | None = None  # of the history that was proposed for
         self._asked = False  # whether the draft was, since the last commit
+        # What was found in the last steps, of which the policy knows nothing yet, and the length of the history.
+        self._rested: list[tuple[Sequence[Copies], int]] = []
+        self._rests = False  # in this step, too
 
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         if not self._draft:
@@ -59,35 +63,52 @@ class Guided:
                 most = Limit(limit.depth, nodes, branches)
             copies = [found for lookup in self._lookups if (found := lookup.find(history, most)).tokens]
             lap("lookup")
+        policy = self._policy
+        if len(self._rested) < policy.rests and not any(map(policy.hopes, copies)):
+            self._rested.append((copies, len(history)))
+            self._rests = True
+            return NOTHING
+        self._tell(history)
         unread = self._draft.unread(history) if self._draft else 0
-        source = self._policy.begin(Offer(limit, copies, unread))
+        source = policy.begin(Offer(limit, copies, unread))
         proposal = NOTHING
         if source == "lookup":
-            proposal = self._policy.copy
+            proposal = policy.copy
         elif source in self._shapes and self._draft:
             self._draft.shape = self._shapes[source]
             if source == "tree":
                 limit = replace(
                     limit,
-                    nodes=min(limit.nodes, self._policy.tree_nodes),
-                    depth=min(limit.depth, self._policy.tree_depth),
+                    nodes=min(limit.nodes, policy.tree_nodes),
+                    depth=min(limit.depth, policy.tree_depth),
                 )
             self._asked = True
             proposal = replace(self._draft.propose(history, limit, dice, lap), source=source)
         self._proposal, self._length = proposal, len(history)
-        self._policy.drafted()
+        policy.drafted()
         lap("policy")
         return proposal
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         for lookup in self._lookups:
-            lookup.observe(tokens, logits)
+            if lookup.listens:
+                lookup.observe(tokens, logits)
 
     def commit(self, history: Sequence[int]) -> None:
+        if self._rests:
+            self._rests = False
+            return
         if self._length is not None and self._length < len(history):
             guesses = self._draft.guesses if self._draft and self._asked else ()
             self._policy.learn(guesses, history[self._length :], len(self._proposal.tokens))
         if self._draft and (self._asked or self._length is None):
             self._draft.commit(history)
             self._asked = False
+        if self._length is None:
+            self._tell(history)  # the answer has ended
         self._length = None
+
+    def _tell(self, history: Sequence[int]) -> None:
+        if self._rested:
+            self._policy.rested([(copies, history[place]) for copies, place in self._rested])
+            self._rested = []

@@ -17,6 +17,7 @@ class Knows:
     """A lookup that has read the answer before, and is wrong at every fourth place."""
 
     name = "knows"
+    listens = False
 
     def __init__(self, text):
         self.text = text
@@ -25,9 +26,6 @@ class Knows:
         start = len(history)
         tokens = [t + (i % 4 == 0) for i, t in enumerate(self.text[start : start + limit.depth], start)]
         return Copies(tokens, range(-1, len(tokens) - 1), [0.9] * len(tokens))
-
-    def observe(self, tokens, logits):
-        pass
 
 
 @pytest.mark.parametrize("model", ["tiny_draft", "window_model"])

@@ -29,14 +29,13 @@ from tests.exact import is_mains
 class AlwaysWrong:
     """Guesses that have nothing to do with main."""
 
+    listens = False
+
     def prefill(self, history):
         return iter(())
 
     def propose(self, history, limit, dice, lap):
         return Proposal.chain([(history[-1] + 1) % 3] * min(limit.depth, limit.nodes))
-
-    def observe(self, tokens, logits):
-        pass
 
     def commit(self, history):
         pass
@@ -61,6 +60,8 @@ class Kept:
 
 class Unjudged:
     """All that a lookup finds."""
+
+    listens = True
 
     def __init__(self, lookup):
         self.lookup = lookup
@@ -555,7 +556,7 @@ def test_impossible_requests_fail_before_anything_is_evaluated():
     assert say(main, [1] * 20, None)[1].reason == "context"
 
 
-PARTS = {"draft model", "draft sampling", "main model", "main sampling", "observe", "verify", "commit"}
+PARTS = {"draft model", "draft sampling", "main model", "main sampling", "verify", "commit"}
 
 
 def test_statistics_count_what_happened():

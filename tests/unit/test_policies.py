@@ -305,6 +305,57 @@ def test_nothing_is_guessed_where_nothing_pays():
         assert there.draft.calls == []
 
 
+class Restless(Adaptive):
+    """Is asked and told in every step."""
+
+    rests = property(lambda self: 0, lambda self, n: None)
+
+
+class Asked(Adaptive):
+    """Counts how often it is."""
+
+    n = 0
+
+    def begin(self, offer):
+        self.n += 1
+        return super().begin(offer)
+
+
+def pausing(kind, experience):
+    return lambda world, may_cut: kind(*world.costs, experience, may_cut=may_cut, clock=lambda: world.now)
+
+
+@pytest.mark.parametrize("draft", [CHEAP, {1: 9.0}])
+def test_a_policy_that_rests_learns_what_it_would_have_learned(draft):
+    known = {kind: Experience() for kind in (Asked, Restless)}
+    for kind, experience in known.items():
+        for seed in range(3):
+            there = World(pausing(kind, experience), STEEP, draft, sampling=FREE)
+            _, statistics = there.say([1, 2, 3], 101, dice=SeededDice(seed))
+            assert set(statistics.steps_by) == {"none"}
+            assert experience.said == 100  # before the last token there is no room for a guess
+            if kind is Asked:
+                assert there.policy.n < 20
+    rested, told = known.values()
+    confidence = np.linspace(0, 1, 50)
+    assert rested.copies["lookup"].of_each(confidence) == pytest.approx(
+        told.copies["lookup"].of_each(confidence)
+    )
+    assert rested.copies["lookup"].of(0.5) != Experience().copies["lookup"].of(0.5)
+    assert rested.purse == pytest.approx(told.purse)
+    assert rested.length == told.length
+
+
+def test_a_policy_that_rests_takes_a_copy_as_soon_as_it_is_there():
+    """Long texts without a repetition come before one."""
+    n_steps = []
+    for kind in (Adaptive, Restless):
+        there = World(pausing(kind, Experience()), FLAT, {1: 9.0}, lookup=2, n_vocab=100)
+        counting(there.main)
+        n_steps.append(there.say([0, 1, 2], 300)[1].n_steps)
+    assert n_steps[0] == n_steps[1] < 120
+
+
 def test_a_draft_dearer_than_main_is_never_asked_and_reads_no_prompt():
     there = World(adaptive, FLAT, {1: 1.2}, noise=0.0)
     assert list(there.proposer.prefill([1, 2, 3] * 5)) == []
@@ -312,6 +363,18 @@ def test_a_draft_dearer_than_main_is_never_asked_and_reads_no_prompt():
     assert there.draft.calls == []
     asked = World(adaptive, FLAT, CHEAP)
     assert sum(asked.proposer.prefill([1, 2, 3] * 5)) == 14
+
+
+def test_a_draft_that_never_gained_does_not_read_a_long_text_for_a_trial():
+    """Costs of a small main; the same draft is tried where it has little to read."""
+    main, draft = {1: 1.0, 2: 2.1, 4: 3.2, 8: 4.5, 64: 30.0}, {1: 0.1, 400: 0.6, 800: 1.1}
+    calls = []
+    for n_prompt in (8, 600):
+        there = World(adaptive, main, draft, noise=1.0, lookup=0)
+        there.say([1, 2, 3, 4] * (n_prompt // 4), 190)
+        calls.append(len(there.draft.calls))
+    assert calls[0] > 0
+    assert calls[1] == 0
 
 
 def counting(model):

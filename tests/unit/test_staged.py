@@ -28,6 +28,7 @@ class Foresees:
     """A lookup that knows what a model finds most probable, and is wrong at every n-th place of a text."""
 
     name = "foresees"
+    listens = False
 
     def __init__(self, model, wrong_at=NEVER):
         self.model, self.wrong_at = model, wrong_at
@@ -43,9 +44,6 @@ class Foresees:
         return Copies(
             tokens, range(ROOT, len(tokens) - 1), [0.5 + 0.01 * i for i in range(len(tokens))], "test"
         )
-
-    def observe(self, tokens, logits):
-        pass
 
 
 class Noted(Policy):
@@ -261,6 +259,7 @@ class Garbage:
     """A lookup of which nothing can be expected."""
 
     name = "garbage"
+    listens = False
 
     def __init__(self, answers):
         self.answers = itertools.cycle(answers)
@@ -268,9 +267,6 @@ class Garbage:
     def find(self, history, limit):
         tokens = next(self.answers)
         return Copies(tokens, range(ROOT, len(tokens) - 1), [0.5] * len(tokens))
-
-    def observe(self, tokens, logits):
-        pass
 
 
 @settings(max_examples=150, deadline=None)
