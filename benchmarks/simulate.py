@@ -97,13 +97,15 @@ PAIRS = (
 class Machine:
     """A clock that calls of models advance, and a list of them."""
 
-    def __init__(self, pair: Pair, group: Group) -> None:
+    def __init__(self, pair: Pair, group: Group, seed: int = 7) -> None:
         self._now = 0.0
-        self._pair, self._group = pair, group
-        self._rng = np.random.default_rng(7)
+        self.pair, self._group = pair, group
+        self._rng = np.random.default_rng(seed)
         self._disturbed = 0  # calls that a neighbour has still to disturb
         self.calls: list[tuple[Role, int, int]] = []
         """Who, of how many tokens, and after how many tokens of the session."""
+        self.reading: list[tuple[Role, int, int]] = []
+        """The same of the calls that read prompts."""
 
     def clock(self) -> float:
         return self._now
@@ -113,7 +115,7 @@ class Machine:
         factor = self._group.slower[role == "draft"] if 2 * said >= self._group.n_tokens else 1.0
         if self._group.noisy:
             factor *= self._noise()
-        self._now += factor * float(self._pair.seconds(role)[n])
+        self._now += factor * float(self.pair.seconds(role)[n])
 
     def _noise(self) -> float:
         if not self._disturbed and self._rng.random() < 0.01:
@@ -130,7 +132,7 @@ class Machine:
         for n in (1, 2, 3, 4, 5, 8, 16, 32, 64):
             for _ in range(3):
                 noise = float(self._rng.lognormal(0.0, 0.04)) if self._group.noisy else 1.0
-                found.observe(n, noise * float(self._pair.seconds(role)[n]))
+                found.observe(n, noise * float(self.pair.seconds(role)[n]))
         return found
 
 
@@ -186,7 +188,7 @@ Way = Callable[[Replay], Proposer | None]
 
 
 def run(group: Group, machine: Machine, way: Way, draft_max: int) -> None:
-    """Say all answers of a session; the calls stay in `machine`, those that read prompts excepted."""
+    """Say all answers of a session; the calls stay in `machine`."""
     said = 0
     for trace in group.traces:
         calls = len(machine.calls)
@@ -204,6 +206,7 @@ def run(group: Group, machine: Machine, way: Way, draft_max: int) -> None:
             clock=machine.clock,
         ):
             if isinstance(event, Prefilled):
+                machine.reading += machine.calls[calls:]
                 del machine.calls[calls:]
             elif isinstance(event, Step):
                 text += event.tokens
@@ -259,16 +262,21 @@ def fixed_calls(group: Group) -> dict[str, list[tuple[Role, int, int]]]:
 
 def adaptive_calls(pair: Pair, group: Group) -> list[tuple[Role, int, int]]:
     """The calls of a session under the adaptive policy, which measured the costs before it began."""
-    machine, experience = Machine(pair, group), Experience()
-    main = machine.measured("main")
-    draft = None if pair.draft is None else machine.measured("draft")
+    machine = Machine(pair, group)
+    run(group, machine, adaptive(machine), MOST)
+    return machine.calls
+
+
+def adaptive(machine: Machine) -> Way:
+    """The adaptive policy with all that it may ask, and one memory for all answers."""
+    experience, main = Experience(), machine.measured("main")
+    draft = None if machine.pair.draft is None else machine.measured("draft")
 
     def way(model: Replay) -> Proposer:
         policy = Adaptive(main, draft, experience, clock=machine.clock)
         return Guided(policy, _draft(model, policy) if draft else None, [SuffixLookup()])
 
-    run(group, machine, way, MOST)
-    return machine.calls
+    return way
 
 
 @dataclass(frozen=True)

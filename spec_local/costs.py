@@ -20,6 +20,7 @@ from spec_local.language_model import LanguageModel
 _KEPT = 9  # calls of a size that count: four bad ones in a row do not matter yet
 _NEAR = 4  # calls: a call of one token that comes later says nothing
 _ODD = 1.4  # times what was expected, or less than it by as much
+_DISTURBED = 4.0  # times as long as usual: what slows calls of one token so much does not last
 _INSTANT = 1e-9  # seconds; a coarse clock may say 0
 
 
@@ -32,8 +33,9 @@ class _Call:
     plain: list[float]
 
     def multiple(self, plain: float) -> float:
-        """Of a call of one token; until those around it are known, of one that takes so long."""
-        return self.seconds / (_median(self.plain) if len(self.plain) == 3 else plain)
+        """Of a call of one token; of one that takes so long, if those around it are not known yet, or were disturbed."""
+        around = _median(self.plain) if len(self.plain) == 3 else plain
+        return self.seconds / (plain if around > _DISTURBED * plain else around)
 
 
 class CostTable:

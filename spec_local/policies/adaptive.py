@@ -39,6 +39,7 @@ _DEBT = -0.5  # in the purse, at worst, when a call took longer than was to be e
 _PROBES = 0.006  # share of the time that flows into the purse, and that a probe of a poor draft may lose
 _MARGIN = 1.1  # what is more than a plain step must bring more than it costs: of many estimates the best one flatters
 _AMORTISED = 6.0  # steps that share what the draft has to catch up with: good stretches last
+_OWN = 0.6  # of what the draft saves of an answer: copies would have saved the rest without it
 _FRESH = 1.5  # steps that a belief counts for at the start of an answer: every answer is another text
 _AHEAD = 0.8  # chance of a guess that the draft has yet to make
 _SELDOM = 8  # plain steps of which one is looked at: on a small model, that takes a percent of a step
@@ -105,7 +106,7 @@ class Adaptive(Policy):
         saving = self._experience.saving
         if not unread or not self._hopeful or not self._draft or saving is None:
             return False
-        return saving * self._left() * self._plain > self._draft.seconds(unread)
+        return _OWN * saving * self._left() * self._plain > self._draft.seconds(unread)
 
     def _left(self) -> float:
         """Tokens that the answer has still to come, as far as others tell: and as many as there were, beyond."""

@@ -139,6 +139,15 @@ def test_odd_calls_are_in_doubt_until_two_of_one_token_came():
         assert costs.is_in_doubt == in_doubt
 
 
+def test_a_neighbour_who_comes_right_after_a_call_makes_it_no_cheaper():
+    """Nor, by what smaller calls may cost, any other."""
+    costs = table(F16)
+    for n, seconds in [(1, 1.0)] * 9 + [(35, 6.3), (1, 25.0), (1, 17.0), (1, 1.0), (1, 1.0)]:
+        costs.observe(n, seconds)
+    assert costs.seconds(35) == pytest.approx(6.3)
+    assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_moves_no_entry_far_however_long_it_lasts(seed):
     """Entries that are seldom met change with the others, and must not drift away."""

@@ -1,0 +1,56 @@
+"""Whole sessions on the virtual clock of `simulate.py`, and what the draft reads of prompts counted.
+
+    python benchmarks/sessions.py
+
+All recorded answers follow each other in random orders, so that the policy comes to each with what others taught it, and all
+times are a few percent off. Figures are geometric means of the ratios of single answers to plain decoding: after the prompt, as
+`specdec bench` measures them; with the time that the draft takes for the prompt; and the least of the first kind.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from common import geometric_mean, note, parser, table
+from simulate import PAIRS, Machine, Pair, adaptive, run, seconds
+from traces import MOST, Group, Trace, recorded
+
+
+def session(pair: Pair, traces: Sequence[Trace], seed: int) -> list[tuple[float, float]]:
+    """Of each answer the times plain, without and with the draft's reading."""
+    machine = Machine(pair, Group("session", traces, noisy=True), seed)
+    way = adaptive(machine)
+    found = []
+    for trace in traces:
+        machine.calls, machine.reading = [], []
+        group = Group("answer", [trace])
+        run(group, machine, way, MOST)
+        plain = len(trace.answer) * float(pair.main[1])
+        took = seconds(machine.calls, pair, group)
+        reading = seconds([call for call in machine.reading if call[0] == "draft"], pair, group)
+        found.append((plain / took, plain / (took + reading)))
+    return found
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--orders", type=int, default=10)
+    options = arguments.parse_args()
+
+    traces = [trace for several in recorded().values() for trace in several]
+    rows = []
+    for pair in PAIRS:
+        note(pair.name)
+        ratios: list[tuple[float, float]] = []
+        for seed in range(options.orders):
+            order = np.random.default_rng(seed).permutation(len(traces))
+            ratios += session(pair, [traces[i] for i in order], seed)
+        after, whole = zip(*ratios, strict=True)
+        rows.append(
+            [pair.name, *(f"{x:.2f}" for x in (geometric_mean(after), geometric_mean(whole), min(after)))]
+        )
+    note("")
+    table(["machine", "after the prompt", "the draft's reading counted", "least"], rows)
+
+
+if __name__ == "__main__":
+    main()
