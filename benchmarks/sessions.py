@@ -2,8 +2,8 @@
 
     python benchmarks/sessions.py
 
-All recorded answers follow each other in random orders, so that the policy comes to each with what others taught it, and all
-times are a few percent off. Figures are geometric means of the ratios of single answers to plain decoding: after the prompt, as
+All recorded answers follow each other in random orders, so that the policy comes to each with what others taught it; all
+times are a few percent off, and now and then a neighbour makes some calls 10 to 30 times slower. Figures are geometric means of the ratios of single answers to plain decoding: after the prompt, as
 `specdec bench` measures them; with the time that the draft takes for the prompt; and the least of the first kind.
 """
 

@@ -7,6 +7,7 @@ their bytes. A copy of half of main's size cannot win much, and one that says no
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,11 +80,10 @@ def plan(
         SpecLocalError: there is no room on the disk.
     """
     target = target or main.with_name(f"{_PART.sub('', main.stem)}-{kind}.gguf")
-    model = open_header(main)
-    main_size, length = model.size, model.n_ctx(n_ctx)
+    with closing(open_header(main)) as model:
+        check_main(model)
+        main_size, length = model.size, model.n_ctx(n_ctx)
     header = max(0, main.stat().st_size - main_size)  # of a split model: nothing
-    check_main(model)
-    model.close()
     check_target(target, main, force=force)
     size = quantized(main, kind)["size"]
     if size > _SMALLER * main_size:

@@ -122,7 +122,7 @@ class Adaptive(Policy):
         ):  # what plain decoding costs must not become hearsay
             return source
         brings = None
-        if offer.unread and self._hopeful and not self._until_asked():
+        if not self._until_asked():
             kind = self._kind()
             brings = self._experience.yields[kind]
         if self._n_steps - self._reviewed >= _REVIEW:

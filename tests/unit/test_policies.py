@@ -107,8 +107,8 @@ def plain(prompt, n, sampling=GREEDY, dice=None):
     return said
 
 
-def adaptive(world, may_cut, experience=None, tree=0):
-    return Adaptive(*world.costs, experience, may_cut=may_cut, tree=tree, clock=lambda: world.now)
+def adaptive(world, may_cut, experience=None, tree=0, kind=Adaptive):
+    return kind(*world.costs, experience, may_cut=may_cut, tree=tree, clock=lambda: world.now)
 
 
 class Whimsical(Policy):
@@ -321,16 +321,12 @@ class Asked(Adaptive):
         return super().begin(offer)
 
 
-def pausing(kind, experience):
-    return lambda world, may_cut: kind(*world.costs, experience, may_cut=may_cut, clock=lambda: world.now)
-
-
 @pytest.mark.parametrize("draft", [CHEAP, {1: 9.0}])
 def test_a_policy_that_rests_learns_what_it_would_have_learned(draft):
     known = {kind: Experience() for kind in (Asked, Restless)}
     for kind, experience in known.items():
         for seed in range(3):
-            there = World(pausing(kind, experience), STEEP, draft, sampling=FREE)
+            there = World(partial(adaptive, experience=experience, kind=kind), STEEP, draft, sampling=FREE)
             _, statistics = there.say([1, 2, 3], 101, dice=SeededDice(seed))
             assert set(statistics.steps_by) == {"none"}
             assert experience.said == 100  # before the last token there is no room for a guess
@@ -350,7 +346,7 @@ def test_a_policy_that_rests_takes_a_copy_as_soon_as_it_is_there():
     """Long texts without a repetition come before one."""
     n_steps = []
     for kind in (Adaptive, Restless):
-        there = World(pausing(kind, Experience()), FLAT, {1: 9.0}, lookup=2, n_vocab=100)
+        there = World(partial(adaptive, kind=kind), FLAT, {1: 9.0}, lookup=2, n_vocab=100)
         counting(there.main)
         n_steps.append(there.say([0, 1, 2], 300)[1].n_steps)
     assert n_steps[0] == n_steps[1] < 120
