@@ -53,6 +53,7 @@ class CostTable:
 
     def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
         self._plain: deque[float] = deque(maxlen=_KEPT)  # seconds of calls of one token
+        self._disturbed: list[float] = []  # the same, of those in a row that took far too long
         self._calls: dict[int, deque[_Call]] = {}  # of more, by their tokens
         self._open: list[_Call] = []  # those that a call of one token has still to follow
         self._n_odd = 0  # calls in a row, up to now
@@ -94,7 +95,7 @@ class CostTable:
         is_odd = bool(self.costs) and not 1.0 / _ODD < seconds / self.seconds(n) < _ODD
         self._n_odd = self._n_odd + 1 if is_odd else 0
         if n == 1:
-            self._plain.append(seconds)
+            self._count_plain(seconds)
             self._multiples[1] = 1.0
             for call in self._open:
                 call.plain.append(seconds)
@@ -107,6 +108,20 @@ class CostTable:
                 self._open[0].plain *= 3
                 self._close()
         self._costs, self._first = {}, None
+
+    def _count_plain(self, seconds: float) -> None:
+        """Nothing of a call that was disturbed, unless so many are that this is how the machine is now.
+
+        A median alone forgives four of nine; with five, a draft would be called dear, and never asked again.
+        """
+        if self._plain and seconds > _DISTURBED * _median(self._plain):
+            self._disturbed.append(seconds)
+            if len(self._disturbed) < _KEPT:
+                return
+            self._plain.extend(self._disturbed)
+        else:
+            self._plain.append(seconds)
+        self._disturbed.clear()
 
     @property
     def is_in_doubt(self) -> bool:

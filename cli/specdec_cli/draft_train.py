@@ -81,8 +81,8 @@ def train(
                 raise InvalidRequest(f"{plot} is no ordinary file: give another place for the picture")
         if not 0 < minutes < float("inf"):
             raise InvalidRequest(f"--minutes {minutes:g} is no time: give a number above 0, such as 60")
+        from spec_local.draft_copy import check_target
         from spec_local.llama.probe import check_model_file
-        from spec_local.self_draft import check_target
         from spec_local.training import making
         from spec_local.training.questions import from_files
         from spec_local.training.recipe import Recipe

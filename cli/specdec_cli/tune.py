@@ -1,11 +1,12 @@
 """`specdec tune`: what models cost on this machine, and how much to guess that makes worth while."""
 
-from contextlib import ExitStack
+import shlex
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from spec_local.errors import InvalidRequest, ModelError
+from spec_local.errors import InvalidRequest, ModelError, SpecLocalError
 from specdec_cli import completion, exits, render
 from specdec_cli.options import CacheChoice, MainArgument, resolve_pair
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _COPIES = (0.7, 0.8, 0.9, 0.95, 0.99)
+_WORTH = 0.03  # of main's time a guess: less is not worth a copy
 _SHOWN = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
 
 
@@ -73,7 +75,9 @@ def tune(
             guesser = next(t for t in drafts if t.threads == best.threads)
             _show("draft", drafts, guesser)
             share = guesser.costs.seconds(1) / best.costs.seconds(1)
-            render.say(f"A call of the draft takes {share:.2f} of main's.\n\n")
+            render.say(
+                f"A call of the draft takes {share:.2f} of main's.\n{_quicker(draft_model, share, main)}\n"
+            )
             _plan("draft model", best, chain_plans(best.costs, guesser.costs, _CHANCES), _CHANCES)
         _plan("copied text", best, chain_plans(best.costs, None, _COPIES), _COPIES)
         if best.threads != default_threads():
@@ -107,6 +111,18 @@ def _tuned(
         notice=render.note,
     )
     return list(several)
+
+
+def _quicker(draft: "Model", share: float, main: str) -> str:
+    """A line on a copy of the draft that would take less of main's time, if much less."""
+    from spec_local.draft_copy import quantized
+
+    with suppress(SpecLocalError):  # of a model that cannot be quantized nothing is said
+        copys = share * quantized(draft.path, "Q4_0")["size"] / draft.size
+        if share - copys >= _WORTH:
+            command = shlex.join(["specdec", "draft", "quantize", str(draft.path), "--for", main])
+            return f"A copy in Q4_0 would take about {copys:.2f}, and guess nearly as well: {command}\n"
+    return ""
 
 
 def _show(role: str, several: list["Tuned"], best: "Tuned") -> None:

@@ -1,7 +1,7 @@
 """Making a smaller copy of a model with llama.cpp's own quantizer.
 
 llama.cpp may answer a file that it does not like with an abort. As a program (``python -m spec_local.llama.quantize``) this
-module does the work in a process that may die: see `spec_local.self_draft`.
+module does the work in a process that may die: see `spec_local.draft_copy`.
 """
 
 import contextlib
@@ -69,8 +69,9 @@ def quantize_into(
 ) -> None:
     """As `quantize`, in place: a target that cannot be finished is left as it is.
 
-    embedding_kind: one of `BLOCK_KINDS` for the token embeddings; None: as llama.cpp likes it. Where they are the output, too,
-        it takes Q6_K (Q8_0 where the width does not fit) for all that is smaller.
+    embedding_kind: one of `BLOCK_KINDS` for the token embeddings and the output; None: `kind`, where it is among them, or else
+        as llama.cpp likes it. It spends Q6_K or Q8_0 on the output of a model that is to be read; of a draft whose errors main
+        refuses, that is a quarter of the time for half a guess in a hundred (docs/pairs.md).
     dry_run: write nothing.
     """
     if kind not in (*KINDS, *BLOCK_KINDS):
@@ -83,10 +84,11 @@ def quantize_into(
     lib = runtime.library()
     params = lib.llama_model_quantize_default_params()
     params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")
-    if embedding_kind:
+    if embedding_kind or kind in BLOCK_KINDS:
         import gguf  # 0.1 s; the binding's own list is older
 
-        params.token_embedding_type = gguf.GGMLQuantizationType[embedding_kind]
+        chosen = gguf.GGMLQuantizationType[embedding_kind or kind]
+        params.token_embedding_type = params.output_tensor_type = chosen
     params.nthread = threads or default_threads()
     params.allow_requantize = True
     params.dry_run = dry_run

@@ -42,8 +42,8 @@ def write_draft(
         kept: uint32 (shape.n_vocab,), main's tokens in the draft's order, as `trimming.choose` gives them.
         weights: of all the tensors; the output is tied to ``token_embd.weight``.
         kind: how the matrices are stored: of `spec_local.llama.quantize.KINDS` or `BLOCK_KINDS`.
-        embedding_kind: of `BLOCK_KINDS`, for the embeddings, which are also the output and most of a small draft; None:
-            as llama.cpp likes it, which is Q8_0 or, where the width is in 256s, Q6_K with smaller kinds.
+        embedding_kind: of `BLOCK_KINDS`, for the embeddings, which are also the output and most of a small draft; None: as
+            `spec_local.llama.quantize.quantize_into` has it.
         provenance: how it was made; it is written as ``specdec.*``, with main's name and SHA-256.
 
     Raises:

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from spec_local.draft_copy import quantized
 from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
 from spec_local.llama.parallel import Parallel
-from spec_local.self_draft import quantized
 
 KINDS = ("BF16", "F16", "Q8_0")
 _MOST = 0.4  # of the free memory, and of the room on the disk, that a copy may take

@@ -1,6 +1,7 @@
 """specdec draft quantize: what it promises, asks, writes and leaves."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_a_copy(fresh, wide, target):
     assert done.stdout == f"{target}\n".encode()
     size, gain, writing = done.stderr.decode().splitlines()
     assert size.startswith("Q2_K copy: ")
-    assert "of main's" in size
+    assert "of the model's" in size
     assert gain == f"gain: unknown; after specdec tune {wide} it is said here"
     assert writing == f"writing {target}"
     assert made(target.parent) == ["copy.gguf"]
@@ -117,6 +118,25 @@ def test_a_gain_is_said(losing, wide, target):
     assert done.stderr.count(b"times plain at best") == 3
 
 
+def test_a_copy_for_another_main(fresh, wide, draft, target):
+    """What it would bring is said once both are measured: `tune` says the command, and what to tune is said here."""
+    tuning = ["tune", wide, draft, *TINY, "--rounds", 1]
+    command = ["draft", "quantize", draft, "--for", wide, "-o", target, *TINY, "--yes"]
+    assert f"after specdec tune {wide} {draft} it is said here" in fresh(*command).stderr.decode()
+    tuned = fresh(*tuning)
+    assert tuned.returncode == 0, tuned
+    done = fresh(*command, "--force")
+    assert done.returncode == 0, done
+    assert done.stdout == f"{target}\n".encode()
+    assert done.stderr.count(b"of its guesses stand: ") == 3
+    hint = re.search(
+        rb"A copy in Q4_0 would take about (\S+), and guess nearly as well: specdec (.*)", tuned.stdout
+    )
+    assert 0 < float(hint[1]) < 10
+    assert hint[2].decode() == f"draft quantize {draft} --for {wide}"
+    assert b"A copy" not in fresh("tune", wide, target, *TINY, "--rounds", 1).stdout  # it is one
+
+
 def wait_for(condition):
     for _ in range(300):
         if condition():
@@ -165,7 +185,7 @@ def test_mains_that_are_refused(specdec, wide, target, tmp_path):
         ([recurrent], 1, "recurrent"),
         ([tmp_path / "absent.gguf"], 1, "does not exist"),
         ([wide, "--type", "F16"], 1, "already and a F16 copy would have"),
-        ([wide, "--output", wide, "--force"], 2, "is main itself"),
+        ([wide, "--output", wide, "--force"], 2, "is the model itself"),
     ]:
         output = [] if "--output" in arguments else ["--output", target]
         said = specdec.one_line(specdec("draft", "quantize", *arguments, *output), code)

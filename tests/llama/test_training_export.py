@@ -263,9 +263,8 @@ def test_the_draft_says_what_its_weights_say(bpe, tmp_path, kind):
     ("kind", "embedding_kind", "n_embd", "embedding", "others"),
     [
         ("Q8_0", None, 64, "Q8_0", "Q8_0"),
-        ("Q4_0", None, 64, "Q8_0", "Q4_0"),  # llama.cpp is careful with an output
-        ("Q4_0", None, 256, "Q6_K", "Q4_0"),
-        ("Q4_0", "Q4_0", 64, "Q4_0", "Q4_0"),
+        ("Q4_0", None, 64, "Q4_0", "Q4_0"),
+        ("Q4_0", None, 256, "Q4_0", "Q4_0"),
         ("Q4_0", "BF16", 64, "BF16", "Q4_0"),
         ("Q5_1", "Q5_1", 64, "Q5_1", "Q5_1"),
         ("F16", None, 64, "F16", "F16"),

@@ -1,4 +1,4 @@
-"""Copies of main as its own draft: what is promised, what is refused, and what a failure leaves."""
+"""Copies of a model as a draft: what is promised, what is refused, and what a failure leaves."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from collections import namedtuple
 import llama_cpp
 import pytest
 
-from spec_local import cost_store, self_draft
+from spec_local import cost_store, draft_copy
 from spec_local.cost_store import Conditions
 from spec_local.costs import CostTable
 from spec_local.errors import BackendError, InvalidRequest, ModelError, ModelFileError, SpecLocalError
@@ -28,11 +28,11 @@ def files(path):
 
 
 def test_a_copy_is_as_large_as_was_said(main, tmp_path, own_cache):
-    copy = self_draft.plan(main, "Q4_0", tmp_path / "copies" / "copy.gguf")
+    copy = draft_copy.plan(main, "Q4_0", tmp_path / "copies" / "copy.gguf")
     assert copy.prospects is None
     assert not copy.loses
     assert files(tmp_path) == []
-    path = self_draft.make(copy, threads=1)
+    path = draft_copy.make(copy, threads=1)
     assert path == tmp_path / "copies" / "copy.gguf"
     assert path.stat().st_size == pytest.approx(copy.size, abs=8000)
     assert copy.share == pytest.approx(path.stat().st_size / main.stat().st_size, rel=0.01)
@@ -59,28 +59,42 @@ def test_sizes_are_said_without_work(main, tmp_path, kind, monkeypatch):
     assert Model(path, weights=False).size == pytest.approx(said, abs=6000)
 
 
+@pytest.mark.parametrize(
+    ("kind", "output"), [("Q4_0", "Q4_0"), ("Q8_0", "Q8_0"), ("Q4_K_M", "Q6_K"), ("Q2_K", "Q6_K")]
+)
+def test_the_output_is_as_short_as_the_rest(main, tmp_path, kind, output):
+    """llama.cpp alone would keep it longer, also in Q4_0."""
+    import gguf
+
+    path = quantize(main, tmp_path / "copy.gguf", kind, threads=1)
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    assert kinds["output.weight"] == output
+    if kind == output:
+        assert set(kinds.values()) == {kind, "F32"}  # the norms
+
+
 def test_it_lies_beside_main(main):
-    assert self_draft.plan(main, "Q2_K").target == main.parent / "main-Q2_K.gguf"
+    assert draft_copy.plan(main, "Q2_K").target == main.parent / "main-Q2_K.gguf"
     part = main.with_name("large-00001-of-00003.gguf")
     part.symlink_to(main)
-    assert self_draft.plan(part, "Q2_K").target == main.parent / "large-Q2_K.gguf"
+    assert draft_copy.plan(part, "Q2_K").target == main.parent / "large-Q2_K.gguf"
 
 
 def test_what_is_small_already(main, tmp_path):
     small = quantize(main, tmp_path / "small.gguf", "Q4_0", threads=1)
     for kind in ("Q4_0", "Q8_0", "F16"):
         with pytest.raises(ModelError, match=f"small.gguf has .* MB already and a {kind} copy would have"):
-            self_draft.plan(small, kind)
-    assert self_draft.plan(small, "Q2_K").share < 1
+            draft_copy.plan(small, kind)
+    assert draft_copy.plan(small, "Q2_K").share < 1
 
 
 def test_what_is_there_stays(main, tmp_path):
     target = tmp_path / "there.gguf"
     target.write_text("mine")
     with pytest.raises(InvalidRequest, match=r"is there already.*--force"):
-        self_draft.plan(main, "Q4_0", target)
+        draft_copy.plan(main, "Q4_0", target)
     assert target.read_text() == "mine"
-    self_draft.make(self_draft.plan(main, "Q4_0", target, force=True), threads=1)
+    draft_copy.make(draft_copy.plan(main, "Q4_0", target, force=True), threads=1)
     assert target.read_bytes()[:4] == b"GGUF"
 
 
@@ -88,22 +102,22 @@ def test_main_itself_is_never_replaced(main, tmp_path):
     link = tmp_path / "link.gguf"
     link.symlink_to(main)
     for target in (main, link):
-        with pytest.raises(InvalidRequest, match="is main itself"):
-            self_draft.plan(main, "Q4_0", target, force=True)
+        with pytest.raises(InvalidRequest, match="is the model itself"):
+            draft_copy.plan(main, "Q4_0", target, force=True)
     with pytest.raises(InvalidRequest, match="is a folder"):
-        self_draft.plan(main, "Q4_0", tmp_path, force=True)
+        draft_copy.plan(main, "Q4_0", tmp_path, force=True)
 
 
 def test_mains_that_need_no_copy_of_them(recurrent_path, tmp_path):
     with pytest.raises(ModelError, match="recurrent"):
-        self_draft.plan(recurrent_path, "Q4_0", tmp_path / "copy.gguf")
+        draft_copy.plan(recurrent_path, "Q4_0", tmp_path / "copy.gguf")
     with pytest.raises(ModelFileError, match="does not exist"):
-        self_draft.plan(tmp_path / "absent.gguf", "Q4_0")
+        draft_copy.plan(tmp_path / "absent.gguf", "Q4_0")
 
 
 def test_a_full_disk_is_told_before(main, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    need = self_draft.plan(main, "Q4_0", tmp_path / "copy.gguf").size
+    need = draft_copy.plan(main, "Q4_0", tmp_path / "copy.gguf").size
     asked = []
 
     def disk_usage(folder):
@@ -112,10 +126,10 @@ def test_a_full_disk_is_told_before(main, tmp_path, monkeypatch):
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     free = need
-    self_draft.plan(main, "Q4_0", tmp_path / "new" / "folder" / "copy.gguf")
+    draft_copy.plan(main, "Q4_0", tmp_path / "new" / "folder" / "copy.gguf")
     free = need - 1
     with pytest.raises(SpecLocalError, match="MB free: make room"):
-        self_draft.plan(main, "Q4_0", tmp_path / "copy.gguf")
+        draft_copy.plan(main, "Q4_0", tmp_path / "copy.gguf")
     assert asked == [tmp_path, tmp_path]
 
 
@@ -127,8 +141,8 @@ def test_a_full_disk_is_told_before(main, tmp_path, monkeypatch):
 def test_what_main_costs_says_what_a_copy_brings(main, tmp_path, own_cache, seconds, loses):
     cost_store.save(Conditions(main, -1, 1, 512), CostTable(seconds))
     settings = {"n_ctx": 512, "threads": 1}
-    copy = self_draft.plan(main, "Q4_0", tmp_path / "copy.gguf", **settings)
-    assert [p.chance for p in copy.prospects] == list(self_draft.CHANCES)
+    copy = draft_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", **settings)
+    assert [p.chance for p in copy.prospects] == list(draft_copy.CHANCES)
     assert copy.loses is loses
     if not loses:
         t = copy.share
@@ -136,11 +150,42 @@ def test_what_main_costs_says_what_a_copy_brings(main, tmp_path, own_cache, seco
             sum(0.9**i for i in range(k + 1)) / (CostTable(seconds).seconds(k + 1) + k * t) for k in range(17)
         )
         assert copy.prospects[1].times == pytest.approx(best, rel=0.01)
-    assert self_draft.plan(main, "Q4_0", tmp_path / "copy.gguf", n_ctx=256, threads=1).prospects is None
+    assert draft_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", n_ctx=256, threads=1).prospects is None
+
+
+def test_a_copy_that_guesses_for_another_main(main, tiny_draft_path, tmp_path, own_cache):
+    """Gains are from main's costs and the copied draft's; whose are not known are not guessed at."""
+    settings = {"n_ctx": 512, "threads": 1, "main": main}
+
+    def planned():
+        return draft_copy.plan(tiny_draft_path, "Q4_0", tmp_path / "copy.gguf", **settings)
+
+    cost_store.save(Conditions(main, -1, 1, 512), CostTable({1: 1.0, 64: 1.1}))
+    assert planned().prospects is None
+    found = []
+    for seconds in (0.5, 50.0):
+        cost_store.save(Conditions(tiny_draft_path, -1, 1, 512), CostTable({1: seconds}))
+        found.append(planned())
+    assert [copy.loses for copy in found] == [False, True]
+    assert found[0].source == tiny_draft_path
+    # Without the header, which is large in a tiny file.
+    step = 0.5 * quantized_size(tiny_draft_path, "Q4_0") / Model(tiny_draft_path, weights=False).size
+    best = max(
+        sum(0.9**i for i in range(k + 1)) / (CostTable({1: 1.0, 64: 1.1}).seconds(k + 1) + k * step)
+        for k in range(17)
+    )
+    assert found[0].prospects[1].times == pytest.approx(best, rel=0.01)
+
+
+def test_a_main_that_cannot_use_a_draft(main, recurrent_path, tmp_path):
+    with pytest.raises(ModelError, match=r"recurrent .* needs none"):
+        draft_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", main=recurrent_path)
+    with pytest.raises(ModelFileError, match="does not exist"):
+        draft_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", main=tmp_path / "absent.gguf")
 
 
 def test_a_quantizer_that_fails_or_dies_leaves_nothing(main, tmp_path, monkeypatch):
-    copy = self_draft.plan(main, "Q4_0", tmp_path / "copy.gguf")
+    copy = draft_copy.plan(main, "Q4_0", tmp_path / "copy.gguf")
     said = in_child("spec_local.llama.quantize", str(main), "Q9")
     assert "quantization 'Q9' is unknown" in said.error
     site = tmp_path / "site"
@@ -154,6 +199,6 @@ def test_a_quantizer_that_fails_or_dies_leaves_nothing(main, tmp_path, monkeypat
             f"import os, llama_cpp\nllama_cpp.llama_model_quantize = {line}\n"
         )
         with pytest.raises(BackendError, match=what):
-            self_draft.make(copy)
+            draft_copy.make(copy)
         assert files(tmp_path) == ["site"]
     assert os.path.exists(main)

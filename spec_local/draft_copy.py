@@ -1,7 +1,8 @@
-"""A copy of main in fewer bits as its own draft: it has main's vocabulary and mostly main's opinion, and reads less.
+"""A copy of a model in fewer bits, as a draft: of main for itself, or of a draft that shall guess quicker.
 
-A call of one token is mostly reading the weights, so that the copy's calls are taken to cost main's in the proportion of
-their bytes. A copy of half of main's size cannot win much, and one that says nonsense cannot either: see docs/pairs.md.
+A copy of main has its vocabulary and mostly its opinion, and reads less. A call of one token is mostly reading the weights, so
+that the copy's calls are taken to cost the model's in the proportion of their bytes. A copy of half of main's size cannot win
+much, and one that says nonsense cannot either: see docs/pairs.md.
 """
 
 import re
@@ -33,20 +34,21 @@ _SMALLER = 0.98  # of main's bytes, at most; the size to expect is known to some
 class Copy:
     """A copy that could be made.
 
-    size: bytes of the file to expect. main_size: bytes of main. prospects: None where main was never measured here.
+    size: bytes of the file to expect. source_size: bytes of the model that is copied. prospects: None where main, or that
+    model, was never measured here.
     """
 
-    main: Path
+    source: Path
     target: Path
     kind: str
     size: int
-    main_size: int
+    source_size: int
     prospects: Sequence[Prospect] | None
 
     @property
     def share(self) -> float:
-        """Of main's bytes, those that the copy has."""
-        return self.size / self.main_size
+        """Of the model's bytes, those that the copy has."""
+        return self.size / self.source_size
 
     @property
     def loses(self) -> bool:
@@ -55,10 +57,11 @@ class Copy:
 
 
 def plan(
-    main: Path,
+    source: Path,
     kind: str,
     target: Path | None = None,
     *,
+    main: Path | None = None,
     force: bool = False,
     n_ctx: int = 4096,
     threads: int | None = None,
@@ -68,37 +71,46 @@ def plan(
     """See whether a copy can be made, and what it would bring; nothing is written.
 
     Args:
+        source: the model that is copied.
         kind: one of `spec_local.llama.quantize.KINDS`.
-        target: the copy's file; None: main's name and the kind, beside main.
+        target: the copy's file; None: the model's name and the kind, beside the model.
+        main: whom the copy shall guess for; None: the model itself.
         force: overwrite what is there.
         n_ctx, threads, gpu_layers, cache_type: of the sessions to come, whose costs are looked up.
 
     Raises:
-        InvalidRequest: the target is there already, or is main itself.
-        ModelFileError, ModelError: main cannot be read, cannot take guesses back, or is as small already.
+        InvalidRequest: the target is there already, or is the model itself.
+        ModelFileError, ModelError: a model cannot be read or cannot take guesses back, or this one is as small already.
         BackendError: llama.cpp cannot make such a copy.
         SpecLocalError: there is no room on the disk.
     """
-    target = target or main.with_name(f"{_PART.sub('', main.stem)}-{kind}.gguf")
-    with closing(open_header(main)) as model:
-        check_main(model)
-        main_size, length = model.size, model.n_ctx(n_ctx)
-    header = max(0, main.stat().st_size - main_size)  # of a split model: nothing
-    check_target(target, main, force=force)
-    size = quantized(main, kind)["size"]
-    if size > _SMALLER * main_size:
+    target = target or source.with_name(f"{_PART.sub('', source.stem)}-{kind}.gguf")
+    models = [source] if main is None else [source, main]
+    costs = []
+    for path in models:
+        with closing(open_header(path)) as model:
+            check_main(model)
+            length = model.n_ctx(n_ctx)
+            if path is source:
+                source_size = model.size
+        costs.append(
+            cost_store.load(Conditions(path, gpu_layers, threads or default_threads(), length, cache_type))
+        )
+    header = max(0, source.stat().st_size - source_size)  # of a split model: nothing
+    check_target(target, source, force=force)
+    size = quantized(source, kind)["size"]
+    if size > _SMALLER * source_size:
         raise ModelError(
-            f"{main.name} has {main_size / 1e6:.1f} MB already and a {kind} copy would have {size / 1e6:.1f} MB: "
+            f"{source.name} has {source_size / 1e6:.1f} MB already and a {kind} copy would have {size / 1e6:.1f} MB: "
             "give a --type of fewer bits"
         )
-    costs = cost_store.load(Conditions(main, gpu_layers, threads or default_threads(), length, cache_type))
     known = None
-    if costs:
-        share = size / main_size
-        copy = CostTable({n: seconds * share for n, seconds in costs.costs.items()})
-        known = prospects(costs, copy, CHANCES)
+    if costs[0] and costs[-1]:
+        share = size / source_size
+        copy = CostTable({n: seconds * share for n, seconds in costs[0].costs.items()})
+        known = prospects(costs[-1], copy, CHANCES)
     _check_room(target, size + header)
-    return Copy(main, target, kind, size + header, main_size + header, known)
+    return Copy(source, target, kind, size + header, source_size + header, known)
 
 
 def check_main(main: Model) -> None:
@@ -109,19 +121,19 @@ def check_main(main: Model) -> None:
     """
     if not main.can_roll_back:
         raise ModelError(
-            f"{main.path.name} is a recurrent model and cannot take guesses back: it needs no draft"
+            f"{main.path.name} is a recurrent model and cannot take guesses back: it makes no draft, and needs none"
         )
 
 
-def check_target(target: Path, main: Path, *, force: bool) -> None:
-    """Refuse to write a draft over main, a folder or, without force, whatever is there.
+def check_target(target: Path, source: Path, *, force: bool) -> None:
+    """Refuse to write a draft over the model that it is made of, a folder or, without force, whatever is there.
 
     Raises:
         InvalidRequest: it would be.
     """
     if target.exists():
-        if target.samefile(main):
-            raise InvalidRequest(f"{target} is main itself: give another --output")
+        if target.samefile(source):
+            raise InvalidRequest(f"{target} is the model itself: give another --output")
         if target.is_dir():
             raise InvalidRequest(f"{target} is a folder: give the path of a file")
         if not force:
@@ -138,8 +150,8 @@ def make(copy: Copy, *, threads: int | None = None) -> Path:
         OSError: the folder cannot be written to.
     """
     with replacing(copy.target) as temporary:
-        quantized(copy.main, copy.kind, temporary, threads)
-        shutil.copymode(copy.main, temporary)  # a temporary file is for its owner only
+        quantized(copy.source, copy.kind, temporary, threads)
+        shutil.copymode(copy.source, temporary)  # a temporary file is for its owner only
     return copy.target
 
 
