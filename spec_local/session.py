@@ -307,10 +307,14 @@ class Session:
         if context.n_ctx - len(context.cached) < MAX_DRAFT:
             context.trim(0)  # a poor table would be kept for long; the text is read again
         known = cost_store.load(context)
-        # What was kept may be of a machine that was busy or had no plug, and what seems dear would never be tried again.
-        if known and any(known.agrees_with(measure(context, (1, 8), 1, rows)) for _ in range(2)):
-            return known
-        if not known:
+        if known:
+            # What was kept may be of a machine that was busy or had no plug, and what seems dear would never be tried again.
+            for _ in range(2):
+                now = measure(context, (1, 8), 1, rows)
+                if known.agrees_with(now):
+                    known.observe(1, now.seconds(1))  # all sizes become as dear as this one is today
+                    return known
+        else:
             self._notice(f"measuring {context.model.path.name} (first use with these settings)")
         return measure(context, rows=rows, budget=budget)
 

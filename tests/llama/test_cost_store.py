@@ -89,7 +89,11 @@ def test_an_answer_adds_to_what_is_known(talk, own_cache):
 def test_what_was_kept_is_believed_if_one_of_two_looks_says_so(
     talk, open_session, own_cache, monkeypatch, looks, believed
 ):
-    """looks: what 7 tokens more are seen to take, in calls of one token; 0.1 is what was kept."""
+    """looks: what 7 tokens more are seen to take, in calls of one token; 0.1 is what was kept.
+
+    What is believed is how costs grow, and not how fast the machine was: a draft that was kept as dear would never be asked, and
+    never timed, again.
+    """
     talk()
     (path,) = files(own_cache)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": {"1": 7.0, "8": 7.7, "16": 9.0}}))
@@ -98,10 +102,10 @@ def test_what_was_kept_is_believed_if_one_of_two_looks_says_so(
     monkeypatch.setattr("spec_local.session.measure", lambda *args, **kwargs: found.pop(0))
     with open_session() as session:
         main, _ = session.costs()
-        assert main.seconds(16) == (9.0 if believed else 11.0)
+        assert main.seconds(16) == pytest.approx(9.0 / 7.0 if believed else 11.0)
     assert len(found) == believed
     known = json.loads(path.read_text())["seconds"]
-    assert known["16"] == (9.0 if believed else 11.0)
+    assert known["16"] == pytest.approx(9.0 / 7.0 if believed else 11.0)
 
 
 @pytest.mark.parametrize("settings", [{"policy": "fixed"}, {"policy": "off"}, {"proposer": "none"}], ids=str)

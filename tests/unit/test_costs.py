@@ -87,6 +87,21 @@ def test_a_lasting_change_counts():
     assert costs.seconds(1) == 2.0
 
 
+def test_calls_that_take_far_too_long_count_once_they_last():
+    """Five of nine are more than a median forgives, and a draft that seems dear is not asked, and so not timed, again."""
+    costs = CostTable(F16)
+    for seconds in [1.0, *[20.0] * 5, 1.0, *[20.0] * 5, 1.0, *[20.0] * 8]:
+        costs.observe(1, seconds)
+        assert costs.seconds(1) == 1.0
+    costs.observe(1, 20.0)
+    assert costs.seconds(1) == 20.0
+    costs.observe(1, 1.0)
+    assert costs.seconds(1) == 20.0  # it may be a lull
+    for _ in range(4):
+        costs.observe(1, 1.0)
+    assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()))
+
+
 def test_all_sizes_follow_the_calls_of_one_token():
     costs = CostTable(F16)
     for _ in range(9):

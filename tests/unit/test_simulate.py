@@ -156,6 +156,18 @@ def test_a_draft_that_becomes_good_is_noticed(sim, texts):
     assert 128 / last.count("main") > 2  # tokens a step
 
 
+def test_a_neighbour_does_not_end_all_asking_of_a_draft(sim, texts):
+    """Whatever his calls hit: there was a time when five disturbed ones made the draft look dear for good."""
+    pair = next(p for p in sim.PAIRS if p.name == METAL)
+    traces = [trace for seed in range(8) for trace in texts.drafted([0.85] * 256, seed=seed)]
+    group = sim.Group("noisy session", traces, noisy=True)
+    for seed in range(4):
+        machine = sim.Machine(pair, group, seed)
+        sim.run(group, machine, sim.adaptive(machine), sim.MOST)
+        last = [role for role, _, said in machine.calls if said > group.n_tokens - 1024]
+        assert 1024 / last.count("main") > 2.5  # tokens a step
+
+
 @pytest.mark.parametrize("group", ["code editing", "acceptance 0.8"])
 def test_a_machine_without_a_draft_has_lookup_and_plain_decoding(simulated, group):
     cell = simulated("x86 135M alone", group)
