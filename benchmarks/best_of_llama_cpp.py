@@ -58,6 +58,9 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--per-category", type=int, default=6)
     arguments.add_argument("--category", nargs="*")
+    arguments.add_argument(
+        "--settings", nargs="*", help="of llama.cpp, by the names in the table (default: all)"
+    )
     arguments.add_argument("--n", type=int, default=128, help="tokens an answer")
     arguments.add_argument("--ctx", type=int, default=2048)
     arguments.add_argument("--threads", type=int, default=default_threads())
@@ -70,6 +73,10 @@ def main() -> None:
         options.out.open("a") as out,
     ):
         theirs = Theirs(session, options)
+        ways = settings(theirs, bool(options.draft))
+        for unknown in set(options.settings or ()) - set(ways):
+            raise SystemExit(f"no setting is called {unknown!r}: give some of {', '.join(ways)}")
+        ways = {way: ways[way] for way in options.settings or ways}
         ours(session, tokens_of(session.main.model, "Hello"), 8, "auto")  # touches all memory
         asked: dict[str, int] = {}
         for entry in load():
@@ -88,7 +95,7 @@ def main() -> None:
             for way, proposer in (("plain", "none"), ("adaptive", "auto")):
                 note(f"{entry.name}: {way}")
                 rates[way], n = ours(session, prompt, options.n, proposer)
-            for way, speculation in settings(theirs, bool(options.draft)).items():
+            for way, speculation in ways.items():
                 note(f"{entry.name}: {way}")
                 rates[way] = theirs.run(prompt, file, 0.0, speculation, 0).tokens_per_second
             rows.append({"category": entry.category, "name": entry.name, "tokens": n, "rates": rates})
