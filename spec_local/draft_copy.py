@@ -85,17 +85,16 @@ def plan(
         SpecLocalError: there is no room on the disk.
     """
     target = target or source.with_name(f"{_PART.sub('', source.stem)}-{kind}.gguf")
-    models = [source] if main is None else [source, main]
-    costs = []
-    for path in models:
+
+    def looked_up(path: Path) -> tuple[int, CostTable | None]:
         with closing(open_header(path)) as model:
             check_main(model)
-            length = model.n_ctx(n_ctx)
-            if path is source:
-                source_size = model.size
-        costs.append(
-            cost_store.load(Conditions(path, gpu_layers, threads or default_threads(), length, cache_type))
-        )
+            size, length = model.size, model.n_ctx(n_ctx)
+        conditions = Conditions(path, gpu_layers, threads or default_threads(), length, cache_type)
+        return size, cost_store.load(conditions)
+
+    source_size, costs = looked_up(source)
+    mains = looked_up(main)[1] if main else costs
     header = max(0, source.stat().st_size - source_size)  # of a split model: nothing
     check_target(target, source, force=force)
     size = quantized(source, kind)["size"]
@@ -105,10 +104,10 @@ def plan(
             "give a --type of fewer bits"
         )
     known = None
-    if costs[0] and costs[-1]:
+    if costs and mains:
         share = size / source_size
-        copy = CostTable({n: seconds * share for n, seconds in costs[0].costs.items()})
-        known = prospects(costs[-1], copy, CHANCES)
+        copy = CostTable({n: seconds * share for n, seconds in costs.costs.items()})
+        known = prospects(mains, copy, CHANCES)
     _check_room(target, size + header)
     return Copy(source, target, kind, size + header, source_size + header, known)
 

@@ -19,7 +19,9 @@ from specdec_cli.options import CacheChoice, resolve
 if TYPE_CHECKING:
     from spec_local.draft_copy import Copy
 
-app = typer.Typer(help="Make a draft for a model that has none.", no_args_is_help=True)
+app = typer.Typer(
+    help="Make a draft: a model in fewer bits, or one that learns from main.", no_args_is_help=True
+)
 app.command()(draft_train.train)
 
 
