@@ -76,13 +76,18 @@ def test_a_file_says_what_it_is(talk, own_cache):
     assert all(0 < seconds < 10 for seconds in known["seconds"].values())
 
 
-def test_an_answer_adds_to_what_is_known(talk, own_cache):
+def test_an_answer_adds_to_what_is_known(talk, own_cache, monkeypatch):
+    """Twice as fast as the machine is, and believed at first: then calls that were made outvote it."""
     talk()
     (path,) = files(own_cache)
-    before = path.read_text()
-    assert talk()[1] == []
+    content = json.loads(path.read_text())
+    kept = {n: seconds / 2 for n, seconds in content["seconds"].items()}
+    path.write_text(json.dumps(content | {"seconds": kept}))
+    looks = [CostTable({int(n): seconds for n, seconds in kept.items()})]
+    monkeypatch.setattr("spec_local.session.measure", lambda *args, **kwargs: looks.pop())
+    assert talk(settings={"max_tokens": 64})[1] == []
     assert files(own_cache) == [path]
-    assert path.read_text() != before
+    assert json.loads(path.read_text())["seconds"]["1"] > kept["1"]
 
 
 @pytest.mark.parametrize(("looks", "believed"), [((0.1,), True), ((5.0, 0.1), True), ((5.0, 5.0), False)])
