@@ -27,7 +27,7 @@ CHANCES = (0.8, 0.9, 0.95)
 """That a guess of the copy stands: usual ones, and one that few copies reach."""
 _PROGRAM = "spec_local.llama.quantize"
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # of a split model, which becomes one file
-_SMALLER = 0.98  # of main's bytes, at most; the size to expect is known to some kB only
+_SMALLER = 0.98  # of the model's bytes, at most; the size to expect is known to some kB only
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
-from specdec_cli import draft_view, exits, render
-from specdec_cli.options import OneModelArgument, resolve
+from specdec_cli import completion, draft_view, exits, render
+from specdec_cli.options import resolve
 
 if TYPE_CHECKING:
     from spec_local.training.recipe import Recipe
@@ -28,7 +28,14 @@ class DeviceChoice(StrEnum):
 
 
 def train(
-    main: OneModelArgument,
+    main: Annotated[
+        str,
+        Argument(
+            metavar="MAIN",
+            help="The model that answers: a file or a name.",
+            autocompletion=completion.models,
+        ),
+    ],
     output: Annotated[
         Path | None,
         Option("--output", "-o", help="The draft's file (default: beside main; of a name, in this folder)."),

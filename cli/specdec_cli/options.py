@@ -32,14 +32,6 @@ MainArgument = Annotated[
         autocompletion=completion.models,
     ),
 ]
-OneModelArgument = Annotated[
-    str,
-    Argument(
-        metavar="MAIN",
-        help="The model that answers: a file or a name.",
-        autocompletion=completion.models,
-    ),
-]
 _MAX_TEXT = 1 << 20
 
 
