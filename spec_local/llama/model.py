@@ -36,6 +36,10 @@ def check_header(path: Path) -> None:
         raise ModelFileError(f"{path} is not a GGUF file: give a model in GGUF format")
 
 
+class _Weights:
+    """Live as long as a model or its vocabulary; llama.cpp's are freed after them."""
+
+
 class Model:
     """The weights and the vocabulary of one GGUF file.
 
@@ -63,15 +67,18 @@ class Model:
             params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
         runtime.forget_complaints()
         with runtime.holding_signals():
-            self.handle = lib.llama_model_load_from_file(os.fsencode(self.path), params)
-        if not self.handle:
+            handle = lib.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not handle:
             raise ModelFileError(
                 f"{self.path} cannot be loaded ({runtime.reason('llama.cpp gave no reason')}): "
                 "the file may be damaged or of a newer format; download it again or update llama-cpp-python"
             )
-        self.close = weakref.finalize(self, lib.llama_model_free, self.handle)
+        loaded = _Weights()
+        self.close = weakref.finalize(loaded, lib.llama_model_free, handle)
+        self._owned = runtime.Handle(handle, loaded, self.close)
         release_mapped_file(self.path)
-        self.vocabulary = Vocabulary(lib, lib.llama_model_get_vocab(self.handle))
+        vocabulary = runtime.Handle(lib.llama_model_get_vocab(handle), loaded, self.close)
+        self.vocabulary = Vocabulary(lib, vocabulary)
         if not lib.llama_model_has_decoder(self.handle) or lib.llama_model_has_encoder(self.handle):
             raise ModelError(
                 f"{self.path} is an encoder model: give one that writes text, such as Qwen or Llama"
@@ -80,6 +87,11 @@ class Model:
             raise ModelError(f"{self.path} is a diffusion model: give one that writes text token by token")
         if self.vocabulary.type == lib.LLAMA_VOCAB_TYPE_NONE:
             raise ModelError(f"{self.path} has no tokenizer: give a complete GGUF file")
+
+    @property
+    def handle(self) -> int:
+        """llama.cpp's own; raises InvalidRequest if the model is closed."""
+        return self._owned.pointer
 
     @functools.cached_property
     def n_ctx_train(self) -> int:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from spec_local.errors import InvalidRequest
 from spec_local.llama.build import processor_features
 
 # ggml_log_level of the bundled llama.cpp (the binding's own table is older).
@@ -54,6 +55,29 @@ def library() -> Any:
     weakref.finalize(llama_cpp, llama_cpp.llama_log_set, silent, None)
     llama_cpp.llama_backend_init()
     return llama_cpp
+
+
+class Handle:
+    """A pointer to what is freed with a model's weights.
+
+    Args:
+        weights: kept, so that they are in memory as long as anybody has the pointer.
+        close: frees them.
+    """
+
+    def __init__(self, pointer: int, weights: object, close: "weakref.finalize[..., Any]") -> None:
+        self._pointer, self._weights, self._close = pointer, weights, close
+
+    @property
+    def pointer(self) -> int:
+        """To be given to llama.cpp, which dies of one that was freed.
+
+        Raises:
+            InvalidRequest: the model is closed.
+        """
+        if not self._close.alive:
+            raise InvalidRequest("the model is closed: open it again")
+        return self._pointer
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
+from spec_local.llama.runtime import Handle
 from spec_local.text import bytes_of
 
 # llama.cpp counts bytes in int32, and its tokenizer takes many times the text in memory.
@@ -20,11 +21,11 @@ _LONG_TEXT_BYTES, _SMALLEST_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
 
 
 class Vocabulary:
-    """A view of one model's vocabulary; it lives as long as the model."""
+    """A view of one model's vocabulary, for which the model stays in memory, until it is closed."""
 
-    def __init__(self, lib: Any, handle: int) -> None:
-        self._lib = lib
-        self._handle = handle
+    def __init__(self, lib: Any, owned: Handle) -> None:
+        self._lib, self._owned = lib, owned
+        handle = self._handle
         self._buffer = ctypes.create_string_buffer(256)
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self.n_tokens: int = lib.llama_vocab_n_tokens(handle)
@@ -35,10 +36,16 @@ class Vocabulary:
         self.add_bos: bool = lib.llama_vocab_get_add_bos(handle)
         self.add_eos: bool = lib.llama_vocab_get_add_eos(handle)
 
+    @property
+    def _handle(self) -> int:
+        return self._owned.pointer
+
     @functools.cached_property
     def is_end(self) -> Callable[[int], bool]:
         """Whether a token ends the answer (end of sequence, of turn, of message)."""
-        return functools.cache(functools.partial(self._lib.llama_vocab_is_eog, self._handle))
+        # Not of `self`: in a circle, the weights would wait for the garbage collector.
+        is_end, owned = self._lib.llama_vocab_is_eog, self._owned
+        return functools.cache(lambda token: bool(is_end(owned.pointer, token)))
 
     @functools.cached_property
     def fill_in(self) -> tuple[int, int, int] | None:

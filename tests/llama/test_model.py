@@ -1,5 +1,6 @@
 """Loading GGUF files, good and bad, and the tiny models that everything here runs on."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from spec_local.errors import ModelError, ModelFileError
+from spec_local.errors import InvalidRequest, ModelError, ModelFileError
 from spec_local.llama import runtime, tiny
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
@@ -235,6 +236,53 @@ logits = context.evaluate([1, 2], 1)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_vocabulary_keeps_its_model(tiny_path):
+    """Whoever writes Model(path).vocabulary has nothing else that would."""
+    vocabulary, is_end = Model(tiny_path).vocabulary, Model(tiny_path).vocabulary.is_end
+    assert vocabulary.detokenize(vocabulary.tokenize("as before")) == "as before"
+    assert vocabulary.is_end(vocabulary.eos)
+    assert is_end(vocabulary.eos)
+
+
+def test_weights_are_freed_at_once_with_the_last_who_needs_them(tiny_path):
+    model = Model(tiny_path)
+    close, vocabulary = model.close, model.vocabulary
+    assert vocabulary.is_end(vocabulary.eos)
+    gc.disable()  # not when the garbage collector finds a circle
+    try:
+        del model
+        assert close.alive
+        del vocabulary
+        assert not close.alive
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model: model.vocabulary.tokenize("a"),
+        lambda model: model.vocabulary.piece(65),
+        lambda model: model.vocabulary.text(65),
+        lambda model: model.vocabulary.is_end(65),
+        lambda model: model.vocabulary.fill_in,
+        lambda model: model.vocabulary.fingerprint,
+        lambda model: model.size,
+        lambda model: model.chat_template,
+        lambda model: model.can_roll_back,
+        lambda model: model.kv_bytes(16),
+        lambda model: Context(model, n_ctx=16),
+    ],
+)
+def test_nothing_can_be_asked_of_a_closed_model(tiny_path, ask):
+    model = Model(tiny_path)
+    ask(model)
+    other = Model(tiny_path)
+    other.close()
+    with pytest.raises(InvalidRequest, match="the model is closed"):
+        ask(other)
 
 
 # The tiny models themselves
