@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from against_llama_cpp import Theirs
-from common import chat_text, geometric_mean, machine, note, parser, table, tokens_of
+from common import chat_text, geometric_mean, interval, machine, note, parser, table, tokens_of
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
+from spec_local.bench.figures import estimate
 from spec_local.bench.prompts import load
 from spec_local.llama.context import default_threads
 
@@ -106,7 +107,8 @@ def main() -> None:
 
 
 def report(rows: list[dict[str, Any]], options: Any) -> None:
-    ways = [way for way in rows[0]["rates"] if way != "plain"]
+    # Rows of an earlier run may know other settings.
+    ways = [way for way in rows[0]["rates"] if way != "plain" and all(way in row["rates"] for row in rows)]
     gains = {way: [row["rates"][way] / row["rates"]["plain"] for row in rows] for way in ways}
     print(f"main {options.main.name}, {len(rows)} prompts, {options.n} tokens; {machine()}\n")
     table(
@@ -124,8 +126,8 @@ def report(rows: list[dict[str, Any]], options: Any) -> None:
         + [["all", *(f"{geometric_mean(gains[way]):.3f}" for way in ways)]],
     )
     best = max((way for way in ways if way != "adaptive"), key=lambda way: geometric_mean(gains[way]))
-    ratio = geometric_mean(gains["adaptive"]) / geometric_mean(gains[best])
-    print(f"adaptive / best of llama.cpp ({best}): {ratio:.3f}")
+    found = estimate([ours / theirs for ours, theirs in zip(gains["adaptive"], gains[best], strict=True)])
+    print(f"adaptive / best of llama.cpp ({best}): {interval((found.value, found.low, found.high))}")
 
 
 if __name__ == "__main__":
