@@ -92,7 +92,7 @@ def test_interrupting_twice_does_not_end_the_chat(terminal, main):
     time.sleep(0.7)
     person.type("\x03\x03")
     person.prompt()
-    assert "12 tokens" not in person.say("/stats")
+    assert " 12 tokens" not in person.say("/stats")
     person.type("\x04")
     assert person.leaves_with() == 0
 
