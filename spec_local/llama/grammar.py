@@ -60,8 +60,7 @@ class Grammar:
 
     def check_open(self) -> None:
         """llama.cpp reads the model's vocabulary at each question."""
-        if not self._model.close.alive:
-            raise InvalidRequest("the model is closed: open it again")
+        self._model.check_open()
 
     def start(self) -> "GrammarState":
         """What an answer may begin with."""

@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import os
-import weakref
 from pathlib import Path
 
 from spec_local.errors import ModelError, ModelFileError
@@ -36,10 +35,6 @@ def check_header(path: Path) -> None:
         raise ModelFileError(f"{path} is not a GGUF file: give a model in GGUF format")
 
 
-class _Weights:
-    """Live as long as a model or its vocabulary; llama.cpp's are freed after them."""
-
-
 class Model:
     """The weights and the vocabulary of one GGUF file.
 
@@ -67,18 +62,16 @@ class Model:
             params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
         runtime.forget_complaints()
         with runtime.holding_signals():
-            handle = lib.llama_model_load_from_file(os.fsencode(self.path), params)
+            handle: int = lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not handle:
             raise ModelFileError(
                 f"{self.path} cannot be loaded ({runtime.reason('llama.cpp gave no reason')}): "
                 "the file may be damaged or of a newer format; download it again or update llama-cpp-python"
             )
-        loaded = _Weights()
-        self.close = weakref.finalize(loaded, lib.llama_model_free, handle)
-        self._owned = runtime.Handle(handle, loaded, self.close)
+        self._pointer, self._weights = handle, runtime.Weights(lib.llama_model_free, handle)
+        self.close, self.check_open = self._weights.close, self._weights.check_open
         release_mapped_file(self.path)
-        vocabulary = runtime.Handle(lib.llama_model_get_vocab(handle), loaded, self.close)
-        self.vocabulary = Vocabulary(lib, vocabulary)
+        self.vocabulary = Vocabulary(lib, lib.llama_model_get_vocab(handle), self._weights)
         if not lib.llama_model_has_decoder(self.handle) or lib.llama_model_has_encoder(self.handle):
             raise ModelError(
                 f"{self.path} is an encoder model: give one that writes text, such as Qwen or Llama"
@@ -91,7 +84,8 @@ class Model:
     @property
     def handle(self) -> int:
         """llama.cpp's own; raises InvalidRequest if the model is closed."""
-        return self._owned.pointer
+        self.check_open()
+        return self._pointer
 
     @functools.cached_property
     def n_ctx_train(self) -> int:

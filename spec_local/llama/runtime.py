@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,27 +57,22 @@ def library() -> Any:
     return llama_cpp
 
 
-class Handle:
-    """A pointer to what is freed with a model's weights.
+class Weights:
+    """A loaded model's: in memory as long as anybody holds this, or until they are closed.
+
+    Whoever keeps a pointer into them holds this, too, and checks: llama.cpp dies of a pointer to what was freed.
 
     Args:
-        weights: kept, so that they are in memory as long as anybody has the pointer.
-        close: frees them.
+        free: what frees them, given the handle.
     """
 
-    def __init__(self, pointer: int, weights: object, close: "weakref.finalize[..., Any]") -> None:
-        self._pointer, self._weights, self._close = pointer, weights, close
+    def __init__(self, free: Callable[[int], None], handle: int) -> None:
+        self.close = weakref.finalize(self, free, handle)
 
-    @property
-    def pointer(self) -> int:
-        """To be given to llama.cpp, which dies of one that was freed.
-
-        Raises:
-            InvalidRequest: the model is closed.
-        """
-        if not self._close.alive:
+    def check_open(self) -> None:
+        """Raise InvalidRequest if they are closed."""
+        if not self.close.alive:
             raise InvalidRequest("the model is closed: open it again")
-        return self._pointer
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
-from spec_local.llama.runtime import Handle
+from spec_local.llama.runtime import Weights
 from spec_local.text import bytes_of
 
 # llama.cpp counts bytes in int32, and its tokenizer takes many times the text in memory.
@@ -23,9 +23,8 @@ _LONG_TEXT_BYTES, _SMALLEST_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
 class Vocabulary:
     """A view of one model's vocabulary, for which the model stays in memory, until it is closed."""
 
-    def __init__(self, lib: Any, owned: Handle) -> None:
-        self._lib, self._owned = lib, owned
-        handle = self._handle
+    def __init__(self, lib: Any, handle: int, weights: Weights) -> None:
+        self._lib, self._pointer, self._weights = lib, handle, weights
         self._buffer = ctypes.create_string_buffer(256)
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self.n_tokens: int = lib.llama_vocab_n_tokens(handle)
@@ -38,14 +37,21 @@ class Vocabulary:
 
     @property
     def _handle(self) -> int:
-        return self._owned.pointer
+        self._weights.check_open()
+        return self._pointer
 
     @functools.cached_property
     def is_end(self) -> Callable[[int], bool]:
         """Whether a token ends the answer (end of sequence, of turn, of message)."""
         # Not of `self`: in a circle, the weights would wait for the garbage collector.
-        is_end, owned = self._lib.llama_vocab_is_eog, self._owned
-        return functools.cache(lambda token: bool(is_end(owned.pointer, token)))
+        ask, handle, weights = self._lib.llama_vocab_is_eog, self._pointer, self._weights
+
+        @functools.cache
+        def is_end(token: int) -> bool:
+            weights.check_open()
+            return bool(ask(handle, token))
+
+        return is_end
 
     @functools.cached_property
     def fill_in(self) -> tuple[int, int, int] | None:

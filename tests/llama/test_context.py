@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -103,7 +102,7 @@ def test_limits_are_no_larger_than_the_context(make_context, tiny_model):
 def test_llama_cpp_says_why_it_makes_no_context(make_context, tiny_model, monkeypatch):
     make_context(tiny_model)  # what it asks the model, the model remembers
     monkeypatch.setattr(tiny_model, "kv_bytes", lambda *_: 0)
-    monkeypatch.setattr(tiny_model, "_owned", SimpleNamespace(pointer=None))
+    monkeypatch.setattr(tiny_model, "_pointer", None)
     with pytest.raises(BackendError, match="model cannot be NULL"):
         make_context(tiny_model)
 

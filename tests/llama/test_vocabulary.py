@@ -90,7 +90,7 @@ def test_a_piece_longer_than_any_buffer(vocabulary, extra_tokens):
     text = extra_tokens[0]
     assert len(text) > 256
     (token,) = vocabulary.tokenize(text)
-    new = Vocabulary(vocabulary._lib, vocabulary._owned)
+    new = Vocabulary(vocabulary._lib, vocabulary._pointer, vocabulary._weights)
     for _ in range(2):
         assert new.piece(token) == text.encode()
         assert new.piece(FIRST_BYTE + 65) == b"A"  # no rest of the long one in the buffer
@@ -176,13 +176,13 @@ class Refusing:
 @pytest.mark.parametrize("length", [10, 5000])
 def test_a_tokenizer_may_want_more_room(vocabulary, length):
     """Falcon's does, for bytes that are no UTF-8."""
-    roomy = Vocabulary(Refusing(vocabulary._lib, 3 * length + 20), vocabulary._owned)
+    roomy = Vocabulary(Refusing(vocabulary._lib, 3 * length + 20), vocabulary._pointer, vocabulary._weights)
     assert roomy.tokenize("a" * length) == list(range(3 * length + 20))
 
 
 @pytest.mark.parametrize("length", [10, 5000])
 def test_a_tokenizer_that_fails_is_no_empty_text(vocabulary, length):
-    broken = Vocabulary(Refusing(vocabulary._lib, -3), vocabulary._owned)
+    broken = Vocabulary(Refusing(vocabulary._lib, -3), vocabulary._pointer, vocabulary._weights)
     with pytest.raises(BackendError, match="the tokenizer failed"):
         broken.tokenize("a" * length)
 
