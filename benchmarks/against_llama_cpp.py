@@ -37,12 +37,18 @@ from spec_local.llama.context import default_threads
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """tokens_per_second after the prompt; guesses and how many of them stood; tokens said."""
+    """tokens_per_second after the prompt; guesses and how many of them stood; tokens said; until all models had read the prompt."""
 
     tokens_per_second: float
     drafted: int
     accepted: int
     predicted: int
+    prompt_s: float = 0.0
+
+    @property
+    def whole(self) -> float:
+        """Tokens a second, the prompt's time counted."""
+        return self.predicted / (self.prompt_s + self.predicted / self.tokens_per_second)
 
 
 class Ours:
@@ -65,7 +71,7 @@ class Ours:
         *_, last = self._session.generate(prompt, settings)
         assert isinstance(last, Done)
         s = last.statistics
-        return Outcome(s.tokens_per_second, s.draft_n, s.draft_n_accepted, s.predicted_n)
+        return Outcome(s.tokens_per_second, s.draft_n, s.draft_n_accepted, s.predicted_n, s.prompt_s)
 
 
 class Theirs:
@@ -110,6 +116,7 @@ class Theirs:
             int(_find(r"n_drafted\s+= (\d+)", said)),
             int(_find(r"n_accept\s+= (\d+)", said)),
             int(_find(r"n_predict = (\d+)", said)),
+            float(_find(r"encoded\s+\d+ tokens in\s+([\d.]+)", said)),
         )
 
     def run_plain(self, file: Path, temperature: float, seed: int) -> Outcome:

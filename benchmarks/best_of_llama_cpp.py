@@ -4,7 +4,8 @@
 
 The built-in prompts of ``specdec bench``, at temperature 0. Every prompt is answered by specdec, plain and adaptive, and
 by llama-speculative-simple with each setting, one after the other; the rate is each program's own, for what follows
-the prompt. The best setting is the one with the best geometric mean over all prompts, chosen in hindsight. What
+the prompt, and a second time with the prompt's time, in which llama.cpp's draft reads every prompt and specdec's those
+that it may repay. The best setting is the one with the best geometric mean over all prompts, chosen in hindsight. What
 is in FILE already is not run again.
 """
 
@@ -13,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from against_llama_cpp import Theirs
+from against_llama_cpp import Outcome, Theirs
 from common import chat_text, geometric_mean, interval, machine, note, parser, table, tokens_of
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
@@ -41,14 +42,15 @@ def settings(theirs: Theirs, has_draft: bool) -> dict[str, list[Any]]:
     return copies | (drafts if has_draft else {})
 
 
-def ours(session: Session, prompt: list[int], n: int, proposer: Any) -> tuple[float, int]:
+def ours(session: Session, prompt: list[int], n: int, proposer: Any) -> Outcome:
     for context in (session.main, session.draft):
         if context:
             context.trim(0)  # the peer starts empty as well
     how = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=n, proposer=proposer)
     *_, last = session.generate(prompt, how)
     assert isinstance(last, Done)
-    return last.statistics.tokens_per_second, last.statistics.predicted_n
+    s = last.statistics
+    return Outcome(s.tokens_per_second, s.draft_n, s.draft_n_accepted, s.predicted_n, s.prompt_s)
 
 
 def main() -> None:
@@ -92,42 +94,50 @@ def main() -> None:
             file = Path(folder) / entry.name
             file.write_text(text, encoding="utf-8", newline="")
             prompt = tokens_of(session.main.model, text)
-            rates = {}
+            found = {}
             for way, proposer in (("plain", "none"), ("adaptive", "auto")):
                 note(f"{entry.name}: {way}")
-                rates[way], n = ours(session, prompt, options.n, proposer)
+                found[way] = ours(session, prompt, options.n, proposer)
             for way, speculation in ways.items():
                 note(f"{entry.name}: {way}")
-                rates[way] = theirs.run(prompt, file, 0.0, speculation, 0).tokens_per_second
-            rows.append({"category": entry.category, "name": entry.name, "tokens": n, "rates": rates})
+                found[way] = theirs.run(prompt, file, 0.0, speculation, 0)
+            rows.append(
+                {
+                    "category": entry.category,
+                    "name": entry.name,
+                    "tokens": found["plain"].predicted,
+                    "rates": {way: outcome.tokens_per_second for way, outcome in found.items()},
+                    "whole": {way: outcome.whole for way, outcome in found.items()},
+                }
+            )
             out.write(json.dumps(rows[-1]) + "\n")
             out.flush()
     note("")
-    report(rows, options)
-
-
-def report(rows: list[dict[str, Any]], options: Any) -> None:
-    # Rows of an earlier run may know other settings.
-    ways = [way for way in rows[0]["rates"] if way != "plain" and all(way in row["rates"] for row in rows)]
-    gains = {way: [row["rates"][way] / row["rates"]["plain"] for row in rows] for way in ways}
     print(f"main {options.main.name}, {len(rows)} prompts, {options.n} tokens; {machine()}\n")
+    report(rows, "rates", "times plain")
+    if all("whole" in row for row in rows):  # rows of an earlier version do not know it
+        report(rows, "whole", "the prompt's time counted")
+
+
+def report(rows: list[dict[str, Any]], rates: str, head: str) -> None:
+    # Rows of an earlier run may know other settings.
+    ways = [way for way in rows[0][rates] if way != "plain" and all(way in row[rates] for row in rows)]
+    gains = {way: [row[rates][way] / row[rates]["plain"] for row in rows] for way in ways}
+    of = {
+        category: [i for i, row in enumerate(rows) if row["category"] == category]
+        for category in dict.fromkeys(row["category"] for row in rows)
+    }
     table(
-        ["times plain", *ways],
+        [head, *ways],
         [
-            [
-                category,
-                *(
-                    f"{geometric_mean([g for g, r in zip(gains[way], rows, strict=True) if r['category'] == category]):.2f}"
-                    for way in ways
-                ),
-            ]
-            for category in dict.fromkeys(row["category"] for row in rows)
+            [category, *(f"{geometric_mean([gains[way][i] for i in some]):.2f}" for way in ways)]
+            for category, some in of.items()
         ]
         + [["all", *(f"{geometric_mean(gains[way]):.3f}" for way in ways)]],
     )
     best = max((way for way in ways if way != "adaptive"), key=lambda way: geometric_mean(gains[way]))
     found = estimate([ours / theirs for ours, theirs in zip(gains["adaptive"], gains[best], strict=True)])
-    print(f"adaptive / best of llama.cpp ({best}): {interval((found.value, found.low, found.high))}")
+    print(f"adaptive / best of llama.cpp ({best}): {interval((found.value, found.low, found.high))}\n")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--main", required=True, help="GGUF file")
     arguments.add_argument("--draft", required=True, help="GGUF file")
-    arguments.add_argument("--prompts", type=int, default=2, help="of each category")
+    arguments.add_argument("--prompts", type=int, default=6, help="of each category")
     arguments.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
     arguments.add_argument("--out", type=Path, default=TRACES)
     options = arguments.parse_args()

@@ -40,6 +40,7 @@ _PROBES = 0.006  # share of the time that flows into the purse, and that a probe
 _MARGIN = 1.1  # what is more than a plain step must bring more than it costs: of many estimates the best one flatters
 _AMORTISED = 6.0  # steps that share what the draft has to catch up with: good stretches last
 _OWN = 0.6  # of what the draft saves of an answer: copies would have saved the rest without it
+_DOUBT = 3.0  # plain steps, over the steps that a belief counts for: it may err by that
 _FRESH = 1.5  # steps that a belief counts for at the start of an answer: every answer is another text
 _AHEAD = 0.8  # chance of a guess that the draft has yet to make
 _SELDOM = 8  # plain steps of which one is looked at: on a small model, that takes a percent of a step
@@ -121,14 +122,11 @@ class Adaptive(Policy):
             self._n_guessed >= _REVIEW or self._main.is_in_doubt
         ):  # what plain decoding costs must not become hearsay
             return source
-        brings = None
-        if not self._until_asked():
-            kind = self._kind()
-            brings = self._experience.yields[kind]
+        kind: Source = "none" if self._until_asked() else self._kind()
         if self._n_steps - self._reviewed >= _REVIEW:
             self._review()
         hopeful = [copies for copies in offer.copies if self.hopes(copies)]
-        if not hopeful and not brings:
+        if not hopeful and kind == "none":
             return source  # as in most steps, which are kept short: on a small model, all that is done here takes a percent of them
         self._costs = self._main.first(offer.limit.nodes + 1)
         best = 1.0 / self._plain
@@ -141,8 +139,8 @@ class Adaptive(Policy):
             if rates[n] > best:
                 best, source = float(rates[n]), "lookup"
                 self.copy = candidate.part(order[:n].tolist())
-        if brings and self._draft:
-            loss = brings.loss(1.0 / best) + self._owed()
+        if kind != "none" and self._draft:
+            loss = self._loss(kind, 1.0 / best)
             # A probe is made when it can be paid out of what is put aside for it.
             if loss < self._saved and self._affordable("draft", self._draft.seconds(offer.unread)):
                 self._saved -= max(0.0, loss)
@@ -267,7 +265,7 @@ class Adaptive(Policy):
         """Plain steps in which the draft will not be asked, whatever main says; beyond a few that is not known."""
         if not self._draft or not self._offer.unread or not self._hopeful:
             return _SELDOM - 1
-        loss = self._experience.yields[self._kind()].loss(self._plain) + self._owed()
+        loss = self._loss(self._kind(), self._plain)
         dear = self._costs[2] + self._draft.seconds(self._offer.unread)
         # Both purses grow by so much in a plain step, if they grow.
         lacking = max(loss - self._saved, dear - (1.0 + self._may_lose("draft", 1.0)) * self._costs[1])
@@ -285,6 +283,15 @@ class Adaptive(Policy):
         """Seconds that the draft has to catch up, where main has said tokens without it."""
         assert self._draft
         return self._draft.seconds(self._offer.unread) - self._draft.seconds(1)
+
+    def _loss(self, kind: Source, a_token: float) -> float:
+        """Seconds that a step with the draft loses at least, where a token can be had in so many.
+
+        A few unlucky steps are no proof: without the doubt, three of them ended all asking of a draft that gains a quarter. What the doubt costs comes out of the purse.
+        """
+        known = self._experience.yields[kind]
+        doubt = _DOUBT * self._plain / known.weight if self._offer.unread <= 2 else 0.0
+        return known.loss(a_token) - doubt + self._owed()
 
     def _owed(self) -> float:
         """What one step has to earn of that: a part, as others follow, but all where no answer has gained from the draft yet."""

@@ -92,7 +92,7 @@ def test_nobody_beats_the_oracle(simulated, pair, group):
     assert cell.oracle >= max(cell.best, cell.adaptive) >= cell.plain
 
 
-LAPTOP, F16_B = "laptop 7B, draft 0.15", "x86-b F16, draft 0.22"
+LAPTOP, F16_B, Q8_B = "laptop 7B, draft 0.15", "x86-b F16, draft 0.22", "x86-b Q8_0, draft 0.39"
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,7 @@ LAPTOP, F16_B = "laptop 7B, draft 0.15", "x86-b F16, draft 0.22"
         (F16, "maths"),
         (F16_B, "code writing"),
         (F16_B, "collapse"),
+        (Q8_B, "acceptance 0.8"),  # in which the first guesses fail, as it happens
     ],
 )
 def test_the_policy_is_about_as_fast_as_the_best_fixed_choice_in_hindsight(simulated, pair, group):
@@ -144,7 +145,7 @@ def test_probes_of_a_draft_that_is_always_wrong_cost_little(sim, texts, pair):
     traces = [trace for seed in range(4) for trace in texts.drafted([0.0] * 256, [0.4] * 256, seed)]
     calls = sim.adaptive_calls(pair, group := sim.Group("always wrong", traces))
     assert 1 / 1.015 < group.n_tokens * pair.main[1] / sim.seconds(calls, pair, group) <= 1
-    last = [role for role, _, said in calls if said > group.n_tokens - 256]
+    last = [role for role, _, said in calls if said > group.n_tokens // 2]
     assert "draft" in last  # it is still asked, now and then
 
 
