@@ -51,14 +51,22 @@ class Outcome:
         return self.predicted / (self.prompt_s + self.predicted / self.tokens_per_second)
 
 
+def answer(session: Session, prompt: list[int], settings: GenerationSettings) -> Outcome:
+    """Of a session with empty caches: the peer starts empty as well."""
+    for context in (session.main, session.draft):
+        if context:
+            context.trim(0)
+    *_, last = session.generate(prompt, settings)
+    assert isinstance(last, Done)
+    s = last.statistics
+    return Outcome(s.tokens_per_second, s.draft_n, s.draft_n_accepted, s.predicted_n, s.prompt_s)
+
+
 class Ours:
     def __init__(self, session: Session, options: Any) -> None:
         self._session, self._options = session, options
 
     def run(self, prompt: list[int], temperature: float, draft_max: int, seed: int) -> Outcome:
-        for context in (self._session.main, self._session.draft):
-            if context:
-                context.trim(0)  # the peer starts empty as well
         settings = GenerationSettings(
             sampling=SamplingSettings(temperature=temperature),
             seed=seed,
@@ -68,10 +76,7 @@ class Ours:
             verifier="block",
             draft_max=draft_max,
         )
-        *_, last = self._session.generate(prompt, settings)
-        assert isinstance(last, Done)
-        s = last.statistics
-        return Outcome(s.tokens_per_second, s.draft_n, s.draft_n_accepted, s.predicted_n, s.prompt_s)
+        return answer(self._session, prompt, settings)
 
 
 class Theirs:

@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from against_llama_cpp import Outcome, Theirs
+from against_llama_cpp import Outcome, Theirs, answer
 from common import chat_text, geometric_mean, interval, machine, note, parser, table, tokens_of
 
-from spec_local import Done, GenerationSettings, SamplingSettings, Session
+from spec_local import GenerationSettings, SamplingSettings, Session
 from spec_local.bench.figures import estimate
 from spec_local.bench.prompts import load
 from spec_local.llama.context import default_threads
@@ -43,14 +43,8 @@ def settings(theirs: Theirs, has_draft: bool) -> dict[str, list[Any]]:
 
 
 def ours(session: Session, prompt: list[int], n: int, proposer: Any) -> Outcome:
-    for context in (session.main, session.draft):
-        if context:
-            context.trim(0)  # the peer starts empty as well
     how = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=n, proposer=proposer)
-    *_, last = session.generate(prompt, how)
-    assert isinstance(last, Done)
-    s = last.statistics
-    return Outcome(s.tokens_per_second, s.draft_n, s.draft_n_accepted, s.predicted_n, s.prompt_s)
+    return answer(session, prompt, how)
 
 
 def main() -> None:

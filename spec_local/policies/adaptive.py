@@ -290,6 +290,7 @@ class Adaptive(Policy):
         A few unlucky steps are no proof: without the doubt, three of them ended all asking of a draft that gains a quarter. What the doubt costs comes out of the purse.
         """
         known = self._experience.yields[kind]
+        # Asked in the step before, it has one token to read, or two if all its guesses stood.
         doubt = _DOUBT * self._plain / known.weight if self._offer.unread <= 2 else 0.0
         return known.loss(a_token) - doubt + self._owed()
 
