@@ -7,11 +7,11 @@ BIN := .venv/bin
 
 .PHONY: demo test lint format clean
 
-demo: .venv/installed
+demo: .venv/checked
 	$(BIN)/specdec models pull starter
 	$(BIN)/python examples/demo.py
 
-test: .venv/installed-dev lint
+test: .venv/installed-dev .venv/checked lint
 	$(BIN)/specdec models pull starter
 	$(BIN)/python -m pytest
 
@@ -28,11 +28,15 @@ format: .venv/installed-dev
 	@test -n "$(PYTHON)" || { echo "specdec needs Python 3.11 or later: install it, or run make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-# A native build of llama.cpp can crash at its first decode (virtual machines claim instructions that they do
-# not have). The doctor tries it in a child process, and rebuilds it with fewer of them if it dies.
 .venv/installed: .venv/bin/python pyproject.toml
 	@echo "Installing; llama.cpp is compiled, which takes some minutes."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+# A native build of llama.cpp can crash at its first decode (virtual machines claim instructions that they do
+# not have). The doctor tries it in a child process, and rebuilds it with fewer of them if it dies. Then it
+# compiles the CPU kernels, if their sources have changed.
+.venv/checked: .venv/installed $(wildcard spec_local/kernels/*.cpp spec_local/kernels/*.h)
 	$(BIN)/specdec doctor --fix
 	@touch $@
 

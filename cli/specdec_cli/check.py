@@ -6,7 +6,14 @@ from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest
 from specdec_cli import completion, exits, render
-from specdec_cli.options import CacheChoice, MainArgument, paired, resolve_pair
+from specdec_cli.options import (
+    CacheChoice,
+    KernelsChoice,
+    KernelsOption,
+    MainArgument,
+    paired,
+    resolve_pair,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +39,7 @@ def check(
     ] = None,
     gpu_layers: Annotated[int, Option(help="Their layers on the GPU; negative: all.")] = -1,
     cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = CacheChoice.f16,
+    kernels: KernelsOption = KernelsChoice.auto,
 ) -> None:
     """Say whether a draft suits a main model: vocabularies, architectures, memory, and the speed-up to expect.
 
@@ -80,6 +88,7 @@ def check(
                 ("--threads", threads, None),
                 ("--gpu-layers", gpu_layers, -1),
                 ("--cache-type", cache_type.value, "f16"),
+                ("--kernels", kernels.value, "auto"),
             ):
                 tune += [name, str(value)] if value != usual else []
             rows.append(("speed-up", f"unknown: run {shlex.join(tune)}"))

@@ -1,7 +1,8 @@
-"""`specdec doctor`: does llama.cpp work on this machine, and if not, what mends it."""
+"""`specdec doctor`: whether llama.cpp and the CPU kernels work on this machine, and repairing them."""
 
 import platform
 import sys
+import time
 from typing import Annotated
 
 import typer
@@ -12,9 +13,15 @@ from specdec_cli import exits
 
 
 def doctor(
-    fix: Annotated[bool, Option("--fix", help="Rebuild llama-cpp-python until it works (minutes).")] = False,
+    fix: Annotated[
+        bool,
+        Option(
+            "--fix",
+            help="Rebuild llama-cpp-python if it crashes (minutes), and compile missing CPU kernels.",
+        ),
+    ] = False,
 ) -> None:
-    """Try llama.cpp in a child process, and say how to mend it if it crashes.
+    """Check in a child process that llama.cpp runs on this machine, and show which CPU kernels are used.
 
     Examples:
 
@@ -55,3 +62,21 @@ def doctor(
                 raise typer.Exit(exits.FAILURE)
         typer.echo(f"llama.cpp works: {verdict.facts['system'].strip()}")
         typer.echo(f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build computes on the CPU)'}")
+        _kernels(fix)
+
+
+def _kernels(fix: bool) -> None:
+    """Show which CPU kernels are used; with --fix, compile missing ones. llama.cpp works without them."""
+    from spec_local import kernels
+    from spec_local.kernels.build import unsupported
+
+    missing = not kernels.status().instruction_set and not unsupported() and kernels.mode() == "auto"
+    if fix and missing:
+        typer.echo("compiling the CPU kernels; this takes about half a minute")
+        sys.stdout.flush()
+        started = time.perf_counter()
+        if reason := kernels.rebuild():
+            typer.echo(f"CPU kernels: not used (not built: {reason})")
+            return
+        typer.echo(f"compiled in {time.perf_counter() - started:.0f} s")
+    typer.echo(f"CPU kernels: {kernels.status()}")

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from spec_local.errors import SpecLocalError
 from specdec_cli import completion, draft_train, exits, render
-from specdec_cli.options import CacheChoice, resolve
+from specdec_cli.options import CacheChoice, KernelsChoice, KernelsOption, resolve
 
 if TYPE_CHECKING:
     from spec_local.draft_copy import Copy
@@ -69,6 +69,7 @@ def quantize(
     ] = None,
     gpu_layers: Annotated[int, Option(help="Layers on the GPU of the sessions to come.")] = -1,
     cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = CacheChoice.f16,
+    kernels: KernelsOption = KernelsChoice.auto,
 ) -> None:
     """Make a copy of a model in fewer bits, as a draft; prints the copy's path.
 

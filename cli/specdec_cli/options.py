@@ -58,6 +58,11 @@ class CacheChoice(StrEnum):
     q4_0 = "q4_0"
 
 
+class KernelsChoice(StrEnum):
+    auto = "auto"
+    off = "off"
+
+
 class TranslationChoice(StrEnum):
     auto = "auto"
     tokens = "tokens"
@@ -84,6 +89,18 @@ class VerifierChoice(StrEnum):
 
 
 _MODELS, _GUESSING, _SAMPLING = "Models", "Speculation", "Sampling"
+
+
+def use_kernels(value: KernelsChoice) -> KernelsChoice:
+    """What --kernels does, for the whole process: no command passes it on."""
+    from spec_local import kernels
+
+    kernels.use(value.value)
+    return value
+
+
+_KERNELS_HELP = "auto: specdec's CPU kernels where they work; off: llama.cpp's own."
+KernelsOption = Annotated[KernelsChoice, Option(callback=use_kernels, help=_KERNELS_HELP)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +139,9 @@ class ModelOptions:
     cache_type: Annotated[
         CacheChoice, Option(help="Precision of the KV caches.", rich_help_panel=_MODELS)
     ] = CacheChoice.f16
+    kernels: Annotated[
+        KernelsChoice, Option(callback=use_kernels, help=_KERNELS_HELP, rich_help_panel=_MODELS)
+    ] = KernelsChoice.auto
     no_spec: Annotated[
         bool, Option("--no-spec", help="Plain decoding, without guesses.", rich_help_panel=_GUESSING)
     ] = False

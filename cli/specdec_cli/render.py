@@ -61,9 +61,10 @@ def threads(main: "Context") -> str:
 
 
 def setting_lines(session: "Session") -> list[str]:
-    """Which models a session has, and the build, the device, the threads and the instruction sets that they run with."""
+    """A session's models; their build, device, threads and instruction sets; the CPU kernels."""
     from importlib.metadata import version
 
+    from spec_local import kernels
     from spec_local.llama import runtime
 
     main, draft = session.main, session.draft
@@ -72,7 +73,11 @@ def setting_lines(session: "Session") -> list[str]:
         models.append(f"draft {draft.model.path.name} ({draft.model.description})")
     build = f"llama.cpp (llama-cpp-python {version('llama-cpp-python')})"
     uses = " ".join(runtime.features())
-    return [" · ".join(models), " · ".join([build, device(main), threads(main), uses])]
+    return [
+        " · ".join(models),
+        " · ".join([build, device(main), threads(main), uses]),
+        f"CPU kernels: {kernels.status()}",
+    ]
 
 
 def statistics_line(s: "Statistics") -> str:

@@ -116,6 +116,7 @@ def _conditions(results: Results) -> list[list[str]]:
         ["machine", f"{record['processor']}, {_plural(record['cores'] or 0, 'core')}, {record['system']}"],
         ["run with", f"{_plural(record['threads'], 'thread')}, context {record['context']}"],
         ["llama.cpp", f"llama-cpp-python {record['llama_cpp'].split()[0]}"],
+        ["CPU kernels", record["cpu_kernels"]],
         ["specdec", f"{record['specdec']}, {record['date']}"],
         ["asked", f"{asked}, {_plural(results.runs, 'run')} of each way"],
         ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spec_local import kernels
 from spec_local.errors import SpecLocalError
 
 
@@ -36,7 +37,8 @@ def in_child(module: str, *arguments: str) -> Verdict:
     """Run a module that ends in `answer`; it is killed where this process is interrupted, and ends where this one dies."""
     # -P: a module in the working folder that is called like one of ours must not take its place.
     command = [sys.executable, "-P", "-m", module, *arguments]
-    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # or a debugger is started to print one
+    # Without the first, a debugger is started to print a backtrace.
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1", kernels.VARIABLE: kernels.mode()}
     reading, writing = os.pipe()  # never written to: its end is the end of this process
     try:
         child = subprocess.run(command, stdin=reading, capture_output=True, env=environment, check=False)

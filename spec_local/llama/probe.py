@@ -15,6 +15,7 @@ from typing import Any
 
 import platformdirs
 
+from spec_local import kernels
 from spec_local.errors import BackendCrash, BackendError, ModelFileError
 from spec_local.files import write_atomically
 from spec_local.llama import runtime
@@ -110,6 +111,7 @@ def _work(arguments: list[str]) -> dict[str, Any]:
     if arguments:
         _exercise(Path(arguments[0]), int(arguments[1]))
     else:
+        kernels.use("off")  # this is about llama.cpp itself; they have a test of their own
         _exercise_build()
     return {"system": runtime.system_info(), "gpu": bool(runtime.library().llama_supports_gpu_offload())}
 

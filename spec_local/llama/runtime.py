@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from spec_local import kernels
 from spec_local.errors import InvalidRequest
 from spec_local.llama.build import processor_features
 
@@ -43,7 +44,7 @@ def _on_log(level: int, text: bytes, _: object) -> None:
 
 @functools.cache
 def library() -> Any:
-    """The binding's low-level module, with the backend started and the log captured."""
+    """The binding's low-level module: backend started, log captured, CPU kernels installed."""
     import llama_cpp
 
     callback = llama_cpp.llama_log_callback(_on_log)
@@ -54,6 +55,7 @@ def library() -> Any:
     # A finalizer, not atexit: finalizers run newest first, so that models and contexts are freed before it.
     weakref.finalize(llama_cpp, llama_cpp.llama_log_set, silent, None)
     llama_cpp.llama_backend_init()
+    kernels.load()  # before any model: llama.cpp lists its buffer types once, when it opens the first
     return llama_cpp
 
 
@@ -133,9 +135,9 @@ def build_identity() -> str:
 
 
 def fingerprint(path: Path, *facts: str | int) -> str:
-    """Names what was found out about a model's file, with this build on this processor: 32 hexadecimal digits.
+    """Identifies what was found out about a model file on this processor: 32 hexadecimal digits.
 
-    facts: what it depends on besides.
+    It depends on the build of llama.cpp and the CPU kernels in use, and on `facts`.
 
     Raises:
         OSError: the file is gone.
@@ -143,6 +145,8 @@ def fingerprint(path: Path, *facts: str | int) -> str:
     stat = path.stat()
     known = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, *facts]
     known += [build_identity(), *sorted(processor_features())]
+    if used := kernels.identity():
+        known.append(used)
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
+from spec_local import kernels
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.files import reading, saving
 from spec_local.llama import runtime
@@ -174,8 +175,8 @@ def _read_state(file: BufferedReader, n: int, path: Path) -> NDArray[np.uint8]:
 def _check(path: Path, part: _Part, context: Context) -> None:
     """Raise what makes a part unfit for a context."""
     ours = _conditions(context)
-    for name in ours:
-        if part.conditions.get(name) != ours[name]:
+    for name in ours | part.conditions:
+        if part.conditions.get(name) != ours.get(name):
             raise InvalidRequest(f"{path} was saved with another {name}: the text must be read again")
     if len(part.tokens) > context.n_ctx:
         raise ContextOverflow(
@@ -208,6 +209,8 @@ def _conditions(context: Context) -> dict[str, str]:
         "number of layers on the GPU": model.gpu_layers,
         "extension of the context": context.n_ctx > (model.n_ctx_original or context.n_ctx),
     }
+    if used := kernels.identity():
+        facts["set of CPU kernels"] = used
     return {name: str(fact) for name, fact in facts.items()}
 
 

@@ -97,7 +97,9 @@ def test_a_line_for_each_prompt(specdec, arguments):
 def test_everything_as_json(specdec, arguments, main):
     whole = json.loads(specdec(*arguments, "--runs", 2, "--output", "json").stdout)
     assert whole["record"]["models"]["main"]["sha256"] == hashlib.sha256(main.read_bytes()).hexdigest()
-    assert {"processor", "cores", "threads", "llama_cpp", "specdec", "date"} <= set(whole["record"])
+    assert {"processor", "cores", "threads", "llama_cpp", "cpu_kernels", "specdec", "date"} <= set(
+        whole["record"]
+    )
     assert whole["settings"]["plain"]["sampling"]["temperature"] == 0
     assert whole["peak_memory_bytes"] > 1e7
     runs = [run for prompt in whole["prompts"] for run in prompt["runs"]]

@@ -22,6 +22,7 @@ LANGUAGES = {"sh", "python", "toml", "text"}
 NOT_RUN = {
     r"make (demo|test)\b": "installs everything, and runs this test",
     r"pipx? install ": "compiles llama.cpp for minutes",
+    r"specdec doctor --fix": "may compile the CPU kernels: run by test_kernels.py",
     r"specdec draft train ": "trains for minutes: run by test_draft_train.py",
     r"specdec --install-completion": "asks which shell started it: run in one by test_completion.py",
 }

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
+from spec_local import kernels
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.generation import GenerationSettings
 from spec_local.llama import runtime, state
@@ -223,6 +224,16 @@ def test_another_build_or_place_of_layers(saved, reader, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(runtime, "build_identity", lambda: "another")
     refuses(saved, {"main": reader}, "build of llama.cpp")
+
+
+@pytest.mark.parametrize(("written", "read"), [("avx2:1", ""), ("", "avx2:1"), ("avx2:1", "avx2:2")])
+def test_other_kernels(make_context, tiny_model, reader, tmp_path, monkeypatch, written, read):
+    path, writer = tmp_path / "b.state", make_context(tiny_model)
+    writer.evaluate(TEXT, 0)
+    monkeypatch.setattr(kernels, "identity", lambda: written)
+    state.save(path, {"main": writer})
+    monkeypatch.setattr(kernels, "identity", lambda: read)
+    refuses(path, {"main": reader}, "another set of CPU kernels")
 
 
 def test_a_model_that_turns_positions_by_the_length_of_the_context(

@@ -27,6 +27,7 @@ RECORD = {
     "system": "Linux",
     "threads": 1,
     "llama_cpp": "0.3.36 libggml.so:1:2",
+    "cpu_kernels": "avx2",
 }
 
 
@@ -139,6 +140,7 @@ REPORT = """\
 | machine     | Abacus 9, 2 cores, Linux                      |
 | run with    | 1 thread, context 256                         |
 | llama.cpp   | llama-cpp-python 0.3.36                       |
+| CPU kernels | avx2                                          |
 | specdec     | 0.1.0, 2026-01-02T03:04:05+00:00              |
 | asked       | 3 prompts of 2 categories, 3 runs of each way |
 | answers     | up to 10 tokens, temperature 0                |

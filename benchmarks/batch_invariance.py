@@ -1,0 +1,65 @@
+"""How much a model's distribution depends on how many tokens are evaluated with a token.
+
+    python benchmarks/batch_invariance.py MODEL.gguf … [--sizes 1,2,5,8] [--context 700] [--kernels auto|off]
+
+The same 40 tokens of a real text are read in calls of each size. The figure is the total variation distance between
+main's distributions (temperature 1) from calls of one token and from calls of n: mean and maximum. 0 means the same bits.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from common import machine, numbers, parser, table
+from numpy.typing import NDArray
+
+from spec_local import kernels
+from spec_local.llama.context import Context
+from spec_local.llama.model import Model
+
+_TEXT = Path(__file__).parent.parent / "README.md"
+_TOKENS = 40  # a multiple of the usual sizes
+
+
+def distributions(context: Context, text: list[int], start: int, n: int) -> NDArray[np.float64]:
+    """Probabilities after each token, float64 (tokens, vocabulary), from calls of n tokens."""
+    rows = [
+        context.evaluate(part, len(part)).copy()
+        for i in range(start, start + _TOKENS, n)
+        if (part := text[i : min(i + n, start + _TOKENS)])
+    ]
+    context.trim(start)
+    logits = np.concatenate(rows).astype(np.float64)
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    normalised: NDArray[np.float64] = p / p.sum(axis=1, keepdims=True)
+    return normalised
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("models", type=Path, nargs="+")
+    arguments.add_argument("--sizes", type=numbers(int), default=[2, 5, 8])
+    arguments.add_argument("--context", type=int, default=700, help="tokens before those that are compared")
+    arguments.add_argument("--kernels", choices=kernels.MODES, default="auto")
+    options = arguments.parse_args()
+    kernels.use(options.kernels)
+    rows = []
+    for path in options.models:
+        model = Model(path)
+        context = Context(model, n_ctx=options.context + _TOKENS, max_logits=max(options.sizes))
+        text = model.vocabulary.tokenize(_TEXT.read_text(), add_special=True)
+        for i in range(0, options.context, 96):
+            context.evaluate(text[i : min(i + 96, options.context)], 1)
+        single = distributions(context, text, options.context, 1)
+        row = [path.stem]
+        for n in options.sizes:
+            apart = 0.5 * np.abs(distributions(context, text, options.context, n) - single).sum(axis=1)
+            row.append(f"{apart.mean():.4f}, {apart.max():.4f}")
+        rows.append(row)
+        context.close()
+        model.close()
+    print(f"kernels: {kernels.status()}; {machine()}\n")
+    table(["mean, maximum by tokens a call", *(str(n) for n in options.sizes)], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Matrix kernels of this project for small batches on x86-64, which llama.cpp uses instead of its own.
+
+They are the C++ files in this folder. ``specdec doctor --fix`` compiles them (`spec_local.kernels.build`),
+and a self-test decides which instruction set is used (`spec_local.kernels.check`). This module loads them,
+once per process and before the first model. Everything works without them: if they cannot be used, `status`
+says why, and nothing fails.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from spec_local.kernels.native import Native
+
+Mode = Literal["auto", "off"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+VARIABLE = "SPECDEC_KERNELS"
+"""The environment variable that sets the mode of a process that does not call `use`."""
+
+_OFF = "--kernels off"
+_FIX = "run specdec doctor --fix"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Which kernels are used: those of an instruction set, or None of them, for a reason of one line."""
+
+    instruction_set: str | None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return self.instruction_set or f"not used ({self.reason})"
+
+
+@dataclass(slots=True)
+class _State:
+    """Of this process.
+
+    found: the status and library that `_look` returned. loaded: the result of `load`, once it was called.
+    native: the library, if it was installed.
+    """
+
+    mode: Mode
+    found: tuple[Status, Path | None] | None = None
+    loaded: Status | None = None
+    native: "Native | None" = None
+
+
+_state = _State("off" if os.environ.get(VARIABLE) == "off" else "auto")
+
+
+def mode() -> Mode:
+    """Whether the kernels are wanted, in this process and its children."""
+    return _state.mode
+
+
+def use(mode: Mode) -> None:
+    """Use the kernels where they work, or leave them off, in this process and its children.
+
+    Call it before the first model is opened. Later it affects only models that are opened afterwards, and
+    kernels that were off when llama.cpp was loaded stay off.
+    """
+    _state.mode = mode
+    if _state.native:
+        _state.native.enable(mode == "auto")
+
+
+def load() -> None:
+    """Install the kernels if they are wanted and work; `runtime.library` calls it once. Never raises."""
+    found, library = (Status(None, _OFF), None) if _state.mode == "off" else _found()
+    if found.instruction_set and library:
+        from spec_local.kernels.native import Native
+
+        try:
+            native = Native(library)
+            if reason := native.install(found.instruction_set):
+                found = Status(None, reason)
+            else:
+                _state.native = native
+        except Exception as error:  # a library that cannot be opened, or lacks a function
+            found = Status(None, _one_line(error))
+    _state.loaded = found
+
+
+def status() -> Status:
+    """Which kernels this process uses, or would use if it loaded llama.cpp now. Never raises."""
+    if _state.mode == "off":
+        return Status(None, _OFF)
+    return _state.loaded or _found()[0]
+
+
+def identity() -> str:
+    """Names the kernels in use, such as ``avx2:0123456789abcdef``; empty without any."""
+    used = status().instruction_set
+    if not used:
+        return ""
+    library = _found()[1]
+    assert library
+    return f"{used}:{library.stem.rpartition('-')[2]}"
+
+
+def rebuild() -> str | None:
+    """Compile the kernels, for processes that have not loaded them. Returns None, or why it failed."""
+    from spec_local.kernels import build
+
+    _state.found = None
+    try:
+        return build.build()
+    except Exception as error:  # such as a CXX that cannot be parsed
+        return _one_line(error)
+
+
+def _found() -> tuple[Status, Path | None]:
+    if _state.found is None:
+        try:
+            _state.found = _look()
+        except Exception as error:  # such as a llama.cpp that is not installed
+            _state.found = Status(None, _one_line(error)), None
+    return _state.found
+
+
+def _look() -> tuple[Status, Path | None]:
+    from spec_local.kernels import build, check
+
+    if reason := build.unsupported():
+        return Status(None, reason), None
+    library = build.built()
+    if library is None:
+        what = "built for another version of specdec or llama.cpp" if build.outdated() else "not built"
+        return Status(None, f"{what}: {_FIX}"), None
+    record = check.verdict(library)
+    if record.instruction_set is None:
+        tests = "; ".join(f"{name}: {result}" for name, result in record.self_tests.items())
+        return Status(None, f"the self-test failed with {tests}"), None
+    return Status(record.instruction_set), library
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

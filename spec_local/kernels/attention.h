@@ -1,0 +1,122 @@
+// Attention for a few queries over many keys in half precision: each block of keys is read once for all queries of its
+// head, and no query's result depends on which others are computed with it.
+#pragma once
+
+#include "multiply.h"
+
+namespace specdec {
+namespace {
+
+// exp(x) for x <= 0: 2^n * exp(r), |r| <= ln(2) / 2, by its Taylor series; relative error below 2e-7.
+inline Float exponential(Float x) {
+    constexpr float least = -87.f;  // below, the result would be denormal: 0
+    const Float in_range = Simd::max(x, Simd::all(least));
+    const Float n = Simd::rounded(Simd::times(in_range, Simd::all(1.44269504f)));
+    Float r = Simd::fma(n, Simd::all(-0.693359375f), in_range);
+    r = Simd::fma(n, Simd::all(2.12194440e-4f), r);
+    constexpr float coefficients[] = {1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1.f, 1.f};
+    Float p = Simd::all(1.f / 720);
+    for (const float c : coefficients) p = Simd::fma(p, r, Simd::all(c));
+    return Simd::where_not_below(x, least, Simd::times(p, Simd::power_of_two(n)));
+}
+
+// Scale and mask a query's products with a block of keys, and make weights of them: exp(product - highest so far).
+// Returns what the results so far are to be multiplied by. `highest` and `sum` are the query's, so far.
+inline float soften(float *products, const uint16_t *mask, int n, float scale, float &highest, float &sum) {
+    alignas(LINE) uint16_t hidden[KEY_BLOCK];
+    if (n < KEY_BLOCK) {  // the last block: what is not there is hidden
+        for (int i = 0; i < KEY_BLOCK; i++) hidden[i] = 0xfc00, products[i] = i < n ? products[i] : 0.f;
+        __builtin_memcpy(hidden, mask, n * sizeof(uint16_t));
+        mask = hidden;
+    }
+    Float most = Simd::all(-__builtin_inff());
+    for (int i = 0; i < KEY_BLOCK; i += Simd::lanes) {
+        const Float v = Simd::fma(Simd::load_floats(products + i), Simd::all(scale), Simd::load_halves(mask + i));
+        Simd::store(products + i, v);
+        most = Simd::max(v, most);  // this order passes NaN on
+    }
+    const float before = highest, now = Simd::highest(most);
+    if (now > highest) highest = now;
+    if (highest == -__builtin_inff()) {
+        for (int i = 0; i < KEY_BLOCK; i += Simd::lanes) Simd::store(products + i, Simd::none());
+        return 1.f;
+    }
+    Float total = Simd::none();
+    for (int i = 0; i < KEY_BLOCK; i += Simd::lanes) {
+        const Float p = exponential(Simd::fma(Simd::all(highest), Simd::all(-1.f), Simd::load_floats(products + i)));
+        Simd::store(products + i, p);
+        total = Simd::fma(p, Simd::all(1.f), total);
+    }
+    float factor[Simd::lanes];
+    Simd::store(factor, exponential(Simd::all(before - highest)));
+    sum = sum * factor[0] + Simd::total(total);
+    return factor[0];
+}
+
+// results[q] = results[q] * factors[q] + the weighted values of a block, for Q queries and C registers of a value.
+template <int Q, int C>
+void add_values(const uint8_t *values, size_t value_bytes, int n, const float *const *weights, const float *factors,
+                float *const *results) {
+    Float sums[Q][C];
+    for (int q = 0; q < Q; q++)
+        for (int c = 0; c < C; c++)
+            sums[q][c] = Simd::times(Simd::load_floats(results[q] + c * Simd::lanes), Simd::all(factors[q]));
+    for (int i = 0; i < n; i++, values += value_bytes) {
+        bool seen = false;
+        for (int q = 0; q < Q; q++) seen |= weights[q][i] != 0.f;
+        if (!seen) continue;  // what is hidden may be anything
+        for (int c = 0; c < C; c++) {
+            const Float v = Simd::load_halves((const uint16_t *)values + c * Simd::lanes);
+            for (int q = 0; q < Q; q++) sums[q][c] = Simd::fma(Simd::all(weights[q][i]), v, sums[q][c]);
+        }
+    }
+    for (int q = 0; q < Q; q++)
+        for (int c = 0; c < C; c++) Simd::store(results[q] + c * Simd::lanes, sums[q][c]);
+}
+
+template <int C>
+void add_all_values(const Attention &a, int64_t from, int64_t first_key, int n, const float *weights,
+                    const float *factors, float *results) {
+    const uint8_t *values = a.values + first_key * a.value_bytes + from * sizeof(uint16_t);
+    for (int q = 0; q < a.n; q += 2) {
+        const float *both[2] = {weights + q * KEY_BLOCK, weights + (q + 1) * KEY_BLOCK};
+        float *to[2] = {results + q * a.value_length + from, results + (q + 1) * a.value_length + from};
+        if (q + 1 < a.n) add_values<2, C>(values, a.value_bytes, n, both, factors + q, to);
+        else add_values<1, C>(values, a.value_bytes, n, both, factors + q, to);
+    }
+}
+
+void attend(const Attention &a, float *scratch) {
+    float *weights = scratch, *results = weights + a.n * KEY_BLOCK, *queries = results + a.n * a.value_length;
+    float highest[MOST_QUERIES], sums[MOST_QUERIES], factors[MOST_QUERIES];
+    float *products[MOST_QUERIES];
+    for (int q = 0; q < a.n; q++) {
+        pack_floats(a.length, a.queries[q], q, a.n, queries);
+        highest[q] = -__builtin_inff(), sums[q] = 0.f, products[q] = weights + q * KEY_BLOCK;
+        for (int64_t i = 0; i < a.value_length; i++) results[q * a.value_length + i] = 0.f;
+    }
+    for (int64_t first = 0; first < a.n_keys; first += KEY_BLOCK) {
+        const int n = a.n_keys - first < KEY_BLOCK ? int(a.n_keys - first) : KEY_BLOCK;
+        bool seen = false;
+        for (int q = 0; q < a.n && !seen; q++)
+            for (int i = 0; i < n && !seen; i++) seen = a.masks[q][first + i] != 0xfc00;
+        if (!seen) continue;
+        multiply_floats(FloatType::F16, a.length, a.keys + first * a.key_bytes, a.key_bytes, n, queries, a.n, products);
+        for (int q = 0; q < a.n; q++)
+            factors[q] = soften(products[q], a.masks[q] + first, n, a.scale, highest[q], sums[q]);
+        int64_t from = 0;
+        for (; from + 8 * Simd::lanes <= a.value_length && Simd::lanes == 16; from += 8 * Simd::lanes)
+            add_all_values<8>(a, from, first, n, weights, factors, results);
+        for (; from + 4 * Simd::lanes <= a.value_length; from += 4 * Simd::lanes)
+            add_all_values<4>(a, from, first, n, weights, factors, results);
+        for (; from < a.value_length; from += Simd::lanes)
+            add_all_values<1>(a, from, first, n, weights, factors, results);
+    }
+    for (int q = 0; q < a.n; q++) {
+        const float inverse = sums[q] == 0.f ? 0.f : 1.f / sums[q];
+        for (int64_t i = 0; i < a.value_length; i++) a.results[q][i] = results[q * a.value_length + i] * inverse;
+    }
+}
+
+}  // namespace
+}  // namespace specdec

@@ -1,0 +1,8 @@
+#include "simd_avx2.h"
+#include "attention.h"
+
+const specdec::Kernels *specdec::kernels_avx2() {
+    static const Kernels kernels = {"avx2", Simd::max_columns, quantize,       multiply,
+                                    pack_floats, multiply_floats, attend};
+    return &kernels;
+}

@@ -1,0 +1,8 @@
+#include "simd_avx2.h"
+#include "attention.h"
+
+const specdec::Kernels *specdec::kernels_avx_vnni() {
+    static const Kernels kernels = {"avx_vnni", Simd::max_columns, quantize,       multiply,
+                                    pack_floats, multiply_floats, attend};
+    return &kernels;
+}

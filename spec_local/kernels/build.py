@@ -1,0 +1,212 @@
+"""Compiling the kernels on this machine, against the installed llama.cpp.
+
+The library's file name contains a digest of the sources, the build of llama.cpp and the compiler flags, so
+that a library for others is never loaded.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import platformdirs
+
+from spec_local.llama import runtime
+from spec_local.llama.build import processor_features
+
+SOURCES = Path(__file__).parent
+_PREFIX = "specdec-kernels-"
+_SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread")
+# Only these files may contain instructions that some x86-64 processors lack.
+_EXTRA_FLAGS = {
+    "avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
+    "avxvnni.cpp": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
+    "avx512.cpp": (
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+        *("-mfma", "-mf16c"),
+    ),
+}
+_ABANDONED = 3600.0  # seconds after which a temporary folder must be that of a killed build
+_MOST = 200  # characters that are quoted of a compiler's message
+
+# Best first; the names are those of `Kernels::name`, and the features as Linux spells them.
+INSTRUCTION_SETS = {
+    "avx512_vnni": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"),
+    "avx_vnni": ("avx_vnni", "avx2", "fma", "f16c"),
+    "avx2": ("avx2", "fma", "f16c"),
+}
+
+
+def claimed() -> list[str]:
+    """The instruction sets that this processor claims to have, best first; all of them if that is unknown."""
+    # macOS spells them without underscores.
+    features = {name.replace("_", "") for name in processor_features()}
+    return [
+        name
+        for name, needs in INSTRUCTION_SETS.items()
+        if not features or features.issuperset(n.replace("_", "") for n in needs)
+    ]
+
+
+def unsupported() -> str | None:
+    """Why there can be no kernels on this machine; None: there can."""
+    own = "llama.cpp's own kernels are used"
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return f"this processor is not x86-64: {own}"
+    if not sys.platform.startswith(("linux", "darwin")):
+        return f"they are for Linux and macOS: {own}"
+    if not claimed():
+        return f"this processor lacks AVX2: {own}"
+    return None
+
+
+def folders() -> list[Path]:
+    """Where the library may be: in the Python environment, else in the user's data folder."""
+    share = Path(sys.prefix) / "share" / "specdec"
+    return [share / "kernels", Path(platformdirs.user_data_dir("specdec")) / "kernels"]
+
+
+def digest() -> str:
+    """Identifies everything that the library is compiled from: 16 hexadecimal digits."""
+    known = hashlib.sha256(json.dumps([runtime.build_identity(), _FLAGS, _EXTRA_FLAGS]).encode())
+    for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
+        known.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return known.hexdigest()[:16]
+
+
+def built() -> Path | None:
+    """The library for these sources and this llama.cpp; None: there is none."""
+    name = _name()
+    return next((folder / name for folder in folders() if (folder / name).is_file()), None)
+
+
+def outdated() -> bool:
+    """Whether there is any library, of whatever sources and llama.cpp."""
+    return any(True for folder in folders() for _ in folder.glob(f"{_PREFIX}*{_SUFFIX}"))
+
+
+def build() -> str | None:
+    """Compile the library and remove earlier ones. Returns None, or why it failed, in one line."""
+    if reason := unsupported():
+        return reason
+    compiler = _compiler()
+    if not compiler:
+        return "no C++ compiler was found: install one, or name it in CXX"
+    headers = _headers()
+    if not headers:
+        return "llama-cpp-python was installed without its headers: reinstall it"
+    try:
+        with contextlib.ExitStack() as stack:
+            folder, work = _workplace(stack)
+            library = folder / _name()
+            if reason := _compile(compiler, headers, work / library.name):
+                return reason
+            library.with_suffix(".json").unlink(missing_ok=True)  # it is to be tested again
+            (work / library.name).replace(library)
+        _remove_others(library)
+    except OSError as error:
+        return f"{error.strerror or error}: {error.filename or compiler[0]}"
+    return None
+
+
+def _name() -> str:
+    return f"{_PREFIX}{digest()}{_SUFFIX}"
+
+
+def _package() -> Path:
+    spec = importlib.util.find_spec("llama_cpp")
+    if not spec or not spec.origin:
+        raise ModuleNotFoundError("llama-cpp-python is not installed")
+    return Path(spec.origin).parent
+
+
+def _headers() -> Path | None:
+    """The folder of llama.cpp's public headers."""
+    listed = importlib.metadata.files("llama-cpp-python") or []
+    near = [Path(str(file.locate())).parent for file in listed if file.name == "ggml.h"]
+    return next((f for f in (*near, _package().parent / "include") if (f / "ggml.h").is_file()), None)
+
+
+def _compiler() -> list[str]:
+    """The command of a C++ compiler; CXX may carry arguments, as in ``ccache g++``."""
+    if chosen := shlex.split(os.environ.get("CXX", "")):
+        return chosen if shutil.which(chosen[0]) else []
+    return next(([name] for name in ("c++", "g++", "clang++") if shutil.which(name)), [])
+
+
+def _workplace(stack: contextlib.ExitStack) -> tuple[Path, Path]:
+    """The first of `folders` that is writable, and a temporary folder in it.
+
+    Raises:
+        OSError: there is none.
+    """
+    *others, last = folders()
+    for folder in others:
+        with contextlib.suppress(OSError):
+            return folder, _temporary(folder, stack)
+    return last, _temporary(last, stack)
+
+
+def _temporary(folder: Path, stack: contextlib.ExitStack) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".build-")))
+
+
+def _compile(compiler: Sequence[str], headers: Path, library: Path) -> str | None:
+    """Compile all sources in parallel and link them. Returns None, or why it failed."""
+    work, theirs = library.parent, _package() / "lib"
+    sources = sorted(SOURCES.glob("*.cpp"))
+    objects = [str(work / f"{source.stem}.o") for source in sources]
+    commands = [
+        [*compiler, *_FLAGS, *_EXTRA_FLAGS.get(source.name, ()), f"-I{headers}", "-c", str(source), "-o", o]
+        for source, o in zip(sources, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for reason in pool.map(functools.partial(_run, work), commands):
+            if reason:
+                return reason
+    link = [*compiler, "-shared", "-pthread", *objects, "-o", str(library)]
+    link += [f"-L{theirs}", "-lggml-base", "-lggml-cpu", f"-Wl,-rpath,{theirs}"]
+    if sys.platform.startswith("linux"):  # the default on macOS
+        link.append("-Wl,--no-undefined")
+    return _run(work, link)
+
+
+def _run(folder: Path, command: Sequence[str]) -> str | None:
+    """Run a compiler. Returns None, or why it failed, in one line."""
+    environment = os.environ | {"LC_ALL": "C"}  # its messages are searched below
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    if done.returncode == 0:
+        return None
+    said = done.stderr.decode("utf-8", "replace")
+    if unknown := re.search(r"(?:unrecognized|unknown|unsupported)\b.*?(-m\w+)", said):
+        return f"{command[0]} does not know {unknown[1]}: gcc 11, clang 12 or later is needed; name it in CXX"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()] or lines or [f"exit code {done.returncode}"]
+    return f"{command[0]} failed: {errors[0][:_MOST]}"
+
+
+def _remove_others(library: Path) -> None:
+    for path in library.parent.iterdir():
+        with contextlib.suppress(OSError):
+            if path.name.startswith(_PREFIX) and path.stem != library.stem:
+                path.unlink()
+            elif path.name.startswith(".build-") and time.time() - path.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(path)

@@ -1,0 +1,74 @@
+"""Choosing the instruction set: the best one whose self-test passes on this processor.
+
+A processor can claim instructions that it cannot execute, above all in a virtual machine, and executing one
+of them kills the process. So each candidate is tested in a child process,
+``python -m spec_local.kernels.check LIBRARY INSTRUCTION_SET``. The result is kept beside the library
+with the processor that it holds for: another machine that shares the disk tests again.
+"""
+
+import contextlib
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from spec_local.files import write_atomically
+from spec_local.kernels.build import claimed
+from spec_local.kernels.native import Native
+from spec_local.llama.build import processor_features
+from spec_local.llama.child import answer, in_child
+
+_PASSED = "passed"
+
+
+class Record(BaseModel):
+    """What the self-tests found.
+
+    instruction_set: the chosen one, if any passed. processor: a digest of the features that it claims.
+    self_tests: "passed", or what was wrong, by instruction set.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    instruction_set: str | None
+    processor: str
+    self_tests: dict[str, str]
+
+
+def verdict(library: Path) -> Record:
+    """What a library's self-tests found on this processor; runs them if need be, for about a second each."""
+    path, processor = library.with_suffix(".json"), _processor()
+    with contextlib.suppress(OSError, ValidationError):
+        known = Record.model_validate_json(path.read_bytes())
+        if known.processor == processor:
+            return known
+    tests: dict[str, str] = {}
+    for name in claimed():
+        result = in_child("spec_local.kernels.check", str(library), name)
+        tests[name] = result.crash or result.error or _PASSED
+        if result.works:
+            break
+    chosen = next((name for name, outcome in tests.items() if outcome == _PASSED), None)
+    record = Record(instruction_set=chosen, processor=processor, self_tests=tests)
+    with contextlib.suppress(OSError):  # a folder that only root may write to: the next process tests again
+        write_atomically(path, record.model_dump_json(indent=1).encode())
+        path.chmod(0o644)  # for all users of this environment, as the library is
+    return record
+
+
+def _processor() -> str:
+    return hashlib.sha256(" ".join(sorted(processor_features())).encode()).hexdigest()[:16]
+
+
+def _self_test(library: str, instruction_set: str) -> dict[str, Any]:
+    import llama_cpp  # noqa: F401  (the kernels link to the libraries that it loads)
+
+    native = Native(Path(library))
+    reason = native.install(instruction_set) or native.self_test()
+    return {"error": reason} if reason else {}
+
+
+if __name__ == "__main__":
+    answer(lambda: _self_test(*sys.argv[1:]))

@@ -1,0 +1,107 @@
+// Are the kernels right on this machine? Run in a child process before anything relies on them: what fails here may
+// also crash.
+#include "plugin.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+using namespace specdec;
+
+namespace {
+
+constexpr int ROWS_TESTED = 37;  // no multiple of a tile
+constexpr int LENGTH = 768;
+constexpr int COLUMNS_TESTED = 17;  // more than any kernel takes at once
+
+struct Freed {
+    void operator()(ggml_context *p) const { ggml_free(p); }
+    void operator()(ggml_backend *p) const { ggml_backend_free(p); }
+    void operator()(ggml_backend_buffer *p) const { ggml_backend_buffer_free(p); }
+};
+template <class T>
+using Owned = std::unique_ptr<T, Freed>;
+
+// A matrix times columns as llama.cpp would compute it, with the matrix in a buffer of the given type.
+std::vector<float> through_graph(ggml_backend_buffer_type_t buffer_type, ggml_type type, const std::vector<uint8_t> &matrix,
+                                 const std::vector<float> &x, int n) {
+    const ggml_init_params params = {ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true};
+    Owned<ggml_context> weights{ggml_init(params)}, context{ggml_init(params)};
+    ggml_tensor *w = ggml_new_tensor_2d(weights.get(), type, LENGTH, ROWS_TESTED);
+    Owned<ggml_backend_buffer> weights_buffer{ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), buffer_type)};
+    ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    ggml_backend_tensor_set(w, matrix.data(), 0, matrix.size());
+    ggml_tensor *columns = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, LENGTH, n);
+    ggml_tensor *product = ggml_mul_mat(context.get(), w, columns);
+    ggml_cgraph *graph = ggml_new_graph(context.get());
+    ggml_build_forward_expand(graph, product);
+    Owned<ggml_backend_buffer> buffer{
+        ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_cpu_buffer_type())};
+    ggml_backend_tensor_set(columns, x.data(), 0, ggml_nbytes(columns));
+    Owned<ggml_backend> backend{ggml_backend_cpu_init()};
+    ggml_backend_cpu_set_n_threads(backend.get(), 2);
+    std::vector<float> y(size_t(ROWS_TESTED) * n);
+    if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) return {};
+    ggml_backend_tensor_get(product, y.data(), 0, ggml_nbytes(product));
+    return y;
+}
+
+double error(const std::vector<float> &y, const std::vector<double> &expected) {
+    double sum = 0;
+    for (size_t i = 0; i < y.size(); i++) sum += (y[i] - expected[i]) * (y[i] - expected[i]);
+    return std::sqrt(sum / y.size());
+}
+
+const char *check(ggml_type type) {
+    static char message[160];
+    const auto complaint = [type](const char *what) {
+        std::snprintf(message, sizeof message, "%s: %s", ggml_type_name(type), what);
+        return message;
+    };
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    std::vector<float> dense(ROWS_TESTED * LENGTH), x(COLUMNS_TESTED * LENGTH), row(LENGTH);
+    for (float &v : dense) v = normal(random);
+    for (float &v : x) v = normal(random);
+    std::vector<uint8_t> matrix(ggml_row_size(type, LENGTH) * ROWS_TESTED);
+    ggml_quantize_chunk(type, dense.data(), matrix.data(), 0, ROWS_TESTED, LENGTH, nullptr);
+    std::vector<double> expected(size_t(COLUMNS_TESTED) * ROWS_TESTED);
+    for (int r = 0; r < ROWS_TESTED; r++) {
+        if (type == GGML_TYPE_F32) std::memcpy(row.data(), matrix.data() + r * LENGTH * sizeof(float), LENGTH * sizeof(float));
+        else ggml_get_type_traits(type)->to_float(matrix.data() + r * ggml_row_size(type, LENGTH), row.data(), LENGTH);
+        for (int j = 0; j < COLUMNS_TESTED; j++)
+            for (int i = 0; i < LENGTH; i++) expected[j * ROWS_TESTED + r] += double(row[i]) * x[j * LENGTH + i];
+    }
+    std::vector<float> direct(expected.size());
+    if (const char *why = specdec_kernels_multiply(kernels()->name, type, ROWS_TESTED, LENGTH, COLUMNS_TESTED,
+                                                   matrix.data(), x.data(), direct.data()))
+        return complaint(why);
+    const bool plain = type == GGML_TYPE_F32 || type == GGML_TYPE_F16;
+    const auto ours = plain ? ggml_backend_cpu_buffer_type() : packed_buffer_type();
+    specdec_kernels_enable(0);
+    const std::vector<float> ggmls =
+        through_graph(ggml_backend_cpu_buffer_type(), type, matrix, x, COLUMNS_TESTED);
+    specdec_kernels_enable(1);
+    // A hundredth of a part in a million is what rounding to float32 leaves.
+    if (!(error(direct, expected) <= 1.02 * error(ggmls, expected) + 1e-4)) return complaint("less exact than ggml's own");
+    for (const int n : {1, 2, 3, 4, 5, 8, 12, 16, COLUMNS_TESTED}) {
+        if (plain && n > 8) continue;  // ggml's
+        const std::vector<float> y = through_graph(ours, type, matrix, x, n);
+        if (y.size() != size_t(n) * ROWS_TESTED || std::memcmp(y.data(), direct.data(), y.size() * sizeof(float)) != 0)
+            return complaint("a column depends on how many are computed with it");
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+const char *specdec_kernels_self_test() {
+    if (!kernels()) return "they are not installed";
+    for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q8_0, GGML_TYPE_IQ4_NL,
+                                 GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_F16, GGML_TYPE_F32})
+        if (const char *why = check(type)) return why;
+    return nullptr;
+}

@@ -1,0 +1,102 @@
+// AVX2, with or without the dot-product instruction of AVX-VNNI: two registers hold a line of 16 rows.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace specdec {
+namespace {
+
+struct Simd {
+    static constexpr int lanes = 8;
+    // Four sums, their four totals and what unpacking needs fill the 16 registers.
+    static constexpr int max_columns = 4;
+
+    using Int = __m256i;
+    using Float = __m256;
+
+    static Int load(const void *p) { return _mm256_load_si256((const Int *)p); }
+    static Int bytes(int value) { return _mm256_set1_epi8(char(value)); }
+    static Int zero() { return _mm256_setzero_si256(); }
+    static Int broadcast(const int32_t *p) { return _mm256_set1_epi32(*p); }
+    static Int words(const int8_t (&pattern)[16]) {
+        return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)pattern));
+    }
+    static Int shuffle(Int table, Int indices) { return _mm256_shuffle_epi8(table, indices); }
+#ifdef __AVXVNNI__
+    static constexpr int zero_of_bytes = 128;
+    static Int dot(Int sum, Int codes, const int32_t *x) { return _mm256_dpbusd_avx_epi32(sum, codes, broadcast(x)); }
+    static Int dot_bytes(Int sum, Int codes, const int32_t *x) { return dot(sum, codes, x); }
+#else
+    // The instruction adds two products in 16 bits, which 0 ... 255 would overflow: codes of eight bits stay signed.
+    static constexpr int zero_of_bytes = 0;
+    static Int dot(Int sum, Int codes, const int32_t *x) {
+        const Int pairs = _mm256_maddubs_epi16(codes, broadcast(x));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    static Int dot_bytes(Int sum, Int codes, const int32_t *x) {
+        const Int pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(broadcast(x), codes));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+#endif
+    static Int dot_pairs(Int sum, Int a, const int32_t *x) {
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(a, broadcast(x)));
+    }
+    static Int byte(Int v, int which) { return _mm256_and_si256(_mm256_srli_epi32(v, 8 * which), _mm256_set1_epi32(255)); }
+    static Int signed_byte(Int v, int which) { return _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * which), 24); }
+    static Int signed_pair(Int v, int half) {
+        const Int low = _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 16 * half), 24);
+        const Int high = _mm256_srai_epi32(_mm256_slli_epi32(v, 16 - 16 * half), 24);
+        return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
+    }
+
+    static Float floats(Int v) { return _mm256_cvtepi32_ps(v); }
+    static Float all(float v) { return _mm256_set1_ps(v); }
+    static Float none() { return _mm256_setzero_ps(); }
+    static Float load_floats(const float *p) { return _mm256_loadu_ps(p); }
+    static Float load_halves(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+    static void store(float *p, Float v) { _mm256_storeu_ps(p, v); }
+    static Float times(Float a, Float b) { return _mm256_mul_ps(a, b); }
+    static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+    static float total(Float v) {
+        __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+    }
+
+    static Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
+    static float highest(Float v) {
+        __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+    }
+    static Float rounded(Float v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    // 2 to the power of whole numbers from -126 to 127.
+    static Float power_of_two(Float v) {
+        const Int exponent = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(127));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+    }
+    // v where x >= limit, 0 elsewhere.
+    static Float where_not_below(Float x, float limit, Float v) {
+        return _mm256_and_ps(_mm256_cmp_ps(x, all(limit), _CMP_NLT_UQ), v);
+    }
+
+    static Int magnitude(const float *p) {
+        return _mm256_and_si256(_mm256_loadu_si256((const Int *)p), _mm256_set1_epi32(0x7fffffff));
+    }
+    static Int larger(Int a, Int b) { return _mm256_max_epi32(a, b); }
+    static int32_t largest(Int v) {
+        __m128i four = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        four = _mm_max_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(1, 0, 3, 2)));
+        return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(2, 3, 0, 1))));
+    }
+    static void store_codes(int8_t *out, const float *x, float factor) {
+        const Int v = _mm256_cvtps_epi32(times(load_floats(x), all(factor)));
+        const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        _mm_storel_epi64((__m128i *)out, _mm_packs_epi16(words, words));
+    }
+};
+
+}  // namespace
+}  // namespace specdec

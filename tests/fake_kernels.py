@@ -1,0 +1,60 @@
+"""Kernels that compute nothing, and whose installation and self-test end as a test wants."""
+
+import os
+import subprocess
+from pathlib import Path
+
+# FAKE_<instruction set>: "crash", "refuse", or the reason that the self-test gives.
+# FAKE_LOG: a file to which each installation adds a line.
+SOURCE = r"""
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+static const char *wanted;
+static int enabled = -1;
+
+extern "C" {
+const char *specdec_kernels_install(const char *instruction_set) {
+    wanted = std::getenv((std::string("FAKE_") + instruction_set).c_str());
+    if (const char *log = std::getenv("FAKE_LOG")) {
+        std::FILE *file = std::fopen(log, "a");
+        std::fprintf(file, "%s\n", instruction_set);
+        std::fclose(file);
+    }
+    if (wanted && std::string(wanted) == "refuse") return "they do not fit";
+    return nullptr;
+}
+void specdec_kernels_enable(int on) { enabled = on; }
+const char *specdec_kernels_self_test() {
+    if (wanted && std::string(wanted) == "crash") std::raise(SIGILL);
+    return wanted;
+}
+int fake_enabled() { return enabled; }
+}
+"""
+
+
+def write_source(folder: Path) -> Path:
+    """A folder of sources that the build takes for the real ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "fake.cpp").write_text(SOURCE)
+    (folder / "fake.h").touch()
+    return folder
+
+
+def compile_library(folder: Path) -> Path:
+    """The fake library, compiled without the build."""
+    write_source(folder)
+    command = ["c++", "-shared", "-fPIC", "-o", "fake.so", "fake.cpp"]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder / "fake.so"
+
+
+def compiler(folder: Path, script: str) -> str:
+    """A C++ compiler that is a shell script; "$@" are its arguments."""
+    path = folder / "fake-c++"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    os.chmod(path, 0o755)
+    return str(path)
