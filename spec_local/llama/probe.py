@@ -22,15 +22,17 @@ from spec_local.llama import runtime
 from spec_local.llama.child import Verdict, answer, in_child
 from spec_local.llama.model import check_header
 
+_WITHOUT_KERNELS = "--without-kernels"  # an argument of this module as a program
+
 
 def probe_build() -> Verdict:
     """Try this build of llama.cpp on tiny models of the usual quantizations."""
     return _run_child()
 
 
-def probe_file(path: Path, gpu_layers: int = -1) -> Verdict:
-    """Load a model file, evaluate a few tokens, and read its whole vocabulary."""
-    return _run_child(str(path), str(gpu_layers))
+def probe_file(path: Path, gpu_layers: int = -1, *, without_kernels: bool = False) -> Verdict:
+    """Load a model file, evaluate a few tokens, and read its whole vocabulary; with the CPU kernels as here."""
+    return _run_child(str(path), str(gpu_layers), *[_WITHOUT_KERNELS] * without_kernels)
 
 
 def check_model_file(
@@ -58,6 +60,10 @@ def check_model_file(
         if not probe_build().works:
             raise BackendCrash(
                 f"llama.cpp crashes on this machine ({verdict.crash}): run specdec doctor, which says how to mend it"
+            )
+        if kernels.status().instruction_set and probe_file(path, gpu_layers, without_kernels=True).works:
+            raise BackendCrash(
+                f"the CPU kernels crash with {path} ({verdict.crash}): add --kernels off, and please report it"
             )
         raise ModelFileError(
             f"{path} takes llama.cpp down ({verdict.crash}): the file is damaged, or there is too little memory "
@@ -109,6 +115,8 @@ def _exercise_build() -> None:
 
 def _work(arguments: list[str]) -> dict[str, Any]:
     if arguments:
+        if _WITHOUT_KERNELS in arguments:
+            kernels.use("off")
         _exercise(Path(arguments[0]), int(arguments[1]))
     else:
         kernels.use("off")  # this is about llama.cpp itself; they have a test of their own

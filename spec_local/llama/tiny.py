@@ -52,6 +52,7 @@ def write_tiny_model(
     end_scale: float = 0.0,
     architecture: str = "llama",
     space_prefix: bool = False,
+    n_experts: int = 0,
 ) -> Path:
     """Write a model of a few hundred kB.
 
@@ -69,6 +70,7 @@ def write_tiny_model(
         architecture: ``llama``; ``mamba`` is recurrent; ``gemma3`` has a sliding window of `SLIDING_WINDOW`
             tokens; another name gives llama's tensors under that name.
         space_prefix: the tokenizer puts a space before every text, as Llama 2's does.
+        n_experts: a llama's feed-forward networks, of which each token uses two; 0: one, for all tokens.
 
     Returns:
         the path.
@@ -97,6 +99,9 @@ def write_tiny_model(
         writer.add_head_count(n_embd // _HEAD)
         writer.add_head_count_kv(n_embd // _HEAD // 2)
         writer.add_rope_dimension_count(_HEAD)
+    if n_experts:
+        writer.add_expert_count(n_experts)
+        writer.add_expert_used_count(2)
     if architecture == "gemma3":
         writer.add_key_length(_HEAD)
         writer.add_value_length(_HEAD)
@@ -106,13 +111,18 @@ def write_tiny_model(
 
     kind = gguf.GGMLQuantizationType[tensor_type]
     tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(architecture, _llama_tensors)
-    for name, shape, scale in tensors(len(tokens), n_embd, n_layers):
+    for name, shape, scale in _with_experts(tensors(len(tokens), n_embd, n_layers), n_experts):
         weights = _weights(name, shape, scale, seed, noise)
         if name == "output.weight":
             weights[: len(CONTROL_TOKENS) + 1] = 0
             ends = [tokens.index(t) for t in ("</s>", "<|im_end|>")]
             weights[ends] = end_scale * _weights("ends", (2, n_embd), scale, seed, noise)
-        plain = "norm" in name or "ssm_conv1d" in name or name.endswith(("bias", "ssm_a", "ssm_d"))
+        plain = (
+            "norm" in name
+            or "ssm_conv1d" in name
+            or "gate_inp" in name
+            or name.endswith(("bias", "ssm_a", "ssm_d"))
+        )
         if plain or shape[-1] % 32:  # llama.cpp wants these in F32, or they have no whole blocks
             writer.add_tensor(name, weights)
         else:
@@ -193,6 +203,19 @@ def _llama_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[s
     yield "output_norm.weight", (n_embd,), 1.0
     # Logits of deviation 3: the best of some hundred tokens then has about a third of the probability.
     yield "output.weight", (n_vocab, n_embd), 3 * n_embd**-0.5
+
+
+def _with_experts(
+    tensors: Iterator[tuple[str, tuple[int, ...], float]], n_experts: int
+) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """The same tensors, with `n_experts` in place of each feed-forward network, and what chooses among them."""
+    for name, shape, scale in tensors:
+        if not n_experts or ".ffn_" not in name or "norm" in name:
+            yield name, shape, scale
+            continue
+        if "ffn_gate" in name:
+            yield name.replace("ffn_gate", "ffn_gate_inp"), (n_experts, shape[1]), scale
+        yield name.replace(".weight", "_exps.weight"), (n_experts, *shape), scale
 
 
 def _gemma3_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[str, tuple[int, ...], float]]:

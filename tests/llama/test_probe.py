@@ -284,3 +284,27 @@ def test_logits_that_are_no_numbers(whole, tmp_path):
     path.write_bytes(raw)
     with pytest.raises(ModelFileError, match="not numbers"):
         check_model_file(path)
+
+
+def test_a_file_on_which_only_the_cpu_kernels_crash(own_cache, tiny_path, monkeypatch):
+    """What to do is to turn them off; the file is not called damaged, and works without them."""
+    tried = []
+
+    def child(*arguments):
+        tried.append(arguments)
+        crashes = len(arguments) == 2
+        return Verdict("SIGSEGV" if crashes else None, None, {})
+
+    monkeypatch.setattr(probe, "_run_child", child)
+    monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status("avx2"))
+    with pytest.raises(BackendCrash, match=r"the CPU kernels crash with .* \(SIGSEGV\): add --kernels off"):
+        check_model_file(tiny_path)
+    assert [len(arguments) for arguments in tried] == [
+        2,
+        0,
+        3,
+    ]  # the file, the build, the file without kernels
+    # Without kernels it is the file's fault, or the memory's.
+    monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status(None, "not built"))
+    with pytest.raises(ModelFileError, match="takes llama.cpp down"):
+        check_model_file(tiny_path)
