@@ -17,6 +17,9 @@ constexpr int STEP = Simd::lanes * int(sizeof(int32_t));  // bytes of a register
 // token, where it matters most: 2 kB or 16 kB, or fetching into the second-level cache, is 3 to 8 % slower.
 constexpr size_t AHEAD = 4096;
 
+// Plain floats: into the second-level cache, since the columns fill the first (a sixth faster at four tokens).
+constexpr size_t FLOATS_AHEAD = 6 * 1024;
+
 // What was loaded before is loaded again after this. The compiler would rather keep every line of a block in registers,
 // of which it has too few, and spill them.
 inline void forget_loads() { __asm__ volatile("" ::: "memory"); }
@@ -315,7 +318,7 @@ void multiply_rows(int64_t k, const uint8_t *w, size_t row_bytes, const float *x
     Float v[R];
     int64_t left = k;
     for (; left >= 2 * lanes; left -= 2 * lanes) {
-        for (int r = 0; r < R; r++) prefetch(w + r * row_bytes);
+        for (int r = 0; r < R; r++) _mm_prefetch((const char *)w + r * row_bytes + FLOATS_AHEAD, _MM_HINT_T1);
         load(v), add(sums[0], v);
         load(v), add(sums[1], v);
     }

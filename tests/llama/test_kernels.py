@@ -20,9 +20,9 @@ K_QUANTS = (Type.Q4_K, Type.Q5_K, Type.Q6_K)
 PLAIN = (Type.F32, Type.F16)
 # Where the half-precision numbers of a block lie: random bits there would be infinite or no number.
 SCALES = {
-    **dict.fromkeys((Type.Q4_0, Type.Q5_0, Type.Q8_0, Type.IQ4_NL), [0]),
-    **dict.fromkeys((Type.Q4_1, Type.Q4_K, Type.Q5_K), [0, 2]),
-    Type.Q6_K: [208],
+    **dict.fromkeys((Type.Q4_0, Type.Q5_0, Type.Q8_0, Type.IQ4_NL), (0,)),
+    **dict.fromkeys((Type.Q4_1, Type.Q4_K, Type.Q5_K), (0, 2)),
+    Type.Q6_K: (208,),
 }
 
 
@@ -101,7 +101,7 @@ def as_ggml_rounds(x, kind):
     return (np.minimum(127, np.rint(inverse * parts)) / inverse).reshape(x.shape).astype(np.float64)
 
 
-@pytest.mark.parametrize("kind", (*SIMPLE, *K_QUANTS, *PLAIN), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS, *PLAIN], ids=lambda kind: kind.name)
 def test_random_matrices(multiply, instruction_sets, kind):
     """200 of each type: odd numbers of rows, all numbers of columns, activations of all sizes."""
     rng = np.random.default_rng(int(kind))
@@ -122,7 +122,7 @@ def test_random_matrices(multiply, instruction_sets, kind):
             assert all((y == results[0]).all() for y in results)  # the same bits
 
 
-@pytest.mark.parametrize("kind", (*SIMPLE, *K_QUANTS, *PLAIN), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS, *PLAIN], ids=lambda kind: kind.name)
 def test_a_column_does_not_depend_on_how_many_there_are(multiply, instruction_sets, kind):
     rng = np.random.default_rng(1)
     matrix, _ = random_matrix(rng, kind, 37, 512)
@@ -133,7 +133,7 @@ def test_a_column_does_not_depend_on_how_many_there_are(multiply, instruction_se
             assert (multiply(name, kind, matrix, x[:n]) == together[:n]).all()
 
 
-@pytest.mark.parametrize("kind", (*SIMPLE, *K_QUANTS), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS], ids=lambda kind: kind.name)
 def test_no_less_exact_than_ggml(multiply, instruction_sets, kind):
     rng = np.random.default_rng(2)
     matrix, weights = random_matrix(rng, kind, 64, 2048)
@@ -147,7 +147,7 @@ def test_no_less_exact_than_ggml(multiply, instruction_sets, kind):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
-@pytest.mark.parametrize("kind", (*SIMPLE, *K_QUANTS, *PLAIN), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS, *PLAIN], ids=lambda kind: kind.name)
 def test_what_is_not_finite_stays_in_its_column(multiply, instruction_sets, kind, bad):
     rng = np.random.default_rng(3)
     matrix, _ = random_matrix(rng, kind, 20, 512)

@@ -306,5 +306,5 @@ def test_a_file_on_which_only_the_cpu_kernels_crash(own_cache, tiny_path, monkey
     ]  # the file, the build, the file without kernels
     # Without kernels it is the file's fault, or the memory's.
     monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status(None, "not built"))
-    with pytest.raises(ModelFileError, match="takes llama.cpp down"):
+    with pytest.raises(ModelFileError, match=r"takes llama\.cpp down"):
         check_model_file(tiny_path)
