@@ -1,9 +1,10 @@
-"""How much a model's distribution depends on how many tokens are evaluated with a token.
+"""Measure how much a model's output distribution depends on the number of tokens per call.
 
     python benchmarks/batch_invariance.py MODEL.gguf … [--sizes 1,2,5,8] [--context 700] [--kernels auto|off]
 
-The same 40 tokens of a real text are read in calls of each size. The figure is the total variation distance between
-main's distributions (temperature 1) from calls of one token and from calls of n: mean and maximum. 0 means the same bits.
+The same 40 tokens of a real text are evaluated in calls of each size. The result is the total variation distance
+between the model's distributions (temperature 1) from calls of one token and from calls of n tokens, as mean and
+maximum. 0 means identical bits.
 """
 
 from pathlib import Path
@@ -21,7 +22,7 @@ _TOKENS = 40  # a multiple of the usual sizes
 
 
 def distributions(context: Context, text: list[int], start: int, n: int) -> NDArray[np.float64]:
-    """Probabilities after each token, float64 (tokens, vocabulary), from calls of n tokens."""
+    """Return the probabilities after each token, float64 (tokens, vocabulary), from calls of n tokens."""
     rows = [
         context.evaluate(part, len(part)).copy()
         for i in range(start, start + _TOKENS, n)

@@ -1,9 +1,9 @@
-"""What a call of n tokens takes with this project's CPU kernels, and without them.
+"""Measure the time of calls of n tokens with and without this project's CPU kernels.
 
     python benchmarks/kernels.py MODEL.gguf … [--sizes 1,2,4,8,16] [--context 0] [--rounds 9]
 
-Each model is loaded twice, and calls with and without take turns in one process. The times are medians; the speed-up
-has a 95 % interval. `context` tokens of a real text lie before the tokens that are timed.
+Each model is loaded twice, and calls with and without the kernels alternate in one process. Times are medians; the
+speed-up has a 95 % confidence interval. `context` tokens of a real text precede the timed tokens.
 """
 
 import time

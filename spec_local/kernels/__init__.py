@@ -1,9 +1,9 @@
-"""Matrix kernels of this project for small batches on x86-64, which llama.cpp uses instead of its own.
+"""Matrix kernels for small batches on x86-64, which llama.cpp uses instead of its own.
 
-They are the C++ files in this folder. ``specdec doctor --fix`` compiles them (`spec_local.kernels.build`),
-and a self-test decides which instruction set is used (`spec_local.kernels.check`). This module loads them,
-once per process and before the first model. Everything works without them: if they cannot be used, `status`
-says why, and nothing fails.
+The C++ sources are in this folder. ``specdec doctor --fix`` compiles them (`spec_local.kernels.build`), and a
+self-test selects the instruction set (`spec_local.kernels.check`). This module loads the library, once per
+process and before the first model. The kernels are optional: if they cannot be used, `status` gives the
+reason and llama.cpp uses its own.
 """
 
 import os
@@ -25,7 +25,7 @@ _FIX = "run specdec doctor --fix"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Which kernels are used: those of an instruction set, or None of them, for a reason of one line."""
+    """The instruction set whose kernels are used, or None and a one-line reason."""
 
     instruction_set: str | None
     reason: str | None = None
@@ -36,10 +36,10 @@ class Status:
 
 @dataclass(slots=True)
 class _State:
-    """Of this process.
+    """State of this process.
 
-    found: the status and library that `_look` returned. loaded: the result of `load`, once it was called.
-    native: the library, if it was installed.
+    found: the status and library that `_look` returned. loaded: the result of `load`, once it has run.
+    native: the library, if it is installed in llama.cpp.
     """
 
     mode: Mode
@@ -52,15 +52,15 @@ _state = _State("off" if os.environ.get(VARIABLE) == "off" else "auto")
 
 
 def mode() -> Mode:
-    """Whether the kernels are wanted, in this process and its children."""
+    """Return the mode of this process and its children: whether the kernels may be used."""
     return _state.mode
 
 
 def use(mode: Mode) -> None:
-    """Use the kernels where they work, or leave them off, in this process and its children.
+    """Enable the kernels where they work, or disable them, in this process and its children.
 
-    Call it before the first model is opened. Later it affects only models that are opened afterwards, and
-    kernels that were off when llama.cpp was loaded stay off.
+    Call this before the first model is opened. A later call affects only models opened afterwards. Kernels
+    that were off when llama.cpp was loaded stay off.
     """
     _state.mode = mode
     if _state.native:
@@ -68,7 +68,7 @@ def use(mode: Mode) -> None:
 
 
 def load() -> None:
-    """Install the kernels if they are wanted and work; `runtime.library` calls it once. Never raises."""
+    """Install the kernels if they are enabled and work. `runtime.library` calls this once. Never raises."""
     found, library = (Status(None, _OFF), None) if _state.mode == "off" else _found()
     if found.instruction_set and library:
         from spec_local.kernels.native import Native
@@ -79,20 +79,20 @@ def load() -> None:
                 found = Status(None, reason)
             else:
                 _state.native = native
-        except Exception as error:  # a library that cannot be opened, or lacks a function
+        except Exception as error:  # the library cannot be opened or lacks a function
             found = Status(None, _one_line(error))
     _state.loaded = found
 
 
 def status() -> Status:
-    """Which kernels this process uses, or would use if it loaded llama.cpp now. Never raises."""
+    """Return which kernels this process uses, or would use if it loaded llama.cpp now. Never raises."""
     if _state.mode == "off":
         return Status(None, _OFF)
     return _state.loaded or _found()[0]
 
 
 def identity() -> str:
-    """Names the kernels in use, such as ``avx2:0123456789abcdef``; empty without any."""
+    """Return an identifier of the kernels in use, such as ``avx2:0123456789abcdef``, or an empty string."""
     used = status().instruction_set
     if not used:
         return ""
@@ -102,13 +102,16 @@ def identity() -> str:
 
 
 def rebuild() -> str | None:
-    """Compile the kernels, for processes that have not loaded them. Returns None, or why it failed."""
+    """Compile the kernels for processes that have not loaded them yet.
+
+    Returns None on success, otherwise the reason for the failure.
+    """
     from spec_local.kernels import build
 
     _state.found = None
     try:
         return build.build()
-    except Exception as error:  # such as a CXX that cannot be parsed
+    except Exception as error:  # for example, CXX cannot be parsed
         return _one_line(error)
 
 
@@ -116,7 +119,7 @@ def _found() -> tuple[Status, Path | None]:
     if _state.found is None:
         try:
             _state.found = _look()
-        except Exception as error:  # such as a llama.cpp that is not installed
+        except Exception as error:  # for example, llama.cpp is not installed
             _state.found = Status(None, _one_line(error)), None
     return _state.found
 

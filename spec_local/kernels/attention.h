@@ -1,5 +1,5 @@
-// Attention for a few queries over many keys in half precision: each block of keys is read once for all queries of its
-// head, and no query's result depends on which others are computed with it.
+// Attention of a few queries over many half-precision keys. Each block of keys is read once for all queries of its
+// head. A query's result does not depend on which other queries are computed with it.
 #pragma once
 
 #include "multiply.h"
@@ -7,9 +7,9 @@
 namespace specdec {
 namespace {
 
-// exp(x) for x <= 0: 2^n * exp(r), |r| <= ln(2) / 2, by its Taylor series; relative error below 2e-7.
+// exp(x) for x <= 0, as 2^n * exp(r) with |r| <= ln(2) / 2 and a Taylor series. The relative error is below 2e-7.
 inline Float exponential(Float x) {
-    constexpr float least = -87.f;  // below, the result would be denormal: 0
+    constexpr float least = -87.f;  // below this, the result would be denormal and 0 is returned
     const Float in_range = Simd::max(x, Simd::all(least));
     const Float n = Simd::rounded(Simd::times(in_range, Simd::all(1.44269504f)));
     Float r = Simd::fma(n, Simd::all(-0.693359375f), in_range);
@@ -20,11 +20,12 @@ inline Float exponential(Float x) {
     return Simd::where_not_below(x, least, Simd::times(p, Simd::power_of_two(n)));
 }
 
-// Scale and mask a query's products with a block of keys, and make weights of them: exp(product - highest so far).
-// Returns what the results so far are to be multiplied by. `highest` and `sum` are the query's, so far.
+// One step of the online softmax: scale and mask a query's products with a block of keys, and turn them into weights,
+// exp(product - highest). `highest` is the query's running maximum and `sum` its running sum of weights; both are
+// updated. Returns the factor by which to rescale the results accumulated so far.
 inline float soften(float *products, const uint16_t *mask, int n, float scale, float &highest, float &sum) {
     alignas(LINE) uint16_t hidden[KEY_BLOCK];
-    if (n < KEY_BLOCK) {  // the last block: what is not there is hidden
+    if (n < KEY_BLOCK) {  // a partial last block: mask the keys past the end
         for (int i = 0; i < KEY_BLOCK; i++) hidden[i] = 0xfc00, products[i] = i < n ? products[i] : 0.f;
         __builtin_memcpy(hidden, mask, n * sizeof(uint16_t));
         mask = hidden;
@@ -33,7 +34,7 @@ inline float soften(float *products, const uint16_t *mask, int n, float scale, f
     for (int i = 0; i < KEY_BLOCK; i += Simd::lanes) {
         const Float v = Simd::fma(Simd::load_floats(products + i), Simd::all(scale), Simd::load_halves(mask + i));
         Simd::store(products + i, v);
-        most = Simd::max(v, most);  // this order passes NaN on
+        most = Simd::max(v, most);  // this argument order propagates NaN
     }
     const float before = highest, now = Simd::highest(most);
     if (now > highest) highest = now;
@@ -53,7 +54,7 @@ inline float soften(float *products, const uint16_t *mask, int n, float scale, f
     return factor[0];
 }
 
-// results[q] = results[q] * factors[q] + the weighted values of a block, for Q queries and C registers of a value.
+// results[q] = results[q] * factors[q] + the weighted values of a block, for Q queries and C registers per value.
 template <int Q, int C>
 void add_values(const uint8_t *values, size_t value_bytes, int n, const float *const *weights, const float *factors,
                 float *const *results) {
@@ -64,7 +65,7 @@ void add_values(const uint8_t *values, size_t value_bytes, int n, const float *c
     for (int i = 0; i < n; i++, values += value_bytes) {
         bool seen = false;
         for (int q = 0; q < Q; q++) seen |= weights[q][i] != 0.f;
-        if (!seen) continue;  // what is hidden may be anything
+        if (!seen) continue;  // masked values may hold anything, even NaN
         for (int c = 0; c < C; c++) {
             const Float v = Simd::load_halves((const uint16_t *)values + c * Simd::lanes);
             for (int q = 0; q < Q; q++) sums[q][c] = Simd::fma(Simd::all(weights[q][i]), v, sums[q][c]);

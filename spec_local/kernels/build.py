@@ -1,7 +1,7 @@
-"""Compiling the kernels on this machine, against the installed llama.cpp.
+"""Compile the kernels on this machine against the installed llama.cpp.
 
-The library's file name contains a digest of the sources, the build of llama.cpp and the compiler flags, so
-that a library for others is never loaded.
+The library's file name contains a digest of the sources, the llama.cpp build and the compiler flags, so that
+a library that does not match them is never loaded.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ SOURCES = Path(__file__).parent
 _PREFIX = "specdec-kernels-"
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread")
-# Only these files may contain instructions that some x86-64 processors lack.
+# Only these files may contain instructions that not every x86-64 processor has.
 _EXTRA_FLAGS = {
     "avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
     "avxvnni.cpp": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
@@ -41,10 +41,10 @@ _EXTRA_FLAGS = {
         *("-mfma", "-mf16c"),
     ),
 }
-_ABANDONED = 3600.0  # seconds after which a temporary folder must be that of a killed build
-_MOST = 200  # characters that are quoted of a compiler's message
+_ABANDONED = 3600.0  # seconds after which a temporary folder must be left over from a killed build
+_MOST = 200  # maximum number of characters quoted from a compiler message
 
-# Best first; the names are those of `Kernels::name`, and the features as Linux spells them.
+# Best first. The names are those of `Kernels::name`; the features are spelled as on Linux.
 INSTRUCTION_SETS = {
     "avx512_vnni": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"),
     "avx_vnni": ("avx_vnni", "avx2", "fma", "f16c"),
@@ -53,7 +53,7 @@ INSTRUCTION_SETS = {
 
 
 def claimed() -> list[str]:
-    """The instruction sets that this processor claims to have, best first; all of them if that is unknown."""
+    """Return the instruction sets that this processor reports, best first; all if they are unknown."""
     # macOS spells them without underscores.
     features = {name.replace("_", "") for name in processor_features()}
     return [
@@ -64,7 +64,7 @@ def claimed() -> list[str]:
 
 
 def unsupported() -> str | None:
-    """Why there can be no kernels on this machine; None: there can."""
+    """Return why the kernels are not available on this machine, or None if they are."""
     own = "llama.cpp's own kernels are used"
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return f"this processor is not x86-64: {own}"
@@ -76,13 +76,13 @@ def unsupported() -> str | None:
 
 
 def folders() -> list[Path]:
-    """Where the library may be: in the Python environment, else in the user's data folder."""
+    """Return the folders for the library: in the Python environment, else in the user's data folder."""
     share = Path(sys.prefix) / "share" / "specdec"
     return [share / "kernels", Path(platformdirs.user_data_dir("specdec")) / "kernels"]
 
 
 def digest() -> str:
-    """Identifies everything that the library is compiled from: 16 hexadecimal digits."""
+    """Return a digest of everything that the library is compiled from, as 16 hexadecimal digits."""
     known = hashlib.sha256(json.dumps([runtime.build_identity(), _FLAGS, _EXTRA_FLAGS]).encode())
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         known.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
@@ -90,18 +90,21 @@ def digest() -> str:
 
 
 def built() -> Path | None:
-    """The library for these sources and this llama.cpp; None: there is none."""
+    """Return the library for these sources and this llama.cpp, or None if it has not been built."""
     name = _name()
     return next((folder / name for folder in folders() if (folder / name).is_file()), None)
 
 
 def outdated() -> bool:
-    """Whether there is any library, of whatever sources and llama.cpp."""
+    """Return whether any library exists, for any sources and llama.cpp version."""
     return any(True for folder in folders() for _ in folder.glob(f"{_PREFIX}*{_SUFFIX}"))
 
 
 def build() -> str | None:
-    """Compile the library and remove earlier ones. Returns None, or why it failed, in one line."""
+    """Compile the library and remove earlier ones.
+
+    Returns None on success, otherwise the reason for the failure in one line.
+    """
     if reason := unsupported():
         return reason
     compiler = _compiler()
@@ -116,7 +119,7 @@ def build() -> str | None:
             library = folder / _name()
             if reason := _compile(compiler, headers, work / library.name):
                 return reason
-            library.with_suffix(".json").unlink(missing_ok=True)  # it is to be tested again
+            library.with_suffix(".json").unlink(missing_ok=True)  # so that the self-test runs again
             (work / library.name).replace(library)
         _remove_others(library)
     except OSError as error:
@@ -136,24 +139,24 @@ def _package() -> Path:
 
 
 def _headers() -> Path | None:
-    """The folder of llama.cpp's public headers."""
+    """Return the folder of llama.cpp's public headers, or None if it is not found."""
     listed = importlib.metadata.files("llama-cpp-python") or []
     near = [Path(str(file.locate())).parent for file in listed if file.name == "ggml.h"]
     return next((f for f in (*near, _package().parent / "include") if (f / "ggml.h").is_file()), None)
 
 
 def _compiler() -> list[str]:
-    """The command of a C++ compiler; CXX may carry arguments, as in ``ccache g++``."""
+    """Return the C++ compiler command, empty if none is found. CXX may include arguments (``ccache g++``)."""
     if chosen := shlex.split(os.environ.get("CXX", "")):
         return chosen if shutil.which(chosen[0]) else []
     return next(([name] for name in ("c++", "g++", "clang++") if shutil.which(name)), [])
 
 
 def _workplace(stack: contextlib.ExitStack) -> tuple[Path, Path]:
-    """The first of `folders` that is writable, and a temporary folder in it.
+    """Return the first writable folder of `folders` and a temporary folder in it.
 
     Raises:
-        OSError: there is none.
+        OSError: None of the folders is writable.
     """
     *others, last = folders()
     for folder in others:
@@ -168,7 +171,7 @@ def _temporary(folder: Path, stack: contextlib.ExitStack) -> Path:
 
 
 def _compile(compiler: Sequence[str], headers: Path, library: Path) -> str | None:
-    """Compile all sources in parallel and link them. Returns None, or why it failed."""
+    """Compile all sources in parallel and link them. Returns None on success, otherwise the reason."""
     work, theirs = library.parent, _package() / "lib"
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = [str(work / f"{source.stem}.o") for source in sources]
@@ -188,7 +191,7 @@ def _compile(compiler: Sequence[str], headers: Path, library: Path) -> str | Non
 
 
 def _run(folder: Path, command: Sequence[str]) -> str | None:
-    """Run a compiler. Returns None, or why it failed, in one line."""
+    """Run a compiler. Returns None on success, otherwise the reason in one line."""
     environment = os.environ | {"LC_ALL": "C"}  # its messages are searched below
     done = subprocess.run(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False

@@ -1,9 +1,9 @@
-"""Choosing the instruction set: the best one whose self-test passes on this processor.
+"""Select the instruction set: the best one whose self-test passes on this processor.
 
-A processor can claim instructions that it cannot execute, above all in a virtual machine, and executing one
-of them kills the process. So each candidate is tested in a child process,
-``python -m spec_local.kernels.check LIBRARY INSTRUCTION_SET``. The result is kept beside the library
-with the processor that it holds for: another machine that shares the disk tests again.
+A processor can report instructions that it cannot execute, especially in a virtual machine, and executing one
+of them kills the process. Each candidate is therefore tested in a child process,
+``python -m spec_local.kernels.check LIBRARY INSTRUCTION_SET``. The result is stored next to the library,
+together with the processor it applies to: another machine that shares the disk runs the tests again.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ _PASSED = "passed"
 
 
 class Record(BaseModel):
-    """What the self-tests found.
+    """Results of the self-tests.
 
-    instruction_set: the chosen one, if any passed. processor: a digest of the features that it claims.
-    self_tests: "passed", or what was wrong, by instruction set.
+    instruction_set: the selected one, or None if no self-test passed. processor: a digest of the features
+    that the processor reports. self_tests: "passed" or the error, by instruction set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,7 +38,10 @@ class Record(BaseModel):
 
 
 def verdict(library: Path) -> Record:
-    """What a library's self-tests found on this processor; runs them if need be, for about a second each."""
+    """Return the results of a library's self-tests on this processor.
+
+    Tests that have not been run on it yet are run now, which takes about a second each.
+    """
     path, processor = library.with_suffix(".json"), _processor()
     with contextlib.suppress(OSError, ValidationError):
         known = Record.model_validate_json(path.read_bytes())
@@ -52,9 +55,9 @@ def verdict(library: Path) -> Record:
             break
     chosen = next((name for name, outcome in tests.items() if outcome == _PASSED), None)
     record = Record(instruction_set=chosen, processor=processor, self_tests=tests)
-    with contextlib.suppress(OSError):  # a folder that only root may write to: the next process tests again
+    with contextlib.suppress(OSError):  # the folder is writable only by root: the next process tests again
         write_atomically(path, record.model_dump_json(indent=1).encode())
-        path.chmod(0o644)  # for all users of this environment, as the library is
+        path.chmod(0o644)  # readable by all users of this environment, like the library
     return record
 
 
@@ -63,7 +66,7 @@ def _processor() -> str:
 
 
 def _self_test(library: str, instruction_set: str) -> dict[str, Any]:
-    import llama_cpp  # noqa: F401  (the kernels link to the libraries that it loads)
+    import llama_cpp  # noqa: F401  (the kernels link to the libraries it loads)
 
     native = Native(Path(library))
     reason = native.install(instruction_set) or native.self_test()

@@ -1,6 +1,6 @@
-// The few structures of ggml that its installed headers keep to themselves, as they are in the one version of llama.cpp
-// that this project is pinned to. `layout_agrees` holds them against what ggml's public functions say, in a child
-// process before any model is loaded; another version is refused by its number.
+// The few structures of ggml that its installed headers do not declare, as they are in the llama.cpp version that this
+// project is pinned to. `layout_agrees` checks them against ggml's public functions in a child process before any model
+// is loaded. Any other version is rejected by its version number.
 #pragma once
 
 #include <vector>
@@ -52,11 +52,11 @@ struct ggml_backend_buffer {
 };
 
 struct ggml_compute_params {
-    int ith, nth;  // this thread, and how many there are
-    size_t wsize;  // bytes of the work buffer that they share
+    int ith, nth;  // index of this thread, and number of threads
+    size_t wsize;  // bytes of the work buffer, which the threads share
     void *wdata;
     ggml_threadpool *threadpool;
-    bool use_ref;  // the reference implementation of an operation
+    bool use_ref;  // use the reference implementation of an operation
 };
 
 void ggml_barrier(ggml_threadpool *);

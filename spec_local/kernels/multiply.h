@@ -1,5 +1,6 @@
-// The kernels, in terms of `Simd`: each instruction set's source includes its own and then this. Everything is in an
-// unnamed namespace, since the linker would otherwise keep one copy, of whichever instruction set, for all of them.
+// The kernels, written in terms of `Simd`. The source file of each instruction set includes its own `Simd`, then this.
+// Everything is in an unnamed namespace: otherwise the linker would keep a single copy of each function, compiled for
+// an arbitrary instruction set, for all of them.
 #pragma once
 
 #include "layout.h"
@@ -10,25 +11,26 @@ namespace {
 using Int = Simd::Int;
 using Float = Simd::Float;
 
-constexpr int HALVES = ROWS / Simd::lanes;            // registers a line
-constexpr int STEP = Simd::lanes * int(sizeof(int32_t));  // bytes of a register
+constexpr int HALVES = ROWS / Simd::lanes;            // registers per line
+constexpr int STEP = Simd::lanes * int(sizeof(int32_t));  // bytes per register
 
-// How far ahead of their use weights are fetched into the first-level cache, in bytes. Measured on Zen 5 with a single
-// token, where it matters most: 2 kB or 16 kB, or fetching into the second-level cache, is 3 to 8 % slower.
+// Prefetch distance of weights, in bytes, into the first-level cache. Measured on Zen 5 with a single token, where it
+// matters most: 2 kB or 16 kB, or prefetching into the second-level cache, is 3 to 8 % slower.
 constexpr size_t AHEAD = 4096;
 
-// Plain floats: into the second-level cache, since the columns fill the first (a sixth faster at four tokens).
+// Prefetch distance of floating-point weights, into the second-level cache because the columns fill the first (a sixth
+// faster at four tokens).
 constexpr size_t FLOATS_AHEAD = 6 * 1024;
 
-// What was loaded before is loaded again after this. The compiler would rather keep every line of a block in registers,
-// of which it has too few, and spill them.
+// A compiler barrier: values loaded before it are loaded again after it. Otherwise the compiler would try to keep every
+// line of a block in registers, run out of them and spill.
 inline void forget_loads() { __asm__ volatile("" ::: "memory"); }
 
 inline void prefetch(const uint8_t *p) { _mm_prefetch((const char *)p + AHEAD, _MM_HINT_T0); }
 
 // ---- activations ----
 
-// What `Columns::sums` of a simple type are multiplied by: minus its zero point.
+// Factor of `Columns::sums` for a simple type: its negated zero point.
 constexpr int sum_factor(Type t) {
     switch (t) {
         case Type::Q4_0: return -8;
@@ -50,7 +52,7 @@ void quantize_as(const float *x, const Columns &columns, int column, int64_t fir
         const int32_t bits = Simd::largest(magnitude);
         float largest;
         __builtin_memcpy(&largest, &bits, sizeof largest);
-        // Below 1e-30 the inverse might overflow; such an activation is nothing.
+        // Below 1e-30 the inverse might overflow; such activations count as zero.
         const float inverse = largest > 1e-30f && bits < 0x7f800000 ? 127.f / largest : 0.f;
         columns.scales[b * n + column] =
             bits < 0x7f800000 ? (inverse != 0.f ? largest / 127.f : 0.f) : __builtin_nanf("");
@@ -73,9 +75,9 @@ void quantize_as(const float *x, const Columns &columns, int column, int64_t fir
     }
 }
 
-// ---- simple types: blocks of 32 weights, a scale each ----
+// ---- simple types: blocks of 32 weights with one scale each ----
 
-// The codes of step i (of eight, four weights each) of a block: half a line or a line.
+// The codes of step i of a block, in one register: half a line or a line. A block has eight steps of four weights.
 template <Type T>
 Int codes_of(const uint8_t *block, int i) {
     const Int low = Simd::bytes(15);
@@ -101,7 +103,7 @@ Int codes_of(const uint8_t *block, int i) {
     }
 }
 
-// Write a tile's sums of one column, of which the last tile has fewer than 16.
+// Write a tile's results for one column. The last tile may have fewer than 16 rows.
 inline void write(float *y, const Float (&sums)[HALVES], int rows) {
     if (rows == ROWS) {
         for (int h = 0; h < HALVES; h++) Simd::store(y + h * Simd::lanes, sums[h]);
@@ -149,9 +151,9 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
     for (int j = 0; j < N; j++) write(y[j], f[j], rows);
 }
 
-// ---- K-quants: blocks of 256 weights, whose parts have integer scales ----
+// ---- K-quants: super-blocks of 256 weights, in parts with an integer scale each ----
 
-// Totals stay in memory between blocks: the registers are needed for a block's sums.
+// Totals are kept in memory between blocks: the registers are needed for the sums within a block.
 struct alignas(LINE) Total {
     float of[ROWS];
 };
@@ -165,16 +167,17 @@ void write_totals(const Total (&totals)[N], float *const *y, int rows) {
     }
 }
 
-// Q4_K and Q5_K: weight = d * scale * code - dmin * minimum, eight scales and minima of six bits in 12 bytes:
-// bytes 0-3 and 4-7 hold those of parts 0-3, bytes 8-11 and their upper bits those of parts 4-7.
+// Q4_K and Q5_K: weight = d * scale * code - dmin * minimum. Eight 6-bit scales and eight 6-bit minima fill 12 bytes.
+// Bytes 0-3 hold the scales of parts 0-3, bytes 4-7 their minima. Those of parts 4-7 are in bytes 8-11 and the upper
+// bits of bytes 0-7.
 template <Type T, int N>
 void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
     constexpr bool five = T == Type::Q5_K;
-    constexpr size_t lines_before = five ? 12 : 4;  // of scales, and of fifth bits
+    constexpr size_t lines_before = five ? 12 : 4;  // of scales and fifth bits
     Total totals[N] = {};
     const int32_t *xq = x.codes, *xs = x.sums;
     const float *xd = x.scales;
-    // Bytes 0, 1 and bytes 2, 3 of each lane as two numbers of 16 bits.
+    // Bytes 0 and 1, and bytes 2 and 3, of each lane as two 16-bit numbers.
     static const int8_t first_pair[16] = {0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1};
     static const int8_t second_pair[16] = {2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1};
     for (int64_t b = 0; b < k / SUPER_BLOCK; b++) {
@@ -228,7 +231,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
     write_totals(totals, y, rows);
 }
 
-// Q6_K: weight = d * scale * (code - 32), sixteen scales of int8.
+// Q6_K: weight = d * scale * (code - 32), with sixteen int8 scales.
 template <int N>
 void multiply_q6_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
     Total totals[N] = {};
@@ -283,7 +286,7 @@ void multiply_q6_k(int64_t k, const uint8_t *tile, const Columns &x, float *cons
     write_totals(totals, y, rows);
 }
 
-// ---- plain floating-point rows ----
+// ---- floating-point weights ----
 
 template <FloatType T>
 Float load_weights(const uint8_t *p) {
@@ -291,13 +294,13 @@ Float load_weights(const uint8_t *p) {
     return Simd::load_halves(p);
 }
 
-// Rows that share the loading of a column, and columns that share the loading of a row. With two chains of sums for
-// each product they fill the registers.
+// Number of rows that share each load of a column, and of columns that share each load of a row. With two accumulators
+// per product, they fill the registers.
 constexpr int FLOAT_ROWS = Simd::lanes == 16 ? 2 : 1;
 constexpr int FLOAT_COLUMNS = 4;
 
-// R rows times N columns, which lie as `pack_floats` leaves them. The two chains of a product are added up in the same
-// order whatever R and N are; with one, a single product would wait for the adder.
+// Multiply R rows by N columns in the layout of `pack_floats`. The two accumulators of a product are summed in the same
+// order for every R and N. With only one, a single product would be limited by the latency of the addition.
 template <FloatType T, int R, int N>
 void multiply_rows(int64_t k, const uint8_t *w, size_t row_bytes, const float *x, float *const *y, int row) {
     constexpr int lanes = Simd::lanes, bytes = lanes * (T == FloatType::F32 ? 4 : 2);
@@ -323,7 +326,7 @@ void multiply_rows(int64_t k, const uint8_t *w, size_t row_bytes, const float *x
         load(v), add(sums[1], v);
     }
     if (left >= lanes) load(v), add(sums[0], v), left -= lanes;
-    if (left > 0) {  // the rest, filled up with zeros
+    if (left > 0) {  // the remainder, padded with zeros
         for (int r = 0; r < R; r++) {
             alignas(LINE) uint8_t rest[bytes] = {};
             __builtin_memcpy(rest, w + r * row_bytes, left * (bytes / lanes));
@@ -336,7 +339,7 @@ void multiply_rows(int64_t k, const uint8_t *w, size_t row_bytes, const float *x
             y[j][row + r] = Simd::total(Simd::fma(sums[0][r][j], Simd::all(1.f), sums[1][r][j]));
 }
 
-// ---- from numbers to instances ----
+// ---- dispatch to template instances ----
 
 template <template <int> class F, class... Arguments>
 void with_columns(int n, Arguments... arguments) {
@@ -407,7 +410,8 @@ void multiply(Type t, int64_t k, const uint8_t *tile, const Columns &x, float *c
     with_columns<MultiplyTile>(x.n, t, k, tile, &x, y, rows);
 }
 
-// Groups of FLOAT_COLUMNS columns, one behind the other; in a group, all columns' first `lanes` floats, then the next.
+// Columns are stored in groups of FLOAT_COLUMNS. A group holds the first `lanes` floats of all its columns, then the
+// next `lanes` floats of all, and so on.
 void pack_floats(int64_t k, const float *x, int column, int n, float *packed) {
     constexpr int lanes = Simd::lanes;
     const int64_t steps = (k + lanes - 1) / lanes;
@@ -423,7 +427,7 @@ void multiply_floats(FloatType t, int64_t k, const uint8_t *w, size_t row_bytes,
                      float *const *y) {
     const int64_t padded = (k + Simd::lanes - 1) / Simd::lanes * Simd::lanes;
     for (int row = 0; row < rows;) {
-        // A single column is best read in one stream.
+        // With a single column, one stream of reads is fastest.
         const int some = n > 1 && rows - row >= FLOAT_ROWS ? FLOAT_ROWS : 1;
         for (int j = 0; j < n; j += FLOAT_COLUMNS)
             with_columns<MultiplyRows>(n - j < FLOAT_COLUMNS ? n - j : FLOAT_COLUMNS, t, some, k, w + row * row_bytes,

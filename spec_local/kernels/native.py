@@ -1,15 +1,15 @@
-"""The compiled library, as plugin.h declares it."""
+"""Bindings to the compiled library, as declared in plugin.h."""
 
 import ctypes
 from pathlib import Path
 
 
 class Native:
-    """The library, loaded into this process; import llama_cpp first, whose libraries it links to.
+    """The library, loaded into this process. Import llama_cpp first: the library links to its libraries.
 
     Raises:
-        OSError: the library cannot be loaded.
-        AttributeError: it lacks a function.
+        OSError: The library cannot be loaded.
+        AttributeError: The library lacks a function.
     """
 
     def __init__(self, library: Path) -> None:
@@ -21,15 +21,21 @@ class Native:
         self._self_test.argtypes, self._self_test.restype = [], ctypes.c_char_p
 
     def install(self, instruction_set: str) -> str | None:
-        """Let llama.cpp use the kernels of an instruction set; once per process. Returns None, or why not."""
+        """Install the kernels of an instruction set in llama.cpp. Call this once per process.
+
+        Returns None on success, otherwise the reason for the failure.
+        """
         return _text(self._install(instruction_set.encode()))
 
     def enable(self, on: bool) -> None:
-        """Switch them on or off for models that are opened from now on; not while a model computes."""
+        """Enable or disable the kernels for models opened from now on; not during a computation."""
         self._enable(int(on))
 
     def self_test(self) -> str | None:
-        """Compare the kernels with a float64 reference and with llama.cpp. Returns None, or what is wrong."""
+        """Compare the kernels with a float64 reference and with llama.cpp.
+
+        Returns None if they pass, otherwise the error.
+        """
         return _text(self._self_test())
 
 

@@ -1,4 +1,4 @@
-// From ggml's layout, row after row, to tiles of 16 interleaved rows.
+// Packing: converts ggml's row-major layout to tiles of 16 interleaved rows.
 #include "layout.h"
 
 #include <cstring>
@@ -6,11 +6,11 @@
 namespace specdec {
 namespace {
 
-// ggml's blocks, byte for byte; their sizes are checked against the installed ggml.h in plugin.cpp.
+// The layout of ggml's blocks in bytes. The sizes are checked against the installed ggml.h in plugin.cpp.
 struct Source {
     size_t bytes;   // of one block
     size_t scale;   // offset of the half-precision scale
-    size_t second;  // offset of a second half: the minimum's scale
+    size_t second;  // offset of the second half-precision number: the scale of the minimum
     size_t codes;   // offset of the (low) codes
 };
 
@@ -28,7 +28,7 @@ constexpr Source source_of(Type t) {
     return {};
 }
 
-// Four codes of one row, to their lane.
+// Store four codes of a row in its lane.
 void put(uint8_t *line, int row, const uint8_t *four) { std::memcpy(line + row * CODES, four, CODES); }
 
 void pack_simple(Type t, int row, const uint8_t *block, uint8_t *scales, uint8_t *minima, uint8_t *codes) {
@@ -39,7 +39,7 @@ void pack_simple(Type t, int row, const uint8_t *block, uint8_t *scales, uint8_t
         for (int i = 0; i < BLOCK; i++) codes[i / CODES * LINE + row * CODES + i % CODES] = block[s.codes + i] ^ 0x80;
         return;
     }
-    // A byte holds codes i and i + 16 in ggml's block, and so it does here.
+    // A byte holds codes i and i + 16, as in ggml's block.
     for (int i = 0; i < BLOCK / 2; i += CODES) put(codes + i / CODES * LINE, row, block + s.codes + i);
     if (t == Type::Q5_0) {
         uint32_t bits;
@@ -50,7 +50,7 @@ void pack_simple(Type t, int row, const uint8_t *block, uint8_t *scales, uint8_t
     }
 }
 
-// Q4_K and Q5_K: scales, minima's scales, 12 bytes of 6-bit scales, (fifth bits,) codes.
+// Q4_K and Q5_K: scales, scales of the minima, 12 bytes of 6-bit scales and minima, fifth bits (Q5_K), codes.
 void pack_k(Type t, int row, const uint8_t *block, uint8_t *tile) {
     const Source s = source_of(t);
     std::memcpy(tile + row * 2, block + s.scale, 2);
@@ -58,8 +58,8 @@ void pack_k(Type t, int row, const uint8_t *block, uint8_t *tile) {
     for (size_t i = 4; i < source_of(t).bytes; i += CODES) put(tile + i / CODES * LINE, row, block + i);
 }
 
-// Q6_K: scales, 16 int8 scales, the low four bits, the high two. The low halves of line z are the codes of step z and
-// z + 32, the pairs of bits of line z those of z, z + 16, z + 32 and z + 48, where a step is four weights.
+// Q6_K: scales, 16 int8 scales, the low four bits, the high two bits. A step is four weights. Line z of the low bits
+// holds steps z and z + 32; line z of the high bits holds steps z, z + 16, z + 32 and z + 48.
 void pack_q6_k(int row, const uint8_t *block, uint8_t *tile) {
     const uint8_t *low = block, *high = block + 128, *scales = block + 192;
     std::memcpy(tile + row * 2, block + 208, 2);
@@ -95,7 +95,7 @@ void pack(Type t, int64_t rows, int64_t k, const uint8_t *source, uint8_t *packe
     for (int64_t tile = first; tile < last; tile++) {
         uint8_t *out = packed + tile * tile_bytes(t, k);
         const int present = rows - tile * ROWS < ROWS ? int(rows - tile * ROWS) : ROWS;
-        // A scale of zero makes rows that are not there, and the padding between parts, harmless.
+        // With a scale of zero, missing rows and the padding between parts contribute nothing.
         std::memset(out, 0, present < ROWS ? tile_bytes(t, k) : header);
         for (int row = 0; row < present; row++) {
             const uint8_t *in = source + (tile * ROWS + row) * blocks * bytes;

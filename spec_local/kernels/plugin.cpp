@@ -1,5 +1,6 @@
-// How the kernels get into llama.cpp: as an "extra buffer type" of ggml's CPU backend, which is asked first where a
-// matrix shall lie and who computes an operation. Nothing of llama.cpp is patched, and its own threads do the work.
+// Connects the kernels to llama.cpp as an "extra buffer type" of ggml's CPU backend. ggml queries extra buffer types
+// first, both to place a matrix and to select the code for an operation. llama.cpp is not patched, and the work runs
+// on its own threads.
 #include "plugin.h"
 
 #include <algorithm>
@@ -19,10 +20,11 @@ const Kernels *chosen = nullptr;
 bool enabled = false;
 ggml_backend_buffer_type buffer_type;
 
-// Calls of up to so many columns read plain floats here; of more, ggml's tinyBLAS is as quick (measured: 16).
+// Products of unpacked floating-point weights with more columns than this are left to ggml's tinyBLAS, which is then as
+// fast (measured: 16).
 constexpr int64_t MOST_FLOAT_COLUMNS = 8;
 
-// ---- which operations ----
+// ---- supported operations ----
 
 bool is_packed(const ggml_tensor *matrix) { return matrix->buffer && matrix->buffer->buft == &buffer_type; }
 
@@ -39,11 +41,11 @@ bool float_type(ggml_type from, FloatType &type) {
     switch (from) {
         case GGML_TYPE_F32: type = FloatType::F32; return true;
         case GGML_TYPE_F16: type = FloatType::F16; return true;
-        default: return false;  // BF16: tinyBLAS has an instruction for it, and is quicker
+        default: return false;  // BF16: tinyBLAS has an instruction for it and is faster
     }
 }
 
-// Weights that lie in ordinary memory, mostly in the mapped file itself: they are read where they are.
+// Whether `op` multiplies unpacked floating-point weights. These are read in place, mostly from the memory-mapped file.
 bool is_float_weights(const ggml_tensor *op) {
     FloatType type;
     const ggml_tensor *w = op->src[0], *x = op->src[1];
@@ -53,20 +55,20 @@ bool is_float_weights(const ggml_tensor *op) {
            ggml_nrows(x) <= MOST_FLOAT_COLUMNS && op->op_params[1] == 0;
 }
 
-// ---- computing ----
+// ---- computation ----
 
-// One matrix of a call, and the groups of columns that it is multiplied with.
+// One matrix of a call, and the groups [first, last) of columns to multiply it by.
 struct Run {
     int64_t matrix;
     size_t first, last;
 };
 
 struct Group {
-    size_t first;  // column, in the order of `Call::x`
+    size_t first;  // index into `Call::x` of its first column
     int n;
 };
 
-// What a call multiplies: filled in by each thread for itself.
+// The work of one operation. Every thread builds its own copy.
 struct Call {
     std::vector<const float *> x;
     std::vector<float *> y;
@@ -77,7 +79,7 @@ struct Call {
 
     void add(const float *from, float *to) { x.push_back(from), y.push_back(to); }
 
-    // The columns since the last run are multiplied with a matrix, in groups of nearly equal size.
+    // Assign the columns added since the last run to a matrix, in groups of nearly equal size, at most `most`.
     void close_run(int64_t matrix, int most) {
         const size_t begin = groups.empty() ? 0 : groups.back().first + groups.back().n, n = x.size() - begin;
         if (n == 0) return;
@@ -100,13 +102,13 @@ void list_columns(const ggml_tensor *op, Call &call) {
             for (int64_t i1 = 0; i1 < x->ne[1]; i1++, y += op->ne[0]) call.add(column(x, i1, i2, i3), y);
 }
 
-// Mixtures of experts: slot s of token t goes to expert ids[t][s].
+// Mixtures of experts: slot s of token t is routed to expert ids[t][s].
 void list_experts(const ggml_tensor *op, Call &call, int most) {
     const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
     auto expert = [ids](int64_t slot, int64_t token) {
         return *(const int32_t *)((const char *)ids->data + slot * ids->nb[0] + token * ids->nb[1]);
     };
-    // Sorted by expert, and within one by token.
+    // A counting sort by expert, then by token.
     static thread_local std::vector<size_t> next;
     static thread_local std::vector<std::pair<int32_t, int32_t>> sorted;  // token, slot
     next.assign(w->ne[2] + 1, 0);
@@ -120,7 +122,7 @@ void list_experts(const ggml_tensor *op, Call &call, int most) {
     for (int64_t t = 0; t < ids->ne[1]; t++)
         for (int64_t s = 0; s < ids->ne[0]; s++) sorted[next[expert(s, t)]++] = {int32_t(t), int32_t(s)};
     size_t i = 0;
-    for (int64_t e = 0; e < w->ne[2]; e++) {  // `next` is now where the columns of each expert end
+    for (int64_t e = 0; e < w->ne[2]; e++) {  // `next[e]` is now the end of expert e's columns
         for (; i < next[e]; i++) {
             const auto [t, s] = sorted[i];
             call.add(column(x, s % x->ne[1], t, 0), (float *)((char *)op->data + s * op->nb[1] + t * op->nb[2]));
@@ -170,8 +172,9 @@ struct PackedTraits : ggml::cpu::tensor_traits {
         if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
         ggml_barrier(params->threadpool);
 
-        // Pieces of the rows are handed out as threads become free: eight a thread, for cores that are not alike, but of
-        // no more than fits the second-level cache beside a group's columns, since a long prompt reads a piece many times.
+        // Threads take pieces of the rows as they become free: eight pieces per thread, to balance cores of different
+        // speeds. A piece and a group's columns must fit in the second-level cache, since a long prompt reads a piece
+        // many times.
         constexpr size_t piece_bytes = 256 * 1024;
         const int64_t most = std::max<int64_t>(1, piece_bytes / tile_bytes(type, k));
         const int64_t share = std::max<int64_t>(1, tiles / (params->nth * 8));
@@ -188,7 +191,8 @@ struct PackedTraits : ggml::cpu::tensor_traits {
                 for (int j = 0; j < group.n; j++) y[j] = call.y[group.first + j] + t * ROWS;
                 chosen->multiply(type, k, data + t * tile, columns(group), y, int(std::min<int64_t>(ROWS, rows - t * ROWS)));
             };
-            // A few groups: a tile comes from memory once and is used while it is near. Many: so are a group's columns.
+            // With few groups, a tile is read from memory once and used while it is cached. With many, the columns of a
+            // group are reused from the cache too.
             if (run.last - run.first <= 2) {
                 for (int64_t t = begin; t < end; t++)
                     for (size_t g = run.first; g < run.last; g++) multiply(t, call.groups[g]);
@@ -202,7 +206,7 @@ struct PackedTraits : ggml::cpu::tensor_traits {
 };
 
 struct FloatTraits : ggml::cpu::tensor_traits {
-    // Never less than ggml would need, should it compute after all.
+    // At least what ggml needs, in case it computes the operation after all.
     bool work_size(int, const ggml_tensor *op, size_t &size) override {
         size = packed_floats(op->src[0]->ne[0], ggml_nrows(op->src[1])) * sizeof(float) + LINE;
         return true;
@@ -234,7 +238,7 @@ struct FloatTraits : ggml::cpu::tensor_traits {
     }
 };
 
-// Attention to keys and values in half precision, for models without a soft cap or sinks.
+// Whether `op` is attention over half-precision keys and values, without a soft cap or attention sinks.
 bool is_attention(const ggml_tensor *op) {
     if (op->op != GGML_OP_FLASH_ATTN_EXT) return false;
     const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
@@ -252,8 +256,8 @@ struct AttentionTraits : ggml::cpu::tensor_traits {
 
     bool compute_forward(ggml_compute_params *params, ggml_tensor *op) override {
         const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
-        const int64_t shared = q->ne[2] / k->ne[2], per_head = shared * q->ne[1];  // queries of a key-value head
-        // All threads get work; those of one head that are computed together share the reading of its keys.
+        const int64_t shared = q->ne[2] / k->ne[2], per_head = shared * q->ne[1];  // queries per key-value head
+        // Give every thread work. Queries of one head that are computed together read its keys only once.
         const int64_t share = (per_head * k->ne[2] + params->nth - 1) / params->nth;
         const int64_t piece = std::clamp<int64_t>(std::min(share, per_head), 1, MOST_QUERIES);
         const int64_t pieces = (per_head + piece - 1) / piece;
@@ -286,8 +290,9 @@ struct AttentionTraits : ggml::cpu::tensor_traits {
     }
 };
 
-// What `AttentionTraits` leaves to ggml. There, keys are split among the threads where there is one query and 512 keys or
-// more, and added up in another order; its reference implementation does not, and is what it uses for two queries or more.
+// Attention that `AttentionTraits` does not support. For one query and 512 keys or more, ggml splits the keys among the
+// threads, which changes the order of summation. Its reference implementation does not, and is what ggml uses for two
+// queries or more.
 struct ReferenceAttentionTraits : ggml::cpu::tensor_traits {
     bool work_size(int, const ggml_tensor *, size_t &) override { return false; }
 
@@ -305,7 +310,7 @@ AttentionTraits attention_traits;
 ReferenceAttentionTraits reference_attention_traits;
 
 struct ExtraBufferType : ggml::cpu::extra_buffer_type {
-    // The loader asks with a buffer of no bytes; the scheduler, with the one that holds the weights.
+    // The model loader passes an empty buffer; the scheduler, the buffer that holds the weights.
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *op) override {
         return is_packed(op->src[0]) && (enabled || op->src[0]->buffer->size > 0) && fits(op);
     }
@@ -333,7 +338,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor *matrix, const void *data, si
     Type type;
     GGML_ASSERT(packed_type(matrix, type) && offset == 0 && size == ggml_nbytes(matrix));
     const int64_t k = matrix->ne[0], rows = matrix->ne[1], tiles = (rows + ROWS - 1) / ROWS;
-    // Packing keeps up with a quick disk on a few threads; a thread is worth starting for a megabyte or so.
+    // A few threads pack as fast as a fast disk reads. A thread is worth starting for about a megabyte.
     const auto wanted = std::min<size_t>(std::thread::hardware_concurrency(), size / (1 << 20));
     const int64_t n_threads = std::clamp<int64_t>(wanted, 1, 8);
     for (int64_t i = 0; i < matrix->ne[2] * matrix->ne[3]; i++) {
@@ -351,7 +356,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (!buffer) return nullptr;
 #ifdef MADV_HUGEPAGE
-    // Half a gigabyte has 131,072 small pages, more than a processor remembers where they are.
+    // Half a gigabyte has 131,072 small pages, more than the TLB holds.
     const size_t page = 4096, begin = ((size_t)ggml_backend_buffer_get_base(buffer) + page - 1) / page * page;
     const size_t end = ((size_t)ggml_backend_buffer_get_base(buffer) + size) / page * page;
     if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE);
@@ -370,7 +375,7 @@ size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor *matrix) {
     return packed_bytes(type, matrix->ne[1], matrix->ne[0]) * matrix->ne[2] * matrix->ne[3];
 }
 
-// Whether the structures of ggml_internals.h are those of the library that is loaded.
+// Whether the structures declared in ggml_internals.h match the loaded library.
 bool layout_agrees() {
     ggml_backend_buffer_type_t type = ggml_backend_cpu_buffer_type();
     if (type->iface.get_name(type) != ggml_backend_buft_name(type)) return false;
@@ -386,7 +391,7 @@ bool layout_agrees() {
     return agrees;
 }
 
-// Whether models that are loaded from now on get to see the buffer type: ggml copies its list when the first one asks.
+// Whether models loaded from now on can use the buffer type: ggml copies its list when it is first requested.
 bool is_offered() {
     auto get = (ggml_backend_dev_get_extra_bufts_t)ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(),
                                                                                     "ggml_backend_dev_get_extra_bufts");

@@ -1,4 +1,4 @@
-// What plugin.cpp offers to Python and to self_test.cpp.
+// The interface of plugin.cpp for Python and self_test.cpp.
 #pragma once
 
 #include "ggml_internals.h"
@@ -6,32 +6,33 @@
 
 namespace specdec {
 
-// The type of a matrix that can be packed; false: the kernels have none for it, or its shape does not fit.
+// Set `type` to the packed type of a matrix. Returns false if its type or shape is not supported.
 bool packed_type(const ggml_tensor *matrix, Type &type);
 
-// The kernels that were chosen; null before.
+// The installed kernels, or null before `specdec_kernels_install`.
 const Kernels *kernels();
 
-// The buffer type whose matrices are packed.
+// The buffer type that holds packed matrices.
 ggml_backend_buffer_type_t packed_buffer_type();
 
 }  // namespace specdec
 
 extern "C" {
 
-// Put the kernels of an instruction set (as `Kernels::name` has it) before ggml's own. Call it once, before the first
-// model is loaded. Returns null, or why not.
+// Install the kernels of an instruction set (a `Kernels::name`), which take precedence over ggml's own. Call it once,
+// before the first model is loaded. Returns null on success, otherwise the reason for the failure.
 const char *specdec_kernels_install(const char *instruction_set);
 
-// Whether models that are loaded from now on are packed, and whether plain floats and attention are computed here. Not
-// while a model computes.
+// Enable or disable the packing of models loaded from now on, and the kernels for floating-point weights and attention.
+// Must not be called during a computation.
 void specdec_kernels_enable(int on);
 
-// Compare the installed kernels with a float64 reference and with ggml's own. Returns null, or what is wrong.
+// Compare the installed kernels with a float64 reference and with ggml's own. Returns null if they
+// pass, otherwise the error.
 const char *specdec_kernels_self_test(void);
 
-// y[n][rows] = x[n][k] times a matrix in ggml's layout, packed for this one call; for tests. `type` is a ggml_type.
-// Returns null, or why not.
+// For tests: y[n][rows] = x[n][k] times a matrix in ggml's layout, which is packed for this call only. `type` is a
+// ggml_type. Returns null on success, otherwise the reason for the failure.
 const char *specdec_kernels_multiply(const char *instruction_set, int type, int64_t rows, int64_t k, int n,
                                      const void *matrix, const float *x, float *y);
 }

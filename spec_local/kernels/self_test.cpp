@@ -1,5 +1,5 @@
-// Are the kernels right on this machine? Run in a child process before anything relies on them: what fails here may
-// also crash.
+// Self-test: checks the kernels on this machine before they are used. It runs in a child process, since a kernel that
+// does not work may also crash.
 #include "plugin.h"
 
 #include <cmath>
@@ -13,9 +13,9 @@ using namespace specdec;
 
 namespace {
 
-constexpr int ROWS_TESTED = 37;  // no multiple of a tile
+constexpr int ROWS_TESTED = 37;  // not a multiple of a tile
 constexpr int LENGTH = 768;
-constexpr int COLUMNS_TESTED = 17;  // more than any kernel takes at once
+constexpr int COLUMNS_TESTED = 17;  // more than any kernel multiplies at once
 
 struct Freed {
     void operator()(ggml_context *p) const { ggml_free(p); }
@@ -25,7 +25,7 @@ struct Freed {
 template <class T>
 using Owned = std::unique_ptr<T, Freed>;
 
-// A matrix times columns as llama.cpp would compute it, with the matrix in a buffer of the given type.
+// Multiply a matrix by columns through a ggml graph, as llama.cpp does, with the matrix in a buffer of the given type.
 std::vector<float> through_graph(ggml_backend_buffer_type_t buffer_type, ggml_type type, const std::vector<uint8_t> &matrix,
                                  const std::vector<float> &x, int n) {
     const ggml_init_params params = {ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true};
@@ -85,10 +85,10 @@ const char *check(ggml_type type) {
     const std::vector<float> ggmls =
         through_graph(ggml_backend_cpu_buffer_type(), type, matrix, x, COLUMNS_TESTED);
     specdec_kernels_enable(1);
-    // A hundredth of a part in a million is what rounding to float32 leaves.
+    // The absolute term allows for rounding to float32.
     if (!(error(direct, expected) <= 1.02 * error(ggmls, expected) + 1e-4)) return complaint("less exact than ggml's own");
     for (const int n : {1, 2, 3, 4, 5, 8, 12, 16, COLUMNS_TESTED}) {
-        if (plain && n > 8) continue;  // ggml's
+        if (plain && n > 8) continue;  // computed by ggml
         const std::vector<float> y = through_graph(ours, type, matrix, x, n);
         if (y.size() != size_t(n) * ROWS_TESTED || std::memcmp(y.data(), direct.data(), y.size() * sizeof(float)) != 0)
             return complaint("a column depends on how many are computed with it");

@@ -1,4 +1,4 @@
-// AVX2, with or without the dot-product instruction of AVX-VNNI: two registers hold a line of 16 rows.
+// AVX2, with or without the dot-product instruction of AVX-VNNI. Two registers hold a line of 16 rows.
 #pragma once
 
 #include <immintrin.h>
@@ -10,7 +10,7 @@ namespace {
 
 struct Simd {
     static constexpr int lanes = 8;
-    // Four sums, their four totals and what unpacking needs fill the 16 registers.
+    // Four sums, their four totals and the temporaries of unpacking fill the 16 registers.
     static constexpr int max_columns = 4;
 
     using Int = __m256i;
@@ -29,7 +29,7 @@ struct Simd {
     static Int dot(Int sum, Int codes, const int32_t *x) { return _mm256_dpbusd_avx_epi32(sum, codes, broadcast(x)); }
     static Int dot_bytes(Int sum, Int codes, const int32_t *x) { return dot(sum, codes, x); }
 #else
-    // The instruction adds two products in 16 bits, which 0 ... 255 would overflow: codes of eight bits stay signed.
+    // maddubs adds two products in 16 bits, which codes of 0 ... 255 would overflow: 8-bit codes stay signed.
     static constexpr int zero_of_bytes = 0;
     static Int dot(Int sum, Int codes, const int32_t *x) {
         const Int pairs = _mm256_maddubs_epi16(codes, broadcast(x));
@@ -72,7 +72,7 @@ struct Simd {
         return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
     }
     static Float rounded(Float v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-    // 2 to the power of whole numbers from -126 to 127.
+    // 2^v for integers v from -126 to 127.
     static Float power_of_two(Float v) {
         const Int exponent = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(127));
         return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));

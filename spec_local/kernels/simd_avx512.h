@@ -1,4 +1,4 @@
-// AVX-512 with VNNI: one register holds a line, that is 16 rows of four codes.
+// AVX-512 with VNNI. One register holds a line: 16 rows of four codes.
 #pragma once
 
 #include <immintrin.h>
@@ -10,9 +10,9 @@ namespace {
 
 struct Simd {
     static constexpr int lanes = 16;
-    // 12 sums, their 12 totals and what unpacking needs fill the 32 registers.
+    // 12 sums, their 12 totals and the temporaries of unpacking fill the 32 registers.
     static constexpr int max_columns = 12;
-    // Codes of eight bits are read as 0 ... 255, with a zero point of 128.
+    // 8-bit codes are read as 0 ... 255, with a zero point of 128.
     static constexpr int zero_of_bytes = 128;
 
     using Int = __m512i;
@@ -22,19 +22,19 @@ struct Simd {
     static Int bytes(int value) { return _mm512_set1_epi8(char(value)); }
     static Int zero() { return _mm512_setzero_si512(); }
     static Int broadcast(const int32_t *p) { return _mm512_set1_epi32(*p); }
-    static Int words(const int8_t (&pattern)[16]) {  // the same 16 bytes in each quarter
+    static Int words(const int8_t (&pattern)[16]) {  // the same 16 bytes in each 128-bit lane
         return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)pattern));
     }
     static Int shuffle(Int table, Int indices) { return _mm512_shuffle_epi8(table, indices); }
-    // sum + the four products of each lane: unsigned codes of the weights, signed ones of an activation.
+    // sum + the four products in each lane of unsigned weight codes and signed activation codes.
     static Int dot(Int sum, Int codes, const int32_t *x) { return _mm512_dpbusd_epi32(sum, codes, broadcast(x)); }
     static Int dot_bytes(Int sum, Int codes, const int32_t *x) { return dot(sum, codes, x); }
-    // sum + the two products of 16 bits of each lane.
+    // sum + the two 16-bit products in each lane.
     static Int dot_pairs(Int sum, Int a, const int32_t *x) { return _mm512_dpwssd_epi32(sum, a, broadcast(x)); }
-    // Byte `which` of each lane, unsigned or signed.
+    // Byte `which` of each lane, zero-extended or sign-extended.
     static Int byte(Int v, int which) { return _mm512_and_si512(_mm512_srli_epi32(v, 8 * which), _mm512_set1_epi32(255)); }
     static Int signed_byte(Int v, int which) { return _mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 8 * which), 24); }
-    // Bytes 2 `half` and 2 `half` + 1 of each lane, signed, as 16 bits.
+    // Bytes 2 * `half` and 2 * `half` + 1 of each lane, sign-extended to 16 bits.
     static Int signed_pair(Int v, int half) {
         const Int low = _mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 16 * half), 24);
         const Int high = _mm512_srai_epi32(_mm512_slli_epi32(v, 16 - 16 * half), 24);
@@ -54,7 +54,7 @@ struct Simd {
     static Float max(Float a, Float b) { return _mm512_max_ps(a, b); }
     static float highest(Float v) { return _mm512_reduce_max_ps(v); }
     static Float rounded(Float v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-    // 2 to the power of whole numbers from -126 to 127.
+    // 2^v for integers v from -126 to 127.
     static Float power_of_two(Float v) {
         const Int exponent = _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(127));
         return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
@@ -64,13 +64,13 @@ struct Simd {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, all(limit), _CMP_NLT_UQ), v);
     }
 
-    // The bits of the magnitudes, of which NaN's are the largest.
+    // The absolute values as bits. As integers, those of NaN are the largest.
     static Int magnitude(const float *p) {
         return _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0x7fffffff));
     }
     static Int larger(Int a, Int b) { return _mm512_max_epi32(a, b); }
     static int32_t largest(Int v) { return _mm512_reduce_max_epi32(v); }
-    // `lanes` activations times a factor, rounded to int8.
+    // Store `lanes` activations times a factor, rounded to int8.
     static void store_codes(int8_t *out, const float *x, float factor) {
         _mm_storeu_si128((__m128i *)out, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(times(load_floats(x), all(factor)))));
     }

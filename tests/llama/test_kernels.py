@@ -1,4 +1,4 @@
-"""The CPU kernels against float64, and in llama.cpp on tiny models. Skipped where they are not in use."""
+"""Test the CPU kernels against float64, and in llama.cpp on tiny models. Skipped if they are not in use."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +37,7 @@ def in_use():
 
 @pytest.fixture(scope="module")
 def instruction_sets():
-    """Those that this processor executes: the chosen one, and those below it."""
+    """The instruction sets that this processor can execute: the selected one and all below it."""
     sets = list(build.INSTRUCTION_SETS)
     below = sets[sets.index(kernels.status().instruction_set) :]
     return [name for name in below if name in build.claimed()]
@@ -45,7 +45,10 @@ def instruction_sets():
 
 @pytest.fixture(scope="module")
 def multiply():
-    """y (columns, rows) of a matrix in ggml's layout, uint8 (rows, bytes), and x, float32 (columns, k)."""
+    """A function that returns y (columns, rows).
+
+    Its arguments include a matrix in ggml's layout, uint8 (rows, bytes), and x, float32 (columns, k).
+    """
     function = ctypes.CDLL(str(build.built())).specdec_kernels_multiply
     function.restype = ctypes.c_char_p
     function.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
@@ -69,7 +72,7 @@ def multiply():
 
 
 def random_matrix(rng, kind, rows, k):
-    """A matrix with random codes, and its weights in float64."""
+    """Return a matrix with random codes, and its weights in float64."""
     if kind in PLAIN:
         weights = rng.normal(size=(rows, k)).astype(np.float32 if kind == Type.F32 else np.float16)
         return weights.view(np.uint8), weights.astype(np.float64)
@@ -83,7 +86,7 @@ def random_matrix(rng, kind, rows, k):
 
 
 def rounded(x, block):
-    """Activations as the kernels round them: 8 bits, and a scale in single precision for each block."""
+    """Round activations as the kernels do: to 8 bits, with a single-precision scale per block."""
     parts = x.reshape(len(x), -1, block)
     largest = np.abs(parts).max(axis=2, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -92,7 +95,7 @@ def rounded(x, block):
 
 
 def as_ggml_rounds(x, kind):
-    """Activations as ggml's own kernels round them."""
+    """Round activations as ggml's own kernels do."""
     if kind in SIMPLE:
         return gguf.quants.dequantize(gguf.quants.quantize(x, Type.Q8_0), Type.Q8_0).astype(np.float64)
     parts = x.reshape(len(x), -1, 256)
@@ -103,7 +106,7 @@ def as_ggml_rounds(x, kind):
 
 @pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS, *PLAIN], ids=lambda kind: kind.name)
 def test_random_matrices(multiply, instruction_sets, kind):
-    """200 of each type: odd numbers of rows, all numbers of columns, activations of all sizes."""
+    """200 matrices per type: arbitrary row counts, all column counts, activations of all magnitudes."""
     rng = np.random.default_rng(int(kind))
     step = 256 if kind in K_QUANTS else 1 if kind in PLAIN else 32
     for i in range(200):
@@ -180,7 +183,7 @@ MODELS = [
 
 @pytest.fixture(scope="module")
 def quantized(folder):
-    """The path of a tiny model of a kind of `MODELS`, made once."""
+    """A function that returns the path of a tiny model of a kind in `MODELS`, created once."""
 
     def make(kind):
         experts = 4 if kind.startswith("experts") else 0
@@ -206,7 +209,7 @@ def text_of(n):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_logits_are_those_of_llama_cpp(quantized, make_context, capfd, kind):
-    """But for the rounding of activations; and the matrices do lie in our buffers."""
+    """They differ only by the rounding of activations, and the matrices are in the kernels' own buffers."""
     logits = {}
     for mode in ("auto", "off"):
         kernels.use(mode)
@@ -233,7 +236,7 @@ def test_logits_are_those_of_llama_cpp(quantized, make_context, capfd, kind):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_logits_do_not_depend_on_the_size_of_a_call(quantized, make_context, kind):
-    """Behind 600 tokens: from 512 on, ggml's attention to a single token takes another way."""
+    """After 600 tokens of context: from 512 on, ggml computes attention for a single token differently."""
     model = Model(quantized(kind))
     context = make_context(model, n_ctx=700, max_tokens=64, threads=2)
     text = text_of(640)
@@ -250,7 +253,7 @@ def test_logits_do_not_depend_on_the_size_of_a_call(quantized, make_context, kin
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K_M", "Q8_0"])
 def test_a_seed_gives_the_same_text_with_and_without_a_draft(quantized, folder, kind, temperature):
-    """On quantized models, too; with llama.cpp's own kernels it holds only where no two tokens are nearly equal."""
+    """On quantized models, too. With llama.cpp's own kernels, nearly equal tokens can be exchanged."""
     draft = write_tiny_model(folder / "kernels-draft.gguf", n_embd=256, noise=0.05)
     sampling = SamplingSettings(temperature=temperature)
     with Session.open(quantized(kind), draft, n_ctx=512, threads=2) as session:
@@ -269,7 +272,7 @@ def test_a_seed_gives_the_same_text_with_and_without_a_draft(quantized, folder, 
 
 
 def test_two_models_at_once(quantized, make_context):
-    """In two threads, each as if it were alone."""
+    """Two models in two threads give the same results as each one alone."""
     contexts = [make_context(Model(quantized(kind)), threads=2) for kind in ("Q4_K_M", "experts Q8_0")]
 
     def work(context):
