@@ -59,8 +59,9 @@ def mode() -> Mode:
 def use(mode: Mode) -> None:
     """Enable the kernels where they work, or disable them, in this process and its children.
 
-    Call this before the first model is opened. A later call affects only models opened afterwards. Kernels
-    that were off when llama.cpp was loaded stay off.
+    Call this before the first model is opened. A later call decides whether the weights of models opened
+    afterwards are packed, and whether all models use the kernels for F16 weights and attention: do not call
+    it while a model computes. Kernels that were off when llama.cpp was loaded stay off.
     """
     _state.mode = mode
     if _state.native:

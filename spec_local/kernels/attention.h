@@ -10,7 +10,7 @@ namespace {
 // exp(x) for x <= 0, as 2^n * exp(r) with |r| <= ln(2) / 2 and a Taylor series. The relative error is below 2e-7.
 inline Float exponential(Float x) {
     constexpr float least = -87.f;  // below this, the result would be denormal and 0 is returned
-    const Float in_range = Simd::max(x, Simd::all(least));
+    const Float in_range = Simd::max(Simd::all(least), x);  // in this order NaN stays NaN
     const Float n = Simd::rounded(Simd::times(in_range, Simd::all(1.44269504f)));
     Float r = Simd::fma(n, Simd::all(-0.693359375f), in_range);
     r = Simd::fma(n, Simd::all(2.12194440e-4f), r);
@@ -30,18 +30,22 @@ inline float soften(float *products, const uint16_t *mask, int n, float scale, f
         __builtin_memcpy(hidden, mask, n * sizeof(uint16_t));
         mask = hidden;
     }
-    Float most = Simd::all(-__builtin_inff());
+    Float most = Simd::all(-__builtin_inff()), open = most;
     for (int i = 0; i < KEY_BLOCK; i += Simd::lanes) {
-        const Float v = Simd::fma(Simd::load_floats(products + i), Simd::all(scale), Simd::load_halves(mask + i));
+        const Float m = Simd::load_halves(mask + i);
+        // A masked key may hold anything, even NaN.
+        const Float product = Simd::where_not_below(m, -65504.f, Simd::load_floats(products + i));
+        const Float v = Simd::fma(product, Simd::all(scale), m);
         Simd::store(products + i, v);
-        most = Simd::max(v, most);  // this argument order propagates NaN
+        most = Simd::max(v, most), open = Simd::max(m, open);
     }
-    const float before = highest, now = Simd::highest(most);
-    if (now > highest) highest = now;
-    if (highest == -__builtin_inff()) {
+    if (Simd::highest(open) == -__builtin_inff()) {  // this query sees no key of the block
         for (int i = 0; i < KEY_BLOCK; i += Simd::lanes) Simd::store(products + i, Simd::none());
         return 1.f;
     }
+    // The maximum ignores NaN, but the weights do not: NaN or infinite products make the result NaN.
+    const float before = highest, now = Simd::highest(most);
+    if (now > highest) highest = now;
     Float total = Simd::none();
     for (int i = 0; i < KEY_BLOCK; i += Simd::lanes) {
         const Float p = exponential(Simd::fma(Simd::all(highest), Simd::all(-1.f), Simd::load_floats(products + i)));
@@ -63,12 +67,11 @@ void add_values(const uint8_t *values, size_t value_bytes, int n, const float *c
         for (int c = 0; c < C; c++)
             sums[q][c] = Simd::times(Simd::load_floats(results[q] + c * Simd::lanes), Simd::all(factors[q]));
     for (int i = 0; i < n; i++, values += value_bytes) {
-        bool seen = false;
-        for (int q = 0; q < Q; q++) seen |= weights[q][i] != 0.f;
-        if (!seen) continue;  // masked values may hold anything, even NaN
-        for (int c = 0; c < C; c++) {
-            const Float v = Simd::load_halves((const uint16_t *)values + c * Simd::lanes);
-            for (int q = 0; q < Q; q++) sums[q][c] = Simd::fma(Simd::all(weights[q][i]), v, sums[q][c]);
+        Float v[C];
+        for (int c = 0; c < C; c++) v[c] = Simd::load_halves((const uint16_t *)values + c * Simd::lanes);
+        for (int q = 0; q < Q; q++) {
+            if (weights[q][i] == 0.f) continue;  // the value of a masked key may hold anything, even NaN
+            for (int c = 0; c < C; c++) sums[q][c] = Simd::fma(Simd::all(weights[q][i]), v[c], sums[q][c]);
         }
     }
     for (int q = 0; q < Q; q++)

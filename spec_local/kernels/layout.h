@@ -18,13 +18,13 @@ constexpr size_t LINE = 64;
 
 enum class Type { Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, Q4_K, Q5_K, Q6_K };
 
-constexpr bool is_k_quant(Type t) { return t == Type::Q4_K || t == Type::Q5_K || t == Type::Q6_K; }
-constexpr bool has_minimum(Type t) { return t == Type::Q4_1; }
-constexpr int block_length(Type t) { return is_k_quant(t) ? SUPER_BLOCK : BLOCK; }
-constexpr size_t rounded_up(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+static constexpr bool is_k_quant(Type t) { return t == Type::Q4_K || t == Type::Q5_K || t == Type::Q6_K; }
+static constexpr bool has_minimum(Type t) { return t == Type::Q4_1; }
+static constexpr int block_length(Type t) { return is_k_quant(t) ? SUPER_BLOCK : BLOCK; }
+static constexpr size_t rounded_up(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
 // Bytes of one block of ROWS packed rows. The scales of the simple types are not included: they precede all blocks.
-constexpr size_t block_bytes(Type t) {
+static constexpr size_t block_bytes(Type t) {
     switch (t) {
         case Type::Q8_0: return ROWS * BLOCK;
         case Type::Q5_0: return ROWS * (BLOCK / 2 + BLOCK / 8);
@@ -36,17 +36,20 @@ constexpr size_t block_bytes(Type t) {
 }
 
 // Bytes of the scales (and minima) that precede the blocks of ROWS rows of k weights; 0 for K-quants.
-constexpr size_t header_bytes(Type t, int64_t k) {
+static constexpr size_t header_bytes(Type t, int64_t k) {
     return is_k_quant(t) ? 0 : rounded_up(k / BLOCK * ROWS * sizeof(uint16_t)) * (has_minimum(t) ? 2 : 1);
 }
 
 // Bytes of ROWS packed rows of k weights.
-constexpr size_t tile_bytes(Type t, int64_t k) {
+static constexpr size_t tile_bytes(Type t, int64_t k) {
     return header_bytes(t, k) + k / block_length(t) * block_bytes(t);
 }
 
 // Bytes of a packed matrix. The last tile is padded with rows of zeros.
-constexpr size_t packed_bytes(Type t, int64_t rows, int64_t k) { return (rows + ROWS - 1) / ROWS * tile_bytes(t, k); }
+static constexpr size_t packed_bytes(Type t, int64_t rows, int64_t k) { return (rows + ROWS - 1) / ROWS * tile_bytes(t, k); }
+
+// Bytes of one block of one row in ggml's own layout.
+size_t source_bytes(Type t);
 
 // Pack tiles first ... last-1 of a matrix that is in ggml's own layout.
 void pack(Type type, int64_t rows, int64_t k, const uint8_t *source, uint8_t *packed, int64_t first, int64_t last);
@@ -64,17 +67,17 @@ struct Columns {
 };
 
 // Number of int32 per block and column in `Columns::sums`.
-constexpr int sums_per_block(Type t) { return t == Type::Q6_K ? 8 : is_k_quant(t) ? 4 : 1; }
+static constexpr int sums_per_block(Type t) { return t == Type::Q6_K ? 8 : is_k_quant(t) ? 4 : 1; }
 
 // Bytes of one column of `Columns`.
-constexpr size_t column_bytes(Type t, int64_t k) {
+static constexpr size_t column_bytes(Type t, int64_t k) {
     return k + k / block_length(t) * (sizeof(float) + sums_per_block(t) * sizeof(int32_t));
 }
 
 enum class FloatType { F32, F16 };
 
 // Number of floats that n columns of length k occupy in the layout that `multiply_floats` reads.
-constexpr size_t packed_floats(int64_t k, int64_t n) { return rounded_up(k) * n; }
+static constexpr size_t packed_floats(int64_t k, int64_t n) { return rounded_up(k) * n; }
 
 // Arguments of `Kernels::attend`: some queries of one key-value head, over all keys.
 struct Attention {
@@ -97,7 +100,7 @@ constexpr int MOST_QUERIES = 32;
 constexpr int KEY_BLOCK = 64;
 
 // Floats of scratch memory that `attend` needs.
-constexpr size_t attention_scratch(int64_t length, int64_t value_length) {
+static constexpr size_t attention_scratch(int64_t length, int64_t value_length) {
     return MOST_QUERIES * (KEY_BLOCK + value_length) + packed_floats(length, MOST_QUERIES);
 }
 

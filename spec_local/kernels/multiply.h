@@ -341,7 +341,8 @@ void multiply_rows(int64_t k, const uint8_t *w, size_t row_bytes, const float *x
 
 // ---- dispatch to template instances ----
 
-template <template <int> class F, class... Arguments>
+// F<n>::run(arguments...) for n = 1 ... Most, which is 4 or 12.
+template <int Most, template <int> class F, class... Arguments>
 void with_columns(int n, Arguments... arguments) {
     switch (n) {
         case 1: return F<1>::run(arguments...);
@@ -349,7 +350,7 @@ void with_columns(int n, Arguments... arguments) {
         case 3: return F<3>::run(arguments...);
         case 4: return F<4>::run(arguments...);
     }
-    if constexpr (Simd::max_columns > 4) switch (n) {
+    if constexpr (Most > 4) switch (n) {
             case 5: return F<5>::run(arguments...);
             case 6: return F<6>::run(arguments...);
             case 7: return F<7>::run(arguments...);
@@ -407,7 +408,7 @@ void quantize(Type t, const float *x, const Columns &columns, int column, int64_
 }
 
 void multiply(Type t, int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
-    with_columns<MultiplyTile>(x.n, t, k, tile, &x, y, rows);
+    with_columns<Simd::max_columns, MultiplyTile>(x.n, t, k, tile, &x, y, rows);
 }
 
 // Columns are stored in groups of FLOAT_COLUMNS. A group holds the first `lanes` floats of all its columns, then the
@@ -430,7 +431,7 @@ void multiply_floats(FloatType t, int64_t k, const uint8_t *w, size_t row_bytes,
         // With a single column, one stream of reads is fastest.
         const int some = n > 1 && rows - row >= FLOAT_ROWS ? FLOAT_ROWS : 1;
         for (int j = 0; j < n; j += FLOAT_COLUMNS)
-            with_columns<MultiplyRows>(n - j < FLOAT_COLUMNS ? n - j : FLOAT_COLUMNS, t, some, k, w + row * row_bytes,
+            with_columns<FLOAT_COLUMNS, MultiplyRows>(n - j < FLOAT_COLUMNS ? n - j : FLOAT_COLUMNS, t, some, k, w + row * row_bytes,
                                        row_bytes, packed + j * padded, y + j, row);
         row += some;
     }

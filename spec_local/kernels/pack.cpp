@@ -6,7 +6,7 @@
 namespace specdec {
 namespace {
 
-// The layout of ggml's blocks in bytes. The sizes are checked against the installed ggml.h in plugin.cpp.
+// The layout of ggml's blocks in bytes. The sizes are checked against the loaded ggml in plugin.cpp.
 struct Source {
     size_t bytes;   // of one block
     size_t scale;   // offset of the half-precision scale
@@ -88,6 +88,8 @@ void pack_q6_k(int row, const uint8_t *block, uint8_t *tile) {
 }
 
 }  // namespace
+
+size_t source_bytes(Type t) { return source_of(t).bytes; }
 
 void pack(Type t, int64_t rows, int64_t k, const uint8_t *source, uint8_t *packed, int64_t first, int64_t last) {
     const size_t bytes = source_of(t).bytes, header = header_bytes(t, k);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -146,7 +147,7 @@ struct PackedTraits : ggml::cpu::tensor_traits {
     bool compute_forward(ggml_compute_params *params, ggml_tensor *op) override {
         Type type;
         const ggml_tensor *w = op->src[0];
-        GGML_ASSERT(packed_type(w, type));
+        GGML_ASSERT(fits(op) && packed_type(w, type));
         const int64_t k = w->ne[0], rows = w->ne[1], tiles = (rows + ROWS - 1) / ROWS;
         const int64_t blocks = k / block_length(type);
         static thread_local Call call;
@@ -291,8 +292,8 @@ struct AttentionTraits : ggml::cpu::tensor_traits {
 };
 
 // Attention that `AttentionTraits` does not support. For one query and 512 keys or more, ggml splits the keys among the
-// threads, which changes the order of summation. Its reference implementation does not, and is what ggml uses for two
-// queries or more.
+// threads, which changes the order of summation. Its reference implementation does not, and is what ggml uses for 2 to
+// 63 queries.
 struct ReferenceAttentionTraits : ggml::cpu::tensor_traits {
     bool work_size(int, const ggml_tensor *, size_t &) override { return false; }
 
@@ -338,18 +339,29 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor *matrix, const void *data, si
     Type type;
     GGML_ASSERT(packed_type(matrix, type) && offset == 0 && size == ggml_nbytes(matrix));
     const int64_t k = matrix->ne[0], rows = matrix->ne[1], tiles = (rows + ROWS - 1) / ROWS;
+    // Pack some of the tiles of all matrices (experts), counted through.
+    const auto pack_tiles = [=](int64_t begin, int64_t end) {
+        while (begin < end) {
+            const int64_t i = begin / tiles, first = begin % tiles, last = std::min(tiles, first + end - begin);
+            pack(type, rows, k, (const uint8_t *)data + i * matrix->nb[2],
+                 (uint8_t *)matrix->data + i * packed_bytes(type, rows, k), first, last);
+            begin += last - first;
+        }
+    };
     // A few threads pack as fast as a fast disk reads. A thread is worth starting for about a megabyte.
     const auto wanted = std::min<size_t>(std::thread::hardware_concurrency(), size / (1 << 20));
-    const int64_t n_threads = std::clamp<int64_t>(wanted, 1, 8);
-    for (int64_t i = 0; i < matrix->ne[2] * matrix->ne[3]; i++) {
-        const auto *source = (const uint8_t *)data + i * matrix->nb[2];
-        auto *target = (uint8_t *)matrix->data + i * packed_bytes(type, rows, k);
-        std::vector<std::thread> threads;
-        for (int64_t t = 1; t < n_threads; t++)
-            threads.emplace_back(pack, type, rows, k, source, target, t * tiles / n_threads, (t + 1) * tiles / n_threads);
-        pack(type, rows, k, source, target, 0, tiles / n_threads);
-        for (std::thread &thread : threads) thread.join();
+    const int64_t n_threads = std::clamp<int64_t>(wanted, 1, 8), all = tiles * matrix->ne[2];
+    std::vector<std::thread> threads;
+    for (int64_t t = 1; t < n_threads; t++) {
+        try {
+            threads.emplace_back(pack_tiles, t * all / n_threads, (t + 1) * all / n_threads);
+        } catch (const std::system_error &) {  // no more threads
+            pack_tiles(t * all / n_threads, all);
+            break;
+        }
     }
+    pack_tiles(0, all / n_threads);
+    for (std::thread &thread : threads) thread.join();
 }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
@@ -442,6 +454,12 @@ const char *specdec_kernels_install(const char *instruction_set) {
     if (chosen) return "they are installed already";
     const Kernels *wanted = kernels_of(instruction_set);
     if (!wanted) return "there are none of that name";
+    for (int i = 0; i < GGML_TYPE_COUNT; i++) {
+        Type type;
+        if (packed_type_of(ggml_type(i), type) && (ggml_type_size(ggml_type(i)) != source_bytes(type) ||
+                                                   ggml_blck_size(ggml_type(i)) != block_length(type)))
+            return "ggml's quantized blocks are not as expected";
+    }
     if (!layout_agrees()) return "ggml's structures are not as expected";
     buffer_type.iface.get_name = [](ggml_backend_buffer_type_t) { return "CPU_SPECDEC"; };
     buffer_type.iface.alloc_buffer = alloc_buffer;

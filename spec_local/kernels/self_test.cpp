@@ -49,6 +49,63 @@ std::vector<float> through_graph(ggml_backend_buffer_type_t buffer_type, ggml_ty
     return y;
 }
 
+constexpr int HEAD = 64, KEYS = 100, QUERY_HEADS = 4, KEY_HEADS = 2;
+
+// Attention of the first n queries as llama.cpp would compute it, [n][QUERY_HEADS][HEAD].
+std::vector<float> attention(const std::vector<float> &q, const std::vector<ggml_fp16_t> &k,
+                             const std::vector<ggml_fp16_t> &v, const std::vector<ggml_fp16_t> &mask, int n) {
+    const ggml_init_params params = {ggml_tensor_overhead() * 16 + ggml_graph_overhead(), nullptr, true};
+    Owned<ggml_context> context{ggml_init(params)};
+    ggml_tensor *queries = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, HEAD, QUERY_HEADS, n);
+    ggml_tensor *keys = ggml_new_tensor_3d(context.get(), GGML_TYPE_F16, HEAD, KEYS, KEY_HEADS);
+    ggml_tensor *values = ggml_new_tensor_3d(context.get(), GGML_TYPE_F16, HEAD, KEYS, KEY_HEADS);
+    ggml_tensor *masks = ggml_new_tensor_2d(context.get(), GGML_TYPE_F16, KEYS, n);
+    ggml_tensor *result = ggml_flash_attn_ext(context.get(), ggml_permute(context.get(), queries, 0, 2, 1, 3), keys, values,
+                                              masks, 0.125f, 0.f, 0.f);
+    ggml_cgraph *graph = ggml_new_graph(context.get());
+    ggml_build_forward_expand(graph, result);
+    Owned<ggml_backend_buffer> buffer{
+        ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_cpu_buffer_type())};
+    ggml_backend_tensor_set(queries, q.data(), 0, ggml_nbytes(queries));
+    ggml_backend_tensor_set(keys, k.data(), 0, ggml_nbytes(keys));
+    ggml_backend_tensor_set(values, v.data(), 0, ggml_nbytes(values));
+    ggml_backend_tensor_set(masks, mask.data(), 0, ggml_nbytes(masks));
+    Owned<ggml_backend> backend{ggml_backend_cpu_init()};
+    ggml_backend_cpu_set_n_threads(backend.get(), 2);
+    std::vector<float> y(size_t(n) * QUERY_HEADS * HEAD);
+    if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) return {};
+    ggml_backend_tensor_get(result, y.data(), 0, ggml_nbytes(result));
+    return y;
+}
+
+const char *check_attention() {
+    constexpr int n = 5;
+    std::mt19937 random(2);
+    std::normal_distribution<float> normal;
+    std::vector<float> q(n * QUERY_HEADS * HEAD);
+    std::vector<ggml_fp16_t> k(KEY_HEADS * KEYS * HEAD), v(k.size()), mask(n * KEYS);
+    for (float &x : q) x = 2 * normal(random);
+    for (ggml_fp16_t &x : k) x = ggml_fp32_to_fp16(normal(random));
+    for (ggml_fp16_t &x : v) x = ggml_fp32_to_fp16(normal(random));
+    // The first block of keys is masked for the first query, and the last keys more or less for all.
+    for (int j = 0; j < n; j++)
+        for (int i = 0; i < KEYS; i++)
+            mask[j * KEYS + i] = ggml_fp32_to_fp16((j == 0 && i < KEY_BLOCK) || i > KEYS - 2 * n + j ? -INFINITY : 0.f);
+    const std::vector<float> ours = attention(q, k, v, mask, n);
+    specdec_kernels_enable(0);
+    const std::vector<float> ggmls = attention(q, k, v, mask, n);
+    specdec_kernels_enable(1);
+    if (ours.empty() || ggmls.empty()) return "attention: it could not be computed";
+    for (size_t i = 0; i < ours.size(); i++)  // ggml adds up values in half precision
+        if (!(std::fabs(ours[i] - ggmls[i]) < 0.02f)) return "attention: the result differs from ggml's";
+    for (int few = 1; few < n; few++) {
+        const std::vector<float> y = attention(q, k, v, mask, few);
+        if (std::memcmp(y.data(), ours.data(), y.size() * sizeof(float)) != 0)
+            return "attention: a query depends on how many are computed with it";
+    }
+    return nullptr;
+}
+
 double error(const std::vector<float> &y, const std::vector<double> &expected) {
     double sum = 0;
     for (size_t i = 0; i < y.size(); i++) sum += (y[i] - expected[i]) * (y[i] - expected[i]);
@@ -103,5 +160,5 @@ const char *specdec_kernels_self_test() {
     for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q8_0, GGML_TYPE_IQ4_NL,
                                  GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_F16, GGML_TYPE_F32})
         if (const char *why = check(type)) return why;
-    return nullptr;
+    return check_attention();
 }
