@@ -234,11 +234,12 @@ def test_logits_are_those_of_llama_cpp(quantized, make_context, capfd, kind):
     assert close.sum() >= 3 if kind.startswith("experts") else close.all()
 
 
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_logits_do_not_depend_on_the_size_of_a_call(quantized, make_context, kind):
+def test_logits_do_not_depend_on_the_size_of_a_call(quantized, make_context, kind, cache_type):
     """After 600 tokens of context: from 512 on, ggml computes attention for a single token differently."""
     model = Model(quantized(kind))
-    context = make_context(model, n_ctx=700, max_tokens=64, threads=2)
+    context = make_context(model, n_ctx=700, max_tokens=64, threads=2, cache_type=cache_type)
     text = text_of(640)
     for start in range(0, 600, 60):
         context.evaluate(text[start : start + 60], 1)
