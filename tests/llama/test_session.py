@@ -964,7 +964,7 @@ def test_starter_as_its_own_draft(starter):
     contexts = [Context(starter, n_ctx=512, threads=1, max_tokens=256) for _ in range(2)]
     session = Session(*contexts)
     conversation = Conversation(starter, ChatTemplate(starter))
-    first = conversation.ask("Name three colours.")
+    first = conversation.ask("Tell me a long story about a lighthouse.")
     warm = {"sampling": SamplingSettings(0.7, top_k=40), "seed": 1, "max_tokens": 12}
     tokens, text, done = run(session, first, **warm)
     assert done.reason == "length"
