@@ -4,7 +4,9 @@
 #include "plugin.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -335,6 +337,22 @@ struct ExtraBufferType : ggml::cpu::extra_buffer_type {
 
 ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor *) { return GGML_STATUS_SUCCESS; }
 
+// Drop the pages of weights that were packed, if they are those of a mapped file, so that loading never holds both
+// copies of all weights. They can be read again at any time. Only on Linux.
+void release_mapped([[maybe_unused]] const void *data, [[maybe_unused]] size_t size) {
+#ifdef __linux__
+    const size_t page = 4096, begin = ((size_t)data + page - 1) / page * page, end = ((size_t)data + size) / page * page;
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; begin < end && std::getline(maps, line);) {
+        size_t from, to;
+        char permissions[5], path[2];  // only what cannot have been written to, and has a path
+        if (std::sscanf(line.c_str(), "%zx-%zx %4s %*s %*s %*s %1s", &from, &to, permissions, path) != 4) continue;
+        if (from <= begin && end <= to && permissions[1] == '-' && path[0] == '/')
+            madvise((void *)begin, end - begin, MADV_DONTNEED);
+    }
+#endif
+}
+
 void set_tensor(ggml_backend_buffer_t, ggml_tensor *matrix, const void *data, size_t offset, size_t size) {
     Type type;
     GGML_ASSERT(packed_type(matrix, type) && offset == 0 && size == ggml_nbytes(matrix));
@@ -362,6 +380,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor *matrix, const void *data, si
     }
     pack_tiles(0, all / n_threads);
     for (std::thread &thread : threads) thread.join();
+    release_mapped(data, size);
 }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
