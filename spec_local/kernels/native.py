@@ -28,7 +28,10 @@ class Native:
         return _text(self._install(instruction_set.encode()))
 
     def enable(self, on: bool) -> None:
-        """Enable or disable the kernels for models opened from now on; not during a computation."""
+        """Enable or disable packing for models opened from now on, and F16 weights and attention for all.
+
+        Do not call it during a computation.
+        """
         self._enable(int(on))
 
     def self_test(self) -> str | None:
