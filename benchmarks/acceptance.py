@@ -14,17 +14,17 @@ import numpy as np
 from common import note, numbers, parser, table
 from numpy.typing import NDArray
 
-from spec_local.dice import Dice, SeededDice
-from spec_local.proposal import Drawing
+from spec_local.core.proposal import Drawing
+from spec_local.core.rng import Rng, SeededRng
+from spec_local.core.sampling import Distribution
 from spec_local.proposers.shapes import draw_children
-from spec_local.sampling import Distribution
 from spec_local.verifiers import node
 from spec_local.verifiers.bound import acceptance, acceptance_bound
 
 Floats = NDArray[np.float64]
 
 RULES: Mapping[str, tuple[Drawing, node.NodeRule]] = {
-    "membership": ("chosen", lambda p, q, drawn, dice: dice.choose(p)),
+    "exact-match": ("chosen", lambda p, q, drawn, rng: rng.choose(p)),
     "specinfer": ("with replacement", node.with_replacement),
     "spectr": ("with replacement", node.k_sequential),
     "sequoia": ("without replacement", node.without_replacement),
@@ -40,22 +40,22 @@ def pair(seed: int, temperature: float, n_vocab: int, noise: float = 0.9) -> tup
     return p / p.sum(), q / q.sum()
 
 
-def children(q: Floats, k: int, drawing: Drawing, dice: Dice) -> list[int]:
+def children(q: Floats, k: int, drawing: Drawing, rng: Rng) -> list[int]:
     """k tokens in draw order."""
     whole = Distribution(None, q)
     if drawing == "chosen":
         return whole.top(k)[0].tolist()
-    return draw_children(whole, k, drawing, dice)
+    return draw_children(whole, k, drawing, rng)
 
 
 def accepted(rule: str, p: Floats, q: Floats, k: int, draws: int, seed: int = 0) -> float:
     """The mean over several draws of the children; one suffices where nothing is drawn."""
     drawing, judge = RULES[rule]
-    dice = SeededDice(seed)
+    rng = SeededRng(seed)
     return float(
         np.mean(
             [
-                acceptance(judge, p, q, children(q, k, drawing, dice))
+                acceptance(judge, p, q, children(q, k, drawing, rng))
                 for _ in range(1 if drawing == "chosen" else draws)
             ]
         )

@@ -55,7 +55,7 @@ def answer(session: Session, prompt: list[int], settings: GenerationSettings) ->
     """Of a session with empty caches: the peer starts empty as well."""
     for context in (session.main, session.draft):
         if context:
-            context.trim(0)
+            context.truncate(0)
     *_, last = session.generate(prompt, settings)
     assert isinstance(last, Done)
     s = last.statistics
@@ -258,7 +258,7 @@ def compare(
 def _ways(
     ours: Ours, theirs: Theirs, prompt: list[int], file: Path, temperature: float, lengths: list[int]
 ) -> dict[str, Callable[[], Outcome]]:
-    """What takes turns. The n-th call of each draws with seed n; the two programs' dice differ anyway."""
+    """What takes turns. The n-th call of each draws with seed n; the two programs' rng differ anyway."""
 
     def counted(run: Callable[[int], Outcome]) -> Callable[[], Outcome]:
         calls = iter(range(1, 1 << 30))

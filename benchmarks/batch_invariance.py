@@ -28,7 +28,7 @@ def distributions(context: Context, text: list[int], start: int, n: int) -> NDAr
         for i in range(start, start + _TOKENS, n)
         if (part := text[i : min(i + n, start + _TOKENS)])
     ]
-    context.trim(start)
+    context.truncate(start)
     logits = np.concatenate(rows).astype(np.float64)
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     normalised: NDArray[np.float64] = p / p.sum(axis=1, keepdims=True)

@@ -18,7 +18,7 @@ from against_llama_cpp import Outcome, Theirs, answer
 from common import chat_text, geometric_mean, interval, machine, note, parser, table, tokens_of
 
 from spec_local import GenerationSettings, SamplingSettings, Session
-from spec_local.bench.figures import estimate
+from spec_local.bench.figures import geometric_mean as mean_ratio
 from spec_local.bench.prompts import load
 from spec_local.llama.context import default_threads
 
@@ -130,7 +130,7 @@ def report(rows: list[dict[str, Any]], rates: str, head: str) -> None:
         + [["all", *(f"{geometric_mean(gains[way]):.3f}" for way in ways)]],
     )
     best = max((way for way in ways if way != "adaptive"), key=lambda way: geometric_mean(gains[way]))
-    found = estimate([ours / theirs for ours, theirs in zip(gains["adaptive"], gains[best], strict=True)])
+    found = mean_ratio([ours / theirs for ours, theirs in zip(gains["adaptive"], gains[best], strict=True)])
     print(f"adaptive / best of llama.cpp ({best}): {interval((found.value, found.low, found.high))}\n")
 
 

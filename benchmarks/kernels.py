@@ -65,7 +65,7 @@ def measure(
                 started = time.perf_counter()
                 context.evaluate(text[length : length + n], min(n, _LOGITS))
                 took = time.perf_counter() - started
-                context.trim(length)
+                context.truncate(length)
                 if round_ >= 0:
                     seconds[mode, n].append(took)
     note("")

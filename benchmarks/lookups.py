@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from common import machine, note, parser, table
 
+from spec_local.core.proposal import Limit
 from spec_local.lookups import Lookup, PromptLookup, SuffixLookup
-from spec_local.proposal import Limit
 
 CHAIN, TREE = Limit(63, 63, 1), Limit(16, 32, 16)
 

@@ -37,7 +37,7 @@ def main() -> None:
         )
 
         def ours() -> float:
-            session.main.trim(0)
+            session.main.truncate(0)
             n = 0
             for event in session.generate(PROMPT, settings):
                 if isinstance(event, Text):

@@ -69,7 +69,7 @@ QUESTIONS: Mapping[str, Sequence[str]] = {
         "A train leaves at 9:40 and travels 210 km at 84 km/h. When does it arrive? Show each step.",
         "Solve 3x + 7 = 2(x - 4) + 21 step by step.",
         "A rectangle has a perimeter of 54 cm and is twice as long as it is wide. What is its area?",
-        "What is the probability of throwing at least one six with three dice? Explain.",
+        "What is the probability of throwing at least one six with three rng? Explain.",
     ],
 }
 """Four questions per category."""

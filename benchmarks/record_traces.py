@@ -35,7 +35,7 @@ def opinions(draft: Context, prompt: Sequence[int], answer: Sequence[int]) -> tu
     """The draft's favourite at each place of the answer, and its probability at temperature 1."""
     favourites: list[int] = []
     confidences: list[float] = []
-    draft.trim(0)
+    draft.truncate(0)
     text = [*prompt, *answer]
     start = len(prompt) - 1
     for first in range(0, start, draft.max_tokens):

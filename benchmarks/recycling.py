@@ -13,16 +13,16 @@ import numpy as np
 from common import chat_text, note, parser, table, tokens_of
 
 from spec_local.bench.prompts import load, select
-from spec_local.decoding import Step, decode
-from spec_local.dice import Dice, SeededDice
-from spec_local.language_model import Logits
+from spec_local.core.language_model import Logits
+from spec_local.core.proposal import ROOT, Proposal, path_to
+from spec_local.core.rng import Rng, SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.decoding import Step, decode
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
-from spec_local.lookups.base import Copies
+from spec_local.lookups.base import Candidates
 from spec_local.lookups.recycling import Recycling
-from spec_local.proposal import ROOT, Proposal, path_to
 from spec_local.proposers.base import Lap, Limit
-from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.verifiers import VERIFIERS
 
 COSTS = {  # of a call of 1, 2, 4, 8, 16 and 32 tokens, in calls of one
@@ -40,14 +40,14 @@ class Watched:
 
     def __init__(self, nodes: int) -> None:
         self._lookup, self._nodes = Recycling(), nodes
-        self.found = Copies()
+        self.found = Candidates()
         self.finding: list[float] = []
         self.observing: list[float] = []
 
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         return iter(())
 
-    def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
+    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
         started = time.perf_counter()
         self.found = self._lookup.find(
             history, Limit(limit.depth, min(limit.nodes, self._nodes), limit.branches)
@@ -98,9 +98,9 @@ def main() -> None:
             context,
             tokens_of(model, chat_text(model, asked.text)),
             sampler=Sampler(SamplingSettings(temperature=0)),
-            dice=SeededDice(0),
+            rng=SeededRng(0),
             proposer=watched,
-            verifier=VERIFIERS["membership"],
+            verifier=VERIFIERS["exact-match"],
             draft_max=16,
             max_tokens=options.tokens,
             is_end=model.vocabulary.is_end,
@@ -144,7 +144,7 @@ def main() -> None:
         print(f"{what}: median {1e6 * np.median(times):.0f} µs ({model.vocabulary.n_tokens} tokens)")
 
 
-def judged(step: Step, found: Copies) -> list[tuple[float, bool]]:
+def judged(step: Step, found: Candidates) -> list[tuple[float, bool]]:
     """Confidence, and whether it stood, of each node whose parent did."""
     path = step.proposal.follow(step.tokens[: step.n_accepted])
     reached = {ROOT, *(node for node in path if len(path_to(found.parents, node)) < len(step.tokens))}

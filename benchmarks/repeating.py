@@ -15,8 +15,8 @@ from pathlib import Path
 from common import chat_text, geometric_mean, machine, note, parser, table, tokens_of
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
+from spec_local.datastore.text_store import Datastore
 from spec_local.llama.context import default_threads
-from spec_local.text_store import TextStore
 
 PAIRS: Mapping[str, tuple[str, str]] = {
     "class": (
@@ -75,14 +75,14 @@ def main() -> None:
         def opened() -> Session:
             return Session.open(options.main, n_ctx=options.ctx, threads=options.threads)
 
-        def stored(session: Session, learning: bool) -> TextStore:
-            store = TextStore(Path(folder) / "texts", session.main.model.vocabulary.n_tokens)
+        def stored(session: Session, learning: bool) -> Datastore:
+            store = Datastore(Path(folder) / "texts", session.main.model.vocabulary.n_tokens)
             store.learning = learning
             return store
 
-        def answer(session: Session, question: str, proposer: str, store: TextStore | None) -> float:
-            session.main.trim(0)
-            session.store = store
+        def answer(session: Session, question: str, proposer: str, store: Datastore | None) -> float:
+            session.main.truncate(0)
+            session.datastore = store
             model = session.main.model
             how = GenerationSettings(
                 SamplingSettings(temperature=0),

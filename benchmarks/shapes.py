@@ -3,7 +3,7 @@
     python benchmarks/shapes.py --main MAIN.gguf --draft DRAFT.gguf --plot shapes.png
 
 Main answers every question by itself. Then, at the same places of these answers, every way proposes once with each
-size; main reads the proposal, and its rule judges it with many dice. So all ways are compared on the same texts, and
+size; main reads the proposal, and its rule judges it with many rng. So all ways are compared on the same texts, and
 most of the chance is averaged out. A chain of n guesses is as deep as it has nodes; a tree and beams of n
 nodes may be as deep. Tokens a step say what a shape is worth where checking costs nothing; tokens a second,
 from the time that proposing, reading and one judgement took, what it is worth here.
@@ -20,13 +20,13 @@ from common import chat_text, interval, machine, note, numbers, parser, table, t
 from questions import QUESTIONS
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session, Text
-from spec_local.dice import SeededDice
-from spec_local.generation import MAX_DRAFT
-from spec_local.language_model import prefill
+from spec_local.core.language_model import prefill
+from spec_local.core.proposal import ROOT
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Distribution, Sampler
 from spec_local.llama.context import default_threads
-from spec_local.proposal import ROOT
 from spec_local.proposers import Limit, Proposer
-from spec_local.sampling import Distribution, Sampler
+from spec_local.settings import MAX_DRAFT
 from spec_local.verifiers import VERIFIERS, Verifier
 
 
@@ -143,11 +143,11 @@ def propose(session: Session, way: Way, sampler: Sampler, history: list[int], se
     main = session.main
     for _ in [*prefill(main, history[:-1]), *way.proposer.prefill(history)]:
         pass
-    session.draft.trim(len(history) - 1)  # type: ignore[union-attr]  # the last token is read with the proposal
+    session.draft.truncate(len(history) - 1)  # type: ignore[union-attr]  # the last token is read with the proposal
     started = time.perf_counter()
     limit = Limit(way.nodes, way.nodes, main.max_branches)
-    proposal = way.proposer.propose(history, limit, SeededDice(seed), lambda part: None)
-    logits = main.grow([history[-1], *proposal.tokens], [ROOT, *(n + 1 for n in proposal.parents)])
+    proposal = way.proposer.propose(history, limit, SeededRng(seed), lambda part: None)
+    logits = main.decode_tree([history[-1], *proposal.tokens], [ROOT, *(n + 1 for n in proposal.parents)])
     known: dict[int, Distribution] = {}
 
     def mains(node: int) -> Distribution:
@@ -158,12 +158,12 @@ def propose(session: Session, way: Way, sampler: Sampler, history: list[int], se
     lengths = []
     seconds = 0.0
     for i in range(1 if sampler.settings.temperature == 0 else 16):
-        path, token = way.verifier(proposal, mains, main.n_vocab, SeededDice(1000 * seed + i))
+        path, token = way.verifier(proposal, mains, main.n_vocab, SeededRng(1000 * seed + i))
         lengths.append(len(path) + 1)
         if not i:
             seconds = time.perf_counter() - started
             said = [*(proposal.tokens[node] for node in path), token]
-    main.keep(())
+    main.commit(())
     way.proposer.commit([*history, *said])  # a shape may learn from what stood
     return Outcome(float(np.mean(lengths)), seconds)
 
@@ -181,10 +181,10 @@ def against(
     ours: Sequence[Outcome], theirs: Sequence[Outcome], rate: Any, draws: int = 1000
 ) -> tuple[float, float, float]:
     """Ratio of the rates, and its 95 % bootstrap interval: places are drawn, the same for both."""
-    rng = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     ratios = []
     for _ in range(draws):
-        picks = rng.integers(0, len(ours), len(ours))
+        picks = generator.integers(0, len(ours), len(ours))
         ratios.append(rate([ours[i] for i in picks]) / rate([theirs[i] for i in picks]))
     low, high = np.percentile(ratios, [2.5, 97.5])
     return rate(ours) / rate(theirs), float(low), float(high)

@@ -22,14 +22,14 @@ from common import note, parser, table
 from traces import MOST, Floats, Group, Trace, groups
 
 from spec_local.bench.theory import best_seconds, run_lengths
-from spec_local.costs import CostTable
-from spec_local.decoding import Prefilled, Step, decode
-from spec_local.dice import SeededDice
-from spec_local.language_model import Logits
+from spec_local.core.language_model import Logits
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.decoding import Prefilled, Step, decode
 from spec_local.lookups import PromptLookup, SuffixLookup
 from spec_local.policies import Adaptive, Experience, Policy
-from spec_local.proposers import Chain, DraftModel, Guided, Proposer
-from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.policies.cost_model import CostModel
+from spec_local.proposers import Chain, CombinedProposer, DraftModel, Proposer
 from spec_local.verifiers import VERIFIERS
 
 Role = Literal["main", "draft"]
@@ -128,9 +128,9 @@ class Machine:
             spike = float(self._rng.uniform(10, 30))
         return spike * float(self._rng.lognormal(0.0, 0.04))
 
-    def measured(self, role: Role) -> CostTable:
+    def measured(self, role: Role) -> CostModel:
         """What a session finds out before it begins."""
-        found = CostTable()
+        found = CostModel()
         for n in (1, 2, 3, 4, 5, 8, 16, 32, 64):
             for _ in range(3):
                 noise = float(self._rng.lognormal(0.0, 0.04)) if self._group.noisy else 1.0
@@ -159,11 +159,13 @@ class Replay:
 
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
         self._tree = []
-        logits = self.grow(tokens, range(-1, len(tokens) - 1), n_logits)
-        self.keep(range(len(tokens)))
+        logits = self.decode_tree(tokens, range(-1, len(tokens) - 1), n_logits)
+        self.commit(range(len(tokens)))
         return logits
 
-    def grow(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None) -> Logits:
+    def decode_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
+    ) -> Logits:
         known = len(self._tree)
         assert list(parents) == list(range(known - 1, known - 1 + len(tokens)))
         self._tree += tokens
@@ -174,11 +176,11 @@ class Replay:
         strayed = self._role == "draft" and self._tree != self._text[len(self.cached) : end]
         return (self._astray if strayed else self._rows)[first - self._start : end + 1 - self._start]
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         self.cached += [self._tree[node] for node in path]
         self._tree = []
 
-    def trim(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         del self.cached[length:]
         self._tree = []
 
@@ -200,9 +202,9 @@ def run(group: Group, machine: Machine, way: Way, draft_max: int) -> None:
             main,
             trace.prompt,
             sampler=GREEDY,
-            dice=SeededDice(0),
+            rng=SeededRng(0),
             proposer=way(draft),
-            verifier=VERIFIERS["membership"],
+            verifier=VERIFIERS["exact-match"],
             draft_max=draft_max,
             max_tokens=len(trace.answer),
             clock=machine.clock,
@@ -237,11 +239,11 @@ def _plain(model: Replay) -> None:
 
 def _fixed_draft(model: Replay) -> Proposer:
     policy = Policy()
-    return Guided(policy, _draft(model, policy))
+    return CombinedProposer(policy, _draft(model, policy))
 
 
 def _fixed_lookup(model: Replay) -> Proposer:
-    return Guided(Policy(), lookups=[PromptLookup()])
+    return CombinedProposer(Policy(), lookups=[PromptLookup()])
 
 
 FIXED: dict[str, tuple[Way, int]] = {
@@ -276,7 +278,7 @@ def adaptive(machine: Machine) -> Way:
 
     def way(model: Replay) -> Proposer:
         policy = Adaptive(main, draft, experience, clock=machine.clock)
-        return Guided(policy, _draft(model, policy) if draft else None, [SuffixLookup()])
+        return CombinedProposer(policy, _draft(model, policy) if draft else None, [SuffixLookup()])
 
     return way
 

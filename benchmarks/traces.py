@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.bench.theory import copied
-from spec_local.language_model import Logits
+from spec_local.bench.theory import lookup_run_lengths
+from spec_local.core.language_model import Logits
 from spec_local.lookups import PromptLookup, SuffixLookup
 
 Floats = NDArray[np.float64]
@@ -58,7 +58,7 @@ class Trace:
 
     @cached_property
     def copies(self) -> list[int]:
-        return copied(SuffixLookup(), self.prompt, self.answer, MOST - 1)
+        return lookup_run_lengths(SuffixLookup(), self.prompt, self.answer, MOST - 1)
 
 
 def _text(rng: np.random.Generator, n: int) -> list[int]:
@@ -116,7 +116,7 @@ def traps(match: int, accepted: float, n: int = 192, seed: int = 2) -> list[Trac
             before = [*prompt[:match], *answer[:end]][-match:]
             prompt += [*before, (answer[end] + 1 + int(rng.integers(0, 300))) % 400]
         prompt += prompt[:match]
-        assert not any(copied(PromptLookup(), prompt, answer, 1))
+        assert not any(lookup_run_lengths(PromptLookup(), prompt, answer, 1))
         traces.append(Trace(prompt, answer, *_opinions(rng, [accepted] * n)))
     return traces
 

@@ -10,8 +10,9 @@ with specdec: a call of it costs a thirtieth of main's, and it guesses a third o
 import statistics
 import sys
 
-from spec_local import GenerationSettings, SamplingSettings, Session, Text, registry
-from spec_local.chat import ChatTemplate, Conversation
+from spec_local import GenerationSettings, SamplingSettings, Session, Text
+from spec_local.chat.conversation import ChatTemplate, Conversation
+from spec_local.models import registry
 
 TEXT = """\
 The lighthouse at Cape Verity was built in 1871 by the engineer Ada Brandt. It stands 42 metres high and its light \
@@ -24,7 +25,7 @@ ROUNDS = 3
 def main() -> None:
     starter = registry.pull("starter")
     draft = registry.pull("starter-draft")
-    with Session.open(starter, draft, n_ctx=1024, notice=print) as session:
+    with Session.open(starter, draft, n_ctx=1024, log=print) as session:
         model = session.main.model
         prompt = Conversation(model, ChatTemplate(model)).ask(PROMPT)
         ways = {

@@ -7,21 +7,21 @@
             if isinstance(event, Text):
                 print(event.text, end="", flush=True)
 
-What is listed in ``__all__`` is the public API, with the modules `spec_local.request`, `spec_local.batch`, `spec_local.answers` and
-`spec_local.saved_chat`; everything is loaded when it is first used.
+What is listed in ``__all__`` is the public API, with the modules `spec_local.chat.request`, `spec_local.batch.runner`, `spec_local.batch.answers` and
+`spec_local.chat.saved_chat`; everything is loaded when it is first used.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spec_local.chat import ChatTemplate, Conversation
-    from spec_local.chat_session import ChatSession, Forgotten
-    from spec_local.decoding import Prefilled, Statistics
+    from spec_local.chat.chat_session import ChatSession, Forgotten
+    from spec_local.chat.conversation import ChatTemplate, Conversation
+    from spec_local.core.sampling import SamplingSettings, TokenLogprob
+    from spec_local.engine.decoding import Prefilled, Statistics
     from spec_local.errors import SpecLocalError
-    from spec_local.generation import GenerationSettings
-    from spec_local.sampling import SamplingSettings, TokenLogprob
     from spec_local.session import Done, Session, Text
+    from spec_local.settings import GenerationSettings
 
 __version__ = "0.1.0"
 
@@ -43,12 +43,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "spec_local.chat": ("ChatTemplate", "Conversation"),
-    "spec_local.chat_session": ("ChatSession", "Forgotten"),
-    "spec_local.generation": ("GenerationSettings",),
+    "spec_local.chat.conversation": ("ChatTemplate", "Conversation"),
+    "spec_local.chat.chat_session": ("ChatSession", "Forgotten"),
+    "spec_local.settings": ("GenerationSettings",),
     "spec_local.session": ("Done", "Session", "Text"),
-    "spec_local.decoding": ("Prefilled", "Statistics"),
-    "spec_local.sampling": ("SamplingSettings", "TokenLogprob"),
+    "spec_local.engine.decoding": ("Prefilled", "Statistics"),
+    "spec_local.core.sampling": ("SamplingSettings", "TokenLogprob"),
     "spec_local.errors": ("SpecLocalError",),
 }
 

@@ -12,29 +12,38 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spec_local import cost_store, text_store
-from spec_local.constraint import Constraint
-from spec_local.costs import CostTable, measure
-from spec_local.decoding import Event, Finished, FinishReason, Prefilled, Statistics, check_prompt, decode
-from spec_local.dice import SeededDice
+from spec_local.assembly import ProposerFactory
+from spec_local.calibration import cost_store
+from spec_local.core.constraint import Constraint
+from spec_local.core.language_model import LanguageModel, common_prefix
+from spec_local.core.proposal import Proposal
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, TokenLogprob
+from spec_local.core.text import TextStream
+from spec_local.datastore import text_store
+from spec_local.datastore.text_store import Datastore
+from spec_local.engine.decoding import (
+    Event,
+    Finished,
+    FinishReason,
+    Prefilled,
+    Statistics,
+    check_prompt,
+    decode,
+)
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.generation import MAX_DRAFT, MAX_STAGED, GenerationSettings, ProposerName
-from spec_local.guessing import Guessing
-from spec_local.language_model import LanguageModel, common_prefix
 from spec_local.llama import state
+from spec_local.llama.compatibility import difference
 from spec_local.llama.context import Context
 from spec_local.llama.grammar import Grammar
 from spec_local.llama.grammar_probe import check_grammar
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
 from spec_local.lookups import Lookup
-from spec_local.proposal import Proposal
-from spec_local.sampling import Sampler, TokenLogprob
-from spec_local.text import TextStream
-from spec_local.text_store import TextStore
-from spec_local.translation import Translated, Translation
+from spec_local.policies.cost_model import CostModel, measure
+from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
+from spec_local.settings import MAX_DRAFT, MAX_STAGED, GenerationSettings, ProposerName
 from spec_local.verifiers import VERIFIERS
-from spec_local.vocabulary import difference
 
 _USUAL_CONTEXT = 4096
 _BEFORE = 256  # tokens of a prompt that are kept with its answer: by them a like question is known, and what differs in it
@@ -78,13 +87,13 @@ class Session:
     def __init__(self, main: Context, draft: Context | None = None) -> None:
         self.guesser: LanguageModel | None = draft
         """The draft, speaking main's vocabulary."""
-        self.translation: Translation | None = None
+        self.vocabulary_map: VocabularyMap | None = None
         """Where the draft has another vocabulary than main."""
         if draft:
             ours, theirs = main.model.vocabulary, draft.model.vocabulary
             if difference(ours, theirs):
-                self.translation = Translation(ours, theirs)
-                self.guesser = Translated(draft, self.translation, main.n_vocab)
+                self.vocabulary_map = VocabularyMap(ours, theirs)
+                self.guesser = IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
             for role, context in (("main", main), ("draft", draft)):
                 if not context.model.can_roll_back:
                     raise ModelError(
@@ -92,15 +101,15 @@ class Session:
                     )
         self.main = main
         self.draft = draft
-        self._costs: tuple[CostTable, CostTable | None] | None = None
-        self._staging: CostTable | None = None
-        self._guessing = Guessing(
-            main, draft, self.guesser, self.translation, self.costs, self._staging_costs
+        self._costs: tuple[CostModel, CostModel | None] | None = None
+        self._staging: CostModel | None = None
+        self._factory = ProposerFactory(
+            main, draft, self.guesser, self.vocabulary_map, self.costs, self._staging_costs
         )
         self._grammar: tuple[str, Grammar] | None = (
             None  # the last one, which the next answer mostly follows, too
         )
-        self._notice: Callable[[str], None] = lambda line: None
+        self._log: Callable[[str], None] = lambda line: None
         self._answer: Callable[[], _Answer | None] = lambda: None
         self._resources = ExitStack()
 
@@ -115,8 +124,8 @@ class Session:
         gpu_layers: int = -1,
         cache_type: str = "f16",
         branches: int = 1,
-        remember: bool = False,
-        notice: Callable[[str], None] = lambda line: None,
+        datastore: bool = False,
+        log: Callable[[str], None] = lambda line: None,
     ) -> "Session":
         """Load a main model, and a draft if one is given.
 
@@ -127,9 +136,9 @@ class Session:
             branches: how many guesses the models may read side by side; the draft reads more of them than it
                 proposes, so give several times the nodes of a tree, such as 64. 1: chains only, which takes
                 the least memory.
-            remember: keep what is said on disk, for those who guess in this and later sessions with main's vocabulary (see
-                `spec_local.text_store`), and guess from what was kept.
-            notice: told, in a line, what takes time and what was decided.
+            datastore: keep what is said on disk, for those who guess in this and later sessions with main's vocabulary (see
+                `spec_local.datastore.text_store`), and guess from what was kept.
+            log: told, in a line, what takes time and what was decided.
 
         Raises:
             SpecLocalError: one of its kinds; whatever was loaded has been freed.
@@ -137,7 +146,7 @@ class Session:
         with ExitStack() as stack:
             contexts: list[Context] = []
             for path in [main, draft] if draft else [main]:
-                check_model_file(Path(path), gpu_layers=gpu_layers, notice=notice)
+                check_model_file(Path(path), gpu_layers=gpu_layers, log=log)
                 model = Model(path, gpu_layers=gpu_layers)
                 stack.callback(model.close)
                 length = model.n_ctx(_USUAL_CONTEXT if n_ctx is None else n_ctx)
@@ -154,13 +163,13 @@ class Session:
                 contexts.append(context)
             session = cls(*contexts)
             if n_ctx is not None and contexts[0].n_ctx < n_ctx:
-                notice(f"context: {contexts[0].n_ctx} tokens, which is what the model was trained for")
-            if session.translation:
-                share = session.translation.share
-                notice(f"draft: another vocabulary, in which it can guess {share:.0%} of main's tokens")
-            if remember:
-                session.store = text_store.of_model(session.main.model, notice)
-            session._notice = notice
+                log(f"context: {contexts[0].n_ctx} tokens, which is what the model was trained for")
+            if session.vocabulary_map:
+                share = session.vocabulary_map.share
+                log(f"draft: another vocabulary, in which it can guess {share:.0%} of main's tokens")
+            if datastore:
+                session.datastore = text_store.of_model(session.main.model, log)
+            session._log = log
             session._resources = stack.pop_all()
             return session
 
@@ -195,7 +204,7 @@ class Session:
         Raises:
             InvalidRequest: also a grammar that llama.cpp cannot cope with.
             BackendError: also a grammar that leaves the model no token.
-            see `spec_local.decoding.decode`.
+            see `spec_local.engine.decoding.decode`.
         """
         vocabulary = self.main.model.vocabulary
         tokens = vocabulary.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
@@ -204,18 +213,18 @@ class Session:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
         check_prompt(self.main, tokens)  # before anything is measured
         self._end_answer()
-        if self.store:
-            self.store.refresh()
+        if self.datastore:
+            self.datastore.refresh()
         cached = self.main.cached
         if not self.main.model.can_roll_back and common_prefix(cached, list(tokens[:-1])) < len(cached):
-            self.main.trim(0)  # another text: a recurrent model can forget all, and no less
+            self.main.truncate(0)  # another text: a recurrent model can forget all, and no less
         sampler = Sampler(settings.sampling, self._constraint(settings))
         events = decode(
             self.main,
             tokens,
             sampler=sampler,
-            dice=SeededDice(settings.seed),
-            proposer=self._guessing.proposer(settings, sampler, clock),
+            rng=SeededRng(settings.seed),
+            proposer=self._factory.proposer(settings, sampler, clock),
             verifier=VERIFIERS[settings.rule],
             draft_max=settings.longest_path,
             max_tokens=settings.max_tokens,
@@ -260,7 +269,7 @@ class Session:
             ContextOverflow: the context is too short, or there is no memory; nothing has changed.
         """
         loaded = state.load(Path(path), self._contexts)
-        if "draft" in loaded and isinstance(self.guesser, Translated):
+        if "draft" in loaded and isinstance(self.guesser, IntersectionModel):
             self.guesser.recall(self.main.cached)
         return len(self.main.cached)
 
@@ -269,23 +278,23 @@ class Session:
         return {"main": self.main} | ({"draft": self.draft} if self.draft else {})
 
     @property
-    def store(self) -> TextStore | None:
+    def datastore(self) -> Datastore | None:
         """Texts of other sessions, which may be guessed, and into which go this one's answers."""
-        return self._guessing.store
+        return self._factory.datastore
 
-    @store.setter
-    def store(self, store: TextStore | None) -> None:
-        self._guessing.store = store
+    @datastore.setter
+    def datastore(self, datastore: Datastore | None) -> None:
+        self._factory.datastore = datastore
 
     def proposers(self, settings: GenerationSettings) -> list[ProposerName]:
         """Who may guess: what the settings say, and what ``auto`` means with these models."""
-        return self._guessing.names(settings)
+        return self._factory.names(settings)
 
     def lookups(self, settings: GenerationSettings) -> list[Lookup]:
         """Those among them that ask no model."""
-        return self._guessing.lookups(settings)
+        return self._factory.lookups(settings)
 
-    def costs(self) -> tuple[CostTable, CostTable | None]:
+    def costs(self) -> tuple[CostModel, CostModel | None]:
         """Seconds a call of main and of the draft: what is known from earlier, or else measured now, in a second or two.
 
         Generating with policy adaptive keeps them up to date, and closing the session keeps them on disk.
@@ -295,17 +304,17 @@ class Session:
             self._costs = self._known(self.main, 1.5), draft
         return self._costs
 
-    def _staging_costs(self) -> CostTable | None:
+    def _staging_costs(self) -> CostModel | None:
         """Seconds a call of the draft that gives its opinion after each token; measured once a session."""
         room = self.draft.n_ctx - len(self.draft.cached) if self.draft else 0
         if not self._staging and self.draft and room > 4:
             self._staging = measure(self.draft, (1, 2, 4), 2)
         return self._staging
 
-    def _known(self, context: Context, budget: float) -> CostTable:
+    def _known(self, context: Context, budget: float) -> CostModel:
         rows = 1 if context is self.draft else None
         if context.n_ctx - len(context.cached) < MAX_DRAFT:
-            context.trim(0)  # a poor table would be kept for long; the text is read again
+            context.truncate(0)  # a poor table would be kept for long; the text is read again
         known = cost_store.load(context)
         if known:
             # What was kept may be of a machine that was busy or had no plug, and what seems dear would never be tried again.
@@ -315,7 +324,7 @@ class Session:
                     known.observe(1, now.seconds(1))  # all sizes become as dear as this one is today
                     return known
         else:
-            self._notice(f"measuring {context.model.path.name} (first use with these settings)")
+            self._log(f"measuring {context.model.path.name} (first use with these settings)")
         return measure(context, rows=rows, budget=budget)
 
     def _texts(self, events: Iterator[Event], stops: Sequence[str], before: Sequence[int]) -> _Answer:
@@ -347,14 +356,14 @@ class Session:
                     break
 
     def _remember(self, before: Sequence[int], said: Sequence[int]) -> None:
-        if self.store:
-            self.store.remember(said, before)
+        if self.datastore:
+            self.datastore.remember(said, before)
 
     def _constraint(self, settings: GenerationSettings) -> Constraint | None:
         text = settings.gbnf
         if text is None:
             return None
         if not self._grammar or self._grammar[0] != text:
-            check_grammar(self.main.model.path, text, notice=self._notice)
+            check_grammar(self.main.model.path, text, log=self._log)
             self._grammar = text, Grammar(self.main.model, text)
         return Constraint(self._grammar[1].start())

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from spec_local.text import printable
+from spec_local.core.text import printable
 from specdec_cli import render
 
 if TYPE_CHECKING:
     from rich.text import Text as Styled
 
-    from spec_local.proposal import Proposal
+    from spec_local.core.proposal import Proposal
     from spec_local.session import Text
 
 

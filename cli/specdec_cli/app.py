@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import spec_local
-from specdec_cli import bench, cache, chat, check, commands, config, doctor, draft, generate, models, tune
+from specdec_cli import bench, chat, check, commands, config, datastore, doctor, draft, generate, models, tune
 
 app = typer.Typer(
     name="specdec",
@@ -25,7 +25,7 @@ app.command("doctor")(doctor.doctor)
 models.app.command("check")(check.check)
 app.add_typer(models.app, name="models")
 app.add_typer(draft.app, name="draft")
-app.add_typer(cache.app, name="cache")
+app.add_typer(datastore.app, name="datastore")
 commands.adopt(app)
 app.add_typer(config.app, name="config", cls=commands.Group)  # works whatever is wrong with the settings
 

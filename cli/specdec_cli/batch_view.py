@@ -12,9 +12,9 @@ from specdec_cli import progress, render
 from specdec_cli.options import STANDARD, STARTER, ModelOptions, resolve_pair
 
 if TYPE_CHECKING:
-    from spec_local.answers import Answers
-    from spec_local.batch import Entry
-    from spec_local.generation import GenerationSettings
+    from spec_local.batch.answers import Answers
+    from spec_local.batch.runner import Entry
+    from spec_local.settings import GenerationSettings
 
 
 def answer_all(
@@ -86,7 +86,7 @@ def _lines(prompts: Path) -> tuple[list[bytes], str]:
 
 @contextlib.contextmanager
 def _answers(output: Path) -> "Iterator[Answers]":
-    from spec_local import answers
+    from spec_local.batch import answers
 
     if output == STANDARD:
         yield answers.Answers(sys.stdout.buffer)

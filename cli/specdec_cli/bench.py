@@ -28,8 +28,8 @@ from specdec_cli.options import (
 if TYPE_CHECKING:
     from spec_local.bench.prompts import Prompt
     from spec_local.bench.report import Results
-    from spec_local.bench.runner import Outcome, Question, Run
-    from spec_local.bench.ways import Way
+    from spec_local.bench.runner import Outcome, Run, TokenizedPrompt
+    from spec_local.bench.variants import Variant
     from spec_local.session import Session
 
 _PROMPTS, _COMPARED, _RESULTS = "Prompts", "What is compared", "Results"
@@ -69,7 +69,7 @@ def bench(
     per_category: Annotated[
         int | None, Option(help="Only the first so many of each category.", rich_help_panel=_PROMPTS)
     ] = None,
-    runs: Annotated[int, Option(help="Runs of each prompt and way.", rich_help_panel=_COMPARED)] = 1,
+    runs: Annotated[int, Option(help="Runs of each prompt and variant.", rich_help_panel=_COMPARED)] = 1,
     sweep: Annotated[
         list[str] | None,
         Option(
@@ -119,7 +119,7 @@ def bench(
         # Everything that could be wrong with the request is told before anything slow.
         _check(runs=runs, per_category=per_category, tokens=sampling.max_tokens, delay=delay)
         asked = _prompts(prompts, category or [], per_category)
-        ways = _ways(models, sampling, sweep or [], proposers, policies)
+        variants = _variants(models, sampling, sweep or [], proposers, policies)
         for path in (out, plot):
             _check_place(path)
         if plot:
@@ -131,11 +131,11 @@ def bench(
         with (
             _written(plot) as picture,
             _sink(output, out) as sink,
-            _fitting(models, ways).open(render.note) as session,
+            _fitting(models, variants).open(render.note) as session,
             render.interruptible() as cancelled,
         ):
             results = _measured(
-                session, asked, ways, runs, delay, models.threads, sink, verbose, cancelled=cancelled
+                session, asked, variants, runs, delay, models.threads, sink, verbose, cancelled=cancelled
             )
             if not results.outcomes:
                 render.note("interrupted before the first prompt was done: nothing to report")
@@ -166,14 +166,14 @@ def _prompts(path: Path | None, categories: Sequence[str], per_category: int | N
     return prompts.select(prompts.load(path), categories, per_category)
 
 
-def _ways(
+def _variants(
     models: ModelOptions,
     sampling: SamplingOptions,
     sweep: Sequence[str],
     proposers: str | None,
     policies: str | None,
-) -> "list[Way]":
-    from spec_local.bench.ways import parse_list, parse_sweep, ways
+) -> "list[Variant]":
+    from spec_local.bench.variants import parse_list, parse_sweep, variants
 
     varied: dict[str, Sequence[Any]] = {}
     if proposers is not None:
@@ -184,16 +184,16 @@ def _ways(
         name, values = parse_sweep(each)
         varied[name] = values
     base = dataclasses.replace(generation_settings(models, sampling), seed=sampling.seed or 0)
-    found = ways(base, varied)
+    found = variants(base, varied)
     _, draft = paired(models.main or STARTER, models.draft)
-    if not draft and any(way.settings.proposer == "draft" for way in found):
+    if not draft and any(variant.settings.proposer == "draft" for variant in found):
         raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
     return found
 
 
-def _fitting(models: ModelOptions, ways: "Sequence[Way]") -> ModelOptions:
-    """The options with which a session can go all of these ways."""
-    settings = [way.settings for way in ways[1:]]
+def _fitting(models: ModelOptions, variants: "Sequence[Variant]") -> ModelOptions:
+    """The options with which a session can go all of these variants."""
+    settings = [variant.settings for variant in variants[1:]]
     drafts = any(each.proposer in ("auto", "draft") for each in settings)
     shapes = {each.shape for each in settings} - {"chain"}
     policies = {each.policy for each in settings} - {"off"}
@@ -220,7 +220,7 @@ def _written(path: Path | None) -> Iterator[Path | None]:
 class _Sink:
     """Where results go: what is said at once, and what at the end."""
 
-    def begin(self, record: Mapping[str, Any], ways: "Sequence[Way]") -> None:
+    def begin(self, record: Mapping[str, Any], variants: "Sequence[Variant]") -> None:
         pass
 
     def add(self, event: "Run | Outcome") -> None:
@@ -257,10 +257,10 @@ class _Lines(_Sink):
     def _line(self, kind: str, content: Mapping[str, Any]) -> None:
         self._write(json.dumps({"type": kind, **content}, ensure_ascii=False) + "\n")
 
-    def begin(self, record: Mapping[str, Any], ways: "Sequence[Way]") -> None:
+    def begin(self, record: Mapping[str, Any], variants: "Sequence[Variant]") -> None:
         from spec_local.bench.report import settings_object
 
-        settings = {way.name: settings_object(way) for way in ways}
+        settings = {variant.name: settings_object(variant) for variant in variants}
         self._line("start", {"record": record, "settings": settings})
 
     def add(self, event: "Run | Outcome") -> None:
@@ -301,7 +301,7 @@ def _sink(output: OutputChoice, out: Path | None) -> Iterator[_Sink]:
 def _measured(
     session: "Session",
     prompts: "Sequence[Prompt]",
-    ways: "Sequence[Way]",
+    variants: "Sequence[Variant]",
     runs: int,
     delay: float,
     threads: int | None,
@@ -318,30 +318,30 @@ def _measured(
         raise ModelError(
             "main is a recurrent model and cannot take guesses back: there is nothing to compare"
         )
-    questions = _questions(session, prompts, ways[0].settings.max_tokens or 1)
+    questions = _questions(session, prompts, variants[0].settings.max_tokens or 1)
     made = record(session, threads, render.note)
-    sink.begin(made, ways)
+    sink.begin(made, variants)
     outcomes: list[Outcome] = []
-    with _progress(len(questions) * len(ways) * runs, sink) as advance:
+    with _progress(len(questions) * len(variants) * runs, sink) as advance:
         for event in measure(
-            session, questions, ways, runs=runs, delay=delay, cancelled=cancelled, progress=advance
+            session, questions, variants, runs=runs, delay=delay, cancelled=cancelled, on_progress=advance
         ):
             sink.add(event)
             if isinstance(event, Outcome):
                 outcomes.append(event)
                 if verbose:
                     render.note(f"{len(outcomes)}/{len(questions)} {_line(event)}")
-    return Results(made, ways, outcomes, len(questions), runs, peak_memory())
+    return Results(made, variants, outcomes, len(questions), runs, peak_memory())
 
 
-def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -> "list[Question]":
+def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -> "list[TokenizedPrompt]":
     """The prompts that leave room for an answer."""
-    from spec_local.bench.runner import questions
+    from spec_local.bench.runner import tokenize
 
     model, n_ctx = session.main.model, session.main.n_ctx
     if not model.chat_template:
         render.note("this model has no chat template: continuing the prompts as they are")
-    found = questions(model, prompts)
+    found = tokenize(model, prompts)
     fitting = [question for question in found if len(question.tokens) + n_tokens <= n_ctx]
     if not fitting:
         raise InvalidRequest(
@@ -361,14 +361,14 @@ def _progress(n_runs: int, sink: _Sink) -> contextlib.AbstractContextManager[Cal
 
 def _line(outcome: "Outcome") -> str:
     """What a prompt has shown, in one line."""
-    from spec_local.bench.figures import middle, rate, ratio
+    from spec_local.bench.figures import decode_rate, run_median, speedup
 
     parts = []
-    for way in outcome.runs:
-        speed = f"{way} {middle(outcome, way, rate):.1f} tokens/s"
-        if way in outcome.differences:
-            differs = outcome.differences[way]
+    for variant in outcome.runs:
+        speed = f"{variant} {run_median(outcome, variant, decode_rate):.1f} tokens/s"
+        if variant in outcome.differences:
+            differs = outcome.differences[variant]
             verdict = f"differs after {differs.at} tokens (gap {differs.gap:.3g})" if differs else "identical"
-            speed += f" ({ratio(outcome, way):.2f} ×, {verdict})"
+            speed += f" ({speedup(outcome, variant):.2f} ×, {verdict})"
         parts.append(speed)
     return f"{outcome.prompt}: {' · '.join(parts)}"

@@ -56,8 +56,8 @@ def chat(
     """
     with exits.guarded():
         settings = generation_settings(models, sampling)
-        from spec_local.chat import ChatTemplate, Conversation
-        from spec_local.chat_session import ChatSession
+        from spec_local.chat.chat_session import ChatSession
+        from spec_local.chat.conversation import ChatTemplate, Conversation
         from spec_local.llama import runtime
         from specdec_cli.chat_commands import obey, words
         from specdec_cli.chat_input import Command, Ended, by_hand, reader

@@ -11,7 +11,7 @@ from specdec_cli import chat_settings, render
 from specdec_cli.chat_input import Command, Ended
 
 if TYPE_CHECKING:
-    from spec_local.generation import ProposerName
+    from spec_local.settings import ProposerName
     from specdec_cli.talk import Talk
 
 _LARGEST_FILE = 1 << 24  # bytes; more is more than any tokenizer takes

@@ -18,7 +18,7 @@ from specdec_cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spec_local.pairs import Likeness, Member, Memory, Prospect, Report
+    from spec_local.models.pairs import ExpectedSpeedup, Memory, ModelSummary, Report, VocabularyMatch
 
 _SHOWN = 5
 
@@ -54,7 +54,7 @@ def check(
     with exits.guarded():
         import shlex
 
-        from spec_local import pairs
+        from spec_local.models import pairs
 
         main_name, draft_name = paired(main, draft)
         if draft_name is None:
@@ -71,7 +71,7 @@ def check(
         )
         render.prepare_stdout()
         rows = [
-            ("vocabulary", _vocabulary(report.likeness)),
+            ("vocabulary", _vocabulary(report.vocabulary_match)),
             ("main", _member(report.main)),
             (
                 "draft",
@@ -79,8 +79,8 @@ def check(
             ),
             ("memory", _memory(report.memory, max(report.main.n_ctx, report.draft.n_ctx))),
         ]
-        if report.prospects:
-            rows += _prospects(report.prospects)
+        if report.expected_speedups:
+            rows += _prospects(report.expected_speedups)
         else:
             tune = ["specdec", "tune", main_name, draft_name]
             for name, value, usual in (
@@ -97,18 +97,18 @@ def check(
             render.note(f"warning: {line}")
 
 
-def _vocabulary(likeness: "Likeness") -> str:
-    ids = ", ".join(map(str, likeness.differing[:_SHOWN]))
-    more = len(likeness.differing) - _SHOWN
+def _vocabulary(match: "VocabularyMatch") -> str:
+    ids = ", ".join(map(str, match.differing_ids[:_SHOWN]))
+    more = len(match.differing_ids) - _SHOWN
     if more > 0:
         ids += f" and {more} more"
-    if likeness.verdict == "same":
+    if match.verdict == "same":
         return f"the same, but for ids {ids}" if ids else "the same"
-    guessable = f"the draft can guess {_percent(likeness.share)} of main's tokens"
-    if likeness.verdict == "nearly the same":
-        which = f"ids {ids}" if ids else likeness.difference
+    guessable = f"the draft can guess {_percent(match.coverage)} of main's tokens"
+    if match.verdict == "nearly the same":
+        which = f"ids {ids}" if ids else match.difference
         return f"nearly the same, but for {which}; {guessable}"
-    return f"another one ({likeness.difference}); {guessable}"
+    return f"another one ({match.difference}); {guessable}"
 
 
 def _percent(share: float) -> str:
@@ -116,7 +116,7 @@ def _percent(share: float) -> str:
     return "all" if share == 1 else f"{min(share, 0.999):.1%}"
 
 
-def _member(member: "Member") -> str:
+def _member(member: "ModelSummary") -> str:
     window = ", sliding window (its cache is kept whole)" if member.has_window else ""
     return f"{member.path.name}: {member.description}, {_size(member.size)}{window}"
 
@@ -126,11 +126,11 @@ def _memory(memory: "Memory", n_ctx: int) -> str:
     return f"{_size(memory.needed)} needed ({parts}); {_size(memory.free)} free"
 
 
-def _prospects(several: "Sequence[Prospect]") -> list[tuple[str, str]]:
+def _prospects(several: "Sequence[ExpectedSpeedup]") -> list[tuple[str, str]]:
     return [
-        ("chance", "".join(f"{p.chance:>7.2f}" for p in several) + "   that a guess stands"),
-        ("guesses", "".join(f"{p.guesses or 'none':>7}" for p in several) + "   a step"),
-        ("speed-up", "".join(f"{p.times:>7.2f}" for p in several) + "   times plain, at best"),
+        ("chance", "".join(f"{p.acceptance_rate:>7.2f}" for p in several) + "   that a guess stands"),
+        ("guesses", "".join(f"{p.draft_length or 'none':>7}" for p in several) + "   a step"),
+        ("speed-up", "".join(f"{p.speedup:>7.2f}" for p in several) + "   times plain, at best"),
     ]
 
 
@@ -140,7 +140,7 @@ def _warnings(report: "Report") -> list[str]:
         lines.append(
             "there is too little memory free: take smaller models, a smaller --ctx or --cache-type q8_0"
         )
-    if report.prospects and not report.prospects[-1].guesses:
+    if report.expected_speedups and not report.expected_speedups[-1].draft_length:
         lines.append("this draft costs too much next to main to pay: take a smaller one")
     return lines
 

@@ -32,7 +32,7 @@ def doctor(
     with exits.guarded():
         from importlib.metadata import PackageNotFoundError, version
 
-        from spec_local.llama.build import mend, recipes
+        from spec_local.llama.build import recipes, repair
         from spec_local.llama.probe import probe_build
 
         try:
@@ -50,7 +50,7 @@ def doctor(
                 typer.echo("To mend it:  specdec doctor --fix")
                 typer.echo(f"or by hand:  {recipes()[0].command()}")
                 raise typer.Exit(exits.FAILURE)
-            for recipe, works in mend(lambda: probe_build().works):
+            for recipe, works in repair(lambda: probe_build().works):
                 if works is None:
                     typer.echo(f"installing {recipe.name}; this takes minutes")
                 else:

@@ -17,7 +17,7 @@ from specdec_cli import completion, draft_train, exits, render
 from specdec_cli.options import CacheChoice, KernelsChoice, KernelsOption, resolve
 
 if TYPE_CHECKING:
-    from spec_local.draft_copy import Copy
+    from spec_local.models.quantized_copy import CopyPlan
 
 app = typer.Typer(
     help="Make a draft: a model in fewer bits, or one that learns from main.", no_args_is_help=True
@@ -84,10 +84,10 @@ def quantize(
       specdec draft quantize main-f16.gguf --type Q2_K --output draft.gguf
     """
     with exits.guarded():
-        from spec_local import draft_copy
         from spec_local.files import expanded
+        from spec_local.models import quantized_copy
 
-        copy = draft_copy.plan(
+        copy = quantized_copy.plan(
             resolve(model),
             kind.value,
             expanded(output) if output else None,
@@ -100,10 +100,10 @@ def quantize(
         )
         for line in _expectation(copy, [main, model] if main else [model]):
             render.note(line)
-        if copy.loses and not yes:
+        if copy.cannot_pay and not yes:
             _confirm()
         with _busy(f"writing {copy.target}"):
-            draft_copy.make(copy, threads=threads)
+            quantized_copy.make(copy, threads=threads)
         render.prepare_stdout()
         render.say(f"{copy.target}\n")
 
@@ -123,15 +123,19 @@ def _busy(what: str) -> Iterator[None]:
         yield
 
 
-def _expectation(copy: "Copy", pair: list[str]) -> list[str]:
+def _expectation(copy: "CopyPlan", pair: list[str]) -> list[str]:
     lines = [
-        f"{copy.kind} copy: {copy.size / 1e6:.1f} MB, {copy.share:.2f} of the model's {copy.source_size / 1e6:.1f} MB"
+        f"{copy.kind} copy: {copy.size / 1e6:.1f} MB, {copy.size_ratio:.2f} of the model's {copy.source_size / 1e6:.1f} MB"
     ]
-    if copy.prospects is None:
+    if copy.expected_speedups is None:
         return [*lines, f"gain: unknown; after specdec tune {shlex.join(pair)} it is said here"]
-    for p in copy.prospects:
-        best = f"{p.times:.2f} times plain at best ({p.guesses} guesses a step)" if p.guesses else "none"
-        lines.append(f"gain, if {p.chance:.0%} of its guesses stand: {best}")
+    for p in copy.expected_speedups:
+        best = (
+            f"{p.speedup:.2f} times plain at best ({p.draft_length} guesses a step)"
+            if p.draft_length
+            else "none"
+        )
+        lines.append(f"gain, if {p.acceptance_rate:.0%} of its guesses stand: {best}")
     return lines
 
 

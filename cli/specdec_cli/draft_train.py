@@ -89,8 +89,8 @@ def train(
                 raise InvalidRequest(f"{plot} is no ordinary file: give another place for the picture")
         if not 0 < minutes < float("inf"):
             raise InvalidRequest(f"--minutes {minutes:g} is no time: give a number above 0, such as 60")
-        from spec_local.draft_copy import check_target
         from spec_local.llama.probe import check_model_file
+        from spec_local.models.quantized_copy import check_target
         from spec_local.training import making
         from spec_local.training.questions import from_files
         from spec_local.training.recipe import Recipe
@@ -116,7 +116,7 @@ def train(
             render.note(f"skipped, {reason}: {', '.join(map(str, skipped))}")
         if recipe.texts:
             render.note(f"your texts: {len(own.questions):,} prompts, {len(own.passages):,} passages")
-        check_model_file(source, gpu_layers=gpu_layers, notice=render.note)
+        check_model_file(source, gpu_layers=gpu_layers, log=render.note)
         with _kept(recipe), draft_view.told(recipe) as told:
             made = making.make(recipe, own, told)
         for line in draft_view.report(made, recipe):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from specdec_cli import render
 
 if TYPE_CHECKING:
-    from spec_local.bench.figures import WayFigures
+    from spec_local.bench.figures import VariantFigures
     from spec_local.training.making import Event, Made
     from spec_local.training.recipe import Recipe
 
@@ -112,7 +112,7 @@ def report(made: "Made", recipe: "Recipe") -> list[str]:
         f"{'learned':<9} {made.n_learned:,} tokens, of {made.n_written:,} that main wrote",
         f"{'cost':<9} a call takes {made.step:.3f} of main's",
         f"{'speed-up':<9} {pays}",
-        *(f"{'tried':<9} {_tried(way)}" for way in made.runs),
+        *(f"{'tried':<9} {_tried(variant)}" for variant in made.runs),
         f"{'kept':<9} {recipe.folder} ({kept / 1e6:.1f} MB), to go on with more --minutes: else delete it",
         "",
         f"{'on texts held out':<18} {'foretold':>9} {'at temperature 1':>17} {'tokens':>9}",
@@ -124,11 +124,11 @@ def report(made: "Made", recipe: "Recipe") -> list[str]:
     ]
 
 
-def _tried(way: "WayFigures") -> str:
-    """What a way did on the benchmark's prompts, which the draft has never seen."""
-    said = f"{way.name}: {way.speedup.value:.2f} times plain on {way.speedup.n} prompts of the benchmark"
-    if way.acceptance is None:
+def _tried(variant: "VariantFigures") -> str:
+    """What a variant did on the benchmark's prompts, which the draft has never seen."""
+    said = f"{variant.name}: {variant.speedup.value:.2f} times plain on {variant.speedup.n} prompts of the benchmark"
+    if variant.acceptance is None:
         return f"{said}, no guess was worth a test"
-    shares = [a / t for a, t in zip(way.accepted_at, way.tested_at, strict=True) if t]
+    shares = [a / t for a, t in zip(variant.accepted_at, variant.tested_at, strict=True) if t]
     places = ", ".join(f"{share:.0%}" for share in shares[:4])
-    return f"{said}, accepted {way.draft_n_accepted:,} of {way.draft_n:,} guesses ({way.acceptance:.0%}; by place {places})"
+    return f"{said}, accepted {variant.draft_n_accepted:,} of {variant.draft_n:,} guesses ({variant.acceptance:.0%}; by place {places})"

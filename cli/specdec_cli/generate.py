@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
-from spec_local.text import printable
 from specdec_cli import answer_view, batch_view, exits, render
 from specdec_cli.commands import flattened
 from specdec_cli.options import STANDARD, ModelOptions, SamplingOptions, generation_settings
 
 if TYPE_CHECKING:
-    from spec_local import as_json
-    from spec_local.decoding import Prefilled
-    from spec_local.request import Request
+    from spec_local import answer_json
+    from spec_local.chat.request import Request
+    from spec_local.engine.decoding import Prefilled
     from spec_local.session import Done, Session, Text
 
 _MOST = 1 << 24  # bytes of a prompt; more is more than any tokenizer takes
@@ -221,10 +221,13 @@ def _before(request: "Request") -> str:
 
 
 def _in_json(
-    session: "Session", events: "Iterator[Prefilled | Text | Done]", more: "as_json.Object", streamed: bool
+    session: "Session",
+    events: "Iterator[Prefilled | Text | Done]",
+    more: "answer_json.Object",
+    streamed: bool,
 ) -> "Done":
     """Print an object for each step, or one for all of them; `more` goes into the last."""
-    from spec_local import as_json
+    from spec_local import answer_json
     from spec_local.session import Done, Text
 
     steps: list[Text] = []
@@ -232,16 +235,16 @@ def _in_json(
         if not isinstance(event, Text):
             continue
         if streamed:
-            _say_object(as_json.step(session, event))
+            _say_object(answer_json.step(session, event))
         else:
             steps.append(event)
     assert isinstance(event, Done)
-    last = as_json.end(session, event) if streamed else as_json.whole(session, steps, event)
+    last = answer_json.end(session, event) if streamed else answer_json.whole(session, steps, event)
     _say_object(more | last)
     return event
 
 
-def _say_object(content: "as_json.Object") -> None:
+def _say_object(content: "answer_json.Object") -> None:
     render.say(json.dumps(content, ensure_ascii=False) + "\n")
 
 
@@ -253,7 +256,7 @@ def _request(
     system: str | None,
     raw: bool,
 ) -> "Request":
-    from spec_local.request import Request
+    from spec_local.chat.request import Request
 
     if suffix_file:
         suffix = _text(suffix_file)

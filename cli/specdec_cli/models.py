@@ -12,7 +12,7 @@ from spec_local.errors import DownloadError, InvalidRequest
 from specdec_cli import completion, exits, render
 
 if TYPE_CHECKING:
-    from spec_local.registry import ModelEntry
+    from spec_local.models.registry import ModelEntry
 
 app = typer.Typer(
     help="Models by name: list them, fetch them, find their files, delete them.", no_args_is_help=True
@@ -32,7 +32,7 @@ def list_models() -> None:
       specdec models list | grep coder
     """
     with exits.guarded():
-        from spec_local import registry
+        from spec_local.models import registry
 
         rows = [
             (name, _state(name), entry.licence, entry.description)
@@ -67,7 +67,7 @@ def pull(
       specdec models pull bartowski/Llama-3.2-3B-Instruct-GGUF:Q5_K_M
     """
     with exits.guarded():
-        from spec_local import registry
+        from spec_local.models import registry
 
         for model in _members(name):
             with _progress() as progress:
@@ -84,7 +84,7 @@ def path(name: _Name = "starter") -> None:
       ls -lh "$(specdec models path starter)"
     """
     with exits.guarded():
-        from spec_local import registry
+        from spec_local.models import registry
 
         for model in _members(name):
             found = registry.find(model)
@@ -102,7 +102,7 @@ def show(name: _Name = "starter") -> None:
       specdec models show coder-7b
     """
     with exits.guarded():
-        from spec_local import registry
+        from spec_local.models import registry
 
         if name in registry.pairs():
             pair = registry.pairs()[name]
@@ -110,8 +110,8 @@ def show(name: _Name = "starter") -> None:
         for model in _members(name):
             if name in registry.pairs():
                 typer.echo()
-            known = {} if registry.on_hub(model) else _facts(registry.entry(model))
-            here = registry.files_of(model)
+            known = {} if registry.is_hub_name(model) else _facts(registry.entry(model))
+            here = registry.local_files(model)
             pairs = [p for p, pair in registry.pairs().items() if model in (pair.main, pair.draft)]
             _print(
                 {
@@ -136,14 +136,14 @@ def rm(
       specdec models rm qwen3-4b --yes
     """
     with exits.guarded():
-        from spec_local import registry
+        from spec_local.models import registry
 
         if name in registry.pairs():
             pair = registry.pairs()[name]
             raise InvalidRequest(
                 f"{name} is a pair, and its models may serve others: name {pair.main} or {pair.draft}"
             )
-        size = registry.size_here(name)
+        size = registry.size_on_disk(name)
         if not size:
             raise DownloadError(f"the model {name} is not here: specdec models list shows which are")
         if not yes:
@@ -157,18 +157,18 @@ def rm(
 
 def _members(name: str) -> list[str]:
     """A pair's two models, or the one that is named."""
-    from spec_local import registry
+    from spec_local.models import registry
 
     pair = registry.pairs().get(name)
     return [pair.main, pair.draft] if pair else [name]
 
 
 def _state(name: str) -> str:
-    from spec_local import registry
+    from spec_local.models import registry
 
     if registry.find(name):
         return "here"
-    size = None if registry.on_hub(name) else registry.entry(name).size
+    size = None if registry.is_hub_name(name) else registry.entry(name).size
     return f"{_size(size)} to fetch" if size else "to fetch"
 
 

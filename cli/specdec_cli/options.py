@@ -17,9 +17,9 @@ from spec_local.errors import DownloadError, InvalidRequest
 from specdec_cli import completion
 
 if TYPE_CHECKING:
-    from spec_local.generation import GenerationSettings
-    from spec_local.sampling import SamplingSettings
+    from spec_local.core.sampling import SamplingSettings
     from spec_local.session import Session
+    from spec_local.settings import GenerationSettings
 
 STARTER = "starter"
 STANDARD = Path("-")
@@ -63,10 +63,10 @@ class KernelsChoice(StrEnum):
     off = "off"
 
 
-class TranslationChoice(StrEnum):
+class CrossVocabChoice(StrEnum):
     auto = "auto"
-    tokens = "tokens"
-    text = "text"
+    tli = "tli"
+    slem = "slem"
 
 
 class ShapeChoice(StrEnum):
@@ -80,7 +80,7 @@ class VerifierChoice(StrEnum):
     auto = "auto"
     token = "token"
     block = "block"
-    membership = "membership"
+    exact_match = "exact-match"
     specinfer = "specinfer"
     sequoia = "sequoia"
     spectr = "spectr"
@@ -199,25 +199,25 @@ class ModelOptions:
             rich_help_panel=_GUESSING,
         ),
     ] = False
-    remember: Annotated[
+    datastore: Annotated[
         bool,
         Option(
             help="Keep answers, and the ends of their prompts, on this machine, and guess from those of earlier sessions.",
             rich_help_panel=_GUESSING,
         ),
     ] = False
-    translation: Annotated[
-        TranslationChoice,
+    cross_vocab: Annotated[
+        CrossVocabChoice,
         Option(
             help="How a draft of another vocabulary guesses: tokens that main has, too, or text.",
             rich_help_panel=_GUESSING,
         ),
-    ] = TranslationChoice.auto
+    ] = CrossVocabChoice.auto
 
-    def open(self, notice: Callable[[str], None]) -> "Session":
+    def open(self, log: Callable[[str], None]) -> "Session":
         """Load the models."""
-        from spec_local.generation import MAX_DRAFT
         from spec_local.session import Session
+        from spec_local.settings import MAX_DRAFT
 
         named = self.main or STARTER
         # A draft that no step would ask is not worth its memory.
@@ -231,8 +231,8 @@ class ModelOptions:
             gpu_layers=self.gpu_layers,
             cache_type=self.cache_type,
             branches=1 if self.shape == "chain" else MAX_DRAFT,
-            remember=self.remember,
-            notice=notice,
+            datastore=self.datastore,
+            log=log,
         )
 
 
@@ -297,7 +297,7 @@ class SamplingOptions:
     ] = None
 
     def shape(self) -> "SamplingSettings":
-        from spec_local.sampling import SamplingSettings
+        from spec_local.core.sampling import SamplingSettings
 
         return SamplingSettings(
             temperature=self.temp,
@@ -318,7 +318,7 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
     Raises:
         InvalidRequest: an impossible value.
     """
-    from spec_local.generation import GenerationSettings
+    from spec_local.settings import GenerationSettings
 
     return GenerationSettings(
         sampling=sampling.shape(),
@@ -335,7 +335,7 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         beam_width=models.beam_width,
         verifier=models.verifier.value,
         greedy_draft=models.greedy_draft,
-        translation=models.translation.value,
+        cross_vocab=models.cross_vocab.value,
         grammar=_text_of(sampling.grammar_file) if sampling.grammar_file else None,
         json_schema=_schema(sampling.json_schema) if sampling.json_schema is not None else None,
     )
@@ -353,8 +353,8 @@ def _text_of(path: Path) -> str:
 
 def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:
     """The names of main and draft: a pair's name as main gives both, but for a draft that was given."""
-    from spec_local import registry
     from spec_local.files import expanded
+    from spec_local.models import registry
 
     if expanded(main).exists() or main not in registry.pairs():
         return main, draft
@@ -370,18 +370,18 @@ def resolve(name: str, fetch: str | None = None) -> Path:
     Raises:
         DownloadError: a named model is not here; nothing is fetched without being asked for.
     """
-    from spec_local import registry
     from spec_local.files import expanded
+    from spec_local.models import registry
 
     path = expanded(name)
     if path.exists():
         return path
     name, _ = paired(name)
-    if not registry.on_hub(name) and name not in registry.models():
+    if not registry.is_hub_name(name) and name not in registry.models():
         return path
     found = registry.find(name)
     if not found:
-        size = None if registry.on_hub(name) else registry.entry(name).size
+        size = None if registry.is_hub_name(name) else registry.entry(name).size
         told = f" ({size / 1e6:.0f} MB)" if size else ""
         raise DownloadError(f"the model {name}{told} is not here: run specdec models pull {fetch or name}")
     return found

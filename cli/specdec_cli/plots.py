@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spec_local.errors import SpecLocalError
 
 if TYPE_CHECKING:
-    from spec_local.bench.figures import WayFigures
+    from spec_local.bench.figures import VariantFigures
 
 
 def check() -> None:
@@ -21,7 +21,7 @@ def check() -> None:
         raise SpecLocalError("--plot needs matplotlib: run pip install 'spec-local[plot]'")
 
 
-def draw(ways: Sequence["WayFigures"], path: Path) -> None:
+def draw(variants: Sequence["VariantFigures"], path: Path) -> None:
     """Write a PNG: speed-up of each category, and how often guesses were accepted at each position."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -29,17 +29,17 @@ def draw(ways: Sequence["WayFigures"], path: Path) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasAgg(figure)  # draws without a screen, whatever the user's settings say
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    categories = [*ways[0].by_category, "all"]
-    width = 0.8 / len(ways)
-    for i, way in enumerate(ways):
-        estimates = [*way.by_category.values(), way.speedup]
+    categories = [*variants[0].by_category, "all"]
+    width = 0.8 / len(variants)
+    for i, variant in enumerate(variants):
+        estimates = [*variant.by_category.values(), variant.speedup]
         values = [e.value for e in estimates]
         below = [e.value - e.low for e in estimates]
         above = [e.high - e.value for e in estimates]
         places = [at + (i + 0.5) * width - 0.4 for at in range(len(categories))]
-        left.bar(places, values, width, yerr=[below, above], capsize=2, label=way.name)
-        rates = [a / t for a, t in zip(way.accepted_at, way.tested_at, strict=True) if t]
-        right.plot(range(1, len(rates) + 1), rates, marker="o", label=way.name)
+        left.bar(places, values, width, yerr=[below, above], capsize=2, label=variant.name)
+        rates = [a / t for a, t in zip(variant.accepted_at, variant.tested_at, strict=True) if t]
+        right.plot(range(1, len(rates) + 1), rates, marker="o", label=variant.name)
     left.axhline(1.0, color="black", linewidth=1)
     left.set_xticks(range(len(categories)), categories, rotation=30, ha="right")
     left.set_ylabel("tokens/s against plain")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from spec_local.decoding import Statistics
-    from spec_local.generation import GenerationSettings
+    from spec_local.engine.decoding import Statistics
     from spec_local.llama.context import Context
     from spec_local.session import Done, Session
+    from spec_local.settings import GenerationSettings
 
 
 def prepare_stdout() -> None:

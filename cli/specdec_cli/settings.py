@@ -25,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 from spec_local.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from spec_local.config_file import ConfigFile
+    from spec_local.toml_file import ConfigFile
 
 _PREFIX = "SPECDEC_"
 _FILE = "SPECDEC_CONFIG"
@@ -60,7 +60,7 @@ def read(root: TyperGroup, given: str | None = None) -> "Config | None":
     place = path(given)
     if not (given or os.environ.get(_FILE) or place.exists()):
         return None
-    from spec_local.config_file import ConfigFile
+    from spec_local.toml_file import ConfigFile
 
     return Config(place, ConfigFile(place, str(place), "correct it"), dict(runnable(root)))
 

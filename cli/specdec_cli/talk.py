@@ -10,9 +10,9 @@ from specdec_cli import answer_view, render
 from specdec_cli.chat_input import by_hand
 
 if TYPE_CHECKING:
-    from spec_local.chat import Conversation, Message
-    from spec_local.chat_session import ChatEvent, ChatSession
-    from spec_local.decoding import Statistics
+    from spec_local.chat.chat_session import ChatEvent, ChatSession
+    from spec_local.chat.conversation import Conversation, Message
+    from spec_local.engine.decoding import Statistics
     from spec_local.session import Session
 
 _LARGE = 5e8  # bytes that take a while to write
@@ -57,7 +57,7 @@ class Talk:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed twice, or once where nobody types.
         """
-        from spec_local.chat_session import Forgotten
+        from spec_local.chat.chat_session import Forgotten
         from spec_local.session import Done, Text
 
         view = answer_view.view(
@@ -134,7 +134,7 @@ class Talk:
 
     def save(self, path: Path, *, with_state: bool) -> None:
         """Keep the conversation; `with_state`: also what both models have read of it, beside it."""
-        from spec_local.chat_session import state_of
+        from spec_local.chat.chat_session import state_of
 
         if with_state and (size := self.session.state_size()) > _LARGE:
             render.note(f"writing {size / 1e9:.1f} GB …")

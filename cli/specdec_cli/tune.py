@@ -13,9 +13,9 @@ from specdec_cli.options import CacheChoice, KernelsChoice, KernelsOption, MainA
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spec_local.calibration.tuning import Tuned
     from spec_local.llama.model import Model
-    from spec_local.planning import Plan
-    from spec_local.tuning import Tuned
+    from spec_local.policies.planner import Plan
 
 _CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _COPIES = (0.7, 0.8, 0.9, 0.95, 0.99)
@@ -49,9 +49,9 @@ def tune(
       specdec tune main.gguf --threads 4 --threads 8
     """
     with exits.guarded(), ExitStack() as stack:
-        from spec_local.generation import MAX_DRAFT
+        from spec_local.calibration.tuning import chain_plans, thread_choices
         from spec_local.llama.context import default_threads
-        from spec_local.tuning import chain_plans, thread_choices
+        from spec_local.settings import MAX_DRAFT
 
         # Everything that could be wrong with the request is told before anything slow.
         choices = sorted(set(threads)) if threads else thread_choices()
@@ -89,7 +89,7 @@ def _opened(path: "Path", gpu_layers: int, stack: ExitStack) -> "Model":
     from spec_local.llama.model import Model
     from spec_local.llama.probe import check_model_file
 
-    check_model_file(path, gpu_layers=gpu_layers, notice=render.note)
+    check_model_file(path, gpu_layers=gpu_layers, log=render.note)
     model = Model(path, gpu_layers=gpu_layers)
     stack.callback(model.close)
     if not model.can_roll_back:
@@ -100,7 +100,7 @@ def _opened(path: "Path", gpu_layers: int, stack: ExitStack) -> "Model":
 def _tuned(
     model: "Model", threads: list[int], ctx: int, max_logits: int, cache_type: str, rounds: int
 ) -> list["Tuned"]:
-    from spec_local.tuning import tune
+    from spec_local.calibration.tuning import tune
 
     several = tune(
         model,
@@ -109,17 +109,17 @@ def _tuned(
         max_logits=max_logits,
         cache_type=cache_type,
         rounds=rounds,
-        notice=render.note,
+        log=render.note,
     )
     return list(several)
 
 
 def _quicker(draft: "Model", share: float, main: str) -> str:
     """A line on a copy of the draft that would take less of main's time, if much less."""
-    from spec_local.draft_copy import quantized
+    from spec_local.models.quantized_copy import quantize
 
     with suppress(SpecLocalError):  # of a model that cannot be quantized nothing is said
-        copys = share * quantized(draft.path, "Q4_0")["size"] / draft.size
+        copys = share * quantize(draft.path, "Q4_0")["size"] / draft.size
         if share - copys >= _WORTH:
             command = shlex.join(["specdec", "draft", "quantize", str(draft.path), "--for", main])
             return f"A copy in Q4_0 would take about {copys:.2f}, and guess nearly as well: {command}\n"

@@ -1,7 +1,7 @@
 """Measuring speculation on a machine: what `specdec bench` does, for programs too.
 
 prompts   what is asked: by category, built in or from a file
-ways      the settings that are compared, plain decoding first
+variants      the settings that are compared, plain decoding first
 runner    runs that take turns, and what each prompt brought to light
 theory    the best that any length of guesses could have done
 figures   ratios with their uncertainty

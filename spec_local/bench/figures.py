@@ -1,6 +1,6 @@
 """What the runs of a benchmark say: ratios to plain decoding, with their uncertainty.
 
-A ratio is of one prompt, so that what disturbs both ways alike, and how hard the prompt is, cancels. Ratios of
+A ratio is of one prompt, so that what disturbs both variants alike, and how hard the prompt is, cancels. Ratios of
 several prompts have a geometric mean, and a 95 % bootstrap interval over prompts: what other prompts could have given.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run
-from spec_local.bench.ways import PLAIN
+from spec_local.bench.variants import PLAIN
 
 Number = TypeVar("Number", int, float)
 _DRAWS = 4000
@@ -31,11 +31,11 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class WayFigures:
-    """One way over all prompts.
+class VariantFigures:
+    """One variant over all prompts.
 
     Args:
-        name: of the way.
+        name: of the variant.
         speedup: of tokens a second after the prompt, against plain.
         by_category: the same for the prompts of each category.
         with_prompt: of tokens a second, the time to read the prompt included.
@@ -80,7 +80,7 @@ class WayFigures:
         return {part: seconds / total if total else 0.0 for part, seconds in parts.items()}
 
 
-def estimate(ratios: Sequence[float]) -> Estimate:
+def geometric_mean(ratios: Sequence[float]) -> Estimate:
     """Geometric mean and bootstrap interval of at least one ratio above 0."""
     logs = np.log(np.asarray(ratios, float))
     picks = np.random.default_rng(0).integers(0, len(logs), (_DRAWS, len(logs)))
@@ -88,43 +88,45 @@ def estimate(ratios: Sequence[float]) -> Estimate:
     return Estimate(float(np.exp(logs.mean())), float(low), float(high), len(logs))
 
 
-def rate(run: Run) -> float:
+def decode_rate(run: Run) -> float:
     """Tokens a second after the prompt."""
     return run.statistics.tokens_per_second
 
 
-def whole_rate(run: Run) -> float:
+def total_rate(run: Run) -> float:
     """Tokens a second, from the start of the prompt."""
     s = run.statistics
     return s.predicted_n / (s.prompt_s + s.predicted_s)
 
 
-def middle(outcome: Outcome, way: str, figure: Callable[[Run], float]) -> float:
-    """Median of a figure over the runs of one prompt and way."""
-    return median(map(figure, outcome.runs[way]))
+def run_median(outcome: Outcome, variant: str, figure: Callable[[Run], float]) -> float:
+    """Median of a figure over the runs of one prompt and variant."""
+    return median(map(figure, outcome.runs[variant]))
 
 
-def ratio(outcome: Outcome, way: str, figure: Callable[[Run], float] = rate) -> float:
-    """A way against plain on one prompt."""
-    return middle(outcome, way, figure) / middle(outcome, PLAIN, figure)
+def speedup(outcome: Outcome, variant: str, figure: Callable[[Run], float] = decode_rate) -> float:
+    """A variant against plain on one prompt."""
+    return run_median(outcome, variant, figure) / run_median(outcome, PLAIN, figure)
 
 
-def summarise(outcomes: Sequence[Outcome], way: str) -> WayFigures:
-    """The figures of one way over at least one prompt."""
+def summarise(outcomes: Sequence[Outcome], variant: str) -> VariantFigures:
+    """The figures of one variant over at least one prompt."""
     categories = dict.fromkeys(outcome.prompt.category for outcome in outcomes)
-    statistics = [run.statistics for outcome in outcomes for run in outcome.runs[way]]
-    bounded = [outcome for outcome in outcomes if way in outcome.theory]
-    differences = [(outcome.prompt, outcome.differences.get(way)) for outcome in outcomes]
-    return WayFigures(
-        name=way,
-        speedup=estimate([ratio(o, way) for o in outcomes]),
+    statistics = [run.statistics for outcome in outcomes for run in outcome.runs[variant]]
+    bounded = [outcome for outcome in outcomes if variant in outcome.theory]
+    differences = [(outcome.prompt, outcome.differences.get(variant)) for outcome in outcomes]
+    return VariantFigures(
+        name=variant,
+        speedup=geometric_mean([speedup(o, variant) for o in outcomes]),
         by_category={
-            category: estimate([ratio(o, way) for o in outcomes if o.prompt.category == category])
+            category: geometric_mean([speedup(o, variant) for o in outcomes if o.prompt.category == category])
             for category in categories
         },
-        with_prompt=estimate([ratio(o, way, whole_rate) for o in outcomes]),
-        tokens_per_second=median(middle(o, way, rate) for o in outcomes),
-        first_token_s=median(middle(o, way, lambda run: run.statistics.first_token_s) for o in outcomes),
+        with_prompt=geometric_mean([speedup(o, variant, total_rate) for o in outcomes]),
+        tokens_per_second=median(run_median(o, variant, decode_rate) for o in outcomes),
+        first_token_s=median(
+            run_median(o, variant, lambda run: run.statistics.first_token_s) for o in outcomes
+        ),
         tokens_per_step=sum(s.predicted_n for s in statistics) / sum(s.n_steps for s in statistics),
         draft_n=sum(s.draft_n for s in statistics),
         draft_n_accepted=sum(s.draft_n_accepted for s in statistics),
@@ -132,8 +134,10 @@ def summarise(outcomes: Sequence[Outcome], way: str) -> WayFigures:
         accepted_at=_by_position(s.accepted_at for s in statistics),
         steps_by=_added(s.steps_by for s in statistics),
         profile=_added(s.profile for s in statistics),
-        theory=estimate([o.theory[way] for o in bounded]).value if bounded else None,
-        achieved=estimate([ratio(o, way) / o.theory[way] for o in bounded]).value if bounded else None,
+        theory=geometric_mean([o.theory[variant] for o in bounded]).value if bounded else None,
+        achieved=geometric_mean([speedup(o, variant) / o.theory[variant] for o in bounded]).value
+        if bounded
+        else None,
         differences=[(prompt, difference) for prompt, difference in differences if difference],
     )
 

@@ -20,13 +20,13 @@ from spec_local.session import Session
 
 
 def record(
-    session: Session, threads: int | None, notice: Callable[[str], None] = lambda line: None
+    session: Session, threads: int | None, log: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """Everything that makes a figure one of this machine; hashes the model files, which takes seconds for large ones.
 
     Args:
         threads: as the session was opened with; None: its own choice.
-        notice: told, in a line, what takes time.
+        log: told, in a line, what takes time.
     """
     models = {}
     for role, context in (("main", session.main), ("draft", session.draft)):
@@ -34,7 +34,7 @@ def record(
             path = context.model.path
             size = path.stat().st_size
             if size > 500_000_000:
-                notice(f"hashing {path.name} ({size / 1e9:.1f} GB)")
+                log(f"hashing {path.name} ({size / 1e9:.1f} GB)")
             models[role] = {
                 "file": path.name,
                 "description": context.model.description,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from spec_local.bench.figures import Estimate, WayFigures, middle, rate, ratio, summarise
+from spec_local.bench.figures import Estimate, VariantFigures, decode_rate, run_median, speedup, summarise
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run
-from spec_local.bench.ways import PLAIN, Way
-from spec_local.text import printable
+from spec_local.bench.variants import PLAIN, Variant
+from spec_local.core.text import printable
 
 _POSITIONS = 16  # of acceptance that the Markdown shows
 _NAMED = 5  # differing texts that the Markdown names
@@ -24,15 +24,15 @@ class Results:
 
     Args:
         record: of `spec_local.bench.record.record`.
-        ways: plain first.
+        variants: plain first.
         outcomes: of the prompts that were finished, at least one.
         n_prompts: how many there were to do.
-        runs: of each prompt and way.
+        runs: of each prompt and variant.
         peak_memory: most bytes of memory held.
     """
 
     record: Mapping[str, Any]
-    ways: Sequence[Way]
+    variants: Sequence[Variant]
     outcomes: Sequence[Outcome]
     n_prompts: int
     runs: int
@@ -42,9 +42,9 @@ class Results:
     def interrupted(self) -> bool:
         return len(self.outcomes) < self.n_prompts
 
-    def figures(self) -> list[WayFigures]:
-        """Of every way, plain first."""
-        return [summarise(self.outcomes, way.name) for way in self.ways]
+    def figures(self) -> list[VariantFigures]:
+        """Of every variant, plain first."""
+        return [summarise(self.outcomes, variant.name) for variant in self.variants]
 
 
 def markdown(results: Results, *, bars: bool = False) -> str:
@@ -55,13 +55,14 @@ def markdown(results: Results, *, bars: bool = False) -> str:
         parts.append(f"**interrupted: {len(results.outcomes)} of {results.n_prompts} prompts**")
     parts.append(table(["", "what"], _conditions(results)))
     parts.append("## Speed-up: tokens/s after the prompt, against plain")
-    names = [way.name for way in others]
+    names = [variant.name for variant in others]
     rows = [
-        [category, *(interval(way.by_category[category]) for way in others)] for category in plain.by_category
+        [category, *(interval(variant.by_category[category]) for variant in others)]
+        for category in plain.by_category
     ]
     rows += [
-        ["**all**", *(interval(way.speedup) for way in others)],
-        ["all, with the prompt's time", *(interval(way.with_prompt) for way in others)],
+        ["**all**", *(interval(variant.speedup) for variant in others)],
+        ["all, with the prompt's time", *(interval(variant.with_prompt) for variant in others)],
     ]
     parts.append(table(["category", *names], rows))
     if bars:
@@ -69,7 +70,7 @@ def markdown(results: Results, *, bars: bool = False) -> str:
     parts.append("Geometric means over prompts, and their 95 % bootstrap intervals.")
     parts.append("## Rates, and where the time goes")
     head = [
-        "way",
+        "variant",
         "tokens/s",
         "first token",
         "tokens a step",
@@ -79,30 +80,31 @@ def markdown(results: Results, *, bars: bool = False) -> str:
         "rest",
         "steps by",
     ]
-    parts.append(table(head, [_rates(way) for way in figures]))
-    if positions := max(len(way.tested_at) for way in figures):
+    parts.append(table(head, [_rates(variant) for variant in figures]))
+    if positions := max(len(variant.tested_at) for variant in figures):
         parts.append("## Accepted, by position of the guess")
         shown = range(min(positions, _POSITIONS))
         parts.append(
             table(
-                ["way", *(str(i + 1) for i in shown)], [[w.name, *(_at(w, i) for i in shown)] for w in others]
+                ["variant", *(str(i + 1) for i in shown)],
+                [[w.name, *(_at(w, i) for i in shown)] for w in others],
             )
         )
-    if any(way.theory for way in others):
+    if any(variant.theory for variant in others):
         parts.append("## The best that any length of guesses could have done")
         parts.append(
             table(
-                ["way", "best", "achieved of it"],
+                ["variant", "best", "achieved of it"],
                 [[w.name, f"{w.theory:.2f} ×", f"{w.achieved:.0%}"] for w in others if w.theory],
             )
         )
     parts.append("## The texts, against plain")
-    parts += [_verdict(way, len(results.outcomes)) for way in others]
+    parts += [_verdict(variant, len(results.outcomes)) for variant in others]
     return "\n\n".join(parts) + "\n"
 
 
 def _conditions(results: Results) -> list[list[str]]:
-    record, settings = results.record, results.ways[0].settings
+    record, settings = results.record, results.variants[0].settings
     rows = [
         [role, f"{m['file']} ({m['description']}), {m['bytes'] / 1e6:.0f} MB, SHA-256 {m['sha256'][:12]}…"]
         for role, m in record["models"].items()
@@ -118,9 +120,9 @@ def _conditions(results: Results) -> list[list[str]]:
         ["llama.cpp", f"llama-cpp-python {record['llama_cpp'].split()[0]}"],
         ["CPU kernels", record["cpu_kernels"]],
         ["specdec", f"{record['specdec']}, {record['date']}"],
-        ["asked", f"{asked}, {_plural(results.runs, 'run')} of each way"],
+        ["asked", f"{asked}, {_plural(results.runs, 'run')} of each variant"],
         ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],
-        ["peak memory", f"{results.peak_memory / 1e6:.0f} MB, of all ways together"],
+        ["peak memory", f"{results.peak_memory / 1e6:.0f} MB, of all variants together"],
     ]
 
 
@@ -128,36 +130,40 @@ def _plural(n: int, one: str, many: str = "") -> str:
     return f"{n} {one if n == 1 else many or one + 's'}"
 
 
-def _rates(way: WayFigures) -> list[str]:
-    total = sum(way.steps_by.values())
+def _rates(variant: VariantFigures) -> list[str]:
+    total = sum(variant.steps_by.values())
     by = ", ".join(
-        f"{who} {n / total:.0%}" for who, n in sorted(way.steps_by.items(), key=lambda i: -i[1]) if n
+        f"{who} {n / total:.0%}" for who, n in sorted(variant.steps_by.items(), key=lambda i: -i[1]) if n
     )
-    accepted = f"{way.acceptance:.0%} of {way.draft_n}" if way.acceptance is not None else ""
-    shares = [f"{share:.1%}" for share in way.shares.values()]
-    rates = [f"{way.tokens_per_second:.1f}", f"{way.first_token_s:.2f} s", f"{way.tokens_per_step:.2f}"]
-    return [way.name, *rates, accepted, *shares, by]
+    accepted = f"{variant.acceptance:.0%} of {variant.draft_n}" if variant.acceptance is not None else ""
+    shares = [f"{share:.1%}" for share in variant.shares.values()]
+    rates = [
+        f"{variant.tokens_per_second:.1f}",
+        f"{variant.first_token_s:.2f} s",
+        f"{variant.tokens_per_step:.2f}",
+    ]
+    return [variant.name, *rates, accepted, *shares, by]
 
 
-def _at(way: WayFigures, position: int) -> str:
-    if position >= len(way.tested_at) or not way.tested_at[position]:
+def _at(variant: VariantFigures, position: int) -> str:
+    if position >= len(variant.tested_at) or not variant.tested_at[position]:
         return ""
-    return f"{way.accepted_at[position] / way.tested_at[position]:.0%}"
+    return f"{variant.accepted_at[position] / variant.tested_at[position]:.0%}"
 
 
-def _verdict(way: WayFigures, n: int) -> str:
-    same = n - len(way.differences)
-    if not way.differences:
-        return f"{way.name}: identical in all of {_plural(n, 'prompt')}."
+def _verdict(variant: VariantFigures, n: int) -> str:
+    same = n - len(variant.differences)
+    if not variant.differences:
+        return f"{variant.name}: identical in all of {_plural(n, 'prompt')}."
     where = [
         f"{prompt} after {_plural(difference.at, 'token')} (gap {difference.gap:.3g})"
-        for prompt, difference in way.differences[:_NAMED]
+        for prompt, difference in variant.differences[:_NAMED]
     ]
-    if len(way.differences) > _NAMED:
-        where.append(f"and {len(way.differences) - _NAMED} more")
-    largest = max(difference.gap for _, difference in way.differences)
+    if len(variant.differences) > _NAMED:
+        where.append(f"and {len(variant.differences) - _NAMED} more")
+    largest = max(difference.gap for _, difference in variant.differences)
     return (
-        f"{way.name}: identical in {same} of {_plural(n, 'prompt')}; the others differ where main's logits are "
+        f"{variant.name}: identical in {same} of {_plural(n, 'prompt')}; the others differ where main's logits are "
         f"{largest:.3g} apart at most: {', '.join(where)}."
     )
 
@@ -181,13 +187,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def _bars(ways: Sequence[WayFigures]) -> str:
-    """A line for each category and way: full up to the interval, shaded within it, with a mark at 1."""
+def _bars(variants: Sequence[VariantFigures]) -> str:
+    """A line for each category and variant: full up to the interval, shaded within it, with a mark at 1."""
     lines = [
-        (category if i == 0 else "", way.name if len(ways) > 1 else "", estimate)
-        for category in [*ways[0].by_category, "all"]
-        for i, way in enumerate(ways)
-        for estimate in [way.by_category[category] if category != "all" else way.speedup]
+        (category if i == 0 else "", variant.name if len(variants) > 1 else "", estimate)
+        for category in [*variants[0].by_category, "all"]
+        for i, variant in enumerate(variants)
+        for estimate in [variant.by_category[category] if category != "all" else variant.speedup]
     ]
     scale = _BAR / max(1.0, *(estimate.high for *_, estimate in lines))
     widths = [max(len(label) for label in labels) for labels in list(zip(*lines, strict=True))[:2]]
@@ -213,24 +219,24 @@ _COLUMNS: Mapping[str, Callable[[Run], float]] = {
 
 
 def csv_rows(results: Results) -> str:
-    """A line for each prompt and way: medians over its runs."""
+    """A line for each prompt and variant: medians over its runs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    head = ["category", "name", "way", "runs", "tokens_per_second", "speedup", "best_speedup"]
+    head = ["category", "name", "variant", "runs", "tokens_per_second", "speedup", "best_speedup"]
     writer.writerow([*head, *_COLUMNS, "identical", "differs_after", "gap"])
     for outcome in results.outcomes:
-        for way, runs in outcome.runs.items():
-            difference = outcome.differences.get(way)
+        for variant, runs in outcome.runs.items():
+            difference = outcome.differences.get(variant)
             writer.writerow(
                 [
                     outcome.prompt.category,
                     outcome.prompt.name,
-                    way,
+                    variant,
                     len(runs),
-                    middle(outcome, way, rate),
-                    ratio(outcome, way),
-                    outcome.theory.get(way),
-                    *(middle(outcome, way, figure) for figure in _COLUMNS.values()),
+                    run_median(outcome, variant, decode_rate),
+                    speedup(outcome, variant),
+                    outcome.theory.get(variant),
+                    *(run_median(outcome, variant, figure) for figure in _COLUMNS.values()),
                     int(difference is None),
                     *((difference.at, difference.gap) if difference else ("", "")),
                 ]
@@ -242,7 +248,7 @@ def as_json(results: Results) -> str:
     """One object that holds everything, answers included."""
     whole = {
         "record": results.record,
-        "settings": {way.name: settings_object(way) for way in results.ways},
+        "settings": {variant.name: settings_object(variant) for variant in results.variants},
         **summary_object(results),
         "prompts": [
             outcome_object(outcome)
@@ -253,34 +259,34 @@ def as_json(results: Results) -> str:
     return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
 
 
-def settings_object(way: Way) -> dict[str, Any]:
-    return asdict(way.settings)
+def settings_object(variant: Variant) -> dict[str, Any]:
+    return asdict(variant.settings)
 
 
 def summary_object(results: Results) -> dict[str, Any]:
-    """The figures of all ways."""
+    """The figures of all variants."""
     return {
         "interrupted": results.interrupted,
         "prompts_done": len(results.outcomes),
         "prompts_wanted": results.n_prompts,
         "peak_memory_bytes": results.peak_memory,
-        "ways": [_figures_object(way) for way in results.figures()],
+        "variants": [_figures_object(variant) for variant in results.figures()],
     }
 
 
-def _figures_object(way: WayFigures) -> dict[str, Any]:
-    told = asdict(way)
-    told["differences"] = [_named(p) | asdict(difference) for p, difference in way.differences]
-    return told | {"acceptance": way.acceptance, "shares": way.shares}
+def _figures_object(variant: VariantFigures) -> dict[str, Any]:
+    told = asdict(variant)
+    told["differences"] = [_named(p) | asdict(difference) for p, difference in variant.differences]
+    return told | {"acceptance": variant.acceptance, "shares": variant.shares}
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:
     """What the runs of a prompt show together."""
     return {
         **_named(outcome.prompt),
-        "speedup": {way: ratio(outcome, way) for way in outcome.runs if way != PLAIN},
+        "speedup": {variant: speedup(outcome, variant) for variant in outcome.runs if variant != PLAIN},
         "best_speedup": dict(outcome.theory),
-        "differences": {way: _difference_object(d) for way, d in outcome.differences.items()},
+        "differences": {variant: _difference_object(d) for variant, d in outcome.differences.items()},
     }
 
 
@@ -295,7 +301,7 @@ def run_object(run: Run) -> dict[str, Any]:
     statistics = {k: dict(v) if isinstance(v, Mapping) else v for k, v in statistics.items()}
     return {
         **_named(run.prompt),
-        "way": run.way,
+        "variant": run.variant,
         "run": run.number,
         "reason": run.reason,
         "tokens_per_second": run.statistics.tokens_per_second,

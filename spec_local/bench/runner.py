@@ -1,6 +1,6 @@
 """Runs of the same prompts that take turns, and what each prompt brought to light.
 
-Other programs disturb a measurement for seconds at a time, so that one run says little. Ways take turns (A B A B),
+Other programs disturb a measurement for seconds at a time, so that one run says little. Variant take turns (A B A B),
 the order changes from prompt to prompt, and every run reads its prompt anew.
 """
 
@@ -12,20 +12,20 @@ import numpy as np
 
 from spec_local.bench import theory
 from spec_local.bench.prompts import Prompt
-from spec_local.bench.ways import PLAIN, Way
-from spec_local.chat import ChatTemplate, Conversation
-from spec_local.decoding import FinishReason, Statistics
-from spec_local.generation import MAX_DRAFT
-from spec_local.language_model import LanguageModel, Logits, common_prefix, prefill
+from spec_local.bench.variants import PLAIN, Variant
+from spec_local.chat.conversation import ChatTemplate, Conversation
+from spec_local.core.language_model import LanguageModel, Logits, common_prefix, prefill
+from spec_local.engine.decoding import FinishReason, Statistics
 from spec_local.llama.model import Model
 from spec_local.lookups import Lookup, Recycling
 from spec_local.session import Done, Session, Text
+from spec_local.settings import MAX_DRAFT
 
 _WARM_UP = 16  # tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TokenizedPrompt:
     """A prompt as the model reads it."""
 
     prompt: Prompt
@@ -34,10 +34,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer. number: 1, 2, … of this prompt and way. tokens: without the one that ends the answer."""
+    """One answer. number: 1, 2, … of this prompt and variant. tokens: without the one that ends the answer."""
 
     prompt: Prompt
-    way: str
+    variant: str
     number: int
     tokens: Sequence[int]
     text: str
@@ -63,10 +63,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All runs of one prompt, by way, and what they show of each way but plain.
+    """All runs of one prompt, by variant, and what they show of each variant but plain.
 
     differences: None where all texts are plain's. theory: the best speed-up of any length of chains on the
-    first plain answer; ways that guess trees have none, and neither have empty answers.
+    first plain answer; variants that guess trees have none, and neither have empty answers.
     """
 
     prompt: Prompt
@@ -75,11 +75,11 @@ class Outcome:
     theory: Mapping[str, float]
 
 
-def questions(model: Model, prompts: Sequence[Prompt]) -> list[Question]:
+def tokenize(model: Model, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
     """The prompts in the model's chat template, or as they are where it has none."""
     template = ChatTemplate(model) if model.chat_template else None
     return [
-        Question(
+        TokenizedPrompt(
             prompt,
             Conversation(model, template).ask(prompt.text)
             if template
@@ -91,22 +91,22 @@ def questions(model: Model, prompts: Sequence[Prompt]) -> list[Question]:
 
 def measure(
     session: Session,
-    questions: Sequence[Question],
-    ways: Sequence[Way],
+    prompts: Sequence[TokenizedPrompt],
+    variants: Sequence[Variant],
     *,
     runs: int = 1,
     delay: float = 0.0,
     cancelled: Callable[[], bool] = lambda: False,
-    progress: Callable[[float], None] = lambda share: None,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> Iterator[Run | Outcome]:
-    """Run every prompt in every way, after a warm-up that does not count; a session with a store stops learning.
+    """Run every prompt in every variant, after a warm-up that does not count; a session with a store stops learning.
 
     Args:
-        ways: plain first; each with a seed, to which the number of the run is added, and a limit of tokens.
-        runs: of each prompt and way.
+        variants: plain first; each with a seed, to which the number of the run is added, and a limit of tokens.
+        runs: of each prompt and variant.
         delay: seconds of rest before each run, for machines that grow hot.
         cancelled: asked between calls of a model; ends the benchmark there.
-        progress: told, as it goes, what share of a run has been done since it was last told.
+        on_progress: told, as it goes, what share of a run has been done since it was last told.
 
     Yields:
         each `Run` as it ends, and an `Outcome` after the last one of its prompt.
@@ -114,28 +114,28 @@ def measure(
     Raises:
         SpecLocalError: as of `Session.generate`.
     """
-    if session.store:
-        session.store.learning = False  # a way would copy what another has just said
-    for way in ways:
-        _run(session, questions[0], _shortened(way), 0, cancelled, lambda share: None)
-    for i, question in enumerate(questions):
-        turn = i % len(ways)
-        done: dict[str, list[Run]] = {way.name: [] for way in ways}
+    if session.datastore:
+        session.datastore.learning = False  # a variant would copy what another has just said
+    for variant in variants:
+        _run(session, prompts[0], _shortened(variant), 0, cancelled, lambda share: None)
+    for i, question in enumerate(prompts):
+        turn = i % len(variants)
+        done: dict[str, list[Run]] = {variant.name: [] for variant in variants}
         for number in range(1, runs + 1):
-            for way in [*ways[turn:], *ways[:turn]]:
+            for variant in [*variants[turn:], *variants[:turn]]:
                 _rest(delay, cancelled)
-                run = _run(session, question, way, number, cancelled, progress)
+                run = _run(session, question, variant, number, cancelled, on_progress)
                 if run.reason == "cancelled":
                     return
-                done[way.name].append(run)
+                done[variant.name].append(run)
                 yield run
-        yield _outcome(session, question, ways, done)
+        yield _outcome(session, question, variants, done)
 
 
-def _shortened(way: Way) -> Way:
-    limit = way.settings.max_tokens
+def _shortened(variant: Variant) -> Variant:
+    limit = variant.settings.max_tokens
     tokens = _WARM_UP if limit is None else min(limit, _WARM_UP)
-    return Way(way.name, replace(way.settings, max_tokens=tokens))
+    return Variant(variant.name, replace(variant.settings, max_tokens=tokens))
 
 
 def _rest(seconds: float, cancelled: Callable[[], bool]) -> None:
@@ -146,16 +146,16 @@ def _rest(seconds: float, cancelled: Callable[[], bool]) -> None:
 
 def _run(
     session: Session,
-    question: Question,
-    way: Way,
+    question: TokenizedPrompt,
+    variant: Variant,
     number: int,
     cancelled: Callable[[], bool],
-    progress: Callable[[float], None],
+    on_progress: Callable[[float], None],
 ) -> Run:
     for context in (session.main, session.draft):
         if context:
-            context.trim(0)  # the time to the first token is that of a prompt read whole
-    settings = replace(way.settings, seed=(way.settings.seed or 0) + number)
+            context.truncate(0)  # the time to the first token is that of a prompt read whole
+    settings = replace(variant.settings, seed=(variant.settings.seed or 0) + number)
     limit = settings.max_tokens or session.main.n_ctx
     text, tokens = "", list[int]()
     for event in session.generate(question.tokens, settings, cancelled=cancelled):
@@ -163,20 +163,24 @@ def _run(
             text += event.text
         if isinstance(event, Text):
             tokens += event.tokens
-            progress(len(event.tokens) / limit)
+            on_progress(len(event.tokens) / limit)
     assert isinstance(event, Done)
-    progress(1 - len(tokens) / limit)
-    return Run(question.prompt, way.name, number, tokens, text, event.reason, event.statistics)
+    on_progress(1 - len(tokens) / limit)
+    return Run(question.prompt, variant.name, number, tokens, text, event.reason, event.statistics)
 
 
 def _outcome(
-    session: Session, question: Question, ways: Sequence[Way], runs: Mapping[str, Sequence[Run]]
+    session: Session,
+    question: TokenizedPrompt,
+    variants: Sequence[Variant],
+    runs: Mapping[str, Sequence[Run]],
 ) -> Outcome:
     differences = {
-        way.name: _difference(session.main, question.tokens, runs[PLAIN], runs[way.name]) for way in ways[1:]
+        variant.name: _difference(session.main, question.tokens, runs[PLAIN], runs[variant.name])
+        for variant in variants[1:]
     }
     return Outcome(
-        question.prompt, runs, differences, _theory(session, question, ways[1:], runs[PLAIN][0].tokens)
+        question.prompt, runs, differences, _theory(session, question, variants[1:], runs[PLAIN][0].tokens)
     )
 
 
@@ -204,29 +208,31 @@ def _gap(logits: Logits, said: Sequence[int]) -> float:
 
 
 def _theory(
-    session: Session, question: Question, ways: Sequence[Way], answer: Sequence[int]
+    session: Session, question: TokenizedPrompt, variants: Sequence[Variant], answer: Sequence[int]
 ) -> dict[str, float]:
     if not answer:
         return {}
     lookups: dict[str, Lookup] = {}
     sources: dict[str, list[str]] = {}
-    for way in ways:
-        if way.settings.shape == "chain":
-            # Recycling is left out: what main thought on its way is gone.
+    for variant in variants:
+        if variant.settings.shape == "chain":
+            # Recycling is left out: what main thought on its variant is gone.
             found = {
                 lookup.name: lookup
-                for lookup in session.lookups(way.settings)
+                for lookup in session.lookups(variant.settings)
                 if not isinstance(lookup, Recycling)
             }
-            drafts = [name for name in session.proposers(way.settings) if name == "draft"]
-            sources[way.name] = [*found, *drafts]
+            drafts = [name for name in session.proposers(variant.settings) if name == "draft"]
+            sources[variant.name] = [*found, *drafts]
             lookups |= found
     main_costs, draft_costs = session.costs()
     lengths: dict[str, list[int]] = {}
     for name, lookup in lookups.items():
-        lengths[name] = theory.copied(lookup, question.tokens, answer, MAX_DRAFT)
+        lengths[name] = theory.lookup_run_lengths(lookup, question.tokens, answer, MAX_DRAFT)
     if session.guesser and any("draft" in each for each in sources.values()):
-        lengths["draft"] = theory.drafted(session.guesser, question.tokens, answer, session.main.n_vocab)
+        lengths["draft"] = theory.draft_run_lengths(
+            session.guesser, question.tokens, answer, session.main.n_vocab
+        )
     steps = dict.fromkeys(lookups, 0.0) | {"draft": draft_costs.seconds(1) if draft_costs else 0.0}
     n = len(answer)
     return {

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from spec_local.language_model import LanguageModel, prefill
+from spec_local.core.language_model import LanguageModel, prefill
+from spec_local.core.proposal import Limit
 from spec_local.lookups.base import Lookup
-from spec_local.proposal import Limit
 
 
 def best_seconds(
@@ -57,7 +57,9 @@ def run_lengths(right: Sequence[bool]) -> list[int]:
     return lengths[:-1]
 
 
-def drafted(draft: LanguageModel, prompt: Sequence[int], answer: Sequence[int], n_vocab: int) -> list[int]:
+def draft_run_lengths(
+    draft: LanguageModel, prompt: Sequence[int], answer: Sequence[int], n_vocab: int
+) -> list[int]:
     """Run lengths of the draft model's favourites: reads the answer once, in as few calls as rows of logits allow.
 
     Args:
@@ -81,7 +83,7 @@ def drafted(draft: LanguageModel, prompt: Sequence[int], answer: Sequence[int], 
     return run_lengths(right)
 
 
-def copied(lookup: Lookup, prompt: Sequence[int], answer: Sequence[int], most: int) -> list[int]:
+def lookup_run_lengths(lookup: Lookup, prompt: Sequence[int], answer: Sequence[int], most: int) -> list[int]:
     """Run lengths of what a lookup would have guessed, at most `most` tokens a step."""
     text, lengths = list(prompt), []
     limit = Limit(most, most, 1)

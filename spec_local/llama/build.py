@@ -105,7 +105,7 @@ def install(recipe: Recipe) -> bool:
     return subprocess.run(_install_command(), env=environment, stdout=sys.stderr, check=False).returncode == 0
 
 
-def mend(
+def repair(
     works: Callable[[], bool], try_to_install: Callable[[Recipe], bool] = install
 ) -> Iterator[tuple[Recipe, bool | None]]:
     """Rebuild until it works.

@@ -19,8 +19,8 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from spec_local.core.language_model import Logits
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
-from spec_local.language_model import Logits
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
 
@@ -179,13 +179,15 @@ class Context:
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
         """Append tokens to the text: see `LanguageModel.evaluate`."""
         if self._tree:
-            self.keep(())
-        logits = self.grow(tokens, range(-1, len(tokens) - 1), n_logits)
-        self.keep(range(len(tokens)))
+            self.commit(())
+        logits = self.decode_tree(tokens, range(-1, len(tokens) - 1), n_logits)
+        self.commit(range(len(tokens)))
         return logits
 
-    def grow(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None) -> Logits:
-        """Add nodes to the tree in ONE llama_decode: see `LanguageModel.grow`."""
+    def decode_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
+    ) -> Logits:
+        """Add nodes to the tree in ONE llama_decode: see `LanguageModel.decode_tree`."""
         n_logits = len(tokens) if n_logits is None else n_logits
         self._check(tokens, parents, n_logits)
         code = -1
@@ -276,7 +278,7 @@ class Context:
             self._lib.llama_memory_seq_cp(self._memory, source, sequence, 0, length)
         return sequence
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         """Let a path of the tree become text and forget the rest: see `LanguageModel.keep`."""
         self._check_open()
         node = -1
@@ -296,7 +298,7 @@ class Context:
         kept = [self._tree[child].token for child in path]
         self._cut(start + len(path), kept)
 
-    def trim(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Roll the text back to its first `length` tokens, and forget the tree.
 
         Raises:
@@ -370,7 +372,7 @@ class Context:
     @contextlib.contextmanager
     def _text_alone(self) -> Iterator[None]:
         """Nothing is cached but the text, in sequence 0, so that the number of branches does not matter."""
-        self.trim(len(self._cached))
+        self.truncate(len(self._cached))
         try:
             self._guard(0, 0)
             yield

@@ -69,7 +69,7 @@ class Grammar:
 
 
 class GrammarState:
-    """Where in a grammar a text has got to: a `spec_local.constraint.State`.
+    """Where in a grammar a text has got to: a `spec_local.core.constraint.State`.
 
     Raises, whatever it is asked: InvalidRequest, where the grammar is so ambiguous that it takes seconds.
     """

@@ -31,12 +31,12 @@ _MOST_KEPT = 1000  # verdicts: a program may make a grammar for each question
 _CHILD_SECONDS, _CHILD_BYTES, _CHILD_STACK, _CHILD_TOKENS = 10, 1 << 30, 1 << 20, 32
 
 
-def check_grammar(model: Path, text: str, *, notice: Callable[[str], None] = lambda line: None) -> None:
+def check_grammar(model: Path, text: str, *, log: Callable[[str], None] = lambda line: None) -> None:
     """Make sure that a grammar can be built and used here.
 
     Args:
         model: the file of the model whose vocabulary it is for.
-        notice: told, in a line, what takes time.
+        log: told, in a line, what takes time.
 
     Raises:
         InvalidRequest: it is no grammar, or one that llama.cpp cannot cope with; the message says why.
@@ -46,7 +46,7 @@ def check_grammar(model: Path, text: str, *, notice: Callable[[str], None] = lam
     known = Path(platformdirs.user_cache_dir("specdec")) / "checked-grammars" / key
     if known.exists():
         return
-    notice("checking the grammar (first use with this model)")
+    log("checking the grammar (first use with this model)")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "grammar.gbnf"
         file.write_bytes(raw)

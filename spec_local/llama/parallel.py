@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.language_model import Logits
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.language_model import Logits
 from spec_local.llama import runtime
 from spec_local.llama.context import MAX_SEQUENCES, check_free_memory, default_threads, free_context
 from spec_local.llama.model import Model

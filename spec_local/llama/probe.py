@@ -36,7 +36,7 @@ def probe_file(path: Path, gpu_layers: int = -1, *, without_kernels: bool = Fals
 
 
 def check_model_file(
-    path: Path, *, gpu_layers: int = -1, notice: Callable[[str], None] = lambda line: None
+    path: Path, *, gpu_layers: int = -1, log: Callable[[str], None] = lambda line: None
 ) -> None:
     """Make sure that loading this file will not kill the process.
 
@@ -52,7 +52,7 @@ def check_model_file(
     )
     if known.exists():
         return
-    notice(f"checking {path.name} (first use on this machine)")
+    log(f"checking {path.name} (first use on this machine)")
     verdict = probe_file(path, gpu_layers)
     if verdict.error:
         raise ModelFileError(verdict.error)
@@ -92,7 +92,7 @@ def _exercise(path: Path, gpu_layers: int) -> None:
         if not np.isfinite(context.evaluate(batch, len(batch))).any(axis=1).all():
             raise BackendError(f"{path} gives logits that are not numbers: download it again")
     if model.can_roll_back:
-        context.trim(2)
+        context.truncate(2)
     for token in range(vocabulary.n_tokens):
         vocabulary.piece(token)
         vocabulary.is_end(token)

@@ -1,7 +1,7 @@
 """Making a smaller copy of a model with llama.cpp's own quantizer.
 
 llama.cpp may answer a file that it does not like with an abort. As a program (``python -m spec_local.llama.quantize``) this
-module does the work in a process that may die: see `spec_local.draft_copy`.
+module does the work in a process that may die: see `spec_local.models.quantized_copy`.
 """
 
 import contextlib

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from spec_local.core.text import bytes_of
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama.runtime import Weights
-from spec_local.text import bytes_of
 
 # llama.cpp counts bytes in int32, and its tokenizer takes many times the text in memory.
 _MAX_TEXT_BYTES = 1 << 24

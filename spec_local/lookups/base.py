@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spec_local.language_model import Logits
-from spec_local.proposal import Limit
+from spec_local.core.language_model import Logits
+from spec_local.core.proposal import Limit
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class Candidates:
     """A tree of tokens that may come next; siblings from the likeliest on.
 
     tokens, parents: one of each per node, parents before children; a chain is −1, 0, 1, …
@@ -31,7 +31,7 @@ class Lookup(Protocol):
     listens: bool
     """Whether it wants to `observe`."""
 
-    def find(self, history: Sequence[int], limit: Limit) -> Copies:
+    def find(self, history: Sequence[int], limit: Limit) -> Candidates:
         """What may come after `history`, within the limit; nothing is a fine answer, and mostly the right one.
 
         A lookup may keep what it knows of the history: the loop's own list only grows; any other list must be compared.
@@ -41,7 +41,7 @@ class Lookup(Protocol):
         """Hear what main thinks: row i of its logits (n, V) is what it expects after tokens[i]; gone when this returns."""
 
 
-def sureness(match: int, seen: int = 1, share: float = 1.0) -> float:
+def match_confidence(match: int, seen: int = 1, share: float = 1.0) -> float:
     """The chance that what followed a context follows it again.
 
     Fitted to 48 answers of a 1.5B main to the built-in prompts, temperature 0. What had followed once, and nothing else had,
@@ -56,5 +56,5 @@ def sureness(match: int, seen: int = 1, share: float = 1.0) -> float:
     return share * share * (1.0 - 8.0 / (3.0 * (match + 1) * (seen + 1)))
 
 
-ONCE = [0.0, *(sureness(match) for match in range(1, 129))]
+ONCE = [0.0, *(match_confidence(match) for match in range(1, 129))]
 """The same of what followed once, and nothing else did, by the match."""

@@ -4,8 +4,8 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from spec_local.lookups.base import Copies
-from spec_local.proposal import ROOT, Limit
+from spec_local.core.proposal import ROOT, Limit
+from spec_local.lookups.base import Candidates
 
 Child = TypeVar("Child", bound=tuple[Any, ...])
 
@@ -16,7 +16,7 @@ def likeliest(
     limit: Limit,
     least: float,
     source: str,
-) -> Copies:
+) -> Candidates:
     """Grow a tree, the likeliest node next; nothing where none is likely enough.
 
     Args:
@@ -49,4 +49,4 @@ def likeliest(
         offer(parent, rank + 1, depth, siblings, worth)
         if depth < limit.depth:
             offer(len(tokens) - 1, 0, depth + 1, follow(child, depth), -value)
-    return Copies(tokens, parents, confidence, source) if tokens else Copies()
+    return Candidates(tokens, parents, confidence, source) if tokens else Candidates()

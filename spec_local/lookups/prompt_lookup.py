@@ -6,16 +6,16 @@ Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding). It knows one earlie
 from array import array
 from collections.abc import Sequence
 
-from spec_local.language_model import Logits
-from spec_local.lookups.base import ONCE, Copies
-from spec_local.proposal import ROOT, Limit
+from spec_local.core.language_model import Logits
+from spec_local.core.proposal import ROOT, Limit
+from spec_local.lookups.base import ONCE, Candidates
 
 _BYTES = array("i").itemsize
 _LONG = 48  # a longer match foretells no more
 
 
 class PromptLookup:
-    """Copies what followed the last earlier occurrence of the longest suffix n-gram; always a chain.
+    """Candidates what followed the last earlier occurrence of the longest suffix n-gram; always a chain.
 
     Args:
         longest: most tokens of the suffix that is looked for.
@@ -30,7 +30,7 @@ class PromptLookup:
         self._history: Sequence[int] = ()
         self._text = array("i")
 
-    def find(self, history: Sequence[int], limit: Limit) -> Copies:
+    def find(self, history: Sequence[int], limit: Limit) -> Candidates:
         self._read(history)
         text = self._text.tobytes()  # bytes.rfind looks at C speed
         start = match = 0
@@ -41,7 +41,7 @@ class PromptLookup:
                 break
             start, match = at // _BYTES + n, n
         if not match:
-            return Copies()
+            return Candidates()
         if match == self._longest:
             while match < min(start, _LONG) and self._text[start - match - 1] == self._text[-match - 1]:
                 match += 1
@@ -51,7 +51,7 @@ class PromptLookup:
             if at >= 0 and self._text[at // _BYTES + match] != self._text[start]:
                 match = 1 if match < 5 else 2
         tokens = self._text[start : start + min(limit.depth, limit.nodes)].tolist()
-        return Copies(tokens, range(ROOT, len(tokens) - 1), ONCE[match : match + len(tokens)], self.name)
+        return Candidates(tokens, range(ROOT, len(tokens) - 1), ONCE[match : match + len(tokens)], self.name)
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         pass

@@ -17,10 +17,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from spec_local.language_model import Logits, common_prefix
-from spec_local.lookups.base import Copies
+from spec_local.core.language_model import Logits, common_prefix
+from spec_local.core.proposal import Limit
+from spec_local.lookups.base import Candidates
 from spec_local.lookups.growth import likeliest
-from spec_local.proposal import Limit
 
 _SUCCESSORS = 8  # of a token; those beyond follow it in one case of a hundred
 _NATS = 5.0  # below the largest logit; what is further down has a few percent of the probability together
@@ -41,7 +41,7 @@ class Recycling:
         self._successors: dict[int, Successors] = {}
         self._history: Sequence[int] = ()
 
-    def find(self, history: Sequence[int], limit: Limit) -> Copies:
+    def find(self, history: Sequence[int], limit: Limit) -> Candidates:
         """The likeliest nodes of the tree that successors span after the last token."""
         self._read(history)
         first = self._after(history[-1])

@@ -6,11 +6,11 @@ Hu et al. 2024, "SAM Decoding" (arXiv 2411.10666): the longer the match, the far
 
 from collections.abc import Sequence
 
-from spec_local.language_model import Logits, common_prefix
+from spec_local.core.language_model import Logits, common_prefix
+from spec_local.core.proposal import ROOT, Limit
 from spec_local.lookups.automaton import SuffixAutomaton
-from spec_local.lookups.base import ONCE, Copies, sureness
+from spec_local.lookups.base import ONCE, Candidates, match_confidence
 from spec_local.lookups.growth import likeliest
-from spec_local.proposal import ROOT, Limit
 
 _LONGEST = 64  # tokens of context: a longer match foretells no more
 _WIDTH = 4  # most children of a node
@@ -32,11 +32,11 @@ class SuffixLookup:
         self._automaton = SuffixAutomaton(_LONGEST)
         self._history: Sequence[int] = ()
 
-    def find(self, history: Sequence[int], limit: Limit) -> Copies:
+    def find(self, history: Sequence[int], limit: Limit) -> Candidates:
         self._read(history)
         state, match = self._automaton.repeated()
         if match < self._shortest:
-            return Copies()
+            return Candidates()
         return self._chain(state, match, limit) if limit.branches == 1 else self._tree(state, match, limit)
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
@@ -52,7 +52,7 @@ class SuffixLookup:
             self._history = history
         self._automaton.feed(history[len(self._automaton.text) :])
 
-    def _chain(self, state: int, match: int, limit: Limit) -> Copies:
+    def _chain(self, state: int, match: int, limit: Limit) -> Candidates:
         """The most frequent follower, again and again."""
         tokens: list[int] = []
         confidence: list[float] = []
@@ -63,19 +63,19 @@ class SuffixLookup:
                 break
             token, n, state = followers[0]
             tokens.append(token)
-            confidence.append(sureness(match + len(confidence), seen, n / seen))
+            confidence.append(match_confidence(match + len(confidence), seen, n / seen))
         # What stood once only went on in one way.
         tokens += self._automaton.since(state, most - len(tokens)) if seen == 1 else ()
         reach = min(match + len(confidence), _LONGEST)
         confidence += ONCE[reach : reach + len(tokens) - len(confidence)]
-        return Copies(tokens, range(ROOT, len(tokens) - 1), confidence, self.name)
+        return Candidates(tokens, range(ROOT, len(tokens) - 1), confidence, self.name)
 
-    def _tree(self, state: int, match: int, limit: Limit) -> Copies:
+    def _tree(self, state: int, match: int, limit: Limit) -> Candidates:
         """The likeliest nodes, wherever they are."""
 
         def followers(state: int, match: int) -> list[tuple[int, float, int]]:
             seen, found = self._automaton.followers(state, _WIDTH)
-            return [(token, sureness(match, seen, n / seen), after) for token, n, after in found]
+            return [(token, match_confidence(match, seen, n / seen), after) for token, n, after in found]
 
         def follow(child: tuple[int, float, int], depth: int) -> list[tuple[int, float, int]]:
             return followers(child[2], match + depth)

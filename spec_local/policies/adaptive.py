@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from spec_local.costs import CostTable
-from spec_local.lookups.base import Copies
-from spec_local.planning import plan, plan_chain
-from spec_local.policies.base import Offer, Opinion, Policy, Source
+from spec_local.core.proposal import Limit
+from spec_local.lookups.base import Candidates
+from spec_local.policies.base import DraftOutput, Offer, Policy, Source
 from spec_local.policies.copying import Candidate, fates, merged
+from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience, Floats, Guesser, Yield
-from spec_local.proposal import Limit
+from spec_local.policies.planner import plan, plan_chain
 
 MAX_READ = 16
 """Most calls of a draft model a step: beyond, nothing was ever gained."""
@@ -69,14 +69,14 @@ class Adaptive(Policy):
 
     def __init__(
         self,
-        main: CostTable,
-        draft: CostTable | None = None,
+        main: CostModel,
+        draft: CostModel | None = None,
         experience: Experience | None = None,
         *,
         may_cut: bool = True,
         tree: int = 0,
         most: int | None = None,
-        staging: CostTable | None = None,
+        staging: CostModel | None = None,
         n_staged: int = 8,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -175,7 +175,7 @@ class Adaptive(Policy):
         for i, sure in enumerate(confidence):
             self._experience.staged.count(sure, i < n_stood)
 
-    def takes(self, opinion: Opinion) -> bool:
+    def takes(self, opinion: DraftOutput) -> bool:
         assert self._draft
         if n := opinion.n_read:
             table = self._staging if self._staging and self._n_along else self._draft
@@ -237,12 +237,12 @@ class Adaptive(Policy):
             known.yields[self._source].count(len(said), seconds - self._late())
         self.rests = self._until_asked() if as_usual and self._n_plain >= 3 else 0
 
-    def hopes(self, copies: Copies) -> bool:
+    def hopes(self, copies: Candidates) -> bool:
         chance = self._experience.copies[copies.source].of(copies.confidence[0])
         n = min(len(copies.tokens), bisect_right(self._within, 1.0 + self._may_lose("lookup", _risk(chance))))
         return n > 0 and chance >= self._needed[n - 1]
 
-    def rested(self, steps: Sequence[tuple[Sequence[Copies], int]]) -> None:
+    def rested(self, steps: Sequence[tuple[Sequence[Candidates], int]]) -> None:
         n = len(steps)
         for found, token in steps:
             self._hear(found, (token,))
@@ -254,7 +254,7 @@ class Adaptive(Policy):
         known.said += n
         known.purse = min(_MOST, known.purse + _PROBES * n)
 
-    def _hear(self, several: Sequence[Copies], said: Sequence[int]) -> None:
+    def _hear(self, several: Sequence[Candidates], said: Sequence[int]) -> None:
         """What became of copies, those that main did not look at among them."""
         for copies in several:
             chances = self._experience.copies[copies.source]
@@ -309,8 +309,8 @@ class Adaptive(Policy):
         self._needed: list[float] = np.minimum.accumulate(_MARGIN * (steps - 1.0) / gained).tolist()
         self._within: list[float] = np.minimum.accumulate(steps[::-1])[::-1].tolist()
 
-    def _candidates(self, several: Sequence[Copies]) -> Sequence[Candidate]:
-        """Copies with calibrated chances; in one tree where there may be branches."""
+    def _candidates(self, several: Sequence[Candidates]) -> Sequence[Candidate]:
+        """Candidates with calibrated chances; in one tree where there may be branches."""
         found = [
             Candidate(
                 copies.tokens,
@@ -418,7 +418,7 @@ def _outcomes(guesses: Sequence[int], said: Sequence[int]) -> Iterator[tuple[int
             break
 
 
-def _chain(usual: float, main: CostTable, draft: CostTable) -> tuple[float, float]:
+def _chain(usual: float, main: CostModel, draft: CostModel) -> tuple[float, float]:
     """Tokens and seconds of the best step with at least one guess."""
     n = np.arange(1, MAX_READ + 1)
     tokens = 1.0 + np.cumsum(usual**n)
@@ -427,13 +427,13 @@ def _chain(usual: float, main: CostTable, draft: CostTable) -> tuple[float, floa
     return float(tokens[best]), float(seconds[best])
 
 
-def _saving(main: CostTable, draft: CostTable) -> float:
+def _saving(main: CostModel, draft: CostModel) -> float:
     """Plain steps that a draft saves a token, if it guesses as usual."""
     tokens, seconds = _chain(_AHEAD, main, draft)
     return 1.0 - seconds / tokens / main.seconds(1)
 
 
-def could_gain(main: CostTable, draft: CostTable) -> bool:
+def could_gain(main: CostModel, draft: CostModel) -> bool:
     """Whether a draft would gain if nearly all of its guesses stood; or else it is never asked."""
     tokens, seconds = _chain(_HOPE, main, draft)
     return tokens / seconds > 1.02 / main.seconds(1)

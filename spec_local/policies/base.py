@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from spec_local.lookups.base import Copies
-from spec_local.proposal import Limit, Proposal
+from spec_local.core.proposal import Limit, Proposal
+from spec_local.lookups.base import Candidates
 
 Source = Literal["none", "lookup", "draft", "tree"]
 """Who guesses in a step: `lookup` is `Policy.copy`, `tree` the draft model, asked for a tree."""
 
 
-class Opinion(Protocol):
+class DraftOutput(Protocol):
     """The draft's distribution at a place, before a guess is drawn from it."""
 
     @property
@@ -41,7 +41,7 @@ class Offer:
     """
 
     limit: Limit
-    copies: Sequence[Copies] = ()
+    copies: Sequence[Candidates] = ()
     unread: int = 0
 
     @property
@@ -113,7 +113,7 @@ class Policy:
         Those after it, and those that the draft did not come to, are not told of.
         """
 
-    def takes(self, opinion: Opinion) -> bool:
+    def takes(self, opinion: DraftOutput) -> bool:
         """Whether a guess is drawn from what the draft model just said."""
         return True
 
@@ -133,9 +133,9 @@ class Policy:
             n_tested: nodes that main looked at.
         """
 
-    def hopes(self, copies: Copies) -> bool:
+    def hopes(self, copies: Candidates) -> bool:
         """Whether a copy may be worth main's time."""
         return True
 
-    def rested(self, steps: Sequence[tuple[Sequence[Copies], int]]) -> None:
+    def rested(self, steps: Sequence[tuple[Sequence[Candidates], int]]) -> None:
         """Hear of steps without guesses that were passed over: what lookups had found in each, and what main said."""

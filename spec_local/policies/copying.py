@@ -1,13 +1,13 @@
-"""Copies of several lookups, judged: what they are worth, what becomes of them, and which part of them to propose."""
+"""Candidates of several lookups, judged: what they are worth, what becomes of them, and which part of them to propose."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from spec_local.lookups.base import Copies
+from spec_local.core.proposal import ROOT, Proposal, is_chain
+from spec_local.lookups.base import Candidates
 from spec_local.policies.experience import Floats
-from spec_local.proposal import ROOT, Proposal, is_chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def merged(candidates: Sequence[Candidate]) -> Candidate:
     return Candidate(tokens, parents, np.array(chances), candidates[0].source)
 
 
-def fates(copies: Copies, said: Sequence[int]) -> Iterator[tuple[int, bool]]:
+def fates(copies: Candidates, said: Sequence[int]) -> Iterator[tuple[int, bool]]:
     """The nodes whose parents stood, and whether they stood themselves; those beyond what was said are not known."""
     standing = {ROOT: 0}  # and how many tokens were said before what follows them
     for node, (token, parent) in enumerate(zip(copies.tokens, copies.parents, strict=True)):

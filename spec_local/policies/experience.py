@@ -100,7 +100,7 @@ def _guesses() -> Chances:
 
 
 def _copies() -> Chances:
-    # What lookups say of themselves is right on average (see `spec_local.lookups.base.sureness`). To learn more quickly from one
+    # What lookups say of themselves is right on average (see `spec_local.lookups.base.match_confidence`). To learn more quickly from one
     # text was worse on all machines that were simulated: where copies fail for a while they stand again in the end.
     edges = (0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985)
     expected = (0.08, 0.22, 0.37, 0.54, 0.65, 0.75, 0.84, 0.9, 0.94, 0.96, 0.978, 0.992)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from spec_local.policies.base import Opinion, Policy
+from spec_local.policies.base import DraftOutput, Policy
 
 
 class Confidence(Policy):
@@ -19,7 +19,7 @@ class Confidence(Policy):
         super().__init__(may_cut, n_staged)
         self._p_min = p_min
 
-    def takes(self, opinion: Opinion) -> bool:
+    def takes(self, opinion: DraftOutput) -> bool:
         return opinion.confidence >= self._p_min
 
 
@@ -40,7 +40,7 @@ class Entropy(Policy):
         self._wanted = wanted
         self._threshold, self._rate = 0.5, wanted
 
-    def takes(self, opinion: Opinion) -> bool:
+    def takes(self, opinion: DraftOutput) -> bool:
         return 1.0 - math.sqrt(0.2 * opinion.entropy) >= self._threshold
 
     def learn(self, guesses: Sequence[int], said: Sequence[int], n_tested: int) -> None:

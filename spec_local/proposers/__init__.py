@@ -6,20 +6,20 @@ that it changes nothing of what is said. What a draft model is asked to read is 
 """
 
 from spec_local.proposers.base import Limit, Proposer
+from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.guided import Guided
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Drawn, Shape
-from spec_local.proposers.string_level import StringLevel
+from spec_local.proposers.string_level import StringLevelDraft
 
 __all__ = [
     "Beam",
     "BestFirst",
     "Chain",
+    "CombinedProposer",
     "DraftModel",
     "Drawn",
-    "Guided",
     "Limit",
     "Proposer",
     "Shape",
-    "StringLevel",
+    "StringLevelDraft",
 ]

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from spec_local.dice import Dice
-from spec_local.language_model import Logits
-from spec_local.proposal import Limit, Proposal
+from spec_local.core.language_model import Logits
+from spec_local.core.proposal import Limit, Proposal
+from spec_local.core.rng import Rng
 
 __all__ = ["Lap", "Limit", "Proposer"]
 
@@ -27,7 +27,7 @@ class Proposer(Protocol):
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         """Read a prompt, in chunks between which the caller may stop; yields evaluated tokens."""
 
-    def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
+    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
         """Guess what may come after `history`; nothing is a fine answer."""
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:

@@ -14,15 +14,15 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.dice import Dice
+from spec_local.core.language_model import LanguageModel, Logits, common_prefix, prefill
+from spec_local.core.proposal import ROOT, Proposal, is_chain, path_to
+from spec_local.core.rng import Rng
+from spec_local.core.sampling import Distribution, Sampler
 from spec_local.errors import ContextOverflow
-from spec_local.language_model import LanguageModel, Logits, common_prefix, prefill
 from spec_local.lookups.base import Lookup
 from spec_local.policies.base import Policy
-from spec_local.proposal import ROOT, Proposal, is_chain, path_to
 from spec_local.proposers.base import Lap, Limit
 from spec_local.proposers.shapes import Ranked, Shape
-from spec_local.sampling import Distribution, Sampler
 
 
 class DraftModel:
@@ -79,7 +79,7 @@ class DraftModel:
         n = len(self._readable(history))
         return n - len(self.model.cached) if n <= self.model.n_ctx else 0
 
-    def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
+    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
         model, history = self.model, self._readable(history)
         room = model.n_ctx - len(history) + 1
         if room < 1:
@@ -87,7 +87,7 @@ class DraftModel:
         branches = min(limit.branches, model.max_branches, model.max_tokens, model.max_logits, room)
         limit = Limit(min(limit.depth, room), min(limit.nodes, room), branches)
         try:
-            model.trim(common_prefix(model.cached, history[:-1]))
+            model.truncate(common_prefix(model.cached, history[:-1]))
             self._reader = reader = _Reader(
                 model,
                 self._sampler,
@@ -99,7 +99,7 @@ class DraftModel:
                 self._ahead,
                 self.shape.policy,
             )
-            self._proposal = replace(self.shape.grow(reader, limit, dice), source="draft")
+            self._proposal = replace(self.shape.build(reader, limit, rng), source="draft")
             reader.judge()
         except ContextOverflow:  # as above
             self._reader, self._proposal = None, Proposal()
@@ -116,8 +116,8 @@ class DraftModel:
             path = self._proposal.follow(said)
             end = path[-1] if path else ROOT
             self.shape.learn(len(path), exhausted=end not in self._proposal.parents)
-            model.keep(reader.path(said))
-        model.trim(common_prefix(model.cached, history))
+            model.commit(reader.path(said))
+        model.truncate(common_prefix(model.cached, history))
         self._reader, self._proposal = None, Proposal()
 
     def _readable(self, history: Sequence[int]) -> Sequence[int]:
@@ -128,8 +128,8 @@ class DraftModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opinion:
-    """See `spec_local.policies.base.Opinion`; to be asked before the model's next call, which overwrites the logits."""
+class _DraftOutput:
+    """See `spec_local.policies.base.DraftOutput`; to be asked before the model's next call, which overwrites the logits."""
 
     distribution: Distribution
     n_read: int
@@ -187,13 +187,13 @@ class _Reader:
         self.parents.append(parent)
         return len(self.tokens) - 1
 
-    def read(self) -> "_Opinion":
+    def read(self) -> "_DraftOutput":
         guessed = self.tokens[self._first :]
         is_read = len(guessed) < len(self._rows) and guessed == self._copied[: len(guessed)]
         n_read = 0 if is_read else self._read_on()
         logits = self._rows[len(self.tokens) - self._first]
         last = len(self.tokens) - 1
-        opinion = _Opinion(self._sampler.distribution(logits, self._before(last)), n_read, logits)
+        opinion = _DraftOutput(self._sampler.distribution(logits, self._before(last)), n_read, logits)
         self._lap("draft sampling")
         return opinion
 
@@ -223,7 +223,7 @@ class _Reader:
             logits = self._model.evaluate(self._unread(), 1)
         else:
             tokens = [self.tokens[n] for n in nodes]
-            logits = self._model.grow(tokens, [self._read[self.parents[n]] for n in nodes])
+            logits = self._model.decode_tree(tokens, [self._read[self.parents[n]] for n in nodes])
             n_read = len(self._read) - 1
             self._read.update(zip(nodes, range(n_read, n_read + len(nodes)), strict=True))
         self._lap("draft model")
@@ -242,7 +242,7 @@ class _Reader:
         model = self._model
         self.judge()
         if self.tokens:  # the last of them is new, and not what was read along
-            model.trim(self.place + len(self.tokens) - 1)
+            model.truncate(self.place + len(self.tokens) - 1)
         n_before = len(model.cached)
         unread = self._unread()
         self._copy(len(unread))

@@ -2,7 +2,7 @@
 
 A shape that draws tokens (`Drawn`) decides how many children a node gets before it draws any of them; every rule is
 lossless then. A shape that chooses tokens (`BestFirst`, `Beam`) may look at anything, and is judged by
-membership.
+exact_match.
 """
 
 import heapq
@@ -14,19 +14,19 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.costs import CostTable
-from spec_local.dice import Dice
-from spec_local.planning import worth_verifying
-from spec_local.policies.base import Opinion, Policy
-from spec_local.proposal import ROOT, Drawing, Proposal, path_to
+from spec_local.core.proposal import ROOT, Drawing, Proposal, path_to
+from spec_local.core.rng import Rng
+from spec_local.core.sampling import Distribution
+from spec_local.policies.base import DraftOutput, Policy
+from spec_local.policies.cost_model import CostModel
+from spec_local.policies.planner import worth_verifying
 from spec_local.proposers.base import Limit
-from spec_local.sampling import Distribution
 
 Ranked = tuple[NDArray[np.intp], NDArray[np.float64]]
 """Tokens, the most probable first, and their probabilities (n,)."""
 
 
-class Read(Opinion, Protocol):
+class Read(DraftOutput, Protocol):
     """The draft's opinion, and the distribution that it is of."""
 
     @property
@@ -68,7 +68,7 @@ class Shape(ABC):
     policy = Policy()
 
     @abstractmethod
-    def grow(self, reader: Reader, limit: Limit, dice: Dice) -> Proposal:
+    def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
         """Ask the reader, and propose a tree within the limits."""
 
     def learn(self, n_accepted: int, exhausted: bool) -> None:  # noqa: B027
@@ -83,7 +83,7 @@ class Chain(Shape):
 
     Args:
         how: ``drawn`` from the draft's distribution, to be judged by a rule that knows of it; ``coupled``: drawn with the
-            randomness of the place, which main's own draw shares (see `spec_local.dice`), to be judged by membership;
+            randomness of the place, which main's own draw shares (see `spec_local.core.rng`), to be judged by exact_match;
             ``greedy``: the most probable. At temperature 0 all are the same.
         policy: is asked before each call of the draft model and after it, and at the end.
     """
@@ -91,7 +91,7 @@ class Chain(Shape):
     def __init__(self, how: Guess = "drawn", policy: Policy | None = None) -> None:
         self._how, self.policy = how, policy or Policy()
 
-    def grow(self, reader: Reader, limit: Limit, dice: Dice) -> Proposal:
+    def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
         distributions: list[Distribution] = []
         node = ROOT
         while len(reader.tokens) < min(limit.depth, limit.nodes) and self.policy.reads_on():
@@ -101,9 +101,9 @@ class Chain(Shape):
             q = opinion.distribution
             distributions.append(q)
             if self._how == "coupled":
-                token = q.draw(dice, reader.place + len(reader.tokens))
+                token = q.draw(rng, reader.place + len(reader.tokens))
             else:
-                token = (q.most_probable() if self._how == "greedy" else q).draw(dice)
+                token = (q.most_probable() if self._how == "greedy" else q).draw(rng)
             node = reader.add(token, node)
             if reader.is_end(token):
                 break
@@ -128,7 +128,7 @@ class Drawn(Shape):
         self._nodes, self._width = nodes, 1 if drawing == "one" else width
         self._stood, self._tested = 8.0, 10.0  # how often a guess stood, at first as if 8 of 10 had
 
-    def grow(self, reader: Reader, limit: Limit, dice: Dice) -> Proposal:
+    def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
         usual = min(0.98, max(0.05, self._stood / self._tested))
         distributions: dict[int, Distribution] = {}
         draws: list[int] = []
@@ -141,7 +141,7 @@ class Drawn(Shape):
                 shares = self._share(q, budget, usual, limit.depth - depth)
                 by_token: dict[int, int] = {}
                 for token, share in zip(
-                    draw_children(q, len(shares), self._drawing, dice), shares, strict=True
+                    draw_children(q, len(shares), self._drawing, rng), shares, strict=True
                 ):
                     if token not in by_token:
                         by_token[token] = reader.add(token, parent)
@@ -183,16 +183,16 @@ class Drawn(Shape):
         return np.append(first, second * 0.5 ** np.arange(n - 1, dtype=np.float64))
 
 
-def draw_children(q: Distribution, n: int, drawing: Drawing, dice: Dice) -> list[int]:
+def draw_children(q: Distribution, n: int, drawing: Drawing, rng: Rng) -> list[int]:
     """n tokens for the children of a node, in draw order; q must be able to give so many."""
     if drawing == "with replacement":
-        return [q.draw(dice) for _ in range(n)]
+        return [q.draw(rng) for _ in range(n)]
     if drawing == "top and one":
         top = q.top(n - 1)[0].tolist() if n > 1 else []
-        return [*top, q.without(top).draw(dice)]
+        return [*top, q.without(top).draw(rng)]
     drawn: list[int] = []
     for _ in range(n):
-        drawn.append(q.without(drawn).draw(dice))
+        drawn.append(q.without(drawn).draw(rng))
     return drawn
 
 
@@ -209,10 +209,10 @@ class BestFirst(Shape):
         costs: main's and the draft's, where only those nodes shall be proposed that are worth main's time.
     """
 
-    def __init__(self, nodes: int, width: int = 8, costs: tuple[CostTable, CostTable] | None = None) -> None:
+    def __init__(self, nodes: int, width: int = 8, costs: tuple[CostModel, CostModel] | None = None) -> None:
         self._nodes, self._width, self._costs = nodes, width, costs
 
-    def grow(self, reader: Reader, limit: Limit, dice: Dice) -> Proposal:
+    def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
         n = min(limit.nodes, limit.branches, self._nodes)
         values: list[float] = []
         depths: list[int] = []
@@ -250,7 +250,7 @@ class Beam(Shape):
     def __init__(self, width: int, nodes: int) -> None:
         self._width, self._nodes = width, nodes
 
-    def grow(self, reader: Reader, limit: Limit, dice: Dice) -> Proposal:
+    def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
         most = min(limit.nodes, self._nodes)
         width = min(self._width, most, limit.branches)
         n_read = 0

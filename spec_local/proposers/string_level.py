@@ -2,26 +2,26 @@
 
 String-level exact match (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies", algorithm 2): the draft may say any of its tokens, and what it said is judged by
-membership, which needs no probabilities.
+exact_match, which needs no probabilities.
 """
 
 from collections.abc import Callable, Sequence
 
-from spec_local.dice import Dice
-from spec_local.language_model import LanguageModel, common_prefix
+from spec_local.core.language_model import LanguageModel, common_prefix
+from spec_local.core.proposal import Proposal
+from spec_local.core.rng import Rng
+from spec_local.core.sampling import Sampler
 from spec_local.lookups.base import Lookup
-from spec_local.proposal import Proposal
 from spec_local.proposers.base import Lap, Limit
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
-from spec_local.sampling import Sampler
-from spec_local.translation import Translation
+from spec_local.proposers.vocabulary_map import VocabularyMap
 
 _LOOK_BEHIND = 8
 """Tokens of main's history that are spelled again with the guess: a border may be inside of a word."""
 
 
-class StringLevel(DraftModel):
+class StringLevelDraft(DraftModel):
     """Chains of a draft of another vocabulary.
 
     Args:
@@ -38,7 +38,7 @@ class StringLevel(DraftModel):
         model: LanguageModel,
         sampler: Sampler,
         chain: Chain,
-        translation: Translation,
+        translation: VocabularyMap,
         *,
         is_end: Callable[[int], bool] = lambda token: False,
         ahead: Lookup | None = None,
@@ -54,8 +54,8 @@ class StringLevel(DraftModel):
     def guesses(self) -> Sequence[int]:
         return self._guesses
 
-    def propose(self, history: Sequence[int], limit: Limit, dice: Dice, lap: Lap) -> Proposal:
-        own = super().propose(history, limit, dice, lap)
+    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
+        own = super().propose(history, limit, rng, lap)
         said = self._reader.tokens if self._reader else ()
         self._guesses = self._translation.respell(history[-_LOOK_BEHIND:], said)[: limit.depth]
         guesses = self._guesses

@@ -146,16 +146,16 @@ def build(documents: Iterable[Document], reader: Reader) -> Corpus:
     )
 
 
-def batches(corpus: Corpus, n_tokens: int, dice: np.random.Generator | None = None) -> Iterator[Batch]:
+def batches(corpus: Corpus, n_tokens: int, rng: np.random.Generator | None = None) -> Iterator[Batch]:
     """Every target once, in batches of rows of like length.
 
     Args:
         n_tokens: of a batch, at most, with what fills it up; never less than one row.
-        dice: they order the batches, and choose which rows go together; None: the shortest come first.
+        rng: they order the batches, and choose which rows go together; None: the shortest come first.
     """
     rows = _rows(corpus)
     # Neighbours in length are not always the same; some more is filled up for it.
-    stretch = dice.uniform(0.95, 1.05, len(rows)) if dice else np.ones(len(rows))
+    stretch = rng.uniform(0.95, 1.05, len(rows)) if rng else np.ones(len(rows))
     order = rows[np.argsort((rows[:, 1] - rows[:, 0]) * stretch, kind="stable")]
     longest = np.maximum.accumulate(order[:, 1] - order[:, 0])
     cuts = [0]
@@ -163,8 +163,8 @@ def batches(corpus: Corpus, n_tokens: int, dice: np.random.Generator | None = No
         if (i + 1 - cuts[-1]) * length > n_tokens and i > cuts[-1]:
             cuts.append(i)
     spans = list(pairwise([*cuts, len(order)]))
-    if dice:
-        dice.shuffle(spans)
+    if rng:
+        rng.shuffle(spans)
     for start, end in spans:
         yield _batch(corpus, order[start:end])
 

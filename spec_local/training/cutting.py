@@ -28,7 +28,7 @@ _HALVES = {"llama": False, "qwen2": True}
 
 def from_scratch(shape: ModelShape, seed: int = 0) -> Weights:
     """Random weights, as they are usually drawn: what a layer adds is the smaller, the more layers there are."""
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     weights: Weights = {}
     for name, size in measures(shape).items():
         if len(size) == 1:
@@ -37,7 +37,7 @@ def from_scratch(shape: ModelShape, seed: int = 0) -> Weights:
         scale = size[1] ** -0.5
         if name.endswith(("attn_output.weight", "ffn_down.weight")):
             scale /= math.sqrt(2 * shape.n_layers)
-        weights[name] = dice.standard_normal(size, np.float32) * np.float32(scale)
+        weights[name] = rng.standard_normal(size, np.float32) * np.float32(scale)
     return weights
 
 

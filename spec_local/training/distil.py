@@ -268,8 +268,8 @@ class _Run:
         """From the place on, epoch by epoch; whoever takes a batch counts it."""
         place = self.place
         while True:
-            dice = np.random.default_rng([self.plan.seed, place.epoch])
-            yield from islice(batches(self.corpus, self.plan.n_tokens, dice), place.batch, None)
+            rng = np.random.default_rng([self.plan.seed, place.epoch])
+            yield from islice(batches(self.corpus, self.plan.n_tokens, rng), place.batch, None)
             place.epoch, place.batch = place.epoch + 1, 0
 
     def _loss(self, batch: Batch) -> torch.Tensor:

@@ -18,10 +18,10 @@ from spec_local.files import saving, sha256
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize_into
+from spec_local.proposers.vocabulary_map import VocabularyMap
 from spec_local.training import tokenizer
 from spec_local.training.model_shape import ModelShape, Weights, measures
 from spec_local.training.tokenizer import BPE, Tokenizer
-from spec_local.translation import Translation
 
 
 def write_draft(
@@ -85,7 +85,7 @@ def spellings(main_path: Path, kept: NDArray[np.uint32]) -> list[tuple[int, ...]
     """How a draft with the part `kept` of main's vocabulary reads each of main's tokens: as its own, one or more.
 
     It is asked as it is when decoding. There, a text that does not begin with the draft's bos gets one where main's
-    vocabulary says so: see `Translation.read`.
+    vocabulary says so: see `VocabularyMap.read`.
 
     Raises:
         ModelFileError, ModelError: main cannot be read, or has a tokenizer that cannot be trimmed.
@@ -97,7 +97,7 @@ def spellings(main_path: Path, kept: NDArray[np.uint32]) -> list[tuple[int, ...]
         path = Path(folder) / "vocabulary.gguf"
         _write(path, main_path, tokenizer.metadata(main_path), kept, shape, _zeros(shape), {})
         main, draft = Model(main_path, weights=False), Model(path, weights=False)
-        translation = Translation(main.vocabulary, draft.vocabulary)
+        translation = VocabularyMap(main.vocabulary, draft.vocabulary)
         read = [translation.read(token) for token in range(main.vocabulary.n_tokens)]
         main.close()
         draft.close()

@@ -12,14 +12,14 @@ from typing import Any
 
 import psutil
 
-from spec_local.bench.figures import WayFigures
-from spec_local.costs import measure
-from spec_local.draft_copy import check_main
+from spec_local.bench.figures import VariantFigures
 from spec_local.errors import ModelError
 from spec_local.files import sha256
-from spec_local.headers import open_header
 from spec_local.llama.context import Context, default_threads
+from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
+from spec_local.models.quantized_copy import check_main
+from spec_local.policies.cost_model import measure
 from spec_local.training import distil, precision, scoring, tokenizer, trial
 from spec_local.training.cutting import calmed, from_main, from_scratch
 from spec_local.training.distil import Plan
@@ -123,7 +123,7 @@ class Made:
     figures: Figures
     step: float
     gain: float
-    runs: Sequence[WayFigures]
+    runs: Sequence[VariantFigures]
     size: int
     sha256: str
     curve: Sequence[Mapping[str, Any]]

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from spec_local.draft_copy import quantized
 from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
 from spec_local.llama.parallel import Parallel
+from spec_local.models.quantized_copy import quantize
 
 KINDS = ("BF16", "F16", "Q8_0")
 _MOST = 0.4  # of the free memory, and of the room on the disk, that a copy may take
@@ -48,10 +48,10 @@ def quickest(
     for kind in KINDS:
         copy = folder / f"main-{kind}.gguf"
         try:
-            size = quantized(main, kind)["size"]
+            size = quantize(main, kind)["size"]
             if size > _MOST * min(psutil.virtual_memory().available, shutil.disk_usage(folder).free):
                 continue
-            quantized(main, kind, copy, threads)
+            quantize(main, kind, copy, threads)
             rate = _rate(copy, n_texts, threads, gpu_layers)
         except SpecLocalError:  # this kind cannot be made of main, or not used here
             copy.unlink(missing_ok=True)

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.chat import ChatTemplate, Message
+from spec_local.chat.conversation import ChatTemplate, Message
+from spec_local.core.text import printable
 from spec_local.errors import ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.parallel import Parallel
-from spec_local.text import printable
 from spec_local.training import shards
 from spec_local.training.questions import Question, is_held_out
 from spec_local.training.shards import TOP, Document, Shard
@@ -121,7 +121,7 @@ class Production:
             self._n_asked = shard.n_asked
             for document in shard.documents:
                 self._count(document)
-        self._dice = np.random.default_rng([seed, self._n_asked])
+        self._rng = np.random.default_rng([seed, self._n_asked])
         self._parallel = Parallel(model, n_texts, n_ctx, threads=threads)
         needed = len(self._prompt("Why?"))
         if not self._fits(needed):
@@ -183,7 +183,7 @@ class Production:
         """The next question that leaves room for an answer."""
         while True:
             question = self._ask(self._n_asked, self._pool)
-            temperature = TEMPERATURES[int(self._dice.integers(len(TEMPERATURES)))]
+            temperature = TEMPERATURES[int(self._rng.integers(len(TEMPERATURES)))]
             self._n_asked += 1
             if question.text:
                 prompt = self._prompt(question.text)
@@ -228,7 +228,7 @@ class Production:
 
     def _choose(self, logprobs: NDArray[np.float32], temperatures: Sequence[float]) -> NDArray[np.intp]:
         """Of each row of candidates one, at its temperature: the largest after Gumbel noise (Gumbel 1954)."""
-        noise = self._dice.gumbel(size=logprobs.shape)
+        noise = self._rng.gumbel(size=logprobs.shape)
         chosen: NDArray[np.intp] = np.argmax(logprobs + np.reshape(temperatures, (-1, 1)) * noise, axis=1)
         return chosen
 

@@ -15,8 +15,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from spec_local import text_sources
 from spec_local.bench import prompts
+from spec_local.datastore import text_sources
 
 EVERY = 20
 """One topic, or passage, of so many is held out."""
@@ -63,23 +63,23 @@ def question(seed: int, i: int, passages: Sequence[str] = ()) -> Question:
     categories = list(grammar.forms)
     random.Random(f"{seed} {block}").shuffle(categories)
     category = categories[place]
-    dice = random.Random(f"{seed} {block} {place}")
+    rng = random.Random(f"{seed} {block} {place}")
 
-    held_out = dice.random() < 1 / EVERY
+    held_out = rng.random() < 1 / EVERY
     forms = grammar.forms[category]
     known: dict[str, str] = {}
     slot = "{code}" if category == "code editing" else "{text}"
     about = [form for form in forms if form.count(slot) == 1]
-    if about and dice.random() < _FROM_PASSAGES:
-        for passage in dice.choices(passages, k=_TRIES) if passages else ():
+    if about and rng.random() < _FROM_PASSAGES:
+        for passage in rng.choices(passages, k=_TRIES) if passages else ():
             code = _FENCED.search(passage)
             if (code is not None) == (slot == "{code}"):
                 forms, held_out = about, is_held_out(passage)
                 known[slot] = code[0] if code else passage.strip()
                 break
-    text = _Pen(grammar, dice, held_out, known).fill(dice.choice(forms)).strip()
-    if not about and dice.random() < _HURRIED:
-        text = _hurried(text, dice)
+    text = _Pen(grammar, rng, held_out, known).fill(rng.choice(forms)).strip()
+    if not about and rng.random() < _HURRIED:
+        text = _hurried(text, rng)
     return Question(category, text, held_out)
 
 
@@ -137,12 +137,12 @@ def is_held_out(text: str) -> bool:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % EVERY == 0
 
 
-def _hurried(text: str, dice: random.Random) -> str:
+def _hurried(text: str, rng: random.Random) -> str:
     """As typed on a phone: small letters, no apostrophes, and in some words two letters in each other's place."""
     words = text.lower().replace("'", "").split(" ")
     for i, word in enumerate(words):
-        if len(word) > 4 and word.isalpha() and dice.random() < 0.12:
-            at = dice.randrange(1, len(word) - 2)
+        if len(word) > 4 and word.isalpha() and rng.random() < 0.12:
+            at = rng.randrange(1, len(word) - 2)
             words[i] = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
     return " ".join(words)
 
@@ -178,8 +178,8 @@ class _Pen:
     ``{line/4}`` on a line each.
     """
 
-    def __init__(self, grammar: _Grammar, dice: random.Random, held_out: bool, known: dict[str, str]) -> None:
-        self._grammar, self._dice, self._held_out, self._known = grammar, dice, held_out, known
+    def __init__(self, grammar: _Grammar, rng: random.Random, held_out: bool, known: dict[str, str]) -> None:
+        self._grammar, self._rng, self._held_out, self._known = grammar, rng, held_out, known
         self._used: set[tuple[str, str]] = set()
 
     def fill(self, form: str) -> str:
@@ -190,7 +190,7 @@ class _Pen:
         if match[0] in self._known:
             return self._known[match[0]]
         drawn = [
-            self._drawn(name) if name else str(self._dice.randint(int(low), int(high)))
+            self._drawn(name) if name else str(self._rng.randint(int(low), int(high)))
             for _ in range(int(times or 1))
         ]
         text = ("\n" if joint == "/" else " ").join(drawn)
@@ -204,6 +204,6 @@ class _Pen:
         return self.fill(self._fresh(name, self._grammar.phrases[name]))
 
     def _fresh(self, name: str, entries: Sequence[str]) -> str:
-        text = self._dice.choice([e for e in entries if (name, e) not in self._used] or entries)
+        text = self._rng.choice([e for e in entries if (name, e) not in self._used] or entries)
         self._used.add((name, text))
         return text

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from spec_local.bench import prompts
-from spec_local.bench.figures import WayFigures, summarise
-from spec_local.bench.runner import Outcome, measure, questions
-from spec_local.bench.ways import PLAIN, Way
-from spec_local.generation import GenerationSettings
-from spec_local.sampling import SamplingSettings
+from spec_local.bench.figures import VariantFigures, summarise
+from spec_local.bench.runner import Outcome, measure, tokenize
+from spec_local.bench.variants import PLAIN, Variant
+from spec_local.core.sampling import SamplingSettings
 from spec_local.session import Session
+from spec_local.settings import GenerationSettings
 
-WAYS = ("3 guesses a step", "adaptive")
+VARIANTS = ("3 guesses a step", "adaptive")
 _TOKENS = 64  # of an answer
 _N_CTX = 2048
 
@@ -26,28 +26,28 @@ def run(
     *,
     threads: int | None = None,
     gpu_layers: int = -1,
-) -> Sequence[WayFigures]:
-    """Answer one prompt of each category plainly and in both `WAYS`, with no other guesses than the draft's.
+) -> Sequence[VariantFigures]:
+    """Answer one prompt of each category plainly and in both `VARIANTS`, with no other guesses than the draft's.
 
     Returns:
-        the figures of each of `WAYS`; none where no prompt fits into main's context.
+        the figures of each of `VARIANTS`; none where no prompt fits into main's context.
 
     Raises:
         SpecLocalError: as of `Session.open` and `Session.generate`.
     """
     base = GenerationSettings(SamplingSettings(temperature=0), max_tokens=_TOKENS, seed=0, proposer="draft")
-    ways = [
-        Way(PLAIN, replace(base, proposer="none")),
-        Way(WAYS[0], replace(base, policy="fixed", draft_max=3)),
-        Way(WAYS[1], base),
+    variants = [
+        Variant(PLAIN, replace(base, proposer="none")),
+        Variant(VARIANTS[0], replace(base, policy="fixed", draft_max=3)),
+        Variant(VARIANTS[1], base),
     ]
     with Session.open(main, draft, n_ctx=_N_CTX, threads=threads, gpu_layers=gpu_layers) as session:
         asked = [
             question
-            for question in questions(session.main.model, prompts.select(prompts.load(), per_category=1))
+            for question in tokenize(session.main.model, prompts.select(prompts.load(), per_category=1))
             if len(question.tokens) + _TOKENS <= session.main.n_ctx
         ]
         if not asked:
             return []
-        outcomes = [event for event in measure(session, asked, ways) if isinstance(event, Outcome)]
-    return [summarise(outcomes, way) for way in WAYS]
+        outcomes = [event for event in measure(session, asked, variants) if isinstance(event, Outcome)]
+    return [summarise(outcomes, variant) for variant in VARIANTS]

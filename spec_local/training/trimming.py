@@ -1,7 +1,7 @@
 """Which of main's tokens the draft knows.
 
 Most of a small model's time goes into its vocabulary: of 49 to 262 thousand tokens a few thousand make nearly all of a
-text. What is left out the draft can still read, spelled with what is left (see `spec_local.translation`), so that it
+text. What is left out the draft can still read, spelled with what is left (see `spec_local.proposers.vocabulary_map`), so that it
 must be able to spell well.
 """
 

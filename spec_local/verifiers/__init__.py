@@ -1,4 +1,4 @@
-"""Lossless acceptance rules: pure functions that take their dice.
+"""Lossless acceptance rules: pure functions that take their rng.
 
 A rule gets p and q of a proposal and says which path of it stands, and which token comes after that, so that
 what is emitted has exactly main's distribution, whatever q is. To add one: a function in `node` (for the
@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from spec_local.dice import Dice
-from spec_local.proposal import ROOT, Drawing, Proposal
-from spec_local.sampling import align
+from spec_local.core.proposal import ROOT, Drawing, Proposal
+from spec_local.core.rng import Rng
+from spec_local.core.sampling import align
 from spec_local.verifiers import node
 from spec_local.verifiers.block import verify_block
 from spec_local.verifiers.chain import ChainRule, Verdict
@@ -25,13 +25,13 @@ from spec_local.verifiers.traversal import traverse
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """A rule, and how the children that it judges must have been drawn; no rule of its own: membership."""
+    """A rule, and how the children that it judges must have been drawn; no rule of its own: exact_match."""
 
     drawing: Drawing
-    _judge: Callable[[Proposal, Mains, int, Dice], tuple[list[int], int]] | None = None
+    _judge: Callable[[Proposal, Mains, int, Rng], tuple[list[int], int]] | None = None
 
     def __call__(
-        self, proposal: Proposal, p: Mains, n_vocab: int, dice: Dice, place: int = 0
+        self, proposal: Proposal, p: Mains, n_vocab: int, rng: Rng, place: int = 0
     ) -> tuple[list[int], int]:
         """The accepted path of a proposal, node by node, and the token after it.
 
@@ -44,16 +44,16 @@ class Verifier:
             ValueError: the rule would not be lossless for children drawn so.
         """
         if proposal.drawing == "chosen" or not self._judge:
-            return node.walk_by_membership(proposal, p, dice, place)
+            return node.walk_by_exact_match(proposal, p, rng, place)
         if proposal.drawing not in ("one", self.drawing):
             raise ValueError(
                 f"children drawn {proposal.drawing} need another rule, not one for {self.drawing}"
             )
-        return self._judge(proposal, p, n_vocab, dice)
+        return self._judge(proposal, p, n_vocab, rng)
 
 
 def _judge_chain(
-    rule: ChainRule, proposal: Proposal, p: Mains, n_vocab: int, dice: Dice
+    rule: ChainRule, proposal: Proposal, p: Mains, n_vocab: int, rng: Rng
 ) -> tuple[list[int], int]:
     k = len(proposal.tokens)
     q = proposal.distributions
@@ -62,7 +62,7 @@ def _judge_chain(
     drafted = np.asarray(proposal.tokens, np.int64)
     if columns is not None:
         drafted = columns.searchsorted(drafted)
-    verdict = rule(rows[None, : k + 1], rows[None, k + 1 :], drafted[None], np.array([k]), [dice])
+    verdict = rule(rows[None, : k + 1], rows[None, k + 1 :], drafted[None], np.array([k]), [rng])
     n = int(verdict.n_accepted[0])
     token = int(verdict.tokens[0, n])
     return list(range(n)), token if columns is None else int(columns[token])
@@ -75,7 +75,7 @@ def _walk(rule: node.NodeRule, drawing: Drawing) -> Verifier:
 VERIFIERS: dict[str, Verifier] = {
     "token": Verifier("one", partial(_judge_chain, verify_tokens)),
     "block": Verifier("one", partial(_judge_chain, verify_block)),
-    "membership": Verifier("chosen"),
+    "exact-match": Verifier("chosen"),
     "specinfer": _walk(node.with_replacement, "with replacement"),
     "sequoia": _walk(node.without_replacement, "without replacement"),
     "spectr": _walk(node.k_sequential, "with replacement"),

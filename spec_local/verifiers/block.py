@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spec_local.dice import Dice
+from spec_local.core.rng import Rng
 from spec_local.verifiers.chain import (
     Floats,
     Ints,
@@ -21,11 +21,11 @@ from spec_local.verifiers.chain import (
 
 
 def verify_block(
-    p: Floats, q: Floats, drafted: Ints, lengths: Ints, dice: Sequence[Dice], *, strict: bool = False
+    p: Floats, q: Floats, drafted: Ints, lengths: Ints, rng: Sequence[Rng], *, strict: bool = False
 ) -> Verdict:
     """See `spec_local.verifiers.chain.ChainRule`."""
     if strict:
-        check(p, q, drafted, lengths, dice)
+        check(p, q, drafted, lengths, rng)
     p_drafted, q_drafted, _ = drafted_probabilities(p, q, drafted, lengths)
     ratio = p_drafted / q_drafted
     # weight[i]: P of the paper, the chance that the first i tokens may still stand
@@ -35,14 +35,14 @@ def verify_block(
     for row, length in enumerate(lengths):
         for i in range(length):
             w = weight[row, i + 1] = min(1.0, weight[row, i] * ratio[row, i])
-            accepted[row, i] = dice[row].accept(_pass(p[row], q[row], w, i + 1, int(length)))
+            accepted[row, i] = rng[row].accept(_pass(p[row], q[row], w, i + 1, int(length)))
             if accepted[row, i]:
                 n_accepted[row] = i + 1
     return verdict(
         p,
         drafted,
         lengths,
-        dice,
+        rng,
         accepted,
         n_accepted,
         lambda row, n: residual(p[row, n], q[row, n], weight[row, n]),

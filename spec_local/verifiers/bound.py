@@ -9,20 +9,20 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.proposal import Drawing
+from spec_local.core.proposal import Drawing
 from spec_local.verifiers.chain import Floats
 from spec_local.verifiers.node import NodeRule, without
 
 
 def acceptance(rule: NodeRule, p: Floats, q: Floats, drawn: Sequence[int]) -> float:
-    """The chance that a rule accepts one of these children, over its own dice: exact, no coin is tossed."""
-    dice = _AllFall(drawn)
-    rule(p, q, drawn, dice)
-    return 1.0 - dice.chance
+    """The chance that a rule accepts one of these children, over its own rng: exact, no coin is tossed."""
+    rng = _AllFall(drawn)
+    rule(p, q, drawn, rng)
+    return 1.0 - rng.chance
 
 
 class _AllFall:
-    """Dice that let a rule reject whatever it can, and know how likely that was."""
+    """Rng that let a rule reject whatever it can, and know how likely that was."""
 
     def __init__(self, children: Sequence[int]) -> None:
         self._children = sorted(set(children))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.dice import Dice
+from spec_local.core.rng import Rng
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
@@ -46,16 +46,16 @@ class Verdict:
 
 
 ChainRule = Callable[..., Verdict]
-"""``verify(p, q, drafted, lengths, dice, *, strict=False) -> Verdict``
+"""``verify(p, q, drafted, lengths, rng, *, strict=False) -> Verdict``
 
 p: float64 (B, k+1, V), main's distribution at each position and after the last.
 q: float64 (B, k, V), the draft's, from which each token was drawn; one-hot for a guess without one.
-drafted: int (B, k), columns. lengths: int (B,), drafted tokens of each row. dice: one per row.
+drafted: int (B, k), columns. lengths: int (B,), drafted tokens of each row. rng: one per row.
 strict: check shapes, types, bounds and sums first (ValueError).
 """
 
 
-def check(p: Floats, q: Floats, drafted: Ints, lengths: Ints, dice: Sequence[Dice]) -> None:
+def check(p: Floats, q: Floats, drafted: Ints, lengths: Ints, rng: Sequence[Rng]) -> None:
     """Refuse arrays that no rule could be right on.
 
     Raises:
@@ -64,10 +64,10 @@ def check(p: Floats, q: Floats, drafted: Ints, lengths: Ints, dice: Sequence[Dic
     if p.ndim != 3 or p.dtype != np.float64 or q.dtype != np.float64:
         raise ValueError(f"p and q must be float64 of three axes, not {p.dtype} {p.shape} and {q.dtype}")
     rows, k, n = p.shape[0], p.shape[1] - 1, p.shape[2]
-    if q.shape != (rows, k, n) or drafted.shape != (rows, k) or lengths.shape != (rows,) or len(dice) != rows:
+    if q.shape != (rows, k, n) or drafted.shape != (rows, k) or lengths.shape != (rows,) or len(rng) != rows:
         raise ValueError(
-            f"p {p.shape} wants q {(rows, k, n)}, drafted {(rows, k)}, lengths {(rows,)} and {rows} dice; "
-            f"got {q.shape}, {drafted.shape}, {lengths.shape} and {len(dice)}"
+            f"p {p.shape} wants q {(rows, k, n)}, drafted {(rows, k)}, lengths {(rows,)} and {rows} rng; "
+            f"got {q.shape}, {drafted.shape}, {lengths.shape} and {len(rng)}"
         )
     if not np.issubdtype(drafted.dtype, np.integer) or not np.issubdtype(lengths.dtype, np.integer):
         raise ValueError("drafted and lengths must be integers")
@@ -108,7 +108,7 @@ def verdict(
     p: Floats,
     drafted: Ints,
     lengths: Ints,
-    dice: Sequence[Dice],
+    rng: Sequence[Rng],
     accepted: Bools,
     n_accepted: Ints,
     after: Callable[[int, int], Floats],
@@ -121,5 +121,5 @@ def verdict(
     tokens = np.full((p.shape[0], p.shape[1]), -1, np.int64)
     for row, n in enumerate(n_accepted):
         tokens[row, :n] = drafted[row, :n]
-        tokens[row, n] = dice[row].choose(p[row, n] if n == lengths[row] else after(row, int(n)))
+        tokens[row, n] = rng[row].choose(p[row, n] if n == lengths[row] else after(row, int(n)))
     return Verdict(tokens, accepted, np.arange(drafted.shape[1]) < n_accepted[:, None])

@@ -13,19 +13,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from spec_local.dice import Dice
-from spec_local.proposal import ROOT, Proposal
-from spec_local.sampling import Distribution, align
+from spec_local.core.proposal import ROOT, Proposal
+from spec_local.core.rng import Rng
+from spec_local.core.sampling import Distribution, align
 from spec_local.verifiers.chain import Floats, residual
 
 Mains = Callable[[int], Distribution]
 """Main's distribution after a node (`ROOT`: after the text); computed when asked for."""
 
-NodeRule = Callable[[Floats, Floats, Sequence[int], Dice], int]
-"""``rule(p, q, drawn, dice) -> token``"""
+NodeRule = Callable[[Floats, Floats, Sequence[int], Rng], int]
+"""``rule(p, q, drawn, rng) -> token``"""
 
 
-def walk_by_membership(proposal: Proposal, p: Mains, dice: Dice, place: int = 0) -> tuple[list[int], int]:
+def walk_by_exact_match(proposal: Proposal, p: Mains, rng: Rng, place: int = 0) -> tuple[list[int], int]:
     """Main draws, and is followed as long as it draws children. Right for children of any origin.
 
     Main draws with the randomness of the places, so that what it says is the same whatever was guessed.
@@ -36,19 +36,19 @@ def walk_by_membership(proposal: Proposal, p: Mains, dice: Dice, place: int = 0)
     Returns:
         the accepted path, and the token after it.
     """
-    return _walk(proposal, lambda node, children, depth: p(node).draw(dice, place + depth))
+    return _walk(proposal, lambda node, children, depth: p(node).draw(rng, place + depth))
 
 
-def walk(rule: NodeRule, proposal: Proposal, p: Mains, n_vocab: int, dice: Dice) -> tuple[list[int], int]:
-    """As `walk_by_membership`, with a rule that knows how the children were drawn."""
+def walk(rule: NodeRule, proposal: Proposal, p: Mains, n_vocab: int, rng: Rng) -> tuple[list[int], int]:
+    """As `walk_by_exact_match`, with a rule that knows how the children were drawn."""
 
     def draw(node: int, children: Sequence[int], depth: int) -> int:
         if not children:
-            return p(node).draw(dice)
+            return p(node).draw(rng)
         rows, columns = align([p(node), proposal.distributions[node]], n_vocab)
         tokens = np.array([proposal.tokens[child] for child in children])
         drawn = tokens if columns is None else columns.searchsorted(tokens)
-        token = rule(rows[0], rows[1], drawn.tolist(), dice)
+        token = rule(rows[0], rows[1], drawn.tolist(), rng)
         return token if columns is None else int(columns[token])
 
     return _walk(proposal, draw)
@@ -68,26 +68,26 @@ def _walk(proposal: Proposal, draw: Callable[[int, Sequence[int], int], int]) ->
         node = child
 
 
-def with_replacement(p: Floats, q: Floats, drawn: Sequence[int], dice: Dice) -> int:
+def with_replacement(p: Floats, q: Floats, drawn: Sequence[int], rng: Rng) -> int:
     """SpecInfer, Miao et al. 2023 (arXiv 2305.09781), algorithm 2: children drawn independently from q."""
     for token in drawn:
-        if dice.accept(_ratio(p, q, token)):
+        if rng.accept(_ratio(p, q, token)):
             return token
         p = _normalised(residual(p, q))
-    return dice.choose(p)
+    return rng.choose(p)
 
 
-def without_replacement(p: Floats, q: Floats, drawn: Sequence[int], dice: Dice) -> int:
+def without_replacement(p: Floats, q: Floats, drawn: Sequence[int], rng: Rng) -> int:
     """Sequoia, Chen et al. 2024 (arXiv 2402.12374), algorithm 2: each child drawn from what q has left."""
     for token in drawn:
-        if dice.accept(_ratio(p, q, token)):
+        if rng.accept(_ratio(p, q, token)):
             return token
         p = _normalised(residual(p, q))
         q = without(q, token)
-    return dice.choose(p)
+    return rng.choose(p)
 
 
-def k_sequential(p: Floats, q: Floats, drawn: Sequence[int], dice: Dice) -> int:
+def k_sequential(p: Floats, q: Floats, drawn: Sequence[int], rng: Rng) -> int:
     """SpecTr, Sun et al. 2023 (arXiv 2310.15141), algorithm 3: children drawn independently from q.
 
     Every child stands with min(1, p/(ρq)), where ρ is the one at which the rest is a distribution.
@@ -97,12 +97,12 @@ def k_sequential(p: Floats, q: Floats, drawn: Sequence[int], dice: Dice) -> int:
     overlap = np.minimum(p / rho, q)
     beta = float(overlap.sum())
     for token in drawn:
-        if dice.accept(_ratio(p, q, token) / rho):
+        if rng.accept(_ratio(p, q, token) / rho):
             return token
     # The chance that one of k stands, over the chance that one does: 1 + (1−β) + … + (1−β)^(k−1)
     tries = sum((1.0 - beta) ** i for i in range(k))
     rest = np.maximum(p - overlap * tries, 0.0)
-    return dice.choose(rest if rest.any() else p)
+    return rng.choose(rest if rest.any() else p)
 
 
 def _rho(p: Floats, q: Floats, k: int) -> float:
@@ -120,7 +120,7 @@ def _rho(p: Floats, q: Floats, k: int) -> float:
     return high
 
 
-def top_and_one(p: Floats, q: Floats, drawn: Sequence[int], dice: Dice) -> int:
+def top_and_one(p: Floats, q: Floats, drawn: Sequence[int], rng: Rng) -> int:
     """The k−1 most probable tokens of q, and one drawn from the rest of q, which is tried first.
 
     If it falls, main draws from what is left of p, and may draw one of the others. Accepts the most that its
@@ -130,9 +130,9 @@ def top_and_one(p: Floats, q: Floats, drawn: Sequence[int], dice: Dice) -> int:
     rest = q.copy()
     rest[top] = 0.0
     rest = _normalised(rest)
-    if dice.accept(_ratio(p, rest, token)):
+    if rng.accept(_ratio(p, rest, token)):
         return token
-    return dice.choose(residual(p, rest))
+    return rng.choose(residual(p, rest))
 
 
 def without(q: Floats, token: int) -> Floats:

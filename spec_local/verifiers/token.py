@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spec_local.dice import Dice
+from spec_local.core.rng import Rng
 from spec_local.verifiers.chain import (
     Floats,
     Ints,
@@ -21,20 +21,20 @@ from spec_local.verifiers.chain import (
 
 
 def verify_tokens(
-    p: Floats, q: Floats, drafted: Ints, lengths: Ints, dice: Sequence[Dice], *, strict: bool = False
+    p: Floats, q: Floats, drafted: Ints, lengths: Ints, rng: Sequence[Rng], *, strict: bool = False
 ) -> Verdict:
     """See `spec_local.verifiers.chain.ChainRule`."""
     if strict:
-        check(p, q, drafted, lengths, dice)
+        check(p, q, drafted, lengths, rng)
     p_drafted, q_drafted, real = drafted_probabilities(p, q, drafted, lengths)
     ratio = p_drafted / q_drafted
     accepted = np.zeros(drafted.shape, bool)
     for row, n in enumerate(lengths):
         # Every position is decided, also behind a rejection: `accepted` then tells the acceptance rate
-        # by position, and a row asks its dice equally often whatever happens.
-        accepted[row, :n] = [dice[row].accept(r) for r in ratio[row, :n]]
+        # by position, and a row asks its rng equally often whatever happens.
+        accepted[row, :n] = [rng[row].accept(r) for r in ratio[row, :n]]
     n_accepted = (accepted | ~real).cumprod(axis=1, dtype=np.int64).sum(axis=1)
     n_accepted = np.minimum(n_accepted, lengths)
     return verdict(
-        p, drafted, lengths, dice, accepted, n_accepted, lambda row, n: residual(p[row, n], q[row, n])
+        p, drafted, lengths, rng, accepted, n_accepted, lambda row, n: residual(p[row, n], q[row, n])
     )

@@ -7,14 +7,14 @@ shape of a tree may depend on draws that are made already, and on nothing that i
 
 import numpy as np
 
-from spec_local.dice import Dice
-from spec_local.proposal import ROOT, Proposal
-from spec_local.sampling import align
+from spec_local.core.proposal import ROOT, Proposal
+from spec_local.core.rng import Rng
+from spec_local.core.sampling import align
 from spec_local.verifiers.chain import Floats, residual
 from spec_local.verifiers.node import Mains, without
 
 
-def traverse(proposal: Proposal, p: Mains, n_vocab: int, dice: Dice) -> tuple[list[int], int]:
+def traverse(proposal: Proposal, p: Mains, n_vocab: int, rng: Rng) -> tuple[list[int], int]:
     """The accepted path, and the token after it."""
     by_parent = proposal.children()
     nodes = range(ROOT, len(proposal.tokens))
@@ -41,9 +41,9 @@ def traverse(proposal: Proposal, p: Mains, n_vocab: int, dice: Dice) -> tuple[li
             denominator = total + (1.0 - weight)
             weight = total / denominator if denominator > 0 else 1.0
             draft = without(draft, token)
-        if not dice.accept(weight):
+        if not rng.accept(weight):
             return None
-        token = dice.choose(here)
+        token = rng.choose(here)
         return [], token if columns is None else int(columns[token])
 
     accepted = visit(ROOT, 1.0)

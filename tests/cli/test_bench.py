@@ -103,36 +103,36 @@ def test_everything_as_json(specdec, arguments, main):
     assert whole["settings"]["plain"]["sampling"]["temperature"] == 0
     assert whole["peak_memory_bytes"] > 1e7
     runs = [run for prompt in whole["prompts"] for run in prompt["runs"]]
-    assert [(run["way"], run["run"]) for run in runs] == [
-        (way, number) for _ in range(3) for way in ("plain", "speculative") for number in (1, 2)
+    assert [(run["variant"], run["run"]) for run in runs] == [
+        (variant, number) for _ in range(3) for variant in ("plain", "speculative") for number in (1, 2)
     ]
     for run in runs:
         statistics = run["statistics"]
         assert statistics["predicted_n"] == len(run["tokens"]) == 16
         assert statistics["cached_n"] == 0 < statistics["prompt_n"]  # every run reads its prompt
-        assert (statistics["draft_n"] > 0) == (run["way"] == "speculative")
-    plain, speculative = whole["ways"]
+        assert (statistics["draft_n"] > 0) == (run["variant"] == "speculative")
+    plain, speculative = whole["variants"]
     assert plain["speedup"]["value"] == 1
     assert speculative["theory"] >= 1
     assert 0 < speculative["acceptance"] <= 1
     assert sum(speculative["shares"].values()) == pytest.approx(1)
 
 
-def test_ways_by_sweep_and_proposer(specdec, arguments):
+def test_variants_by_sweep_and_proposer(specdec, arguments):
     done = specdec(*arguments, "--proposers", "draft,lookup", "--sweep", "draft-max=1,3", "--output", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout.decode())))
-    ways = [f"{who} draft-max={n}" for who in ("draft", "lookup") for n in (1, 3)]
-    assert [row["way"] for row in rows] == ["plain", *ways] * 3
+    variants = [f"{who} draft-max={n}" for who in ("draft", "lookup") for n in (1, 3)]
+    assert [row["variant"] for row in rows] == ["plain", *variants] * 3
     assert {row["identical"] for row in rows} == {"1"}
-    by_way = {row["way"]: row for row in rows if row["name"] == "words"}
-    assert int(by_way["draft draft-max=1"]["steps"]) > int(by_way["draft draft-max=3"]["steps"])
+    by_variant = {row["variant"]: row for row in rows if row["name"] == "words"}
+    assert int(by_variant["draft draft-max=1"]["steps"]) > int(by_variant["draft draft-max=3"]["steps"])
 
 
 def test_policies(specdec, arguments):
     done = specdec(*arguments, "--policies", "adaptive,off", "--output", "json")
     whole = json.loads(done.stdout)
-    _, adaptive, off = whole["ways"]
-    assert [way["name"] for way in whole["ways"]] == ["plain", "adaptive", "off"]
+    _, adaptive, off = whole["variants"]
+    assert [variant["name"] for variant in whole["variants"]] == ["plain", "adaptive", "off"]
     assert off["draft_n"] == 0
     assert off["theory"] == pytest.approx(1)
     assert adaptive["theory"] >= 1
@@ -142,8 +142,8 @@ def test_policies(specdec, arguments):
 def test_with_a_seed_speculation_says_what_plain_decoding_says(specdec, arguments):
     done = specdec(*arguments, "--temp", 0.8, "--runs", 2, "--seed", 5, "--output", "json")
     whole = json.loads(done.stdout)
-    assert whole["ways"][1]["differences"] == []
-    runs = [run for prompt in whole["prompts"] for run in prompt["runs"] if run["way"] == "plain"]
+    assert whole["variants"][1]["differences"] == []
+    runs = [run for prompt in whole["prompts"] for run in prompt["runs"] if run["variant"] == "plain"]
     assert len({run["text"] for run in runs}) == 6  # each run has a seed of its own
 
 
@@ -193,7 +193,7 @@ def test_lines_of_json(specdec, arguments, tmp_path):
         assert done.stdout.startswith(b"# specdec bench\n")
         assert [json.loads(line)["type"] for line in out.read_text().splitlines()] == kinds * repeat
     summary = json.loads(out.read_text().splitlines()[-1])
-    assert [way["name"] for way in summary["ways"]] == ["plain", "speculative"]
+    assert [variant["name"] for variant in summary["variants"]] == ["plain", "speculative"]
 
 
 def test_a_killed_run_loses_nothing_that_was_measured(specdec, arguments, tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from spec_local.bench.figures import Estimate, WayFigures
+from spec_local.bench.figures import Estimate, VariantFigures
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import making
 from spec_local.training.making import Learning, Made, Raced, Rate, Stage, Writing
@@ -376,7 +376,7 @@ def test_the_report_says_whether_it_pays(tmp_path):
     (recipe.folder / "shard").write_bytes(bytes(2_500_000))
 
     def lines(gain):
-        tried = WayFigures(
+        tried = VariantFigures(
             name="3 guesses a step",
             speedup=Estimate(0.954, 0.9, 1.0, 8),
             by_category={},

@@ -13,10 +13,10 @@ import time
 import pexpect
 import pytest
 
-from spec_local.generation import GenerationSettings
+from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.sampling import SamplingSettings
 from spec_local.session import Done, Session, Text
+from spec_local.settings import GenerationSettings
 
 GREEDY = ["--temp", "0", "--threads", "1", "--ctx", "256"]
 
@@ -294,8 +294,8 @@ def test_draft_of_another_vocabulary(inside, main, tmp_path):
     plain = inside("generate", *arguments, "--no-spec")
     assert plain.returncode == 0
     assert b"vocabulary" not in plain.stderr  # a draft that no step would ask is not even loaded
-    for translation in ("auto", "tokens", "text"):
-        done = inside("generate", *arguments, "--translation", translation, "--policy", "fixed", "-v")
+    for cross_vocab in ("auto", "tli", "slem"):
+        done = inside("generate", *arguments, "--cross-vocab", cross_vocab, "--policy", "fixed", "-v")
         assert done.returncode == 0
         assert done.stdout == plain.stdout
         assert b"draft: another vocabulary, in which it can guess" in done.stderr
@@ -504,7 +504,7 @@ def test_nothing_is_left_in_the_working_folder(fresh, main, tmp_path):
 
 @pytest.mark.starter
 def test_the_starter_knows_paris(specdec):
-    from spec_local import registry
+    from spec_local.models import registry
 
     starter = registry.find("starter")
     assert starter, "the starter model is missing: run specdec models pull starter"

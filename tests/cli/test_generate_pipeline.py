@@ -142,8 +142,8 @@ def test_what_does_not_go_together(inside, main, arguments, what):
 
 
 def test_a_gap_is_read_as_models_for_code_were_taught(inside, coder, tokens_of, tmp_path):
+    from spec_local.chat.request import Request
     from spec_local.llama.model import Model
-    from spec_local.request import Request
 
     before, after = "to be \n <|fim_suffix|> <|im_end|>", " that is\n"
     (pre,), (suf,), (mid,) = (tokens_of(mark, parse_special=True) for mark in MARKS[:3])

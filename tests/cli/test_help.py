@@ -22,10 +22,10 @@ COMMANDS = [
     ["models", "rm"],
     ["models", "check"],
     ["draft", "quantize"],
-    ["cache"],
-    ["cache", "show"],
-    ["cache", "add"],
-    ["cache", "clear"],
+    ["datastore"],
+    ["datastore", "show"],
+    ["datastore", "add"],
+    ["datastore", "clear"],
     ["config"],
     ["config", "path"],
     ["config", "show"],
@@ -73,7 +73,7 @@ def test_help_of_every_command(specdec, width):
         ):
             assert option in page
         assert 'specdec generate "Why is the sky blue?"' in page
-    groups = ("config", "models", "draft", "cache")
+    groups = ("config", "models", "draft", "datastore")
     for page in pages:
         name, _, text = page.partition("\n")
         if name in groups or not name.strip() or name not in [" ".join(c) for c in COMMANDS]:

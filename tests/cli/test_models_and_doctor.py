@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from spec_local import registry
+from spec_local.models import registry
 
 CRASH_UNTIL_MENDED = (
     "import os, signal, sys\n"

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from spec_local.costs import CostTable
+from spec_local.calibration.tuning import SIZES, chain_plans, thread_choices
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.planning import expected_tokens
-from spec_local.tuning import SIZES, chain_plans, thread_choices
+from spec_local.policies.cost_model import CostModel
+from spec_local.policies.planner import expected_tokens
 
 SMALL = ["--threads", 1, "--ctx", 256, "--rounds", 2]
 
@@ -117,7 +117,7 @@ def test_a_tiny_context(inside, main):
 
 
 def table(seconds):
-    return CostTable(seconds)
+    return CostModel(seconds)
 
 
 def test_plans_weigh_what_guesses_bring_and_cost():

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 
-from spec_local import registry
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.models import registry
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assertion of llama.cpp would start a debugger
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from spec_local.answers import open_answers
-from spec_local.batch import read_entries, run
+from spec_local.batch.answers import open_answers
+from spec_local.batch.runner import read_entries, run
+from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import DeadEnd, InvalidRequest
-from spec_local.generation import GenerationSettings
-from spec_local.sampling import SamplingSettings
 from spec_local.session import Session
+from spec_local.settings import GenerationSettings
 
 SETTINGS = GenerationSettings(SamplingSettings(temperature=1.5), seed=11, max_tokens=12, proposer="none")
 TEXTS = ["the time is long", "who may be there", "the time is long", "what will people do"]
@@ -86,7 +86,7 @@ def test_an_answer_that_comes_to_nothing_is_an_error_of_its_own(batch, session, 
 def test_a_seed_of_its_own_gives_the_same_answer_alone(batch, session, tiny_model):
     records, _ = batch(*TEXTS)
     settings = replace(SETTINGS, seed=records[2]["seed"])
-    from spec_local.request import Request
+    from spec_local.chat.request import Request
 
     tokens = Request(TEXTS[2]).tokens(tiny_model)
     alone = [e for e in session.generate(tokens, settings) if hasattr(e, "tokens")]

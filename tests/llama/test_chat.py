@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from spec_local import saved_chat
-from spec_local.chat import ChatTemplate, Conversation
-from spec_local.decoding import Prefilled
+from spec_local.chat import saved_chat
+from spec_local.chat.conversation import ChatTemplate, Conversation
+from spec_local.core.sampling import SamplingSettings
+from spec_local.engine.decoding import Prefilled
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.generation import GenerationSettings
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE, write_tiny_model
-from spec_local.sampling import SamplingSettings
 from spec_local.session import Done, Session, Text
+from spec_local.settings import GenerationSettings
 
 GREEDY = SamplingSettings(temperature=0)
 HIDDEN = 2  # </s>, a control token: it says no text
@@ -416,13 +416,13 @@ def counted(session, prompt, n, **kwargs):
     """An answer's text and tokens, its last event, and how many tokens main and draft read before it began."""
     calls = []
     for context in (session.main, session.draft):
-        grow, seen = type(context).grow, []
+        grow, seen = type(context).decode_tree, []
 
         def counting(tokens, parents, n_logits=None, context=context, grow=grow, seen=seen):
             seen.append(len(tokens))
             return grow(context, tokens, parents, n_logits)
 
-        context.grow = counting
+        context.decode_tree = counting
         calls.append(seen)
     how = {"sampling": GREEDY, "policy": "fixed", "max_tokens": n} | kwargs
     said, text, read = [], "", None
@@ -512,8 +512,8 @@ def test_two_hundred_turns_keep_memory_and_sequences(talk, models, make_context)
             sizes.append(psutil.Process().memory_info().rss)
     assert max(sizes) <= 1.02 * sizes[0]
     for context in (session.main, session.draft):
-        context.trim(0)
-        assert context.grow([5] * 16, [-1] * 16).shape[0] == 16
+        context.truncate(0)
+        assert context.decode_tree([5] * 16, [-1] * 16).shape[0] == 16
 
 
 # Files

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from spec_local.chat import ChatTemplate, Conversation
-from spec_local.chat_session import ChatSession, Forgotten, state_of
-from spec_local.decoding import Prefilled
+from spec_local.chat.chat_session import ChatSession, Forgotten, state_of
+from spec_local.chat.conversation import ChatTemplate, Conversation
+from spec_local.core.sampling import SamplingSettings
+from spec_local.engine.decoding import Prefilled
 from spec_local.errors import ContextOverflow, InvalidRequest
-from spec_local.generation import GenerationSettings
-from spec_local.sampling import SamplingSettings
 from spec_local.session import Done, Session, Text
+from spec_local.settings import GenerationSettings
 
 GREEDY = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=12, policy="fixed")
 

@@ -7,8 +7,8 @@ import numpy as np
 import psutil
 import pytest
 
+from spec_local.core.language_model import prefill
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
-from spec_local.language_model import prefill
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 
@@ -87,10 +87,10 @@ def test_odd_values_work(make_context, tiny_model, odd):
     assert logits.shape == (n, context.n_vocab)
     assert logits.dtype == np.float32
     assert np.isfinite(logits).all()
-    context.trim(0)
+    context.truncate(0)
     n = min(n, context.max_branches)
-    assert np.isfinite(context.grow([1] * n, [-1] * n)).all()
-    context.keep([n - 1])
+    assert np.isfinite(context.decode_tree([1] * n, [-1] * n)).all()
+    context.commit([n - 1])
 
 
 def test_limits_are_no_larger_than_the_context(make_context, tiny_model):
@@ -147,7 +147,7 @@ def test_only_tokens_of_the_vocabulary_are_taken(context):
 def test_lengths_that_the_text_does_not_have_are_refused(context, length):
     context.evaluate([1, 2], 0)
     with pytest.raises(InvalidRequest, match="cannot trim 2"):
-        context.trim(length)
+        context.truncate(length)
     assert context.cached == [1, 2]
 
 
@@ -159,7 +159,7 @@ def test_a_full_context_says_so_and_stays_usable(make_context, fresh_logits, tin
     with pytest.raises(ContextOverflow, match="--ctx"):
         context.evaluate([1], 1)
     assert context.cached == tokens
-    context.trim(n_ctx - 1)
+    context.truncate(n_ctx - 1)
     expected = fresh_logits(tiny_model, tokens)[-1]
     np.testing.assert_allclose(context.evaluate(tokens[-1:], 1)[0], expected, **CLOSE)
 
@@ -172,9 +172,9 @@ def test_a_closed_context_refuses_instead_of_crashing(tiny_path):
     context.close()
     for call in [
         lambda: context.evaluate([1], 1),
-        lambda: context.grow([1], [-1]),
-        lambda: context.keep([]),
-        lambda: context.trim(0),
+        lambda: context.decode_tree([1], [-1]),
+        lambda: context.commit([]),
+        lambda: context.truncate(0),
     ]:
         with pytest.raises(InvalidRequest, match="closed"):
             call()
@@ -205,7 +205,7 @@ def test_rows_of_logits_are_those_of_the_last_tokens(context, fresh_logits, tiny
     expected = fresh_logits(tiny_model, TEXT)
     assert len({int(row.argmax()) for row in expected}) > 5, "the model would not notice a wrong row"
     for n_logits in (1, 0, 4, len(TEXT), 4, 0, 1):
-        context.trim(0)
+        context.truncate(0)
         logits = context.evaluate(TEXT, n_logits)
         assert logits.shape == (n_logits, context.n_vocab)
         np.testing.assert_allclose(logits, expected[len(TEXT) - n_logits :], **CLOSE)
@@ -248,7 +248,7 @@ def test_a_quantized_cache_is_nearly_the_same(make_context, fresh_logits, tiny_m
 @pytest.mark.parametrize("length", range(0, len(TEXT), 2))
 def test_after_a_trim_nothing_is_left_of_the_rest(context, fresh_logits, tiny_model, length):
     context.evaluate(TEXT, 0)
-    context.trim(length)
+    context.truncate(length)
     assert context.cached == TEXT[:length]
     other = [20, 21, 22]
     np.testing.assert_allclose(
@@ -259,9 +259,9 @@ def test_after_a_trim_nothing_is_left_of_the_rest(context, fresh_logits, tiny_mo
 
 
 def test_trimming_to_the_length_it_has_does_nothing(context):
-    context.trim(0)
+    context.truncate(0)
     context.evaluate(TEXT, 0)
-    context.trim(len(TEXT))
+    context.truncate(len(TEXT))
     assert context.cached == TEXT
 
 
@@ -271,7 +271,7 @@ def test_a_sliding_window_model_rolls_back_as_far_as_any(make_context, window_mo
     tokens = [5 + i * i % 500 for i in range(300)]
     context, fresh = (make_context(window_model, n_ctx=1024) for _ in range(2))
     assert sum(prefill(context, tokens)) == 300
-    context.trim(length)
+    context.truncate(length)
     sum(prefill(fresh, tokens[:length]))
     np.testing.assert_allclose(context.evaluate([20, 21], 2), fresh.evaluate([20, 21], 2), **CLOSE)
 
@@ -362,13 +362,13 @@ def test_after_a_failure_the_cache_holds_what_it_says(
     decode, error = FAILURES[failure]
     context.evaluate(TEXT, 0)
     if on_a_tree:
-        context.grow([40, 41], [-1, -1] if model.can_roll_back else [-1, 0])
+        context.decode_tree([40, 41], [-1, -1] if model.can_roll_back else [-1, 0])
     lib = context._lib
     monkeypatch.setattr(context, "_lib", Broken(lib, lambda *args: decode(lib, *args)))
     n = len(context._tree)
     parents = [-1, n - 1, n, n, n - 1] if model.can_roll_back else range(n - 1, n + 4)
     with pytest.raises(error):
-        context.grow([50, 51, 52, 53, 54], parents)
+        context.decode_tree([50, 51, 52, 53, 54], parents)
     monkeypatch.undo()
     assert context.cached in ([TEXT] if model.can_roll_back else [TEXT, []])
     check(context, fresh_logits)
@@ -403,7 +403,7 @@ def test_a_real_abort_is_survived(request, make_context, fresh_logits, model_nam
     context.evaluate(TEXT, 0)
     lib.llama_set_abort_callback(context.handle, abort, ctypes.c_void_p(0))
     with pytest.raises(BackendError, match="code 2"):
-        context.grow([7, 8, 9], [-1, 0, 0] if model.can_roll_back else [-1, 0, 1])
+        context.decode_tree([7, 8, 9], [-1, 0, 0] if model.can_roll_back else [-1, 0, 1])
     lib.llama_set_abort_callback(context.handle, never, ctypes.c_void_p(0))
     assert context.cached in ([TEXT] if model.can_roll_back else [TEXT, []])
     check(context, fresh_logits)
@@ -417,11 +417,11 @@ def test_an_interrupted_trim(
 ):
     context = make_context(tiny_model, max_branches=3)
     context.evaluate(TEXT, 0)
-    context.grow([20, 21, 22], [-1, -1, -1])
+    context.decode_tree([20, 21, 22], [-1, -1, -1])
     interrupted = Interrupted(context._lib, "llama_memory_seq_rm", n_before, works_first)
     monkeypatch.setattr(context, "_lib", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        context.trim(length)
+        context.truncate(length)
     monkeypatch.undo()
     assert context.cached == (TEXT[:length] if n_before or works_first else TEXT)
     check(context, fresh_logits)
@@ -437,10 +437,10 @@ def test_an_interrupted_keep(
 ):
     context = make_context(tiny_model, max_branches=4)
     context.evaluate(TEXT, 0)
-    context.grow([20, 21, 22, 23, 24, 25], [-1, 0, -1, 2, 3, 2])
+    context.decode_tree([20, 21, 22, 23, 24, 25], [-1, 0, -1, 2, 3, 2])
     monkeypatch.setattr(context, "_lib", Interrupted(context._lib, name, n_before, works_first))
     with pytest.raises(KeyboardInterrupt):
-        context.keep([2, 3])
+        context.commit([2, 3])
     monkeypatch.undo()
     assert context.cached in (TEXT, [*TEXT, 22, 23])
     check(context, fresh_logits)
@@ -451,12 +451,12 @@ def test_an_interrupted_keep(
 def test_an_interrupted_fork(make_context, fresh_logits, tiny_model, monkeypatch, works_first, n_before):
     context = make_context(tiny_model, max_branches=4)
     context.evaluate(TEXT, 0)
-    context.grow([20, 21], [-1, 0])
+    context.decode_tree([20, 21], [-1, 0])
     monkeypatch.setattr(
         context, "_lib", Interrupted(context._lib, "llama_memory_seq_cp", n_before, works_first)
     )
     with pytest.raises(KeyboardInterrupt):
-        context.grow([30, 31], [0, -1])
+        context.decode_tree([30, 31], [0, -1])
     monkeypatch.undo()
     assert context.cached == TEXT
     check(context, fresh_logits)
@@ -478,10 +478,10 @@ def test_a_recurrent_model_cannot_roll_back_but_start_again(make_context, fresh_
     context = make_context(recurrent_model)
     context.evaluate(TEXT, 0)
     with pytest.raises(ModelError, match="--no-spec"):
-        context.trim(3)
+        context.truncate(3)
     assert context.cached == TEXT
     expected = fresh_logits(recurrent_model, [*TEXT, 8])[-1]
     np.testing.assert_allclose(context.evaluate([8], 1)[0], expected, **CLOSE)
-    context.trim(0)
+    context.truncate(0)
     expected = fresh_logits(recurrent_model, [4])[-1]
     np.testing.assert_allclose(context.evaluate([4], 1)[0], expected, **CLOSE)

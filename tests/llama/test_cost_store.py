@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from spec_local import cost_store
-from spec_local.costs import CostTable
-from spec_local.generation import GenerationSettings
+from spec_local.calibration import cost_store
+from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.sampling import SamplingSettings
+from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
+from spec_local.settings import GenerationSettings
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def talk(open_session):
 
     def talk(draft=None, settings=None, **kwargs):
         notes = []
-        with open_session(draft, notice=notes.append, **kwargs) as session:
+        with open_session(draft, log=notes.append, **kwargs) as session:
             wanted = {"sampling": SamplingSettings(temperature=0), "max_tokens": 8} | (settings or {})
             answer = session.generate("one two", GenerationSettings(**wanted))
             said = "".join(event.text for event in answer if isinstance(event, (Text, Done)))
@@ -83,7 +83,7 @@ def test_an_answer_adds_to_what_is_known(talk, own_cache, monkeypatch):
     content = json.loads(path.read_text())
     kept = {n: seconds / 2 for n, seconds in content["seconds"].items()}
     path.write_text(json.dumps(content | {"seconds": kept}))
-    looks = [CostTable({int(n): seconds for n, seconds in kept.items()})]
+    looks = [CostModel({int(n): seconds for n, seconds in kept.items()})]
     monkeypatch.setattr("spec_local.session.measure", lambda *args, **kwargs: looks.pop())
     assert talk(settings={"max_tokens": 64})[1] == []
     assert files(own_cache) == [path]
@@ -102,8 +102,8 @@ def test_what_was_kept_is_believed_if_one_of_two_looks_says_so(
     talk()
     (path,) = files(own_cache)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": {"1": 7.0, "8": 7.7, "16": 9.0}}))
-    found = [CostTable({1: 1.0, 8: 1.0 + more}) for more in looks]
-    found.append(CostTable({1: 1.0, 16: 11.0}))  # of a whole measurement, if there is one
+    found = [CostModel({1: 1.0, 8: 1.0 + more}) for more in looks]
+    found.append(CostModel({1: 1.0, 16: 11.0}))  # of a whole measurement, if there is one
     monkeypatch.setattr("spec_local.session.measure", lambda *args, **kwargs: found.pop(0))
     with open_session() as session:
         main, _ = session.costs()
@@ -215,7 +215,7 @@ def test_sessions_of_other_settings_measure_for_themselves(talk):
 def test_a_table_comes_back_as_it_went(paths, make_context, own_cache):
     context = make_context(Model(paths["main"]))
     assert cost_store.load(context) is None
-    table = CostTable({1: 0.25, 2: 0.4, 64: 3.0})
+    table = CostModel({1: 0.25, 2: 0.4, 64: 3.0})
     cost_store.save(context, table)
     again = cost_store.load(context)
     assert again.costs == table.costs
@@ -225,5 +225,5 @@ def test_a_model_file_that_is_gone_is_no_error(tmp_path, make_context, own_cache
     path = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
     context = make_context(Model(path))
     path.unlink()
-    cost_store.save(context, CostTable({1: 1.0}))
+    cost_store.save(context, CostModel({1: 1.0}))
     assert cost_store.load(context) is None

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from llama_cpp import Llama
 
 from spec_local.errors import InvalidRequest, ModelError, ModelFileError
-from spec_local.llama.draft_adapter import GGUFDraft, LookupDraft
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.lookups.base import Copies
-from spec_local.translation import Translated
+from spec_local.llama_cpp_python import GGUFDraft, LookupDraft
+from spec_local.lookups.base import Candidates
+from spec_local.proposers.vocabulary_map import IntersectionModel
 
 PROMPT = b"the of and to in is you that " * 4
 
@@ -35,7 +35,7 @@ class Knows:
             t + (start + i) % self.wrong_at // (self.wrong_at - 1) for i, t in enumerate(self.text[start:])
         ]
         tokens = tokens[: limit.depth]
-        return Copies(tokens, range(-1, len(tokens) - 1), [self.confidence] * len(tokens))
+        return Candidates(tokens, range(-1, len(tokens) - 1), [self.confidence] * len(tokens))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_draft_that_is_not_sure_guesses_less(say, tiny_path, tiny_draft_path):
 def test_a_draft_of_another_vocabulary(say, tiny_path, folder):
     other = write_tiny_model(folder / "other.gguf", extra_tokens=[f"<{i}>" for i in range(300)])
     with GGUFDraft(other, tiny_path, p_min=0, threads=1) as draft:
-        assert isinstance(draft._draft.model, Translated)
+        assert isinstance(draft._draft.model, IntersectionModel)
         found, calls = say(draft)
     assert found == say()[0]
     assert len(calls) < 50

@@ -13,9 +13,9 @@ import pydantic
 import pytest
 from pydantic import Field
 
+from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
-from spec_local.generation import GenerationSettings
-from spec_local.json_schema import to_gbnf
+from spec_local.grammar.json_schema import to_gbnf
 from spec_local.llama import grammar as module
 from spec_local.llama import grammar_probe
 from spec_local.llama.child import Verdict
@@ -23,8 +23,8 @@ from spec_local.llama.grammar import Grammar
 from spec_local.llama.grammar_probe import check_grammar
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import FIRST_BYTE
-from spec_local.sampling import SamplingSettings
 from spec_local.session import Done, Session, Text
+from spec_local.settings import GenerationSettings
 
 JSON = to_gbnf("{}")
 
@@ -183,9 +183,9 @@ def test_a_grammar_that_cannot_be_used_is_one_line(tiny_model, text, why, capfd)
 
 def test_a_grammar_is_tried_once(tiny_model, monkeypatch):
     notes, text = [], 'root ::= "tried once"'
-    check_grammar(tiny_model.path, text, notice=notes.append)
+    check_grammar(tiny_model.path, text, log=notes.append)
     monkeypatch.setattr(grammar_probe, "in_child", None)
-    check_grammar(tiny_model.path, text, notice=notes.append)
+    check_grammar(tiny_model.path, text, log=notes.append)
     assert notes == ["checking the grammar (first use with this model)"]
 
 
@@ -403,7 +403,7 @@ def test_a_seed_says_the_same_with_guesses_and_without(session):
                 grammar=JSON,
                 sampling=SamplingSettings(temperature=temperature, top_k=40),
                 seed=3,
-                verifier="membership",
+                verifier="exact-match",
                 **way,
             )[0]
             for way in (WAYS["plain"], WAYS["chain"], WAYS["lookup"])

@@ -246,7 +246,7 @@ def test_logits_do_not_depend_on_the_size_of_a_call(quantized, make_context, kin
     logits = {}
     for n in (1, 2, 5, 8):
         logits[n] = np.concatenate([context.evaluate(text[i : i + n], n).copy() for i in range(600, 640, n)])
-        context.trim(600)
+        context.truncate(600)
     for n in (2, 5, 8):
         assert (logits[n] == logits[1]).all()
 
@@ -280,7 +280,7 @@ def test_two_models_at_once(quantized, make_context):
         rows = []
         for _ in range(10):
             rows += [context.evaluate(text_of(n), n).copy() for n in (1, 3, 9)]
-            context.trim(0)
+            context.truncate(0)
         return np.concatenate(rows)
 
     alone = [work(context) for context in contexts]

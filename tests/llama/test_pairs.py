@@ -9,16 +9,17 @@ import numpy as np
 import psutil
 import pytest
 
-from spec_local import cost_store, pairs
-from spec_local.cost_store import Conditions
-from spec_local.costs import CostTable
+from spec_local.calibration import cost_store
+from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import ModelError, ModelFileError
-from spec_local.headers import open_header
 from spec_local.llama import tiny
 from spec_local.llama.child import in_child
+from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantized_size
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.models import pairs
+from spec_local.policies.cost_model import CostModel
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +100,10 @@ def test_a_header_that_cannot_be_read(tmp_path, tiny_path):
 
 
 def test_children_say_what_became_of_them(tmp_path, monkeypatch, tiny_path):
-    good = in_child("spec_local.headers", str(tiny_path))
+    good = in_child("spec_local.llama.headers", str(tiny_path))
     assert good.works
     assert good.facts["size"] > 0
-    assert "is not a GGUF file" in in_child("spec_local.headers", __file__).error
+    assert "is not a GGUF file" in in_child("spec_local.llama.headers", __file__).error
     python = tmp_path / "python"
     for script, crash in [
         ("kill -SEGV $$", "SIGSEGV"),
@@ -113,7 +114,7 @@ def test_children_say_what_became_of_them(tmp_path, monkeypatch, tiny_path):
         python.write_text(f"#!/bin/sh\n{script}\n")
         python.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(python))
-        verdict = in_child("spec_local.headers", "x")
+        verdict = in_child("spec_local.llama.headers", "x")
         assert (verdict.crash, verdict.error) == (crash, None)
 
 
@@ -135,13 +136,13 @@ def test_a_child_ends_with_its_parent(tmp_path):
 
 def test_a_pair(tiny_path, tiny_draft_path, tiny_model, tiny_draft, own_cache):
     report = pairs.check(tiny_path, tiny_draft_path, n_ctx=512)
-    assert report.likeness.verdict == "same"
+    assert report.vocabulary_match.verdict == "same"
     assert (report.main.path, report.draft.path) == (tiny_path, tiny_draft_path)
     assert (report.main.n_ctx, report.main.size) == (512, tiny_model.size)
     assert report.memory.weights == tiny_model.size + tiny_draft.size
     assert report.memory.caches == tiny_model.kv_bytes(512) + tiny_draft.kv_bytes(512)
     assert report.memory.suffices
-    assert report.prospects is None
+    assert report.expected_speedups is None
     small = pairs.check(tiny_path, tiny_draft_path, n_ctx=512, cache_type="q8_0").memory
     assert small.caches == pytest.approx(report.memory.caches * 17 / 32, rel=0.001)
     assert pairs.check(tiny_path, tiny_draft_path, n_ctx=1 << 20).main.n_ctx == tiny_model.n_ctx_train
@@ -168,20 +169,20 @@ def test_costs_that_were_measured_say_what_to_expect(
     tiny_path, tiny_draft_path, tiny_model, tiny_draft, make_context, own_cache
 ):
     settings = {"n_ctx": 256, "threads": 1}
-    dear, cheap = CostTable({1: 1.0, 64: 1.2}), CostTable({1: 0.05})
+    dear, cheap = CostModel({1: 1.0, 64: 1.2}), CostModel({1: 0.05})
 
     def keep(model, table):  # with a session's batch, and a draft's rows
         context = make_context(model, **settings, max_tokens=96, max_logits=1)
         cost_store.save(context, table)
 
     keep(tiny_model, dear)
-    assert pairs.check(tiny_path, tiny_draft_path, **settings).prospects is None  # half is nothing
+    assert pairs.check(tiny_path, tiny_draft_path, **settings).expected_speedups is None  # half is nothing
     keep(tiny_draft, cheap)
-    known = pairs.check(tiny_path, tiny_draft_path, **settings).prospects
-    assert known == pairs.prospects(dear, cheap, pairs.CHANCES)
-    assert known[-1].times > 3
+    known = pairs.check(tiny_path, tiny_draft_path, **settings).expected_speedups
+    assert known == pairs.expected_speedups(dear, cheap, pairs.ACCEPTANCE_RATES)
+    assert known[-1].speedup > 3
     for other in ({"threads": 2}, {"n_ctx": 128}, {"gpu_layers": 0}, {"cache_type": "q8_0"}):
-        assert pairs.check(tiny_path, tiny_draft_path, **settings | other).prospects is None, other
+        assert pairs.check(tiny_path, tiny_draft_path, **settings | other).expected_speedups is None, other
 
 
 def test_conditions_stand_for_the_context_they_describe(tiny_path, tiny_model, make_context):

@@ -176,10 +176,10 @@ def test_two_tokens_of_one_name(whole, tmp_path):
 
 def test_a_good_file_is_tried_once(whole, monkeypatch):
     notices = []
-    check_model_file(whole, notice=notices.append)
+    check_model_file(whole, log=notices.append)
     assert notices == ["checking model.gguf (first use on this machine)"]
     monkeypatch.setattr(probe, "_run_child", lambda *a: pytest.fail("tried again"))
-    check_model_file(whole, notice=notices.append)
+    check_model_file(whole, log=notices.append)
     assert len(notices) == 1
 
 
@@ -216,7 +216,7 @@ def test_without_a_place_for_verdicts_it_is_tried_each_time(whole, tmp_path, mon
     monkeypatch.setattr(probe, "_run_child", lambda *a: Verdict(None, None, {}))
     notices = []
     for _ in range(2):
-        check_model_file(whole, notice=notices.append)
+        check_model_file(whole, log=notices.append)
     assert len(notices) == 2
 
 

@@ -7,23 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spec_local.chat import ChatTemplate, Conversation
-from spec_local.costs import CostTable
-from spec_local.decoding import Prefilled
-from spec_local.dice import SeededDice
+from spec_local.chat.conversation import ChatTemplate, Conversation
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.decoding import Prefilled
 from spec_local.errors import (
     ContextOverflow,
     InvalidRequest,
     ModelError,
     ModelFileError,
 )
-from spec_local.generation import CHAIN_VERIFIERS, POLICIES, GenerationSettings
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies import Policy
-from spec_local.sampling import Sampler, SamplingSettings
+from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
+from spec_local.settings import CHAIN_VERIFIERS, POLICIES, GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -91,14 +91,14 @@ def pretend(session, main, draft=None):
     now = [0.0]
 
     def slow(context, costs):
-        grow, true = context.grow, CostTable(costs)
+        grow, true = context.decode_tree, CostModel(costs)
 
         def growing(tokens, parents, n_logits=None):
             now[0] += true.seconds(len(tokens))
             return grow(tokens, parents, n_logits)
 
-        context.grow = growing
-        return CostTable(costs)
+        context.decode_tree = growing
+        return CostModel(costs)
 
     session._costs = slow(session.main, main), slow(session.draft, draft) if draft else None
     return lambda: now[0]
@@ -116,7 +116,7 @@ def check_caches(session, history, tolerance=GAP):
             assert len(cached) >= len(history) - 1
         if len(cached) == context.n_ctx:
             cached.pop()
-            context.trim(len(cached))
+            context.truncate(len(cached))
         n_vocab = context.n_vocab
         probe = history[len(cached)] if len(cached) < len(history) else 7
         ours = context.evaluate([probe], 1).copy()
@@ -127,7 +127,7 @@ def check_caches(session, history, tolerance=GAP):
         fresh.close()
         assert ours.shape == (1, n_vocab)
         np.testing.assert_allclose(ours, theirs, atol=tolerance)
-        context.trim(len(cached))
+        context.truncate(len(cached))
 
 
 def same_but_for_near_ties(session, prompt, ours, theirs, tolerance=GAP):
@@ -155,7 +155,7 @@ def same_but_for_near_races(session, prompt, ours, theirs, sampling, seed, toler
         moved[favourite] += tolerance
         moved[other] -= tolerance
         found = Sampler(sampling).distribution(moved)
-        index = SeededDice(seed).choose_at(len(prompt) + at, found.probs, found.tokens)
+        index = SeededRng(seed).choose_at(len(prompt) + at, found.probs, found.tokens)
         drawn = index if found.tokens is None else int(found.tokens[index])
         assert drawn == favourite, f"token {at} differs, and not for a near-tie"
 
@@ -348,7 +348,7 @@ def test_adaptive_lets_the_draft_read_along_what_pays(make_session, staging, pay
     def said(**kwargs):
         session = make_session()
         clock = pretend(session, FLAT, {1: 0.1, 64: 3.0})
-        session._staging = CostTable(staging)
+        session._staging = CostModel(staging)
         rows, evaluate = [], session.draft.evaluate
 
         def watching(tokens, n_logits):
@@ -404,7 +404,7 @@ class Moody(Policy):
 @pytest.mark.parametrize("verifier", ["auto", "block", "specinfer"])
 def test_caches_are_right_whatever_a_policy_decides(make_session, monkeypatch, shape, sampling, verifier):
     """Steps by copies and by none let the draft fall behind; it has to catch up with what was said."""
-    monkeypatch.setattr("spec_local.guessing.Adaptive", Moody)
+    monkeypatch.setattr("spec_local.assembly.Adaptive", Moody)
     session = make_session()
     pretend(session, FLAT, CHEAP)
     prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
@@ -533,7 +533,7 @@ def test_another_seed_says_another_text(make_session):
 def test_costs_are_measured_once_and_only_for_who_asks(make_session, monkeypatch):
     session = make_session()
     notes = []
-    session._notice = notes.append
+    session._log = notes.append
     for policy in ("off", "fixed", "confidence", "entropy"):
         run(session, policy=policy, max_tokens=3)
     run(session, policy="adaptive", proposer="none", max_tokens=3)
@@ -792,19 +792,19 @@ def test_conversations(make_session):
     assert len(conversation.messages) == 2
 
 
-@pytest.mark.parametrize("translation", ["tokens", "text"])
+@pytest.mark.parametrize("cross_vocab", ["tli", "slem"])
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
-def test_a_draft_of_another_vocabulary(make_session, translation, sampling, policy):
-    """Over several turns; a seed says the same under membership whoever guesses."""
+def test_a_draft_of_another_vocabulary(make_session, cross_vocab, sampling, policy):
+    """Over several turns; a seed says the same under exact_match whoever guesses."""
     session, plain = make_session("other", "another"), make_session("other", None)
-    assert session.translation
-    assert 0.8 < session.translation.share < 1
+    assert session.vocabulary_map
+    assert 0.8 < session.vocabulary_map.share < 1
     history = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     tested = accepted = 0
     for seed in range(3):
         how = {"sampling": sampling, "seed": seed, "max_tokens": 20, "policy": policy, "proposer": "draft"}
-        tokens, text, done = run(session, history, translation=translation, **how)
+        tokens, text, done = run(session, history, cross_vocab=cross_vocab, **how)
         assert (tokens, text) == run(plain, history, **how | {"proposer": "none"})[:2]
         tested += done.statistics.draft_n
         accepted += done.statistics.draft_n_accepted
@@ -815,10 +815,10 @@ def test_a_draft_of_another_vocabulary(make_session, translation, sampling, poli
 
 def test_what_fits_no_translation_of_text(make_session):
     for kwargs in ({"shape": "tree"}, {"verifier": "block"}):
-        with pytest.raises(InvalidRequest, match="translation text"):
-            run(make_session("other", "another"), translation="text", **kwargs)
-    with pytest.raises(InvalidRequest, match="give auto, tokens, text"):
-        run(make_session("other", "another"), translation="letters")
+        with pytest.raises(InvalidRequest, match="cross-vocab slem"):
+            run(make_session("other", "another"), cross_vocab="slem", **kwargs)
+    with pytest.raises(InvalidRequest, match="give auto, tli, slem"):
+        run(make_session("other", "another"), cross_vocab="letters")
 
 
 def test_recurrent_models_speak_without_guesses(recurrent_model, recurrent_path, make_context, models):
@@ -835,7 +835,7 @@ def test_recurrent_models_speak_without_guesses(recurrent_model, recurrent_path,
     assert (rest, done.statistics.prompt_n) == (tokens[4:], 0)
     assert run(session, session.main.cached[:], max_tokens=1)[0] == tokens[-1:]
     notes = []
-    session._notice = notes.append
+    session._log = notes.append
     adaptive, _, done = run(session, policy="adaptive", max_tokens=10)
     assert adaptive == run(session, policy="off", max_tokens=10)[0] == tokens
     assert done.statistics.steps_by == {"none": 10}
@@ -905,16 +905,16 @@ def test_opening(tmp_path, monkeypatch):
     monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
     path = write_tiny_model(tmp_path / "m.gguf", n_layers=1, n_ctx=96)
     notices = []
-    with Session.open(path, path, notice=notices.append, threads=1) as session:
+    with Session.open(path, path, log=notices.append, threads=1) as session:
         assert session.main.n_ctx == session.draft.n_ctx == 96
         assert notices == []
         assert len(run(session, max_tokens=5)[0]) == 5
         assert notices == []
     session.close()  # twice does no harm
-    with Session.open(path, n_ctx=500, notice=notices.append, threads=1) as session:
+    with Session.open(path, n_ctx=500, log=notices.append, threads=1) as session:
         assert session.main.n_ctx == 96
         assert len(notices) == 1
-    with Session.open(path, n_ctx=50, notice=notices.append, threads=1) as session:
+    with Session.open(path, n_ctx=50, log=notices.append, threads=1) as session:
         assert session.main.n_ctx == 50
         assert len(notices) == 1
     long = write_tiny_model(tmp_path / "long.gguf", n_layers=1, n_ctx=9000)

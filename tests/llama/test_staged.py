@@ -2,12 +2,12 @@
 
 import pytest
 
-from spec_local.decoding import Finished, Step, decode
-from spec_local.dice import SeededDice
-from spec_local.lookups.base import Copies
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.decoding import Finished, Step, decode
+from spec_local.lookups.base import Candidates
 from spec_local.policies import Policy
 from spec_local.proposers import Chain, DraftModel
-from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.verifiers import VERIFIERS
 
 PROMPT = list(range(5, 45))
@@ -25,7 +25,7 @@ class Knows:
     def find(self, history, limit):
         start = len(history)
         tokens = [t + (i % 4 == 0) for i, t in enumerate(self.text[start : start + limit.depth], start)]
-        return Copies(tokens, range(-1, len(tokens) - 1), [0.9] * len(tokens))
+        return Candidates(tokens, range(-1, len(tokens) - 1), [0.9] * len(tokens))
 
 
 @pytest.mark.parametrize("model", ["tiny_draft", "window_model"])
@@ -51,8 +51,8 @@ def test_the_same_guesses_in_fewer_calls(model, request, make_context):
             PROMPT,
             sampler=Sampler(how),
             proposer=proposer,
-            verifier=VERIFIERS["membership"],
-            dice=SeededDice(0),
+            verifier=VERIFIERS["exact-match"],
+            rng=SeededRng(0),
             draft_max=6,
             max_tokens=60,
         ):

@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from spec_local import kernels
+from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.generation import GenerationSettings
 from spec_local.llama import runtime, state
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.sampling import SamplingSettings
 from spec_local.session import Prefilled, Session, Text
+from spec_local.settings import GenerationSettings
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -79,7 +79,7 @@ def test_what_was_loaded_can_be_rolled_back(make, tmp_path, name, length):
     state.save(path, {"main": before})
     state.load(path, {"main": after})
     for context in (before, after):
-        context.trim(length)
+        context.truncate(length)
     np.testing.assert_array_equal(after.evaluate([8, 9], 2), before.evaluate([8, 9], 2))
 
 
@@ -87,10 +87,10 @@ def test_a_recurrent_model_starts_again_after_loading(make, tmp_path):
     path, context = tmp_path / "a.state", make("recurrent_model")
     context.evaluate(TEXT, 0)
     state.save(path, {"main": context})
-    context.trim(0)
+    context.truncate(0)
     expected = context.evaluate([8], 1).copy()
     state.load(path, {"main": context})
-    context.trim(0)
+    context.truncate(0)
     np.testing.assert_array_equal(context.evaluate([8], 1), expected)
 
 
@@ -101,9 +101,9 @@ def test_trees_before_and_after(make, fresh_logits, tmp_path, name):
     before = make(name, max_branches=4, n_ctx=128)
     for start in range(0, 40, 4):
         tokens = TEXT[start : start + 4]
-        before.grow([20, *tokens, 21, 22], [-1, -1, 1, 2, 3, 1, 2])
-        before.keep([1, 2, 3, 4])
-    before.grow([20, 21], [-1, -1])  # a tree on top is no part of the text
+        before.decode_tree([20, *tokens, 21, 22], [-1, -1, 1, 2, 3, 1, 2])
+        before.commit([1, 2, 3, 4])
+    before.decode_tree([20, 21], [-1, -1])  # a tree on top is no part of the text
     state.save(path, {"main": before})
     after = make(name, max_branches=4, n_ctx=128)
     state.load(path, {"main": after})
@@ -115,16 +115,16 @@ def test_trees_before_and_after(make, fresh_logits, tmp_path, name):
             if (
                 step % 4
             ):  # rejected guesses leave holes; where nothing branches, only the guard protects the text
-                context.grow([*tokens, 21, 22], [-1, 0, 1, 2])
-                context.keep([0, 1])
+                context.decode_tree([*tokens, 21, 22], [-1, 0, 1, 2])
+                context.commit([0, 1])
             else:
-                context.grow([20, *tokens, 21, 22], [-1, -1, 1, 1, 2])
-                context.keep([1, 2])
+                context.decode_tree([20, *tokens, 21, 22], [-1, -1, 1, 1, 2])
+                context.commit([1, 2])
         text += tokens
     for length in (len(text), 20):  # what has left the window is still there to be rolled back to
         expected = fresh_logits(after.model, [*text[:length], 8])[-1]
         for context in (before, after):
-            context.trim(length)
+            context.truncate(length)
             np.testing.assert_allclose(context.evaluate([8], 1)[0], expected, **CLOSE)
 
 
@@ -315,11 +315,11 @@ def test_an_interrupt_leaves_a_context_that_can_be_used(make, fresh_logits, monk
     assert text == (TEXT if "get" in call else [])
     for step in range(20):
         tokens = [300 + step, 330 + step]
-        context.grow([*tokens, 21, 22, 23], range(-1, 4))
-        context.keep([0, 1])
+        context.decode_tree([*tokens, 21, 22, 23], range(-1, 4))
+        context.commit([0, 1])
         text += tokens
     for length in (len(text), 20):
-        context.trim(length)
+        context.truncate(length)
         expected = fresh_logits(context.model, [*text[:length], 8])[-1]
         np.testing.assert_allclose(context.evaluate([8], 1)[0], expected, **CLOSE)
 
@@ -394,13 +394,13 @@ def answer(session, prompt, **kwargs):
     """What is said, and tokens that each context read before it."""
     read = []
     for context in filter(None, (session.main, session.draft)):
-        seen, grow = [], type(context).grow
+        seen, grow = [], type(context).decode_tree
 
         def counting(tokens, parents, n_logits=None, context=context, grow=grow, seen=seen):
             seen.append(len(tokens))
             return grow(context, tokens, parents, n_logits)
 
-        context.grow = counting
+        context.decode_tree = counting
         read.append(seen)
     how = {"sampling": SamplingSettings(temperature=0), "policy": "fixed", "max_tokens": 20} | kwargs
     said, counts = [], None

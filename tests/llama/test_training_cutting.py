@@ -62,12 +62,12 @@ def write(path, shape, weights, architecture="llama", **facts):
 
 
 def with_biases(shape, seed=0):
-    weights, dice = from_scratch(shape, seed), np.random.default_rng(seed)
+    weights, rng = from_scratch(shape, seed), np.random.default_rng(seed)
     for name, size in measures(shape, biases=True).items():
         if name.endswith("bias"):
-            weights[name] = dice.standard_normal(size, np.float32)
+            weights[name] = rng.standard_normal(size, np.float32)
         elif len(size) == 1:
-            weights[name] = 1 + 0.3 * dice.standard_normal(size, np.float32)
+            weights[name] = 1 + 0.3 * rng.standard_normal(size, np.float32)
     return weights
 
 

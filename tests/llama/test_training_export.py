@@ -15,11 +15,11 @@ from spec_local.errors import BackendError, InvalidRequest, ModelError, ModelFil
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.training import export, tokenizer
 from spec_local.training.export import spellings, write_draft
 from spec_local.training.model_shape import ModelShape
 from spec_local.training.trimming import choose
-from spec_local.translation import Translated, Translation
 
 MERGES = [
     "Ġ t",
@@ -172,9 +172,9 @@ def test_the_draft_spells_every_kept_token_as_itself(kind, request, tmp_path):
     kept = choose(path, counts, min(4000, vocabulary.n_tokens - 3))
     trimmed = Model(draft_of(tmp_path / "draft.gguf", path, kept))
     draft = trimmed.vocabulary
-    translation = Translation(vocabulary, draft)
+    translation = VocabularyMap(vocabulary, draft)
     types = tokenizer.metadata(path)["tokenizer.ggml.token_type"]
-    # A byte and a character may be the same; Translation takes the character then.
+    # A byte and a character may be the same; VocabularyMap takes the character then.
     expected = {t for t in kept.tolist() if types[t] != TokenType.BYTE}
     assert expected - set(translation.mains.tolist()) == set()
     plain = [(i, vocabulary.piece(t)) for i, t in enumerate(kept.tolist()) if types[t] == TokenType.NORMAL]
@@ -250,10 +250,10 @@ def test_the_draft_says_what_its_weights_say(bpe, tmp_path, kind):
     wanted = normed @ embeddings.T
     got = context.evaluate(tokens, 3).copy()
     assert np.abs(got - wanted).max() < 0.3  # of logits up to a hundred
-    context.trim(0)
+    context.truncate(0)
     main = Model(bpe, weights=False)
-    translation = Translation(main.vocabulary, model.vocabulary)
-    seen = Translated(context, translation, main.vocabulary.n_tokens)
+    translation = VocabularyMap(main.vocabulary, model.vocabulary)
+    seen = IntersectionModel(context, translation, main.vocabulary.n_tokens)
     row = seen.evaluate([int(kept[t]) for t in tokens], 1)[0]
     assert np.array_equal(np.flatnonzero(np.isfinite(row)), kept)
     context.close()

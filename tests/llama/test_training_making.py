@@ -242,7 +242,7 @@ def test_a_main_of_another_architecture_gets_a_new_model(quick, tmp_path, own_ca
 def test_a_draft_is_tried_on_the_benchmarks_prompts(tiny_path, tiny_draft_path, own_cache, monkeypatch):
     monkeypatch.setattr(making.trial, "_TOKENS", 24)
     fixed, adaptive = making.trial.run(tiny_path, tiny_draft_path, threads=1)
-    assert (fixed.name, adaptive.name) == making.trial.WAYS
+    assert (fixed.name, adaptive.name) == making.trial.VARIANTS
     assert 1 <= fixed.speedup.n == adaptive.speedup.n <= 8
     assert len(fixed.tested_at) == 3
     assert 0.3 < fixed.acceptance < 1

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spec_local.core.fake import FakeModel
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
-from spec_local.fake import FakeModel
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 
@@ -69,7 +69,7 @@ def cuts(parents):
 def grow_in_calls(model, tokens, parents, sizes):
     rows, start = [], 0
     for size in sizes:
-        rows.extend(model.grow(tokens[start : start + size], parents[start : start + size]).copy())
+        rows.extend(model.decode_tree(tokens[start : start + size], parents[start : start + size]).copy())
         start += size
     return rows
 
@@ -96,7 +96,7 @@ def test_a_row_of_a_tree_is_that_of_its_path_alone(request, make_context, fresh_
             path = path_to(parents, leaf)
             expected = fresh_logits(model, [*TEXT, *(tokens[node] for node in path)])[len(TEXT) :]
             np.testing.assert_allclose([rows[node] for node in path], expected, **CLOSE)
-        context.keep([])
+        context.commit([])
         assert context.cached == TEXT
 
 
@@ -104,10 +104,10 @@ def test_a_row_of_a_tree_is_that_of_its_path_alone(request, make_context, fresh_
 def test_a_tree_without_a_text(request, make_context, fresh_logits, model_name):
     model = request.getfixturevalue(model_name)
     context = make_context(model, max_branches=4)
-    rows = [*context.grow([1, 2, 3], [-1, -1, 0]).copy(), *context.grow([4, 5], [0, 1])]
+    rows = [*context.decode_tree([1, 2, 3], [-1, -1, 0]).copy(), *context.decode_tree([4, 5], [0, 1])]
     for path, row in zip([[1], [2], [1, 3], [1, 4], [2, 5]], rows, strict=True):
         np.testing.assert_allclose(row, fresh_logits(model, path)[-1], **CLOSE)
-    context.keep([0, 3])
+    context.commit([0, 3])
     assert context.cached == [1, 4]
     np.testing.assert_allclose(context.evaluate([6], 1), fresh_logits(model, [1, 4, 6])[-1:], **CLOSE)
 
@@ -116,7 +116,7 @@ def test_a_tree_without_a_text(request, make_context, fresh_logits, model_name):
 def test_rows_are_those_of_the_last_nodes(make_context, fresh_logits, tiny_model, n_logits):
     context = make_context(tiny_model, max_branches=3)
     context.evaluate(TEXT, 0)
-    rows = context.grow([50, 51, 52, 53, 54], [-1, 0, 0, -1, 3], n_logits)
+    rows = context.decode_tree([50, 51, 52, 53, 54], [-1, 0, 0, -1, 3], n_logits)
     assert rows.shape == (n_logits, context.n_vocab)
     paths = [[50], [50, 51], [50, 52], [53], [53, 54]]
     for row, path in zip(rows[::-1], paths[::-1], strict=False):
@@ -131,10 +131,10 @@ def test_every_path_can_be_kept(request, make_context, fresh_logits, model_name)
         tokens = [50 + 7 * i for i in range(len(shape))]
         for sizes, parents in cuts(shape):
             for node in range(-1, len(parents)):
-                context.trim(0)
+                context.truncate(0)
                 context.evaluate(TEXT, 0)
                 grow_in_calls(context, tokens, parents, sizes)
-                context.keep(path_to(parents, node))
+                context.commit(path_to(parents, node))
                 kept = [*TEXT, *(tokens[n] for n in path_to(parents, node))]
                 assert context.cached == kept
                 check_freed(context)
@@ -144,26 +144,26 @@ def test_every_path_can_be_kept(request, make_context, fresh_logits, model_name)
         context.close()
 
 
-@pytest.mark.parametrize("call", ["trim", "evaluate", "keep nothing"])
+@pytest.mark.parametrize("call", ["truncate", "evaluate", "keep nothing"])
 def test_a_tree_is_forgotten(make_context, fresh_logits, tiny_model, call):
     context = make_context(tiny_model, max_branches=4)
     context.evaluate(TEXT, 0)
-    context.grow([50, 51, 52, 53], [-1, 0, 0, -1])
+    context.decode_tree([50, 51, 52, 53], [-1, 0, 0, -1])
     kept = TEXT
-    if call == "trim":
-        context.trim(20)
+    if call == "truncate":
+        context.truncate(20)
         kept = TEXT[:20]
     elif call == "keep nothing":
-        context.keep([])
+        context.commit([])
     else:
         context.evaluate([60], 0)
         kept = [*TEXT, 60]
     assert context.cached == kept
     check_freed(context)
     with pytest.raises(InvalidRequest, match="parent"):
-        context.grow([1], [0])
+        context.decode_tree([1], [0])
     np.testing.assert_allclose(
-        context.grow([33, 34], [-1, -1])[1], fresh_logits(tiny_model, [*kept, 34])[-1], **CLOSE
+        context.decode_tree([33, 34], [-1, -1])[1], fresh_logits(tiny_model, [*kept, 34])[-1], **CLOSE
     )
 
 
@@ -171,8 +171,8 @@ def test_branches_share_the_cells_of_the_text(make_context, tiny_model):
     context = make_context(tiny_model, n_ctx=256, max_branches=256, max_tokens=64)
     for _ in range(3):
         context.evaluate([7] * 64, 0)
-    context.grow([8] * 64, [-1] * 64)
-    context.keep([63])
+    context.decode_tree([8] * 64, [-1] * 64)
+    context.commit([63])
     assert len(context.cached) == 193
     check_freed(context)
 
@@ -184,14 +184,14 @@ def test_a_window_of_a_text_with_holes_stays_whole(
     """llama.cpp reuses cells that have left the window where it finds them behind free ones, as trees leave them."""
     context = make_context(window_model, max_branches=11)
     context.evaluate(TEXT[:20], 0)
-    context.grow(range(50, 61), [-1] * 11)
-    context.keep([10])  # ten free cells before it
+    context.decode_tree(range(50, 61), [-1] * 11)
+    context.commit([10])  # ten free cells before it
     for token in range(60, 60 + n_text):
         context.evaluate([token], 0)
     for i in range(n_chain):
-        context.grow([100 + i], [i - 1])
-    context.keep([])
-    context.trim(length)
+        context.decode_tree([100 + i], [i - 1])
+    context.commit([])
+    context.truncate(length)
     expected = fresh_logits(window_model, [*context.cached, 33])[-1]
     np.testing.assert_allclose(context.evaluate([33], 1)[0], expected, **CLOSE)
 
@@ -210,11 +210,11 @@ def test_starter_trees_are_its_chains(starter, make_context, fresh_logits):
             expected = fresh_logits(starter, [*text, *(tokens[node] for node in path)])[len(text) :]
             np.testing.assert_allclose([rows[node] for node in path], expected, **NEAR)
         path = path_to(parents, 6)  # not in the text's own sequence
-        context.keep(path)
+        context.commit(path)
         kept = [*text, *(tokens[node] for node in path)]
         expected = fresh_logits(starter, [*kept, *tokens[:1]])[-1:]
         np.testing.assert_allclose(context.evaluate(tokens[:1], 1), expected, **NEAR)
-        context.trim(len(text))
+        context.truncate(len(text))
 
 
 # What a tree may not be
@@ -243,7 +243,7 @@ def text_model(request, make_context, tiny_model):
     limits = {"n_ctx": 72, "max_tokens": 64, "max_logits": 32, "max_branches": 3}
     model = FakeModel(**limits) if request.param == "fake" else make_context(tiny_model, **limits)
     model.evaluate([1, 2], 0)
-    model.grow([3, 4], [-1, 0])
+    model.decode_tree([3, 4], [-1, 0])
     return model
 
 
@@ -253,52 +253,52 @@ def check_untouched(model):
     if not isinstance(model, FakeModel):
         sequences = [model._lib.llama_memory_seq_pos_max(model._memory, s) for s in range(3)]
         assert sequences == [3, -1, -1]
-    row = model.grow([5], [1])[0].copy()
-    model.keep([0, 1, 2])
-    model.trim(2)
+    row = model.decode_tree([5], [1])[0].copy()
+    model.commit([0, 1, 2])
+    model.truncate(2)
     np.testing.assert_allclose(row, model.evaluate([3, 4, 5], 1)[0], **CLOSE)
 
 
 @pytest.mark.parametrize(("tokens", "parents"), BAD_TREES, ids=str)
 def test_bad_trees_are_refused_and_change_nothing(text_model, tokens, parents):
     with pytest.raises(InvalidRequest):
-        text_model.grow(tokens, parents, min(len(tokens), 1))
+        text_model.decode_tree(tokens, parents, min(len(tokens), 1))
     check_untouched(text_model)
 
 
 @pytest.mark.parametrize("n_logits", [-1, 3, 1 << 40])
 def test_rows_that_are_not_there_are_refused(text_model, n_logits):
     with pytest.raises(InvalidRequest):
-        text_model.grow([5, 6], [1, 2], n_logits)
+        text_model.decode_tree([5, 6], [1, 2], n_logits)
     with pytest.raises(InvalidRequest):
-        text_model.grow([5] * 33, range(1, 34))
+        text_model.decode_tree([5] * 33, range(1, 34))
     check_untouched(text_model)
 
 
 @pytest.mark.parametrize("path", BAD_PATHS, ids=str)
 def test_a_path_that_is_none_is_not_kept(text_model, path):
     with pytest.raises(InvalidRequest, match="is no child of"):
-        text_model.keep(path)
+        text_model.commit(path)
     check_untouched(text_model)
 
 
 @pytest.mark.parametrize("length", [-1, 3, 4])
 def test_a_tree_is_no_text_to_trim(text_model, length):
     with pytest.raises(InvalidRequest):
-        text_model.trim(length)
+        text_model.truncate(length)
     check_untouched(text_model)
 
 
 def test_a_tree_counts_in_a_full_context(text_model):
-    text_model.keep([])
+    text_model.commit([])
     text_model.evaluate([5] * 64, 0)
-    text_model.grow([6, 7, 8, 9], [-1, -1, 0, 1])
+    text_model.decode_tree([6, 7, 8, 9], [-1, -1, 0, 1])
     with pytest.raises(ContextOverflow):
-        text_model.grow([1, 1, 1], [-1, 2, 3])
+        text_model.decode_tree([1, 1, 1], [-1, 2, 3])
     assert list(text_model.cached) == [1, 2, *[5] * 64]
-    text_model.keep([])
-    assert text_model.grow([6, 7, 8, 9, 1, 1], [-1, -1, 0, 1, 2, 3]).shape[0] == 6
-    text_model.keep([1, 3, 5])
+    text_model.commit([])
+    assert text_model.decode_tree([6, 7, 8, 9, 1, 1], [-1, -1, 0, 1, 2, 3]).shape[0] == 6
+    text_model.commit([1, 3, 5])
     assert list(text_model.cached)[-3:] == [7, 9, 1]
 
 
@@ -309,12 +309,12 @@ def test_more_branches_than_allowed_are_refused(make_context, tiny_model, max_br
         FakeModel(max_branches=max_branches),
     ):
         model.evaluate([1, 2], 0)
-        model.grow([3] * max_branches, [-1] * max_branches)
+        model.decode_tree([3] * max_branches, [-1] * max_branches)
         for parents in ([-1], [0, 0]):
             with pytest.raises(InvalidRequest, match="branches"):
-                model.grow([4] * len(parents), parents)
-        model.grow([4] * max_branches, range(max_branches))  # no new branches
-        model.keep([max_branches - 1, 2 * max_branches - 1])
+                model.decode_tree([4] * len(parents), parents)
+        model.decode_tree([4] * max_branches, range(max_branches))  # no new branches
+        model.commit([max_branches - 1, 2 * max_branches - 1])
         assert list(model.cached) == [1, 2, 3, 4]
 
 
@@ -324,12 +324,12 @@ def test_a_recurrent_model_takes_chains_and_refuses_trees(make_context, fresh_lo
     context.evaluate(TEXT, 0)
     for parents in ([-1, -1], [-1, 0, 0]):
         with pytest.raises(ModelError, match=r"recurrent.*chain"):
-            context.grow([5] * len(parents), parents)
+            context.decode_tree([5] * len(parents), parents)
     assert context.cached == TEXT
-    rows = np.concatenate([context.grow([50, 51], [-1, 0]).copy(), context.grow([52], [1])])
+    rows = np.concatenate([context.decode_tree([50, 51], [-1, 0]).copy(), context.decode_tree([52], [1])])
     with pytest.raises(ModelError, match=r"recurrent.*chain"):
-        context.grow([53], [0])
-    context.keep([0, 1, 2])
+        context.decode_tree([53], [0])
+    context.commit([0, 1, 2])
     assert context.cached == [*TEXT, 50, 51, 52]
     expected = fresh_logits(recurrent_model, [*TEXT, 50, 51, 52, 53])[len(TEXT) :]
     np.testing.assert_allclose([*rows, *context.evaluate([53], 1)], expected, **CLOSE)
@@ -338,13 +338,13 @@ def test_a_recurrent_model_takes_chains_and_refuses_trees(make_context, fresh_lo
 # Random walks
 
 
-def random_parents(dice, tree, n, max_branches):
+def random_parents(rng, tree, n, max_branches):
     """Parents for n more nodes, mostly of the last ones, or fewer where branches would be too many."""
     tree = list(tree)
     new = []
     for _ in range(n):
         node = len(tree)
-        parent = dice.randint(-1, node - 1) if dice.random() < 0.5 else max(-1, node - dice.randint(1, 3))
+        parent = rng.randint(-1, node - 1) if rng.random() < 0.5 else max(-1, node - rng.randint(1, 3))
         if n_leaves([*tree, parent]) > max_branches:
             parent = node - 1
         if n_leaves([*tree, parent]) <= max_branches:
@@ -353,37 +353,37 @@ def random_parents(dice, tree, n, max_branches):
     return new
 
 
-def walk(model, dice, n_steps, most, check, every):
+def walk(model, rng, n_steps, most, check, every):
     """Random trees, kept paths, rollbacks and texts; `check` compares what the model says at the end of some."""
     text = []
     for step in range(n_steps):
-        if len(text) > most or dice.random() < 0.15:
-            length = dice.randint(0, len(text)) if dice.random() < 0.5 else max(0, len(text) - 4)
-            if dice.random() < 0.3:
-                model.grow([5, 6], [-1, -1])
-            model.trim(length)
+        if len(text) > most or rng.random() < 0.15:
+            length = rng.randint(0, len(text)) if rng.random() < 0.5 else max(0, len(text) - 4)
+            if rng.random() < 0.3:
+                model.decode_tree([5, 6], [-1, -1])
+            model.truncate(length)
             del text[length:]
-        elif dice.random() < 0.15:
-            tokens = [dice.randrange(model.n_vocab) for _ in range(dice.randint(1, 6))]
-            model.evaluate(tokens, dice.randint(0, len(tokens)))
+        elif rng.random() < 0.15:
+            tokens = [rng.randrange(model.n_vocab) for _ in range(rng.randint(1, 6))]
+            model.evaluate(tokens, rng.randint(0, len(tokens)))
             text += tokens
         else:
             tokens, parents, rows = [], [], []
-            for _ in range(dice.randint(1, 3)):
-                new = random_parents(dice, parents, dice.randint(1, 6), model.max_branches)
-                tokens += [dice.randrange(model.n_vocab) for _ in new]
+            for _ in range(rng.randint(1, 3)):
+                new = random_parents(rng, parents, rng.randint(1, 6), model.max_branches)
+                tokens += [rng.randrange(model.n_vocab) for _ in new]
                 parents += new
-                rows += [*model.grow(tokens[-len(new) :], new).copy()]
+                rows += [*model.decode_tree(tokens[-len(new) :], new).copy()]
             if step % every == 0:
                 for node in range(len(parents)):
                     check([*text, *(tokens[n] for n in path_to(parents, node))], rows[node])
-            path = path_to(parents, dice.randint(-1, len(parents) - 1))
-            path = path[: dice.randint(0, len(path))]
-            model.keep(path)
+            path = path_to(parents, rng.randint(-1, len(parents) - 1))
+            path = path[: rng.randint(0, len(path))]
+            model.commit(path)
             text += [tokens[node] for node in path]
         assert list(model.cached) == text
         if step % every == every - 1:
-            probe = dice.randrange(model.n_vocab)
+            probe = rng.randrange(model.n_vocab)
             text.append(probe)
             check(text, model.evaluate([probe], 1)[0])
 
@@ -418,18 +418,18 @@ def test_a_random_walk_on_the_fake_model():
 numbers = st.one_of(st.integers(-2, 12), st.integers())
 calls = st.one_of(
     st.tuples(
-        st.just("grow"),
+        st.just("decode_tree"),
         st.lists(numbers, max_size=6),
         st.lists(numbers, max_size=6),
         st.one_of(st.none(), numbers),
     ),
     # Those mostly work, so that there is a tree.
     st.lists(st.integers(-1, 5), min_size=1, max_size=5).map(
-        lambda parents: ("grow", [7] * len(parents), [min(p, i - 1) for i, p in enumerate(parents)])
+        lambda parents: ("decode_tree", [7] * len(parents), [min(p, i - 1) for i, p in enumerate(parents)])
     ),
-    st.tuples(st.just("keep"), st.lists(numbers, max_size=4)),
-    st.tuples(st.just("keep"), st.sampled_from([[], [0], [0, 1], [1]])),
-    st.tuples(st.just("trim"), numbers),
+    st.tuples(st.just("commit"), st.lists(numbers, max_size=4)),
+    st.tuples(st.just("commit"), st.sampled_from([[], [0], [0, 1], [1]])),
+    st.tuples(st.just("truncate"), numbers),
     st.tuples(st.just("evaluate"), st.lists(numbers, max_size=4), numbers),
 )
 
@@ -457,6 +457,6 @@ def test_any_calls_are_answered_or_refused_alike(make_context, tiny_model, scrip
                 outcomes.append(type(error))
         assert outcomes[0] == outcomes[1], (name, arguments)
         assert context.cached == fake.cached
-    context.trim(0)
+    context.truncate(0)
     check_freed(context)
     context.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spec_local.fake import FakeModel
+from spec_local.core.fake import FakeModel
 from spec_local.verifiers import node
 
 

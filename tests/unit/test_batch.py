@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from spec_local.answers import open_answers
-from spec_local.batch import read_entries
+from spec_local.batch.answers import open_answers
+from spec_local.batch.runner import read_entries
+from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.generation import GenerationSettings
-from spec_local.sampling import SamplingSettings
+from spec_local.settings import GenerationSettings
 
 SETTINGS = GenerationSettings(max_tokens=9)
 
@@ -238,7 +238,7 @@ def test_two_writers(tmp_path, read):
 
 def test_a_killed_writer_keeps_nobody_out(tmp_path):
     path = tmp_path / "answers.jsonl"
-    script = "import sys, time\nfrom pathlib import Path\nfrom spec_local.answers import open_answers\n"
+    script = "import sys, time\nfrom pathlib import Path\nfrom spec_local.batch.answers import open_answers\n"
     script += "with open_answers(Path(sys.argv[1])):\n    print('open', flush=True)\n    time.sleep(60)\n"
     with subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"open\n"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from spec_local.bench import report
-from spec_local.bench.figures import estimate, summarise
+from spec_local.bench.figures import geometric_mean, summarise
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run
-from spec_local.bench.ways import ways
-from spec_local.decoding import Statistics
-from spec_local.generation import GenerationSettings
-from spec_local.sampling import SamplingSettings
+from spec_local.bench.variants import variants
+from spec_local.core.sampling import SamplingSettings
+from spec_local.engine.decoding import Statistics
+from spec_local.settings import GenerationSettings
 
 RECORD = {
     "specdec": "0.1.0",
@@ -34,7 +34,7 @@ RECORD = {
 GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=10)
 
 
-def run(prompt, way, rate, number=1, **statistics):
+def run(prompt, variant, rate, number=1, **statistics):
     values = {
         "predicted_n": 10,
         "predicted_s": 10 / rate,
@@ -42,18 +42,18 @@ def run(prompt, way, rate, number=1, **statistics):
         "first_token_s": 1.5,
         "n_steps": 5,
     }
-    return Run(prompt, way, number, [1, 2], "a|b", "length", Statistics(**(values | statistics)))
+    return Run(prompt, variant, number, [1, 2], "a|b", "length", Statistics(**(values | statistics)))
 
 
 def outcome(category, name, plain, other, difference=None, theory=2.0, **statistics):
     prompt = Prompt(category, name, "text")
     runs = {"plain": plain, "speculative": other}
     made = {
-        way: [
-            run(prompt, way, r, i, **(statistics if way != "plain" else {"n_steps": 10}))
+        variant: [
+            run(prompt, variant, r, i, **(statistics if variant != "plain" else {"n_steps": 10}))
             for i, r in enumerate(rates, 1)
         ]
-        for way, rates in runs.items()
+        for variant, rates in runs.items()
     }
     return Outcome(prompt, made, {"speculative": difference}, {"speculative": theory} if theory else {})
 
@@ -76,7 +76,7 @@ OUTCOMES = [
 def results(**changes):
     values = {
         "record": RECORD,
-        "ways": ways(GREEDY, {}),
+        "variants": variants(GREEDY, {}),
         "outcomes": OUTCOMES,
         "n_prompts": 3,
         "runs": 3,
@@ -86,10 +86,10 @@ def results(**changes):
 
 
 def test_estimates():
-    one = estimate([1.5])
+    one = geometric_mean([1.5])
     assert (one.value, one.low, one.high, one.n) == pytest.approx((1.5, 1.5, 1.5, 1))
-    assert estimate([2.0, 0.5]).value == pytest.approx(1.0)
-    many = estimate(np.exp(np.random.default_rng(1).normal(0.2, 0.3, 100)))
+    assert geometric_mean([2.0, 0.5]).value == pytest.approx(1.0)
+    many = geometric_mean(np.exp(np.random.default_rng(1).normal(0.2, 0.3, 100)))
     # Of 100 values with a deviation of 0.3 the mean is uncertain by 1.96 · 0.03.
     assert np.log(many.high / many.low) == pytest.approx(2 * 1.96 * 0.03, rel=0.2)
     assert many.low < many.value < many.high
@@ -97,11 +97,11 @@ def test_estimates():
 
 def test_intervals_hold_what_they_promise():
     rng = np.random.default_rng(2)
-    found = [estimate(np.exp(rng.normal(0.3, 0.2, 40))) for _ in range(100)]
+    found = [geometric_mean(np.exp(rng.normal(0.3, 0.2, 40))) for _ in range(100)]
     assert 87 <= sum(e.low <= np.exp(0.3) <= e.high for e in found) <= 99
 
 
-def test_figures_of_a_way():
+def test_figures_of_a_variant():
     figures = summarise(OUTCOMES, "speculative")
     # a: medians 22 and 11; b: 0.5; c: 1
     assert figures.by_category["code"].value == pytest.approx(1.0)
@@ -134,17 +134,17 @@ def test_figures_of_plain():
 REPORT = """\
 # specdec bench
 
-|             | what                                          |
-| ----------- | --------------------------------------------- |
-| main        | m.gguf (tiny), 2 MB, SHA-256 abababababab…    |
-| machine     | Abacus 9, 2 cores, Linux                      |
-| run with    | 1 thread, context 256                         |
-| llama.cpp   | llama-cpp-python 0.3.36                       |
-| CPU kernels | avx2                                          |
-| specdec     | 0.1.0, 2026-01-02T03:04:05+00:00              |
-| asked       | 3 prompts of 2 categories, 3 runs of each way |
-| answers     | up to 10 tokens, temperature 0                |
-| peak memory | 123 MB, of all ways together                  |
+|             | what                                              |
+| ----------- | ------------------------------------------------- |
+| main        | m.gguf (tiny), 2 MB, SHA-256 abababababab…        |
+| machine     | Abacus 9, 2 cores, Linux                          |
+| run with    | 1 thread, context 256                             |
+| llama.cpp   | llama-cpp-python 0.3.36                           |
+| CPU kernels | avx2                                              |
+| specdec     | 0.1.0, 2026-01-02T03:04:05+00:00                  |
+| asked       | 3 prompts of 2 categories, 3 runs of each variant |
+| answers     | up to 10 tokens, temperature 0                    |
+| peak memory | 123 MB, of all variants together                  |
 
 ## Speed-up: tokens/s after the prompt, against plain
 
@@ -159,20 +159,20 @@ Geometric means over prompts, and their 95 % bootstrap intervals.
 
 ## Rates, and where the time goes
 
-| way         | tokens/s | first token | tokens a step |  accepted | guessing |  main |  rest | steps by            |
+| variant     | tokens/s | first token | tokens a step |  accepted | guessing |  main |  rest | steps by            |
 | ----------- | -------: | ----------: | ------------: | --------: | -------: | ----: | ----: | ------------------- |
 | plain       |     10.0 |      1.50 s |          1.00 |           |     0.0% |  0.0% |  0.0% |                     |
 | speculative |      8.0 |      1.50 s |          2.00 | 62% of 40 |    37.5% | 50.0% | 12.5% | draft 80%, none 20% |
 
 ## Accepted, by position of the guess
 
-| way         |   1 |   2 |
+| variant     |   1 |   2 |
 | ----------- | --: | --: |
 | speculative | 71% | 50% |
 
 ## The best that any length of guesses could have done
 
-| way         |   best | achieved of it |
+| variant     |   best | achieved of it |
 | ----------- | -----: | -------------: |
 | speculative | 2.00 × |            50% |
 
@@ -213,15 +213,15 @@ def test_bars():
     assert whole.startswith("    all   ")
 
 
-def test_bars_of_several_ways():
-    both = ways(GREEDY, {"draft-max": [1, 2]})
+def test_bars_of_several_variants():
+    both = variants(GREEDY, {"draft-max": [1, 2]})
     one = outcome("code", "a", [2.0], [1.0])
     runs = {
         "plain": one.runs["plain"],
         "draft-max=1": one.runs["speculative"],
         "draft-max=2": one.runs["plain"],
     }
-    said = report.markdown(results(ways=both, outcomes=[replace(one, runs=runs)], n_prompts=1), bars=True)
+    said = report.markdown(results(variants=both, outcomes=[replace(one, runs=runs)], n_prompts=1), bars=True)
     bars = [line for line in said.splitlines() if "│" in line]
     assert bars[0] == "    code draft-max=1 " + "█" * 20 + " " * 19 + "│ 0.50"
     assert bars[1] == "         draft-max=2 " + "█" * 39 + "│ 1.00"
@@ -230,7 +230,7 @@ def test_bars_of_several_ways():
 
 def test_csv():
     rows = list(csv.DictReader(io.StringIO(report.csv_rows(results()))))
-    assert [(r["category"], r["name"], r["way"]) for r in rows] == [
+    assert [(r["category"], r["name"], r["variant"]) for r in rows] == [
         (c, n, w) for c, n in (("code", "a"), ("code", "b"), ("prose", "c")) for w in ("plain", "speculative")
     ]
     assert [float(r["speedup"]) for r in rows] == [1, 2, 1, 0.5, 1, 1]
@@ -246,7 +246,7 @@ def test_json():
     assert whole["settings"]["plain"]["proposer"] == "none"
     assert whole["settings"]["speculative"]["sampling"]["temperature"] == 0
     assert (whole["prompts_done"], whole["prompts_wanted"], whole["interrupted"]) == (3, 3, False)
-    speculative = whole["ways"][1]
+    speculative = whole["variants"][1]
     assert speculative["speedup"]["n"] == 3
     assert speculative["acceptance"] == pytest.approx(5 / 8)
     assert speculative["differences"] == [{"category": "code", "name": "b", "run": 1, "at": 7, "gap": 0.0125}]

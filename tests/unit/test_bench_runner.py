@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from spec_local.bench.prompts import Prompt
-from spec_local.bench.runner import Difference, Outcome, Question, Run, measure
-from spec_local.bench.ways import ways
-from spec_local.costs import CostTable
-from spec_local.decoding import Statistics
-from spec_local.fake import FakeModel
-from spec_local.generation import GenerationSettings
+from spec_local.bench.runner import Difference, Outcome, Run, TokenizedPrompt, measure
+from spec_local.bench.variants import variants
+from spec_local.core.fake import FakeModel
+from spec_local.engine.decoding import Statistics
 from spec_local.lookups import PromptLookup
+from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Text
+from spec_local.settings import GenerationSettings
 
-QUESTIONS = [Question(Prompt("c", name, name), [1, 2, i]) for i, name in enumerate("xyz")]
+QUESTIONS = [TokenizedPrompt(Prompt("c", name, name), [1, 2, i]) for i, name in enumerate("xyz")]
 ANSWER = [3, 4, 5, 6] * 5
 
 
@@ -43,13 +43,13 @@ class Scripted:
         both = ["draft", "lookup"] if self.draft else ["lookup"]
         return both if settings.proposer == "auto" else [settings.proposer]
 
-    store = None
+    datastore = None
 
     def lookups(self, settings):
         return [PromptLookup(shortest=2)] if "lookup" in self.proposers(settings) else []
 
     def costs(self):
-        main, draft = CostTable(), CostTable()
+        main, draft = CostModel(), CostModel()
         for n in range(1, 66):
             main.observe(n, 1.0)
         draft.observe(1, 0.25)
@@ -61,10 +61,10 @@ def alike(proposer, prompt):
 
 
 def compared(**varied):
-    return ways(GenerationSettings(seed=10, max_tokens=20), varied)
+    return variants(GenerationSettings(seed=10, max_tokens=20), varied)
 
 
-def test_ways_take_turns_and_none_is_always_first():
+def test_variants_take_turns_and_none_is_always_first():
     session = Scripted(alike)
     events = list(measure(session, QUESTIONS, compared(proposer=["auto", "lookup"]), runs=2))
     warm_up, counted = session.calls[:3], session.calls[3:]
@@ -75,9 +75,11 @@ def test_ways_take_turns_and_none_is_always_first():
     ]
     assert [type(event) for event in events] == ([Run] * 6 + [Outcome]) * 3
     runs, outcome = events[:6], events[6]
-    assert [outcome.runs[way] for way in ("plain", "auto", "lookup")] == [runs[i::3] for i in range(3)]
+    assert [outcome.runs[variant] for variant in ("plain", "auto", "lookup")] == [
+        runs[i::3] for i in range(3)
+    ]
     assert runs[0].text == "".join(chr(97 + t) for t in ANSWER) + "!"
-    assert (runs[5].number, runs[5].way, list(runs[5].tokens)) == (2, "lookup", ANSWER)
+    assert (runs[5].number, runs[5].variant, list(runs[5].tokens)) == (2, "lookup", ANSWER)
 
 
 def test_differences_and_their_gaps():
@@ -138,7 +140,7 @@ def test_cancelling_ends_it_there():
 
 def test_progress_adds_up_even_where_answers_end_early():
     shares = []
-    list(measure(Scripted(lambda *_: ANSWER[:3]), QUESTIONS, compared(), runs=2, progress=shares.append))
+    list(measure(Scripted(lambda *_: ANSWER[:3]), QUESTIONS, compared(), runs=2, on_progress=shares.append))
     assert sum(shares) == pytest.approx(3 * 2 * 2)
     assert max(shares) == pytest.approx(1 - 3 / 20)
 

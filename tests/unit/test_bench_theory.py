@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_local.bench.theory import best_seconds, copied, drafted, run_lengths
-from spec_local.fake import FakeModel
+from spec_local.bench.theory import best_seconds, draft_run_lengths, lookup_run_lengths, run_lengths
+from spec_local.core.fake import FakeModel
 from spec_local.lookups import PromptLookup
 
 COSTS = st.lists(st.floats(0.1, 5), min_size=8, max_size=8)
@@ -74,12 +74,12 @@ def test_what_a_draft_would_have_guessed(limits, cached):
     assert 4 < sum(right) < 20
     if cached:
         draft.evaluate(cached[:3], 0)
-    assert drafted(draft, prompt, answer, main.n_vocab) == run_lengths(right)
+    assert draft_run_lengths(draft, prompt, answer, main.n_vocab) == run_lengths(right)
 
 
 def test_a_draft_reads_the_answer_in_few_calls():
     draft = FakeModel(max_logits=8)
-    drafted(draft, [1, 2, 3], [4] * 20, 16)
+    draft_run_lengths(draft, [1, 2, 3], [4] * 20, 16)
     assert draft.calls == [2, 8, 8, 4]
 
 
@@ -90,7 +90,7 @@ def test_tokens_that_main_does_not_have_are_no_guesses():
             return np.pad(logits, ((0, 0), (0, 4)), constant_values=99.0)
 
     answer = [int(FakeModel().logits([1]).argmax())]
-    assert drafted(Padded(), [1], answer, 16) == [1]
+    assert draft_run_lengths(Padded(), [1], answer, 16) == [1]
 
 
 def test_a_draft_of_a_shorter_context_guesses_only_there():
@@ -98,14 +98,14 @@ def test_a_draft_of_a_shorter_context_guesses_only_there():
     prompt, answer = [1, 2, 3], []
     for _ in range(8):
         answer.append(int(long.logits([*prompt, *answer]).argmax()))
-    assert drafted(long, prompt, answer, 16) == [8, 7, 6, 5, 4, 3, 2, 1]
-    assert drafted(short, prompt, answer, 16) == [4, 3, 2, 1, 0, 0, 0, 0]
-    assert drafted(short, list(range(7)), answer, 16) == [0] * 8
+    assert draft_run_lengths(long, prompt, answer, 16) == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert draft_run_lengths(short, prompt, answer, 16) == [4, 3, 2, 1, 0, 0, 0, 0]
+    assert draft_run_lengths(short, list(range(7)), answer, 16) == [0] * 8
 
 
 def test_what_lookup_would_have_copied():
     prompt = [1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3]
     #         4 follows 1 2 3, and so do 5, 6, 7; then 8 comes instead of 9
-    assert copied(PromptLookup(shortest=2), prompt, [4, 5, 6, 7, 8, 8], 64) == [4, 3, 2, 1, 0, 0]
-    assert copied(PromptLookup(shortest=2), prompt, [4, 5, 6, 7, 8, 8], 2) == [2, 2, 2, 1, 0, 0]
-    assert copied(PromptLookup(shortest=2), [1, 2], [3, 4], 64) == [0, 0]
+    assert lookup_run_lengths(PromptLookup(shortest=2), prompt, [4, 5, 6, 7, 8, 8], 64) == [4, 3, 2, 1, 0, 0]
+    assert lookup_run_lengths(PromptLookup(shortest=2), prompt, [4, 5, 6, 7, 8, 8], 2) == [2, 2, 2, 1, 0, 0]
+    assert lookup_run_lengths(PromptLookup(shortest=2), [1, 2], [3, 4], 64) == [0, 0]

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from spec_local.llama import build
-from spec_local.llama.build import mend, recipes
+from spec_local.llama.build import recipes, repair
 
 HASWELL = {"sse4_2", "avx", "avx2", "fma", "f16c", "bmi2"}
 SAPPHIRE = HASWELL | {
@@ -72,7 +72,7 @@ def test_mend(machine, works_at):
         installed.append(recipe)
         return True
 
-    events = list(mend(lambda: works_at is not None and len(installed) > works_at, install))
+    events = list(repair(lambda: works_at is not None and len(installed) > works_at, install))
     n = len(ladder) if works_at is None else works_at + 1
     assert installed == ladder[:n]
     assert [r for r, _ in events] == [r for r in ladder[:n] for _ in range(2)]
@@ -83,14 +83,14 @@ def test_mend(machine, works_at):
 def test_mend_says_what_it_does_before_it_does_it(machine):
     machine(SAPPHIRE)
     installed = []
-    events = mend(lambda: True, lambda recipe: installed.append(recipe) or True)
+    events = repair(lambda: True, lambda recipe: installed.append(recipe) or True)
     assert next(events)[1] is None
     assert installed == []
 
 
 def test_an_install_that_fails_is_not_probed(machine):
     machine(SAPPHIRE)
-    events = list(mend(lambda: pytest.fail("probed what was not installed"), lambda recipe: False))
+    events = list(repair(lambda: pytest.fail("probed what was not installed"), lambda recipe: False))
     assert [works for _, works in events][1::2] == [False, False, False]
 
 

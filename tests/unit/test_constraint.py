@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.constraint import Constraint
-from spec_local.decoding import Step, decode
-from spec_local.dice import SeededDice
+from spec_local.core.constraint import Constraint
+from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.decoding import Step, decode
 from spec_local.errors import BackendError, DeadEnd
-from spec_local.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.proposers import BestFirst, Chain, DraftModel, Drawn
 from spec_local.proposers.base import Limit
-from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.verifiers import VERIFIERS
 
 HOW = st.builds(
@@ -59,12 +59,12 @@ def constraint(n_vocab, allowed, kind=FakeState, text=()):
 )
 def test_a_distribution_is_that_of_masked_logits(how, n_vocab, share, seed, ties):
     """Bit for bit the tokens, and the same probabilities, whatever the constraint was asked."""
-    rng = np.random.default_rng(seed)
-    logits = (rng.normal(size=n_vocab) * 3).astype(np.float32)
+    generator = np.random.default_rng(seed)
+    logits = (generator.normal(size=n_vocab) * 3).astype(np.float32)
     if ties:
         logits = np.round(logits)
-    may_follow = set((rng.random(n_vocab) < share).nonzero()[0].tolist()) | {0}
-    history = rng.integers(0, n_vocab, 10).tolist()
+    may_follow = set((generator.random(n_vocab) < share).nonzero()[0].tolist()) | {0}
+    history = generator.integers(0, n_vocab, 10).tolist()
     masked = np.where(np.isin(np.arange(n_vocab), list(may_follow)), logits, np.float32(-np.inf))
     expected = Sampler(how).distribution(masked, history).dense(n_vocab)
     limited = constraint(n_vocab, may_follow, text=history)
@@ -149,7 +149,7 @@ def test_a_perfect_draft_is_always_right_under_a_constraint():
         limited = Constraint(FakeState(40, lambda answer: range(len(answer) % 3, 40, 3)))
         limited.commit([1, 2])
         proposer = DraftModel(FakeModel(40), Sampler(how, limited), Chain("greedy"), n_vocab=40)
-        proposal = proposer.propose([1, 2], Limit(6, 6, 1), SeededDice(0), lambda part: None)
+        proposal = proposer.propose([1, 2], Limit(6, 6, 1), SeededRng(0), lambda part: None)
         assert len(proposal.tokens) == 6
         assert [token % 3 for token in proposal.tokens] == [0, 1, 2, 0, 1, 2]
 
@@ -164,8 +164,8 @@ def _dead_after_one(answer):
     [
         ("token", Chain("drawn")),
         ("block", Chain("drawn")),
-        ("membership", Chain("coupled")),
-        ("membership", BestFirst(3)),
+        ("exact-match", Chain("coupled")),
+        ("exact-match", BestFirst(3)),
         ("sequoia", Drawn("without replacement", 3)),
         ("traversal", Drawn("without replacement", 3)),
     ],
@@ -174,7 +174,7 @@ def _dead_after_one(answer):
 def test_a_dead_end_is_met_as_often_as_without_guesses(rule, shape):
     """And what was said before it is the same. A guess that leads to one, and does not stand, does no harm."""
 
-    def run(dice, guesses):
+    def run(rng, guesses):
         sampler = Sampler(SamplingSettings(), Constraint(FakeState(4, _dead_after_one)))
         draft = DraftModel(FakeModel(4, seed=9, scale=1.0), sampler, shape, n_vocab=4) if guesses else None
         said = []
@@ -183,7 +183,7 @@ def test_a_dead_end_is_met_as_often_as_without_guesses(rule, shape):
                 FakeModel(4, seed=1, scale=1.0),
                 [0, 1],
                 sampler=sampler,
-                dice=dice,
+                rng=rng,
                 proposer=draft,
                 verifier=VERIFIERS[rule],
                 draft_max=2,
@@ -194,7 +194,7 @@ def test_a_dead_end_is_met_as_often_as_without_guesses(rule, shape):
             said.append("dead")
         return tuple(said)
 
-    plain, guessed = (enumerate_outcomes(lambda dice, g=g: run(dice, g)) for g in (False, True))
+    plain, guessed = (enumerate_outcomes(lambda rng, g=g: run(rng, g)) for g in (False, True))
     assert 0.05 < plain[1, "dead"] < 0.5
     assert guessed.keys() == plain.keys()
     assert all(abs(guessed[said] - plain[said]) < 1e-12 for said in plain)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.lookups import Copies
+from spec_local.core.proposal import ROOT, Proposal, path_to
+from spec_local.lookups import Candidates
 from spec_local.policies.copying import Candidate, fates, merged
-from spec_local.proposal import ROOT, Proposal, path_to
 
 
 def candidate(tokens, parents, chances, source="suffix"):
@@ -81,4 +81,4 @@ def test_a_merged_tree_has_every_path_once(several):
     ],
 )
 def test_what_became_of_guesses(parents, said, expected):
-    assert list(fates(Copies([1, 2, 3], parents, [0.5] * 3, "x"), said)) == expected
+    assert list(fates(Candidates([1, 2, 3], parents, [0.5] * 3, "x"), said)) == expected

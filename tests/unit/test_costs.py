@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.costs import CostTable, measure, measure_prefill
+from spec_local.core.fake import FakeModel
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.fake import FakeModel
+from spec_local.policies.cost_model import CostModel, measure, measure_prefill
 
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}  # a 1.5B model on two cores; a call of one token is 1
 POSITIVE = st.floats(1e-6, 1e3)
@@ -18,7 +18,7 @@ TABLES = st.dictionaries(st.integers(1, 64), POSITIVE, min_size=1, max_size=8)
 
 
 def table(seconds):
-    result = CostTable()
+    result = CostModel()
     for n, s in seconds.items():
         result.observe(n, s)
     return result
@@ -31,8 +31,8 @@ class TimedModel(FakeModel):
         super().__init__(**limits)
         self._seconds, self.now = seconds, 100.0
 
-    def grow(self, tokens, parents, n_logits=None):
-        logits = super().grow(tokens, parents, n_logits)
+    def decode_tree(self, tokens, parents, n_logits=None):
+        logits = super().decode_tree(tokens, parents, n_logits)
         self.now += self._seconds(len(tokens), len(self.calls))
         return logits
 
@@ -64,7 +64,7 @@ def test_beyond_a_table_that_falls_is_not_below_its_end():
 
 
 def test_a_noisy_neighbour_does_not_count():
-    costs = CostTable()
+    costs = CostModel()
     for n, outlier in [(1, 50.0), (4, 9.0)]:
         for seconds in (n, outlier, n, n, outlier):
             costs.observe(n, float(seconds))
@@ -79,7 +79,7 @@ def test_of_two_observations_the_lower_counts():
 
 
 def test_a_lasting_change_counts():
-    costs = CostTable()
+    costs = CostModel()
     for seconds in [1.0] * 100 + [2.0] * 4:
         costs.observe(1, seconds)
     assert costs.seconds(1) == 1.0
@@ -89,7 +89,7 @@ def test_a_lasting_change_counts():
 
 def test_calls_that_take_far_too_long_count_once_they_last():
     """Five of nine are more than a median forgives, and a draft that seems dear is not asked, and so not timed, again."""
-    costs = CostTable(F16)
+    costs = CostModel(F16)
     for seconds in [1.0, *[20.0] * 5, 1.0, *[20.0] * 5, 1.0, *[20.0] * 8]:
         costs.observe(1, seconds)
         assert costs.seconds(1) == 1.0
@@ -103,7 +103,7 @@ def test_calls_that_take_far_too_long_count_once_they_last():
 
 
 def test_all_sizes_follow_the_calls_of_one_token():
-    costs = CostTable(F16)
+    costs = CostModel(F16)
     for _ in range(9):
         costs.observe(1, 3.0)
     assert [costs.seconds(n) for n in F16] == pytest.approx([3 * s for s in F16.values()])
@@ -113,7 +113,7 @@ def test_all_sizes_follow_the_calls_of_one_token():
 
 
 def test_a_call_counts_by_those_of_one_token_around_it():
-    costs = CostTable(F16)
+    costs = CostModel(F16)
     for n, seconds in [
         (1, 1.0),
         (8, 5.0),
@@ -130,7 +130,7 @@ def test_a_call_counts_by_those_of_one_token_around_it():
 
 
 def test_a_call_that_none_of_one_token_follows_soon_counts_by_the_last_one():
-    costs = CostTable({1: 1.0})
+    costs = CostModel({1: 1.0})
     for _ in range(20):
         costs.observe(8, 2.0)
     costs.observe(1, 4.0)
@@ -141,7 +141,7 @@ def test_a_call_that_none_of_one_token_follows_soon_counts_by_the_last_one():
 
 
 def test_odd_calls_are_in_doubt_until_two_of_one_token_came():
-    costs = CostTable(F16)
+    costs = CostModel(F16)
     for n, seconds, in_doubt in [
         (8, 1.86, False),
         (8, 4.0, False),  # one may be noise
@@ -176,16 +176,16 @@ def test_noise_moves_no_entry_far_however_long_it_lasts(seed):
         spike = float(rng.uniform(5, 30)) if rng.random() < 0.02 else 1.0
         costs.observe(n, (1 + 0.25 * n) * pace * spike * float(rng.lognormal(0, 0.1)))
         if i % 1000 == 999:
-            costs = CostTable(costs.costs)  # kept on disk, and read again
+            costs = CostModel(costs.costs)  # kept on disk, and read again
             found = costs.first(64)[1:] / (1 + 0.25 * np.arange(1, 65)) / pace
             assert 0.25 < found.min() <= found.max() < 4.0
 
 
 def test_tables_agree_however_fast_the_machine_is():
-    costs = CostTable(F16)
-    assert costs.agrees_with(CostTable({1: 5.0, 8: 5 * 1.5}))
-    assert not costs.agrees_with(CostTable({1: 5.0, 8: 5 * 2.7}))
-    assert not costs.agrees_with(CostTable({1: 5.0, 8: 5 * 1.3}))
+    costs = CostModel(F16)
+    assert costs.agrees_with(CostModel({1: 5.0, 8: 5 * 1.5}))
+    assert not costs.agrees_with(CostModel({1: 5.0, 8: 5 * 2.7}))
+    assert not costs.agrees_with(CostModel({1: 5.0, 8: 5 * 1.3}))
 
 
 def test_one_size_that_was_misjudged_is_corrected_alone():
@@ -218,22 +218,22 @@ def test_all_sizes_at_once(seconds, n):
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 64), POSITIVE), min_size=1, max_size=60))
 def test_a_table_survives_being_written_down(calls):
-    costs = CostTable()
+    costs = CostModel()
     for n, seconds in calls:
         costs.observe(n, seconds)
-    again = CostTable(costs.costs)
+    again = CostModel(costs.costs)
     assert list(again.costs) == list(costs.costs)
     assert [again.seconds(n) for n in again.costs] == pytest.approx(list(costs.costs.values()))
 
 
 def test_an_empty_table_knows_nothing():
     with pytest.raises(ValueError, match="unknown"):
-        CostTable().seconds(1)
+        CostModel().seconds(1)
 
 
 @pytest.mark.parametrize(("n", "seconds"), [(0, 1.0), (1, -1.0), (1, math.nan), (1, math.inf)])
 def test_impossible_observations_are_refused(n, seconds):
-    costs = CostTable()
+    costs = CostModel()
     with pytest.raises(ValueError, match="cannot take"):
         costs.observe(n, seconds)
     assert costs.costs == {}
@@ -275,12 +275,12 @@ def test_measuring_leaves_the_text_alone_and_no_tree(text):
     model = TimedModel(lambda n, call: F16.get(n, 0.0), max_branches=1)
     if text:
         model.evaluate(text, 0)
-    model.grow([5], [-1])
+    model.decode_tree([5], [-1])
     costs = measure(model, tuple(F16), clock=model.clock)
     assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()))
     assert list(model.cached) == text
     with pytest.raises(InvalidRequest, match="parent"):
-        model.grow([0], [0])  # there would be a node 0, had any been left
+        model.decode_tree([0], [0])  # there would be a node 0, had any been left
 
 
 def test_measuring_warms_up_and_interleaves():
@@ -362,7 +362,7 @@ def test_a_failing_call_leaves_no_tree():
     with pytest.raises(BackendError):
         measure(model, clock=model.clock)
     with pytest.raises(InvalidRequest, match="parent"):
-        FakeModel.grow(model, [0], [0])
+        FakeModel.decode_tree(model, [0], [0])
 
 
 def test_the_default_clock_measures_something():

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from spec_local.dice import SeededDice
-from spec_local.sampling import Distribution
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Distribution
 
 N_PLACES = 8_000
 SPARSE_IDS = np.array([0, 3, 17, 511, 512, 600, 151_000])
@@ -23,8 +23,8 @@ def dense(n, seed=0, scale=1.5):
 
 
 def draws(weights, tokens=None, seed=5, n=N_PLACES):
-    dice = SeededDice(seed)
-    return np.array([dice.choose_at(place, weights, tokens) for place in range(n)])
+    rng = SeededRng(seed)
+    return np.array([rng.choose_at(place, weights, tokens) for place in range(n)])
 
 
 def as_expected(observed, expected):
@@ -53,7 +53,7 @@ EVERY_DISTRIBUTION = pytest.mark.parametrize(
 @EVERY_DISTRIBUTION
 def test_one_place_gives_one_answer_whatever_else_was_asked(weights, tokens):
     places = [0, 1, 7, 255, 256, 4_000, 2**33]
-    first, second = SeededDice(3), SeededDice(3)
+    first, second = SeededRng(3), SeededRng(3)
     asked = {place: first.choose_at(place, weights, tokens) for place in places}
     for place in reversed(places):
         second.accept(0.3)
@@ -70,8 +70,8 @@ def test_other_weights_of_a_size_do_not_matter(weights, tokens):
 def test_what_a_place_draws_hangs_on_ids_and_not_on_columns():
     """A draft whose nucleus holds other tokens as well still draws main's token where it can."""
     for place in range(300):
-        few = SeededDice(1).choose_at(place, normalised([1, 2]), np.array([10, 90]))
-        more = SeededDice(1).choose_at(place, normalised([1e-12, 1, 1e-12, 2]), np.array([3, 10, 50, 90]))
+        few = SeededRng(1).choose_at(place, normalised([1, 2]), np.array([10, 90]))
+        more = SeededRng(1).choose_at(place, normalised([1e-12, 1, 1e-12, 2]), np.array([3, 10, 50, 90]))
         assert [10, 90][few] == [3, 10, 50, 90][more]
 
 
@@ -108,7 +108,7 @@ def test_what_weighs_nothing_is_never_drawn(n):
 def test_a_single_token_is_certain():
     for weights, tokens in [([1.0], None), ([0.0, 2.0, 0.0], None), ([0.0, 1e-300], np.array([4, 9]))]:
         for place in range(50):
-            assert weights[SeededDice(0).choose_at(place, np.array(weights), tokens)] > 0
+            assert weights[SeededRng(0).choose_at(place, np.array(weights), tokens)] > 0
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.5, 1.5])
@@ -154,7 +154,7 @@ def test_draws_of_two_seeds_are_independent():
 def test_places_leave_the_other_questions_alone():
     """So that a rule which draws at places may stand beside one that does not."""
     weights = normalised([4, 2, 1, 2, 1])
-    alone, beside = SeededDice(9), SeededDice(9)
+    alone, beside = SeededRng(9), SeededRng(9)
     pairs = np.zeros((5, 5))
     for place in range(N_PLACES):
         there, chosen = beside.choose_at(place, weights), beside.choose(weights)
@@ -167,10 +167,10 @@ def test_places_leave_the_other_questions_alone():
 def test_a_distribution_is_drawn_from_at_a_place_by_token():
     sparse, whole = Distribution(np.array([2, 40]), normalised([1, 3])), np.zeros(41)
     sparse.fill(whole)
-    found = [sparse.draw(SeededDice(4), place) for place in range(100)]
+    found = [sparse.draw(SeededRng(4), place) for place in range(100)]
     assert set(found) == {2, 40}
     # A row of few tokens and a row with all of them draw alike where both have no more than one block.
-    same = [Distribution(np.arange(41), whole).draw(SeededDice(4), place) for place in range(100)]
+    same = [Distribution(np.arange(41), whole).draw(SeededRng(4), place) for place in range(100)]
     assert found == same
 
 

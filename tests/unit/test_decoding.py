@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.constraint import Constraint
-from spec_local.decoding import Finished, Prefilled, Step, decode
-from spec_local.dice import SeededDice
+from spec_local.core.constraint import Constraint
+from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
+from spec_local.core.proposal import Proposal
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.datastore.lookup import DatastoreLookup
+from spec_local.datastore.text_index import ContextIndex
+from spec_local.engine.decoding import Finished, Prefilled, Step, decode
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
-from spec_local.lookups.stored import Stored
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies import Policy
-from spec_local.proposal import Proposal
 from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn
-from spec_local.sampling import Sampler, SamplingSettings
-from spec_local.text_index import ContextIndex
 from spec_local.verifiers import VERIFIERS
 from tests.exact import is_mains
 
@@ -34,7 +34,7 @@ class AlwaysWrong:
     def prefill(self, history):
         return iter(())
 
-    def propose(self, history, limit, dice, lap):
+    def propose(self, history, limit, rng, lap):
         return Proposal.chain([(history[-1] + 1) % 3] * min(limit.depth, limit.nodes))
 
     def commit(self, history):
@@ -69,7 +69,7 @@ class Unjudged:
     def prefill(self, history):
         return iter(())
 
-    def propose(self, history, limit, dice, lap):
+    def propose(self, history, limit, rng, lap):
         found = self.lookup.find(history, limit)
         return Proposal(found.tokens, found.parents, source=found.source)
 
@@ -124,8 +124,8 @@ PROPOSERS = {
     "lookup": lambda sampler, n_vocab, is_end=None: Unjudged(PromptLookup(longest=3, shortest=1)),
     "suffix": lambda sampler, n_vocab, is_end=None: Unjudged(SuffixLookup(shortest=1)),
     "recycling": lambda sampler, n_vocab, is_end=None: Unjudged(Recycling()),
-    "stored": lambda sampler, n_vocab, is_end=None: Unjudged(Stored(Kept())),
-    "followed": lambda sampler, n_vocab, is_end=None: Unjudged(Stored(Kept(more=7))),
+    "stored": lambda sampler, n_vocab, is_end=None: Unjudged(DatastoreLookup(Kept())),
+    "followed": lambda sampler, n_vocab, is_end=None: Unjudged(DatastoreLookup(Kept(more=7))),
     "always wrong": lambda sampler, n_vocab, is_end=None: AlwaysWrong(),
     "best first": draft(0.5, lambda: BestFirst(6, 3)),
     "perfect best first": draft(0.0, lambda: BestFirst(6, 3)),
@@ -144,7 +144,7 @@ WAYS |= {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}
 WAYS |= {
     f"{name}, {rule}": (PROPOSERS[name], rule)
     for name in ("best first", "beam", "suffix", "recycling", "stored", "followed")
-    for rule in ("membership", "traversal")
+    for rule in ("exact-match", "traversal")
 }
 for _rule, _drawing in DRAWN.items():
     PROPOSERS[_drawing] = draft(0.5, partial(Drawn, _drawing, 3, 2))
@@ -152,16 +152,16 @@ for _rule, _drawing in DRAWN.items():
     if _rule != "spectr":  # where p = q its enumeration is long: test_tree_verifiers has it
         WAYS[f"perfect tree, {_rule}"] = draft(0.0, partial(Drawn, _drawing, 3, 2)), _rule
     WAYS[f"unlike tree, {_rule}"] = draft(5.0, partial(Drawn, _drawing, 3, 2)), _rule
-WAYS["staged coupled, membership"] = staged("coupled"), "membership"
-WAYS["tree, membership"] = PROPOSERS["top and one"], "membership"
+WAYS["staged coupled, exact_match"] = staged("coupled"), "exact-match"
+WAYS["tree, exact_match"] = PROPOSERS["top and one"], "exact-match"
 WAYS["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
 EVERY_WAY = pytest.mark.parametrize(("make", "rule"), WAYS.values(), ids=WAYS.keys())
 
 
 SHAPES = {
     "chain": (Chain, "block"),
-    "best first": (partial(BestFirst, 12), "membership"),
-    "beam": (partial(Beam, 4, 12), "membership"),
+    "best first": (partial(BestFirst, 12), "exact-match"),
+    "beam": (partial(Beam, 4, 12), "exact-match"),
     "tree": (partial(Drawn, "top and one", 12), "top-one"),
     "traversed": (partial(Drawn, "without replacement", 12), "traversal"),
 }
@@ -173,7 +173,7 @@ def _remember(remember_logits, remember_rho):
     pass
 
 
-def say(main, prompt, proposer, how=None, dice=None, rule="block", constraint=None, **kwargs):
+def say(main, prompt, proposer, how=None, rng=None, rule="block", constraint=None, **kwargs):
     """All tokens said, and the last event; after each step both caches must hold what was said, no more."""
     said, event = list(prompt), None
     for event in decode(
@@ -182,7 +182,7 @@ def say(main, prompt, proposer, how=None, dice=None, rule="block", constraint=No
         sampler=Sampler(how or SamplingSettings(temperature=0), constraint),
         proposer=proposer,
         verifier=VERIFIERS[rule],
-        dice=dice or SeededDice(0),
+        rng=rng or SeededRng(0),
         **kwargs,
     ):
         if isinstance(event, Step):
@@ -238,11 +238,9 @@ def test_the_first_three_tokens_have_exactly_mains_distribution(make, rule, how)
     n_vocab, prompt = 3, [0, 1, 2, 0, 1]
     sampler, main = Sampler(how), main_model(n_vocab)
 
-    def run(dice):
+    def run(rng):
         proposer = make(sampler, n_vocab)
-        return tuple(
-            say(main_model(n_vocab), prompt, proposer, how, dice, rule, draft_max=2, max_tokens=3)[0]
-        )
+        return tuple(say(main_model(n_vocab), prompt, proposer, how, rng, rule, draft_max=2, max_tokens=3)[0])
 
     is_mains(enumerate_outcomes(run), main, sampler, prompt)
 
@@ -272,11 +270,11 @@ def test_the_same_under_a_constraint(make, rule, allowed, how):
     n_vocab, prompt = 3, [0, 1, 2, 0, 1]
     main = main_model(n_vocab)
 
-    def run(dice):
+    def run(rng):
         constraint = Constraint(FakeState(n_vocab, partial(allowed, n_vocab)))
         proposer = make(Sampler(how, constraint), n_vocab)
         limits = {"draft_max": 2, "max_tokens": 3}
-        return tuple(say(main_model(n_vocab), prompt, proposer, how, dice, rule, constraint, **limits)[0])
+        return tuple(say(main_model(n_vocab), prompt, proposer, how, rng, rule, constraint, **limits)[0])
 
     said = enumerate_outcomes(run)
     for tokens in itertools.product(range(n_vocab), repeat=3):
@@ -317,7 +315,7 @@ def test_a_draft_guesses_what_may_follow(shape, rule, allowed):
         sampler=Sampler(how, constraint),
         proposer=proposer,
         verifier=VERIFIERS[rule],
-        dice=SeededDice(0),
+        rng=SeededRng(0),
         max_tokens=40,
     ):
         if isinstance(event, Step):
@@ -333,8 +331,8 @@ def test_the_enumeration_notices_a_shape_that_drops_what_is_improbable():
     """So it is not blind: a draft must not take back what it has drawn."""
 
     class Choosy(Chain):
-        def grow(self, reader, limit, dice):
-            proposal = super().grow(reader, limit, dice)
+        def build(self, reader, limit, rng):
+            proposal = super().build(reader, limit, rng)
             q = proposal.distributions[-1].dense(3)
             return proposal if q[proposal.tokens[0]] > 0.4 else Proposal()
 
@@ -348,7 +346,7 @@ def test_the_enumeration_notices_a_shape_that_drops_what_is_improbable():
 def test_a_seed_repeats_what_is_said(make, rule):
     how = SamplingSettings()
     first, second = (
-        say(main_model(8), [1], make(Sampler(how), 8), how, SeededDice(5), rule, max_tokens=50)[0]
+        say(main_model(8), [1], make(Sampler(how), 8), how, SeededRng(5), rule, max_tokens=50)[0]
         for _ in range(2)
     )
     assert first == second
@@ -363,7 +361,7 @@ def test_nothing_is_said_after_an_end_token(make, rule, temperature):
         # A proposer may know end tokens, and need not.
         proposer = make(Sampler(how), 6, *([lambda t: t == 3] if seed % 2 else []))
         tokens, end = say(
-            main, [1, 2], proposer, how, SeededDice(seed), rule, is_end=lambda t: t == 3, max_tokens=40
+            main, [1, 2], proposer, how, SeededRng(seed), rule, is_end=lambda t: t == 3, max_tokens=40
         )
         assert end.reason == ("stop" if 3 in tokens else "length")
         assert 3 not in tokens[:-1]
@@ -417,7 +415,7 @@ def test_closing_early_leaves_only_what_was_said(make, rule):
             sampler=Sampler(how),
             proposer=proposer,
             verifier=VERIFIERS[rule],
-            dice=SeededDice(0),
+            rng=SeededRng(0),
         )
         said = [1, 2, 3]
         for event in itertools.islice(events, n_events):
@@ -437,8 +435,8 @@ class Failing(FakeModel):
     def evaluate(self, tokens, n_logits):
         return self._call(super().evaluate, tokens, n_logits)
 
-    def grow(self, tokens, parents, n_logits=None):
-        return self._call(super().grow, tokens, parents, n_logits)
+    def decode_tree(self, tokens, parents, n_logits=None):
+        return self._call(super().decode_tree, tokens, parents, n_logits)
 
     def _call(self, call, *args):
         self.left -= 1
@@ -466,7 +464,7 @@ def test_a_failing_model_leaves_only_what_was_said(fails, late, shape, rule):
         proposer = DraftModel(model, Sampler(how), shape(), n_vocab=8)
         said = [1, 2]
         events = decode(
-            main, said, sampler=Sampler(how), proposer=proposer, verifier=VERIFIERS[rule], dice=SeededDice(0)
+            main, said, sampler=Sampler(how), proposer=proposer, verifier=VERIFIERS[rule], rng=SeededRng(0)
         )
         with pytest.raises(BackendError):
             said.extend(token for event in events if isinstance(event, Step) for token in event.tokens)
@@ -483,22 +481,20 @@ def test_a_failing_rule_leaves_no_guesses_behind(shape, rule):
     class Broken:
         drawing = VERIFIERS[rule].drawing
 
-        def __call__(self, proposal, p, n_vocab, dice, place):
+        def __call__(self, proposal, p, n_vocab, rng, place):
             raise ValueError("no")
 
     how, main, small = SamplingSettings(), main_model(8), main_model(8, noise=0.3)
     proposer = DraftModel(small, Sampler(how), shape(), n_vocab=8)
     with pytest.raises(ValueError, match="no"):
         list(
-            decode(
-                main, [1, 2], sampler=Sampler(how), proposer=proposer, verifier=Broken(), dice=SeededDice(0)
-            )
+            decode(main, [1, 2], sampler=Sampler(how), proposer=proposer, verifier=Broken(), rng=SeededRng(0))
         )
     assert list(main.cached) == [1]
     assert list(small.cached) == [1, 2]
     for idle in (main, small):
         with pytest.raises(InvalidRequest):
-            idle.keep([0])
+            idle.commit([0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -514,7 +510,7 @@ def test_both_caches_are_reused_and_never_believed_too_far(prompts, seed, way):
     main, small = FakeModel(5, max_tokens=7), FakeModel(5, noise=0.5, max_tokens=3)
     proposer = DraftModel(small, Sampler(how), shape(), n_vocab=5)
     for prompt in prompts:
-        tokens, end = say(main, prompt, proposer, how, SeededDice(seed), rule, max_tokens=9)
+        tokens, end = say(main, prompt, proposer, how, SeededRng(seed), rule, max_tokens=9)
         assert tokens == reference(main, prompt, 9)
         assert end.statistics.prompt_n + end.statistics.cached_n == len(prompt) - 1
 
@@ -528,9 +524,7 @@ def test_a_second_turn_evaluates_only_what_is_new(shape, rule):
     tokens, _ = say(main, prompt, proposer, how, rule=rule, max_tokens=20)
     main.calls.clear()
     small.calls.clear()
-    events = decode(
-        main, [*prompt, *tokens, 5, 6], sampler=Sampler(how), proposer=proposer, dice=SeededDice(0)
-    )
+    events = decode(main, [*prompt, *tokens, 5, 6], sampler=Sampler(how), proposer=proposer, rng=SeededRng(0))
     assert isinstance(next(events), Prefilled)
     assert sum(main.calls) == 2  # the last token said, and one new; the other goes with the first step
     assert sum(small.calls) <= 6
@@ -548,10 +542,10 @@ def test_impossible_requests_fail_before_anything_is_evaluated():
     main, sampler = FakeModel(8, n_ctx=20), Sampler(SamplingSettings())
     for prompt, error in [([], InvalidRequest), ([1] * 21, ContextOverflow)]:
         with pytest.raises(error):
-            decode(main, prompt, sampler=sampler, dice=SeededDice(0))
+            decode(main, prompt, sampler=sampler, rng=SeededRng(0))
     for numbers in ({"draft_max": -1}, {"max_tokens": -1}):
         with pytest.raises(InvalidRequest):
-            decode(main, [1], sampler=sampler, dice=SeededDice(0), **numbers)
+            decode(main, [1], sampler=sampler, rng=SeededRng(0), **numbers)
     assert main.calls == []
     assert say(main, [1] * 20, None)[1].reason == "context"
 
@@ -585,7 +579,7 @@ def test_statistics_of_a_tree_are_those_of_its_steps(shape, rule):
             main,
             [1, 2, 3],
             sampler=Sampler(how),
-            dice=SeededDice(1),
+            rng=SeededRng(1),
             proposer=DraftModel(main_model(8, noise=0.4), Sampler(how), shape(), n_vocab=8),
             verifier=VERIFIERS[rule],
             max_tokens=60,
@@ -630,5 +624,5 @@ def test_a_perfect_draft_is_always_right(shape, rule):
     for temperature in (0, 1) if shape is Chain else (0,):
         how = SamplingSettings(temperature=temperature)
         proposer = DraftModel(main_model(8), Sampler(how), shape(), n_vocab=8)
-        _, end = say(main_model(8), [1, 2, 3], proposer, how, SeededDice(3), rule, draft_max=1, max_tokens=40)
+        _, end = say(main_model(8), [1, 2, 3], proposer, how, SeededRng(3), rule, draft_max=1, max_tokens=40)
         assert end.statistics.n_steps == 20

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from spec_local.digits import BOUNDS, numerals, within
 from spec_local.errors import InvalidRequest
+from spec_local.grammar.digits import BOUNDS, numerals, within
 
 ENDS = sorted(
     {sign * n for n in (0, 1, 2, 9, 10, 11, 37, 99, 100, 101, 110, 999, 1000, 1001) for sign in (1, -1)}

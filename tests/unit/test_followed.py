@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_local.lookups.followed import Followed
-from spec_local.lookups.stored import Stored
-from spec_local.proposal import Limit
-from spec_local.text_store import TextStore
+from spec_local.core.proposal import Limit
+from spec_local.datastore.followed import Followed
+from spec_local.datastore.lookup import DatastoreLookup
+from spec_local.datastore.text_store import Datastore
 
 TEXT = [*range(100, 160)]
 
@@ -149,7 +149,7 @@ def test_nothing_is_learned_of_the_first_token_since_what_came_before_is_not_kno
 
 
 def store(folder, *texts):
-    found = TextStore(folder / "texts", 1000)
+    found = Datastore(folder / "texts", 1000)
     for text in texts:
         found.remember(text)
     return found
@@ -160,7 +160,7 @@ def chain(lookup, history, depth=8):
 
 
 def test_copies_go_on_one_token_after_a_change(tmp_path):
-    lookup, history = Stored(store(tmp_path, TEXT)), TEXT[:12]
+    lookup, history = DatastoreLookup(store(tmp_path, TEXT)), TEXT[:12]
     assert chain(lookup, history)[:2] == [112, 113]
     history += [112, 9, 114]
     found = lookup.find(history, Limit(8, 8, 1))
@@ -168,7 +168,7 @@ def test_copies_go_on_one_token_after_a_change(tmp_path):
     assert list(found.parents) == [*range(-1, 7)]
     assert 0.6 < found.confidence[0] < 0.8
     # Who has not followed the text sees nothing.
-    assert chain(Stored(store(tmp_path, TEXT)), history[-3:]) == []
+    assert chain(DatastoreLookup(store(tmp_path, TEXT)), history[-3:]) == []
     history += [115, 116, 117, 118]
     assert lookup.find(history, Limit(8, 8, 1)).confidence[0] > 0.9
 
@@ -179,25 +179,25 @@ def first(lookup, history):
 
 def test_a_followed_text_is_weighed_among_the_places_that_a_search_finds(tmp_path):
     kept = store(tmp_path, TEXT, [50, 51, 52, 130, 60, 61], [9, 158, 159, 77, 78])
-    lookup, history = Stored(kept), TEXT[:12]
+    lookup, history = DatastoreLookup(kept), TEXT[:12]
     assert first(lookup, history) == pytest.approx(1 / (1 + 4 / 3 / 12))  # once, unless it has changed
     history += [9, 113, 114, 115]  # a search is sure of 3 tokens only
     assert first(lookup, history) == pytest.approx((1 + 0.5**7) / (1 + 0.5**7 + 14 / 100))
     # One that agrees elsewhere says less than four elsewhere.
-    lookup, history = Stored(kept), TEXT[:12]
+    lookup, history = DatastoreLookup(kept), TEXT[:12]
     chain(lookup, history)
     history += [50, 51, 52, 130]
     assert chain(lookup, history)[:2] == [60, 61]
     assert first(lookup, history) == pytest.approx(1 / (1 + 0.5 + 14 / 16))
     # What has ended says nothing.
-    lookup, history = Stored(kept), TEXT[:57]
+    lookup, history = DatastoreLookup(kept), TEXT[:57]
     chain(lookup, history)
     history += [9, 158, 159]
     assert chain(lookup, history) == [77, 78]
 
 
 def test_another_history_is_another_text(tmp_path):
-    lookup = Stored(store(tmp_path, TEXT))
+    lookup = DatastoreLookup(store(tmp_path, TEXT))
     chain(lookup, TEXT[:12])
     assert chain(lookup, [*TEXT[:1], 9, 113]) == []
     history = TEXT[:12]
@@ -210,7 +210,7 @@ def test_another_history_is_another_text(tmp_path):
 
 def test_what_differs_in_the_prompts_differs_in_the_answers(tmp_path):
     prompt, answer = [*range(200, 230)], [300, 301, 219, 220, 302, 303]
-    lookup = Stored(store(tmp_path, [*prompt, *answer]))
+    lookup = DatastoreLookup(store(tmp_path, [*prompt, *answer]))
     history = [*prompt[:20], 9, 8, *prompt[21:]]
     assert chain(lookup, history) == [300, 301, 219, 9, 8, 302, 303]
     for n in (1, 2, 3):  # wherever a search begins
@@ -219,7 +219,7 @@ def test_what_differs_in_the_prompts_differs_in_the_answers(tmp_path):
 
 def test_a_long_text_is_followed_on_beyond_what_was_found_first(tmp_path):
     text = [*range(100, 500)]
-    lookup, history = Stored(store(tmp_path, text)), text[:12]
+    lookup, history = DatastoreLookup(store(tmp_path, text)), text[:12]
     for end in range(12, 390, 3):
         history = history[:12] if end == 12 else history
         assert chain(lookup, history)[:1] == [text[end]]

@@ -2,14 +2,14 @@
 
 import pytest
 
-from spec_local.generation import GenerationSettings
-from spec_local.guessing import Guessing
-from spec_local.proposal import Limit
+from spec_local.assembly import ProposerFactory
+from spec_local.core.proposal import Limit
+from spec_local.settings import GenerationSettings
 
 
 @pytest.mark.parametrize(("policy", "shortest"), [("adaptive", 2), ("fixed", 3), ("confidence", 3)])
 def test_prompt_lookup_follows_short_matches_where_a_policy_judges_them(policy, shortest):
-    guessing = Guessing(None, None, None, None, costs=lambda: (None, None), staging=lambda: None)
+    guessing = ProposerFactory(None, None, None, None, costs=lambda: (None, None), staging=lambda: None)
     [lookup] = guessing.lookups(GenerationSettings(policy=policy, proposer="lookup"))
     for match in (1, 2, 3):
         history = [7, 8, 9, 1, *[7, 8, 9][3 - match :]]

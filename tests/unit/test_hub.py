@@ -7,9 +7,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
 
-from spec_local import hub, hub_cache
 from spec_local.errors import DownloadError, InvalidRequest
-from spec_local.hub_cache import HubModel
+from spec_local.models import hub, hub_cache
+from spec_local.models.hub_cache import HubModel
 from tests.hub_server import HubServer, Refusal
 
 REPO = "someone/toy-GGUF"
@@ -40,7 +40,7 @@ def server(tmp_path, monkeypatch):
 
 
 def pull(model, **kwargs):
-    return hub.pull(model, "toy", **({"notice": lambda line: None} | kwargs))
+    return hub.pull(model, "toy", **({"log": lambda line: None} | kwargs))
 
 
 def cached(tmp_path):
@@ -50,16 +50,16 @@ def cached(tmp_path):
 
 
 def test_pull_and_find(server, tmp_path):
-    assert hub_cache.files_here(MODEL) == []
+    assert hub_cache.cached_files(MODEL) == []
     notices, told = [], []
-    path = pull(MODEL, notice=notices.append, progress=lambda *n: told.append(n))
+    path = pull(MODEL, log=notices.append, progress=lambda *n: told.append(n))
     assert path.read_bytes() == TOY
-    assert hub_cache.files_here(MODEL) == [path]
+    assert hub_cache.cached_files(MODEL) == [path]
     assert notices == [f"downloading toy: 0 MB into {tmp_path / 'cache'}"]
     assert told[-1] == (len(TOY), len(TOY))
-    assert pull(MODEL, notice=notices.append) == path
+    assert pull(MODEL, log=notices.append) == path
     assert server.count("list") == server.count("bytes") == len(notices) == 1  # it was here already
-    assert hub_cache.files_here(HubModel(repo=REPO, quant="q4_k_m")) == [path]  # by another name, too
+    assert hub_cache.cached_files(HubModel(repo=REPO, quant="q4_k_m")) == [path]  # by another name, too
 
 
 def test_the_cache_is_the_one_of_other_tools(server, tmp_path):
@@ -86,11 +86,11 @@ def test_a_pull_goes_on_where_the_last_one_stopped(server, tmp_path):
     server.cuts = [1000] + [0] * hub.TRIES
     with pytest.raises(DownloadError, match=r"cannot be reached .* what has come is kept"):
         pull(MODEL)
-    assert hub_cache.files_here(MODEL) == []
+    assert hub_cache.cached_files(MODEL) == []
     assert cached(tmp_path) == [f"blobs/{SHA256}.incomplete"]
     server.requests.clear()
     notices = []
-    assert pull(MODEL, notice=notices.append).read_bytes() == TOY
+    assert pull(MODEL, log=notices.append).read_bytes() == TOY
     assert [request[2] for request in server.requests if request[0] == "bytes"] == ["bytes=1000-"]
     assert "of it here already" in notices[0]
 
@@ -100,7 +100,7 @@ def test_what_is_not_expected_is_not_kept(server, tmp_path):
     with pytest.raises(DownloadError, match=f"SHA-256 [0-9a-f]+, not {SHA256}: it was not kept"):
         pull(MODEL)
     assert cached(tmp_path) == []
-    assert hub_cache.files_here(MODEL) == []
+    assert hub_cache.cached_files(MODEL) == []
     server.lies[SHA256] = TOY + b"!"
     with pytest.raises(DownloadError, match=f"{len(TOY) + 1} bytes instead of {len(TOY)}"):
         pull(MODEL)
@@ -118,20 +118,20 @@ def test_the_hub_has_another_file(server, known, what):
         pull(HubModel(repo=REPO, files=MODEL.files, **known))
     assert server.count("bytes") == 0
     pull(MODEL)  # another tool has the hub's file: it is not the one that models.toml means
-    assert hub_cache.files_here(HubModel(repo=REPO, files=MODEL.files, **known)) == []
+    assert hub_cache.cached_files(HubModel(repo=REPO, files=MODEL.files, **known)) == []
 
 
 def test_a_damaged_file_is_fetched_again(server, tmp_path):
     path = pull(MODEL)
     path.resolve().write_bytes(TOY[:-1] + b"?")
     notices = []
-    assert pull(MODEL, notice=notices.append) == path
+    assert pull(MODEL, log=notices.append) == path
     assert path.read_bytes() == TOY
     assert "damaged" in notices[0]
     path.resolve().write_bytes(TOY[:-1])
     sized = HubModel(REPO, MODEL.files, size=len(TOY))
-    assert hub_cache.files_here(sized) == []
-    assert pull(sized, notice=notices.append) == path
+    assert hub_cache.cached_files(sized) == []
+    assert pull(sized, log=notices.append) == path
     assert path.read_bytes() == TOY
     assert notices[-1].startswith("downloading toy")
 
@@ -162,7 +162,7 @@ def test_refusals_say_what_to_do(server, tmp_path, kind, refusal, what):
     with pytest.raises(DownloadError, match=what):
         pull(MODEL)
     assert server.count(kind) == 1  # no silent waiting
-    assert hub_cache.files_here(MODEL) == []
+    assert hub_cache.cached_files(MODEL) == []
 
 
 def test_other_failures_say_what_to_do(server, tmp_path, monkeypatch):
@@ -199,13 +199,13 @@ def test_split_files(server, tmp_path, model):
     told = []
     path = pull(model, progress=lambda *n: told.append(n))
     assert path.name == "toy-q8_0-00001-of-00003.gguf"
-    here = hub_cache.files_here(model)
+    here = hub_cache.cached_files(model)
     assert {p.name: p.read_bytes() for p in here} == PARTS
     assert here[0] == path
     assert told == sorted(told)
     assert told[-1] == (sum(map(len, PARTS.values())),) * 2
     here[2].unlink()
-    assert hub_cache.files_here(model) == []
+    assert hub_cache.cached_files(model) == []
 
 
 def test_of_split_files_all_or_none(server):
@@ -216,7 +216,7 @@ def test_of_split_files_all_or_none(server):
     server.lies[hashlib.sha256(PARTS["toy-q8_0-00003-of-00003.gguf"]).hexdigest()] = b"something else"
     with pytest.raises(DownloadError, match="00003"):
         pull(HubModel(REPO, quant="Q8_0"))
-    assert hub_cache.files_here(HubModel(REPO, quant="Q8_0")) == []
+    assert hub_cache.cached_files(HubModel(REPO, quant="Q8_0")) == []
 
 
 NAMES = [
@@ -271,21 +271,21 @@ def test_a_pinned_revision_stays(server):
     for revision in ("v1", old):
         pinned = HubModel(REPO, MODEL.files, revision=revision)
         assert pull(pinned).read_bytes() == b"GGUF, the old one"
-        assert hub_cache.files_here(pinned)
+        assert hub_cache.cached_files(pinned)
     assert pull(MODEL) != pull(pinned)
     assert pull(MODEL).read_bytes() == TOY
-    assert hub_cache.files_here(HubModel(REPO, MODEL.files, revision="v2")) == []
+    assert hub_cache.cached_files(HubModel(REPO, MODEL.files, revision="v2")) == []
     server.put(REPO, PARTS, revision="v2")
     pull(HubModel(REPO, quant="Q8_0", revision="v2"))
     # what is there of other revisions is not it
-    assert hub_cache.files_here(HubModel(REPO, MODEL.files, revision="v2")) == []
+    assert hub_cache.cached_files(HubModel(REPO, MODEL.files, revision="v2")) == []
 
 
 def test_a_newer_commit_hides_nothing(server):
     path = pull(MODEL)
     server.put(REPO, {"toy-q4_k_m.gguf": TOY, **PARTS, "new.txt": b"news"})
     pull(HubModel(REPO, quant="Q8_0"))  # now main means the newer commit
-    assert hub_cache.files_here(MODEL) == [path]
+    assert hub_cache.cached_files(MODEL) == [path]
 
 
 def test_offline(server, monkeypatch):
@@ -315,13 +315,13 @@ def test_two_pulls_at_once(server):
     server.gate = lambda: waiting.wait(10)  # until the other one has met the lock
     paths, errors = [], []
 
-    def notice(line):
+    def log(line):
         if "another program is at toy-q4_k_m.gguf" in line:
             waiting.set()
 
     def work():
         try:
-            paths.append(pull(MODEL, notice=notice))
+            paths.append(pull(MODEL, log=log))
         except Exception as error:
             errors.append(error)
 
@@ -347,11 +347,11 @@ def test_names_that_lead_out_of_the_cache(server):
 def test_remove(server, tmp_path):
     pull(MODEL)
     pull(HubModel(REPO, quant="Q8_0"))
-    assert hub_cache.size_here(MODEL) == len(TOY)
+    assert hub_cache.size_on_disk(MODEL) == len(TOY)
     hub_cache.remove(MODEL)
-    assert hub_cache.files_here(MODEL) == []
-    assert hub_cache.size_here(MODEL) == 0
-    assert hub_cache.files_here(HubModel(REPO, quant="Q8_0"))
+    assert hub_cache.cached_files(MODEL) == []
+    assert hub_cache.size_on_disk(MODEL) == 0
+    assert hub_cache.cached_files(HubModel(REPO, quant="Q8_0"))
     hub_cache.remove(HubModel(REPO, quant="Q8_0"))
     assert cached(tmp_path) == ["refs/main"]
 
@@ -373,10 +373,10 @@ def test_remove_clears_what_a_cut_download_left(server, tmp_path):
     server.cuts = [1000] + [0] * hub.TRIES
     with pytest.raises(DownloadError):
         pull(MODEL)
-    assert hub_cache.size_here(MODEL) == 1000
+    assert hub_cache.size_on_disk(MODEL) == 1000
     with hub_cache.locked(REPO, SHA256, lambda: None):  # somebody is at it
-        assert hub_cache.size_here(MODEL) == 0
+        assert hub_cache.size_on_disk(MODEL) == 0
         hub_cache.remove(MODEL)
-    assert hub_cache.size_here(MODEL) == 1000
+    assert hub_cache.size_on_disk(MODEL) == 1000
     hub_cache.remove(MODEL)
     assert cached(tmp_path) == []

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from spec_local.errors import InvalidRequest
-from spec_local.generation import GenerationSettings
-from spec_local.json_schema import to_gbnf
+from spec_local.grammar.json_schema import to_gbnf
+from spec_local.settings import GenerationSettings
 
 REFUSED = {
     "no JSON": ("{", "is not JSON"),

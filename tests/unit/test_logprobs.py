@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from spec_local.constraint import Constraint
-from spec_local.decoding import Step, decode
-from spec_local.dice import SeededDice
+from spec_local.core.constraint import Constraint
+from spec_local.core.fake import FakeModel, FakeState
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings, logprob
+from spec_local.engine.decoding import Step, decode
 from spec_local.errors import InvalidRequest
-from spec_local.fake import FakeModel, FakeState
-from spec_local.generation import GenerationSettings
 from spec_local.proposers import BestFirst, Chain, DraftModel
-from spec_local.sampling import Sampler, SamplingSettings, logprob
+from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
 HOW = SamplingSettings(temperature=0.7, top_k=5, repeat_penalty=1.3, logit_bias={3: 4.0})
@@ -31,7 +31,7 @@ def said(n_logprobs, shape=Chain, rule="block", is_end=lambda token: False, **kw
         main,
         [1, 2, 3],
         sampler=sampler,
-        dice=SeededDice(2),
+        rng=SeededRng(2),
         proposer=draft,
         verifier=VERIFIERS[rule],
         is_end=is_end,
@@ -42,7 +42,7 @@ def said(n_logprobs, shape=Chain, rule="block", is_end=lambda token: False, **kw
 
 
 @pytest.mark.parametrize(
-    ("shape", "rule"), [(Chain, "block"), (lambda: BestFirst(8), "membership")], ids=["chain", "tree"]
+    ("shape", "rule"), [(Chain, "block"), (lambda: BestFirst(8), "exact-match")], ids=["chain", "tree"]
 )
 @pytest.mark.parametrize("n", [0, 3, 16, 20])
 def test_each_tokens_logprob_is_that_of_the_model_after_what_was_said(n, shape, rule):

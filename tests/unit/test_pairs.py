@@ -2,9 +2,9 @@
 
 import pytest
 
-from spec_local.costs import CostTable
 from spec_local.errors import VocabularyMismatch
-from spec_local.pairs import Memory, compare, prospects
+from spec_local.models.pairs import Memory, compare, expected_speedups
+from spec_local.policies.cost_model import CostModel
 
 
 class Toy:
@@ -33,29 +33,29 @@ def changed(*places):
 
 def test_the_same():
     same = compare(Toy(LETTERS), Toy(LETTERS))
-    assert (same.verdict, same.difference, list(same.differing), same.share) == ("same", None, [], 1.0)
+    assert (same.verdict, same.difference, list(same.differing_ids), same.coverage) == ("same", None, [], 1.0)
 
 
 def test_the_same_but_for_padding_and_special_names():
     main, draft = Toy([*LETTERS, "x", "y"]), Toy(LETTERS, special="<abcz")
     longer = compare(main, draft)
     assert longer.verdict == "same"
-    assert list(longer.differing) == [4, 405, 406]
-    assert longer.share == 405 / 407
-    assert compare(draft, main).share == 1.0
+    assert list(longer.differing_ids) == [4, 405, 406]
+    assert longer.coverage == 405 / 407
+    assert compare(draft, main).coverage == 1.0
 
 
 def test_nearly_the_same():
     near = compare(Toy(LETTERS), Toy(changed(3, 7)))
     assert near.verdict == "nearly the same"
-    assert list(near.differing) == [8, 12]
+    assert list(near.differing_ids) == [8, 12]
     assert near.difference.startswith("token 8 is ")
-    assert near.share == 403 / 405
+    assert near.coverage == 403 / 405
 
 
 def test_another_beginning_is_nearly_the_same():
     near = compare(Toy(LETTERS), Toy(LETTERS, bos=1))
-    assert (near.verdict, list(near.differing)) == ("nearly the same", [])
+    assert (near.verdict, list(near.differing_ids)) == ("nearly the same", [])
     assert near.difference == "they differ in the bos token"
 
 
@@ -72,7 +72,7 @@ def test_another(draft, share):
     other = compare(Toy(LETTERS), draft)
     assert other.verdict == "other"
     assert other.difference
-    assert other.share == pytest.approx(share)
+    assert other.coverage == pytest.approx(share)
 
 
 def test_nothing_in_common():
@@ -81,15 +81,15 @@ def test_nothing_in_common():
 
 
 def test_prospects_weigh_what_guesses_bring_and_cost():
-    main = CostTable({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0, 64: 1.0})
-    cheap = prospects(main, CostTable({1: 0.1}), (0.0, 0.5, 0.9))
-    assert [p.chance for p in cheap] == [0.0, 0.5, 0.9]
-    assert (cheap[0].guesses, cheap[0].times) == (0, 1.0)
+    main = CostModel({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0, 64: 1.0})
+    cheap = expected_speedups(main, CostModel({1: 0.1}), (0.0, 0.5, 0.9))
+    assert [p.acceptance_rate for p in cheap] == [0.0, 0.5, 0.9]
+    assert (cheap[0].draft_length, cheap[0].speedup) == (0, 1.0)
     best = max(sum(0.9**i for i in range(k + 1)) / (1 + 0.1 * k) for k in range(17))
-    assert cheap[2].times == pytest.approx(best)
-    assert 1 < cheap[1].times < cheap[2].times
-    assert 0 < cheap[1].guesses < cheap[2].guesses
-    assert all(p.guesses == 0 for p in prospects(main, CostTable({1: 1.0}), (0.5, 0.9, 0.99)))
+    assert cheap[2].speedup == pytest.approx(best)
+    assert 1 < cheap[1].speedup < cheap[2].speedup
+    assert 0 < cheap[1].draft_length < cheap[2].draft_length
+    assert all(p.draft_length == 0 for p in expected_speedups(main, CostModel({1: 1.0}), (0.5, 0.9, 0.99)))
 
 
 def test_memory():

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.costs import CostTable
-from spec_local.fake import enumerate_outcomes
-from spec_local.planning import (
+from spec_local.core.fake import enumerate_outcomes
+from spec_local.core.proposal import ROOT
+from spec_local.policies.cost_model import CostModel
+from spec_local.policies.planner import (
     best_trees,
     expected_tokens,
     node_values,
@@ -22,7 +23,6 @@ from spec_local.planning import (
     plan_chain,
     worth_verifying,
 )
-from spec_local.proposal import ROOT
 
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}
 Q8_0 = {1: 1.0, 2: 1.08, 4: 1.41, 8: 2.07}
@@ -36,7 +36,7 @@ MOST = 6  # nodes of the trees that are looked at one by one
 
 
 def table(seconds, unit=1.0):
-    result = CostTable()
+    result = CostModel()
     for n, s in seconds.items():
         result.observe(n, s * unit)
     return result
@@ -90,10 +90,10 @@ def test_expected_tokens_by_exact_enumeration(acceptance, n_nodes, random):
     parents = [random.randint(ROOT, node - 1) for node in range(n_nodes)]
     children = {p: [n for n in range(n_nodes) if parents[n] == p] for p in range(ROOT, n_nodes)}
 
-    def step(dice):
+    def step(rng):
         node, path = ROOT, []
         while True:
-            rank = dice.choose(np.array([*acceptance, max(0.0, 1 - sum(acceptance))]))
+            rank = rng.choose(np.array([*acceptance, max(0.0, 1 - sum(acceptance))]))
             if rank >= min(len(acceptance), len(children[node])):
                 return tuple(path)
             node = children[node][rank]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.core.proposal import Limit, is_chain
 from spec_local.lookups import PromptLookup
-from spec_local.proposal import Limit, is_chain
 
 
 def guess(history, limit, longest, shortest):

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_local.proposal import ROOT, Proposal
-from spec_local.sampling import Distribution
+from spec_local.core.proposal import ROOT, Proposal
+from spec_local.core.sampling import Distribution
 
 # 5 has the children 7 (with 8 and 9 below it) and 6; 6 stands beside 5 as well
 TREE = Proposal([5, 6, 7, 6, 8, 9], [ROOT, ROOT, 0, 0, 2, 4])

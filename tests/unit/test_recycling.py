@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from spec_local.decoding import Step, decode
-from spec_local.dice import SeededDice
-from spec_local.fake import FakeModel
-from spec_local.lookups.base import Copies
+from spec_local.core.fake import FakeModel
+from spec_local.core.proposal import ROOT, Proposal, path_to
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.decoding import Step, decode
+from spec_local.lookups.base import Candidates
 from spec_local.lookups.recycling import Recycling
-from spec_local.proposal import ROOT, Proposal, path_to
 from spec_local.proposers.base import Limit
-from spec_local.sampling import Sampler, SamplingSettings
 from spec_local.verifiers import VERIFIERS
 
 NEWS = 0.35
@@ -38,9 +38,9 @@ def after(recycling, token, limit=WIDE):
 
 def test_nothing_is_found_after_a_token_that_main_never_looked_at():
     recycling = Recycling()
-    assert recycling.find([3], WIDE) == Copies()
+    assert recycling.find([3], WIDE) == Candidates()
     recycling.observe([4], row(t3=1.0))
-    assert recycling.find([3], WIDE) == Copies()
+    assert recycling.find([3], WIDE) == Candidates()
 
 
 def test_a_guess_is_what_main_expected_and_less_certain():
@@ -104,7 +104,7 @@ def test_logits_that_are_no_numbers_teach_nothing(worst):
     broken = row(t3=1.0)
     broken[0, 7] = np.nan
     recycling.observe([4], broken)
-    assert recycling.find([4], WIDE) == Copies()
+    assert recycling.find([4], WIDE) == Candidates()
 
 
 def test_a_prompt_is_read_once_and_the_answer_only_as_main_sees_it():
@@ -208,7 +208,7 @@ class Watching:
     def prefill(self, history):
         return iter(())
 
-    def propose(self, history, limit, dice, lap):
+    def propose(self, history, limit, rng, lap):
         found = self.recycling.find(history, limit)
         self.asked.append(found)
         return Proposal(found.tokens, found.parents, source=found.source)
@@ -226,9 +226,9 @@ def run(main, temperature, max_tokens, draft_max=4, prompt=(1,)):
         main,
         prompt,
         sampler=Sampler(SamplingSettings(temperature=temperature)),
-        dice=SeededDice(0),
+        rng=SeededRng(0),
         proposer=proposer,
-        verifier=VERIFIERS["membership"],
+        verifier=VERIFIERS["exact-match"],
         draft_max=draft_max,
         max_tokens=max_tokens,
     )

@@ -5,9 +5,9 @@ import zipfile
 
 import pytest
 
-from spec_local import registry
 from spec_local.errors import ConfigError, DownloadError, InvalidRequest
-from spec_local.registry import ModelEntry
+from spec_local.models import registry
+from spec_local.models.registry import ModelEntry
 
 MODEL = b"GGUF" + bytes(range(256)) * 100
 
@@ -95,7 +95,7 @@ def test_what_is_shipped_is_here_and_stays(monkeypatch, tmp_path):
         shipped=True,
     )
     monkeypatch.setattr(registry, "models", lambda: {"own": entry})
-    monkeypatch.setattr(registry, "__file__", str(tmp_path / "spec_local" / "registry.py"))
+    monkeypatch.setattr(registry, "__file__", str(tmp_path / "spec_local" / "models" / "registry.py"))
     path = tmp_path / "spec_local" / "shipped" / "own.gguf"
     assert registry.find("own") is None
     with pytest.raises(DownloadError, match="reinstall spec-local"):
@@ -103,7 +103,7 @@ def test_what_is_shipped_is_here_and_stays(monkeypatch, tmp_path):
     path.parent.mkdir(parents=True)
     path.write_bytes(MODEL)
     assert registry.find("own") == registry.pull("own", offline=True) == path
-    assert registry.size_here("own") == len(MODEL)
+    assert registry.size_on_disk("own") == len(MODEL)
     with pytest.raises(InvalidRequest, match=r"a part of specdec .*: leave it"):
         registry.remove("own")
     path.write_bytes(MODEL[:-1] + b"?")
@@ -188,9 +188,9 @@ def test_offline(known, download):
 def test_remove(known, download, tmp_path):
     download({"model.gguf": MODEL})
     registry.pull("toy")
-    assert registry.size_here("toy") == len(MODEL)
+    assert registry.size_on_disk("toy") == len(MODEL)
     registry.remove("toy")
-    assert registry.size_here("toy") == 0
+    assert registry.size_on_disk("toy") == 0
     assert files_of(tmp_path) == []
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spec_local.dice import SeededDice
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Distribution, Sampler, SamplingSettings, align
 from spec_local.errors import BackendError, InvalidRequest
-from spec_local.sampling import Distribution, Sampler, SamplingSettings, align
 
 V = 24
 LOGITS = st.integers(0, 2**32).flatmap(
@@ -203,11 +203,11 @@ def test_the_most_probable_tokens_cannot_be_found_among_no_numbers():
 
 @pytest.mark.parametrize("n", [1, 30, 1023, 1024, 5000])
 def test_top_is_in_falling_order_and_the_lower_id_first(n):
-    rng = np.random.default_rng(n)
-    probs = rng.integers(0, 9, size=n) ** 8.0  # ties, zeros, and bars that must fall
+    generator = np.random.default_rng(n)
+    probs = generator.integers(0, 9, size=n) ** 8.0  # ties, zeros, and bars that must fall
     probs[0] += 1
     probs /= probs.sum()
-    for ids in (None, np.sort(rng.choice(3 * n, size=n, replace=False))):
+    for ids in (None, np.sort(generator.choice(3 * n, size=n, replace=False))):
         for k in (1, 2, n // 2 + 1, n, n + 5):
             tokens, values = Distribution(ids, probs).top(k)
             by_rank = sorted(probs.nonzero()[0].tolist(), key=lambda i: (-probs[i], i))[:k]
@@ -295,8 +295,8 @@ def test_align_of_a_draft_with_fewer_tokens():
 
 def test_drawing():
     distribution = Distribution(np.array([3, 8, 11]), np.array([0.25, 0.0, 0.75]))
-    dice = SeededDice(0)
-    drawn = [distribution.draw(dice) for _ in range(4000)]
+    rng = SeededRng(0)
+    drawn = [distribution.draw(rng) for _ in range(4000)]
     assert set(drawn) == {3, 11}
     assert drawn.count(3) / 4000 == pytest.approx(0.25, abs=0.03)
     assert as_dict(distribution.most_probable()) == {11: 1.0}
@@ -305,11 +305,11 @@ def test_drawing():
 
 @pytest.mark.parametrize("n", [1, 7, 64, 65, 2000, 151_936])
 def test_dice_choose_in_proportion(n):
-    rng = np.random.default_rng(n)
-    weights = rng.exponential(size=n) * (rng.random(n) < 0.7)
-    weights[rng.integers(n)] = weights.sum() + 1  # half of it on one
-    dice = SeededDice(n)
-    drawn = np.array([dice.choose(weights) for _ in range(1500)])
+    generator = np.random.default_rng(n)
+    weights = generator.exponential(size=n) * (generator.random(n) < 0.7)
+    weights[generator.integers(n)] = weights.sum() + 1  # half of it on one
+    rng = SeededRng(n)
+    drawn = np.array([rng.choose(weights) for _ in range(1500)])
     assert (weights[drawn] > 0).all()
     for cut in (n // 4, n // 2, 3 * n // 4):
         expected = weights[:cut].sum() / weights.sum()
@@ -350,16 +350,16 @@ def test_a_bias_beyond_float32_forbids_or_is_refused():
 
 def test_a_large_vocabulary():
     """Equal to the reference where shortcuts are taken, and quick."""
-    rng = np.random.default_rng(3)
+    generator = np.random.default_rng(3)
     for scale in (0.01, 1.0, 4.0):
-        logits = (rng.normal(size=20_000) * scale).astype(np.float32)
+        logits = (generator.normal(size=20_000) * scale).astype(np.float32)
         for s in (
             SamplingSettings(top_p=0.95),
             SamplingSettings(top_k=40, top_p=0.8, min_p=0.02, temperature=0.7),
         ):
             check(s, logits)
     started = time.perf_counter()
-    logits = rng.normal(size=151_936).astype(np.float32) * 4
+    logits = generator.normal(size=151_936).astype(np.float32) * 4
     for _ in range(5):
         Sampler(SamplingSettings(top_p=0.95, temperature=0.8)).distribution(logits)
     assert time.perf_counter() - started < 2  # a full sort of each would be near

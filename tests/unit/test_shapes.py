@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.dice import SeededDice
-from spec_local.fake import FakeModel
-from spec_local.proposal import ROOT
+from spec_local.core.fake import FakeModel
+from spec_local.core.proposal import ROOT
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn, Limit
-from spec_local.sampling import Sampler, SamplingSettings
 
 V, PROMPT = 5, [1, 2, 3]
 WIDE = Limit(depth=4, nodes=200, branches=200)
@@ -31,7 +31,7 @@ def grow(shape, limit=WIDE, draft=None, *, how=None, ends=(), seed=0):
     proposer = DraftModel(draft, Sampler(how), shape, n_vocab=V, is_end=lambda token: token in ends)
     list(proposer.prefill(PROMPT))
     draft.calls.clear()
-    return proposer.propose(PROMPT, limit, SeededDice(seed), lambda part: None)
+    return proposer.propose(PROMPT, limit, SeededRng(seed), lambda part: None)
 
 
 def paths(proposal):
@@ -251,7 +251,7 @@ def test_a_shape_hears_what_its_proposal_was_worth():
     for right, expected in [(2, (2, True)), (1, (1, False)), (0, (0, False))]:
         shape, draft = Two(), model()
         proposer = DraftModel(draft, Sampler(SamplingSettings()), shape, n_vocab=V)
-        guess = list(proposer.propose(PROMPT, Limit(2, 9, 9), SeededDice(0), lambda part: None).tokens)
+        guess = list(proposer.propose(PROMPT, Limit(2, 9, 9), SeededRng(0), lambda part: None).tokens)
         said = [*guess[:right], (guess[right] + 1) % V] if right < 2 else [*guess, 0]
         proposer.commit([*PROMPT, *said])
         proposer.commit([*PROMPT, *said])

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spec_local.lookups.base import sureness
-from spec_local.proposal import Limit
+from spec_local.core.proposal import Limit
+from spec_local.lookups.base import match_confidence
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_trap_is_one_for_every_lookup(sim, texts, match):
             lookup.find(text[:end], Limit(1, 1, 1)).confidence[0]
             for end in range(len(trace.prompt), len(text))
         ]
-        assert np.mean(sure) > sureness(match) - 0.01
+        assert np.mean(sure) > match_confidence(match) - 0.01
         assert sum(trace.copies) <= 2  # where nothing is looked for but the most frequent, one may be right
 
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.constraint import Constraint
-from spec_local.decoding import Finished, Step, decode
-from spec_local.dice import SeededDice
+from spec_local.core.constraint import Constraint
+from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
+from spec_local.core.proposal import ROOT
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.decoding import Finished, Step, decode
 from spec_local.errors import BackendError
-from spec_local.fake import FakeModel, FakeState, enumerate_outcomes
-from spec_local.lookups.base import Copies
+from spec_local.lookups.base import Candidates
 from spec_local.policies import Confidence, Policy
-from spec_local.proposal import ROOT
-from spec_local.proposers import BestFirst, Chain, DraftModel, StringLevel
-from spec_local.sampling import Sampler, SamplingSettings
-from spec_local.translation import Translated, Translation
+from spec_local.proposers import BestFirst, Chain, DraftModel, StringLevelDraft
+from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.verifiers import VERIFIERS
 from tests.exact import is_mains
 
@@ -41,7 +41,7 @@ class Foresees:
             best = int(self.model.logits(text).argmax())
             text.append((best + (len(text) % self.wrong_at == 0)) % self.model.n_vocab)
         tokens = text[len(history) :]
-        return Copies(
+        return Candidates(
             tokens, range(ROOT, len(tokens) - 1), [0.5 + 0.01 * i for i in range(len(tokens))], "test"
         )
 
@@ -81,14 +81,14 @@ class Recorded(DraftModel):
         super().__init__(*args, **kwargs)
         self.proposals = []
 
-    def propose(self, history, limit, dice, lap):
-        found = super().propose(history, limit, dice, lap)
+    def propose(self, history, limit, rng, lap):
+        found = super().propose(history, limit, rng, lap)
         rows = [found.distributions[i].dense(self._n_vocab).tolist() for i in sorted(found.distributions)]
         self.proposals.append((list(found.tokens), rows))
         return found
 
 
-def run(proposer, how, rule="block", dice=None, prompt=(1, 2, 3), main=None, constraint=None, **kwargs):
+def run(proposer, how, rule="block", rng=None, prompt=(1, 2, 3), main=None, constraint=None, **kwargs):
     main, said = main or main_model(), list(prompt)
     event = None
     for event in decode(
@@ -97,7 +97,7 @@ def run(proposer, how, rule="block", dice=None, prompt=(1, 2, 3), main=None, con
         sampler=Sampler(how, constraint),
         proposer=proposer,
         verifier=VERIFIERS[rule],
-        dice=dice or SeededDice(1),
+        rng=rng or SeededRng(1),
         **kwargs,
     ):
         if isinstance(event, Step):
@@ -111,11 +111,11 @@ def run(proposer, how, rule="block", dice=None, prompt=(1, 2, 3), main=None, con
 KINDS = [
     ("drawn", "token"),
     ("drawn", "block"),
-    ("coupled", "membership"),
+    ("coupled", "exact-match"),
     ("greedy", "token"),
     ("greedy", "block"),
 ]
-KINDS += [("greedy", "membership"), ("drawn", "traversal")]
+KINDS += [("greedy", "exact-match"), ("drawn", "traversal")]
 EVERY_KIND = pytest.mark.parametrize(("guess", "rule"), KINDS)
 SETTINGS = {
     "as it is": SamplingSettings(),
@@ -134,12 +134,12 @@ EVERY_LOOKUP = pytest.mark.parametrize("wrong_at", WRONG_AT.values(), ids=WRONG_
 def test_the_first_three_tokens_have_exactly_mains_distribution(remember_logits, guess, rule, wrong_at, how):
     n_vocab, prompt, sampler, main = 3, [0, 1, 2, 0, 1], Sampler(how), main_model(3)
 
-    def answer(dice):
+    def answer(rng):
         ahead = Foresees(draft_model(n_vocab), wrong_at)
         chain = Chain(guess, Policy(guess != "drawn", n_staged=2))
         proposer = DraftModel(draft_model(n_vocab), sampler, chain, n_vocab=n_vocab, ahead=ahead)
         limits = {"draft_max": 3, "max_tokens": 3, "main": main_model(n_vocab), "prompt": prompt}
-        return tuple(run(proposer, how, rule, dice, **limits)[0])
+        return tuple(run(proposer, how, rule, rng, **limits)[0])
 
     is_mains(enumerate_outcomes(answer), main, sampler, prompt)
 
@@ -211,7 +211,7 @@ def test_a_policy_hears_what_was_read_and_what_became_of_it(wrong_at, temperatur
     how, small, policy = SamplingSettings(temperature=temperature), draft_model(), Noted(3)
     ahead = Foresees(draft_model(), wrong_at)
     proposer = DraftModel(small, Sampler(how), Chain("greedy", policy), n_vocab=8, ahead=ahead)
-    run(proposer, how, "membership", draft_max=6, max_tokens=60)
+    run(proposer, how, "exact-match", draft_max=6, max_tokens=60)
     assert sum(policy.read) == sum(small.calls[1:])  # the first was the prompt's
     assert [n for n in policy.read if n] == small.calls[1:]
     saved = policy.read.count(0)
@@ -239,7 +239,7 @@ def test_a_policy_sees_the_same_opinions_with_and_without():
                 n_vocab=8,
                 ahead=Foresees(draft_model(), 4),
             )
-            run(proposer, how, "membership", draft_max=6, max_tokens=60)
+            run(proposer, how, "exact-match", draft_max=6, max_tokens=60)
             seen.append(policy.opinions)
         assert seen[0] == seen[1]
 
@@ -266,7 +266,7 @@ class Garbage:
 
     def find(self, history, limit):
         tokens = next(self.answers)
-        return Copies(tokens, range(ROOT, len(tokens) - 1), [0.5] * len(tokens))
+        return Candidates(tokens, range(ROOT, len(tokens) - 1), [0.5] * len(tokens))
 
 
 @settings(max_examples=150, deadline=None)
@@ -305,8 +305,8 @@ class Failing(FakeModel):
 
     left = NEVER
 
-    def grow(self, tokens, parents, n_logits=None):
-        logits = super().grow(tokens, parents, n_logits)
+    def decode_tree(self, tokens, parents, n_logits=None):
+        logits = super().decode_tree(tokens, parents, n_logits)
         self.left -= 1
         if self.left < 0:
             raise BackendError("no")
@@ -320,7 +320,7 @@ def test_a_failing_draft_leaves_only_what_was_said():
         chain = Chain(policy=Policy(n_staged=3))
         proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, ahead=Foresees(draft_model(), 3))
         said, small.left = [1, 2, 3], fails_at
-        events = decode(main, said, sampler=Sampler(how), proposer=proposer, dice=SeededDice(0))
+        events = decode(main, said, sampler=Sampler(how), proposer=proposer, rng=SeededRng(0))
         with pytest.raises(BackendError):
             said.extend(token for event in events if isinstance(event, Step) for token in event.tokens)
         assert list(small.cached) == said[: len(small.cached)]
@@ -334,7 +334,7 @@ def test_a_failing_draft_leaves_only_what_was_said():
 def test_a_tree_reads_nothing_along():
     how, small, ahead = SamplingSettings(temperature=0), draft_model(), Foresees(draft_model())
     proposer = DraftModel(small, Sampler(how), BestFirst(6, 3), n_vocab=8, ahead=ahead)
-    run(proposer, how, "membership", max_tokens=30)
+    run(proposer, how, "exact-match", max_tokens=30)
     assert ahead.texts == []
 
 
@@ -371,9 +371,9 @@ def test_a_translated_draft_reads_along_too(temperature, wrong_at):
     how, found, n_calls = SamplingSettings(temperature=temperature), [], []
     for n_staged in (0, 3):
         other = FakeModel(4, seed=5, max_logits=5)
-        translated = Translated(other, Translation(MAIN, DRAFT), 4)
+        translated = IntersectionModel(other, VocabularyMap(MAIN, DRAFT), 4)
         chain = Chain("drawn", Policy(False, n_staged))
-        known = Translated(FakeModel(4, seed=5), Translation(MAIN, DRAFT), 4)
+        known = IntersectionModel(FakeModel(4, seed=5), VocabularyMap(MAIN, DRAFT), 4)
         known.logits = lambda text, known=known: _after(known, text)
         ahead = Foresees(known, wrong_at)
         proposer = Recorded(translated, Sampler(how), chain, n_vocab=4, ahead=ahead)
@@ -387,7 +387,7 @@ def test_a_translated_draft_reads_along_too(temperature, wrong_at):
 
 
 def _after(model, text):
-    model.trim(0)
+    model.truncate(0)
     return model.evaluate(text, 1)[0].copy()
 
 
@@ -397,16 +397,16 @@ def test_a_draft_that_is_spelled_again_reads_along_in_its_own_tokens(wrong_at):
     for n_staged in (0, 3):
         other = FakeModel(4, seed=5)
         ahead = Foresees(FakeModel(4, seed=5), wrong_at)
-        chain, translation = Chain("greedy", Policy(True, n_staged)), Translation(MAIN, DRAFT)
-        proposer = StringLevel(other, Sampler(how), chain, translation, ahead=ahead)
+        chain, translation = Chain("greedy", Policy(True, n_staged)), VocabularyMap(MAIN, DRAFT)
+        proposer = StringLevelDraft(other, Sampler(how), chain, translation, ahead=ahead)
         said = []
         for event in decode(
             FakeModel(4, seed=3),
             [0, 2, 1],
             sampler=Sampler(how),
             proposer=proposer,
-            verifier=VERIFIERS["membership"],
-            dice=SeededDice(0),
+            verifier=VERIFIERS["exact-match"],
+            rng=SeededRng(0),
             draft_max=5,
             max_tokens=40,
         ):

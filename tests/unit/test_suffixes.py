@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.core.proposal import ROOT, Limit, is_chain, path_to
 from spec_local.lookups import SuffixLookup
-from spec_local.lookups.base import sureness
-from spec_local.proposal import ROOT, Limit, is_chain, path_to
+from spec_local.lookups.base import match_confidence
 
 CHAIN, TREE = Limit(8, 8, 1), Limit(8, 16, 8)
 
@@ -18,7 +18,7 @@ def test_a_chain_follows_what_followed_once_to_the_end_of_the_text():
     assert list(found.tokens) == [8, 9, 1, 5, 6, 7]
     assert is_chain(found.parents)
     # Nothing else followed: as sure as the match is long.
-    assert list(found.confidence) == [sureness(match) for match in range(3, 9)]
+    assert list(found.confidence) == [match_confidence(match) for match in range(3, 9)]
     assert found.source == "suffix"
 
 
@@ -26,7 +26,7 @@ def test_of_several_ways_on_a_chain_takes_the_most_frequent():
     text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 4, 9, 1, 2]
     found = SuffixLookup().find(text, CHAIN)
     assert list(found.tokens[:1]) == [4]
-    assert found.confidence[0] == sureness(2, 3, 2 / 3)
+    assert found.confidence[0] == match_confidence(2, 3, 2 / 3)
 
 
 def test_a_tree_has_them_all_the_likeliest_first():
@@ -35,7 +35,7 @@ def test_a_tree_has_them_all_the_likeliest_first():
     children = [
         (t, c) for t, p, c in zip(found.tokens, found.parents, found.confidence, strict=True) if p == ROOT
     ]
-    assert children == [(4, sureness(2, 3, 2 / 3)), (3, sureness(2, 3, 1 / 3))]
+    assert children == [(4, match_confidence(2, 3, 2 / 3)), (3, match_confidence(2, 3, 1 / 3))]
     below = [found.tokens[n] for n, parent in enumerate(found.parents) if parent == 0]
     assert below == [0, 9]
 
@@ -89,8 +89,8 @@ def test_a_growing_list_is_not_read_again():
 
 def test_sureness_grows_with_all_that_speaks_for_it():
     for match, seen, share in itertools.product((1, 5, 60), (1, 3, 9), (0.2, 0.9)):
-        sure = sureness(match, seen, share)
+        sure = match_confidence(match, seen, share)
         assert 0 < sure < 1
-        assert sureness(match + 1, seen, share) > sure
-        assert sureness(match, seen + 1, share) > sure
-        assert sureness(match, seen, share + 0.1) > sure
+        assert match_confidence(match + 1, seen, share) > sure
+        assert match_confidence(match, seen + 1, share) > sure
+        assert match_confidence(match, seen, share + 0.1) > sure

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spec_local.lookups.stored import Stored
+from spec_local.datastore.lookup import DatastoreLookup
+from spec_local.datastore.text_index import SEPARATOR, ContextIndex
 from spec_local.proposers.base import Limit
-from spec_local.text_index import SEPARATOR, ContextIndex
 
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=60), max_size=6)
 large = st.sampled_from([0, 1, 255, 256, 65535, 151935])
@@ -98,7 +98,7 @@ class Known:
 
 
 def copies(several, history, depth=8, nodes=16, branches=4):
-    return Stored(Known(several)).find(history, Limit(depth, nodes, branches))
+    return DatastoreLookup(Known(several)).find(history, Limit(depth, nodes, branches))
 
 
 def test_nothing_is_found_in_nothing():

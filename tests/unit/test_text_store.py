@@ -14,10 +14,10 @@ from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spec_local import text_store
+from spec_local.datastore import text_store
+from spec_local.datastore.text_format import Text
+from spec_local.datastore.text_store import Datastore
 from spec_local.errors import SpecLocalError
-from spec_local.text_format import Text
-from spec_local.text_store import TextStore
 
 VOCABULARY = 1000
 FIRST, SECOND = list(range(100, 140)), list(range(200, 260))
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 
 def opened(folder, told=None, **kwargs):
-    return TextStore(folder, VOCABULARY, notice=(told if told is not None else []).append, **kwargs)
+    return Datastore(folder, VOCABULARY, log=(told if told is not None else []).append, **kwargs)
 
 
 def knows(store, text):
@@ -292,7 +292,7 @@ def test_numbers_that_fit_a_checksum_and_nothing_else(folder):
     store.add([Text.of(FIRST)])
     import zlib
 
-    from spec_local import text_format
+    from spec_local.datastore import text_format
 
     content = (folder / "index").read_bytes()
     head, body = content[: text_format._INDEX.size], np.frombuffer(content[text_format._INDEX.size :], "<u4")
@@ -383,10 +383,10 @@ def test_a_store_that_is_held_is_not_waited_for_for_ever(folder, monkeypatch):
 WRITER = """
 import sys
 from pathlib import Path
-from spec_local import text_store
-from spec_local.text_store import TextStore
+from spec_local.datastore import text_store
+from spec_local.datastore.text_store import Datastore
 text_store._JOURNAL_TOKENS = 500
-store = TextStore(Path(sys.argv[1]), 100_000)
+store = Datastore(Path(sys.argv[1]), 100_000)
 first, n = int(sys.argv[2]), int(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -28,10 +28,10 @@ def document(tokens, n_prompt, category="chat", top=None):
     return Document(np.array(tokens, np.uint32), n_prompt, category, 1.0, False, top_ids, logprobs)
 
 
-def many(n, dice, category="chat"):
+def many(n, rng, category="chat"):
     for _ in range(n):
-        tokens = dice.integers(0, 8, dice.integers(3, 60)).tolist()
-        yield document(tokens, int(dice.integers(1, len(tokens))), category)
+        tokens = rng.integers(0, 8, rng.integers(3, 60)).tolist()
+        yield document(tokens, int(rng.integers(1, len(tokens))), category)
 
 
 def test_a_guess_is_asked_for_where_a_token_of_mains_ends(reader):
@@ -77,8 +77,8 @@ def test_a_prompt_is_learned_on_the_side(reader):
 
 def test_every_target_comes_once_an_epoch(reader):
     corpus = build(many(300, np.random.default_rng(1)), reader)
-    for dice in (None, np.random.default_rng(2)):
-        made = list(batches(corpus, 256, dice))
+    for rng in (None, np.random.default_rng(2)):
+        made = list(batches(corpus, 256, rng))
         numbers = np.concatenate([batch.numbers for batch in made])
         assert sorted(numbers.tolist()) == list(range(len(corpus.places)))
         assert max(batch.tokens.size for batch in made) <= 256

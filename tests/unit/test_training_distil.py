@@ -26,13 +26,13 @@ def documents(n, seed):
     """Of a chain in which what follows depends on the two tokens before."""
     p = np.random.default_rng(0).dirichlet(np.full(N_MAIN, 0.05), (N_MAIN, 2))
     p = 0.98 * p + 0.02 / N_MAIN
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     for i in range(n):
-        tokens = dice.integers(0, N_MAIN, 2).tolist()
+        tokens = rng.integers(0, N_MAIN, 2).tolist()
         rows = []
         while len(tokens) < 30:
             rows.append(p[tokens[-1], tokens[-2] % 2])
-            tokens.append(int(dice.choice(N_MAIN, p=rows[-1])))
+            tokens.append(int(rng.choice(N_MAIN, p=rows[-1])))
         top = np.argsort(-np.array(rows), axis=1)[:, :TOP]
         logprobs = np.log(np.take_along_axis(np.array(rows), top, 1)).astype(np.float16)
         kind = ("even", "odd")[i % 2]

@@ -21,9 +21,9 @@ def parameters():
 @pytest.fixture
 def wanted():
     """States, embeddings, ids and shares, of places where a candidate stands twice, and where none does."""
-    dice = torch.Generator().manual_seed(0)
-    states, embeddings = torch.randn(7, 16, generator=dice), torch.randn(30, 16, generator=dice)
-    ids, shares = torch.randint(0, 30, (7, 5), generator=dice), torch.rand(7, 5, generator=dice)
+    rng = torch.Generator().manual_seed(0)
+    states, embeddings = torch.randn(7, 16, generator=rng), torch.randn(30, 16, generator=rng)
+    ids, shares = torch.randint(0, 30, (7, 5), generator=rng), torch.rand(7, 5, generator=rng)
     ids[2, 3] = ids[2, 1]
     shares[4] = 0
     return states.requires_grad_(), embeddings.requires_grad_(), ids, shares

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spec_local.fake import enumerate_outcomes
-from spec_local.proposal import ROOT, Proposal
-from spec_local.sampling import Distribution
+from spec_local.core.fake import enumerate_outcomes
+from spec_local.core.proposal import ROOT, Proposal
+from spec_local.core.sampling import Distribution
 from spec_local.verifiers import VERIFIERS, node
 from spec_local.verifiers.bound import acceptance, acceptance_bound
 
-TREE_RULES = ["membership", "specinfer", "sequoia", "spectr", "top-one", "traversal"]
+TREE_RULES = ["exact-match", "specinfer", "sequoia", "spectr", "top-one", "traversal"]
 DRAWN_RULES = ["specinfer", "sequoia", "spectr", "top-one", "traversal"]
 DRAWINGS = ["one", "with replacement", "without replacement", "top and one"]
 KINDS = [
@@ -32,23 +32,23 @@ KINDS = [
 pytestmark = pytest.mark.usefixtures("remember_rho")
 
 
-def distribution_pair(rng, kind, v):
+def distribution_pair(generator, kind, v):
     """p and q, float64 (v,)."""
     if kind == "mixed":
-        kind = rng.choice(KINDS[:-1])
-    p, q = rng.dirichlet(np.full(v, 0.5), size=2)
+        kind = generator.choice(KINDS[:-1])
+    p, q = generator.dirichlet(np.full(v, 0.5), size=2)
     if kind == "zeros":
-        mask = rng.random((2, v)) < 0.5
-        mask[[0, 1], rng.integers(v, size=2)] = True
+        mask = generator.random((2, v)) < 0.5
+        mask[[0, 1], generator.integers(v, size=2)] = True
         p, q = p * mask[0] + 1e-3 * mask[0], q * mask[1] + 1e-3 * mask[1]
     if kind == "one-hot":
-        p, q = (np.eye(v)[rng.integers(v)] if rng.random() < 0.5 else row for row in (p, q))
+        p, q = (np.eye(v)[generator.integers(v)] if generator.random() < 0.5 else row for row in (p, q))
     if kind == "equal":
         q = p
     if kind == "nearly equal":
-        q = p * (1 + 1e-15 * rng.normal(size=v))
+        q = p * (1 + 1e-15 * generator.normal(size=v))
     if kind == "disjoint":
-        half = rng.permutation(v) < v / 2
+        half = generator.permutation(v) < v / 2
         p, q = (p + 1e-3) * half, (q + 1e-3) * ~half
     if kind == "sharp":  # nearly all on one token; the others are far below it
         p, q = p**9, q**9
@@ -61,10 +61,10 @@ class Language:
     """A language model by table: main's and the draft's distribution after each path."""
 
     def __init__(self, seed, kind, v, depth):
-        rng = np.random.default_rng([seed, v, depth])
+        generator = np.random.default_rng([seed, v, depth])
         self.v, self.depth = v, depth
         self.pairs = {
-            path: distribution_pair(rng, kind, v)
+            path: distribution_pair(generator, kind, v)
             for d in range(depth + 1)
             for path in itertools.product(range(v), repeat=d)
         }
@@ -110,7 +110,7 @@ OTHER_BRANCHES = {  # what all nodes drawn so far say
 }
 
 
-def draw(language, drawing, shape, dice):
+def draw(language, drawing, shape, rng):
     """A tree, level by level; shape says how many children: from the slots, the path, and all that is drawn."""
     tokens, parents, draws, distributions, slots = [], [], [], {}, {ROOT: [()]}
     level = [ROOT]
@@ -125,7 +125,7 @@ def draw(language, drawing, shape, dice):
                 continue
             distributions[parent] = q
             by_token = {}
-            for i, token in enumerate(children_of(q, n, drawing, dice)):
+            for i, token in enumerate(children_of(q, n, drawing, rng)):
                 if token not in by_token:
                     by_token[token] = len(tokens)
                     tokens.append(token)
@@ -139,32 +139,32 @@ def draw(language, drawing, shape, dice):
     return Proposal(tokens, parents, drawing, distributions, draws)
 
 
-def children_of(q, n, drawing, dice):
+def children_of(q, n, drawing, rng):
     if drawing == "chosen":
         return q.top(n)[0].tolist()
     if drawing == "one":
-        return [q.draw(dice)]
+        return [q.draw(rng)]
     if drawing == "with replacement":
-        return [q.draw(dice) for _ in range(n)]
+        return [q.draw(rng) for _ in range(n)]
     if drawing == "top and one":
         top = q.top(n - 1)[0].tolist() if n > 1 else []
-        return [*top, q.without(top).draw(dice)]
+        return [*top, q.without(top).draw(rng)]
     drawn = []
     for _ in range(n):
-        drawn.append(q.without(drawn).draw(dice))
+        drawn.append(q.without(drawn).draw(rng))
     return drawn
 
 
 def verdicts(rule, language, drawing, shape, grow=draw):
     """The exact probability of each verdict: how many guesses stand, and what is said."""
 
-    def run(dice):
-        proposal = grow(language, drawing, shape, dice)
+    def run(rng):
+        proposal = grow(language, drawing, shape, rng)
 
         def p(node):
             return as_distribution(language.p([proposal.tokens[n] for n in proposal.path(node)]))
 
-        path, token = VERIFIERS[rule](proposal, p, language.v, dice)
+        path, token = VERIFIERS[rule](proposal, p, language.v, rng)
         assert [proposal.parents[n] for n in path] == [ROOT, *path[:-1]][: len(path)]
         return len(path), (*(proposal.tokens[n] for n in path), token)
 
@@ -229,14 +229,14 @@ def test_every_rule_judges_chosen_tokens_by_membership(rule):
         language = Language(seed, "mixed", 3, 2)
         chosen = verdicts(rule, language, "chosen", SHAPES["lopsided"])
         assert loss(language, chosen) < 1e-12
-        assert chosen == verdicts("membership", language, "chosen", SHAPES["lopsided"])
+        assert chosen == verdicts("exact-match", language, "chosen", SHAPES["lopsided"])
 
 
 def test_membership_judges_children_of_any_origin():
     for drawing in DRAWINGS:
         for name, shape in (SHAPES | OTHER_BRANCHES).items():
             language = Language(4, "mixed", 2 if name == "two by two" else 3, 2)
-            assert loss(language, verdicts("membership", language, drawing, shape)) < 1e-12
+            assert loss(language, verdicts("exact-match", language, drawing, shape)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", VERIFIERS)
@@ -247,7 +247,7 @@ def test_a_rule_refuses_children_that_were_drawn_for_another(rule, drawing):
 
     def judge():
         enumerate_outcomes(
-            lambda dice: VERIFIERS[rule](proposal, lambda node: proposal.distributions[ROOT], 2, dice)[1]
+            lambda rng: VERIFIERS[rule](proposal, lambda node: proposal.distributions[ROOT], 2, rng)[1]
         )
 
     if fits:
@@ -257,20 +257,20 @@ def test_a_rule_refuses_children_that_were_drawn_for_another(rule, drawing):
             judge()
 
 
-@pytest.mark.parametrize("rule", [r for r in VERIFIERS if r != "membership"])
+@pytest.mark.parametrize("rule", [r for r in VERIFIERS if r != "exact-match"])
 def test_a_guess_that_the_draft_cannot_give_is_a_bug(rule):
     q = Distribution(None, np.array([0.5, 0.5, 0.0]))
     proposal = Proposal([2], [ROOT], "one", {ROOT: q})
     main = Distribution(None, np.full(3, 1 / 3))
     with pytest.raises(ValueError, match="probability 0"):
-        enumerate_outcomes(lambda dice: VERIFIERS[rule](proposal, lambda node: main, 3, dice)[1])
+        enumerate_outcomes(lambda rng: VERIFIERS[rule](proposal, lambda node: main, 3, rng)[1])
 
 
 def mislabelled(drawing):
     """A tree that says it was drawn as asked for, and was not."""
 
-    def grow(language, asked, shape, dice):
-        tree = draw(language, drawing, shape, dice)
+    def grow(language, asked, shape, rng):
+        tree = draw(language, drawing, shape, rng)
         return Proposal(tree.tokens, tree.parents, asked, tree.distributions, tree.draws)
 
     return grow
@@ -293,8 +293,8 @@ def test_the_enumeration_notices_a_rule_for_other_draws(rule, drawing):
 
 @pytest.mark.parametrize("rule", ["specinfer", "sequoia", "spectr", "traversal"])
 def test_children_that_are_not_in_draw_order_are_noticed(rule):
-    def grow(language, drawing, shape, dice):
-        tree = draw(language, drawing, shape, dice)
+    def grow(language, drawing, shape, rng):
+        tree = draw(language, drawing, shape, rng)
         q = tree.distributions[ROOT].dense(language.v)
         draws = sorted(tree.draws, key=lambda n: -q[tree.tokens[n]])
         return Proposal(tree.tokens, tree.parents, drawing, tree.distributions, draws)
@@ -304,10 +304,10 @@ def test_children_that_are_not_in_draw_order_are_noticed(rule):
 
 
 def test_a_sampled_child_must_not_be_dropped_because_it_is_improbable():
-    """Under rules that ask for p/q; membership does not mind."""
+    """Under rules that ask for p/q; exact_match does not mind."""
 
-    def grow(language, drawing, shape, dice):
-        proposal = draw(language, drawing, shape, dice)
+    def grow(language, drawing, shape, rng):
+        proposal = draw(language, drawing, shape, rng)
         q = proposal.distributions[ROOT].dense(language.v)
         kept = [n for n in proposal.draws if q[proposal.tokens[n]] > 0.3]
         order = sorted(set(kept))
@@ -321,16 +321,16 @@ def test_a_sampled_child_must_not_be_dropped_because_it_is_improbable():
 
     language = Language(2, "dense", 3, 1)
     for rule in VERIFIERS:
-        drawing = VERIFIERS[rule].drawing if rule not in ("token", "block", "membership") else "one"
+        drawing = VERIFIERS[rule].drawing if rule not in ("token", "block", "exact-match") else "one"
         shape = fixed({(): 1 if drawing == "one" else 2})
         worst = loss(language, verdicts(rule, language, drawing, shape, grow))
-        assert worst < 1e-12 if rule == "membership" else worst > 1e-3, rule
+        assert worst < 1e-12 if rule == "exact-match" else worst > 1e-3, rule
 
 
 def one_by_one(seed, n):
     """n draws, one after the other; where the next one hangs depends on all tokens drawn so far."""
 
-    def grow(language, drawing, shape, dice):
+    def grow(language, drawing, shape, rng):
         tokens, parents, distributions, draws, paths = [], [], {}, [], {ROOT: ()}
         for _ in range(n):
             room = [
@@ -343,7 +343,7 @@ def one_by_one(seed, n):
             parent = int(np.random.default_rng([seed, len(draws), *tokens]).choice(room))
             siblings = {tokens[m]: m for m in range(len(tokens)) if parents[m] == parent}
             q = distributions[parent] = as_distribution(language.q(paths[parent]))
-            token = q.without([] if drawing == "with replacement" else list(siblings)).draw(dice)
+            token = q.without([] if drawing == "with replacement" else list(siblings)).draw(rng)
             if token not in siblings:
                 siblings[token] = len(tokens)
                 paths[len(tokens)] = (*paths[parent], token)
@@ -370,8 +370,8 @@ def test_a_tree_may_grow_by_anything_that_is_drawn_already(rule):
 def test_no_rule_may_look_at_draws_to_come():
     """A second child is drawn, and proposed only if it is token 0: seen, and not only expected."""
 
-    def grow(language, drawing, shape, dice):
-        proposal = draw(language, drawing, shape, dice)
+    def grow(language, drawing, shape, rng):
+        proposal = draw(language, drawing, shape, rng)
         if proposal.tokens[proposal.draws[1]] == 0:
             return proposal
         first = proposal.draws[0]
@@ -418,11 +418,11 @@ def test_one_drawn_child_is_accepted_with_one_minus_total_variation(rule, kind):
 
 def all_draws(q, k, drawing):
     """The probability of each list of k children in draw order."""
-    return enumerate_outcomes(lambda dice: tuple(children_of(as_distribution(q), k, drawing, dice)))
+    return enumerate_outcomes(lambda rng: tuple(children_of(as_distribution(q), k, drawing, rng)))
 
 
 NODE_RULES = {
-    "membership": lambda p, q, drawn, dice: dice.choose(p),
+    "exact-match": lambda p, q, drawn, rng: rng.choose(p),
     "specinfer": node.with_replacement,
     "sequoia": node.without_replacement,
     "spectr": node.k_sequential,
@@ -479,9 +479,9 @@ def test_no_rule_accepts_more_than_the_bound_and_some_reach_it(kind):
             mean = sum(chance * acceptance(judge, p, q, drawn) for drawn, chance in draws)
             bound = acceptance_bound(p, q, k, drawing)
             assert mean <= bound + 1e-12
-            if rule in ("top-one", "membership") or (k == 1 and rule != "membership"):
+            if rule in ("top-one", "exact-match") or (k == 1 and rule != "exact-match"):
                 assert mean == pytest.approx(bound, abs=1e-12)
-            if k == 1 and rule != "membership":
+            if k == 1 and rule != "exact-match":
                 assert bound == pytest.approx(np.minimum(p, q).sum(), abs=1e-12)
 
 
@@ -495,8 +495,8 @@ def test_the_bound_of_a_large_vocabulary_agrees_with_its_other_form():
         assert acceptance_bound(p, q, k, "without replacement") <= 1 - all_in + 1e-12
         best = min(max(0, m - h) / (v - h) - math.comb(m, k) / math.comb(v, k) for m in range(v + 1))
         assert acceptance_bound(p, q, k, "without replacement") == pytest.approx(1 + best, abs=1e-12)
-    rng = np.random.default_rng(0)
-    p, q = rng.dirichlet(np.full(150_000, 0.1), size=2)
+    generator = np.random.default_rng(0)
+    p, q = generator.dirichlet(np.full(150_000, 0.1), size=2)
     fewer, more = (acceptance_bound(p, q, 2, d) for d in ("with replacement", "without replacement"))
     assert np.minimum(p, q).sum() < fewer <= more < 1
 
@@ -512,14 +512,14 @@ def test_acceptance_of_a_large_vocabulary_is_in_the_order_that_the_design_gives(
             values = [accepted(rule, p, q, k, 4, seed) for seed, (p, q) in enumerate(pairs)]
             mean[temperature, rule, k] = np.mean(values)
     for k in (1, 2, 4):
-        top_one, sequoia, membership = (mean[1.0, rule, k] for rule in ("top-one", "sequoia", "membership"))
-        assert top_one >= sequoia > membership
-        top_one, sequoia, membership = (mean[0.3, rule, k] for rule in ("top-one", "sequoia", "membership"))
-        assert top_one == pytest.approx(membership, abs=0.05)
-        assert membership >= sequoia - 0.01
+        top_one, sequoia, exact_match = (mean[1.0, rule, k] for rule in ("top-one", "sequoia", "exact-match"))
+        assert top_one >= sequoia > exact_match
+        top_one, sequoia, exact_match = (mean[0.3, rule, k] for rule in ("top-one", "sequoia", "exact-match"))
+        assert top_one == pytest.approx(exact_match, abs=0.05)
+        assert exact_match >= sequoia - 0.01
     for rule, values in [
         ("top-one", (0.83, 0.97, 0.997)),
         ("sequoia", (0.83, 0.93, 0.97)),
-        ("membership", (0.71, 0.84, 0.93)),
+        ("exact-match", (0.71, 0.84, 0.93)),
     ]:
         assert [mean[1.0, rule, k] for k in (1, 2, 4)] == pytest.approx(values, abs=0.06)

@@ -7,43 +7,43 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.dice import SeededDice
-from spec_local.fake import enumerate_outcomes
+from spec_local.core.fake import enumerate_outcomes
+from spec_local.core.rng import SeededRng
 from spec_local.verifiers import verify_block, verify_tokens
 
 CHAIN_RULES = {"token": verify_tokens, "block": verify_block}
 RULES = pytest.mark.parametrize("rule", CHAIN_RULES.values(), ids=CHAIN_RULES.keys())
 
 
-def random_rows(rng, kind, n, v):
+def random_rows(generator, kind, n, v):
     """n distributions over v tokens: dense, with zeros, or one-hot."""
-    rows = rng.dirichlet(np.full(v, 0.5), size=n)
+    rows = generator.dirichlet(np.full(v, 0.5), size=n)
     if kind == "zeros":
-        rows *= rng.random((n, v)) < 0.5
-        rows[np.arange(n), rng.integers(v, size=n)] += 0.3
+        rows *= generator.random((n, v)) < 0.5
+        rows[np.arange(n), generator.integers(v, size=n)] += 0.3
     if kind == "one-hot":
-        rows = np.eye(v)[rng.integers(v, size=n)]
+        rows = np.eye(v)[generator.integers(v, size=n)]
     return rows / rows.sum(axis=1, keepdims=True)
 
 
 class Conditional:
     """A language model by table: the distribution after each prefix, for main (p) and draft (q)."""
 
-    def __init__(self, rng, kind, v, k):
+    def __init__(self, generator, kind, v, k):
         self.v, self.k = v, k
         self.p, self.q = {}, {}
         for depth in range(k + 1):
             for prefix in itertools.product(range(v), repeat=depth):
                 p_kind, q_kind = kind if isinstance(kind, tuple) else (kind, kind)
-                p = random_rows(rng, p_kind if p_kind in ("zeros", "one-hot") else "dense", 1, v)[0]
-                q = random_rows(rng, q_kind if q_kind in ("zeros", "one-hot") else "dense", 1, v)[0]
+                p = random_rows(generator, p_kind if p_kind in ("zeros", "one-hot") else "dense", 1, v)[0]
+                q = random_rows(generator, q_kind if q_kind in ("zeros", "one-hot") else "dense", 1, v)[0]
                 if kind == "equal":
                     q = p
                 if kind == "disjoint":
                     half = np.arange(v) < v // 2
                     p, q = p * half / (p * half).sum(), q * ~half / (q * ~half).sum()
                 if kind == "nearly equal":
-                    q = p * (1 + 1e-15 * rng.normal(size=v))
+                    q = p * (1 + 1e-15 * generator.normal(size=v))
                 self.p[prefix], self.q[prefix] = p, q
 
     def sequence_probability(self, tokens):
@@ -54,17 +54,17 @@ def outcomes(rule, model):
     """The exact joint distribution of the k+1 tokens that follow: the rule's, then main's own."""
     k, v = model.k, model.v
 
-    def run(dice):
+    def run(rng):
         drafted = []
         for _ in range(k):
-            drafted.append(dice.choose(model.q[tuple(drafted)]))
+            drafted.append(rng.choose(model.q[tuple(drafted)]))
         p = np.array([model.p[tuple(drafted[:i])] for i in range(k + 1)])[None]
         q = np.array([model.q[tuple(drafted[:i])] for i in range(k)]).reshape(1, k, v)
-        verdict = rule(p, q, np.array([drafted], int).reshape(1, k), np.array([k]), [dice], strict=True)
+        verdict = rule(p, q, np.array([drafted], int).reshape(1, k), np.array([k]), [rng], strict=True)
         n = int(verdict.n_accepted[0])
         said = verdict.tokens[0, : n + 1].tolist()
         while len(said) < k + 1:
-            said.append(dice.choose(model.p[tuple(said)]))
+            said.append(rng.choose(model.p[tuple(said)]))
         return n, tuple(said)
 
     return enumerate_outcomes(run)
@@ -117,19 +117,19 @@ def test_anchor_of_the_block_paper():
 
 
 def test_token_rule_accepts_one_minus_total_variation():
-    rng = np.random.default_rng(3)
-    model = Conditional(rng, "zeros", 6, 1)
+    generator = np.random.default_rng(3)
+    model = Conditional(generator, "zeros", 6, 1)
     mean = sum(n * p for (n, _), p in outcomes(verify_tokens, model).items())
     assert mean == pytest.approx(np.minimum(model.p[()], model.q[()]).sum(), abs=1e-12)
 
 
-def batch(rng, rows, k, v):
-    p = random_rows(rng, "zeros", rows * (k + 1), v).reshape(rows, k + 1, v)
-    q = random_rows(rng, "dense", rows * k, v).reshape(rows, k, v)
-    drafted = np.array([[rng.choice(v, p=q[b, i]) for i in range(k)] for b in range(rows)], int).reshape(
-        rows, k
-    )
-    return p, q, drafted, rng.integers(0, k + 1, size=rows)
+def batch(generator, rows, k, v):
+    p = random_rows(generator, "zeros", rows * (k + 1), v).reshape(rows, k + 1, v)
+    q = random_rows(generator, "dense", rows * k, v).reshape(rows, k, v)
+    drafted = np.array(
+        [[generator.choice(v, p=q[b, i]) for i in range(k)] for b in range(rows)], int
+    ).reshape(rows, k)
+    return p, q, drafted, generator.integers(0, k + 1, size=rows)
 
 
 @RULES
@@ -137,14 +137,14 @@ def batch(rng, rows, k, v):
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 5), k=st.integers(0, 6), v=st.integers(2, 9))
 def test_a_row_is_the_same_alone_and_in_a_ragged_batch(rule, seed, rows, k, v):
     p, q, drafted, lengths = batch(np.random.default_rng(seed), rows, k, v)
-    together = rule(p, q, drafted, lengths, [SeededDice(b) for b in range(rows)], strict=True)
+    together = rule(p, q, drafted, lengths, [SeededRng(b) for b in range(rows)], strict=True)
     for b, n in enumerate(lengths):
         alone = rule(
             p[b : b + 1, : n + 1],
             q[b : b + 1, :n],
             drafted[b : b + 1, :n],
             lengths[b : b + 1],
-            [SeededDice(b)],
+            [SeededRng(b)],
         )
         assert together.tokens[b, : n + 1].tolist() == alone.tokens[0].tolist()
         assert (together.tokens[b, n + 1 :] == -1).all()
@@ -157,10 +157,10 @@ def test_a_row_is_the_same_alone_and_in_a_ragged_batch(rule, seed, rows, k, v):
 def test_padding_is_never_read(rule):
     p, q, drafted, lengths = batch(np.random.default_rng(1), 4, 5, 7)
     lengths[:] = [0, 2, 5, 3]
-    clean = rule(p, q, drafted, lengths, [SeededDice(b) for b in range(4)])
+    clean = rule(p, q, drafted, lengths, [SeededRng(b) for b in range(4)])
     for b, n in enumerate(lengths):
         p[b, n + 1 :], q[b, n:], drafted[b, n:] = np.nan, np.nan, -7
-    dirty = rule(p, q, drafted, lengths, [SeededDice(b) for b in range(4)], strict=True)
+    dirty = rule(p, q, drafted, lengths, [SeededRng(b) for b in range(4)], strict=True)
     assert (clean.tokens == dirty.tokens).all()
 
 
@@ -168,7 +168,7 @@ def test_counters():
     p, q, drafted, lengths = batch(np.random.default_rng(5), 3, 4, 5)
     q[:], lengths[:] = p[:, :-1], 4
     drafted = p[:, :-1].argmax(-1)
-    verdict = verify_tokens(p, q, drafted, lengths, [SeededDice(b) for b in range(3)])
+    verdict = verify_tokens(p, q, drafted, lengths, [SeededRng(b) for b in range(3)])
     assert verdict.acceptance_rate(lengths) == 1
     assert verdict.system_efficiency() == 1
 
@@ -177,7 +177,7 @@ def test_counters():
 def test_strict_refuses_what_cannot_be_right(rule):
     good = batch(np.random.default_rng(0), 2, 3, 4)
     p, q, drafted, lengths = good
-    dice = [SeededDice(0), SeededDice(1)]
+    rng = [SeededRng(0), SeededRng(1)]
     lengths[:] = 3
     for wrong in [
         (p[:, :-1], q, drafted, lengths),
@@ -192,9 +192,9 @@ def test_strict_refuses_what_cannot_be_right(rule):
         (p, -q, drafted, lengths),
     ]:
         with pytest.raises(ValueError, match=r"\w"):
-            rule(*wrong, dice, strict=True)
-    with pytest.raises(ValueError, match="dice"):
-        rule(p, q, drafted, lengths, dice[:1], strict=True)
+            rule(*wrong, rng, strict=True)
+    with pytest.raises(ValueError, match="rng"):
+        rule(p, q, drafted, lengths, rng[:1], strict=True)
 
 
 @RULES
@@ -202,30 +202,33 @@ def test_a_drafted_token_that_q_cannot_give_is_a_bug(rule):
     p = np.full((1, 2, 3), 1 / 3)
     q = np.array([[[0.5, 0.5, 0.0]]])
     with pytest.raises(ValueError, match="probability 0"):
-        rule(p, q, np.array([[2]]), np.array([1]), [SeededDice(0)])
+        rule(p, q, np.array([[2]]), np.array([1]), [SeededRng(0)])
 
 
 @RULES
 @pytest.mark.parametrize("kind", ["random", "equal", "nearly disjoint"])
 def test_sampled_distribution_converges_to_p_and_to_nothing_else(rule, kind):
     """On top of enumeration: the distance to p falls as 1/√N, that to other distributions does not."""
-    rng = np.random.default_rng(11)
+    generator = np.random.default_rng(11)
     v = 10
-    p, q = rng.dirichlet(np.ones(v)), rng.dirichlet(np.ones(v))
+    p, q = generator.dirichlet(np.ones(v)), generator.dirichlet(np.ones(v))
     if kind == "equal":
         q = p
     if kind == "nearly disjoint":
         p, q = (
             0.999 * np.append(x, y) + 1e-4
-            for x, y in [(rng.dirichlet(np.ones(5)), np.zeros(5)), (np.zeros(5), rng.dirichlet(np.ones(5)))]
+            for x, y in [
+                (generator.dirichlet(np.ones(5)), np.zeros(5)),
+                (np.zeros(5), generator.dirichlet(np.ones(5))),
+            ]
         )
         p, q = p / p.sum(), q / q.sum()
-    references = rng.dirichlet(np.ones(v), size=100)
+    references = generator.dirichlet(np.ones(v), size=100)
     sizes, n = [100, 1_000, 10_000, 100_000], 100_000
-    drafted = rng.choice(v, size=(n, 1), p=q)
-    dice = [SeededDice(0)] * n
+    drafted = generator.choice(v, size=(n, 1), p=q)
+    rng = [SeededRng(0)] * n
     verdict = rule(
-        np.broadcast_to(p, (n, 2, v)), np.broadcast_to(q, (n, 1, v)), drafted, np.ones(n, int), dice
+        np.broadcast_to(p, (n, 2, v)), np.broadcast_to(q, (n, 1, v)), drafted, np.ones(n, int), rng
     )
     first = verdict.tokens[:, 0]
     frequencies = np.array([np.bincount(first[:size], minlength=v) / size for size in sizes])

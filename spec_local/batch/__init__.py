@@ -1,0 +1,5 @@
+"""Answer many prompts from a JSON lines file."""
+
+from spec_local.batch.runner import Entry, Outcome, read_entries, run
+
+__all__ = ["Entry", "Outcome", "read_entries", "run"]

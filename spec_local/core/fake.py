@@ -1,0 +1,189 @@
+"""A toy language model and exact rng: everything above llama.cpp runs on them without a model file.
+
+They ship with the package, so that a proposer or a verifier of your own can be proved lossless too.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.language_model import Logits
+from spec_local.errors import ContextOverflow, InvalidRequest
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+
+
+class FakeModel:
+    """A language model whose logits are a fixed random function of the last `order` tokens.
+
+    Speaks `LanguageModel`, and is strict about it: what llama.cpp would refuse, this refuses.
+
+    Args:
+        n_vocab: tokens.
+        seed: equal seeds are equal models.
+        noise: how far the logits are from those of noise 0, so that a draft can be near its main.
+        scale: standard deviation of the logits; large is sure of itself.
+        order: how many tokens the next one depends on.
+        n_ctx, max_tokens, max_logits, max_branches: the limits it keeps.
+    """
+
+    def __init__(
+        self,
+        n_vocab: int = 16,
+        seed: int = 0,
+        *,
+        noise: float = 0.0,
+        scale: float = 2.0,
+        order: int = 2,
+        n_ctx: int = 256,
+        max_tokens: int = 32,
+        max_logits: int = 17,
+        max_branches: int = 16,
+    ) -> None:
+        self.n_vocab, self.n_ctx = n_vocab, n_ctx
+        self.max_tokens, self.max_logits, self.max_branches = max_tokens, max_logits, max_branches
+        self._seed, self._noise, self._scale, self._order = seed, noise, scale, order
+        self._tokens: list[int] = []
+        self._tree: list[tuple[int, int]] = []  # token and parent of each node
+        self._buffer = np.full((max_logits, n_vocab), np.nan, np.float32)
+        self.calls: list[int] = []  # tokens of each call, for tests that count
+
+    @property
+    def cached(self) -> Sequence[int]:
+        return self._tokens
+
+    def logits(self, history: Sequence[int]) -> NDArray[np.float32]:
+        """float32 (V,) after this history, whatever the cache holds."""
+        context = [len(history) if len(history) < self._order else -1, *history[-self._order :]]
+        key = [self._seed, *(t + 2 for t in context)]
+        values = np.random.default_rng(key).normal(size=self.n_vocab)
+        if self._noise:
+            values += self._noise * np.random.default_rng([*key, 1]).normal(size=self.n_vocab)
+        return (values * self._scale).astype(np.float32)
+
+    def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
+        self._tree.clear()
+        logits = self.decode_tree(tokens, range(-1, len(tokens) - 1), n_logits)
+        self.commit(range(len(tokens)))
+        return logits
+
+    def decode_tree(
+        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
+    ) -> Logits:
+        n_logits = len(tokens) if n_logits is None else n_logits
+        if not 1 <= len(tokens) <= self.max_tokens or not 0 <= n_logits <= min(len(tokens), self.max_logits):
+            raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} rows of logits in one call")
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise InvalidRequest("a token is outside of the vocabulary")
+        if len(parents) != len(tokens):
+            raise InvalidRequest(f"{len(tokens)} tokens have {len(parents)} parents")
+        tree = [*self._tree, *zip(tokens, parents, strict=True)]
+        if any(not -1 <= parent < node for node, (_, parent) in enumerate(tree)):
+            raise InvalidRequest("a node has no such parent")
+        if len(set(range(len(tree))) - {parent for _, parent in tree}) > self.max_branches:
+            raise InvalidRequest(f"a tree of more than {self.max_branches} branches")
+        if len(self._tokens) + len(tree) > self.n_ctx:
+            raise ContextOverflow("the context is full")
+        self.calls.append(len(tokens))
+        self._tree = tree
+        self._buffer[:] = np.nan  # as in llama.cpp, what an earlier call returned is gone
+        for row in range(n_logits):
+            path, node = [], len(tree) - n_logits + row
+            while node >= 0:
+                path.append(tree[node][0])
+                node = tree[node][1]
+            self._buffer[row] = self.logits([*self._tokens, *reversed(path)])
+        return self._buffer[:n_logits]
+
+    def commit(self, path: Sequence[int]) -> None:
+        parent = -1
+        for node in path:
+            if not 0 <= node < len(self._tree) or self._tree[node][1] != parent:
+                raise InvalidRequest(f"node {node} is no child of node {parent}")
+            parent = node
+        self._tokens.extend(self._tree[node][0] for node in path)
+        self._tree.clear()
+
+    def truncate(self, length: int) -> None:
+        if not 0 <= length <= len(self._tokens):
+            raise InvalidRequest(f"cannot trim {len(self._tokens)} tokens to {length}")
+        del self._tokens[length:]
+        self._tree.clear()
+
+
+class FakeState:
+    """A `spec_local.core.constraint.State` by a plain function.
+
+    Args:
+        rule: the tokens that may follow an answer.
+    """
+
+    def __init__(
+        self, n_vocab: int, rule: Callable[[tuple[int, ...]], Collection[int]], answer: tuple[int, ...] = ()
+    ) -> None:
+        self.answer = answer
+        self._n_vocab, self._rule = n_vocab, rule
+
+    def allows(self, tokens: NDArray[np.intp]) -> NDArray[np.bool_]:
+        return np.isin(tokens, list(self._rule(self.answer)))
+
+    def allowed(self) -> NDArray[np.bool_]:
+        return self.allows(np.arange(self._n_vocab))
+
+    def after(self, token: int) -> "FakeState | None":
+        if token not in self._rule(self.answer):
+            return None
+        return FakeState(self._n_vocab, self._rule, (*self.answer, token))
+
+
+class _ReplayRng:
+    """Answers by a script of branches, then takes first branches and remembers where it could go on."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = list(script)
+        self.taken: list[int] = []
+        self.options: list[list[int]] = []
+        self.probability = 1.0
+
+    def _branch(self, probabilities: NDArray[np.float64]) -> int:
+        possible = [int(i) for i in probabilities.nonzero()[0]]
+        step = len(self.taken)
+        branch = self._script[step] if step < len(self._script) else possible[0]
+        self.taken.append(branch)
+        self.options.append(possible)
+        self.probability *= float(probabilities[branch])
+        return branch
+
+    def accept(self, probability: float) -> bool:
+        probability = min(1.0, max(0.0, probability))
+        return bool(self._branch(np.array([1.0 - probability, probability])))
+
+    def choose(self, weights: NDArray[np.float64]) -> int:
+        return self._branch(weights / weights.sum())
+
+    def choose_at(
+        self, place: int, weights: NDArray[np.float64], tokens: NDArray[np.intp] | None = None
+    ) -> int:
+        return self.choose(weights)
+
+
+def enumerate_outcomes(run: Callable[[_ReplayRng], Outcome]) -> dict[Outcome, float]:
+    """The exact distribution of what `run(rng)` returns: every branch of its randomness, summed.
+
+    `run` must be a pure function of its rng. Probabilities are float64 sums, right to about 1e-14.
+    """
+    outcomes: dict[Outcome, float] = defaultdict(float)
+    script: list[int] | None = []
+    while script is not None:
+        rng = _ReplayRng(script)
+        outcomes[run(rng)] += rng.probability
+        script = None
+        for step in reversed(range(len(rng.taken))):
+            later = [o for o in rng.options[step] if o > rng.taken[step]]
+            if later:
+                script = [*rng.taken[:step], later[0]]
+                break
+    return dict(outcomes)

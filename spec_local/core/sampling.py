@@ -1,0 +1,362 @@
+"""From logits to the distribution that a token is drawn from.
+
+The order is llama.cpp's, so that the settings people know mean the same here: penalties and bias, a constraint, top-k,
+top-p, min-p, temperature. Main and draft go through the same settings; what they give is p and q.
+
+A distribution is kept sparse: after top-k or top-p a few dozen of 150,000 tokens are left, and at temperature
+0 one. `align` lays several of them out as dense rows over the tokens that any of them can give.
+"""
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.constraint import Constraint
+from spec_local.core.rng import Rng
+from spec_local.errors import BackendError, DeadEnd, InvalidRequest
+
+_NO_NUMBERS = (
+    "the model's logits are not numbers, or every token is forbidden: "
+    "check the logit bias, or download the model again"
+)
+_DEAD_END = "no token that the model knows may follow here: mend the grammar, or take a logit bias away that forbids what it needs"
+_MAX_BIAS = 1e30  # float32 must hold it with a logit on top
+_FIRST_ASKED = 64
+"""Of how many tokens, the most probable ones, a constraint is asked before it is asked of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How a distribution is shaped. The defaults leave the model's own distribution as it is.
+
+    Args:
+        temperature: 0 always takes the most probable token; below 1 sharpens, above flattens.
+        top_k: keep the k most probable tokens (0: all).
+        top_p: keep the most probable tokens until their sum reaches this (1: all).
+        min_p: keep tokens at least this probable relative to the most probable one (0: all).
+        repeat_penalty: divide (or multiply, where negative) the logits of recent tokens by this (1: off).
+        frequency_penalty: subtract this from a logit for each recent occurrence (0: off).
+        presence_penalty: subtract this once if the token occurred recently (0: off).
+        penalty_window: how many of the last tokens, the prompt's among them, are "recent".
+        logit_bias: added to the logits of these tokens; ``-inf`` forbids one.
+
+    Raises:
+        InvalidRequest: a value that means nothing.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_window: int = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "temperature": (0.0, 100.0),
+            "top_k": (0, 2**31 - 1),
+            "top_p": (0.0, 1.0),
+            "min_p": (0.0, 1.0),
+            "repeat_penalty": (1e-3, 1e3),
+            "frequency_penalty": (-100.0, 100.0),
+            "presence_penalty": (-100.0, 100.0),
+            "penalty_window": (0, 2**31 - 1),
+        }
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            low, high = ranges.get(entry.name, (0, 0))
+            if entry.name in ranges and not low <= value <= high:  # catches NaN too
+                raise InvalidRequest(
+                    f"{entry.name.replace('_', '-')} is {value}: give {low:.10g} to {high:.10g}"
+                )
+        if not all(bias <= _MAX_BIAS for bias in self.logit_bias.values()):  # catches NaN too
+            raise InvalidRequest(f"a logit bias is not a number up to {_MAX_BIAS:g}: give one, or -inf")
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the distribution depends on earlier tokens."""
+        penalised = self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        return penalised and self.penalty_window > 0
+
+
+_CERTAINTY = np.ones(1)
+_CERTAINTY.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Probabilities of the tokens that can be drawn.
+
+    ids: int (n,), ascending; None means all tokens 0 … n−1.
+    probs: float64 (n,), summing to 1.
+    """
+
+    ids: NDArray[np.intp] | None
+    probs: NDArray[np.float64]
+
+    @classmethod
+    def certain(cls, token: int) -> "Distribution":
+        """All probability on one token: temperature 0, or a guess without probabilities."""
+        return cls(np.array([token]), _CERTAINTY)
+
+    def most_probable(self) -> "Distribution":
+        """Certainty of its most probable token (of equal ones the lowest id)."""
+        best = int(self.probs.argmax())
+        return Distribution.certain(best if self.ids is None else int(self.ids[best]))
+
+    def draw(self, rng: Rng, place: int | None = None) -> int:
+        """A token; with the randomness that belongs to a place of the text, if one is given."""
+        if len(self.probs) == 1:  # nothing is left to chance
+            return 0 if self.ids is None else int(self.ids[0])
+        index = rng.choose(self.probs) if place is None else rng.choose_at(place, self.probs, self.ids)
+        return index if self.ids is None else int(self.ids[index])
+
+    def top(self, k: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """The k most probable tokens, in falling order (of equal ones the lower id first), and their probabilities.
+
+        Fewer where fewer can be drawn.
+        """
+        best = _top(self.probs, k)
+        best = best[: np.count_nonzero(self.probs[best])]
+        return (best if self.ids is None else self.ids[best]), self.probs[best]
+
+    def without(self, tokens: Sequence[int]) -> "Distribution":
+        """What is left when these tokens cannot be drawn (at least one other must be possible)."""
+        if not tokens:
+            return self
+        probs = self.probs.copy()
+        probs[np.asarray(tokens) if self.ids is None else self.ids.searchsorted(tokens)] = 0.0
+        return Distribution(self.ids, probs / probs.sum())
+
+    def dense(self, n_vocab: int) -> NDArray[np.float64]:
+        """float64 (n_vocab,), zero where a token cannot be drawn."""
+        row = np.zeros(n_vocab)
+        self.fill(row)
+        return row
+
+    def fill(self, row: NDArray[np.float64]) -> None:
+        """Write the probabilities into a row of zeros, one column a token."""
+        row[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
+
+
+class Sampler:
+    """Turns a row of logits into the distribution that these settings make of it: a pure function of them and the text.
+
+    Args:
+        constraint: which tokens are possible, before anything else is asked of them.
+        guessing: where the constraint leaves none that the logits know, it is left out: guesses are judged anyway.
+    """
+
+    def __init__(
+        self, settings: SamplingSettings, constraint: Constraint | None = None, *, guessing: bool = False
+    ) -> None:
+        self.settings, self.constraint, self._guessing = settings, constraint, guessing
+        # int keys to one index array, so that a row costs one addition
+        self._bias_ids = np.fromiter(settings.logit_bias.keys(), np.intp)
+        with np.errstate(over="ignore"):  # far below what float32 holds is as good as -inf
+            self._bias = np.array(list(settings.logit_bias.values()), np.float32)
+
+    @property
+    def window(self) -> int:
+        """How many of the last tokens a distribution depends on."""
+        if self.constraint:
+            return sys.maxsize
+        return self.settings.penalty_window if self.settings.has_memory else 0
+
+    def distribution(self, logits: NDArray[np.float32], history: Sequence[int] = ()) -> Distribution:
+        """The distribution of the next token.
+
+        Args:
+            logits: float32 (V,); not changed.
+            history: the tokens before it; only the last `window` matter.
+
+        Raises:
+            BackendError: the logits are not numbers, or no token is allowed.
+        """
+        settings = self.settings
+        logits = self._adjusted(logits, history)
+        most = 1 if settings.temperature == 0 else settings.top_k
+        ids, logits = self._possible(logits, history, most or len(logits))
+        best = int(logits.argmax())  # a NaN anywhere is the maximum
+        top = float(logits[best])
+        if not math.isfinite(top):
+            raise BackendError(_NO_NUMBERS)
+        if most == 1:
+            return Distribution.certain(best if ids is None else int(ids[best]))
+        if 0 < settings.top_k < len(logits):
+            keep = _largest(logits, settings.top_k)
+            logits, ids = logits[keep], keep if ids is None else ids[keep]
+        if settings.top_p < 1:
+            keep = _nucleus(np.exp(logits - np.float32(top)), settings.top_p)
+            logits, ids = logits[keep], keep if ids is None else ids[keep]
+        if settings.min_p > 0:
+            keep = (logits >= top + math.log(settings.min_p)).nonzero()[0]
+            logits, ids = logits[keep], keep if ids is None else ids[keep]
+        return Distribution(ids, _softmax(logits, top, settings.temperature))
+
+    def most_probable(
+        self, logits: NDArray[np.float32], k: int, history: Sequence[int] = ()
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """`Distribution.top` of the distribution; at temperature 0, where only one is left, of temperature 1.
+
+        For guesses that are ranked and not drawn.
+        """
+        if self.settings.temperature > 0:
+            return self.distribution(logits, history).top(k)
+        logits = self._adjusted(logits, history)
+        # What follows the first of those that are possible does not change how they rank.
+        ids, logits = self._possible(logits, history, max(k, _FIRST_ASKED))
+        top = float(logits.max())
+        if not math.isfinite(top):
+            raise BackendError(_NO_NUMBERS)
+        weights = np.exp(logits - np.float32(top))
+        best = _top(weights, k)
+        return best if ids is None else ids[best], weights[best] / weights.sum(dtype=np.float64)
+
+    def _possible(
+        self, logits: NDArray[np.float32], history: Sequence[int], n: int
+    ) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
+        """Ids, ascending, of tokens that the constraint allows, and their logits: the n most probable at least.
+
+        Of fewer, all; None: of all tokens. Asking of 150,000 tokens takes many times what asking of the first few does.
+        """
+        state = self.constraint.after(history) if self.constraint else None
+        if state is None:
+            return None, logits
+        if not math.isfinite(logits.max()):
+            raise BackendError(_NO_NUMBERS)
+        for size in (1, _FIRST_ASKED) if n == 1 else (max(2 * n, _FIRST_ASKED),):
+            if size < len(logits) // 4:
+                first = _top(logits, size)
+                first = first[state.allows(first) & (logits[first] > -np.inf)]
+                if len(first) >= n:
+                    ids = np.sort(first)
+                    return ids, logits[ids]
+        ids = (state.allowed()[: len(logits)] & (logits > -np.inf)).nonzero()[0]
+        if len(ids):
+            return ids, logits[ids]
+        if self._guessing:
+            return None, logits
+        raise DeadEnd(_DEAD_END)
+
+    def _adjusted(self, logits: NDArray[np.float32], history: Sequence[int]) -> NDArray[np.float32]:
+        settings = self.settings
+        if not settings.has_memory and not len(self._bias_ids):
+            return logits
+        logits = logits.copy()
+        if settings.has_memory and history:
+            # A draft of a slightly smaller vocabulary has no logit for some of main's tokens.
+            counts = Counter(t for t in history[-settings.penalty_window :] if t < len(logits))
+            ids = np.fromiter(counts.keys(), np.intp)
+            count = np.fromiter(counts.values(), np.float32)
+            values = logits[ids]
+            values = np.where(values > 0, values / settings.repeat_penalty, values * settings.repeat_penalty)
+            logits[ids] = values - count * settings.frequency_penalty - settings.presence_penalty
+        known = self._bias_ids < len(logits)
+        logits[self._bias_ids[known]] += self._bias[known]
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How probable the model itself found a token, whatever settings or constraint had a say.
+
+    token: its id. logprob: natural logarithm of its probability. top: the most probable tokens and their logprobs,
+    in falling order.
+    """
+
+    token: int
+    logprob: float
+    top: Sequence[tuple[int, float]] = ()
+
+
+def logprob(logits: NDArray[np.float32], token: int, n_top: int = 0) -> TokenLogprob:
+    """Of a token under softmax(logits), with the `n_top` most probable ones."""
+    top = _top(logits, n_top) if n_top else ()
+    highest = float(logits.max())
+    total = math.log(np.exp(logits - np.float32(highest)).sum(dtype=np.float64)) + highest
+    return TokenLogprob(
+        token, float(logits[token]) - total, [(int(t), float(logits[t]) - total) for t in top]
+    )
+
+
+def align(
+    distributions: Sequence[Distribution], n_vocab: int
+) -> tuple[NDArray[np.float64], NDArray[np.intp] | None]:
+    """Lay distributions out as dense rows over one set of columns: the tokens that any of them can give.
+
+    Returns:
+        float64 (len(distributions), n) and the token id of each column (ascending; None: column = id).
+    """
+    sparse = [d.ids for d in distributions if d.ids is not None]
+    if len(sparse) < len(distributions):
+        rows = np.zeros((len(distributions), n_vocab))
+        for row, d in zip(rows, distributions, strict=True):
+            d.fill(row)
+        return rows, None
+    possible = np.zeros(n_vocab, bool)  # quicker than sorting the ids
+    for ids in sparse:
+        possible[ids] = True
+    columns = possible.nonzero()[0]
+    rows = np.zeros((len(distributions), len(columns)))
+    for row, ids, d in zip(rows, sparse, distributions, strict=True):
+        row[columns.searchsorted(ids)] = d.probs
+    return rows, columns
+
+
+def _softmax(logits: NDArray[np.float32], top: float, temperature: float = 1.0) -> NDArray[np.float64]:
+    probs = np.subtract(logits, top, dtype=np.float64)
+    if temperature != 1:
+        with np.errstate(over="ignore"):  # next to 0 it is as good as 0
+            probs /= temperature
+    np.exp(probs, out=probs)
+    probs /= probs.sum()
+    return probs
+
+
+def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
+    """Ids of the k largest logits, ascending; of equal ones the lower ids."""
+    return np.sort(_top(logits, k))
+
+
+def _top(weights: NDArray[np.floating], k: int) -> NDArray[np.intp]:
+    """Indices of the k largest weights, largest first; of equal ones the lower index first.
+
+    Sorting 150,000 entries would cost more than the rest together. The k-th largest of the maxima of blocks is
+    reached by at least k entries, and by few more: only those are sorted.
+    """
+    n_blocks = len(weights) // _BLOCK
+    if k >= n_blocks:
+        candidates = np.arange(len(weights))
+    else:
+        maxima = weights[: n_blocks * _BLOCK].reshape(n_blocks, _BLOCK).max(axis=1)
+        candidates = (weights >= np.partition(maxima, n_blocks - k)[n_blocks - k]).nonzero()[0]
+    return candidates[np.argsort(-weights[candidates], kind="stable")[:k]]
+
+
+_BLOCK = 64
+
+
+def _nucleus(weights: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:
+    """Indices, ascending, of the largest weights that first reach the share top_p of their sum; at least one.
+
+    Sorting 150,000 entries would cost more than the rest together, so only those above a bar are
+    sorted, and the bar falls until they suffice. The largest weight is 1.
+    """
+    wanted = top_p * float(weights.sum(dtype=np.float64))
+    bar = 0.125
+    candidates = (weights >= np.float32(bar)).nonzero()[0]
+    while bar > 0 and weights[candidates].sum(dtype=np.float64) < wanted:
+        bar = bar / 8 if bar > 1e-12 else 0.0
+        candidates = (weights >= np.float32(bar)).nonzero()[0]
+    order = candidates[np.argsort(-weights[candidates])]
+    n = int(weights[order].cumsum(dtype=np.float64).searchsorted(wanted)) + 1
+    return np.sort(order[:n])

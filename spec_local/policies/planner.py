@@ -1,0 +1,250 @@
+"""How large a tree of guesses to draft, and how much of it to verify: what measured costs and acceptance say.
+
+The model of acceptance is Sequoia's (Chen et al. 2024, arXiv 2402.12374, section 3.1): the child of rank j is the one
+accepted with probability acceptance[j], the same at every node. A node is worth the product along its path: the
+chance that it is reached. A step emits one token more than it accepts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.proposal import ROOT, depth_of, is_chain
+from spec_local.policies.cost_model import CostModel
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A shape of the draft, and what it promises.
+
+    parents: of each node, level by level, siblings by rank; none: do not speculate.
+    tokens_per_step: expected, the bonus token included; 1 without speculation.
+    seconds: of one step, the draft model's calls and main's one.
+    """
+
+    parents: tuple[int, ...]
+    tokens_per_step: float
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Expected tokens a second."""
+        return self.tokens_per_step / self.seconds
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has siblings; also of no nodes at all."""
+        return is_chain(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Nodes of the longest path: calls of the draft model."""
+        return depth_of(self.parents)
+
+
+def node_values(acceptance: Sequence[float], parents: Sequence[int]) -> list[float]:
+    """The chance that each node is reached.
+
+    Args:
+        acceptance: by rank, from 0; ranks beyond are never accepted.
+        parents: parents before children; siblings count by rank in the order of their numbers.
+
+    Raises:
+        ValueError: the acceptance is no part of a distribution.
+    """
+    _check(acceptance)
+    n_children: dict[int, int] = {}
+    values: list[float] = []
+    for parent in parents:
+        rank = n_children.get(parent, 0)
+        n_children[parent] = rank + 1
+        above = 1.0 if parent == ROOT else values[parent]
+        values.append(above * acceptance[rank] if rank < len(acceptance) else 0.0)
+    return values
+
+
+def expected_tokens(acceptance: Sequence[float], parents: Sequence[int]) -> float:
+    """Expected tokens of a step that verifies this tree; arguments and errors of `node_values`."""
+    return 1.0 + sum(node_values(acceptance, parents))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BestTrees:
+    """For every size m and depth d the tree that promises most, of exactly m nodes on at most d levels.
+
+    tokens: float64 (d + 1, m + 1), expected tokens of a step; −inf where there is no such tree.
+    reads: (d + 1, m + 1, d), how many nodes of each level, from the root's, have children: what the draft model
+        must read to draft that tree, a level a call.
+    sizes: (d + 1, ranks, m + 1), nodes of the child of each rank, itself included, where m nodes are left for it and
+        the ranks after it; 0: no child.
+    """
+
+    tokens: Floats
+    reads: Ints
+    sizes: Ints
+
+    def parents(self, nodes: int, depth: int) -> tuple[int, ...]:
+        """The tree of that many nodes on at most that many levels: level by level, siblings by rank.
+
+        Raises:
+            ValueError: there is no such tree.
+        """
+        if not np.isfinite(self.tokens[depth, nodes]):
+            raise ValueError(f"no tree of {nodes} nodes has {depth} levels")
+        parents: list[int] = []
+        todo = [(ROOT, nodes, depth)]  # a node, and the nodes and levels below it
+        for node, below, levels in todo:  # grows as it goes
+            rank = 0
+            while below:
+                size = int(self.sizes[levels, rank, below])
+                todo.append((len(parents), size - 1, levels - 1))
+                parents.append(node)
+                below -= size
+                rank += 1
+        return tuple(parents)
+
+
+def best_trees(acceptance: Sequence[float], max_nodes: int, max_depth: int) -> BestTrees:
+    """Sequoia's dynamic programme (algorithm 1 of the paper): O(depth · ranks · nodes²).
+
+    A tree of depth d is its root's children: the nodes go to the child of rank 0, which is best made into the best
+    tree of depth d−1 of that size, and to the ranks after it.
+
+    Args:
+        acceptance: by rank; a node's children take the first ranks without gaps.
+        max_nodes, max_depth: the largest tree wanted, both at least 0. More levels than nodes are not looked at:
+            `tokens` has min(max_nodes, max_depth) + 1 rows.
+
+    Raises:
+        ValueError: the acceptance is no part of a distribution, or a limit is negative.
+    """
+    _check(acceptance)
+    if max_nodes < 0 or max_depth < 0:
+        raise ValueError(f"a tree of {max_nodes} nodes on {max_depth} levels")
+    depth = min(max_nodes, max_depth)
+    ranks = min(len(acceptance), max_nodes)
+    nothing = np.full(
+        max_nodes + 2, -np.inf
+    )  # of no nodes worth 0; its last entry stands for fewer than none
+    nothing[0] = 0.0
+    tokens = np.full((depth + 1, max_nodes + 1), -np.inf)
+    tokens[:, 0] = 1.0
+    reads = np.zeros((depth + 1, max_nodes + 1, depth), np.intp)
+    sizes = np.zeros((depth + 1, ranks, max_nodes + 1), np.intp)
+    size = np.arange(1, max_nodes + 1)
+    left = size[:, None] - size  # (nodes there are, nodes that a child takes) -> nodes for the ranks after it
+    left[left < 0] = -1
+    for d in range(1, depth + 1):
+        below = tokens[d - 1, :-1]
+        possible = np.isfinite(below)
+        best = nothing
+        for rank in reversed(range(ranks)):
+            child = np.full(max_nodes, -np.inf)
+            child[possible] = acceptance[rank] * below[possible]  # 0 · inf would be no number
+            values = child + best[left]
+            choice = values.argmax(axis=1)
+            best = nothing.copy()
+            best[1:-1] = values[size - 1, choice]
+            sizes[d, rank, 1:] = choice + 1
+        tokens[d] = 1.0 + best[:-1]
+        _count_reads(reads, sizes, d)
+    return BestTrees(tokens, reads, sizes)
+
+
+def _count_reads(reads: Ints, sizes: Ints, d: int) -> None:
+    """Fill in the trees of depth d, of all sizes at once, from those of depth d−1."""
+    nodes = np.arange(reads.shape[1])
+    reads[d, 1:, 0] = 1
+    for chosen in sizes[d]:
+        having = nodes.nonzero()[0]  # trees that have nodes left for this rank
+        size = chosen[nodes[having]]
+        reads[d, having, 1:] += reads[d - 1, size - 1, :-1]
+        nodes[having] -= size
+
+
+def plan(
+    acceptance: Sequence[float], main: CostModel, draft: CostModel, max_nodes: int, max_depth: int
+) -> Plan:
+    """The tree with the least time a token; a chain, or nothing, where verification is dear.
+
+    The draft model reads a level a call, and of it the nodes that get children; main reads all nodes and the last
+    token of the text in one call. The dynamic programme knows nothing of what wide levels cost the draft, so that it
+    is asked for narrow trees too, and each best tree is judged at its full price. Where the draft's calls cost
+    the same whatever their size, the answer is the best of all trees; elsewhere within a percent or so of it.
+
+    Args:
+        acceptance: by rank; the sum is at most 1. No node gets more children than there are ranks.
+        main, draft: seconds a call.
+        max_nodes, max_depth: the largest tree allowed, both at least 0.
+
+    Raises:
+        ValueError: the acceptance is no part of a distribution, a limit is negative, or a table is empty.
+    """
+    best = plan_chain(acceptance, main, draft, max_nodes, max_depth)
+    width = 2
+    while width // 2 < min(len(acceptance), max_nodes):
+        tree = _best(acceptance[:width], main, draft, max_nodes, max_depth)
+        # Rounding must not make a tree of what a chain does as well.
+        if tree.seconds / tree.tokens_per_step < best.seconds / best.tokens_per_step * (1 - 1e-9):
+            best = tree
+        width *= 2
+    return best
+
+
+def plan_chain(
+    acceptance: Sequence[float], main: CostModel, draft: CostModel, max_nodes: int, max_depth: int
+) -> Plan:
+    """The chain, or nothing, with the least time a token; arguments and errors of `plan`."""
+    _check(acceptance)
+    return _best(acceptance[:1], main, draft, max_nodes, max_depth)
+
+
+def worth_verifying(values: Sequence[float], spent: float, main: CostModel) -> int:
+    """How many of the most valuable nodes main should look at; 0: it reads the last token only.
+
+    OPT-Tree (Wang et al. 2024, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858) verify the n best of a
+    drafted tree; n is here where expected tokens a second are most. Of equals the smallest.
+
+    Args:
+        values: of each node the chance that it is reached, in any order. No child's may exceed its parent's, so
+            that the n best (a parent before its equals) are a tree.
+        spent: seconds that went into the step already.
+        main: seconds a call.
+
+    Raises:
+        ValueError: the table is empty.
+    """
+    tokens, best, least = 1.0, 0, spent + main.seconds(1)
+    for n, value in enumerate(sorted(values, reverse=True), 1):
+        tokens += value
+        # Time a token rather than its inverse: a clock may well say 0.
+        per_token = (spent + main.seconds(n + 1)) / tokens
+        if per_token < least:
+            best, least = n, per_token
+    return best
+
+
+def _best(
+    acceptance: Sequence[float], main: CostModel, draft: CostModel, max_nodes: int, max_depth: int
+) -> Plan:
+    """Of the best trees of every size and depth the one with the least time a token; the smaller of equals."""
+    trees = best_trees(acceptance, max_nodes, max_depth)
+    verifying = np.array([main.seconds(n + 1) for n in range(max_nodes + 1)])
+    drafting = np.array([0.0, *(draft.seconds(n) for n in range(1, max_nodes + 1))])
+    seconds = drafting[trees.reads].sum(axis=2) + verifying
+    per_token = np.full_like(seconds, np.inf)
+    np.divide(seconds, trees.tokens, out=per_token, where=np.isfinite(trees.tokens))
+    depth, nodes = divmod(int(per_token.argmin()), max_nodes + 1)
+    parents = trees.parents(nodes, depth)
+    return Plan(parents, float(trees.tokens[depth, nodes]), float(seconds[depth, nodes]))
+
+
+def _check(acceptance: Sequence[float]) -> None:
+    total = sum(acceptance)
+    if not all(0 <= a <= 1 for a in acceptance) or not total <= 1 + 1e-9:
+        raise ValueError(f"acceptance by rank must be chances that sum to at most 1, not {list(acceptance)}")

@@ -1,0 +1,208 @@
+"""Candidates of a model as a draft: what is promised, what is refused, and what a failure leaves."""
+
+import os
+import shutil
+from collections import namedtuple
+
+import llama_cpp
+import pytest
+
+from spec_local.calibration import cost_store
+from spec_local.calibration.cost_store import Conditions
+from spec_local.errors import BackendError, InvalidRequest, ModelError, ModelFileError, SpecLocalError
+from spec_local.llama.child import in_child
+from spec_local.llama.model import Model
+from spec_local.llama.quantize import KINDS, quantize, quantized_size
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.models import quantized_copy
+from spec_local.policies.cost_model import CostModel
+
+
+@pytest.fixture(scope="module")
+def main(tmp_path_factory):
+    """Wide enough for K-quants, and large enough for sizes to be told apart."""
+    return write_tiny_model(tmp_path_factory.mktemp("self") / "main.gguf", n_embd=256, n_layers=4)
+
+
+def files(path):
+    return sorted(p.name for p in path.iterdir())
+
+
+def test_a_copy_is_as_large_as_was_said(main, tmp_path, own_cache):
+    copy = quantized_copy.plan(main, "Q4_0", tmp_path / "copies" / "copy.gguf")
+    assert copy.expected_speedups is None
+    assert not copy.cannot_pay
+    assert files(tmp_path) == []
+    path = quantized_copy.make(copy, threads=1)
+    assert path == tmp_path / "copies" / "copy.gguf"
+    assert path.stat().st_size == pytest.approx(copy.size, abs=8000)
+    assert copy.size_ratio == pytest.approx(path.stat().st_size / main.stat().st_size, rel=0.01)
+    assert 0.2 < copy.size_ratio < 0.4
+    assert files(path.parent) == ["copy.gguf"]
+    assert path.stat().st_mode == main.stat().st_mode
+    ours, theirs = Model(main), Model(path)
+    assert ours.vocabulary.tokenize("the one") == theirs.vocabulary.tokenize("the one")
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_sizes_are_said_without_work(main, tmp_path, kind, monkeypatch):
+    real, dry = llama_cpp.llama_model_quantize, []
+
+    def spy(source, target, params):
+        dry.append(params.dry_run)
+        return real(source, target, params)
+
+    monkeypatch.setattr(llama_cpp, "llama_model_quantize", spy)
+    said = quantized_size(main, kind)
+    assert dry == [True]
+    assert files(tmp_path) == []
+    path = quantize(main, tmp_path / "copy.gguf", kind, threads=1)
+    assert Model(path, weights=False).size == pytest.approx(said, abs=6000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output"), [("Q4_0", "Q4_0"), ("Q8_0", "Q8_0"), ("Q4_K_M", "Q6_K"), ("Q2_K", "Q6_K")]
+)
+def test_the_output_is_as_short_as_the_rest(main, tmp_path, kind, output):
+    """llama.cpp alone would keep it longer, also in Q4_0."""
+    import gguf
+
+    path = quantize(main, tmp_path / "copy.gguf", kind, threads=1)
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    assert kinds["output.weight"] == output
+    if kind == output:
+        assert set(kinds.values()) == {kind, "F32"}  # the norms
+
+
+def test_it_lies_beside_main(main):
+    assert quantized_copy.plan(main, "Q2_K").target == main.parent / "main-Q2_K.gguf"
+    part = main.with_name("large-00001-of-00003.gguf")
+    part.symlink_to(main)
+    assert quantized_copy.plan(part, "Q2_K").target == main.parent / "large-Q2_K.gguf"
+
+
+def test_what_is_small_already(main, tmp_path):
+    small = quantize(main, tmp_path / "small.gguf", "Q4_0", threads=1)
+    for kind in ("Q4_0", "Q8_0", "F16"):
+        with pytest.raises(ModelError, match=f"small.gguf has .* MB already and a {kind} copy would have"):
+            quantized_copy.plan(small, kind)
+    assert quantized_copy.plan(small, "Q2_K").size_ratio < 1
+
+
+def test_what_is_there_stays(main, tmp_path):
+    target = tmp_path / "there.gguf"
+    target.write_text("mine")
+    with pytest.raises(InvalidRequest, match=r"is there already.*--force"):
+        quantized_copy.plan(main, "Q4_0", target)
+    assert target.read_text() == "mine"
+    quantized_copy.make(quantized_copy.plan(main, "Q4_0", target, force=True), threads=1)
+    assert target.read_bytes()[:4] == b"GGUF"
+
+
+def test_main_itself_is_never_replaced(main, tmp_path):
+    link = tmp_path / "link.gguf"
+    link.symlink_to(main)
+    for target in (main, link):
+        with pytest.raises(InvalidRequest, match="is the model itself"):
+            quantized_copy.plan(main, "Q4_0", target, force=True)
+    with pytest.raises(InvalidRequest, match="is a folder"):
+        quantized_copy.plan(main, "Q4_0", tmp_path, force=True)
+
+
+def test_mains_that_need_no_copy_of_them(recurrent_path, tmp_path):
+    with pytest.raises(ModelError, match="recurrent"):
+        quantized_copy.plan(recurrent_path, "Q4_0", tmp_path / "copy.gguf")
+    with pytest.raises(ModelFileError, match="does not exist"):
+        quantized_copy.plan(tmp_path / "absent.gguf", "Q4_0")
+
+
+def test_a_full_disk_is_told_before(main, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    need = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf").size
+    asked = []
+
+    def disk_usage(folder):
+        asked.append(folder)
+        return usage(0, 0, free)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    free = need
+    quantized_copy.plan(main, "Q4_0", tmp_path / "new" / "folder" / "copy.gguf")
+    free = need - 1
+    with pytest.raises(SpecLocalError, match="MB free: make room"):
+        quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf")
+    assert asked == [tmp_path, tmp_path]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "loses"),
+    [({1: 1.0, 2: 1.0, 64: 1.1}, False), ({1: 1.0, 2: 2.0, 64: 64.0}, True)],
+    ids=["reads", "computes"],
+)
+def test_what_main_costs_says_what_a_copy_brings(main, tmp_path, own_cache, seconds, loses):
+    cost_store.save(Conditions(main, -1, 1, 512), CostModel(seconds))
+    settings = {"n_ctx": 512, "threads": 1}
+    copy = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", **settings)
+    assert [p.acceptance_rate for p in copy.expected_speedups] == list(quantized_copy.ACCEPTANCE_RATES)
+    assert copy.cannot_pay is loses
+    if not loses:
+        t = copy.size_ratio
+        best = max(
+            sum(0.9**i for i in range(k + 1)) / (CostModel(seconds).seconds(k + 1) + k * t) for k in range(17)
+        )
+        assert copy.expected_speedups[1].speedup == pytest.approx(best, rel=0.01)
+    assert (
+        quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", n_ctx=256, threads=1).expected_speedups
+        is None
+    )
+
+
+def test_a_copy_that_guesses_for_another_main(main, tiny_draft_path, tmp_path, own_cache):
+    """Gains are from main's costs and the copied draft's; whose are not known are not guessed at."""
+    settings = {"n_ctx": 512, "threads": 1, "main": main}
+
+    def planned():
+        return quantized_copy.plan(tiny_draft_path, "Q4_0", tmp_path / "copy.gguf", **settings)
+
+    cost_store.save(Conditions(main, -1, 1, 512), CostModel({1: 1.0, 64: 1.1}))
+    assert planned().expected_speedups is None
+    found = []
+    for seconds in (0.5, 50.0):
+        cost_store.save(Conditions(tiny_draft_path, -1, 1, 512), CostModel({1: seconds}))
+        found.append(planned())
+    assert [copy.cannot_pay for copy in found] == [False, True]
+    assert found[0].source == tiny_draft_path
+    # Without the header, which is large in a tiny file.
+    step = 0.5 * quantized_size(tiny_draft_path, "Q4_0") / Model(tiny_draft_path, weights=False).size
+    best = max(
+        sum(0.9**i for i in range(k + 1)) / (CostModel({1: 1.0, 64: 1.1}).seconds(k + 1) + k * step)
+        for k in range(17)
+    )
+    assert found[0].expected_speedups[1].speedup == pytest.approx(best, rel=0.01)
+
+
+def test_a_main_that_cannot_use_a_draft(main, recurrent_path, tmp_path):
+    with pytest.raises(ModelError, match=r"recurrent .* needs none"):
+        quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", main=recurrent_path)
+    with pytest.raises(ModelFileError, match="does not exist"):
+        quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", main=tmp_path / "absent.gguf")
+
+
+def test_a_quantizer_that_fails_or_dies_leaves_nothing(main, tmp_path, monkeypatch):
+    copy = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf")
+    said = in_child("spec_local.llama.quantize", str(main), "Q9")
+    assert "quantization 'Q9' is unknown" in said.error
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    for line, what in [
+        ("lambda *a: 1", r"main\.gguf cannot be quantized \(llama.cpp gave no reason\)"),
+        ("lambda *a: os.abort()", r"died on .*main\.gguf \(SIGABRT\)"),
+    ]:
+        (site / "sitecustomize.py").write_text(
+            f"import os, llama_cpp\nllama_cpp.llama_model_quantize = {line}\n"
+        )
+        with pytest.raises(BackendError, match=what):
+            quantized_copy.make(copy)
+        assert files(tmp_path) == ["site"]
+    assert os.path.exists(main)
