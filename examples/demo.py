@@ -12,7 +12,7 @@ import sys
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.chat.conversation import ChatTemplate, Conversation
-from spec_local.models import registry
+from spec_local.models import catalog
 
 TEXT = """\
 The lighthouse at Cape Verity was built in 1871 by the engineer Ada Brandt. It stands 42 metres high and its light \
@@ -23,8 +23,8 @@ ROUNDS = 3
 
 
 def main() -> None:
-    starter = registry.pull("starter")
-    draft = registry.pull("starter-draft")
+    starter = catalog.pull("starter")
+    draft = catalog.pull("starter-draft")
     with Session.open(starter, draft, n_ctx=1024, log=print) as session:
         model = session.main.model
         prompt = Conversation(model, ChatTemplate(model)).ask(PROMPT)

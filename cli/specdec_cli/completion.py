@@ -8,10 +8,10 @@ from spec_local.errors import SpecLocalError
 
 def names(incomplete: str) -> list[str]:
     """Models and pairs that have a name."""
-    from spec_local.models import registry
+    from spec_local.models import catalog
 
     with contextlib.suppress(SpecLocalError):  # a damaged models.toml is told where it is used
-        return [n for n in (*registry.models(), *registry.pairs()) if n.startswith(incomplete)]
+        return [n for n in (*catalog.models(), *catalog.pairs()) if n.startswith(incomplete)]
     return []
 
 

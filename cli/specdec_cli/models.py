@@ -12,7 +12,7 @@ from spec_local.errors import DownloadError, InvalidRequest
 from specdec_cli import completion, exits, render
 
 if TYPE_CHECKING:
-    from spec_local.models.registry import ModelEntry
+    from spec_local.models.catalog import ModelEntry
 
 app = typer.Typer(
     help="Models by name: list them, fetch them, find their files, delete them.", no_args_is_help=True
@@ -32,15 +32,13 @@ def list_models() -> None:
       specdec models list | grep coder
     """
     with exits.guarded():
-        from spec_local.models import registry
+        from spec_local.models import catalog
 
         rows = [
-            (name, _state(name), entry.licence, entry.description)
-            for name, entry in registry.models().items()
+            (name, _state(name), entry.licence, entry.description) for name, entry in catalog.models().items()
         ]
         rows += [
-            (name, "pair", f"{pair.main} + {pair.draft}", pair.note)
-            for name, pair in registry.pairs().items()
+            (name, "pair", f"{pair.main} + {pair.draft}", pair.note) for name, pair in catalog.pairs().items()
         ]
         widths = [max(len(row[i]) for row in rows) + 2 for i in range(3)] if sys.stdout.isatty() else []
         for row in rows:
@@ -67,11 +65,11 @@ def pull(
       specdec models pull bartowski/Llama-3.2-3B-Instruct-GGUF:Q5_K_M
     """
     with exits.guarded():
-        from spec_local.models import registry
+        from spec_local.models import catalog
 
         for model in _members(name):
             with _progress() as progress:
-                found = registry.pull(model, render.note, progress, offline)
+                found = catalog.pull(model, render.note, progress, offline)
             typer.echo(found)
 
 
@@ -84,10 +82,10 @@ def path(name: _Name = "starter") -> None:
       ls -lh "$(specdec models path starter)"
     """
     with exits.guarded():
-        from spec_local.models import registry
+        from spec_local.models import catalog
 
         for model in _members(name):
-            found = registry.find(model)
+            found = catalog.find(model)
             if not found:
                 raise DownloadError(f"the model {model} is not here: run specdec models pull {model}")
             typer.echo(found)
@@ -102,17 +100,17 @@ def show(name: _Name = "starter") -> None:
       specdec models show coder-7b
     """
     with exits.guarded():
-        from spec_local.models import registry
+        from spec_local.models import catalog
 
-        if name in registry.pairs():
-            pair = registry.pairs()[name]
+        if name in catalog.pairs():
+            pair = catalog.pairs()[name]
             _print({"pair": name, "main": pair.main, "draft": pair.draft, "note": pair.note})
         for model in _members(name):
-            if name in registry.pairs():
+            if name in catalog.pairs():
                 typer.echo()
-            known = {} if registry.is_hub_name(model) else _facts(registry.entry(model))
-            here = registry.local_files(model)
-            pairs = [p for p, pair in registry.pairs().items() if model in (pair.main, pair.draft)]
+            known = {} if catalog.is_hub_name(model) else _facts(catalog.entry(model))
+            here = catalog.local_files(model)
+            pairs = [p for p, pair in catalog.pairs().items() if model in (pair.main, pair.draft)]
             _print(
                 {
                     "model": model,
@@ -136,14 +134,14 @@ def rm(
       specdec models rm qwen3-4b --yes
     """
     with exits.guarded():
-        from spec_local.models import registry
+        from spec_local.models import catalog
 
-        if name in registry.pairs():
-            pair = registry.pairs()[name]
+        if name in catalog.pairs():
+            pair = catalog.pairs()[name]
             raise InvalidRequest(
                 f"{name} is a pair, and its models may serve others: name {pair.main} or {pair.draft}"
             )
-        size = registry.size_on_disk(name)
+        size = catalog.size_on_disk(name)
         if not size:
             raise DownloadError(f"the model {name} is not here: specdec models list shows which are")
         if not yes:
@@ -151,24 +149,24 @@ def rm(
                 raise InvalidRequest(f"{name} would free {_size(size)}: say --yes to delete it")
             if not typer.confirm(f"Delete {name} ({_size(size)})?", err=True):
                 return
-        registry.remove(name)
+        catalog.remove(name)
         render.note(f"deleted {name}: {_size(size)} freed")
 
 
 def _members(name: str) -> list[str]:
     """A pair's two models, or the one that is named."""
-    from spec_local.models import registry
+    from spec_local.models import catalog
 
-    pair = registry.pairs().get(name)
+    pair = catalog.pairs().get(name)
     return [pair.main, pair.draft] if pair else [name]
 
 
 def _state(name: str) -> str:
-    from spec_local.models import registry
+    from spec_local.models import catalog
 
-    if registry.find(name):
+    if catalog.find(name):
         return "here"
-    size = None if registry.is_hub_name(name) else registry.entry(name).size
+    size = None if catalog.is_hub_name(name) else catalog.entry(name).size
     return f"{_size(size)} to fetch" if size else "to fetch"
 
 

@@ -354,11 +354,11 @@ def _text_of(path: Path) -> str:
 def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:
     """The names of main and draft: a pair's name as main gives both, but for a draft that was given."""
     from spec_local.files import expanded
-    from spec_local.models import registry
+    from spec_local.models import catalog
 
-    if expanded(main).exists() or main not in registry.pairs():
+    if expanded(main).exists() or main not in catalog.pairs():
         return main, draft
-    pair = registry.pairs()[main]
+    pair = catalog.pairs()[main]
     return pair.main, draft or pair.draft
 
 
@@ -371,17 +371,17 @@ def resolve(name: str, fetch: str | None = None) -> Path:
         DownloadError: a named model is not here; nothing is fetched without being asked for.
     """
     from spec_local.files import expanded
-    from spec_local.models import registry
+    from spec_local.models import catalog
 
     path = expanded(name)
     if path.exists():
         return path
     name, _ = paired(name)
-    if not registry.is_hub_name(name) and name not in registry.models():
+    if not catalog.is_hub_name(name) and name not in catalog.models():
         return path
-    found = registry.find(name)
+    found = catalog.find(name)
     if not found:
-        size = None if registry.is_hub_name(name) else registry.entry(name).size
+        size = None if catalog.is_hub_name(name) else catalog.entry(name).size
         told = f" ({size / 1e6:.0f} MB)" if size else ""
         raise DownloadError(f"the model {name}{told} is not here: run specdec models pull {fetch or name}")
     return found

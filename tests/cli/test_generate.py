@@ -504,9 +504,9 @@ def test_nothing_is_left_in_the_working_folder(fresh, main, tmp_path):
 
 @pytest.mark.starter
 def test_the_starter_knows_paris(specdec):
-    from spec_local.models import registry
+    from spec_local.models import catalog
 
-    starter = registry.find("starter")
+    starter = catalog.find("starter")
     assert starter, "the starter model is missing: run specdec models pull starter"
     arguments = ["--main", starter, "--temp", "0", "-n", "4", "--threads", "1", "--raw"]
     done = specdec("generate", *arguments, "The capital of France is", timeout=300)

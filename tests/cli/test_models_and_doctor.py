@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from spec_local.models import registry
+from spec_local.models import catalog
 
 CRASH_UNTIL_MENDED = (
     "import os, signal, sys\n"
@@ -107,7 +107,7 @@ def test_doctor_rebuilds(fresh, tmp_path, mends):
 
 @pytest.mark.starter
 def test_the_starter_is_found(specdec):
-    starter = registry.find("starter")
+    starter = catalog.find("starter")
     assert starter, "the starter model is missing: run specdec models pull starter"
     data = starter.parent.parent.parent
     done = specdec("models", "path", env={"XDG_DATA_HOME": str(data), "HOME": os.environ.get("HOME", "/")})

@@ -210,7 +210,7 @@ def test_on_a_terminal(hubbed, toys):
 
 
 def test_help_waits_for_no_hub(specdec):
-    script = "import sys, specdec_cli.app, spec_local.models.registry as r; r.models(); print('huggingface_hub' in sys.modules)"
+    script = "import sys, specdec_cli.app, spec_local.models.catalog as r; r.models(); print('huggingface_hub' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], env=specdec.environment, capture_output=True, text=True, check=True
     )

@@ -8,7 +8,7 @@ import pytest
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.models import registry
+from spec_local.models import catalog
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assertion of llama.cpp would start a debugger
 
@@ -108,7 +108,7 @@ def fresh_logits(make_context):
 
 @pytest.fixture(scope="module")
 def starter():
-    path = registry.find("starter")
+    path = catalog.find("starter")
     if not path:
         pytest.fail("the starter model is missing: run specdec models pull starter")
     model = Model(path)

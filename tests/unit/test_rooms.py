@@ -1,0 +1,188 @@
+"""The layers of the library, and what each of its packages may import: read from the source, without importing it."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+LAYERS = (
+    ("errors", "validation"),
+    ("files", "toml_file", "registry", "core", "grammar"),
+    ("kernels", "verifiers", "lookups"),
+    ("llama", "policies"),
+    ("datastore", "calibration", "proposers"),
+    ("settings", "engine", "models"),
+    ("assembly", "llama_cpp_python"),
+    ("session",),
+    ("answer_json", "chat"),
+    ("batch", "bench"),
+    ("training",),
+)
+"""Packages and single modules of spec_local, lowest layer first; each imports only layers below its own."""
+
+KNOWN = {
+    ("kernels", "llama"): "llama.cpp's folder and the child processes are still in llama/",
+    ("lookups", "datastore"): "lookups/__init__.py still lists the datastore's lookup",
+    ("calibration", "settings"): "tuning still reads a constant of the settings",
+}
+"""Imports that break the layers, and why they are still there."""
+
+WITHOUT_IO = ("core", "verifiers", "lookups", "policies", "proposers", "engine")
+IO_MODULES = {
+    *("asyncio", "ctypes", "fcntl", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib"),
+    *("shutil", "signal", "socket", "sqlite3", "subprocess", "tempfile", "threading", "urllib"),
+}
+PURE = {"numpy", "spec_local", *sys.stdlib_module_names} - IO_MODULES
+"""All that a package without I/O may import: no pydantic, no huggingface_hub, no llama_cpp."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """lazy: inside a function, or for type checkers only."""
+
+    importer: str
+    imported: str
+    lazy: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer} imports {self.imported}"
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__").removeprefix("cli.")
+
+
+def modules(folder: str = "spec_local") -> Iterator[tuple[str, ast.Module]]:
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        yield module_of(file), ast.parse(file.read_text(encoding="utf-8"))
+
+
+def room_of(module: str) -> str:
+    """The part of spec_local that a module belongs to; "" for spec_local itself and for other packages."""
+    return module.split(".")[1] if module.startswith("spec_local.") else ""
+
+
+def is_lazy(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
+        isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+
+
+def imports_below(importer: str, node: ast.AST, lazy: bool = False) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(importer, alias.name, lazy) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"{importer} has a relative import"
+            for alias in child.names:
+                path = ROOT / str(child.module).replace(".", "/") / alias.name
+                is_module = path.is_dir() or path.with_suffix(".py").is_file()
+                yield Import(
+                    importer, f"{child.module}.{alias.name}" if is_module else str(child.module), lazy
+                )
+        else:
+            yield from imports_below(importer, child, lazy or is_lazy(child))
+
+
+def imports(folder: str = "spec_local") -> list[Import]:
+    return [found for module, tree in modules(folder) for found in imports_below(module, tree)]
+
+
+def package(found: Import) -> str:
+    return found.imported.partition(".")[0]
+
+
+def layer_of(room: str) -> int:
+    return next(i for i, layer in enumerate(LAYERS) if room in layer)
+
+
+def test_every_module_has_a_layer():
+    listed = [room for layer in LAYERS for room in layer]
+    assert len(set(listed)) == len(listed)
+    assert {room_of(module) for module, _ in modules()} - {""} == set(listed)
+
+
+def test_each_layer_imports_only_those_below_it():
+    """Lazy imports count, too. `spec_local` itself only names what is public, and imports nothing at run time."""
+    upward = {}
+    for found in imports():
+        importer, imported = room_of(found.importer), room_of(found.imported)
+        inside = not importer or not imported or importer == imported
+        if not inside and layer_of(imported) >= layer_of(importer):
+            upward.setdefault((importer, imported), []).append(str(found))
+    assert upward.keys() <= KNOWN.keys(), upward
+
+
+def test_the_public_package_imports_nothing_of_its_own_at_run_time():
+    assert [
+        str(i) for i in imports() if i.importer == "spec_local" and room_of(i.imported) and not i.lazy
+    ] == []
+
+
+@pytest.mark.parametrize("room", WITHOUT_IO)
+def test_no_input_or_output(room):
+    found = [i for i in imports() if room_of(i.importer) == room]
+    assert [str(i) for i in found if package(i) not in PURE] == []
+    calls = [
+        f"{module} calls {node.func.id}"
+        for module, tree in modules(f"spec_local/{room}")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id in ("open", "print", "input")
+    ]
+    assert calls == []
+
+
+def test_verifiers_take_randomness_and_time_from_nowhere():
+    found = [str(i) for i in imports("spec_local/verifiers") if package(i) in ("random", "secrets", "time")]
+    attributes = [
+        f"{module}: {ast.unparse(node)}"
+        for module, tree in modules("spec_local/verifiers")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("np.random", "numpy.random")
+    ]
+    assert found + attributes == []
+
+
+@pytest.mark.parametrize("room", ["engine", "policies"])
+def test_engine_and_policies_see_no_text(room):
+    assert [str(i) for i in imports(f"spec_local/{room}") if i.imported == "spec_local.core.text"] == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rooms"),
+    [
+        # The kernels' self-test loads ggml by importing it; chat/ uses its Jinja formatter.
+        ("llama_cpp", {"llama", "llama_cpp_python", "kernels", "chat"}),
+        ("ctypes", {"llama", "llama_cpp_python", "kernels"}),
+        ("torch", {"training"}),
+        ("huggingface_hub", {"models"}),
+    ],
+)
+def test_who_imports_what_is_heavy_or_native(wanted, rooms):
+    found = [i for i in imports() + imports("cli") if package(i) == wanted]
+    assert [str(i) for i in found if room_of(i.importer) not in rooms] == []
+
+
+def test_only_its_own_command_imports_training_and_only_when_it_runs():
+    found = [i for i in imports("cli") if room_of(i.imported) == "training"]
+    assert found
+    assert [str(i) for i in found if not i.lazy or not i.importer.startswith("specdec_cli.draft_")] == []
+
+
+def test_the_library_does_not_import_the_command_or_write_to_the_terminal():
+    screens = ("specdec_cli", "typer", "click", "rich", "prompt_toolkit")
+    assert [str(i) for i in imports() if package(i) in screens] == []
+    printing = {
+        module
+        for module, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"
+    }
+    assert printing <= {"spec_local.llama.child"}  # a child process prints its result for its parent
