@@ -18,17 +18,21 @@ from spec_local.core.proposal import Drawing
 from spec_local.core.rng import Rng, SeededRng
 from spec_local.core.sampling import Distribution
 from spec_local.proposers.shapes import draw_children
-from spec_local.verifiers import node
 from spec_local.verifiers.bound import acceptance, acceptance_bound
+from spec_local.verifiers.sequoia import sequoia_rule
+from spec_local.verifiers.specinfer import specinfer_rule
+from spec_local.verifiers.spectr import spectr_rule
+from spec_local.verifiers.top_one import top_one_rule
+from spec_local.verifiers.tree import NodeRule
 
 Floats = NDArray[np.float64]
 
-RULES: Mapping[str, tuple[Drawing, node.NodeRule]] = {
+RULES: Mapping[str, tuple[Drawing, NodeRule]] = {
     "exact-match": ("chosen", lambda p, q, drawn, rng: rng.choose(p)),
-    "specinfer": ("with replacement", node.with_replacement),
-    "spectr": ("with replacement", node.k_sequential),
-    "sequoia": ("without replacement", node.without_replacement),
-    "top-one": ("top and one", node.top_and_one),
+    "specinfer": ("with replacement", specinfer_rule),
+    "spectr": ("with replacement", spectr_rule),
+    "sequoia": ("without replacement", sequoia_rule),
+    "top-one": ("top and one", top_one_rule),
 }
 
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from spec_local.core.language_model import LanguageModel
 from spec_local.core.sampling import Sampler
+from spec_local.datastore.lookup import DatastoreLookup
 from spec_local.datastore.text_store import Datastore
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.context import Context
-from spec_local.lookups import DatastoreLookup, Lookup, PromptLookup, Recycling, SuffixLookup
+from spec_local.lookups import Lookup, PromptLookup, Recycling, SuffixLookup
 from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
 from spec_local.policies.adaptive import could_gain
 from spec_local.policies.cost_model import CostModel

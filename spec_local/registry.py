@@ -24,16 +24,16 @@ POLICIES: Mapping[str, str] = {
 """Draft-length policies: subclasses of `spec_local.policies.base.Policy`."""
 
 VERIFIERS: Mapping[str, str] = {
-    "token": "spec_local.verifiers:VERIFIERS",
-    "block": "spec_local.verifiers:VERIFIERS",
-    "exact-match": "spec_local.verifiers:VERIFIERS",
-    "specinfer": "spec_local.verifiers:VERIFIERS",
-    "sequoia": "spec_local.verifiers:VERIFIERS",
-    "spectr": "spec_local.verifiers:VERIFIERS",
-    "top-one": "spec_local.verifiers:VERIFIERS",
-    "traversal": "spec_local.verifiers:VERIFIERS",
+    "token": "spec_local.verifiers.token:VERIFIER",
+    "block": "spec_local.verifiers.block:VERIFIER",
+    "exact-match": "spec_local.verifiers.exact_match:VERIFIER",
+    "specinfer": "spec_local.verifiers.specinfer:VERIFIER",
+    "sequoia": "spec_local.verifiers.sequoia:VERIFIER",
+    "spectr": "spec_local.verifiers.spectr:VERIFIER",
+    "top-one": "spec_local.verifiers.top_one:VERIFIER",
+    "traversal": "spec_local.verifiers.traversal:VERIFIER",
 }
-"""Acceptance rules."""
+"""Acceptance rules: a `spec_local.verifiers.base.Verifier` each."""
 
 PROPOSER_NAMES = ("auto", "draft", *LOOKUPS, "none")
 POLICY_NAMES = (*POLICIES, "off")

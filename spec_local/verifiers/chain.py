@@ -1,30 +1,41 @@
-"""What every rule for chains takes and returns, and the checks they share.
+"""Verification of chains: what the token and the block rule share.
 
-Shapes: B rows (independent generations), k drafted tokens at most, V columns (tokens, or the tokens that any
-of the distributions can give). A row may draft fewer than k: `lengths` says how many, and what lies
-beyond is ignored.
+Shapes: B rows (independent generations), k draft tokens at most, V columns (tokens, or those tokens that any of the
+distributions can give). A row may have fewer than k draft tokens: `lengths` has their number, and what lies beyond
+is ignored.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.proposal import ROOT, Proposal
 from spec_local.core.rng import Rng
+from spec_local.core.sampling import align
+from spec_local.verifiers.base import Floats, MainDistribution, Verifier, residual
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
 Bools = NDArray[np.bool_]
+
+ChainRule = Callable[[Floats, Floats, Floats, Rng], tuple[list[bool], int, float]]
+"""``rule(p, q, ratio, rng) -> (accepted, n_accepted, scale)`` for one row of n draft tokens.
+
+p: (n+1, V). q: (n, V). ratio: (n,), p/q of each draft token.
+accepted: the decision at each position. n_accepted: length of the accepted prefix. scale: where the prefix is not the
+whole draft, the next token is drawn from the residual max(scale·p − q, 0).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which drafted tokens stand.
+    """The accepted draft tokens, and the token after them.
 
     tokens: int64 (B, k+1): the accepted tokens of a row, then the one drawn after them, then −1.
-    accepted: bool (B, k): the rule's decision at each position, as if all before it stood.
-    accepted_prefix: bool (B, k): the tokens that stand; a row's True come first.
+    accepted: bool (B, k): the decision at each position, regardless of those before it.
+    accepted_prefix: bool (B, k): the accepted tokens; a row's True come first.
     """
 
     tokens: NDArray[np.int64]
@@ -37,36 +48,84 @@ class Verdict:
         return np.asarray(self.accepted_prefix.sum(axis=1), np.int64)
 
     def acceptance_rate(self, lengths: Ints) -> float:
-        """Accepted of drafted tokens, over all rows."""
+        """Accepted draft tokens / draft tokens, over all rows."""
         return float(self.n_accepted.sum() / max(1, int(lengths.sum())))
 
     def system_efficiency(self) -> float:
-        """Emitted tokens of those that full acceptance would have emitted (vLLM's measure)."""
+        """Generated tokens / those that full acceptance would have generated (vLLM's measure)."""
         return float((self.n_accepted + 1).sum() / self.tokens.size)
 
 
-ChainRule = Callable[..., Verdict]
-"""``verify(p, q, drafted, lengths, rng, *, strict=False) -> Verdict``
-
-p: float64 (B, k+1, V), main's distribution at each position and after the last.
-q: float64 (B, k, V), the draft's, from which each token was drawn; one-hot for a guess without one.
-drafted: int (B, k), columns. lengths: int (B,), drafted tokens of each row. rng: one per row.
-strict: check shapes, types, bounds and sums first (ValueError).
-"""
+def chain_verifier(rule: ChainRule) -> Verifier:
+    """A verifier for drawn chains by a rule."""
+    return Verifier("one", partial(_verify_proposal, rule))
 
 
-def check(p: Floats, q: Floats, drafted: Ints, lengths: Ints, rng: Sequence[Rng]) -> None:
-    """Refuse arrays that no rule could be right on.
+def _verify_proposal(
+    rule: ChainRule, proposal: Proposal, p: MainDistribution, n_vocab: int, rng: Rng
+) -> tuple[list[int], int]:
+    k = len(proposal.tokens)
+    q = proposal.distributions
+    # The list is temporary: over a whole vocabulary, each distribution takes a megabyte.
+    rows, columns = align([*map(p, range(ROOT, k)), *(q[i] for i in range(ROOT, k - 1))], n_vocab)
+    drafted = np.asarray(proposal.tokens, np.int64)
+    if columns is not None:
+        drafted = columns.searchsorted(drafted)
+    verdict = verify(rule, rows[None, : k + 1], rows[None, k + 1 :], drafted[None], np.array([k]), [rng])
+    n = int(verdict.n_accepted[0])
+    token = int(verdict.tokens[0, n])
+    return list(range(n)), token if columns is None else int(columns[token])
+
+
+def verify(
+    rule: ChainRule,
+    p: Floats,
+    q: Floats,
+    drafted: Ints,
+    lengths: Ints,
+    rng: Sequence[Rng],
+    *,
+    strict: bool = False,
+) -> Verdict:
+    """Apply a rule to each row, and draw the token after the accepted ones.
+
+    Args:
+        p: float64 (B, k+1, V), the main model's distribution at each position and after the last.
+        q: float64 (B, k, V), the distribution that each draft token was drawn from; one-hot where there was none.
+        drafted: int (B, k), columns.
+        lengths: int (B,), draft tokens of each row.
+        rng: one per row.
+        strict: check shapes, types, bounds and sums first.
 
     Raises:
-        ValueError: a shape, type, bound or sum is wrong; says which.
+        ValueError: a draft token has q = 0, so that it cannot have been drawn from q; or a strict check failed.
     """
+    if strict:
+        _check(p, q, drafted, lengths, rng)
+    tokens = np.full(p.shape[:2], -1, np.int64)
+    accepted = np.zeros(drafted.shape, bool)
+    n_accepted = np.zeros(len(p), np.int64)
+    for row, length in enumerate(lengths):
+        at = np.arange(length), drafted[row, :length]
+        if (q[row][at] <= 0).any():
+            raise ValueError("a drafted token has probability 0 in the draft's distribution")
+        ratio = p[row][at] / q[row][at]
+        accepted[row, :length], n, scale = rule(p[row], q[row], ratio, rng[row])
+        n_accepted[row] = n
+        tokens[row, :n] = drafted[row, :n]
+        weights = p[row, n] if n == length else residual(p[row, n], q[row, n], scale)
+        tokens[row, n] = rng[row].choose(weights)
+    return Verdict(tokens, accepted, np.arange(drafted.shape[1]) < n_accepted[:, None])
+
+
+def _check(p: Floats, q: Floats, drafted: Ints, lengths: Ints, rng: Sequence[Rng]) -> None:
+    """Reject arrays of a wrong shape, type, bound or sum (ValueError)."""
     if p.ndim != 3 or p.dtype != np.float64 or q.dtype != np.float64:
-        raise ValueError(f"p and q must be float64 of three axes, not {p.dtype} {p.shape} and {q.dtype}")
+        raise ValueError(f"p and q must be float64 with 3 axes, not {p.dtype} {p.shape} and {q.dtype}")
     rows, k, n = p.shape[0], p.shape[1] - 1, p.shape[2]
     if q.shape != (rows, k, n) or drafted.shape != (rows, k) or lengths.shape != (rows,) or len(rng) != rows:
         raise ValueError(
-            f"p {p.shape} wants q {(rows, k, n)}, drafted {(rows, k)}, lengths {(rows,)} and {rows} rng; "
+            f"p {p.shape} needs q {(rows, k, n)}, drafted {(rows, k)}, lengths {(rows,)} and {rows} rng; "
             f"got {q.shape}, {drafted.shape}, {lengths.shape} and {len(rng)}"
         )
     if not np.issubdtype(drafted.dtype, np.integer) or not np.issubdtype(lengths.dtype, np.integer):
@@ -75,51 +134,7 @@ def check(p: Floats, q: Floats, drafted: Ints, lengths: Ints, rng: Sequence[Rng]
         raise ValueError(f"lengths must be 0 to {k}")
     real = np.arange(k) < lengths[:, None]
     if (drafted[real] < 0).any() or (drafted[real] >= n).any():
-        raise ValueError(f"a drafted token is outside of the {n} columns")
+        raise ValueError(f"a draft token is outside the {n} columns")
     used = np.concatenate([p[np.arange(k + 1) <= lengths[:, None]], q[real]])
     if (used < 0).any() or (abs(used.sum(axis=-1) - 1) > 1e-6).any():
         raise ValueError("a distribution has a negative entry or does not sum to 1")
-
-
-def drafted_probabilities(p: Floats, q: Floats, drafted: Ints, lengths: Ints) -> tuple[Floats, Floats, Bools]:
-    """p and q of the drafted tokens, (B, k) each (1 beyond a row's length), and the mask of real positions.
-
-    Raises:
-        ValueError: a drafted token has q = 0: it cannot have been drawn from q.
-    """
-    real = np.arange(drafted.shape[1]) < lengths[:, None]
-    index = np.where(real, drafted, 0)[..., None]
-    p_drafted = np.where(real, np.take_along_axis(p[:, :-1], index, -1)[..., 0], 1.0)
-    q_drafted = np.where(real, np.take_along_axis(q, index, -1)[..., 0], 1.0)
-    if (q_drafted <= 0).any():
-        raise ValueError("a drafted token has probability 0 in the draft's distribution")
-    return p_drafted, q_drafted, real
-
-
-def residual(p: Floats, q: Floats, scale: float = 1.0) -> Floats:
-    """max(scale·p − q, 0), (V,), unnormalised; p itself where nothing is left (p = q up to rounding)."""
-    weights = p * scale
-    weights -= q
-    np.maximum(weights, 0.0, out=weights)
-    return weights if weights.any() else p
-
-
-def verdict(
-    p: Floats,
-    drafted: Ints,
-    lengths: Ints,
-    rng: Sequence[Rng],
-    accepted: Bools,
-    n_accepted: Ints,
-    after: Callable[[int, int], Floats],
-) -> Verdict:
-    """Draw each row's last token and put the arrays together.
-
-    after(row, n): weights of the token that follows n accepted ones, where n is not the whole draft;
-    after the whole draft comes the bonus token, from p.
-    """
-    tokens = np.full((p.shape[0], p.shape[1]), -1, np.int64)
-    for row, n in enumerate(n_accepted):
-        tokens[row, :n] = drafted[row, :n]
-        tokens[row, n] = rng[row].choose(p[row, n] if n == lengths[row] else after(row, int(n)))
-    return Verdict(tokens, accepted, np.arange(drafted.shape[1]) < n_accepted[:, None])

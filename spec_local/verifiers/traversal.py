@@ -1,8 +1,8 @@
-"""The traversal rule: block verification on trees, from the leaves up.
+"""Traversal verification: block verification on trees, from the leaves up.
 
-Weng et al. 2025 (arXiv 2505.12398). Children are drawn without replacement. On a chain it is the block rule. A
-branch that falls leaves behind what main still owes, averaged over what could have been drawn below it: so the
-shape of a tree may depend on draws that are made already, and on nothing that is still to be drawn.
+Weng et al. 2025 (arXiv 2505.12398). Children are drawn without replacement. On a chain it equals block verification.
+A rejected branch leaves a residual of p that is averaged over what could have been drawn below it: the shape of a
+tree may depend on earlier draws, but not on later ones.
 """
 
 import numpy as np
@@ -10,12 +10,12 @@ import numpy as np
 from spec_local.core.proposal import ROOT, Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import align
-from spec_local.verifiers.chain import Floats, residual
-from spec_local.verifiers.node import Mains, without
+from spec_local.verifiers.base import Floats, MainDistribution, Verifier, residual
+from spec_local.verifiers.tree import ratio, without
 
 
-def traverse(proposal: Proposal, p: Mains, n_vocab: int, rng: Rng) -> tuple[list[int], int]:
-    """The accepted path, and the token after it."""
+def traversal_rule(proposal: Proposal, p: MainDistribution, n_vocab: int, rng: Rng) -> tuple[list[int], int]:
+    """See `spec_local.verifiers.base.Rule`."""
     by_parent = proposal.children()
     nodes = range(ROOT, len(proposal.tokens))
     rows, columns = align([*map(p, nodes), *(proposal.distributions[node] for node in by_parent)], n_vocab)
@@ -24,15 +24,16 @@ def traverse(proposal: Proposal, p: Mains, n_vocab: int, rng: Rng) -> tuple[list
     drawn = tokens if columns is None else columns.searchsorted(tokens)
 
     def visit(node: int, weight: float) -> tuple[list[int], int] | None:
-        """What is accepted from this node on, if it stands; weight: the chance that it may."""
+        """The path below a node and the token after it; None: the node is rejected.
+
+        weight: as in block verification, the probability that the path to the node may still be accepted.
+        """
         here: Floats = rows[node - ROOT]
         draft = drafts.get(node)
         for child in by_parent.get(node, ()):
             token = drawn[child]
             assert draft is not None
-            if draft[token] <= 0:
-                raise ValueError("a drafted token has probability 0 in the draft's distribution")
-            accepted = visit(child, min(1.0, weight * here[token] / draft[token]))
+            accepted = visit(child, min(1.0, weight * ratio(here, draft, token)))
             if accepted:
                 return [child, *accepted[0]], accepted[1]
             left = residual(here, draft, weight)
@@ -47,5 +48,8 @@ def traverse(proposal: Proposal, p: Mains, n_vocab: int, rng: Rng) -> tuple[list
         return [], token if columns is None else int(columns[token])
 
     accepted = visit(ROOT, 1.0)
-    assert accepted is not None  # the root stands with certainty
+    assert accepted is not None  # the root has weight 1
     return accepted
+
+
+VERIFIER = Verifier("without replacement", traversal_rule)

@@ -3,7 +3,7 @@
 import pytest
 
 from spec_local.core.fake import FakeModel
-from spec_local.verifiers import node
+from spec_local.verifiers import spectr
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +29,10 @@ def remember_rho(monkeypatch):
     """Enumeration asks for the same ρ thousands of times, and each is a bisection."""
     known = {}
 
-    def rho(p, q, k, find=node._rho):
+    def rho(p, q, k, find=spectr._rho):
         key = (p.tobytes(), q.tobytes(), k)
         if key not in known:
             known[key] = find(p, q, k)
         return known[key]
 
-    monkeypatch.setattr(node, "_rho", rho)
+    monkeypatch.setattr(spectr, "_rho", rho)

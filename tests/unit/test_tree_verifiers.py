@@ -10,11 +10,15 @@ import pytest
 from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import ROOT, Proposal
 from spec_local.core.sampling import Distribution
-from spec_local.verifiers import VERIFIERS, node
+from spec_local.verifiers import VERIFIERS
 from spec_local.verifiers.bound import acceptance, acceptance_bound
+from spec_local.verifiers.sequoia import sequoia_rule
+from spec_local.verifiers.specinfer import specinfer_rule
+from spec_local.verifiers.spectr import spectr_rule
+from spec_local.verifiers.top_one import top_one_rule
 
-TREE_RULES = ["exact-match", "specinfer", "sequoia", "spectr", "top-one", "traversal"]
-DRAWN_RULES = ["specinfer", "sequoia", "spectr", "top-one", "traversal"]
+TREE_RULES = [name for name, verifier in VERIFIERS.items() if verifier.drawing != "one"]
+DRAWN_RULES = [name for name in TREE_RULES if VERIFIERS[name].drawing != "chosen"]
 DRAWINGS = ["one", "with replacement", "without replacement", "top and one"]
 KINDS = [
     "dense",
@@ -253,7 +257,7 @@ def test_a_rule_refuses_children_that_were_drawn_for_another(rule, drawing):
     if fits:
         judge()
     else:
-        with pytest.raises(ValueError, match="another rule"):
+        with pytest.raises(ValueError, match="another verifier"):
             judge()
 
 
@@ -423,10 +427,10 @@ def all_draws(q, k, drawing):
 
 NODE_RULES = {
     "exact-match": lambda p, q, drawn, rng: rng.choose(p),
-    "specinfer": node.with_replacement,
-    "sequoia": node.without_replacement,
-    "spectr": node.k_sequential,
-    "top-one": node.top_and_one,
+    "specinfer": specinfer_rule,
+    "sequoia": sequoia_rule,
+    "spectr": spectr_rule,
+    "top-one": top_one_rule,
 }
 
 

@@ -1,6 +1,7 @@
 """Rules for chains, lossless by exact enumeration: the probability of every branch of a rule, summed."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 
 from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.rng import SeededRng
-from spec_local.verifiers import verify_block, verify_tokens
+from spec_local.verifiers.block import block_rule
+from spec_local.verifiers.chain import verify
+from spec_local.verifiers.token import token_rule
 
-CHAIN_RULES = {"token": verify_tokens, "block": verify_block}
+CHAIN_RULES = {"token": partial(verify, token_rule), "block": partial(verify, block_rule)}
 RULES = pytest.mark.parametrize("rule", CHAIN_RULES.values(), ids=CHAIN_RULES.keys())
 
 
@@ -119,7 +122,7 @@ def test_anchor_of_the_block_paper():
 def test_token_rule_accepts_one_minus_total_variation():
     generator = np.random.default_rng(3)
     model = Conditional(generator, "zeros", 6, 1)
-    mean = sum(n * p for (n, _), p in outcomes(verify_tokens, model).items())
+    mean = sum(n * p for (n, _), p in outcomes(CHAIN_RULES["token"], model).items())
     assert mean == pytest.approx(np.minimum(model.p[()], model.q[()]).sum(), abs=1e-12)
 
 
@@ -168,7 +171,7 @@ def test_counters():
     p, q, drafted, lengths = batch(np.random.default_rng(5), 3, 4, 5)
     q[:], lengths[:] = p[:, :-1], 4
     drafted = p[:, :-1].argmax(-1)
-    verdict = verify_tokens(p, q, drafted, lengths, [SeededRng(b) for b in range(3)])
+    verdict = verify(token_rule, p, q, drafted, lengths, [SeededRng(b) for b in range(3)])
     assert verdict.acceptance_rate(lengths) == 1
     assert verdict.system_efficiency() == 1
 
