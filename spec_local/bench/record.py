@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 import spec_local
-from spec_local import kernels
+from spec_local import kernels, machine
 from spec_local.files import sha256
 from spec_local.llama import runtime
 from spec_local.llama.context import default_threads
@@ -52,7 +52,7 @@ def record(
         "memory_bytes": psutil.virtual_memory().total,
         "system": platform.platform(),
         "threads": threads or default_threads(),
-        "llama_cpp": runtime.build_identity(),
+        "llama_cpp": machine.llama_cpp_build(),
         "llama_cpp_system": runtime.system_info().strip(),
         "cpu_kernels": str(kernels.status()),
     }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "off"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 VARIABLE = "SPECDEC_KERNELS"
-"""The environment variable that sets the mode of a process that does not call `use`."""
+"""The environment variable that holds the mode; child processes inherit it."""
 
 _OFF = "--kernels off"
 _FIX = "run specdec doctor --fix"
@@ -42,18 +42,17 @@ class _State:
     native: the library, if it is installed in llama.cpp.
     """
 
-    mode: Mode
     found: tuple[Status, Path | None] | None = None
     loaded: Status | None = None
     native: "Native | None" = None
 
 
-_state = _State("off" if os.environ.get(VARIABLE) == "off" else "auto")
+_state = _State()
 
 
 def mode() -> Mode:
     """Return the mode of this process and its children: whether the kernels may be used."""
-    return _state.mode
+    return "off" if os.environ.get(VARIABLE) == "off" else "auto"
 
 
 def use(mode: Mode) -> None:
@@ -63,14 +62,14 @@ def use(mode: Mode) -> None:
     afterwards are packed, and whether all models use the kernels for F16 weights and attention: do not call
     it while a model computes. Kernels that were off when llama.cpp was loaded stay off.
     """
-    _state.mode = mode
+    os.environ[VARIABLE] = mode
     if _state.native:
         _state.native.enable(mode == "auto")
 
 
 def load() -> None:
     """Install the kernels if they are enabled and work. `runtime.library` calls this once. Never raises."""
-    found, library = (Status(None, _OFF), None) if _state.mode == "off" else _found()
+    found, library = (Status(None, _OFF), None) if mode() == "off" else _found()
     if found.instruction_set and library:
         from spec_local.kernels.native import Native
 
@@ -87,7 +86,7 @@ def load() -> None:
 
 def status() -> Status:
     """Return which kernels this process uses, or would use if it loaded llama.cpp now. Never raises."""
-    if _state.mode == "off":
+    if mode() == "off":
         return Status(None, _OFF)
     return _state.loaded or _found()[0]
 

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -25,8 +24,7 @@ from pathlib import Path
 
 import platformdirs
 
-from spec_local.llama import runtime
-from spec_local.llama.build import processor_features
+from spec_local import machine
 
 SOURCES = Path(__file__).parent
 _PREFIX = "specdec-kernels-"
@@ -55,7 +53,7 @@ INSTRUCTION_SETS = {
 def claimed() -> list[str]:
     """Return the instruction sets that this processor reports, best first; all if they are unknown."""
     # macOS spells them without underscores.
-    features = {name.replace("_", "") for name in processor_features()}
+    features = {name.replace("_", "") for name in machine.processor_features()}
     return [
         name
         for name, needs in INSTRUCTION_SETS.items()
@@ -83,7 +81,7 @@ def folders() -> list[Path]:
 
 def digest() -> str:
     """Return a digest of everything that the library is compiled from, as 16 hexadecimal digits."""
-    known = hashlib.sha256(json.dumps([runtime.build_identity(), _FLAGS, _EXTRA_FLAGS]).encode())
+    known = hashlib.sha256(json.dumps([machine.llama_cpp_build(), _FLAGS, _EXTRA_FLAGS]).encode())
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         known.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return known.hexdigest()[:16]
@@ -131,18 +129,11 @@ def _name() -> str:
     return f"{_PREFIX}{digest()}{_SUFFIX}"
 
 
-def _package() -> Path:
-    spec = importlib.util.find_spec("llama_cpp")
-    if not spec or not spec.origin:
-        raise ModuleNotFoundError("llama-cpp-python is not installed")
-    return Path(spec.origin).parent
-
-
 def _headers() -> Path | None:
     """Return the folder of llama.cpp's public headers, or None if it is not found."""
     listed = importlib.metadata.files("llama-cpp-python") or []
     near = [Path(str(file.locate())).parent for file in listed if file.name == "ggml.h"]
-    return next((f for f in (*near, _package().parent / "include") if (f / "ggml.h").is_file()), None)
+    return next((f for f in (*near, machine.llama_cpp_folder().parent / "include") if (f / "ggml.h").is_file()), None)
 
 
 def _compiler() -> list[str]:
@@ -172,7 +163,7 @@ def _temporary(folder: Path, stack: contextlib.ExitStack) -> Path:
 
 def _compile(compiler: Sequence[str], headers: Path, library: Path) -> str | None:
     """Compile all sources in parallel and link them. Returns None on success, otherwise the reason."""
-    work, theirs = library.parent, _package() / "lib"
+    work, theirs = library.parent, machine.llama_cpp_folder() / "lib"
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = [str(work / f"{source.stem}.o") for source in sources]
     commands = [

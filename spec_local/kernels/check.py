@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from spec_local import machine
 from spec_local.files import write_atomically
 from spec_local.kernels.build import claimed
 from spec_local.kernels.native import Native
-from spec_local.llama.build import processor_features
-from spec_local.llama.child import answer, in_child
+from spec_local.child_process import child_main, run_child
 
 _PASSED = "passed"
 
@@ -49,7 +49,7 @@ def verdict(library: Path) -> Record:
             return known
     tests: dict[str, str] = {}
     for name in claimed():
-        result = in_child("spec_local.kernels.check", str(library), name)
+        result = run_child("spec_local.kernels.check", str(library), name)
         tests[name] = result.crash or result.error or _PASSED
         if result.works:
             break
@@ -62,7 +62,7 @@ def verdict(library: Path) -> Record:
 
 
 def _processor() -> str:
-    return hashlib.sha256(" ".join(sorted(processor_features())).encode()).hexdigest()[:16]
+    return hashlib.sha256(" ".join(sorted(machine.processor_features())).encode()).hexdigest()[:16]
 
 
 def _self_test(library: str, instruction_set: str) -> dict[str, Any]:
@@ -74,4 +74,4 @@ def _self_test(library: str, instruction_set: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer(lambda: _self_test(*sys.argv[1:]))
+    child_main(lambda: _self_test(*sys.argv[1:]))

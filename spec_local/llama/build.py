@@ -5,18 +5,16 @@ fault at first use), and a cached wheel may come from a newer processor. So the 
 child process, and if it dies, rebuilt with fewer instruction sets, until one lives.
 """
 
-import contextlib
-import functools
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import requires
-from pathlib import Path
+
+from spec_local import machine
 
 _X86_64 = ("x86_64", "amd64")
 # ggml's option for each instruction set, and the processor's name for it. With the native build off, all
@@ -49,25 +47,11 @@ class Recipe:
         return f'CMAKE_ARGS="{self.cmake_args}" {shlex.join(_install_command())}'
 
 
-@functools.cache
-def processor_features() -> frozenset[str]:
-    """The instruction sets that this processor claims, in Linux's spelling; empty where nothing tells."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith(("flags", "features")):
-                return frozenset(line.split(":", 1)[1].split())
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # macOS
-        names = ["machdep.cpu.brand_string", "machdep.cpu.features", "machdep.cpu.leaf7_features"]
-        output = subprocess.run(["sysctl", "-n", *names], capture_output=True, text=True, check=False).stdout
-        return frozenset(re.sub(r"sse4\.2", "sse4_2", output.lower()).split())
-    return frozenset()
-
-
 def recipes() -> list[Recipe]:
     """Builds to try after the native one has died, the fastest first."""
     if platform.machine().lower() not in _X86_64:
         return [Recipe("a portable build", "-DGGML_NATIVE=OFF")]
-    claimed = processor_features()
+    claimed = machine.processor_features()
     safe = tuple(o for o, needs in _OPTIONS.items() if claimed.issuperset(needs))
     # AVX-512 code needs what came before it.
     if not set(_AVX2) <= set(safe):

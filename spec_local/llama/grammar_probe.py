@@ -23,7 +23,7 @@ import psutil
 from spec_local.errors import InvalidRequest
 from spec_local.files import write_atomically
 from spec_local.llama import runtime
-from spec_local.llama.child import answer, in_child
+from spec_local.child_process import child_main, run_child
 from spec_local.llama.grammar import AMBIGUOUS, Grammar, encoded, refusal
 from spec_local.llama.model import Model
 
@@ -50,7 +50,7 @@ def check_grammar(model: Path, text: str, *, log: Callable[[str], None] = lambda
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "grammar.gbnf"
         file.write_bytes(raw)
-        verdict = in_child("spec_local.llama.grammar_probe", str(model), str(file))
+        verdict = run_child("spec_local.llama.grammar_probe", str(model), str(file))
     if verdict.error:
         raise InvalidRequest(verdict.error)
     if verdict.crash in ("SIGXCPU", "SIGKILL"):
@@ -105,7 +105,7 @@ def _work(model: Path, file: Path) -> dict[str, Any]:
 def _main(model: str, file: str) -> None:
     # Where the grammar is used, the stack may be a small one, and llama.cpp is recursive.
     threading.stack_size(_CHILD_STACK)
-    thread = threading.Thread(target=lambda: answer(lambda: _work(Path(model), Path(file))))
+    thread = threading.Thread(target=lambda: child_main(lambda: _work(Path(model), Path(file))))
     thread.start()
     thread.join()
 

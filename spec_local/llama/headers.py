@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_local.errors import ModelFileError
-from spec_local.llama.child import answer, in_child
+from spec_local.child_process import child_main, run_child
 from spec_local.llama.model import Model, check_header
 
 
@@ -16,7 +16,7 @@ def open_header(path: Path) -> Model:
         ModelFileError, ModelError: see `Model`.
     """
     check_header(path)
-    verdict = in_child("spec_local.llama.headers", str(path))
+    verdict = run_child("spec_local.llama.headers", str(path))
     if verdict.crash:
         raise ModelFileError(
             f"{path} takes llama.cpp down ({verdict.crash}): download it again, or run specdec doctor if others do so too"
@@ -32,4 +32,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer(lambda: _read(Path(sys.argv[1])))
+    child_main(lambda: _read(Path(sys.argv[1])))

@@ -19,18 +19,18 @@ from spec_local import kernels
 from spec_local.errors import BackendCrash, BackendError, ModelFileError
 from spec_local.files import write_atomically
 from spec_local.llama import runtime
-from spec_local.llama.child import Verdict, answer, in_child
+from spec_local.child_process import ChildResult, child_main, run_child
 from spec_local.llama.model import check_header
 
 _WITHOUT_KERNELS = "--without-kernels"  # an argument of this module as a program
 
 
-def probe_build() -> Verdict:
+def probe_build() -> ChildResult:
     """Try this build of llama.cpp on tiny models of the usual quantizations."""
     return _run_child()
 
 
-def probe_file(path: Path, gpu_layers: int = -1, *, without_kernels: bool = False) -> Verdict:
+def probe_file(path: Path, gpu_layers: int = -1, *, without_kernels: bool = False) -> ChildResult:
     """Load a model file, evaluate a few tokens, and read its whole vocabulary; with the CPU kernels as here."""
     return _run_child(str(path), str(gpu_layers), *[_WITHOUT_KERNELS] * without_kernels)
 
@@ -73,8 +73,8 @@ def check_model_file(
         write_atomically(known, str(path).encode())
 
 
-def _run_child(*arguments: str) -> Verdict:
-    return in_child("spec_local.llama.probe", *arguments)
+def _run_child(*arguments: str) -> ChildResult:
+    return run_child("spec_local.llama.probe", *arguments)
 
 
 def _exercise(path: Path, gpu_layers: int) -> None:
@@ -125,4 +125,4 @@ def _work(arguments: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer(lambda: _work(sys.argv[1:]))
+    child_main(lambda: _work(sys.argv[1:]))

@@ -15,7 +15,7 @@ from typing import Any
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.files import replacing
 from spec_local.llama import runtime
-from spec_local.llama.child import answer
+from spec_local.child_process import child_main
 from spec_local.llama.context import default_threads
 from spec_local.llama.model import check_header
 
@@ -109,7 +109,7 @@ def _main(source: str, kind: str, target: str = "", threads: str = "0") -> None:
         quantize_into(Path(source), Path(target), kind, threads=int(threads))
         return {}
 
-    answer(work, partial=Path(target) if target else None)
+    child_main(work, partial=Path(target) if target else None)
 
 
 if __name__ == "__main__":

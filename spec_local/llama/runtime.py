@@ -8,8 +8,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import re
 import signal
@@ -21,9 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spec_local import kernels
+from spec_local import kernels, machine
 from spec_local.errors import InvalidRequest
-from spec_local.llama.build import processor_features
 
 # ggml_log_level of the bundled llama.cpp (the binding's own table is older).
 _DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5
@@ -125,15 +122,6 @@ def reason(default: str) -> str:
     return (line[1] if len(line) == 2 and " " not in line[0] else lines[0]).rstrip(".")
 
 
-def build_identity() -> str:
-    """Names this build of llama.cpp: version of the binding and the library file's size and time."""
-    version = importlib.metadata.version("llama-cpp-python")
-    spec = importlib.util.find_spec("llama_cpp")
-    folder = Path(spec.origin).parent / "lib" if spec and spec.origin else Path()
-    stamp = [f"{f.name}:{f.stat().st_size}:{f.stat().st_mtime_ns}" for f in sorted(folder.glob("libggml*"))]
-    return f"{version} {' '.join(stamp)}"
-
-
 def fingerprint(path: Path, *facts: str | int) -> str:
     """Identifies what was found out about a model file on this processor: 32 hexadecimal digits.
 
@@ -144,7 +132,7 @@ def fingerprint(path: Path, *facts: str | int) -> str:
     """
     stat = path.stat()
     known = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, *facts]
-    known += [build_identity(), *sorted(processor_features())]
+    known += [machine.llama_cpp_build(), *sorted(machine.processor_features())]
     if used := kernels.identity():
         known.append(used)
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]

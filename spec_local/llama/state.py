@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from spec_local import kernels
+from spec_local import kernels, machine
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.files import reading, saving
 from spec_local.llama import runtime
@@ -203,7 +203,7 @@ def _conditions(context: Context) -> dict[str, str]:
     model = context.model
     facts: dict[str, Any] = {
         "model file": _identity(model.path),
-        "build of llama.cpp": runtime.build_identity(),
+        "build of llama.cpp": machine.llama_cpp_build(),
         "cache type": context.cache_type,
         "setting of flash attention": context.flash_attention,
         "number of layers on the GPU": model.gpu_layers,

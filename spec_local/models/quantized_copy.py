@@ -16,7 +16,7 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLocalError
 from spec_local.files import replacing
-from spec_local.llama.child import in_child
+from spec_local.child_process import run_child
 from spec_local.llama.context import default_threads
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
@@ -163,7 +163,7 @@ def quantize(
         BackendError: llama.cpp could not do it, or died; the message quotes its reason.
     """
     more = [str(target), str(threads or default_threads())] if target else []
-    verdict = in_child(_PROGRAM, str(source), kind, *more)
+    verdict = run_child(_PROGRAM, str(source), kind, *more)
     if verdict.error:
         raise BackendError(verdict.error)
     if verdict.crash:

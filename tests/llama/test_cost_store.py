@@ -195,7 +195,7 @@ def test_costs_are_kept_for_what_they_depend_on(paths, make_context, own_cache, 
         path(Model(paths["draft"])),
     ]
     assert path(max_branches=64) == path(max_branches=2)
-    monkeypatch.setattr("spec_local.llama.runtime.build_identity", lambda: "another build")
+    monkeypatch.setattr("spec_local.machine.llama_cpp_build", lambda: "another build")
     others.append(path())
     monkeypatch.undo()
     stat = paths["main"].stat()

@@ -18,7 +18,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.grammar.json_schema import to_gbnf
 from spec_local.llama import grammar as module
 from spec_local.llama import grammar_probe
-from spec_local.llama.child import Verdict
+from spec_local.child_process import ChildResult
 from spec_local.llama.grammar import Grammar
 from spec_local.llama.grammar_probe import check_grammar
 from spec_local.llama.model import Model
@@ -184,7 +184,7 @@ def test_a_grammar_that_cannot_be_used_is_one_line(tiny_model, text, why, capfd)
 def test_a_grammar_is_tried_once(tiny_model, monkeypatch):
     notes, text = [], 'root ::= "tried once"'
     check_grammar(tiny_model.path, text, log=notes.append)
-    monkeypatch.setattr(grammar_probe, "in_child", None)
+    monkeypatch.setattr(grammar_probe, "run_child", None)
     check_grammar(tiny_model.path, text, log=notes.append)
     assert notes == ["checking the grammar (first use with this model)"]
 
@@ -219,7 +219,7 @@ def test_a_grammar_without_end_has_a_limit(tiny_model, tmp_path):
     ("crash", "why"), [("SIGXCPU", "too long"), ("SIGSEGV", r"takes llama.cpp down \(SIGSEGV\)")]
 )
 def test_what_becomes_of_the_child_is_told_and_tried_again(tiny_model, monkeypatch, crash, why):
-    monkeypatch.setattr(grammar_probe, "in_child", lambda *arguments: Verdict(crash, None, {}))
+    monkeypatch.setattr(grammar_probe, "run_child", lambda *arguments: ChildResult(crash, None, {}))
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=why):
             check_grammar(tiny_model.path, 'root ::= "one that kills"')

@@ -13,7 +13,7 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import tiny
-from spec_local.llama.child import in_child
+from spec_local.child_process import run_child
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantized_size
@@ -100,10 +100,10 @@ def test_a_header_that_cannot_be_read(tmp_path, tiny_path):
 
 
 def test_children_say_what_became_of_them(tmp_path, monkeypatch, tiny_path):
-    good = in_child("spec_local.llama.headers", str(tiny_path))
+    good = run_child("spec_local.llama.headers", str(tiny_path))
     assert good.works
     assert good.facts["size"] > 0
-    assert "is not a GGUF file" in in_child("spec_local.llama.headers", __file__).error
+    assert "is not a GGUF file" in run_child("spec_local.llama.headers", __file__).error
     python = tmp_path / "python"
     for script, crash in [
         ("kill -SEGV $$", "SIGSEGV"),
@@ -114,7 +114,7 @@ def test_children_say_what_became_of_them(tmp_path, monkeypatch, tiny_path):
         python.write_text(f"#!/bin/sh\n{script}\n")
         python.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(python))
-        verdict = in_child("spec_local.llama.headers", "x")
+        verdict = run_child("spec_local.llama.headers", "x")
         assert (verdict.crash, verdict.error) == (crash, None)
 
 
@@ -123,8 +123,8 @@ def test_a_child_ends_with_its_parent(tmp_path):
     partial = tmp_path / "half"
     partial.touch()
     script = (
-        "import sys, time; from pathlib import Path; from spec_local.llama.child import answer\n"
-        "answer(lambda: time.sleep(60) or {}, partial=Path(sys.argv[1]))"
+        "import sys, time; from pathlib import Path; from spec_local.child_process import child_main\n"
+        "child_main(lambda: time.sleep(60) or {}, partial=Path(sys.argv[1]))"
     )
     child = subprocess.Popen([sys.executable, "-c", script, str(partial)], stdin=subprocess.PIPE)
     with pytest.raises(subprocess.TimeoutExpired):

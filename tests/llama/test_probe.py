@@ -13,7 +13,8 @@ import pytest
 
 from spec_local.errors import BackendCrash, ModelFileError
 from spec_local.llama import probe
-from spec_local.llama.probe import Verdict, check_model_file, probe_build, probe_file
+from spec_local.child_process import ChildResult
+from spec_local.llama.probe import check_model_file, probe_build, probe_file
 from spec_local.llama.tiny import write_tiny_model
 
 # Does with each file what the probe does, many in one process, so that a crash is seen and costs one of them only.
@@ -188,16 +189,16 @@ def test_what_has_changed_is_tried_again(whole, tmp_path, monkeypatch, change):
     path = tmp_path / "model.gguf"
     path.write_bytes(whole.read_bytes())
     tried = []
-    monkeypatch.setattr(probe, "_run_child", lambda *a: tried.append(a) or Verdict(None, None, {}))
+    monkeypatch.setattr(probe, "_run_child", lambda *a: tried.append(a) or ChildResult(None, None, {}))
     check_model_file(path)
     match change:
         case "content":
             stat = path.stat()
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1000))
         case "build":
-            monkeypatch.setattr("spec_local.llama.runtime.build_identity", lambda: "another")
+            monkeypatch.setattr("spec_local.machine.llama_cpp_build", lambda: "another")
         case "processor":
-            monkeypatch.setattr("spec_local.llama.runtime.processor_features", lambda: frozenset({"sse4_2"}))
+            monkeypatch.setattr("spec_local.machine.processor_features", lambda: frozenset({"sse4_2"}))
     check_model_file(path, gpu_layers=0 if change == "layers" else -1)
     assert len(tried) == 2
     assert tried[0] == (str(path), "-1")
@@ -213,7 +214,7 @@ def test_a_bad_file_is_not_remembered_as_good(tmp_path, whole):
 
 def test_without_a_place_for_verdicts_it_is_tried_each_time(whole, tmp_path, monkeypatch):
     (tmp_path / "cache").touch()  # a file where the folder should be
-    monkeypatch.setattr(probe, "_run_child", lambda *a: Verdict(None, None, {}))
+    monkeypatch.setattr(probe, "_run_child", lambda *a: ChildResult(None, None, {}))
     notices = []
     for _ in range(2):
         check_model_file(whole, log=notices.append)
@@ -242,14 +243,14 @@ def test_deaths_of_a_child(whole, fake_child, monkeypatch, script, crash):
     with pytest.raises(BackendCrash, match="specdec doctor"):
         check_model_file(whole)
     # It works: then it is.
-    monkeypatch.setattr(probe, "probe_build", lambda: Verdict(None, None, {}))
+    monkeypatch.setattr(probe, "probe_build", lambda: ChildResult(None, None, {}))
     with pytest.raises(ModelFileError, match=r"takes llama\.cpp down"):
         check_model_file(whole)
 
 
 def test_an_error_of_a_child(whole, fake_child):
     fake_child("""echo 'some log'; echo '{"error": "it is too big"}'""")
-    assert probe_file(whole) == Verdict(None, "it is too big", {"error": "it is too big"})
+    assert probe_file(whole) == ChildResult(None, "it is too big", {"error": "it is too big"})
     with pytest.raises(ModelFileError, match="it is too big"):
         check_model_file(whole)
 
@@ -293,7 +294,7 @@ def test_a_file_on_which_only_the_cpu_kernels_crash(own_cache, tiny_path, monkey
     def child(*arguments):
         tried.append(arguments)
         crashes = len(arguments) == 2
-        return Verdict("SIGSEGV" if crashes else None, None, {})
+        return ChildResult("SIGSEGV" if crashes else None, None, {})
 
     monkeypatch.setattr(probe, "_run_child", child)
     monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status("avx2"))

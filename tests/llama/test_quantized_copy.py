@@ -10,7 +10,7 @@ import pytest
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import BackendError, InvalidRequest, ModelError, ModelFileError, SpecLocalError
-from spec_local.llama.child import in_child
+from spec_local.child_process import run_child
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import KINDS, quantize, quantized_size
 from spec_local.llama.tiny import write_tiny_model
@@ -190,7 +190,7 @@ def test_a_main_that_cannot_use_a_draft(main, recurrent_path, tmp_path):
 
 def test_a_quantizer_that_fails_or_dies_leaves_nothing(main, tmp_path, monkeypatch):
     copy = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf")
-    said = in_child("spec_local.llama.quantize", str(main), "Q9")
+    said = run_child("spec_local.llama.quantize", str(main), "Q9")
     assert "quantization 'Q9' is unknown" in said.error
     site = tmp_path / "site"
     site.mkdir()

@@ -222,7 +222,7 @@ def test_another_build_or_place_of_layers(saved, reader, monkeypatch):
     monkeypatch.setattr(reader.model, "gpu_layers", 3)
     refuses(saved, {"main": reader}, "number of layers on the GPU")
     monkeypatch.undo()
-    monkeypatch.setattr(runtime, "build_identity", lambda: "another")
+    monkeypatch.setattr("spec_local.machine.llama_cpp_build", lambda: "another")
     refuses(saved, {"main": reader}, "build of llama.cpp")
 
 

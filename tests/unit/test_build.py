@@ -7,6 +7,7 @@ import pytest
 
 from spec_local.llama import build
 from spec_local.llama.build import recipes, repair
+from spec_local.machine import processor_features
 
 HASWELL = {"sse4_2", "avx", "avx2", "fma", "f16c", "bmi2"}
 SAPPHIRE = HASWELL | {
@@ -18,7 +19,7 @@ SAPPHIRE = HASWELL | {
 @pytest.fixture
 def machine(monkeypatch):
     def pretend(features, kind="x86_64"):
-        monkeypatch.setattr(build, "processor_features", lambda: frozenset(features))
+        monkeypatch.setattr("spec_local.machine.processor_features", lambda: frozenset(features))
         monkeypatch.setattr("platform.machine", lambda: kind)
 
     return pretend
@@ -123,6 +124,6 @@ def test_install(machine, tmp_path, monkeypatch, capfd, code):
 
 
 def test_this_processor():
-    features = build.processor_features()
+    features = processor_features()
     assert isinstance(features, frozenset)
     assert recipes()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spec_local import kernels
+from spec_local import kernels, machine
 from spec_local.kernels import build, check
 from spec_local.llama import runtime
-from spec_local.llama.child import Verdict, in_child
+from spec_local.child_process import ChildResult, run_child
 from tests import fake_kernels
 
 ALL = frozenset().union(*build.INSTRUCTION_SETS.values())
@@ -26,20 +26,19 @@ def compiled(tmp_path_factory):
         patch.setattr(build, "SOURCES", fake_kernels.write_source(folder / "sources"))
         patch.setattr(build, "folders", lambda: [folder / "kernels"])
         patch.setattr("platform.machine", lambda: "x86_64")
-        patch.setattr(build, "processor_features", lambda: ALL)
+        patch.setattr(machine, "processor_features", lambda: ALL)
         assert build.build() is None
         (library,) = (folder / "kernels").iterdir()
         return library
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def processor(tmp_path, monkeypatch, afresh):
     """An x86-64 with all features, where nothing is built or loaded; a function that sets its features."""
 
     def has(features):
-        for module in (build, check):
-            monkeypatch.setattr(module, "processor_features", lambda: frozenset(features))
-        monkeypatch.setattr(kernels, "_state", kernels._State("auto"))
+        monkeypatch.setattr(machine, "processor_features", lambda: frozenset(features))
+        afresh()
 
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(build, "SOURCES", fake_kernels.write_source(tmp_path / "sources"))
@@ -50,7 +49,7 @@ def machine(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def library(compiled, machine, tmp_path):
+def library(compiled, processor, tmp_path):
     """The library, where it belongs."""
     path = tmp_path / "env/kernels" / build._name()
     path.parent.mkdir(parents=True)
@@ -62,14 +61,19 @@ def library(compiled, machine, tmp_path):
 def tested(monkeypatch):
     """Self-tests pass without a child; the instruction sets that were tried."""
     tried = []
-    monkeypatch.setattr(check, "in_child", lambda *a: tried.append(a[-1]) or Verdict(None, None, {}))
+    monkeypatch.setattr(check, "run_child", lambda *a: tried.append(a[-1]) or ChildResult(None, None, {}))
     return tried
 
 
 @pytest.fixture
 def afresh(monkeypatch):
     """As in the next process."""
-    return lambda: monkeypatch.setattr(kernels, "_state", kernels._State("auto"))
+
+    def begin():
+        monkeypatch.setenv(kernels.VARIABLE, "auto")
+        monkeypatch.setattr(kernels, "_state", kernels._State())
+
+    return begin
 
 
 @needs_compiler
@@ -112,25 +116,25 @@ def test_what_fails_its_self_test_is_not_used(library, monkeypatch, outcomes, ch
 
 
 @needs_compiler
-def test_only_what_the_processor_claims_is_tried(library, machine, tested, afresh):
-    machine({"avx2", "fma", "f16c"})
+def test_only_what_the_processor_claims_is_tried(library, processor, tested, afresh):
+    processor({"avx2", "fma", "f16c"})
     assert kernels.status().instruction_set == "avx2"
-    machine({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"})  # as macOS has it
+    processor({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"})  # as macOS has it
     assert kernels.status().instruction_set == "avx512_vnni"
-    machine(())  # nothing tells
+    processor(())  # nothing tells
     assert kernels.status().instruction_set == "avx512_vnni"
     assert tested == ["avx2", "avx512_vnni", "avx512_vnni"]
-    machine({"sse4_2"})
+    processor({"sse4_2"})
     assert "lacks AVX2" in kernels.status().reason
 
 
 @needs_compiler
-def test_a_self_test_is_remembered_for_one_processor(library, machine, tested, afresh):
+def test_a_self_test_is_remembered_for_one_processor(library, processor, tested, afresh):
     for _ in range(2):
         afresh()
         assert kernels.status().instruction_set == "avx512_vnni"
     assert len(tested) == 1
-    machine(ALL | {"sse4_2"})
+    processor(ALL | {"sse4_2"})
     for _ in range(2):
         afresh()
         kernels.status()
@@ -154,7 +158,7 @@ def test_a_record_that_cannot_be_kept_is_no_error(library, tested, monkeypatch, 
     assert len(tested) == 2  # once a process
 
 
-def test_nothing_built(machine):
+def test_nothing_built(processor):
     assert kernels.status().reason == "not built: run specdec doctor --fix"
     assert kernels.identity() == ""
 
@@ -166,7 +170,7 @@ def test_built_for_something_else(library, tested, monkeypatch, change):
         case "sources":
             (build.SOURCES / "fake.h").write_text("// newer\n")
         case "llama.cpp":
-            monkeypatch.setattr(runtime, "build_identity", lambda: "another")
+            monkeypatch.setattr(machine, "llama_cpp_build", lambda: "another")
         case "flags":
             monkeypatch.setattr(build, "_FLAGS", ("-O1",))
     assert kernels.status().reason == (
@@ -175,7 +179,7 @@ def test_built_for_something_else(library, tested, monkeypatch, change):
     assert tested == []
 
 
-def test_machines_without_kernels(machine, monkeypatch):
+def test_machines_without_kernels(processor, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert kernels.status().reason == "this processor is not x86-64: llama.cpp's own kernels are used"
     assert kernels.rebuild() == kernels.status().reason
@@ -185,7 +189,7 @@ def test_machines_without_kernels(machine, monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["path", "CXX"])
-def test_no_compiler(machine, tmp_path, monkeypatch, where):
+def test_no_compiler(processor, tmp_path, monkeypatch, where):
     monkeypatch.setenv("PATH", str(tmp_path)) if where == "path" else monkeypatch.setenv("CXX", "gone-c++ -x")
     assert kernels.rebuild() == "no C++ compiler was found: install one, or name it in CXX"
     assert kernels.status().reason == "not built: run specdec doctor --fix"
@@ -203,7 +207,7 @@ def test_no_compiler(machine, tmp_path, monkeypatch, where):
         ("exit 3", "{} failed: exit code 3"),
     ],
 )  # fmt: skip
-def test_a_compiler_that_fails(machine, tmp_path, monkeypatch, script, reason):
+def test_a_compiler_that_fails(processor, tmp_path, monkeypatch, script, reason):
     compiler = fake_kernels.compiler(tmp_path, script)
     monkeypatch.setenv("CXX", compiler)
     old = tmp_path / "env/kernels/specdec-kernels-0123456789abcdef.so"
@@ -216,7 +220,7 @@ def test_a_compiler_that_fails(machine, tmp_path, monkeypatch, script, reason):
 TOUCH = """echo "$@" >> log; while [ $# -gt 0 ]; do [ "$1" = -o ] && touch "$2"; shift; done"""
 
 
-def test_what_the_compiler_is_told(machine, tmp_path, monkeypatch):
+def test_what_the_compiler_is_told(processor, tmp_path, monkeypatch):
     """Real sources: each has its own instruction set only, with llama.cpp's headers and libraries."""
     monkeypatch.setattr(build, "SOURCES", Path(kernels.__file__).parent)
     compiler = fake_kernels.compiler(tmp_path, TOUCH.replace("log", str(tmp_path / "log")))
@@ -244,7 +248,7 @@ def test_what_the_compiler_is_told(machine, tmp_path, monkeypatch):
     assert list(Path(libraries).glob("libggml-cpu*"))
 
 
-def test_what_is_compiled_again_is_tested_again(machine, tested, tmp_path, monkeypatch):
+def test_what_is_compiled_again_is_tested_again(processor, tested, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", fake_kernels.compiler(tmp_path, TOUCH.replace("log", "/dev/null")))
     for _ in range(2):
         assert kernels.rebuild() is None
@@ -252,7 +256,7 @@ def test_what_is_compiled_again_is_tested_again(machine, tested, tmp_path, monke
     assert len(tested) == 2
 
 
-def test_an_environment_that_cannot_be_written_to(machine, tmp_path, monkeypatch):
+def test_an_environment_that_cannot_be_written_to(processor, tmp_path, monkeypatch):
     compiler = fake_kernels.compiler(tmp_path, TOUCH.replace("log", "/dev/null"))
     monkeypatch.setenv("CXX", compiler)
     (tmp_path / "env").touch()  # a file where the folder should be
@@ -283,7 +287,7 @@ def test_loading_and_switching(library, tested):
 
 @needs_compiler
 def test_what_was_off_when_llama_was_loaded_stays_off(library, monkeypatch):
-    monkeypatch.setattr(check, "in_child", lambda *a: pytest.fail("tried"))
+    monkeypatch.setattr(check, "run_child", lambda *a: pytest.fail("tried"))
     kernels.use("off")
     kernels.load()
     kernels.use("auto")
@@ -333,11 +337,11 @@ def test_what_is_known_of_a_model_depends_on_the_kernels(library, tested, tmp_pa
 
 
 @pytest.mark.parametrize("mode", kernels.MODES)
-def test_children_are_told(machine, tmp_path, monkeypatch, mode):
+def test_children_are_told(processor, tmp_path, monkeypatch, mode):
     path = tmp_path / "python"
     path.write_text(f"""#!/bin/sh\necho "{{\\"mode\\": \\"${kernels.VARIABLE}\\"}}"\n""")
     path.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(path))
     monkeypatch.setenv(kernels.VARIABLE, "something else")
     kernels.use(mode)
-    assert in_child("any").facts == {"mode": mode}
+    assert run_child("any").facts == {"mode": mode}

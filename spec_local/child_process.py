@@ -1,0 +1,88 @@
+"""Run a module in a child process, so that a crash inside llama.cpp does not end this one.
+
+The parent calls `run_child`, which returns what became of the child; the module's main block calls `child_main`.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spec_local.errors import SpecLocalError
+
+
+@dataclass(frozen=True, slots=True)
+class ChildResult:
+    """The outcome of a child process.
+
+    crash: the signal that killed the child, such as ``SIGILL``, or the last line of its stderr; None if it did not crash.
+    error: the message of the SpecLocalError that it raised, or None. facts: what its work returned.
+    """
+
+    crash: str | None
+    error: str | None
+    facts: dict[str, Any]
+
+    @property
+    def works(self) -> bool:
+        return self.crash is None and self.error is None
+
+
+def run_child(module: str, *arguments: str) -> ChildResult:
+    """Run a module whose main block calls `child_main`, and wait for it.
+
+    The child is killed if this call is interrupted, and exits if this process dies.
+    """
+    # -P: a file in the working directory must not shadow one of our modules.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # or ggml starts a debugger after a crash
+    reading, writing = os.pipe()  # nothing is written: the pipe closes when this process ends
+    try:
+        child = subprocess.run(command, stdin=reading, capture_output=True, env=environment, check=False)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    with contextlib.suppress(ValueError, IndexError, AttributeError):
+        facts = json.loads(child.stdout.splitlines()[-1])
+        if child.returncode == 0:
+            return ChildResult(None, facts.get("error"), facts)
+    if child.returncode < 0:
+        with contextlib.suppress(ValueError):
+            return ChildResult(signal.Signals(-child.returncode).name, None, {})
+        return ChildResult(f"signal {-child.returncode}", None, {})
+    last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return ChildResult(last[0] if last else f"exit code {child.returncode}", None, {})
+
+
+def child_main(work: Callable[[], dict[str, Any]], *, partial: Path | None = None) -> None:
+    """Run `work`, print its result as JSON for `run_child`, and end the process.
+
+    Args:
+        work: returns the facts; a SpecLocalError is reported as the error.
+        partial: a file to delete if the parent dies before the work is done.
+    """
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def exit_with_parent() -> None:
+        os.read(0, 1)
+        if partial:
+            partial.unlink(missing_ok=True)
+        os._exit(1)
+
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+    try:
+        facts = work()
+    except SpecLocalError as error:
+        facts = {"error": str(error)}
+    print(json.dumps(facts), flush=True)
+    os._exit(0)  # a crash while freeing memory must not change the result

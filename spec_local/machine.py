@@ -1,0 +1,45 @@
+"""What measurements and compiled code depend on: this processor and the installed build of llama.cpp."""
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+
+@functools.cache
+def processor_features() -> frozenset[str]:
+    """Return the instruction sets that the processor reports, spelled as on Linux; empty if unknown."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("flags", "features")):
+                return frozenset(line.split(":", 1)[1].split())
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # macOS
+        names = ["machdep.cpu.brand_string", "machdep.cpu.features", "machdep.cpu.leaf7_features"]
+        output = subprocess.run(["sysctl", "-n", *names], capture_output=True, text=True, check=False).stdout
+        return frozenset(re.sub(r"sse4\.2", "sse4_2", output.lower()).split())
+    return frozenset()
+
+
+def llama_cpp_folder() -> Path:
+    """Return the folder of the installed ``llama_cpp`` package, without importing it.
+
+    Raises:
+        ModuleNotFoundError: llama-cpp-python is not installed.
+    """
+    spec = importlib.util.find_spec("llama_cpp")
+    if not spec or not spec.origin:
+        raise ModuleNotFoundError("llama-cpp-python is not installed")
+    return Path(spec.origin).parent
+
+
+def llama_cpp_build() -> str:
+    """Identify the installed build: the binding's version, and size and time of its ggml libraries."""
+    version = importlib.metadata.version("llama-cpp-python")
+    stamp = [
+        f"{f.name}:{f.stat().st_size}:{f.stat().st_mtime_ns}"
+        for f in sorted((llama_cpp_folder() / "lib").glob("libggml*"))
+    ]
+    return f"{version} {' '.join(stamp)}"
