@@ -7,7 +7,7 @@ from spec_local.core.language_model import LanguageModel
 from spec_local.core.sampling import Sampler
 from spec_local.datastore.lookup import DatastoreLookup
 from spec_local.datastore.text_store import Datastore
-from spec_local.errors import InvalidRequest, ModelError
+from spec_local.errors import InvalidRequest
 from spec_local.llama.context import Context
 from spec_local.lookups import Lookup, PromptLookup, Recycling, SuffixLookup
 from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
@@ -108,8 +108,7 @@ class ProposerFactory:
         names = self.names(settings)
         if not names:
             return None
-        if not self._main.model.can_roll_back:
-            raise ModelError("main is a recurrent model and cannot take guesses back: use --no-spec")
+        self._main.model.check_can_roll_back()
         if "draft" in names and not self._draft:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from spec_local.core.language_model import LanguageModel
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.errors import InvalidRequest, ModelError
+from spec_local.errors import InvalidRequest
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import Context
 from spec_local.llama.headers import open_header
@@ -145,10 +145,7 @@ class GGUFDraft(_Draft):
             check_model_file(Path(draft), gpu_layers=gpu_layers)
             model = Model(draft, gpu_layers=gpu_layers)
             stack.callback(model.close)
-            if not model.can_roll_back:
-                raise ModelError(
-                    f"{draft} is a recurrent model and cannot take guesses back: give another draft"
-                )
+            model.check_can_roll_back()
             context = Context(model, n_ctx=model.n_ctx(n_ctx), max_logits=1, threads=threads)
             stack.callback(context.close)
             guesser: LanguageModel = context

@@ -31,7 +31,7 @@ from spec_local.engine.decoding import (
     check_prompt,
     decode,
 )
-from spec_local.errors import InvalidRequest, ModelError
+from spec_local.errors import InvalidRequest
 from spec_local.llama import state
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import Context
@@ -94,11 +94,8 @@ class Session:
             if difference(ours, theirs):
                 self.vocabulary_map = VocabularyMap(ours, theirs)
                 self.guesser = IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
-            for role, context in (("main", main), ("draft", draft)):
-                if not context.model.can_roll_back:
-                    raise ModelError(
-                        f"{role} is a recurrent model and cannot take guesses back: use it alone (--no-spec)"
-                    )
+            for context in (main, draft):
+                context.model.check_can_roll_back()
         self.main = main
         self.draft = draft
         self._costs: tuple[CostModel, CostModel | None] | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from spec_local.errors import InvalidRequest, ModelError
+from spec_local.errors import InvalidRequest
 from specdec_cli import exits, plots, progress, render
 from specdec_cli.commands import flattened
 from specdec_cli.options import (
@@ -314,10 +314,7 @@ def _measured(
     from spec_local.bench.report import Results
     from spec_local.bench.runner import Outcome, measure
 
-    if not session.main.model.can_roll_back:
-        raise ModelError(
-            "main is a recurrent model and cannot take guesses back: there is nothing to compare"
-        )
+    session.main.model.check_can_roll_back()
     questions = _questions(session, prompts, variants[0].settings.max_tokens or 1)
     made = record(session, threads, render.note)
     sink.begin(made, variants)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from spec_local.errors import InvalidRequest, ModelError, SpecLocalError
+from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import completion, exits, render
 from specdec_cli.options import CacheChoice, KernelsChoice, KernelsOption, MainArgument, resolve_pair
 
@@ -92,8 +92,7 @@ def _opened(path: "Path", gpu_layers: int, stack: ExitStack) -> "Model":
     check_model_file(path, gpu_layers=gpu_layers, log=render.note)
     model = Model(path, gpu_layers=gpu_layers)
     stack.callback(model.close)
-    if not model.can_roll_back:
-        raise ModelError(f"{path.name} is a recurrent model and cannot take guesses back: nothing to tune")
+    model.check_can_roll_back()
     return model
 
 

@@ -133,7 +133,9 @@ def _headers() -> Path | None:
     """Return the folder of llama.cpp's public headers, or None if it is not found."""
     listed = importlib.metadata.files("llama-cpp-python") or []
     near = [Path(str(file.locate())).parent for file in listed if file.name == "ggml.h"]
-    return next((f for f in (*near, machine.llama_cpp_folder().parent / "include") if (f / "ggml.h").is_file()), None)
+    return next(
+        (f for f in (*near, machine.llama_cpp_folder().parent / "include") if (f / "ggml.h").is_file()), None
+    )
 
 
 def _compiler() -> list[str]:

@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from spec_local import machine
+from spec_local.child_process import child_main, run_child
 from spec_local.files import write_atomically
 from spec_local.kernels.build import claimed
 from spec_local.kernels.native import Native
-from spec_local.child_process import child_main, run_child
 
 _PASSED = "passed"
 

@@ -238,9 +238,7 @@ class Context:
             ends.add(node)
         if n_branches > self.max_branches:
             if not self.model.can_roll_back:
-                raise ModelError(
-                    "this model is recurrent and cannot read a tree: guess chains (--shape chain)"
-                )
+                raise ModelError("a recurrent model cannot evaluate a tree: draft chains (--shape chain)")
             raise InvalidRequest(f"a tree of {n_branches} branches: give at most {self.max_branches}")
 
     def _fill_batch(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> None:
@@ -395,9 +393,8 @@ class Context:
             if not done:
                 self._resync()
         if not removed:
-            raise ModelError(
-                "this model is recurrent and cannot roll its state back: use it without a draft (--no-spec)"
-            )
+            self.model.check_can_roll_back()
+            raise BackendError("llama.cpp could not discard the last tokens: please report it")
         del self._cached[length:]
         self._tree.clear()
         self._ends = {0: -1}

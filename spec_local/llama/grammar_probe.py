@@ -20,10 +20,10 @@ import numpy as np
 import platformdirs
 import psutil
 
+from spec_local.child_process import child_main, run_child
 from spec_local.errors import InvalidRequest
 from spec_local.files import write_atomically
 from spec_local.llama import runtime
-from spec_local.child_process import child_main, run_child
 from spec_local.llama.grammar import AMBIGUOUS, Grammar, encoded, refusal
 from spec_local.llama.model import Model
 

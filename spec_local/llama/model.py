@@ -122,6 +122,14 @@ class Model:
         lib = self._lib
         return not (lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
 
+    def check_can_roll_back(self) -> None:
+        """Raise ModelError unless `can_roll_back`, which speculative decoding requires."""
+        if not self.can_roll_back:
+            raise ModelError(
+                f"{self.path.name} is a recurrent model, which cannot discard rejected draft tokens: "
+                "use another model, or use this one without a draft (--no-spec)"
+            )
+
     @functools.cached_property
     def has_window(self) -> bool:
         """Whether some layers see only the last tokens (a sliding window)."""

@@ -16,10 +16,10 @@ from typing import Any
 import platformdirs
 
 from spec_local import kernels
+from spec_local.child_process import ChildResult, child_main, run_child
 from spec_local.errors import BackendCrash, BackendError, ModelFileError
 from spec_local.files import write_atomically
 from spec_local.llama import runtime
-from spec_local.child_process import ChildResult, child_main, run_child
 from spec_local.llama.model import check_header
 
 _WITHOUT_KERNELS = "--without-kernels"  # an argument of this module as a program

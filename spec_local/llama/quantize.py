@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from spec_local.child_process import child_main
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.files import replacing
 from spec_local.llama import runtime
-from spec_local.child_process import child_main
 from spec_local.llama.context import default_threads
 from spec_local.llama.model import check_header
 

@@ -10,7 +10,6 @@ import psutil
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.calibration.tuning import chain_plans
-from spec_local.errors import ModelError
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES, default_threads
 from spec_local.llama.headers import open_header
@@ -168,8 +167,5 @@ def expected_speedups(
 
 def _opened(path: Path) -> Model:
     model = open_header(path)
-    if not model.can_roll_back:
-        raise ModelError(
-            f"{path.name} is a recurrent model and cannot take guesses back: give another, or use main alone (--no-spec)"
-        )
+    model.check_can_roll_back()
     return model

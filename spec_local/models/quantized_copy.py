@@ -14,12 +14,11 @@ from pathlib import Path
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
+from spec_local.child_process import run_child
 from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLocalError
 from spec_local.files import replacing
-from spec_local.child_process import run_child
 from spec_local.llama.context import default_threads
 from spec_local.llama.headers import open_header
-from spec_local.llama.model import Model
 from spec_local.models.pairs import ExpectedSpeedup, expected_speedups
 from spec_local.policies.cost_model import CostModel
 
@@ -88,7 +87,7 @@ def plan(
 
     def looked_up(path: Path) -> tuple[int, CostModel | None]:
         with closing(open_header(path)) as model:
-            check_main(model)
+            model.check_can_roll_back()
             size, length = model.size, model.n_ctx(n_ctx)
         conditions = Conditions(path, gpu_layers, threads or default_threads(), length, cache_type)
         return size, cost_store.load(conditions)
@@ -110,18 +109,6 @@ def plan(
         known = expected_speedups(mains, copy, ACCEPTANCE_RATES)
     _check_room(target, size + header)
     return CopyPlan(source, target, kind, size + header, source_size + header, known)
-
-
-def check_main(main: Model) -> None:
-    """Refuse to make a draft for a main that cannot use one.
-
-    Raises:
-        ModelError: main is recurrent.
-    """
-    if not main.can_roll_back:
-        raise ModelError(
-            f"{main.path.name} is a recurrent model and cannot take guesses back: it makes no draft, and needs none"
-        )
 
 
 def check_target(target: Path, source: Path, *, force: bool) -> None:

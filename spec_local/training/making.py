@@ -18,7 +18,6 @@ from spec_local.files import sha256
 from spec_local.llama.context import Context, default_threads
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
-from spec_local.models.quantized_copy import check_main
 from spec_local.policies.cost_model import measure
 from spec_local.training import distil, precision, scoring, tokenizer, trial
 from spec_local.training.cutting import calmed, from_main, from_scratch
@@ -137,7 +136,7 @@ def check(recipe: Recipe) -> None:
         InvalidRequest: PyTorch cannot use this device here.
     """
     model = open_header(recipe.main)
-    check_main(model)
+    model.check_can_roll_back()
     tokenizer.read(model, tokenizer.metadata(recipe.main))
     model.close()
     distil.check_device(recipe.device)

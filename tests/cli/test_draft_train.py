@@ -151,11 +151,7 @@ def test_too_short_is_one_line_and_not_lost(instant, inside, short_main, target,
         (["MAIN", "-o", "file/draft.gguf"], 1, "cannot be written (Not a directory): mend that"),
         (["absent.gguf"], 1, "absent.gguf does not exist: check the path"),
         (["file"], 1, "file is not a GGUF file"),
-        (
-            ["mamba.gguf"],
-            1,
-            "is a recurrent model and cannot take guesses back: it makes no draft, and needs none",
-        ),
+        (["mamba.gguf"], 1, "is a recurrent model, which cannot discard rejected draft tokens"),
         (["t5.gguf"], 1, "has a tokenizer of the kind 't5'"),
     ],
 )

@@ -13,12 +13,12 @@ import pydantic
 import pytest
 from pydantic import Field
 
+from spec_local.child_process import ChildResult
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
 from spec_local.grammar.json_schema import to_gbnf
 from spec_local.llama import grammar as module
 from spec_local.llama import grammar_probe
-from spec_local.child_process import ChildResult
 from spec_local.llama.grammar import Grammar
 from spec_local.llama.grammar_probe import check_grammar
 from spec_local.llama.model import Model

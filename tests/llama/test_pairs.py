@@ -11,9 +11,9 @@ import pytest
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
+from spec_local.child_process import run_child
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import tiny
-from spec_local.child_process import run_child
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantized_size

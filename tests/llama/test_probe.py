@@ -11,9 +11,9 @@ from collections import Counter
 import gguf
 import pytest
 
+from spec_local.child_process import ChildResult
 from spec_local.errors import BackendCrash, ModelFileError
 from spec_local.llama import probe
-from spec_local.child_process import ChildResult
 from spec_local.llama.probe import check_model_file, probe_build, probe_file
 from spec_local.llama.tiny import write_tiny_model
 
@@ -298,6 +298,7 @@ def test_a_file_on_which_only_the_cpu_kernels_crash(own_cache, tiny_path, monkey
 
     monkeypatch.setattr(probe, "_run_child", child)
     monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status("avx2"))
+    monkeypatch.setattr(probe.kernels, "identity", lambda: "avx2:0123456789abcdef")
     with pytest.raises(BackendCrash, match=r"the CPU kernels crash with .* \(SIGSEGV\): add --kernels off"):
         check_model_file(tiny_path)
     assert [len(arguments) for arguments in tried] == [
