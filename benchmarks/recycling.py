@@ -17,7 +17,8 @@ from spec_local.core.language_model import Logits
 from spec_local.core.proposal import ROOT, Proposal, path_to
 from spec_local.core.rng import Rng, SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import Step, decode
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Step
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.lookups.base import Candidates

@@ -25,7 +25,8 @@ from spec_local.bench.theory import best_seconds, run_lengths
 from spec_local.core.language_model import Logits
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import Prefilled, Step, decode
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Prefilled, Step
 from spec_local.lookups import PromptLookup, SuffixLookup
 from spec_local.policies import Adaptive, Experience, Policy
 from spec_local.policies.cost_model import CostModel

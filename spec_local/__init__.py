@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spec_local.chat.chat_session import ChatSession, Forgotten
     from spec_local.chat.conversation import ChatTemplate, Conversation
     from spec_local.core.sampling import SamplingSettings, TokenLogprob
-    from spec_local.engine.decoding import Prefilled, Statistics
+    from spec_local.engine.events import Prefilled, Statistics
     from spec_local.errors import SpecLocalError
     from spec_local.session import Done, Session, Text
     from spec_local.settings import GenerationSettings
@@ -47,7 +47,7 @@ _HOMES = {
     "spec_local.chat.chat_session": ("ChatSession", "Forgotten"),
     "spec_local.settings": ("GenerationSettings",),
     "spec_local.session": ("Done", "Session", "Text"),
-    "spec_local.engine.decoding": ("Prefilled", "Statistics"),
+    "spec_local.engine.events": ("Prefilled", "Statistics"),
     "spec_local.core.sampling": ("SamplingSettings", "TokenLogprob"),
     "spec_local.errors": ("SpecLocalError",),
 }

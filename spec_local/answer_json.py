@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from spec_local.core.text import printable
-from spec_local.engine.decoding import Statistics
+from spec_local.engine.events import Statistics
 from spec_local.llama.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

@@ -22,15 +22,8 @@ from spec_local.core.sampling import Sampler, TokenLogprob
 from spec_local.core.text import TextStream
 from spec_local.datastore import text_store
 from spec_local.datastore.text_store import Datastore
-from spec_local.engine.decoding import (
-    Event,
-    Finished,
-    FinishReason,
-    Prefilled,
-    Statistics,
-    check_prompt,
-    decode,
-)
+from spec_local.engine.decoding import check_prompt, decode
+from spec_local.engine.events import Event, Finished, FinishReason, Prefilled, Statistics
 from spec_local.errors import InvalidRequest
 from spec_local.llama import state
 from spec_local.llama.compatibility import difference

@@ -18,7 +18,7 @@ from specdec_cli.options import STANDARD, ModelOptions, SamplingOptions, generat
 if TYPE_CHECKING:
     from spec_local import answer_json
     from spec_local.chat.request import Request
-    from spec_local.engine.decoding import Prefilled
+    from spec_local.engine.events import Prefilled
     from spec_local.session import Done, Session, Text
 
 _MOST = 1 << 24  # bytes of a prompt; more is more than any tokenizer takes

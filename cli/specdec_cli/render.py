@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from spec_local.engine.decoding import Statistics
+    from spec_local.engine.events import Statistics
     from spec_local.llama.context import Context
     from spec_local.session import Done, Session
     from spec_local.settings import GenerationSettings

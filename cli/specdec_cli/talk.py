@@ -12,7 +12,7 @@ from specdec_cli.chat_input import by_hand
 if TYPE_CHECKING:
     from spec_local.chat.chat_session import ChatEvent, ChatSession
     from spec_local.chat.conversation import Conversation, Message
-    from spec_local.engine.decoding import Statistics
+    from spec_local.engine.events import Statistics
     from spec_local.session import Session
 
 _LARGE = 5e8  # bytes that take a while to write

@@ -20,7 +20,8 @@ from spec_local import answer_json
 from spec_local.batch.answers import Answers
 from spec_local.chat.conversation import Message
 from spec_local.chat.request import Request
-from spec_local.engine.decoding import Statistics, check_prompt
+from spec_local.engine.decoding import check_prompt
+from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelError
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings

@@ -15,7 +15,7 @@ from spec_local.bench.prompts import Prompt
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.chat.conversation import ChatTemplate, Conversation
 from spec_local.core.language_model import LanguageModel, Logits, common_prefix, prefill
-from spec_local.engine.decoding import FinishReason, Statistics
+from spec_local.engine.events import FinishReason, Statistics
 from spec_local.llama.model import Model
 from spec_local.lookups import Lookup, Recycling
 from spec_local.session import Done, Session, Text

@@ -12,7 +12,7 @@ from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.core.language_model import common_prefix
 from spec_local.core.text import bytes_of
-from spec_local.engine.decoding import Prefilled
+from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings

@@ -6,135 +6,16 @@ main's cache holds all of it but the last token, and the proposer's holds a pref
 
 import sys
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import Literal
 
 from spec_local.core.language_model import LanguageModel, Logits, prefill
 from spec_local.core.proposal import EMPTY, ROOT, Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler, TokenLogprob, logprob
+from spec_local.engine.events import Event, Finished, FinishReason, Prefilled, Statistics, Step
 from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest
 from spec_local.proposers.base import Limit, Proposer
 from spec_local.verifiers import VERIFIERS, Verifier
-
-FinishReason = Literal["stop", "length", "context", "cancelled"]
-
-
-@dataclass(slots=True)
-class Statistics:
-    """What a generation took. Seconds are the loop's own: a slow reader of its events does not count."""
-
-    prompt_n: int = 0
-    """Tokens of the prompt that main had to evaluate before the first step."""
-    cached_n: int = 0
-    """Tokens of the prompt that main's cache held already."""
-    prompt_s: float = 0.0
-    """Until main and draft had read the prompt."""
-    first_token_s: float = 0.0
-    """Until the first token."""
-    predicted_n: int = 0
-    """Tokens said, the one that ends the answer included."""
-    predicted_s: float = 0.0
-    """From the end of the prompt to the last token."""
-    n_steps: int = 0
-    """Calls of main after the prompt."""
-    draft_n: int = 0
-    """Tokens guessed and tested: nodes of the proposals."""
-    draft_n_accepted: int = 0
-    tested_at: list[int] = field(default_factory=list)
-    """How often a proposal reached position 1, 2, …"""
-    accepted_at: list[int] = field(default_factory=list)
-    """How often a guess was accepted there."""
-    steps_by: Counter[str] = field(default_factory=Counter)
-    """Steps by who guessed: a proposal's source, or none."""
-    profile: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds by part of the work, over all steps."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.predicted_n / self.predicted_s if self.predicted_s else 0.0
-
-    @property
-    def tokens_per_step(self) -> float:
-        return self.predicted_n / self.n_steps if self.n_steps else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        return self.draft_n_accepted / self.draft_n if self.draft_n else 0.0
-
-    def __add__(self, later: "Statistics") -> "Statistics":
-        """Of an answer that was said in two goes, the second of which read the first one again."""
-
-        def added(ours: list[int], its: list[int]) -> list[int]:
-            return [a + b for a, b in zip_longest(ours, its, fillvalue=0)]
-
-        profile = self.profile.copy()
-        for part, seconds in later.profile.items():
-            profile[part] = profile.get(part, 0.0) + seconds
-        return Statistics(
-            prompt_n=self.prompt_n + later.prompt_n,
-            cached_n=self.cached_n,
-            prompt_s=self.prompt_s + later.prompt_s,
-            first_token_s=self.first_token_s or self.prompt_s + later.first_token_s,
-            predicted_n=self.predicted_n + later.predicted_n,
-            predicted_s=self.predicted_s + later.predicted_s,
-            n_steps=self.n_steps + later.n_steps,
-            draft_n=self.draft_n + later.draft_n,
-            draft_n_accepted=self.draft_n_accepted + later.draft_n_accepted,
-            tested_at=added(self.tested_at, later.tested_at),
-            accepted_at=added(self.accepted_at, later.accepted_at),
-            steps_by=self.steps_by + later.steps_by,
-            profile=profile,
-        )
-
-    def _count_step(self, n_said: int, proposal: Proposal, n_accepted: int) -> None:
-        self.n_steps += 1
-        self.predicted_n += n_said
-        self.draft_n += len(proposal.tokens)
-        self.draft_n_accepted += n_accepted
-        self.steps_by[proposal.source if proposal.tokens else "none"] += 1
-        if not proposal.tokens:
-            return
-        depth = proposal.depth
-        for counts, n in ((self.tested_at, depth), (self.accepted_at, n_accepted)):
-            counts.extend([0] * (depth - len(counts)))
-            for position in range(n):
-                counts[position] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Prefilled:
-    """The prompt has been read."""
-
-    statistics: Statistics
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One call of main: the accepted guesses, then one token of main's own.
-
-    tokens: what was said. proposal: what had been guessed (tokens and parents). n_accepted: the first so many of `tokens`
-    were guesses. logprobs: of each of `tokens`, if they were asked for.
-    """
-
-    tokens: Sequence[int]
-    proposal: Proposal
-    n_accepted: int
-    logprobs: Sequence[TokenLogprob] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The last event: ``stop`` (an end token), ``length``, ``context`` (full) or ``cancelled``."""
-
-    reason: FinishReason
-    statistics: Statistics
-
-
-Event = Prefilled | Step | Finished
 
 
 def decode(
@@ -304,7 +185,7 @@ class _Row:
         if self._proposer:
             self._proposer.commit(history)
         self._lap("commit")
-        statistics._count_step(len(said), proposal, n_accepted)
+        statistics.count_step(len(said), proposal, n_accepted)
         statistics.predicted_s += self._lap_started - started
         if statistics.n_steps == 1:
             statistics.first_token_s = statistics.prompt_s + statistics.predicted_s

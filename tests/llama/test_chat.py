@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import ChatTemplate, Conversation
 from spec_local.core.sampling import SamplingSettings
-from spec_local.engine.decoding import Prefilled
+from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE, write_tiny_model

@@ -8,7 +8,7 @@ import pytest
 from spec_local.chat.chat_session import ChatSession, Forgotten, state_of
 from spec_local.chat.conversation import ChatTemplate, Conversation
 from spec_local.core.sampling import SamplingSettings
-from spec_local.engine.decoding import Prefilled
+from spec_local.engine.events import Prefilled
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings

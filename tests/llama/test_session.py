@@ -10,7 +10,7 @@ import pytest
 from spec_local.chat.conversation import ChatTemplate, Conversation
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import Prefilled
+from spec_local.engine.events import Prefilled
 from spec_local.errors import (
     ContextOverflow,
     InvalidRequest,

@@ -4,7 +4,8 @@ import pytest
 
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import Finished, Step, decode
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Finished, Step
 from spec_local.lookups.base import Candidates
 from spec_local.policies import Policy
 from spec_local.proposers import Chain, DraftModel

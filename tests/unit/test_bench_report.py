@@ -14,7 +14,7 @@ from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run
 from spec_local.bench.variants import variants
 from spec_local.core.sampling import SamplingSettings
-from spec_local.engine.decoding import Statistics
+from spec_local.engine.events import Statistics
 from spec_local.settings import GenerationSettings
 
 RECORD = {

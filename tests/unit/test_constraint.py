@@ -9,7 +9,8 @@ from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import Step, decode
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Step
 from spec_local.errors import BackendError, DeadEnd
 from spec_local.proposers import BestFirst, Chain, DraftModel, Drawn
 from spec_local.proposers.base import Limit

@@ -15,7 +15,8 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.datastore.lookup import DatastoreLookup
 from spec_local.datastore.text_index import ContextIndex
-from spec_local.engine.decoding import Finished, Prefilled, Step, decode
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Finished, Prefilled, Step
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling

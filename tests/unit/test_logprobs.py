@@ -7,7 +7,8 @@ from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings, logprob
-from spec_local.engine.decoding import Step, decode
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Step
 from spec_local.errors import InvalidRequest
 from spec_local.proposers import BestFirst, Chain, DraftModel
 from spec_local.settings import GenerationSettings

@@ -14,7 +14,8 @@ from spec_local.core.fake import FakeModel, enumerate_outcomes
 from spec_local.core.proposal import Limit
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import Finished, Step, decode
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Finished, Step
 from spec_local.errors import InvalidRequest
 from spec_local.lookups import Candidates, PromptLookup, Recycling, SuffixLookup
 from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy

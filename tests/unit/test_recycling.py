@@ -12,7 +12,8 @@ from spec_local.core.fake import FakeModel
 from spec_local.core.proposal import ROOT, Proposal, path_to
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import Step, decode
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Step
 from spec_local.lookups.base import Candidates
 from spec_local.lookups.recycling import Recycling
 from spec_local.proposers.base import Limit

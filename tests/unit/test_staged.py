@@ -12,7 +12,8 @@ from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.proposal import ROOT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import Finished, Step, decode
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Finished, Step
 from spec_local.errors import BackendError
 from spec_local.lookups.base import Candidates
 from spec_local.policies import Confidence, Policy

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from spec_local.core.fake import FakeModel, enumerate_outcomes
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import Step, decode
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Step
 from spec_local.errors import ContextOverflow, InvalidRequest, VocabularyMismatch
 from spec_local.proposers import BestFirst, Chain, DraftModel, Drawn, StringLevelDraft
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
