@@ -25,6 +25,8 @@ MAX_LOGPROBS = 20
 CHAIN_VERIFIERS = [name for name, verifier in VERIFIERS.items() if verifier.drawing == "one"]
 _USUAL_DRAFT = {"fixed": 4, "confidence": 16, "entropy": 16}
 """Tokens a step, by policy; adaptive: as many as pay."""
+_SPEED = {"affects": "speed"}
+"""Metadata of the settings that change how fast an answer comes, but not the distribution of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +69,17 @@ class GenerationSettings:
     seed: int | None = None
     max_tokens: int | None = None
     stops: Sequence[str] = ()
-    proposer: ProposerName = "auto"
-    policy: PolicyName = "adaptive"
-    draft_max: int | None = None
-    draft_p_min: float = 0.75
-    staged: int | None = None
-    shape: ShapeName = "chain"
-    tree_nodes: int = 16
-    beam_width: int = 4
-    verifier: str = "auto"
-    greedy_draft: bool = False
-    cross_vocab: CrossVocabName = "auto"
+    proposer: ProposerName = field(default="auto", metadata=_SPEED)
+    policy: PolicyName = field(default="adaptive", metadata=_SPEED)
+    draft_max: int | None = field(default=None, metadata=_SPEED)
+    draft_p_min: float = field(default=0.75, metadata=_SPEED)
+    staged: int | None = field(default=None, metadata=_SPEED)
+    shape: ShapeName = field(default="chain", metadata=_SPEED)
+    tree_nodes: int = field(default=16, metadata=_SPEED)
+    beam_width: int = field(default=4, metadata=_SPEED)
+    verifier: str = field(default="auto", metadata=_SPEED)
+    greedy_draft: bool = field(default=False, metadata=_SPEED)
+    cross_vocab: CrossVocabName = field(default="auto", metadata=_SPEED)
     grammar: str | None = None
     json_schema: str | None = None
     logprobs: int | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spec_local.errors import SpecLocalError
 from specdec_cli import progress, render
-from specdec_cli.options import STANDARD, STARTER, ModelOptions, resolve_pair
+from specdec_cli.options import STANDARD, ModelOptions
 
 if TYPE_CHECKING:
     from spec_local.batch.answers import Answers
@@ -33,24 +33,29 @@ def answer_all(
     """
     from spec_local import batch
 
-    main, _ = resolve_pair(models.main or STARTER, drafting=False)
-    entries = batch.read_entries(*_lines(prompts), main, settings, system=system, raw=raw)
+    files = models.files()
+    entries = batch.read_entries(*_lines(prompts), files[0], settings, system=system, raw=raw)
     with _answers(output) as answers:
         left = answers.left(entries)
         figures = verbose or (sys.stderr is not None and sys.stderr.isatty())
         if not left and figures:
             render.note(f"all {len(entries)} prompts have their answers in {answers.name}")
         if left:
-            _answer(models, left, len(entries), answers, figures)
+            _answer(models, files, left, len(entries), answers, figures)
 
 
 def _answer(
-    models: ModelOptions, left: "list[Entry]", n_entries: int, answers: "Answers", figures: bool
+    models: ModelOptions,
+    files: tuple[Path, Path | None],
+    left: "list[Entry]",
+    n_entries: int,
+    answers: "Answers",
+    figures: bool,
 ) -> None:
     from spec_local import batch
 
     n_answers = n_failed = n_tokens = 0
-    with models.open(render.note) as session, render.interruptible() as cancelled:
+    with models.open(render.note, files) as session, render.interruptible() as cancelled:
         started = time.perf_counter()
         lines = not answers.durable and sys.stdout.isatty()
         with progress.bar("answering", n_entries, done=n_entries - len(left), seen=not lines) as advance:

@@ -214,15 +214,17 @@ class ModelOptions:
         ),
     ] = CrossVocabChoice.auto
 
-    def open(self, log: Callable[[str], None]) -> "Session":
-        """Load the models."""
+    def files(self) -> tuple[Path, Path | None]:
+        """The files of the main model and of the draft model, if a step may use one; raises as `resolve` does."""
+        drafting = self.proposer in ("auto", "draft") and not self.no_spec and self.policy != "off"
+        return resolve_pair(self.main or STARTER, self.draft, drafting=drafting)
+
+    def open(self, log: Callable[[str], None], files: tuple[Path, Path | None] | None = None) -> "Session":
+        """Load the models. files: the result of `files`, if it is known."""
         from spec_local.session import Session
         from spec_local.settings import MAX_DRAFT
 
-        named = self.main or STARTER
-        # A draft that no step would ask is not worth its memory.
-        asks = self.proposer in ("auto", "draft") and not self.no_spec and self.policy != "off"
-        main, draft = resolve_pair(named, self.draft, drafting=asks)
+        main, draft = files or self.files()
         return Session.open(
             main,
             draft,

@@ -30,19 +30,9 @@ from spec_local.validation import told
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_GUESSING = {
-    "proposer",
-    "policy",
-    "draft_max",
-    "draft_p_min",
-    "shape",
-    "tree_nodes",
-    "beam_width",
-    "verifier",
-    "greedy_draft",
-    "cross_vocab",
+_SPEED = {
+    setting.name for setting in fields(GenerationSettings) if setting.metadata.get("affects") == "speed"
 }
-"""Settings that change how fast an answer comes, and not what may be said."""
 
 
 class _Message(BaseModel):
@@ -201,7 +191,7 @@ def _own_settings(line: _Line, settings: GenerationSettings, index: int) -> Gene
 def _key(request: Request, settings: GenerationSettings, model: Sequence[object]) -> str:
     """A hash of all that decides what may be said. What is as usual does not count, so that settings may be added."""
     chosen = _unusual(settings) | {"sampling": _unusual(settings.sampling)}
-    facts = [_unusual(request), {k: v for k, v in chosen.items() if k not in _GUESSING}, model]
+    facts = [_unusual(request), {k: v for k, v in chosen.items() if k not in _SPEED}, model]
     text = json.dumps(facts, sort_keys=True, default=list)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

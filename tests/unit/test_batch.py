@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -139,6 +139,22 @@ def test_a_key_is_all_that_decides_what_may_be_said_and_no_more(read, main):
     main.write_bytes(b"GGUF" * 10)
     faster = replace(SETTINGS, proposer="lookup", policy="fixed", draft_max=3, verifier="token")
     assert {key(faster), key(replace(SETTINGS, stops=[])), key(line={"prompt": "a", "id": "x"})} == {usual}
+
+
+def test_every_setting_affects_either_the_output_or_only_the_speed():
+    """A new setting belongs into `output`, or is marked in `GenerationSettings`: then a batch resumes when it changes."""
+    output = {"sampling", "seed", "max_tokens", "stops", "grammar", "json_schema", "logprobs"}
+    speed = {f.name for f in fields(GenerationSettings) if f.metadata == {"affects": "speed"}}
+    assert {f.name for f in fields(GenerationSettings)} - speed == output
+
+
+def test_a_batch_resumes_with_another_number_of_staged_tokens(read, tmp_path):
+    path = tmp_path / "answers.jsonl"
+    entries = read({"prompt": "a"}, {"prompt": "b"})
+    written(path, [answer(entries[0])])
+    resumed = read({"prompt": "a"}, {"prompt": "b"}, settings=replace(SETTINGS, staged=0))
+    with open_answers(path) as answers:
+        assert answers.left(resumed) == resumed[1:]
 
 
 def test_a_key_stays_the_same_over_versions(read):
