@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from spec_local.bench import report
-from spec_local.chat.conversation import ChatTemplate
+from spec_local.chat.template import ChatTemplate
 from spec_local.llama.model import Model
 
 T = TypeVar("T")

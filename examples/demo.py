@@ -11,7 +11,8 @@ import statistics
 import sys
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
-from spec_local.chat.conversation import ChatTemplate, Conversation
+from spec_local.chat.conversation import Conversation
+from spec_local.chat.template import ChatTemplate
 from spec_local.models import catalog
 
 TEXT = """\

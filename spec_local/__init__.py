@@ -15,8 +15,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spec_local.chat.chat_session import ChatSession, Forgotten
-    from spec_local.chat.conversation import ChatTemplate, Conversation
+    from spec_local.chat.chat_session import ChatSession, MessagesDropped
+    from spec_local.chat.conversation import Conversation
+    from spec_local.chat.template import ChatTemplate
     from spec_local.core.sampling import SamplingSettings, TokenLogprob
     from spec_local.engine.events import Prefilled, Statistics
     from spec_local.errors import SpecLocalError
@@ -30,8 +31,8 @@ __all__ = [
     "ChatTemplate",
     "Conversation",
     "Done",
-    "Forgotten",
     "GenerationSettings",
+    "MessagesDropped",
     "Prefilled",
     "SamplingSettings",
     "Session",
@@ -43,8 +44,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "spec_local.chat.conversation": ("ChatTemplate", "Conversation"),
-    "spec_local.chat.chat_session": ("ChatSession", "Forgotten"),
+    "spec_local.chat.chat_session": ("ChatSession", "MessagesDropped"),
+    "spec_local.chat.conversation": ("Conversation",),
+    "spec_local.chat.template": ("ChatTemplate",),
     "spec_local.settings": ("GenerationSettings",),
     "spec_local.session": ("Done", "Session", "Text"),
     "spec_local.engine.events": ("Prefilled", "Statistics"),

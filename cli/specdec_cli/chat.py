@@ -16,7 +16,7 @@ from specdec_cli.options import ModelOptions, SamplingOptions, generation_settin
 
 class WhenFullChoice(StrEnum):
     stop = "stop"
-    forget = "forget"
+    drop_oldest = "drop-oldest"
 
 
 @flattened
@@ -27,7 +27,9 @@ def chat(
     ] = None,
     when_full: Annotated[
         WhenFullChoice,
-        Option(help="A full context: stop there, or forget the oldest messages (not the system message)."),
+        Option(
+            help="When the context is full: stop, or drop the oldest messages (never the system message)."
+        ),
     ] = WhenFullChoice.stop,
     show_drafts: Annotated[
         bool, Option("--show-drafts", help="Mark what had been guessed, and the guesses that were wrong.")
@@ -57,7 +59,8 @@ def chat(
     with exits.guarded():
         settings = generation_settings(models, sampling)
         from spec_local.chat.chat_session import ChatSession
-        from spec_local.chat.conversation import ChatTemplate, Conversation
+        from spec_local.chat.conversation import Conversation
+        from spec_local.chat.template import ChatTemplate
         from spec_local.llama import runtime
         from specdec_cli.chat_commands import obey, words
         from specdec_cli.chat_input import Command, Ended, by_hand, reader

@@ -80,11 +80,11 @@ def _clear(talk: "Talk", rest: str) -> None:
 
 
 def _again(talk: "Talk", rest: str) -> None:
-    talk.answer(talk.chat.again)
+    talk.answer(talk.chat.regenerate)
 
 
 def _undo(talk: "Talk", rest: str) -> None:
-    question = talk.conversation.withdraw()
+    question = talk.conversation.undo()
     if question is None:
         raise InvalidRequest("there is nothing to take back: nothing has been said yet")
     render.note(f"taken back: {_shortened(question)}")

@@ -122,7 +122,7 @@ SETTINGS = {
     "stop": _Setting("settings", "stops", "a text that ends an answer (\\n: a new line), or none", _stops),
     "policy": _Setting("settings", "policy", "adaptive, fixed, confidence, entropy or off", str),
     "draft-max": _Setting("settings", "draft_max", "a whole number, or none", _perhaps),
-    "when-full": _Setting("chat", "when_full", "stop, or forget (the oldest messages)", _when_full),
+    "when-full": _Setting("chat", "when_full", "stop or drop-oldest", _when_full),
     "show-drafts": _Setting("talk", "show_drafts", "on or off", _switch),
     "markdown": _Setting("talk", "markdown", "on or off", _switch),
     "stats": _Setting("talk", "show_statistics", "on or off", _switch),

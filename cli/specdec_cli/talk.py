@@ -11,7 +11,8 @@ from specdec_cli.chat_input import by_hand
 
 if TYPE_CHECKING:
     from spec_local.chat.chat_session import ChatEvent, ChatSession
-    from spec_local.chat.conversation import Conversation, Message
+    from spec_local.chat.conversation import Conversation
+    from spec_local.chat.template import Message
     from spec_local.engine.events import Statistics
     from spec_local.session import Session
 
@@ -46,7 +47,7 @@ class Talk:
         self.attached = ""
         before = self._last_message
         try:
-            self.answer(lambda cancelled: self.chat.say(question, cancelled))
+            self.answer(lambda cancelled: self.chat.send(question, cancelled))
         finally:
             if self._last_message is before:  # it is no part of the conversation: nor is what goes before it
                 self.attached = attached
@@ -57,7 +58,7 @@ class Talk:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed twice, or once where nobody types.
         """
-        from spec_local.chat.chat_session import Forgotten
+        from spec_local.chat.chat_session import MessagesDropped
         from spec_local.session import Done, Text
 
         view = answer_view.view(
@@ -76,9 +77,9 @@ class Talk:
                     elif isinstance(event, Done):
                         view.end(event.text)
                         done = event
-                    elif isinstance(event, Forgotten) and not begun:
+                    elif isinstance(event, MessagesDropped) and not begun:
                         render.note(_forgotten(event.n_messages))
-                    elif isinstance(event, Forgotten):
+                    elif isinstance(event, MessagesDropped):
                         n_forgotten += event.n_messages  # to be told when the answer is out of the way
         except ContextOverflow as error:
             render.note(f"this message was not sent: {error}")
@@ -109,7 +110,9 @@ class Talk:
 
     def _way_on(self) -> str:
         forget = (
-            "" if self.chat.when_full == "forget" else "/set when-full forget drops the oldest messages; "
+            ""
+            if self.chat.when_full == "drop-oldest"
+            else "/set when-full drop-oldest drops the oldest messages; "
         )
         return forget + "/clear starts anew"
 
@@ -134,14 +137,14 @@ class Talk:
 
     def save(self, path: Path, *, with_state: bool) -> None:
         """Keep the conversation; `with_state`: also what both models have read of it, beside it."""
-        from spec_local.chat.chat_session import state_of
+        from spec_local.chat.chat_session import state_path
 
         if with_state and (size := self.session.state_size()) > _LARGE:
             render.note(f"writing {size / 1e9:.1f} GB …")
         size = self.chat.save(path, with_state=with_state)
         said = f"saved: {len(self.conversation.messages)} messages in {path}"
         if with_state:
-            said += f", and what was read of them in {state_of(path)} ({size / 1e6:.1f} MB)"
+            said += f", and what was read of them in {state_path(path)} ({size / 1e6:.1f} MB)"
         render.note(said)
 
     def load(self, path: Path) -> None:

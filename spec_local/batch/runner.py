@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spec_local import answer_json
 from spec_local.batch.answers import Answers
-from spec_local.chat.conversation import Message
 from spec_local.chat.request import Request
+from spec_local.chat.template import Message
 from spec_local.engine.decoding import check_prompt
 from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelError

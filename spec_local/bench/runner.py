@@ -13,7 +13,8 @@ import numpy as np
 from spec_local.bench import theory
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.variants import PLAIN, Variant
-from spec_local.chat.conversation import ChatTemplate, Conversation
+from spec_local.chat.conversation import Conversation
+from spec_local.chat.template import ChatTemplate
 from spec_local.core.language_model import LanguageModel, Logits, common_prefix, prefill
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.llama.model import Model

@@ -1,6 +1,6 @@
-"""A conversation that a session answers: asking, asking again, and what becomes of a full context.
+"""A conversation answered by a session: asking, generating another answer, and what happens when the context is full.
 
-An answer that is stopped half-way stays, as far as it came; if nothing was said, all is as it was before the question.
+An interrupted answer is kept as far as it was generated. If nothing was generated, the conversation is unchanged.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,35 +17,35 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 
-_APART = 1_000_003  # more than anybody asks again
-WhenFull = Literal["stop", "forget"]
-WHEN_FULL: tuple[WhenFull, ...] = ("stop", "forget")
+_SEED_STRIDE = 1_000_003  # more than anybody regenerates an answer
+WhenFull = Literal["stop", "drop-oldest"]
+WHEN_FULL: tuple[WhenFull, ...] = ("stop", "drop-oldest")
 
 
-def state_of(path: Path) -> Path:
-    """Where what was read of a conversation is kept."""
+def state_path(path: Path) -> Path:
+    """The file of the models' KV caches that belongs to a saved conversation."""
     return path.with_name(path.name + ".state")
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
-    """The context was full: so many of the oldest messages are no longer part of the conversation."""
+class MessagesDropped:
+    """The context was full, and the oldest `n_messages` messages were removed from the conversation."""
 
     n_messages: int
 
 
-ChatEvent = Prefilled | Forgotten | Text | Done
+ChatEvent = Prefilled | MessagesDropped | Text | Done
 
 
 @dataclass
 class ChatSession:
-    """Asks a session the questions of a conversation.
+    """Generates the answers of a conversation.
 
     Args:
-        settings: of the next answer; may be replaced between answers. With a seed, each `again` draws with the next one.
-        when_full: ``stop``: an answer ends where the context does, and a question that does not fit is refused;
-            ``forget``: the oldest questions and answers go, until half of the context is free. The system message
-            stays, and only it need not be read again.
+        settings: of the next answer; may be replaced between answers. Each `regenerate` adds 1 to the seed.
+        when_full: ``stop``: an answer ends where the context does, and a message that does not fit is refused.
+            ``drop-oldest``: the oldest questions and answers are dropped until half of the context is free. The
+            system message is kept, and is the only part that need not be read again.
     """
 
     session: Session
@@ -53,67 +53,67 @@ class ChatSession:
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     when_full: WhenFull = "stop"
     _attempt: int = field(default=0, init=False)
-    _forgettings: int = field(default=0, init=False)
-    _answering: bool = field(default=False, init=False)
+    _n_drops: int = field(default=0, init=False)
+    _generating: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.when_full not in WHEN_FULL:
             raise InvalidRequest(f"when-full {self.when_full!r} is unknown: give {' or '.join(WHEN_FULL)}")
 
-    def say(self, question: str, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
-        """The answer to a question. Closing the iterator early keeps what was said.
+    def send(self, message: str, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
+        """Send a message and yield the answer. Closing the iterator early keeps the text generated so far.
 
         Raises (with the first event):
-            ContextOverflow: it does not fit; the question is not part of the conversation then.
+            ContextOverflow: the message does not fit; it is not added to the conversation.
             SpecLocalError: see `Session.generate`.
         """
 
         def ask() -> None:
-            self.conversation.ask(question)
+            self.conversation.ask(message)
             self._attempt = 0
 
         return self._answer(ask, cancelled)
 
-    def again(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
-        """Another answer to the last question; both models keep all that they have read before the old one.
+    def regenerate(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
+        """Replace the last answer with another one; both models keep the KV cache of everything before it.
 
         Raises (with the first event):
             InvalidRequest: there is no answer to replace.
         """
 
         def retry() -> None:
-            self.conversation.retry()
+            self.conversation.undo_answer()
             self._attempt += 1
 
         return self._answer(retry, cancelled)
 
     def save(self, path: Path, *, with_state: bool = False) -> int:
-        """Keep the conversation; `with_state`: also what both models have read of it, in a file beside it (`state_of`).
+        """Save the conversation; `with_state`: also both models' KV caches, in `state_path(path)`.
 
         Returns:
-            bytes of the second.
+            bytes of the state.
 
         Raises:
-            InvalidRequest: a file cannot be written; what was there still is.
-            ContextOverflow: there is no memory for a copy of the KV caches.
+            InvalidRequest: a file cannot be written; an existing file is unchanged.
+            ContextOverflow: there is not enough memory for a copy of the KV caches.
         """
         saved_chat.save(self.conversation, path)
-        return self.session.save_state(state_of(path)) if with_state else 0
+        return self.session.save_state(state_path(path)) if with_state else 0
 
     def load(self, path: Path, log: Callable[[str], None] = lambda line: None) -> int:
-        """Go on with a conversation that was kept, and with what was read of it, if that was kept too.
+        """Continue a saved conversation, with the saved KV caches if there are any.
 
         Args:
-            log: told, in a line, why a state cannot be used; the text is then read again.
+            log: receives one line if a state cannot be used; the models then read the conversation again.
 
         Returns:
-            tokens of the conversation that main need not read again.
+            number of tokens of the conversation that are in the main model's KV cache.
 
         Raises:
-            InvalidRequest: the file cannot be read, or holds no conversation; nothing has changed.
+            InvalidRequest: the file cannot be read, or is not a conversation; nothing has changed.
         """
         conversation = saved_chat.load(path, self.session.main.model, self.conversation.template)
-        if (file := state_of(path)).exists():
+        if (file := state_path(path)).exists():
             try:
                 self.session.load_state(file)
             except SpecLocalError as error:
@@ -122,68 +122,69 @@ class ChatSession:
         return common_prefix(self.session.main.cached, conversation.tokens)
 
     def _answer(self, begin: Callable[[], None], cancelled: Callable[[], bool]) -> Iterator[ChatEvent]:
-        if self._answering:
-            raise InvalidRequest("an answer is still being said: read or close its events first")
-        said, tokens, reason = "", list[int](), None
-        statistics = None  # of what was said before messages were forgotten
+        if self._generating:
+            raise InvalidRequest("an answer is still being generated: read or close its events first")
+        content, tokens, reason = "", list[int](), None
+        statistics = None  # of the part generated before messages were dropped
         before = list(self.conversation.messages)
         begin()
-        self._answering = True
+        self._generating = True
         try:
-            if gone := self._make_room(0):
-                yield Forgotten(gone)
+            if dropped := self._make_room(0):
+                yield MessagesDropped(dropped)
             while reason is None:
                 prompt = [*self.conversation.prompt(), *tokens]
-                for event in self.session.generate(prompt, self._settings(len(tokens)), cancelled=cancelled):
+                settings = self._settings(len(tokens))
+                for event in self.session.generate(prompt, settings, cancelled=cancelled):
                     if isinstance(event, (Text, Done)):
-                        said += event.text
+                        content += event.text
                     if isinstance(event, Text):
                         tokens += event.tokens
                     if isinstance(event, Done):
                         if statistics:
                             event = replace(event, statistics=statistics + event.statistics)
-                        if event.reason == "context" and (gone := self._make_room(len(tokens))):
+                        if event.reason == "context" and (dropped := self._make_room(len(tokens))):
                             yield Text(event.text)
-                            yield Forgotten(gone)
+                            yield MessagesDropped(dropped)
                             statistics = event.statistics
                             break
                         reason = event.reason
                     yield event
         finally:
-            self._answering = False
+            self._generating = False
             if tokens or reason not in (None, "cancelled"):
-                # A character that was cut by the end of a context is whole again.
-                text = bytes_of(said).decode("utf-8", "surrogateescape")
-                self.conversation.answer(text, tokens)
+                # Join the two halves of a character that was split where the context was full.
+                content = bytes_of(content).decode("utf-8", "surrogateescape")
+                self.conversation.answer(content, tokens)
             else:
                 self.conversation.messages[:] = before
 
-    def _settings(self, n_said: int) -> GenerationSettings:
+    def _settings(self, n_generated: int) -> GenerationSettings:
         settings = self.settings
         if settings.seed is not None:
-            # After forgetting, the places of the text, which chance goes by, come again.
-            settings = replace(settings, seed=settings.seed + self._attempt + _APART * self._forgettings)
+            # Random numbers depend on the position, and positions repeat after messages were dropped.
+            settings = replace(settings, seed=settings.seed + self._attempt + _SEED_STRIDE * self._n_drops)
         if settings.max_tokens is not None:
-            settings = replace(settings, max_tokens=settings.max_tokens - n_said)
+            settings = replace(settings, max_tokens=settings.max_tokens - n_generated)
         return settings
 
-    def _make_room(self, n_said: int) -> int:
-        """Forget the oldest messages if the context is full or nearly so; how many.
+    def _make_room(self, n_generated: int) -> int:
+        """Drop the oldest messages if the context is nearly full; returns how many.
 
-        Half of it at once: what comes after the system message must be read again each time.
+        Half of the context is freed at once, because everything after the system message must be read again.
         """
         settings, n_ctx = self.settings, self.session.main.n_ctx
         if self.when_full == "stop":
             return 0
-        if n_said and (settings.constrained or settings.stops):
-            return 0  # what has been said of a grammar or a stop string would be forgotten too
+        if n_generated and (settings.constrained or settings.stops):
+            return 0  # the state of the grammar and partly matched stop strings would be lost
         wanted = n_ctx // 4 if settings.max_tokens is None else min(n_ctx // 4, settings.max_tokens)
-        length = len(self.conversation.prompt()) + n_said
+        length = len(self.conversation.prompt()) + n_generated
         if length + wanted <= n_ctx:
             return 0
         n_messages = 0
-        while length > n_ctx // 2 and (gone := self.conversation.forget_oldest()):
-            n_messages += gone
-            length = len(self.conversation.prompt()) + n_said
-        self._forgettings += n_messages > 0
+        while length > n_ctx // 2 and (dropped := self.conversation.drop_oldest()):
+            n_messages += dropped
+            length = len(self.conversation.prompt()) + n_generated
+        self._n_drops += n_messages > 0
         return n_messages

@@ -1,78 +1,36 @@
-"""Chat templates, and conversations that keep the tokens they have said.
+"""A conversation: its messages and their tokens, with each answer's tokens kept as the model generated them.
 
-A conversation is rendered anew for each turn, but only the text that is new is tokenized: the tokens of an
-answer are kept as the model said them. Tokenizing an answer's text again can cut it differently, and then the
-KV cache of everything after that place would be lost. To go back is then no work at all: the tokens before that
-place are the same as they were, and `Session.generate` keeps what its caches share with a prompt.
+For each turn the whole conversation is rendered, but only new text is tokenized. Tokenizing the text of an answer again
+could split it differently, and the KV cache would be invalid from there on. Removing messages needs no extra work: the
+tokens before them stay the same, and `Session.generate` reuses the longest prefix that the KV cache shares with a prompt.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
 
+from spec_local.chat.template import ChatTemplate, Message
 from spec_local.core.text import bytes_of
-from spec_local.errors import InvalidRequest, ModelError
+from spec_local.errors import InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
 
 
-class Message(TypedDict):
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class ChatTemplate:
-    """Renders messages with the template that the model's file carries.
-
-    Raises:
-        ModelError: the file has no template, or one that is no valid Jinja.
-    """
-
-    def __init__(self, model: Model) -> None:
-        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
-        template = model.chat_template
-        if not template:
-            raise ModelError(f"{model.path} has no chat template: use specdec generate --raw")
-        vocabulary = model.vocabulary
-        self._bos = vocabulary.text(vocabulary.bos).decode("utf-8", "replace") if vocabulary.bos >= 0 else ""
-        eos = vocabulary.text(vocabulary.eos).decode("utf-8", "replace") if vocabulary.eos >= 0 else ""
-        self._adds_bos = vocabulary.add_bos
-        try:
-            self._formatter = Jinja2ChatFormatter(template, eos_token=eos, bos_token=self._bos)
-        except Exception as error:  # jinja2 raises what it likes on a broken template
-            raise ModelError(f"the chat template of {model.path} is broken ({error}): use --raw") from None
-
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt text up to where the answer begins.
-
-        Raises:
-            ModelError: the template refuses these messages (some know no system message).
-        """
-        try:
-            text: str = self._formatter(messages=list(messages)).prompt
-        except Exception as error:  # a template raises by itself, or trips over what it did not expect
-            raise ModelError(f"the model's chat template refuses this conversation ({error})") from None
-        # The tokenizer adds the beginning-of-sequence token by itself; twice would confuse the model.
-        return text.removeprefix(self._bos) if self._adds_bos and self._bos else text
-
-
 @dataclass(frozen=True, slots=True)
-class Said:
-    """An answer as the model said it.
+class AnswerTokens:
+    """The tokens of an answer, as generated.
 
-    at: bytes of the conversation's text before it. tokens: as far as they spell the answer.
+    offset: bytes of the rendered conversation before the answer. tokens: those that spell the answer's text.
     """
 
-    at: int
+    offset: int
     tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A stretch of the conversation's text whose tokens can be kept as long as the text stays.
+class _Segment:
+    """A part of the rendered conversation; its tokens stay valid as long as its text does.
 
-    answer: the number of the message that it says; −1: what the template puts around answers, tokenized as a whole.
+    answer: index of the message it belongs to; -1: the text between two answers, which is tokenized as a whole.
     """
 
     text: bytes
@@ -82,19 +40,19 @@ class _Part:
 
 @dataclass
 class Conversation:
-    """Messages, and the tokens that they became."""
+    """Messages and their tokens."""
 
     model: Model
     template: ChatTemplate
     messages: list[Message] = field(default_factory=list)
-    _parts: list[_Part] = field(default_factory=list)
+    _segments: list[_Segment] = field(default_factory=list)
 
     @property
     def system(self) -> str | None:
-        """The system message. With another one, all of the conversation must be read again.
+        """The system message. After a change, both models read the whole conversation again.
 
         Raises:
-            ModelError: on setting; the template knows no system message, and nothing has changed.
+            ModelError: on assignment; the template supports no system message. Nothing has changed.
         """
         return self.messages[0]["content"] if self._n_system else None
 
@@ -103,7 +61,7 @@ class Conversation:
         message: list[Message] = [] if content is None else [{"role": "system", "content": content}]
         self.template.render([*message, {"role": "user", "content": "?"}])
         self.messages[: self._n_system] = message
-        self._parts = []
+        self._segments = []
 
     @property
     def _n_system(self) -> int:
@@ -113,11 +71,11 @@ class Conversation:
         """Add a user message.
 
         Returns:
-            the tokens of the whole conversation, up to where the answer begins.
+            the tokens of the whole conversation, up to the start of the answer.
 
         Raises:
-            ModelError: the template refuses it; it is not part of the conversation then.
-            InvalidRequest: it is no text, or too long; likewise.
+            ModelError: the template rejects the message; it is not added.
+            InvalidRequest: the message is not valid text, or too long; it is not added.
         """
         self.messages.append({"role": "user", "content": content})
         try:
@@ -127,38 +85,38 @@ class Conversation:
             raise
 
     def prompt(self) -> list[int]:
-        """The tokens up to where the answer to the last question begins.
+        """The tokens up to the start of the answer to the last message.
 
         Raises:
-            InvalidRequest: the last message is no question.
-            ModelError: the template refuses these messages.
+            InvalidRequest: the last message is not the user's.
+            ModelError: the template rejects these messages.
         """
-        self._check_asked()
-        self._read(self.template.render(self.messages))
+        self._check_question()
+        self._update(self.template.render(self.messages))
         return self.tokens
 
     @property
     def tokens(self) -> list[int]:
-        """Those that are known: of the last `prompt`, and of an answer to it, or what `recall` knew."""
-        return [token for part in self._parts for token in part.tokens]
+        """The tokens known so far: those of the last `prompt` and its answer, or those that `restore` accepted."""
+        return [token for segment in self._segments for token in segment.tokens]
 
     def answer(self, content: str, tokens: Sequence[int]) -> None:
-        """Add what the model said to the last `prompt`, as far as it came.
+        """Add the model's answer to the last `prompt`; it may be incomplete.
 
         Args:
-            content: the text; cut where a stop string was.
-            tokens: without the end token. Those that say more than the content are left out.
+            content: the text, without a stop string that ended it.
+            tokens: without the end token; those beyond the end of the content are ignored.
 
         Raises:
-            InvalidRequest: the last message is no question.
+            InvalidRequest: the last message is not the user's.
         """
-        self._check_asked()
-        if self._parts and (said := _spelling(self.model.vocabulary, tokens, bytes_of(content))):
-            self._parts.append(_Part(*said, len(self.messages)))
+        self._check_question()
+        if self._segments and (spelled := _spelled(self.model.vocabulary, tokens, bytes_of(content))):
+            self._segments.append(_Segment(*spelled, len(self.messages)))
         self.messages.append({"role": "assistant", "content": content})
 
-    def withdraw(self) -> str | None:
-        """Take the last question back, with its answer if it has one.
+    def undo(self) -> str | None:
+        """Remove the last question and its answer, if there is one.
 
         Returns:
             the question; None: there is none.
@@ -170,17 +128,17 @@ class Conversation:
         del self.messages[questions[-1] :]
         return content
 
-    def retry(self) -> list[int]:
-        """Take the last answer back, and nothing else.
+    def undo_answer(self) -> list[int]:
+        """Remove the last answer and keep its question.
 
         Returns:
-            the tokens up to where it began.
+            the tokens up to the start of the answer.
 
         Raises:
-            InvalidRequest: there is no answer.
+            InvalidRequest: the last message is not an answer.
         """
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            raise InvalidRequest("there is no answer to take back: ask something first")
+            raise InvalidRequest("there is no answer to replace: ask something first")
         answer = self.messages.pop()
         try:
             return self.prompt()
@@ -189,26 +147,26 @@ class Conversation:
             raise
 
     def clear(self) -> None:
-        """Forget everything but the system message."""
+        """Remove all messages except the system message."""
         del self.messages[self._n_system :]
 
-    def forget_oldest(self) -> int:
-        """Drop the oldest question and its answer; the system message and the last question stay.
+    def drop_oldest(self) -> int:
+        """Remove the oldest question and its answer, but never the system message or the last question.
 
-        What comes after the system message must be read again.
+        Both models read everything after the system message again.
 
         Returns:
-            how many messages went; 0: none can go.
+            number of messages removed.
         """
         questions = self._questions
         if len(questions) < 2:
             return 0
         first = self._n_system
         del self.messages[first : questions[1]]
-        self._parts = []  # the messages have other numbers now
+        self._segments = []  # the indices of the messages have changed
         return questions[1] - first
 
-    def _check_asked(self) -> None:
+    def _check_question(self) -> None:
         if not self.messages or self.messages[-1]["role"] != "user":
             raise InvalidRequest("there is no question to answer: ask one")
 
@@ -217,79 +175,84 @@ class Conversation:
         return [i for i, message in enumerate(self.messages) if message["role"] == "user"]
 
     @property
-    def said(self) -> dict[int, Said]:
-        """The answers that are known as the model said them, by the numbers of their messages."""
-        found, at = {}, 0
-        for part in self._parts:
-            if 0 <= part.answer < len(self.messages):
-                found[part.answer] = Said(at, part.tokens)
-            at += len(part.text)
+    def answer_tokens(self) -> dict[int, AnswerTokens]:
+        """The tokens of the answers that are known as generated, by index of the message."""
+        found, offset = {}, 0
+        for segment in self._segments:
+            if 0 <= segment.answer < len(self.messages):
+                found[segment.answer] = AnswerTokens(offset, segment.tokens)
+            offset += len(segment.text)
         return found
 
-    def recall(self, said: Mapping[int, Said]) -> None:
-        """Have answers again as they were said once.
+    def restore(self, answers: Mapping[int, AnswerTokens]) -> None:
+        """Use saved tokens for these answers, in place of tokenizing their text.
 
-        What does not spell the text that it is said to be is left out, with all that comes after it.
+        Tokens that do not spell the text at their offset are ignored, and so are all answers after them.
 
         Raises:
-            ModelError: the template refuses these messages.
+            ModelError: the template rejects these messages.
         """
-        text = bytes_of(self.template.render(self.messages)) if said else b""
+        text = bytes_of(self.template.render(self.messages)) if answers else b""
         vocabulary = self.model.vocabulary
-        self._parts, at = [], 0
-        for number, answer in sorted(said.items()):
+        self._segments, end = [], 0
+        for index, answer in sorted(answers.items()):
             if max(answer.tokens, default=0) >= vocabulary.n_tokens:
                 break
-            spelled = _spelling(vocabulary, answer.tokens, text, answer.at)
-            if answer.at <= at or not spelled or len(spelled[1]) < len(answer.tokens):
+            spelled = _spelled(vocabulary, answer.tokens, text, answer.offset)
+            if answer.offset <= end or not spelled or len(spelled[1]) < len(answer.tokens):
                 break
-            self._tokenize(text[at : answer.at])
-            self._parts.append(_Part(*spelled, number))
-            at = answer.at + len(spelled[0])
+            self._tokenize(text[end : answer.offset])
+            self._segments.append(_Segment(*spelled, index))
+            end = answer.offset + len(spelled[0])
 
-    def _read(self, rendered: str) -> None:
-        """Let the parts be those of this text: keep what it begins with, and tokenize the rest."""
-        text, at = bytes_of(rendered), 0
-        parts, self._parts = self._parts, []
-        for part in parts:
-            if not text.startswith(part.text, at):
-                # A template may trim an answer, or leave thoughts out.
-                if part.answer >= 0 and (said := _spelling(self.model.vocabulary, part.tokens, text, at)):
-                    self._parts.append(_Part(*said, part.answer))
-                    at += len(said[0])
+    def _update(self, rendered: str) -> None:
+        """Set the segments to those of this text: keep the ones it starts with and tokenize the rest."""
+        text, end = bytes_of(rendered), 0
+        segments, self._segments = self._segments, []
+        for segment in segments:
+            if not text.startswith(segment.text, end):
+                # Some templates strip answers, or leave their reasoning out.
+                if segment.answer >= 0 and (
+                    spelled := _spelled(self.model.vocabulary, segment.tokens, text, end)
+                ):
+                    self._segments.append(_Segment(*spelled, segment.answer))
+                    end += len(spelled[0])
                 break
-            self._parts.append(part)
-            at += len(part.text)
-        if at < len(text):
-            # As a whole up to the answer before it, so that the tokens follow from text and answers alone.
-            if self._parts and self._parts[-1].answer < 0:
-                at -= len(self._parts.pop().text)
-            self._tokenize(text[at:])
+            self._segments.append(segment)
+            end += len(segment.text)
+        if end < len(text):
+            # Tokenize from the end of the last answer, so that the tokens depend only on the text and the answers.
+            if self._segments and self._segments[-1].answer < 0:
+                end -= len(self._segments.pop().text)
+            self._tokenize(text[end:])
 
     def _tokenize(self, text: bytes) -> None:
         vocabulary, new = self.model.vocabulary, text.decode("utf-8", "surrogateescape")
-        if self._parts:
+        if self._segments:
             tokens = vocabulary.continuation(new)
         else:
             tokens = vocabulary.tokenize(new, add_special=True, parse_special=True)
-        self._parts.append(_Part(text, tokens))
+        self._segments.append(_Segment(text, tokens))
 
 
-def _spelling(
+def _spelled(
     vocabulary: Vocabulary, tokens: Sequence[int], text: bytes, start: int = 0
 ) -> tuple[bytes, list[int]] | None:
-    """As many of the tokens as spell whole characters from a place of a text on, and what they spell; None: no text."""
-    n, at, end = 0, start, start
+    """The longest prefix of the tokens that spells whole characters of the text from `start` on, and its bytes.
+
+    None: it would be empty.
+    """
+    n, end, position = 0, start, start
     for i, token in enumerate(tokens, 1):
         piece = vocabulary.piece(token)
-        if not text.startswith(piece, end):
+        if not text.startswith(piece, position):
             break
-        end += len(piece)
+        position += len(piece)
         if not piece:
-            continue  # a control token: it goes with the text that follows it
-        if end == len(text) or text[end] & 0xC0 != 0x80:  # the next byte begins a character
-            n, at = i, end
+            continue  # a control token belongs to the text after it
+        if position == len(text) or text[position] & 0xC0 != 0x80:  # the next byte starts a character
+            n, end = i, position
     else:
-        if at == end:
+        if end == position:
             n = len(tokens)
-    return (text[start:at], list(tokens[:n])) if at > start else None
+    return (text[start:end], list(tokens[:n])) if end > start else None

@@ -1,9 +1,9 @@
-"""What is asked of a model: a question, a text to continue, or a gap to fill, as the tokens that it reads."""
+"""A single prompt as tokens: a question, a conversation, text to continue, or a gap to fill."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spec_local.chat.conversation import ChatTemplate, Message
+from spec_local.chat.template import ChatTemplate, Message
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
@@ -14,11 +14,11 @@ class Request:
     """One prompt.
 
     Args:
-        prompt: the question; the text to continue (`raw`); what comes before the gap (`suffix`).
-        messages: a conversation instead of a prompt.
-        system: what the conversation begins with.
-        suffix: what comes after a gap: the answer is what belongs between.
-        raw: no chat template.
+        prompt: the question; with `raw`, the text to continue; with `suffix`, the text before the gap.
+        messages: a conversation in place of a prompt.
+        system: the system message of the conversation.
+        suffix: the text after a gap, which the answer fills.
+        raw: use no chat template.
     """
 
     prompt: str = ""
@@ -29,35 +29,35 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.messages and self.prompt:
-            raise InvalidRequest("there is a prompt and a conversation: give one of them")
+            raise InvalidRequest("both a prompt and messages were given: give one of them")
         if self.messages and self.messages[-1]["role"] != "user":
-            raise InvalidRequest("the conversation ends with no question: let the last message be the user's")
+            raise InvalidRequest("the last message is not the user's: end the conversation with a question")
         if not self.messages and not self.prompt.strip() and self.suffix is None:
-            raise InvalidRequest("there is no prompt: give one, or pipe a text in")
+            raise InvalidRequest("there is no prompt: give one, or pipe text in")
         if self.suffix is not None and (self.system or self.messages):
-            raise InvalidRequest("a gap in a text is filled without a chat: leave --system and messages out")
+            raise InvalidRequest("a gap is filled without a chat template: remove --system and messages")
         if self.raw and self.system:
-            raise InvalidRequest("--system needs a chat template, and --raw has none")
+            raise InvalidRequest("--system needs a chat template: remove --raw or --system")
         if self.raw and self.messages:
-            raise InvalidRequest("messages need a chat template, and --raw has none: give a prompt")
+            raise InvalidRequest("messages need a chat template: remove --raw, or give a prompt")
 
     def is_plain(self, model: Model) -> bool:
-        """Whether this model reads the prompt as it is, without a chat template."""
+        """Whether this model reads the prompt without a chat template."""
         return self.raw or self.suffix is not None or not model.chat_template
 
     def tokens(self, model: Model) -> list[int]:
-        """What the model is to read, up to where the answer begins.
+        """The tokens up to the start of the answer.
 
         Raises:
-            ModelError: the model has no tokens for a gap, no chat template, or one that refuses these messages.
+            ModelError: the model has no tokens for gaps, no chat template, or one that rejects these messages.
             InvalidRequest: the text cannot be tokenized.
         """
         vocabulary = model.vocabulary
         if self.suffix is not None:
-            return _gap(vocabulary, self.prompt, self.suffix, model.path.name)
+            return _fill_in_tokens(vocabulary, self.prompt, self.suffix, model.path.name)
         if self.is_plain(model):
             if self.system or self.messages:
-                raise ModelError("this model has no chat template: leave --system and messages out")
+                raise ModelError("this model has no chat template: remove --system and messages")
             return vocabulary.tokenize(self.prompt, add_special=True)
         messages = [*self.messages] or [Message(role="user", content=self.prompt)]
         if self.system:
@@ -66,13 +66,13 @@ class Request:
         return vocabulary.tokenize(text, add_special=True, parse_special=True)
 
 
-def _gap(vocabulary: Vocabulary, before: str, after: str, name: str) -> list[int]:
-    """Prefix, suffix, middle: the order of llama.cpp's server. What stands in the texts never means a special token."""
+def _fill_in_tokens(vocabulary: Vocabulary, before: str, after: str, name: str) -> list[int]:
+    """Prefix, suffix, middle, in the order of llama.cpp's server. Special tokens in the texts are not parsed."""
     if not vocabulary.fill_in:
         raise ModelError(
-            f"{name} cannot fill gaps (it has no such tokens): leave --suffix out, or take a model for code, "
+            f"{name} has no fill-in-the-middle tokens: remove --suffix, or use a model trained for code, "
             "such as Qwen2.5-Coder"
         )
-    begin, pause, fill = vocabulary.fill_in
+    prefix, suffix, middle = vocabulary.fill_in
     bos = [vocabulary.bos] if vocabulary.add_bos else []
-    return [*bos, begin, *vocabulary.tokenize(before), pause, *vocabulary.tokenize(after), fill]
+    return [*bos, prefix, *vocabulary.tokenize(before), suffix, *vocabulary.tokenize(after), middle]

@@ -1,8 +1,7 @@
-"""Conversations in files (JSON), to be gone on with later; people may read and edit them.
+"""Conversations in JSON files, which can be read, edited, and continued with any model.
 
-An answer is kept with the tokens that the model said and with its place in the conversation's text. Whoever loads
-it believes neither: tokens that do not spell what stands there (the file was edited, or the model is another) are
-left out, and the text is tokenized anew.
+An answer is saved with its tokens and its offset in the rendered conversation. Both are checked on loading: tokens that do
+not spell the text (the file was edited, or the model is another) are ignored, and the text is tokenized.
 """
 
 import base64
@@ -12,7 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from spec_local.chat.conversation import ChatTemplate, Conversation, Message, Said
+from spec_local.chat.conversation import AnswerTokens, Conversation
+from spec_local.chat.template import ChatTemplate, Message
 from spec_local.core.text import bytes_of, printable
 from spec_local.errors import InvalidRequest
 from spec_local.files import reading, saving
@@ -20,31 +20,31 @@ from spec_local.llama.model import Model
 from spec_local.validation import told
 
 _VERSION: Final = 1
-_MAX_BYTES = 1 << 26  # several times what any tokenizer takes
+_MAX_BYTES = 1 << 26  # several times the text that fits into any context
 
 
-class _Said(BaseModel):
-    """at: bytes of the rendered conversation before the answer."""
+class _Generated(BaseModel):
+    """See `AnswerTokens`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    at: NonNegativeInt
+    offset: NonNegativeInt
     tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
 
 
 class _Message(BaseModel):
-    """bytes: of a content that is not UTF-8, in base64; the content is then for people who look."""
+    """bytes: the content in base64 if it is not UTF-8; the content is then only for people to read."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant"]
     content: str
     bytes: str | None = None
-    said: _Said | None = None
+    generated: _Generated | None = None
 
 
 class _File(BaseModel):
-    """model: for people who look."""
+    """model: the file name of the main model, only for people to read."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -55,25 +55,21 @@ class _File(BaseModel):
 
 
 def save(conversation: Conversation, path: Path) -> None:
-    """Write a conversation, atomically, for the user alone to read.
+    """Write a conversation atomically; only the user can read the file.
 
     Raises:
-        InvalidRequest: the file cannot be written; what was there is still there.
+        InvalidRequest: the file cannot be written; an existing file is unchanged.
     """
-    said, messages = conversation.said, []
+    answers, messages = conversation.answer_tokens, []
     for i, message in enumerate(conversation.messages):
-        answer, readable = said.get(i), printable(message["content"])
-        kept = (
-            None
-            if readable == message["content"]
-            else base64.b64encode(bytes_of(message["content"])).decode()
-        )
+        answer, content = answers.get(i), printable(message["content"])
+        raw = None if content == message["content"] else base64.b64encode(bytes_of(message["content"]))
         messages.append(
             _Message(
                 role=message["role"],
-                content=readable,
-                bytes=kept,
-                said=_Said(at=answer.at, tokens=answer.tokens) if answer else None,
+                content=content,
+                bytes=raw.decode() if raw else None,
+                generated=_Generated(offset=answer.offset, tokens=answer.tokens) if answer else None,
             )
         )
     file = _File(
@@ -87,34 +83,35 @@ def save(conversation: Conversation, path: Path) -> None:
 
 
 def load(path: Path, model: Model, template: ChatTemplate) -> Conversation:
-    """Read a conversation, to be gone on with by any model.
+    """Read a conversation, to continue it with any model.
 
     Raises:
-        InvalidRequest: the file cannot be read, or is no conversation; says the first place that is wrong.
-        ModelError: the model's template refuses it.
+        InvalidRequest: the file cannot be read, or is not a conversation; names the first invalid place.
+        ModelError: the model's template rejects the messages.
     """
     with reading(path) as opened:
         text = opened.read(_MAX_BYTES + 1)
     if len(text) > _MAX_BYTES:
-        raise InvalidRequest(f"{path} has more than {_MAX_BYTES >> 20} MiB: it is no conversation")
+        raise InvalidRequest(f"{path} is larger than {_MAX_BYTES >> 20} MiB: give a file saved by specdec")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path} is no JSON ({error}): give a file that specdec has saved") from None
+        raise InvalidRequest(f"{path} is not JSON ({error}): give a file saved by specdec") from None
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(version, int) and version > _VERSION:
         raise InvalidRequest(f"{path} was written by a newer specdec (format {version}): update specdec")
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
-        raise InvalidRequest(f"{path} is no saved conversation ({told(error)}): mend or delete it") from None
-    messages = [_message(path, i, message) for i, message in enumerate(file.messages)]
-    conversation = Conversation(model, template, messages)
-    conversation.recall(
+        raise InvalidRequest(
+            f"{path} is not a saved conversation ({told(error)}): fix or delete the file"
+        ) from None
+    conversation = Conversation(model, template, [_message(path, i, m) for i, m in enumerate(file.messages)])
+    conversation.restore(
         {
-            i: Said(m.said.at, m.said.tokens)
+            i: AnswerTokens(m.generated.offset, m.generated.tokens)
             for i, m in enumerate(file.messages)
-            if m.said and m.role == "assistant"
+            if m.generated and m.role == "assistant"
         }
     )
     return conversation
@@ -122,19 +119,19 @@ def load(path: Path, model: Model, template: ChatTemplate) -> Conversation:
 
 def _message(path: Path, i: int, message: _Message) -> Message:
     if message.role == "system" and i:
-        raise InvalidRequest(f"{path}: messages.{i} is a system message: only the first can be")
+        raise InvalidRequest(f"{path}: messages.{i} is a system message: only the first message can be one")
     content = message.content
     if message.bytes is not None:
         try:
             content = base64.b64decode(message.bytes, validate=True).decode("utf-8", "surrogateescape")
         except ValueError:
-            raise InvalidRequest(f"{path}: messages.{i}.bytes is no base64: mend or delete it") from None
+            raise InvalidRequest(f"{path}: messages.{i}.bytes is not base64: fix or delete it") from None
     bytes_of(content)
     return {"role": message.role, "content": content}
 
 
 def _json(file: _File) -> str:
-    """One line a message: for people who look, and for diff."""
+    """One line per message, so that people can read and compare files."""
     head: dict[str, Any] = file.model_dump(exclude={"messages"})
     lines = [json.dumps(m.model_dump(exclude_none=True), ensure_ascii=False) for m in file.messages]
     body = ",\n".join(f"  {line}" for line in lines)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.chat.conversation import ChatTemplate, Message
+from spec_local.chat.template import ChatTemplate, Message
 from spec_local.core.text import printable
 from spec_local.errors import ModelError
 from spec_local.llama.model import Model

@@ -85,7 +85,7 @@ WRONG = [
     ("/set top-k 1.5", "top-k is not '1.5'"),
     ("/set tmep 1", "did you mean temp?"),
     ("/set stats maybe", "give on or off"),
-    ("/set when-full never", "give stop, or forget"),
+    ("/set when-full never", "give stop or drop-oldest"),
     ("/set policy wild", "policy 'wild' is unknown"),
     ("/draft wild", "/draft wild is not understood"),
     ("/draft draft", "there is no draft model"),
@@ -208,18 +208,19 @@ def test_what_was_read_is_kept_too(chat, tmp_path):
 
 def test_a_full_context_that_forgets(chat):
     lines = [f"question number {i} of many" for i in range(8)]
-    said, notes = chat(*lines, options=["--ctx", "128", "--temp", "0", "--when-full", "forget"])
+    said, notes = chat(*lines, options=["--ctx", "128", "--temp", "0", "--when-full", "drop-oldest"])
     assert said.count(b"\n") >= 8
     assert any("the oldest" in note for note in notes)
     assert not any("is full:" in note for note in notes)
     _, notes = chat(*lines, options=["--ctx", "128", "--temp", "0"])
-    assert any("/set when-full forget" in note for note in notes)
+    assert any("/set when-full drop-oldest" in note for note in notes)
 
 
 def test_an_answer_goes_on_when_the_context_is_full(chat):
     lines = ["a question of some length", "and one more"]
     said, notes = chat(
-        *lines, options=["--ctx", "128", "-n", "150", "--temp", "0", "--when-full", "forget", "--system", "x"]
+        *lines,
+        options=["--ctx", "128", "-n", "150", "--temp", "0", "--when-full", "drop-oldest", "--system", "x"],
     )
     assert any("the oldest 2 messages" in note for note in notes)
     assert notes[-1].startswith(
@@ -229,7 +230,7 @@ def test_an_answer_goes_on_when_the_context_is_full(chat):
 
 
 def test_what_was_forgotten_is_not_told_in_the_middle_of_an_answer(specdec, main):
-    options = ["--ctx", "220", "-n", "5", "--temp", "0", "--when-full", "forget", "--no-stats"]
+    options = ["--ctx", "220", "-n", "5", "--temp", "0", "--when-full", "drop-oldest", "--no-stats"]
     script = 'printf "one\n/set max-tokens 200\ntwo\n" | "$@" 2>&1'
     done = specdec.shell(script, "chat", "--main", main, *options)
     _, told, answered = done.stdout.partition(b"max-tokens = 200\n")

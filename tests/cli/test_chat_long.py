@@ -23,7 +23,7 @@ def test_two_hundred_turns_take_no_more_memory(specdec, main, draft):
         "--ctx",
         "512",
     ]
-    arguments += ["-n", "16", "--when-full", "forget", "--no-stats", "--temp", "0.8", "--seed", "1"]
+    arguments += ["-n", "16", "--when-full", "drop-oldest", "--no-stats", "--temp", "0.8", "--seed", "1"]
     with subprocess.Popen(
         [*specdec.command, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -81,7 +81,7 @@ def test_tab_completes_commands_and_files(terminal, main, fresh):
         seen = person.until(completed)
     assert "notes-of-today.txt (5 bytes)" in seen
     person.prompt()
-    for typed, completed in (("/set whe\t", "n-full"), (" forget\r", "when-full = forget")):
+    for typed, completed in (("/set whe\t", "n-full"), (" drop-oldest\r", "when-full = drop-oldest")):
         person.type(typed)
         person.until(completed)
 

@@ -130,7 +130,7 @@ def test_log_probabilities(inside, main):
         (["--logprobs", "21", "--json", "x"], "0 to 20"),
         (["--json", "--jsonl", "x"], "one of them"),
         (["--suffix", "a", "--suffix-file", "b", "x"], "one of them"),
-        (["--suffix", "a", "--system", "b", "x"], "leave --system"),
+        (["--suffix", "a", "--system", "b", "x"], "remove --system"),
         (["--output", "a"], "--input"),
         (["--input", "a", "x"], "leave the prompt"),
         (["--input", "a", "--suffix", ""], "leave the prompt"),
@@ -178,7 +178,7 @@ def test_a_gap_at_the_beginning_and_the_pad_ends_it(inside, coder, tokens_of):
 
 def test_a_model_that_cannot_fill_gaps(inside, main):
     said = inside.one_line(inside(*options(main), "--suffix", "a", "x"), 1)
-    assert "main.gguf cannot fill gaps" in said
+    assert "main.gguf has no fill-in-the-middle tokens" in said
 
 
 def test_every_script_passes_byte_for_byte(specdec, coder, tokens_of):

@@ -108,7 +108,7 @@ def test_a_prompt_that_fails_ends_no_run(batch):
     records, said = batch(*lines)
     assert [bool(outcome.error) for outcome in said] == [False, True, True, False]
     assert "context" in records[1]["error"]
-    assert "cannot fill gaps" in records[2]["error"]
+    assert "no fill-in-the-middle tokens" in records[2]["error"]
     assert "content" in records[0]
     assert "content" in records[3]
     _, said = batch(*lines)

@@ -1,4 +1,4 @@
-"""Conversations: what their tokens are, that going back costs nothing, and that files bring them back."""
+"""Conversations: their tokens, how few tokens are read again after a change, and saving and loading."""
 
 import base64
 import gc
@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from spec_local.chat import saved_chat
-from spec_local.chat.conversation import ChatTemplate, Conversation
+from spec_local.chat.conversation import Conversation
+from spec_local.chat.template import ChatTemplate
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, ModelError
@@ -24,11 +25,11 @@ from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 
 GREEDY = SamplingSettings(temperature=0)
-HIDDEN = 2  # </s>, a control token: it says no text
+HIDDEN = 2  # </s>, a control token, which has no text
 TEMPLATES = {
     "chatml": CHAT_TEMPLATE,
     "default system": "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}" + CHAT_TEMPLATE,
-    # Gemma's: the system message goes into the first question, all is trimmed, and roles must alternate.
+    # Gemma: the system message is part of the first question, messages are stripped, and roles must alternate.
     "gemma": (
         "{%- set system = '' -%}{%- if messages[0]['role'] == 'system' -%}"
         "{%- set system = messages[0]['content'] + '\n\n' -%}{%- set messages = messages[1:] -%}{%- endif -%}"
@@ -38,14 +39,14 @@ TEMPLATES = {
         "{{ message['content'] | trim }}{{ '<|im_end|>\n' }}"
         "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>model\n' }}{%- endif -%}"
     ),
-    # Qwen3's and DeepSeek's: thoughts are left out of all answers but the last message.
-    "thoughts": (
+    # Qwen3 and DeepSeek: reasoning is removed from all answers except a last message.
+    "reasoning": (
         "{% for message in messages %}{% set text = message['content'] %}"
         "{% if message['role'] == 'assistant' and not loop.last %}{% set text = text.split('~')[-1] %}{% endif %}"
         "{{ '<|im_start|>' + message['role'] + '\n' + text + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
-    # Borders at which tokens would merge.
+    # Tokens could merge across the ends of messages.
     "spaces": "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + ' ' }}{% endfor %}assistant: ",
 }  # fmt: skip
 
@@ -66,8 +67,8 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def talk(models):
-    """An empty conversation with a template of `TEMPLATES`."""
+def make_conversation(models):
+    """A function that makes an empty conversation with one of `TEMPLATES`."""
 
     def make(template="chatml", model="main"):
         stand_in = SimpleNamespace(
@@ -79,28 +80,28 @@ def talk(models):
 
 
 def text_of(conversation, tokens):
-    """What tokens spell, with control tokens by name but those that an answer hides."""
+    """The text of the tokens, with the names of control tokens except `HIDDEN`."""
     vocabulary = conversation.model.vocabulary
     assert tokens[0] == vocabulary.bos
-    return valid(b"".join(vocabulary.piece(t, special=True) for t in tokens[1:] if t != HIDDEN))
+    return normalized(b"".join(vocabulary.piece(t, special=True) for t in tokens[1:] if t != HIDDEN))
 
 
 def rendered(conversation):
-    return valid(conversation.template.render(conversation.messages).encode("utf-8", "surrogateescape"))
+    return normalized(conversation.template.render(conversation.messages).encode("utf-8", "surrogateescape"))
 
 
-def valid(text):
-    """llama.cpp spells bytes that are not UTF-8 in its own way, and spaces soon after them, when it tokenizes them."""
+def normalized(text):
+    """Normalize how llama.cpp tokenizes bytes that are not UTF-8, and the spaces after them."""
     return re.sub("(\ufffd ?)+", "\ufffd", text.decode("utf-8", "replace").replace("▁", " "))
 
 
-# What the tokens are
+# Tokens
 
 
-def test_an_answer_is_kept_as_it_was_said(talk):
-    conversation = talk()
+def test_an_answer_keeps_its_generated_tokens(make_conversation):
+    conversation = make_conversation()
     first = conversation.ask("hello")
-    letters = [FIRST_BYTE + byte for byte in b"the time"]  # as the tokenizer would never cut it
+    letters = [FIRST_BYTE + byte for byte in b"the time"]  # which the tokenizer would merge
     conversation.answer("the time", letters)
     second = conversation.ask("more")
     assert second[: len(first) + 8] == [*first, *letters]
@@ -108,8 +109,8 @@ def test_an_answer_is_kept_as_it_was_said(talk):
 
 
 @pytest.mark.parametrize("kept", range(9))
-def test_a_stop_string_leaves_what_was_said_before_it(talk, kept):
-    conversation = talk()
+def test_tokens_before_a_stop_string_are_kept(make_conversation, kept):
+    conversation = make_conversation()
     first = conversation.ask("hello")
     letters = [FIRST_BYTE + byte for byte in b"the time"]
     conversation.answer("the time"[:kept], letters)
@@ -118,21 +119,21 @@ def test_a_stop_string_leaves_what_was_said_before_it(talk, kept):
     assert text_of(conversation, second) == rendered(conversation)
 
 
-def test_tokens_follow_from_text_and_answers_alone(talk, tmp_path):
-    """However the conversation came to be: a file knows no more of it."""
-    conversation = talk("spaces")
+def test_tokens_depend_only_on_the_text_and_the_answers(make_conversation, tmp_path):
+    """A loaded conversation has the same tokens as the original: a file has no other information."""
+    conversation = make_conversation("spaces")
     conversation.ask("hello")
     conversation.answer("   x", [])
     conversation.ask("more")
     conversation.answer("the", [FIRST_BYTE + byte for byte in b"the"])
     saved_chat.save(conversation, tmp_path / "a.json")
-    again = load(tmp_path / "a.json", conversation)
-    assert list(again.said) == [3]
-    assert again.ask("less") == conversation.ask("less")
+    loaded = load(tmp_path / "a.json", conversation)
+    assert list(loaded.answer_tokens) == [3]
+    assert loaded.ask("less") == conversation.ask("less")
 
 
-def test_a_stop_string_within_a_character_or_a_token(talk):
-    conversation = talk()
+def test_a_stop_string_within_a_character_or_a_token(make_conversation):
+    conversation = make_conversation()
     vocabulary = conversation.model.vocabulary
     word, euro = vocabulary.tokenize(" time"), [FIRST_BYTE + byte for byte in "€".encode()]
     assert len(word) == 1
@@ -140,34 +141,34 @@ def test_a_stop_string_within_a_character_or_a_token(talk):
     conversation.answer(" ti", [*euro, *word][3:])
     second = conversation.ask("more")
     assert text_of(conversation, second) == rendered(conversation)
-    conversation.withdraw()
-    conversation.withdraw()
+    conversation.undo()
+    conversation.undo()
     assert conversation.ask("hello") == first
-    # An answer that ends within a character comes back byte for byte.
+    # An answer that ends within a character keeps its bytes.
     cut = "€".encode()[:2].decode("utf-8", "surrogateescape")
     conversation.answer(cut, euro[:2])
     second = conversation.ask("more")
     assert second[: len(first) + 2] == [*first, *euro[:2]]
     assert text_of(conversation, second) == rendered(conversation)
-    # Half of another character is none of it: the vocabulary has é as one token.
-    conversation.withdraw()
-    conversation.retry()
+    # é is one token here: the first byte of ã, which é shares, is not accepted as half of it.
+    conversation.undo()
+    conversation.undo_answer()
     conversation.answer("é", [FIRST_BYTE + byte for byte in "ã".encode()])
     assert conversation.ask("more")[len(first)] == vocabulary.tokenize("é")[0] > FIRST_BYTE + 255
 
 
-def test_control_tokens_in_an_answer_stay_with_the_text_after_them(talk):
-    conversation = talk()
+def test_control_tokens_in_an_answer_belong_to_the_text_after_them(make_conversation):
+    conversation = make_conversation()
     first = conversation.ask("hello")
     word = conversation.model.vocabulary.tokenize(" time")
     conversation.answer(" time", [HIDDEN, *word, HIDDEN])
     assert conversation.ask("more")[: len(first) + 3] == [*first, HIDDEN, *word, HIDDEN]
-    conversation.withdraw()
-    assert conversation.retry() == first
+    conversation.undo()
+    assert conversation.undo_answer() == first
     conversation.answer("", [HIDDEN])
     assert HIDDEN not in conversation.ask("more")
-    conversation.withdraw()
-    assert conversation.retry() == first
+    conversation.undo()
+    assert conversation.undo_answer() == first
     letters = [FIRST_BYTE + byte for byte in b"the"]
     conversation.answer("t", [letters[0], HIDDEN, *letters[1:]])
     second = conversation.ask("more")
@@ -184,36 +185,36 @@ def test_control_tokens_in_an_answer_stay_with_the_text_after_them(talk):
         "{% for m in messages %}{{ m.content + '  ' }}{% endfor %}",
     ],
 )
-def test_a_tokenizer_that_puts_a_space_before_a_text_does_so_once(talk, template):
-    """Llama 2's. What follows an answer is tokenized alone, and is no beginning."""
-    conversation = talk(model="prefix")
+def test_a_tokenizer_that_adds_a_leading_space_adds_one_only(make_conversation, template):
+    """As that of Llama 2: text after an answer is tokenized separately, but does not start the prompt."""
+    conversation = make_conversation(model="prefix")
     stand_in = SimpleNamespace(path="x", vocabulary=conversation.model.vocabulary, chat_template=template)
     conversation.template = ChatTemplate(stand_in)
-    said = conversation.model.vocabulary.continuation("the time is long")
+    tokens_of_answer = conversation.model.vocabulary.continuation("the time is long")
     for question in ("one", "two", "three"):
         tokens = conversation.ask(question)
         spelled = b"".join(conversation.model.vocabulary.piece(t, special=True) for t in tokens[1:])
         assert spelled.decode() == " " + conversation.template.render(conversation.messages)
-        conversation.answer("the time is long", said)
+        conversation.answer("the time is long", tokens_of_answer)
 
 
-def test_a_template_that_trims_costs_only_what_it_trims(talk):
-    conversation = talk("gemma")
+def test_a_template_that_strips_answers_keeps_the_other_tokens(make_conversation):
+    conversation = make_conversation("gemma")
     first = conversation.ask("hello")
-    said = [*conversation.model.vocabulary.tokenize(" time one"), FIRST_BYTE + 10, FIRST_BYTE + 10]
-    conversation.answer(" time one\n\n", said)
-    assert conversation.ask("more")[: len(first)] == first  # its beginning was trimmed
-    conversation.withdraw()
-    conversation.retry()
-    said = [FIRST_BYTE + byte for byte in b"time one\n\n"]
-    conversation.answer("time one\n\n", said)
+    generated = [*conversation.model.vocabulary.tokenize(" time one"), FIRST_BYTE + 10, FIRST_BYTE + 10]
+    conversation.answer(" time one\n\n", generated)
+    assert conversation.ask("more")[: len(first)] == first  # its start was stripped
+    conversation.undo()
+    conversation.undo_answer()
+    generated = [FIRST_BYTE + byte for byte in b"time one\n\n"]
+    conversation.answer("time one\n\n", generated)
     second = conversation.ask("more")
-    assert second[: len(first) + len(said) - 2] == [*first, *said[:-2]]
+    assert second[: len(first) + len(generated) - 2] == [*first, *generated[:-2]]
     assert text_of(conversation, second) == rendered(conversation)
 
 
-def test_a_template_that_leaves_thoughts_out_costs_one_answer(talk):
-    conversation = talk("thoughts")
+def test_a_template_that_removes_reasoning_changes_one_answer_only(make_conversation):
+    conversation = make_conversation("reasoning")
     prompts = []
     for number in range(4):
         prompts.append(conversation.ask(f"question {number}"))
@@ -223,23 +224,23 @@ def test_a_template_that_leaves_thoughts_out_costs_one_answer(talk):
     for before, after in itertools.pairwise(prompts):
         assert after[: len(before)] == before
         assert letters[6:] not in [after[len(before) : len(before) + 8]]
-    assert conversation.retry() == prompts[-1]
+    assert conversation.undo_answer() == prompts[-1]
 
 
-def test_going_back_gives_the_same_tokens(talk):
-    conversation = talk()
-    assert conversation.withdraw() is None
+def test_undo_gives_the_same_tokens(make_conversation):
+    conversation = make_conversation()
+    assert conversation.undo() is None
     first = conversation.ask("hello")
     conversation.answer("the", [FIRST_BYTE + byte for byte in b"the"])
     second = conversation.ask("more")
     conversation.answer("time", [FIRST_BYTE + byte for byte in b"time"])
-    assert conversation.retry() == second
+    assert conversation.undo_answer() == second
     assert conversation.messages[-1] == {"role": "user", "content": "more"}
-    assert list(conversation.said) == [1]
+    assert list(conversation.answer_tokens) == [1]
     conversation.answer("time", [FIRST_BYTE + byte for byte in b"time"])
-    assert list(conversation.said) == [1, 3]
-    assert conversation.withdraw() == "more"
-    assert list(conversation.said) == [1]
+    assert list(conversation.answer_tokens) == [1, 3]
+    assert conversation.undo() == "more"
+    assert list(conversation.answer_tokens) == [1]
     other = conversation.ask("less")
     assert other[: len(first) + 3] == second[: len(first) + 3]
     assert text_of(conversation, other) == rendered(conversation)
@@ -248,14 +249,14 @@ def test_going_back_gives_the_same_tokens(talk):
     assert conversation.ask("hello") == first
 
 
-def test_what_has_no_question_or_no_answer(talk):
-    conversation = talk()
-    for call in (conversation.retry, conversation.prompt, lambda: conversation.answer("x", [5])):
+def test_missing_questions_and_answers(make_conversation):
+    conversation = make_conversation()
+    for call in (conversation.undo_answer, conversation.prompt, lambda: conversation.answer("x", [5])):
         with pytest.raises(InvalidRequest, match=r": ask"):
             call()
     conversation.ask("hello")
     with pytest.raises(InvalidRequest, match="no answer"):
-        conversation.retry()
+        conversation.undo_answer()
     conversation.answer("x", [])
     with pytest.raises(InvalidRequest, match="no question"):
         conversation.prompt()
@@ -264,22 +265,22 @@ def test_what_has_no_question_or_no_answer(talk):
     assert [m["content"] for m in conversation.messages] == ["hello", "x"]
 
 
-def test_what_is_no_text_is_not_asked(talk):
-    conversation = talk()
+def test_invalid_unicode_is_not_added(make_conversation):
+    conversation = make_conversation()
     with pytest.raises(InvalidRequest, match="no Unicode"):
         conversation.ask("a\ud800")
     assert conversation.messages == []
     conversation.ask("a\udcff")
 
 
-def test_the_system_message(talk):
-    conversation = talk()
+def test_the_system_message(make_conversation):
+    conversation = make_conversation()
     assert conversation.system is None
     conversation.ask("hello")
     conversation.answer("hi", [FIRST_BYTE + byte for byte in b"hi"])
-    assert conversation.said
+    assert conversation.answer_tokens
     conversation.system = "Be brief."
-    assert conversation.said == {}
+    assert conversation.answer_tokens == {}
     assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant"]
     tokens = conversation.ask("more")
     assert text_of(conversation, tokens) == rendered(conversation)
@@ -288,12 +289,12 @@ def test_the_system_message(talk):
     assert text_of(conversation, conversation.prompt()) == rendered(conversation)
     conversation.clear()
     assert conversation.messages == [{"role": "system", "content": "Be long."}]
-    assert conversation.withdraw() is None
+    assert conversation.undo() is None
     conversation.system = None
     assert conversation.messages == []
 
 
-def test_a_template_that_knows_no_system_message(talk, models):
+def test_a_template_without_system_messages(make_conversation, models):
     stand_in = SimpleNamespace(
         path=models["main"].path,
         vocabulary=models["main"].vocabulary,
@@ -307,23 +308,23 @@ def test_a_template_that_knows_no_system_message(talk, models):
     assert conversation.prompt()
 
 
-def test_forgetting_the_oldest(talk):
-    conversation = talk("gemma")
+def test_dropping_the_oldest_messages(make_conversation):
+    conversation = make_conversation("gemma")
     conversation.system = "Be brief."
-    assert conversation.forget_oldest() == 0
+    assert conversation.drop_oldest() == 0
     for number in range(3):
         conversation.ask(f"question {number}")
-        assert conversation.forget_oldest() == (2 if number else 0)
+        assert conversation.drop_oldest() == (2 if number else 0)
         assert text_of(conversation, conversation.prompt()) == rendered(conversation)
         conversation.answer(f"answer {number}", [FIRST_BYTE + byte for byte in f"answer {number}".encode()])
-        assert conversation.said
-    assert conversation.forget_oldest() == 0
+        assert conversation.answer_tokens
+    assert conversation.drop_oldest() == 0
     assert [m["content"] for m in conversation.messages] == ["Be brief.", "question 2", "answer 2"]
     conversation.ask("question 3")
-    assert conversation.said
-    conversation.forget_oldest()
-    conversation.answer("x", [FIRST_BYTE + ord("x")])  # to a prompt that nobody has read
-    assert conversation.said == {}
+    assert conversation.answer_tokens
+    conversation.drop_oldest()
+    conversation.answer("x", [FIRST_BYTE + ord("x")])  # the prompt was not tokenized again
+    assert conversation.answer_tokens == {}
 
 
 OPERATIONS = st.one_of(
@@ -333,7 +334,7 @@ OPERATIONS = st.one_of(
         st.lists(st.one_of(st.integers(FIRST_BYTE, 600), st.just(HIDDEN), st.integers(195, 240)), max_size=8),
         st.integers(0, 12),
     ),
-    st.tuples(st.sampled_from(["withdraw", "retry", "clear", "forget_oldest", "reload"])),
+    st.tuples(st.sampled_from(["undo", "undo_answer", "clear", "drop_oldest", "reload"])),
     st.tuples(st.just("system"), st.sampled_from([None, "", "Be brief."])),
 )
 
@@ -349,8 +350,8 @@ OPERATIONS = st.one_of(
         ("system", None),
     ],
 )
-def test_whatever_is_done_the_tokens_are_those_of_the_messages(talk, tmp_path_factory, template, operations):
-    conversation = talk(template)
+def test_the_tokens_always_spell_the_messages(make_conversation, tmp_path_factory, template, operations):
+    conversation = make_conversation(template)
     vocabulary = conversation.model.vocabulary
     messages, asked, path = [], None, tmp_path_factory.getbasetemp() / "any.json"
     for name, *given_ in operations:
@@ -371,23 +372,23 @@ def test_whatever_is_done_the_tokens_are_those_of_the_messages(talk, tmp_path_fa
                 conversation.prompt()
                 conversation.answer(content, tokens)
                 messages.append({"role": "assistant", "content": content})
-            case "retry":
+            case "undo_answer":
                 if not messages or messages[-1]["role"] != "assistant":
                     continue
-                tokens = conversation.retry()
+                tokens = conversation.undo_answer()
                 assert asked is None or tokens == asked
                 messages.pop()
-            case "withdraw":
+            case "undo":
                 questions = [i for i, m in enumerate(messages) if m["role"] == "user"]
                 asked = None
-                assert conversation.withdraw() == (messages[questions[-1]]["content"] if questions else None)
+                assert conversation.undo() == (messages[questions[-1]]["content"] if questions else None)
                 messages = messages[: questions[-1]] if questions else messages
             case "clear":
                 conversation.clear()
                 messages = [m for m in messages if m["role"] == "system"]
-            case "forget_oldest":
+            case "drop_oldest":
                 questions = [i for i, m in enumerate(messages) if m["role"] == "user"]
-                asked, n = None, conversation.forget_oldest()
+                asked, n = None, conversation.drop_oldest()
                 first = int(bool(messages) and messages[0]["role"] == "system")
                 assert n == (questions[1] - first if len(questions) > 1 else 0)
                 messages = messages[:first] + messages[first + n :]
@@ -398,75 +399,75 @@ def test_whatever_is_done_the_tokens_are_those_of_the_messages(talk, tmp_path_fa
                     messages.insert(0, {"role": "system", "content": given_[0]})
             case "reload":
                 saved_chat.save(conversation, path)
-                again = saved_chat.load(path, conversation.model, conversation.template)
-                assert again.messages == conversation.messages
-                if messages and messages[-1]["role"] != "user":  # tokens are what they were, too
-                    assert again.ask("more") == conversation.ask("more")
-                    again.withdraw(), conversation.withdraw()
-                conversation = again
+                loaded = saved_chat.load(path, conversation.model, conversation.template)
+                assert loaded.messages == conversation.messages
+                if messages and messages[-1]["role"] != "user":  # the tokens are the same, too
+                    assert loaded.ask("more") == conversation.ask("more")
+                    loaded.undo(), conversation.undo()
+                conversation = loaded
         assert conversation.messages == messages, before
         if messages and messages[-1]["role"] == "user":
             assert text_of(conversation, conversation.prompt()) == rendered(conversation)
 
 
-# What a session reads of them
+# Tokens that a session reads
 
 
 def counted(session, prompt, n, **kwargs):
-    """An answer's text and tokens, its last event, and how many tokens main and draft read before it began."""
+    """An answer's text and tokens, its last event, and the tokens both models read before the first was generated."""
     calls = []
     for context in (session.main, session.draft):
-        grow, seen = type(context).decode_tree, []
+        decode_tree, seen = type(context).decode_tree, []
 
-        def counting(tokens, parents, n_logits=None, context=context, grow=grow, seen=seen):
+        def counting(tokens, parents, n_logits=None, context=context, decode_tree=decode_tree, seen=seen):
             seen.append(len(tokens))
-            return grow(context, tokens, parents, n_logits)
+            return decode_tree(context, tokens, parents, n_logits)
 
         context.decode_tree = counting
         calls.append(seen)
-    how = {"sampling": GREEDY, "policy": "fixed", "max_tokens": n} | kwargs
-    said, text, read = [], "", None
-    for event in session.generate(prompt, GenerationSettings(**how)):
+    options = {"sampling": GREEDY, "policy": "fixed", "max_tokens": n} | kwargs
+    generated, text, read = [], "", None
+    for event in session.generate(prompt, GenerationSettings(**options)):
         if isinstance(event, Prefilled):
             read = [sum(seen) for seen in calls]
         elif isinstance(event, Text):
-            said += event.tokens
+            generated += event.tokens
         if isinstance(event, (Text, Done)):
             text += event.text
     assert read[0] == event.statistics.prompt_n
-    return text, said, event, read
+    return text, generated, event, read
 
 
 @pytest.mark.parametrize(
     ("template", "model"), [("chatml", "main"), ("default system", "ending"), ("gemma", "main")]
 )
-def test_a_long_chat_reads_only_what_is_new(talk, models, make_context, template, model):
-    """Of both models, after answers that ended by themselves and such that were cut."""
+def test_a_long_chat_reads_only_new_tokens(make_conversation, models, make_context, template, model):
+    """In both models, after complete answers and after answers that max_tokens cut."""
     session = Session(*(make_context(models[name], n_ctx=4096) for name in (model, "draft")))
-    conversation = talk(template, model)
+    conversation = make_conversation(template, model)
     held, reasons, turn = 0, set(), 0
     while held < 2000:
         turn += 1
         prompt = conversation.ask(f"question {turn}: " + "how many people " * (turn % 5))
-        text, said, done, (main, draft) = counted(session, prompt, 90 + turn)
+        text, generated, done, (main, draft) = counted(session, prompt, 90 + turn)
         new = len(prompt) - held
-        # Main has not read the last token of an answer that was cut, the draft the last three; the last of a prompt is
-        # read by the first step.
+        # After a cut answer the main model lacks its last token, the draft model the last three. The last token
+        # of a prompt is read by the first step.
         assert main <= new
         assert draft <= new + 2
-        assert template == "gemma" or main >= new - 1  # the count itself is no fake
-        conversation.answer(text, said)
+        assert template == "gemma" or main >= new - 1  # so that the count itself is tested
+        conversation.answer(text, generated)
         reasons.add(done.reason)
-        trimmed = template == "gemma" and text != text.strip()
-        held = len(prompt) + (0 if trimmed else len(said))
+        stripped = template == "gemma" and text != text.strip()
+        held = len(prompt) + (0 if stripped else len(generated))
     assert reasons >= ({"length"} if model == "main" else {"stop"})
     warm = {"sampling": SamplingSettings(1.0), "seed": 7}
-    prompt = conversation.retry()
-    text, said, _, (main, draft) = counted(session, prompt, 50, **warm)
+    prompt = conversation.undo_answer()
+    text, generated, _, (main, draft) = counted(session, prompt, 50, **warm)
     assert main <= 1
     assert draft <= 1
-    conversation.answer(text, said)
-    conversation.withdraw()
+    conversation.answer(text, generated)
+    conversation.undo()
     other = conversation.ask("which way?")
     _, _, _, (main, draft) = counted(session, other, 50)
     new = len(other) - next(i for i, (a, b) in enumerate(zip(other, prompt, strict=False)) if a != b)
@@ -475,38 +476,38 @@ def test_a_long_chat_reads_only_what_is_new(talk, models, make_context, template
     assert draft <= new + 2
 
 
-def test_an_answer_cut_by_a_stop_string_is_read_again_only_there(talk, models, make_context):
+def test_after_a_stop_string_only_the_cut_tokens_are_read_again(make_conversation, models, make_context):
     session = Session(*(make_context(models[name], n_ctx=512) for name in ("main", "draft")))
-    conversation = talk()
+    conversation = make_conversation()
     prompt = conversation.ask("hello " * 20)
     whole, _, _, _ = counted(session, prompt, 40)
-    text, said, done, _ = counted(session, prompt, 40, stops=[whole[60:64]])
+    text, generated, done, _ = counted(session, prompt, 40, stops=[whole[60:64]])
     assert done.reason == "stop"
     assert len(text) >= 30
-    conversation.answer(text, said)
+    conversation.answer(text, generated)
     prompt2 = conversation.ask("more")
     _, _, _, (main, draft) = counted(session, prompt2, 5)
-    new = len(prompt2) - len(prompt) - len(said)
+    new = len(prompt2) - len(prompt) - len(generated)
     assert main <= new + 4
     assert draft <= new + 5
 
 
-def test_two_hundred_turns_keep_memory_and_sequences(talk, models, make_context):
-    """With going back, and trees; what is resident after the first fifty is resident at the end."""
+def test_two_hundred_turns_leak_no_memory_and_no_sequences(make_conversation, models, make_context):
+    """With undo, trees and beams; the resident memory after fifty turns is that of the end."""
     session = Session(*(make_context(models[name], n_ctx=512, max_branches=16) for name in ("main", "draft")))
-    conversation, sizes = talk(), []
+    conversation, sizes = make_conversation(), []
     for turn in range(200):
         prompt = conversation.ask(f"question {turn}") if turn % 3 else (
-            conversation.retry() if turn % 2 and conversation.messages else conversation.ask("again")
+            conversation.undo_answer() if turn % 2 and conversation.messages else conversation.ask("again")
         )  # fmt: skip
         while len(prompt) > 400:
-            conversation.forget_oldest()
+            conversation.drop_oldest()
             prompt = conversation.prompt()
         shape = ["chain", "tree", "beam"][turn % 3]
-        text, said, _, _ = counted(session, prompt, 8, shape=shape, tree_nodes=8, seed=turn)
-        conversation.answer(text, said)
+        text, generated, _, _ = counted(session, prompt, 8, shape=shape, tree_nodes=8, seed=turn)
+        conversation.answer(text, generated)
         if turn % 7 == 6:
-            conversation.withdraw()
+            conversation.undo()
         if turn == 199 or (turn >= 50 and turn % 25 == 0):
             gc.collect()
             sizes.append(psutil.Process().memory_info().rss)
@@ -520,9 +521,9 @@ def test_two_hundred_turns_keep_memory_and_sequences(talk, models, make_context)
 
 
 @pytest.fixture
-def saved(talk, tmp_path):
-    """A file, and the conversation in it."""
-    conversation, path = talk(), tmp_path / "chat.json"
+def saved(make_conversation, tmp_path):
+    """A file and the conversation in it."""
+    conversation, path = make_conversation(), tmp_path / "chat.json"
     conversation.system = "Be brief."
     conversation.ask("hello")
     conversation.answer("the\udcff", [*(FIRST_BYTE + byte for byte in b"the"), FIRST_BYTE + 255])
@@ -536,62 +537,62 @@ def load(path, conversation):
     return saved_chat.load(path, conversation.model, conversation.template)
 
 
-def test_a_file_brings_text_and_tokens_back(saved):
+def test_loading_restores_text_and_tokens(saved):
     path, conversation = saved
-    again = load(path, conversation)
-    assert again.messages == conversation.messages
-    assert again.said == conversation.said
-    assert len(again.said) == 2
-    assert again.ask("more") == conversation.ask("more")
+    loaded = load(path, conversation)
+    assert loaded.messages == conversation.messages
+    assert loaded.answer_tokens == conversation.answer_tokens
+    assert len(loaded.answer_tokens) == 2
+    assert loaded.ask("more") == conversation.ask("more")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "ไทย 🙂" in path.read_text("utf-8")
     assert base64.b64decode(json.loads(path.read_bytes())["messages"][2]["bytes"]) == b"the\xff"
 
 
-def test_another_model_tokenizes_anew(saved, talk):
+def test_another_model_tokenizes_the_text(saved, make_conversation):
     path, conversation = saved
-    other = talk(model="other")
-    again = load(path, other)
-    assert again.messages == conversation.messages
-    text = rendered(again)[: -len("<|im_start|>assistant\n")]
-    tokens = again.ask("one two")
-    assert text_of(again, tokens) == rendered(again)
-    assert text_of(again, tokens).startswith(text)
+    other = make_conversation(model="other")
+    loaded = load(path, other)
+    assert loaded.messages == conversation.messages
+    text = rendered(loaded)[: -len("<|im_start|>assistant\n")]
+    tokens = loaded.ask("one two")
+    assert text_of(loaded, tokens) == rendered(loaded)
+    assert text_of(loaded, tokens).startswith(text)
     content = json.loads(path.read_bytes())
-    content["messages"][2]["said"]["tokens"][0] = 1 << 30
+    content["messages"][2]["generated"]["tokens"][0] = 1 << 30
     path.write_text(json.dumps(content))
-    assert load(path, other).said == {}
+    assert load(path, other).answer_tokens == {}
 
 
-@pytest.mark.parametrize("at", [0, 1, 5, 10**9])
-def test_tokens_that_do_not_spell_the_text_are_left_out(saved, at):
-    path, conversation = saved
-    content = json.loads(path.read_bytes())
-    content["messages"][2]["said"]["at"] = at
-    path.write_text(json.dumps(content))
-    again = load(path, conversation)
-    assert again.said == {}
-    tokens = again.ask("more")
-    assert text_of(again, tokens) == rendered(again)
-
-
-def test_two_answers_in_one_place(saved):
+@pytest.mark.parametrize("offset", [0, 1, 5, 10**9])
+def test_tokens_that_do_not_spell_the_text_are_ignored(saved, offset):
     path, conversation = saved
     content = json.loads(path.read_bytes())
-    content["messages"][4]["said"] = content["messages"][2]["said"]
+    content["messages"][2]["generated"]["offset"] = offset
     path.write_text(json.dumps(content))
-    again = load(path, conversation)
-    assert list(again.said) == [2]
-    assert text_of(again, again.ask("more")) == rendered(again)
+    loaded = load(path, conversation)
+    assert loaded.answer_tokens == {}
+    tokens = loaded.ask("more")
+    assert text_of(loaded, tokens) == rendered(loaded)
 
 
-def test_an_edited_answer_is_tokenized_anew(saved):
+def test_two_answers_at_the_same_offset(saved):
+    path, conversation = saved
+    content = json.loads(path.read_bytes())
+    content["messages"][4]["generated"] = content["messages"][2]["generated"]
+    path.write_text(json.dumps(content))
+    loaded = load(path, conversation)
+    assert list(loaded.answer_tokens) == [2]
+    assert text_of(loaded, loaded.ask("more")) == rendered(loaded)
+
+
+def test_an_edited_answer_is_tokenized(saved):
     path, conversation = saved
     path.write_text(path.read_text("utf-8").replace('"time"', '"tide"'), encoding="utf-8")
-    again = load(path, conversation)
-    assert again.messages[-1]["content"] == "tide"
-    assert list(again.said) == [2]
-    assert text_of(again, again.ask("more")) == rendered(again)
+    loaded = load(path, conversation)
+    assert loaded.messages[-1]["content"] == "tide"
+    assert list(loaded.answer_tokens) == [2]
+    assert text_of(loaded, loaded.ask("more")) == rendered(loaded)
 
 
 @pytest.mark.parametrize(
@@ -608,45 +609,45 @@ def test_an_edited_answer_is_tokenized_anew(saved):
         (lambda c: c | {"messages": [{"role": "user", "content": "a\ud800"}]}, "no Unicode|unicode"),
         (lambda c: c | {"messages": [{"role": "user", "content": "", "bytes": "ä"}]}, "base64"),
         (lambda c: c | {"messages": [{"role": "user", "content": "", "bytes": "7YCA7aCA!"}]}, "base64"),
-        (lambda c: c | {"messages": [c["messages"][2] | {"said": {"at": -1, "tokens": []}}]}, r"at: "),
-        (lambda c: c | {"messages": [c["messages"][2] | {"said": {"at": 1, "tokens": [-5]}}]}, "tokens"),
-        (lambda c: c | {"messages": [c["messages"][2] | {"said": {"at": 1, "tokens": [1.5]}}]}, "tokens"),
-        (lambda c: [c], "no saved conversation"),
-        (lambda c: 5, "no saved conversation"),
+        (lambda c: c | {"messages": [c["messages"][2] | {"generated": {"offset": -1, "tokens": []}}]}, r"offset: "),
+        (lambda c: c | {"messages": [c["messages"][2] | {"generated": {"offset": 1, "tokens": [-5]}}]}, "tokens"),
+        (lambda c: c | {"messages": [c["messages"][2] | {"generated": {"offset": 1, "tokens": [1.5]}}]}, "tokens"),
+        (lambda c: [c], "not a saved conversation"),
+        (lambda c: 5, "not a saved conversation"),
     ],
 )  # fmt: skip
-def test_files_that_people_have_changed(saved, change, match):
+def test_invalid_files(saved, change, match):
     path, conversation = saved
     path.write_text(json.dumps(change(json.loads(path.read_bytes()))))
-    with pytest.raises(InvalidRequest, match=match) as told:
+    with pytest.raises(InvalidRequest, match=match) as caught:
         load(path, conversation)
-    assert "\n" not in str(told.value)
-    assert len(str(told.value)) < 500
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"\x00" * 100, b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b"NaN", b"GGUF"],
 )  # fmt: skip
-def test_what_is_no_conversation_at_all(saved, content):
+def test_files_without_a_conversation(saved, content):
     path, conversation = saved
     path.write_bytes(content)
-    with pytest.raises(InvalidRequest, match=r"no JSON|no saved conversation") as told:
+    with pytest.raises(InvalidRequest, match=r"not JSON|not a saved conversation") as caught:
         load(path, conversation)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_every_truncation_is_told(saved):
+def test_every_truncation_is_an_error(saved):
     path, conversation = saved
     whole = path.read_bytes()
     for n in range(len(whole) - 2):
         path.write_bytes(whole[:n])
-        with pytest.raises(InvalidRequest, match="no JSON"):
+        with pytest.raises(InvalidRequest, match="not JSON"):
             load(path, conversation)
 
 
 def test_a_large_file(saved):
-    """10 MB are read; 70 are not."""
+    """10 MB are accepted, 70 MB are not."""
     path, conversation = saved
     content = json.loads(path.read_bytes())
     content["messages"] += [
@@ -661,14 +662,14 @@ def test_a_large_file(saved):
         load(path, conversation)
 
 
-def test_places_that_cannot_be_written_or_read(saved, tmp_path):
+def test_paths_that_cannot_be_written_or_read(saved, tmp_path):
     path, conversation = saved
     before = path.read_bytes()
-    for wrong in (tmp_path, path / "x", tmp_path / ("x" * 300)):
+    for invalid in (tmp_path, path / "x", tmp_path / ("x" * 300)):
         with pytest.raises(InvalidRequest, match=r": (give|check)"):
-            saved_chat.save(conversation, wrong)
+            saved_chat.save(conversation, invalid)
         with pytest.raises(InvalidRequest, match=r": (give|check)"):
-            load(wrong, conversation)
+            load(invalid, conversation)
     with pytest.raises(InvalidRequest, match="does not exist"):
         load(tmp_path / "missing", conversation)
     assert path.read_bytes() == before

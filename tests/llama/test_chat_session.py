@@ -1,12 +1,13 @@
-"""A chat as a library: what becomes of half answers, of second ones, and of a full context."""
+"""ChatSession: interrupted answers, regenerated answers, a full context, and saving."""
 
 import itertools
 from dataclasses import replace
 
 import pytest
 
-from spec_local.chat.chat_session import ChatSession, Forgotten, state_of
-from spec_local.chat.conversation import ChatTemplate, Conversation
+from spec_local.chat.chat_session import ChatSession, MessagesDropped, state_path
+from spec_local.chat.conversation import Conversation
+from spec_local.chat.template import ChatTemplate
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Prefilled
 from spec_local.errors import ContextOverflow, InvalidRequest
@@ -30,241 +31,241 @@ def text_of(events):
     return "".join(event.text for event in events if isinstance(event, (Text, Done)))
 
 
-def after(n):
-    """A `cancelled` that says yes from its n-th call on."""
+def cancelled_at_call(n):
+    """A `cancelled` callback that returns True from its n-th call on."""
     count = itertools.count(1)
     return lambda: next(count) >= n
 
 
-def test_an_answer_becomes_part_of_the_conversation(chat):
+def test_an_answer_is_added_to_the_conversation(chat):
     c = chat()
-    said = text_of(c.say("hello"))
+    answer = text_of(c.send("hello"))
     assert c.conversation.messages == [
         {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": said},
+        {"role": "assistant", "content": answer},
     ]
 
 
-def test_of_a_second_turn_only_the_new_is_read(chat):
+def test_a_second_turn_reads_only_new_tokens(chat):
     c = chat()
-    list(c.say("hello " * 20))
-    known = len(c.session.main.cached)
-    (prefilled,) = (event for event in c.say("and?") if isinstance(event, Prefilled))
-    assert prefilled.statistics.cached_n == known
-    list(c.again())
-    (prefilled,) = (event for event in c.again() if isinstance(event, Prefilled))
+    list(c.send("hello " * 20))
+    n_cached = len(c.session.main.cached)
+    (prefilled,) = (event for event in c.send("and?") if isinstance(event, Prefilled))
+    assert prefilled.statistics.cached_n == n_cached
+    list(c.regenerate())
+    (prefilled,) = (event for event in c.regenerate() if isinstance(event, Prefilled))
     assert prefilled.statistics.prompt_n == 0
 
 
 @pytest.mark.parametrize("stop", ["cancel", "close"])
-def test_half_an_answer_stays(chat, stop):
-    whole = text_of(chat().say("hello"))
+def test_an_interrupted_answer_is_kept(chat, stop):
+    whole = text_of(chat().send("hello"))
     c = chat()
     if stop == "cancel":
-        said = text_of(c.say("hello", cancelled=after(4)))
+        part = text_of(c.send("hello", cancelled=cancelled_at_call(4)))
     else:
-        events = c.say("hello")
-        said = text_of(itertools.islice(events, 3))
+        events = c.send("hello")
+        part = text_of(itertools.islice(events, 3))
         events.close()
-    assert said
-    assert whole.startswith(said)
-    assert said != whole
-    assert c.conversation.messages[-1] == {"role": "assistant", "content": said}
+    assert part
+    assert whole.startswith(part)
+    assert part != whole
+    assert c.conversation.messages[-1] == {"role": "assistant", "content": part}
 
 
-def test_if_nothing_was_said_all_is_as_before(chat):
+def test_without_output_the_conversation_is_unchanged(chat):
     c = chat()
-    text_of(c.say("hello"))
+    text_of(c.send("hello"))
     before = list(c.conversation.messages)
-    for ask in (lambda: c.say("more", cancelled=lambda: True), lambda: c.again(cancelled=lambda: True)):
+    for ask in (lambda: c.send("more", cancelled=lambda: True), lambda: c.regenerate(cancelled=lambda: True)):
         assert text_of(ask()) == ""
         assert c.conversation.messages == before
     with pytest.raises(ContextOverflow):
-        list(c.say("words " * 600))
+        list(c.send("words " * 600))
     assert c.conversation.messages == before
     with pytest.raises(InvalidRequest):
-        list(c.say("lone \ud900 surrogate"))
+        list(c.send("lone \ud900 surrogate"))
     assert c.conversation.messages == before
 
 
-def test_again_needs_an_answer(chat):
+def test_regenerate_needs_an_answer(chat):
     c = chat()
     with pytest.raises(InvalidRequest, match="no answer"):
-        list(c.again())
+        list(c.regenerate())
 
 
-def test_with_a_seed_each_again_draws_with_the_next(chat):
+def test_regenerate_adds_1_to_the_seed(chat):
     def settings(seed):
         return GenerationSettings(seed=seed, max_tokens=12)
 
-    alone = [text_of(chat(settings(seed)).say("hello")) for seed in (5, 6, 7)]
+    alone = [text_of(chat(settings(seed)).send("hello")) for seed in (5, 6, 7)]
     assert len(set(alone)) == 3
     c = chat(settings(5))
-    assert [text_of(c.say("hello")), text_of(c.again()), text_of(c.again())] == alone
-    c.conversation.withdraw()
-    assert text_of(c.say("hello")) == alone[0]  # a new question begins with the seed itself
+    assert [text_of(c.send("hello")), text_of(c.regenerate()), text_of(c.regenerate())] == alone
+    c.conversation.undo()
+    assert text_of(c.send("hello")) == alone[0]  # a new question uses the seed itself
 
 
-def test_a_context_that_is_full_ends_an_answer(chat):
+def test_a_full_context_ends_an_answer(chat):
     endless = GenerationSettings(sampling=SamplingSettings(temperature=0), policy="fixed")
     c = chat(endless, n_ctx=96)
-    *_, done = c.say("hello")
+    *_, done = c.send("hello")
     assert done.reason == "context"
     with pytest.raises(ContextOverflow):
-        list(c.say("more"))
+        list(c.send("more"))
     assert len(c.conversation.messages) == 2
 
 
-def test_a_context_that_is_full_forgets_the_oldest(chat):
-    c = chat(n_ctx=160, when_full="forget")
+def test_a_full_context_drops_the_oldest_messages(chat):
+    c = chat(n_ctx=160, when_full="drop-oldest")
     c.conversation.system = "Be brief."
-    forgotten = 0
+    n_dropped = 0
     for turn in range(12):
-        for event in c.say(f"question {turn}"):
-            if isinstance(event, Forgotten):
-                forgotten += event.n_messages
+        for event in c.send(f"question {turn}"):
+            if isinstance(event, MessagesDropped):
+                n_dropped += event.n_messages
         assert c.conversation.system == "Be brief."
         assert c.conversation.messages[-2]["content"] == f"question {turn}"
-    assert forgotten > 4
-    assert len(c.conversation.messages) == 1 + 2 * 12 - forgotten
+    assert n_dropped > 4
+    assert len(c.conversation.messages) == 1 + 2 * 12 - n_dropped
 
 
-def test_forgetting_keeps_what_was_read_of_the_system_message(chat):
-    c = chat(n_ctx=200, when_full="forget")
+def test_dropping_messages_keeps_the_system_message_in_the_kv_cache(chat):
+    c = chat(n_ctx=200, when_full="drop-oldest")
     c.conversation.system = "word " * 12
     for turn in range(20):
-        events = list(c.say(f"question {turn}"))
-        if any(isinstance(event, Forgotten) for event in events):
+        events = list(c.send(f"question {turn}"))
+        if any(isinstance(event, MessagesDropped) for event in events):
             break
     (prefilled,) = (event for event in events if isinstance(event, Prefilled))
     assert prefilled.statistics.cached_n > 20
     assert prefilled.statistics.prompt_n > 20
 
 
-def test_an_answer_goes_on_after_forgetting(chat):
-    """In the middle of an answer: no token is lost, and max_tokens counts all of it."""
-    c = chat(n_ctx=200, when_full="forget")
-    list(c.say("one"))
-    list(c.say("two"))
+def test_an_answer_continues_after_messages_are_dropped(chat):
+    """In the middle of an answer no token is lost, and max_tokens limits the whole answer."""
+    c = chat(n_ctx=200, when_full="drop-oldest")
+    list(c.send("one"))
+    list(c.send("two"))
     c.settings = replace(GREEDY, max_tokens=150)
-    events = list(c.say("three"))
+    events = list(c.send("three"))
     kinds = [type(event) for event in events]
-    assert Text in kinds[: kinds.index(Forgotten)]
-    said = [token for event in events if isinstance(event, Text) for token in event.tokens]
-    assert len(said) == 150
-    n_before = sum(len(e.tokens) for e in events[: kinds.index(Forgotten)] if isinstance(e, Text))
+    assert Text in kinds[: kinds.index(MessagesDropped)]
+    generated = [token for event in events if isinstance(event, Text) for token in event.tokens]
+    assert len(generated) == 150
+    n_before = sum(len(e.tokens) for e in events[: kinds.index(MessagesDropped)] if isinstance(e, Text))
     _, second = (event.statistics for event in events if isinstance(event, Prefilled))
     n_prompt = second.cached_n + second.prompt_n + 1  # the last token is read with the first step
-    assert n_prompt == len(c.conversation.retry()) + n_before
-    c.conversation.answer(text_of(events), said)
+    assert n_prompt == len(c.conversation.undo_answer()) + n_before
+    c.conversation.answer(text_of(events), generated)
     (done,) = (event for event in events if isinstance(event, Done))
     assert done.reason == "length"
-    figures = done.statistics  # of the whole answer
-    assert figures.predicted_n == 150
-    assert figures.n_steps == sum(figures.steps_by.values()) > 150 / 5
-    assert figures.draft_n_accepted == sum(figures.accepted_at)
+    statistics = done.statistics  # of the whole answer
+    assert statistics.predicted_n == 150
+    assert statistics.n_steps == sum(statistics.steps_by.values()) > 150 / 5
+    assert statistics.draft_n_accepted == sum(statistics.accepted_at)
     first, second = (event.statistics for event in events if isinstance(event, Prefilled))
-    assert figures.prompt_n == first.prompt_n + second.prompt_n
-    assert figures.cached_n == first.cached_n
-    assert figures.profile["main model"] > second.profile["main model"] > 0
+    assert statistics.prompt_n == first.prompt_n + second.prompt_n
+    assert statistics.cached_n == first.cached_n
+    assert statistics.profile["main model"] > second.profile["main model"] > 0
     assert c.conversation.messages[-1]["content"] == text_of(events)
-    assert c.session.main.model.vocabulary.detokenize(said) == text_of(events)
+    assert c.session.main.model.vocabulary.detokenize(generated) == text_of(events)
     assert [m["content"] for m in c.conversation.messages if m["role"] == "user"] == ["three"]
 
 
-def test_a_cut_character_is_not_lost_when_the_context_is_full(chat):
-    """What may yet become a character is not said at once, and the answer goes on in another call."""
-    c = chat(n_ctx=200, when_full="forget")
-    list(c.say("one"))
-    list(c.say("two"))
+def test_no_partial_character_is_lost_when_the_context_is_full(chat):
+    """The text of an incomplete character is held back, and the answer continues in another `generate` call."""
+    c = chat(n_ctx=200, when_full="drop-oldest")
+    list(c.send("one"))
+    list(c.send("two"))
     byte = next(t for t in range(300) if c.session.main.model.vocabulary.piece(t) == b"\xf0")
     sampling = replace(GREEDY.sampling, logit_bias={byte: 1e3})
     c.settings = replace(GREEDY, max_tokens=150, sampling=sampling)
-    events = list(c.say("three"))
-    assert any(isinstance(event, Forgotten) for event in events)
+    events = list(c.send("three"))
+    assert any(isinstance(event, MessagesDropped) for event in events)
     assert text_of(events) == "\udcf0" * 150
 
 
 @pytest.mark.parametrize("more", [{"stops": ["never"]}, {"grammar": "root ::= [a-z ]+"}], ids=str)
-def test_an_answer_that_must_be_followed_from_its_beginning_ends_where_the_context_does(chat, more):
-    c = chat(n_ctx=200, when_full="forget")
-    list(c.say("one"))
-    list(c.say("two"))
+def test_with_a_grammar_or_stop_strings_an_answer_ends_where_the_context_does(chat, more):
+    c = chat(n_ctx=200, when_full="drop-oldest")
+    list(c.send("one"))
+    list(c.send("two"))
     c.settings = replace(GREEDY, max_tokens=150, **more)
-    events = list(c.say("three"))
-    assert not any(isinstance(event, Forgotten) for event in events)
+    events = list(c.send("three"))
+    assert not any(isinstance(event, MessagesDropped) for event in events)
     assert events[-1].reason == "context"
-    list(c.say("four"))  # but the next question has room again
+    list(c.send("four"))  # messages are dropped before the next answer
     assert c.conversation.messages[0]["content"] != "one"
 
 
-def test_after_forgetting_chance_is_another(chat):
-    """Places of the text come again, and with them the randomness of a seed."""
+def test_dropping_messages_changes_the_random_numbers(chat):
+    """Positions repeat, and with the same seed so would their random numbers."""
 
-    def answer(forgotten):
+    def answer(n_drops):
         c = chat(GenerationSettings(seed=1, max_tokens=12))
-        c._forgettings = forgotten
-        return text_of(c.say("hello"))
+        c._n_drops = n_drops
+        return text_of(c.send("hello"))
 
     assert answer(0) != answer(1)
-    c = chat(GenerationSettings(seed=1, max_tokens=12), n_ctx=160, when_full="forget")
+    c = chat(GenerationSettings(seed=1, max_tokens=12), n_ctx=160, when_full="drop-oldest")
     for turn in range(12):
-        list(c.say(f"question {turn}"))
-    assert c._forgettings > 0
+        list(c.send(f"question {turn}"))
+    assert c._n_drops > 0
 
 
-def test_an_answer_begins_with_its_first_event(chat):
+def test_nothing_happens_before_the_first_event_is_read(chat):
     c = chat()
-    c.say("never read")
+    c.send("never read")
     assert c.conversation.messages == []
-    list(c.say("one"))
-    c.again()
+    list(c.send("one"))
+    c.regenerate()
     assert len(c.conversation.messages) == 2
 
 
 def test_one_answer_at_a_time(chat):
     c = chat()
-    first = c.say("one")
+    first = c.send("one")
     next(first)
-    with pytest.raises(InvalidRequest, match="still being said"):
-        list(c.say("two"))
-    said = text_of(first)
-    assert c.conversation.messages[-1]["content"] == said
-    assert text_of(c.say("two"))
+    with pytest.raises(InvalidRequest, match="still being generated"):
+        list(c.send("two"))
+    answer = text_of(first)
+    assert c.conversation.messages[-1]["content"] == answer
+    assert text_of(c.send("two"))
 
 
-def test_a_conversation_that_was_kept_goes_on(chat, tmp_path):
-    path, notes = tmp_path / "talk.json", []
+def test_a_saved_conversation_continues(chat, tmp_path):
+    path, lines = tmp_path / "chat.json", []
     alone = chat()
-    whole = [text_of(alone.say("one")), text_of(alone.say("two"))]
+    whole = [text_of(alone.send("one")), text_of(alone.send("two"))]
     first = chat()
-    assert text_of(first.say("one")) == whole[0]
+    assert text_of(first.send("one")) == whole[0]
     size = first.save(path, with_state=True)
-    assert size == state_of(path).stat().st_size
-    again = chat()
-    n = again.load(path, notes.append)
+    assert size == state_path(path).stat().st_size
+    loaded = chat()
+    n = loaded.load(path, lines.append)
     assert n == len(first.session.main.cached) > 10
-    events = list(again.say("two"))
+    events = list(loaded.send("two"))
     assert text_of(events) == whole[1]
     (read,) = (event.statistics for event in events if isinstance(event, Prefilled))
     assert read.cached_n == n
-    assert notes == []
+    assert lines == []
 
 
-def test_a_state_of_another_conversation_is_not_counted(chat, tmp_path):
-    path, c = tmp_path / "talk.json", chat()
-    list(c.say("one"))
+def test_the_state_of_another_conversation_is_not_used(chat, tmp_path):
+    path, c = tmp_path / "chat.json", chat()
+    list(c.send("one"))
     c.save(path, with_state=True)
     c.conversation.clear()
-    list(c.say("something else altogether"))
+    list(c.send("something else altogether"))
     c.save(path)
-    assert c.load(path) < 8  # how every conversation begins
-    notes = []
-    state_of(path).write_bytes(b"rubbish")
-    c.load(path, notes.append)
-    assert "no saved state" in notes[0]
+    assert c.load(path) < 8  # the start of every conversation
+    lines = []
+    state_path(path).write_bytes(b"rubbish")
+    c.load(path, lines.append)
+    assert "no saved state" in lines[0]
 
 
-def test_when_full_must_be_known(chat):
-    with pytest.raises(InvalidRequest, match="give stop or forget"):
+def test_unknown_when_full(chat):
+    with pytest.raises(InvalidRequest, match="give stop or drop-oldest"):
         chat(when_full="explode")

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spec_local.chat.conversation import ChatTemplate, Conversation
+from spec_local.chat.conversation import Conversation
+from spec_local.chat.template import ChatTemplate
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.events import Prefilled
@@ -770,11 +771,11 @@ def test_conversations(make_session):
     text = conversation.template.render(conversation.messages)
     rendered = model.vocabulary.tokenize(text, add_special=True, parse_special=True)
     assert first == rendered
-    conversation.withdraw()
+    conversation.undo()
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
     assert conversation.ask("hello") == first
     conversation.answer("hi", [])
-    conversation.withdraw()  # a question goes with its answer
+    conversation.undo()  # a question goes with its answer
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
     assert conversation.ask("hello") == first
     # A stop string cut the text: the next turn must not contain the tokens after it.
@@ -783,7 +784,7 @@ def test_conversations(make_session):
     second = conversation.ask("more")
     assert second[len(first) : len(first) + 10] != tokens
     assert text[:3] in model.vocabulary.detokenize(second)
-    conversation.withdraw()
+    conversation.undo()
     conversation.clear()
     assert conversation.ask("hello") == first
     # What a person types may look like a control token, and a turn later it is still the same text.

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from spec_local.chat.conversation import ChatTemplate
+from spec_local.chat.template import ChatTemplate
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model

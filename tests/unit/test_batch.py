@@ -98,7 +98,7 @@ def test_lines_and_their_settings(read):
         ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "give one of them"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "user's"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: "),
-        ({"prompt": "a", "suffix": "b", "system": "c"}, "leave --system"),
+        ({"prompt": "a", "suffix": "b", "system": "c"}, "remove --system"),
     ],
 )
 def test_a_bad_line_is_told_with_its_place(read, line, what):
