@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest
+from spec_local.files import format_size
 from specdec_cli import completion, exits, render
 from specdec_cli.options import (
     CacheChoice,
@@ -118,12 +119,12 @@ def _percent(share: float) -> str:
 
 def _member(member: "ModelSummary") -> str:
     window = ", sliding window (its cache is kept whole)" if member.has_window else ""
-    return f"{member.path.name}: {member.description}, {_size(member.size)}{window}"
+    return f"{member.path.name}: {member.description}, {format_size(member.size)}{window}"
 
 
 def _memory(memory: "Memory", n_ctx: int) -> str:
-    parts = f"weights {_size(memory.weights)}, caches of {n_ctx} tokens {_size(memory.caches)}, all else {_size(memory.overhead)}"
-    return f"{_size(memory.needed)} needed ({parts}); {_size(memory.free)} free"
+    parts = f"weights {format_size(memory.weights)}, caches of {n_ctx} tokens {format_size(memory.caches)}, all else {format_size(memory.overhead)}"
+    return f"{format_size(memory.needed)} needed ({parts}); {format_size(memory.free)} free"
 
 
 def _prospects(several: "Sequence[ExpectedSpeedup]") -> list[tuple[str, str]]:
@@ -143,7 +144,3 @@ def _warnings(report: "Report") -> list[str]:
     if report.expected_speedups and not report.expected_speedups[-1].draft_length:
         lines.append("this draft costs too much next to main to pay: take a smaller one")
     return lines
-
-
-def _size(n: int) -> str:
-    return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"

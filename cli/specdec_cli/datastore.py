@@ -8,6 +8,7 @@ import typer
 from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest
+from spec_local.files import format_size
 from specdec_cli import exits, progress, render
 from specdec_cli.options import MainArgument, resolve
 
@@ -99,9 +100,7 @@ def clear(yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = Fals
             render.note("nothing is kept")
             return
         kept = [text_store.contents(folder) for folder in folders]
-        what = (
-            f"{_count(sum(each.n_texts for each in kept), 'text')} ({_size(sum(each.size for each in kept))})"
-        )
+        what = f"{_count(sum(each.n_texts for each in kept), 'text')} ({format_size(sum(each.size for each in kept))})"
         if not yes:
             if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
                 raise InvalidRequest(f"this would delete {what}: say --yes to do it")
@@ -120,7 +119,7 @@ def _described(kept: "Contents") -> str:
         ("models", ", ".join(kept.models)),
         ("texts", f"{kept.n_texts:,}"),
         ("tokens", f"{kept.n_tokens:,}"),
-        ("size", _size(kept.size)),
+        ("size", format_size(kept.size)),
         ("path", str(kept.folder)),
     ]
     return "".join(f"{name:<8}{text}\n" for name, text in rows)
@@ -128,7 +127,3 @@ def _described(kept: "Contents") -> str:
 
 def _count(n: int, what: str) -> str:
     return f"{n:,} {what}" + ("" if n == 1 else "s")
-
-
-def _size(n: int) -> str:
-    return f"{n / 1e6:.1f} MB"

@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from spec_local.errors import SpecLocalError
+from spec_local.files import format_size
 from specdec_cli import completion, draft_train, exits, render
 from specdec_cli.options import CacheChoice, KernelsChoice, KernelsOption, resolve
 
@@ -125,7 +126,7 @@ def _busy(what: str) -> Iterator[None]:
 
 def _expectation(copy: "CopyPlan", pair: list[str]) -> list[str]:
     lines = [
-        f"{copy.kind} copy: {copy.size / 1e6:.1f} MB, {copy.size_ratio:.2f} of the model's {copy.source_size / 1e6:.1f} MB"
+        f"{copy.kind} copy: {format_size(copy.size)}, {copy.size_ratio:.2f} of the model's {format_size(copy.source_size)}"
     ]
     if copy.expected_speedups is None:
         return [*lines, f"gain: unknown; after specdec tune {shlex.join(pair)} it is said here"]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from spec_local.files import format_size
 from specdec_cli import render
 
 if TYPE_CHECKING:
@@ -108,12 +109,12 @@ def report(made: "Made", recipe: "Recipe") -> list[str]:
     ]
     kept = sum(path.stat().st_size for path in recipe.folder.rglob("*") if path.is_file())
     return [
-        f"{'draft':<9} {made.name}, {made.size / 1e6:.1f} MB, {made.shape.n_vocab:,} tokens ({made.coverage:.1%} of what main writes)",
+        f"{'draft':<9} {made.name}, {format_size(made.size)}, {made.shape.n_vocab:,} tokens ({made.coverage:.1%} of what main writes)",
         f"{'learned':<9} {made.n_learned:,} tokens, of {made.n_written:,} that main wrote",
         f"{'cost':<9} a call takes {made.step:.3f} of main's",
         f"{'speed-up':<9} {pays}",
         *(f"{'tried':<9} {_tried(variant)}" for variant in made.runs),
-        f"{'kept':<9} {recipe.folder} ({kept / 1e6:.1f} MB), to go on with more --minutes: else delete it",
+        f"{'kept':<9} {recipe.folder} ({format_size(kept)}), to go on with more --minutes: else delete it",
         "",
         f"{'on texts held out':<18} {'foretold':>9} {'at temperature 1':>17} {'tokens':>9}",
         *(f"{name:<18} {s.agreement:>9.1%} {s.acceptance:>17.1%} {s.n:>9,}" for name, s in scores),

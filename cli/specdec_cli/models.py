@@ -9,6 +9,7 @@ import typer
 from typer import Argument, Option
 
 from spec_local.errors import DownloadError, InvalidRequest
+from spec_local.files import format_size
 from specdec_cli import completion, exits, render
 
 if TYPE_CHECKING:
@@ -146,11 +147,11 @@ def rm(
             raise DownloadError(f"the model {name} is not here: specdec models list shows which are")
         if not yes:
             if not sys.stdin.isatty() or not sys.stderr.isatty():
-                raise InvalidRequest(f"{name} would free {_size(size)}: say --yes to delete it")
-            if not typer.confirm(f"Delete {name} ({_size(size)})?", err=True):
+                raise InvalidRequest(f"{name} would free {format_size(size)}: say --yes to delete it")
+            if not typer.confirm(f"Delete {name} ({format_size(size)})?", err=True):
                 return
         catalog.remove(name)
-        render.note(f"deleted {name}: {_size(size)} freed")
+        render.note(f"deleted {name}: {format_size(size)} freed")
 
 
 def _members(name: str) -> list[str]:
@@ -167,7 +168,7 @@ def _state(name: str) -> str:
     if catalog.find(name):
         return "here"
     size = None if catalog.is_hub_name(name) else catalog.entry(name).size
-    return f"{_size(size)} to fetch" if size else "to fetch"
+    return f"{format_size(size)} to fetch" if size else "to fetch"
 
 
 def _facts(entry: "ModelEntry") -> dict[str, str]:
@@ -188,10 +189,6 @@ def _print(facts: dict[str, str]) -> None:
     for key, value in facts.items():
         for i, line in enumerate(value.splitlines()):
             typer.echo(f"{'' if i else key:12}{line}")
-
-
-def _size(n: int) -> str:
-    return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from spec_local.errors import DownloadError, InvalidRequest
+from spec_local.files import format_size
 from specdec_cli import completion
 
 if TYPE_CHECKING:
@@ -384,7 +385,7 @@ def resolve(name: str, fetch: str | None = None) -> Path:
     found = catalog.find(name)
     if not found:
         size = None if catalog.is_hub_name(name) else catalog.entry(name).size
-        told = f" ({size / 1e6:.0f} MB)" if size else ""
+        told = f" ({format_size(size)})" if size else ""
         raise DownloadError(f"the model {name}{told} is not here: run specdec models pull {fetch or name}")
     return found
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import ContextOverflow, SpecLocalError
+from spec_local.files import format_size
 from specdec_cli import answer_view, render
 from specdec_cli.chat_input import by_hand
 
@@ -140,11 +141,11 @@ class Talk:
         from spec_local.chat.chat_session import state_path
 
         if with_state and (size := self.session.state_size()) > _LARGE:
-            render.note(f"writing {size / 1e9:.1f} GB …")
+            render.note(f"writing {format_size(size)} …")
         size = self.chat.save(path, with_state=with_state)
         said = f"saved: {len(self.conversation.messages)} messages in {path}"
         if with_state:
-            said += f", and what was read of them in {state_path(path)} ({size / 1e6:.1f} MB)"
+            said += f", and what was read of them in {state_path(path)} ({format_size(size)})"
         render.note(said)
 
     def load(self, path: Path) -> None:

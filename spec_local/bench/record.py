@@ -13,7 +13,7 @@ import psutil
 
 import spec_local
 from spec_local import kernels, machine
-from spec_local.files import sha256
+from spec_local.files import format_size, sha256
 from spec_local.llama import runtime
 from spec_local.llama.context import default_threads
 from spec_local.session import Session
@@ -34,7 +34,7 @@ def record(
             path = context.model.path
             size = path.stat().st_size
             if size > 500_000_000:
-                log(f"hashing {path.name} ({size / 1e9:.1f} GB)")
+                log(f"hashing {path.name} ({format_size(size)})")
             models[role] = {
                 "file": path.name,
                 "description": context.model.description,

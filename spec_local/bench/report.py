@@ -12,6 +12,7 @@ from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.core.text import printable
+from spec_local.files import format_size
 
 _POSITIONS = 16  # of acceptance that the Markdown shows
 _NAMED = 5  # differing texts that the Markdown names
@@ -106,7 +107,7 @@ def markdown(results: Results, *, bars: bool = False) -> str:
 def _conditions(results: Results) -> list[list[str]]:
     record, settings = results.record, results.variants[0].settings
     rows = [
-        [role, f"{m['file']} ({m['description']}), {m['bytes'] / 1e6:.0f} MB, SHA-256 {m['sha256'][:12]}…"]
+        [role, f"{m['file']} ({m['description']}), {format_size(m['bytes'])}, SHA-256 {m['sha256'][:12]}…"]
         for role, m in record["models"].items()
     ]
     categories = {outcome.prompt.category for outcome in results.outcomes}
@@ -122,7 +123,7 @@ def _conditions(results: Results) -> list[list[str]]:
         ["specdec", f"{record['specdec']}, {record['date']}"],
         ["asked", f"{asked}, {_plural(results.runs, 'run')} of each variant"],
         ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],
-        ["peak memory", f"{results.peak_memory / 1e6:.0f} MB, of all variants together"],
+        ["peak memory", f"{format_size(results.peak_memory)}, of all variants together"],
     ]
 
 

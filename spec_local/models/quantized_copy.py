@@ -16,7 +16,7 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.child_process import run_child
 from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLocalError
-from spec_local.files import replacing
+from spec_local.files import format_size, replacing
 from spec_local.llama.context import default_threads
 from spec_local.llama.headers import open_header
 from spec_local.models.pairs import ExpectedSpeedup, expected_speedups
@@ -99,7 +99,7 @@ def plan(
     size = quantize(source, kind)["size"]
     if size > _SMALLER * source_size:
         raise ModelError(
-            f"{source.name} has {source_size / 1e6:.1f} MB already and a {kind} copy would have {size / 1e6:.1f} MB: "
+            f"{source.name} has {format_size(source_size)} already and a {kind} copy would have {format_size(size)}: "
             "give a --type of fewer bits"
         )
     known = None
@@ -165,5 +165,5 @@ def _check_room(target: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < size:
         raise SpecLocalError(
-            f"the copy takes {size / 1e6:.0f} MB and {folder} has {free / 1e6:.0f} MB free: make room, or give --output on another disk"
+            f"the copy takes {format_size(size)} and {folder} has {format_size(free)} free: make room, or give --output on another disk"
         )

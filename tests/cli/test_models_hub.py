@@ -6,6 +6,7 @@ import sys
 import pexpect
 import pytest
 
+from spec_local.files import format_size
 from spec_local.llama.tiny import write_tiny_model
 from tests.hub_server import HubServer, Refusal
 
@@ -43,8 +44,8 @@ def toys(tmp_path_factory):
     }
 
 
-def megabytes(toys):
-    return f"{len(toys['toy-F32.gguf']) / 1e6:.0f} MB"
+def size_of(toys):
+    return format_size(len(toys["toy-F32.gguf"]))
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_from_name_to_answer_and_back(hubbed, server, toys):
     path = done.stdout.decode().strip()
     assert path.endswith("toy-F32.gguf")
     (line,) = done.stderr.decode().splitlines()  # no bar off a terminal
-    assert line == f"downloading toy: {megabytes(toys)} into {hubbed.folder / 'hub'}"
+    assert line == f"downloading toy: {size_of(toys)} into {hubbed.folder / 'hub'}"
     assert hubbed("models", "path", f"{REPO}:toy-f32").stdout.decode().strip() == path
     listed = hubbed("models", "list").stdout.decode().splitlines()
     assert "toy\there\tMIT\ta toy" in listed
@@ -85,10 +86,10 @@ def test_from_name_to_answer_and_back(hubbed, server, toys):
     assert "toys\tpair\ttoy + toy-draft\tfor tests" in listed
     assert hubbed(*asked).returncode == 0
 
-    assert f"would free {megabytes(toys)}: say --yes" in hubbed.one_line(hubbed("models", "rm", "toy"), 2)
+    assert f"would free {size_of(toys)}: say --yes" in hubbed.one_line(hubbed("models", "rm", "toy"), 2)
     done = hubbed("models", "rm", "toy", "--yes")
     assert (done.returncode, done.stdout) == (0, b"")
-    assert f"deleted toy: {megabytes(toys)} freed" in done.stderr.decode()
+    assert f"deleted toy: {size_of(toys)} freed" in done.stderr.decode()
     assert "is not here" in hubbed.one_line(hubbed("models", "rm", "toy", "--yes"), 1)
 
 
@@ -196,7 +197,7 @@ def test_on_a_terminal(hubbed, toys):
         child = pexpect.spawn(
             hubbed.command[0], arguments, env=hubbed.environment, cwd=str(hubbed.folder), timeout=60
         )
-        child.expect_exact(f"Delete toy ({megabytes(toys)})?")
+        child.expect_exact(f"Delete toy ({size_of(toys)})?")
         child.sendline(answer)
         child.expect(pexpect.EOF)
         child.close()

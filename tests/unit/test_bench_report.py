@@ -136,7 +136,7 @@ REPORT = """\
 
 |             | what                                              |
 | ----------- | ------------------------------------------------- |
-| main        | m.gguf (tiny), 2 MB, SHA-256 abababababab…        |
+| main        | m.gguf (tiny), 2.0 MB, SHA-256 abababababab…      |
 | machine     | Abacus 9, 2 cores, Linux                          |
 | run with    | 1 thread, context 256                             |
 | llama.cpp   | llama-cpp-python 0.3.36                           |

@@ -55,7 +55,7 @@ def test_pull_and_find(server, tmp_path):
     path = pull(MODEL, log=notices.append, progress=lambda *n: told.append(n))
     assert path.read_bytes() == TOY
     assert hub_cache.cached_files(MODEL) == [path]
-    assert notices == [f"downloading toy: 0 MB into {tmp_path / 'cache'}"]
+    assert notices == [f"downloading toy: 0.0 MB into {tmp_path / 'cache'}"]
     assert told[-1] == (len(TOY), len(TOY))
     assert pull(MODEL, log=notices.append) == path
     assert server.count("list") == server.count("bytes") == len(notices) == 1  # it was here already
@@ -177,7 +177,7 @@ def test_other_failures_say_what_to_do(server, tmp_path, monkeypatch):
     with pytest.raises(InvalidRequest, match="no name of a repo"):
         pull(HubModel(repo="some--one/a..b", quant="Q4_0"))
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5})())
-    with pytest.raises(DownloadError, match=r"needs .* GB .* make room there, or set HF_HOME"):
+    with pytest.raises(DownloadError, match=r"needs .* MB .* make room there, or set HF_HOME"):
         pull(MODEL)
     (tmp_path / "cache2").touch()  # a file where the folder should be
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache2"))

@@ -1,6 +1,7 @@
 """The layers of the library, and what each of its packages may import: read from the source, without importing it."""
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,9 +59,12 @@ def module_of(file: Path) -> str:
     return ".".join(parts).removesuffix(".__init__").removeprefix("cli.")
 
 
-def modules(folder: str = "spec_local") -> Iterator[tuple[str, ast.Module]]:
-    for file in sorted((ROOT / folder).rglob("*.py")):
-        yield module_of(file), ast.parse(file.read_text(encoding="utf-8"))
+@functools.cache
+def modules(folder: str = "spec_local") -> list[tuple[str, ast.Module]]:
+    return [
+        (module_of(file), ast.parse(file.read_text(encoding="utf-8")))
+        for file in sorted((ROOT / folder).rglob("*.py"))
+    ]
 
 
 def room_of(module: str) -> str:
@@ -90,6 +94,7 @@ def imports_below(importer: str, node: ast.AST, lazy: bool = False) -> Iterator[
             yield from imports_below(importer, child, lazy or is_lazy(child))
 
 
+@functools.cache
 def imports(folder: str = "spec_local") -> list[Import]:
     return [found for module, tree in modules(folder) for found in imports_below(module, tree)]
 
