@@ -1,7 +1,7 @@
-"""What Typer's commands are here besides: their options can be set beforehand, and groups of them are shared.
+"""Additions to Typer's commands: options that can be set in advance, and groups of options that commands share.
 
-A command takes a dataclass, such as `specdec_cli.options.ModelOptions`; `flattened` spreads its fields out into parameters
-that Typer understands, and puts them together again.
+A command takes a dataclass such as `specdec_cli.options.ModelOptions`; `flattened` turns its fields into parameters that
+Typer reads, and builds the dataclass from their values.
 """
 
 import dataclasses
@@ -20,18 +20,18 @@ from specdec_cli import exits, render, settings
 
 
 class Command(TyperCommand):
-    """A command whose options can be set beforehand, too."""
+    """A command whose options can also be set in the environment and in the config file."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings.add_variables(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with exits.guarded():
-            ctx.default_map = asked = _Asked(ctx, self)
             try:
                 return super().parse_args(ctx, args)
             except typer.BadParameter as error:
-                setting = asked.used.get(error.param.name) if error.param else None
-                if setting is None:
-                    raise
-                raise setting.error(settings.sentence(error.message)) from None
+                raise settings.explained(ctx, error) from None
 
 
 class Group(TyperGroup):
@@ -42,36 +42,6 @@ class Group(TyperGroup):
             if param.param_type_name == "option" and param.default is None:
                 param.default = False  # to check a None, Typer would import pydantic, and help would wait
         return super().parse_args(ctx, args)
-
-
-class _Asked(dict[str, Any]):
-    """What Typer asks for defaults, by parameter; reads nothing before it is asked, so that --help works whatever is wrong."""
-
-    def __init__(self, ctx: Any, command: "Command") -> None:
-        self._ctx, self._command = ctx, command
-        self.used: dict[str, settings.Setting] = {}
-
-    def get(self, name: str, default: Any = None) -> Any:
-        if self._ctx.resilient_parsing:  # a shell asks for completions, or help for the defaults of everybody
-            return default
-        if name not in settings.options(self._command) or name not in self._found:
-            return default
-        self.used[name] = self._found[name]
-        return self.used[name].value
-
-    @functools.cached_property
-    def _found(self) -> dict[str, settings.Setting]:
-        root = self._ctx.find_root().command
-        for warning in settings.unknown_variables(root):
-            render.note(f"specdec: {warning}")
-        commands = dict(settings.runnable(root))
-        name = next(name for name, command in commands.items() if command is self._command)
-        file = settings.read(root, self._ctx.params.get("config"))
-        return (
-            settings.environment(self._command)
-            if file is None
-            else file.settings(name) | settings.environment(self._command)
-        )
 
 
 def adopt(app: typer.Typer) -> None:
@@ -91,13 +61,28 @@ def no_color(value: bool) -> None:
         os.environ["NO_COLOR"] = "1"
 
 
+def use_config(ctx: typer.Context, file: str | None) -> None:
+    """Make the values in the config file the defaults of this command."""
+    if ctx.resilient_parsing:  # shell completion
+        return
+    root: Any = ctx.find_root().command
+    for warning in settings.unknown_variables(root):
+        render.note(f"specdec: {warning}")
+    if config := settings.read(root, file):
+        command: Any = ctx.command
+        ctx.default_map = config.defaults(command)
+
+
 NoColor = Annotated[
-    bool, Option("--no-color", callback=no_color, is_eager=True, help="No colours (as NO_COLOR=1).")
+    bool, Option("--no-color", callback=no_color, is_eager=True, help="Disable colours, as NO_COLOR=1 does.")
 ]
-ConfigOption = Annotated[
-    str | None,
-    Option(metavar="FILE", is_eager=True, help="Take this config file (default: see specdec config path)."),
-]
+_CONFIG = {
+    "metavar": "FILE",
+    "envvar": settings.FILE_VARIABLE,
+    "show_envvar": False,
+    "help": "Use this config file (default: see specdec config path).",
+}
+ConfigOption = Annotated[str | None, Option(**_CONFIG)]
 
 
 def _with_common(command: Callable[..., None]) -> Callable[..., None]:
@@ -106,7 +91,8 @@ def _with_common(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     kind = inspect.Parameter.KEYWORD_ONLY
-    common = {"config": (ConfigOption, None), "no_color": (NoColor, False)}
+    use = Annotated[str | None, Option(**_CONFIG, is_eager=True, callback=use_config)]
+    common = {"config": (use, None), "no_color": (NoColor, False)}
     more = [inspect.Parameter(n, kind, annotation=hint, default=value) for n, (hint, value) in common.items()]
     own = [p.replace(kind=kind) for p in inspect.signature(command, eval_str=True).parameters.values()]
     run.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]

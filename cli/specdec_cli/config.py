@@ -1,7 +1,7 @@
 """`specdec config`: what options are set to before any flag, and where."""
 
 import sys
-from enum import Enum
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -50,74 +50,55 @@ def show(
         name = "-".join(command or [])
         if name and name not in commands:
             raise InvalidRequest(f"there is no command {' '.join(command or [])!r}: {', '.join(commands)}")
-        shown = {name: commands[name]} if name else commands
-        wrong: SpecLocalError | None = None
+        wrong: list[Exception] = []
+        file = None
         try:
             file = settings.read(root, config)
-        except SpecLocalError as error:  # what the environment says can be shown all the same
-            file, wrong = None, error
+        except SpecLocalError as error:  # the environment can be shown all the same
+            wrong.append(error)
         rows: dict[str, tuple[str, str]] = {}
-        for each, its in shown.items():
+        for each in [name] if name else commands:
+            defaults = None
             try:
-                common = file.settings(each) if file else {}
-                own = file.settings(each, own=True) if file and not name else {}
+                defaults = file.defaults(commands[each]) if file else None
             except SpecLocalError as error:
-                common, own, wrong = {}, {}, wrong or error
-            for key, row in _rows(its, {k: v for k, v in common.items() if k not in own}).items():
-                if rows.setdefault(key, row) != row:  # the defaults of a measurement, for instance
+                wrong.append(error)
+            for option, row in _rows(commands[each], defaults, wrong):
+                own = defaults and len(defaults.locations.get(option.name, ())) > 1 and not name
+                key = max((opt for opt in option.opts if opt.startswith("--")), key=len)[2:]
+                if own or rows.setdefault(key, row) != row:  # bench, for example, has other defaults
                     rows[f"{each}.{key}"] = row
-            for key, row in _rows(its, own, every=False).items():
-                rows[f"{each}.{key}"] = row
-            wrong = wrong or _wrong(its, common | settings.environment(its))
-        width = [max(len(cell) for cell in column) + 2 for column in zip(*_cells(rows), strict=True)]
-        for cells in _cells(rows):
-            padded = "".join(cell.ljust(n) for cell, n in zip(cells, width, strict=True)).rstrip()
-            typer.echo(padded if sys.stdout.isatty() else "\t".join(cells))
+        cells = [(key, *row) for key, row in rows.items()]
+        width = [max(map(len, column)) + 2 for column in zip(*cells, strict=True)]
+        for line in cells:
+            padded = "".join(cell.ljust(n) for cell, n in zip(line, width, strict=True)).rstrip()
+            typer.echo(padded if sys.stdout.isatty() else "\t".join(line))
         for warning in settings.unknown_variables(root):
             render.note(f"specdec: {warning}")
         if wrong:
-            raise wrong
+            raise wrong[0]
 
 
 def _rows(
-    command: Any, file: dict[str, settings.Setting], *, every: bool = True
-) -> dict[str, tuple[str, str]]:
-    """Value and source of a command's options by name. every: also of those that the file says nothing of."""
-    told = settings.environment(command)
-    rows = {}
-    for name, option in settings.options(command).items():
-        key = max((o for o in option.opts if o.startswith("--")), key=len)[2:]
-        setting = told.get(name) or file.get(name)
-        if name in file or (every and setting):
-            assert setting
-            rows[key] = (_shown(setting.value), setting.source)
-        elif every:
-            rows[key] = (_shown(option.default), "default")
-    return rows
-
-
-def _cells(rows: dict[str, tuple[str, str]]) -> list[tuple[str, str, str]]:
-    return [(key, *row) for key, row in rows.items()]
-
-
-def _wrong(command: Any, found: dict[str, settings.Setting]) -> SpecLocalError | None:
-    """What running the command would complain about."""
-    ctx = typer.Context(command)
-    for name, setting in found.items():
-        try:
-            settings.options(command)[name].process_value(ctx, setting.value)
-        except typer.BadParameter as error:
-            told = setting.error(settings.sentence(error.message))
-            assert isinstance(told, SpecLocalError)
-            return told
-    return None
+    command: Any, defaults: settings.FileDefaults | None, wrong: list[Exception]
+) -> Iterator[tuple[Any, tuple[str, str]]]:
+    """Yield each option of a command with its value and where that is set; append the errors of invalid values."""
+    ctx = typer.Context(command, default_map=defaults)
+    for option in settings.options(command).values():
+        value, source = option.consume_value(ctx, {})
+        ctx.set_parameter_source(option.name, source)
+        place = settings.source(ctx, option)
+        yield option, (_shown(value), place)
+        if place != "default":
+            try:
+                option.process_value(ctx, value)
+            except typer.BadParameter as error:
+                wrong.append(settings.explained(ctx, error))
 
 
 def _shown(value: Any) -> str:
     if value is None or value == []:
         return "-"
-    if isinstance(value, Enum):
-        return str(value.value)
     if isinstance(value, bool):
         return str(value).lower()
     return ", ".join(map(repr, value)) if isinstance(value, list) else str(value)

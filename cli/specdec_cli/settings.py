@@ -1,75 +1,80 @@
-"""Where an option's value comes from: a flag, else SPECDEC_…, else the config file, else the default.
+"""Option values from environment variables and the config file.
 
-An option has one name: ``--top-k`` is ``SPECDEC_TOP_K`` in the environment and ``top-k`` in the file, at its top
-level or in the table of one command (``[chat]``, ``[models-pull]``), which counts more. A value means what the same
-text would mean after the flag. A list is a list in the file, and a JSON array, or one value, in the environment.
+An option has one name: ``--top-k`` is ``SPECDEC_TOP_K`` in the environment and ``top-k`` in the file, at the top level
+or in the table of a command (``[chat]``, ``[models-pull]``), which takes precedence. A value means what the same text
+means on the command line. A list is a list in the file, and a JSON array or a single value in the environment.
 
-Typer has the order of the four and checks the values (see `specdec_cli.commands`); here the second and the third are read,
-and named in errors.
+Click selects the value: command line, variable (`envvar`), file (`default_map`), default. This module reads the file,
+names the variables, and reports which of them holds an invalid value.
 """
 
 import contextlib
-import dataclasses
 import difflib
-import functools
 import inspect
 import json
 import os
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
-from spec_local.errors import InvalidRequest
+from spec_local.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
-    from spec_local.toml_file import ConfigFile
+    from spec_local.toml_file import ConfigFile, Location
 
+FILE_VARIABLE = "SPECDEC_CONFIG"
 _PREFIX = "SPECDEC_"
-_FILE = "SPECDEC_CONFIG"
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What an option was set to: its text, or texts where it can be repeated, and by what. error: what is wrong, told of it."""
-
-    value: str | list[str]
-    source: str
-    error: Callable[[str], Exception]
 
 
 def path(given: str | None = None) -> Path:
-    """The config file: the one that was named, SPECDEC_CONFIG's, or the one in the user's config folder."""
+    """Return the path of the config file: the given one, or the one in the user's config folder."""
     from spec_local.files import expanded
 
-    if named := given or os.environ.get(_FILE):
-        return expanded(named)
+    if given:
+        return expanded(given)
     import platformdirs
 
     return Path(platformdirs.user_config_dir("specdec")) / "config.toml"
 
 
+class FileDefaults(dict[str, Any]):
+    """Values of one command's options in the config file, by parameter: a `default_map` for Click."""
+
+    def __init__(self, file: "ConfigFile", locations: "dict[str, Location]") -> None:
+        super().__init__()
+        self._file, self.locations = file, locations
+
+    def place(self, param: str) -> str:
+        """Return where a value is set, as ``file:line``."""
+        return self._file.place(self.locations[param])
+
+    def error(self, param: str, what: str) -> ConfigError:
+        """Return an error about a value, which names file, line and key."""
+        return self._file.error(self.locations[param], what)
+
+
 def read(root: TyperGroup, given: str | None = None) -> "Config | None":
-    """The config file, checked for names that do not exist; None: there is none, and none was named.
+    """Read the config file and check its names; None if there is none and `given` names none.
 
     Raises:
-        ConfigError: it cannot be read, or says something impossible; tells where.
+        ConfigError: the file cannot be read, or has an unknown table or key.
     """
     place = path(given)
-    if not (given or os.environ.get(_FILE) or place.exists()):
-        return None
-    from spec_local.toml_file import ConfigFile
-
-    return Config(place, ConfigFile(place, str(place), "correct it"), dict(runnable(root)))
+    return Config(place, dict(runnable(root))) if given or place.exists() else None
 
 
 class Config:
-    """One config file."""
+    """The config file, checked for unknown tables and keys."""
 
-    def __init__(self, place: Path, file: "ConfigFile", commands: Mapping[str, TyperCommand]) -> None:
-        self._folder, self._file, self._commands = place.absolute().parent, file, commands
+    def __init__(self, place: Path, commands: dict[str, TyperCommand]) -> None:
+        from spec_local.toml_file import ConfigFile
+
+        self._folder, self._commands = place.absolute().parent, commands
+        self._file = file = ConfigFile(place, str(place), "correct it")
         self._content = file.table()
         known = {key for command in commands.values() for key in keys(command)}
         for key, value in self._content.items():
@@ -79,95 +84,136 @@ class Config:
                 own = keys(commands[key])
                 for inner in value:
                     if inner not in own:
-                        told = f"{key.replace('-', ' ')} has no such option{nearest(inner, own)}"
-                        raise file.error((key, inner), told)
+                        what = f"{key.replace('-', ' ')} has no such option{nearest(inner, own)}"
+                        raise file.error((key, inner), what)
             elif key not in known:
                 raise file.error((key,), "there is no such option" + nearest(key, known))
 
-    def tables(self) -> list[str]:
-        """The commands that have a table of their own."""
-        return [key for key, value in self._content.items() if isinstance(value, dict)]
+    def defaults(self, command: TyperCommand) -> FileDefaults:
+        """Return the values of a command's options.
 
-    def settings(self, name: str, *, own: bool = False) -> dict[str, Setting]:
-        """What the file says of a command's options, by parameter. own: only in the command's table."""
-        command, found = self._commands[name], dict[str, Setting]()
-        tables: list[tuple[tuple[str, ...], Any]] = [((name,), self._content.get(name, {}))]
-        if not own:
-            tables.insert(0, ((), self._content))
-        for table, content in tables:
-            for key, param in keys(command).items():
-                if key in content and key not in self._commands:
-                    found[param] = self._setting(command, param, (*table, key), content[key])
-        return found
+        Raises:
+            ConfigError: a table or a nested list, or a list for an option that is not repeatable.
+        """
+        name = next(name for name, each in self._commands.items() if each is command)
+        top = {key: value for key, value in self._content.items() if key not in self._commands}
+        own = self._content.get(name, {})
+        known = keys(command)
+        locations: dict[str, Location] = {known[key]: (key,) for key in known if key in top}
+        locations |= {known[key]: (name, key) for key in known if key in own}
+        defaults = FileDefaults(self._file, locations)
+        for param, (*table, key) in locations.items():
+            defaults[param] = self._texts(command, param, (own if table else top)[key], defaults)
+        return defaults
 
-    def _setting(self, command: TyperCommand, param: str, key: tuple[str, ...], value: Any) -> Setting:
-        error = functools.partial(self._file.error, key)
+    def _texts(
+        self, command: TyperCommand, param: str, value: Any, defaults: FileDefaults
+    ) -> str | list[str]:
+        """Return what to type on the command line for a value: a list if the option is repeatable."""
         option = options(command)[param]
         values = value if isinstance(value, list) else [value]
         if any(isinstance(each, (list, dict)) for each in values):
-            raise error("takes a value, and not a table or lists in a list")
+            raise defaults.error(param, "takes a value, not a table or a nested list")
         if isinstance(value, list) and not option.multiple:
-            raise error("takes one value, and not a list")
-        texts = [self._placed(command, option, _text(each)) for each in values]
-        return Setting(texts if option.multiple else texts[0], self._file.place(key), error)
+            raise defaults.error(param, "takes one value, not a list")
+        is_path = _takes_path(inspect.signature(command.callback).parameters[param].annotation)  # type: ignore[arg-type]
+        texts = [_text(each) for each in values]
+        if is_path or "FILE" in (option.metavar or ""):
+            texts = [self._resolved(text, is_path) for text in texts]
+        return texts if option.multiple else texts[0]
 
-    def _placed(self, command: TyperCommand, option: Any, text: str) -> str:
-        """A relative path is one beside the config file; so is a model's file, if it is there."""
-        is_path = Path in _types(command, option.name)
-        if text == "-" or not (is_path or "FILE" in (option.metavar or "")):
-            return text
+    def _resolved(self, text: str, is_path: bool) -> str:
+        """Resolve a path against the config file's folder; what may be a model's name, only if a file is there."""
         from spec_local.files import expanded
 
-        with contextlib.suppress(InvalidRequest):  # no such user: told where the file is asked for
+        if text == "-":
+            return text
+        with contextlib.suppress(InvalidRequest):  # an unknown user: reported when the file is opened
             text = str(expanded(text)) if text.startswith("~") else text
         beside = self._folder / text
-        with contextlib.suppress(ValueError, OSError):  # no path at all
+        with contextlib.suppress(ValueError, OSError):  # not a valid path
             return str(beside) if is_path or beside.exists() else text
         return text
 
 
-def environment(command: TyperCommand) -> dict[str, Setting]:
-    """What the environment says of a command's options, by parameter. An empty variable says nothing."""
-    found = {}
+def add_variables(command: TyperCommand) -> None:
+    """Let each option of a command be set by an environment variable, which its help does not show.
+
+    Click's `auto_envvar_prefix` would use the names of Python parameters, some of which differ (``--for``).
+    """
     for key, param in keys(command).items():
-        name = variable(key)
-        if not (text := os.environ.get(name)):
-            continue
-        value: str | list[str] = text
-        if options(command)[param].multiple:
-            with contextlib.suppress(ValueError):
-                several = json.loads(text)
-                value = [_text(each) for each in several] if isinstance(several, list) else text
-            value = [value] if isinstance(value, str) else value
-        found[param] = Setting(value, name, functools.partial(_wrong_variable, name))
-    return found
+        option = options(command)[param]
+        option.envvar = [*(option.envvar or ()), variable(key)]
+        option.show_envvar = False
+        if option.multiple:
+            option.split_envvar_value = _elements
+            option.value_from_envvar = lambda ctx, option=option: _elements(option.resolve_envvar_value(ctx))
+
+
+def _elements(text: str | None) -> list[str] | None:
+    """Split the value of a repeatable option's variable: a JSON array, else a single value."""
+    with contextlib.suppress(ValueError):
+        if isinstance(several := json.loads(text or ""), list):
+            return [_text(each) for each in several]
+    return [text] if text else None
+
+
+def source(ctx: typer.Context, option: Any) -> str:
+    """Return where an option's value comes from: a variable, a line of the config file, or "default"."""
+    match _source(ctx, option):
+        case "ENVIRONMENT":
+            return _set_variable(option)
+        case "DEFAULT_MAP":
+            return typing.cast(FileDefaults, ctx.default_map).place(option.name)
+    return "default"
+
+
+def explained(ctx: typer.Context, error: typer.BadParameter) -> Exception:
+    """Return an error that names the variable, or the file and key, of an invalid value; else the same error."""
+    what = error.message.removeprefix("Value error, ").rstrip(".")
+    what = what[:1].lower() + what[1:]
+    option: Any = error.param
+    match option and _source(ctx, option):
+        case "ENVIRONMENT":
+            return InvalidRequest(f"{_set_variable(option)}: {what}; correct it, or unset it")
+        case "DEFAULT_MAP":
+            return typing.cast(FileDefaults, ctx.default_map).error(option.name, what)
+    return error
+
+
+def _source(ctx: typer.Context, option: Any) -> str:
+    return getattr(ctx.get_parameter_source(option.name), "name", "")
+
+
+def _set_variable(option: Any) -> str:
+    names: list[str] = option.envvar
+    return next(name for name in names if os.environ.get(name))
 
 
 def unknown_variables(root: TyperGroup) -> list[str]:
-    """A warning for each SPECDEC_… that means nothing: it is a typing error, or of another version."""
-    known = {variable(key) for _, command in runnable(root) for key in keys(command)} | {_FILE}
+    """Return a warning for each SPECDEC_* variable that sets no option."""
+    known = {variable(key) for _, command in runnable(root) for key in keys(command)} | {FILE_VARIABLE}
     unknown = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
     return [f"{name} is no option, and is ignored{nearest(name, known)}" for name in unknown]
 
 
 def variable(key: str) -> str:
-    """The environment's name of an option."""
+    """Return the environment variable of an option."""
     return _PREFIX + key.replace("-", "_").upper()
 
 
 def options(command: TyperCommand) -> dict[str, Any]:
-    """A command's options by parameter, but for the one that names the config file."""
+    """Return a command's options by parameter, except the one that selects the config file."""
     return {p.name: p for p in command.params if p.param_type_name == "option" and p.name != "config"}
 
 
 def keys(command: TyperCommand) -> dict[str, str]:
-    """The parameters that a command's options set, by the name of the option without its dashes."""
-    long = [(opt[2:], name) for name, p in options(command).items() for opt in p.opts if opt[:2] == "--"]
-    return dict(long)
+    """Map the long names of a command's options, without dashes, to its parameters."""
+    return {opt[2:]: name for name, p in options(command).items() for opt in p.opts if opt.startswith("--")}
 
 
 def runnable(group: TyperGroup, prefix: str = "") -> Iterator[tuple[str, TyperCommand]]:
-    """All commands by the name that a table in the file has; those of a group as ``models-pull``."""
+    """Yield all commands with the names of their tables in the file; those of a group as ``models-pull``."""
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
             yield from runnable(command, f"{prefix}{name}-")
@@ -175,31 +221,16 @@ def runnable(group: TyperGroup, prefix: str = "") -> Iterator[tuple[str, TyperCo
             yield prefix + name, command
 
 
-def sentence(message: str) -> str:
-    """What Typer says of a value, as a part of one of our lines."""
-    message = message.removeprefix("Value error, ").rstrip(".")
-    return message[:1].lower() + message[1:]
-
-
-def _types(command: TyperCommand, param: str) -> tuple[Any, ...]:
-    """The types that a parameter's annotation is made of."""
-    hint = inspect.signature(command.callback).parameters[param].annotation  # type: ignore[arg-type]
-    if typing.get_origin(hint) is Annotated:
-        hint = typing.get_args(hint)[0]
-    inner = [hint, *typing.get_args(hint)]
-    return tuple(leaf for each in inner for leaf in (each, *typing.get_args(each)))
+def _takes_path(hint: Any) -> bool:
+    return hint is Path or any(map(_takes_path, typing.get_args(hint)))
 
 
 def _text(value: Any) -> str:
-    """A value of TOML or JSON as one would type it."""
+    """Return a TOML or JSON value as it is typed on the command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question for who mistyped a name, to stand after it; "" if nothing known is like it."""
+    """Return a suggestion to append to an error about an unknown name; "" if no known name is similar."""
     near = difflib.get_close_matches(name, known, 1)
     return f" (did you mean {near[0]}?)" if near else ""
-
-
-def _wrong_variable(name: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{name}: {what}; correct it, or unset it")
