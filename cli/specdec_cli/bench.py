@@ -17,10 +17,7 @@ from specdec_cli.commands import flattened
 from specdec_cli.options import (
     STARTER,
     ModelOptions,
-    PolicyChoice,
-    ProposerChoice,
     SamplingOptions,
-    ShapeChoice,
     generation_settings,
     paired,
 )
@@ -199,9 +196,9 @@ def _fitting(models: ModelOptions, variants: "Sequence[Variant]") -> ModelOption
     policies = {each.policy for each in settings} - {"off"}
     return dataclasses.replace(
         models,
-        proposer=ProposerChoice.auto if drafts else ProposerChoice.suffix,
-        policy=PolicyChoice(min(policies) if policies else "off"),
-        shape=ShapeChoice(min(shapes)) if shapes else ShapeChoice.chain,
+        proposer="auto" if drafts else "suffix",
+        policy=min(policies) if policies else "off",
+        shape=min(shapes) if shapes else "chain",
     )
 
 

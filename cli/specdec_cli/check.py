@@ -9,7 +9,6 @@ from spec_local.files import format_size
 from specdec_cli import completion, exits, render
 from specdec_cli.options import (
     CacheChoice,
-    KernelsChoice,
     KernelsOption,
     MainArgument,
     paired,
@@ -39,8 +38,8 @@ def check(
         int | None, Option(min=1, max=512, help="Their threads (default: one per physical core).")
     ] = None,
     gpu_layers: Annotated[int, Option(help="Their layers on the GPU; negative: all.")] = -1,
-    cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = CacheChoice.f16,
-    kernels: KernelsOption = KernelsChoice.auto,
+    cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = "f16",
+    kernels: KernelsOption = "auto",
 ) -> None:
     """Say whether a draft suits a main model: vocabularies, architectures, memory, and the speed-up to expect.
 
@@ -68,7 +67,7 @@ def check(
             n_ctx=ctx,
             threads=threads,
             gpu_layers=gpu_layers,
-            cache_type=cache_type.value,
+            cache_type=cache_type,
         )
         render.prepare_stdout()
         rows = [
@@ -88,8 +87,8 @@ def check(
                 ("--ctx", ctx, 4096),
                 ("--threads", threads, None),
                 ("--gpu-layers", gpu_layers, -1),
-                ("--cache-type", cache_type.value, "f16"),
-                ("--kernels", kernels.value, "auto"),
+                ("--cache-type", cache_type, "f16"),
+                ("--kernels", kernels, "auto"),
             ):
                 tune += [name, str(value)] if value != usual else []
             rows.append(("speed-up", f"unknown: run {shlex.join(tune)}"))

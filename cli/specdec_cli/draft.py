@@ -15,7 +15,7 @@ from typer import Argument, Option
 from spec_local.errors import SpecLocalError
 from spec_local.files import format_size
 from specdec_cli import completion, draft_train, exits, render
-from specdec_cli.options import CacheChoice, KernelsChoice, KernelsOption, resolve
+from specdec_cli.options import CacheChoice, KernelsOption, resolve
 
 if TYPE_CHECKING:
     from spec_local.models.quantized_copy import CopyPlan
@@ -69,8 +69,8 @@ def quantize(
         int | None, Option(min=1, max=512, help="Threads, now and then (default: one per physical core).")
     ] = None,
     gpu_layers: Annotated[int, Option(help="Layers on the GPU of the sessions to come.")] = -1,
-    cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = CacheChoice.f16,
-    kernels: KernelsOption = KernelsChoice.auto,
+    cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = "f16",
+    kernels: KernelsOption = "auto",
 ) -> None:
     """Make a copy of a model in fewer bits, as a draft; prints the copy's path.
 
@@ -97,7 +97,7 @@ def quantize(
             n_ctx=ctx,
             threads=threads,
             gpu_layers=gpu_layers,
-            cache_type=cache_type.value,
+            cache_type=cache_type,
         )
         for line in _expectation(copy, [main, model] if main else [model]):
             render.note(line)

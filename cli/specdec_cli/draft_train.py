@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import completion, draft_view, exits, render
-from specdec_cli.options import KernelsChoice, KernelsOption, resolve
+from specdec_cli.options import KernelsOption, resolve
 
 if TYPE_CHECKING:
     from spec_local.training.recipe import Recipe
@@ -62,7 +62,7 @@ def train(
         int | None, Option(min=1, max=512, help="Threads (default: one per physical core).")
     ] = None,
     gpu_layers: Annotated[int, Option(help="Layers of main on the GPU while it writes.")] = -1,
-    kernels: KernelsOption = KernelsChoice.auto,
+    kernels: KernelsOption = "auto",
 ) -> None:
     """Train a small draft for a model, on what the model itself writes; prints the draft's path.
 

@@ -7,12 +7,12 @@ into the signature that Typer reads.
 import dataclasses
 import math
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from typer import Argument, Option
 
+from spec_local import kernels, registry
 from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.files import format_size
 from specdec_cli import completion
@@ -36,67 +36,27 @@ MainArgument = Annotated[
 _MAX_TEXT = 1 << 20
 
 
-class ProposerChoice(StrEnum):
-    auto = "auto"
-    draft = "draft"
-    suffix = "suffix"
-    lookup = "lookup"
-    recycling = "recycling"
-    none = "none"
-
-
-class PolicyChoice(StrEnum):
-    adaptive = "adaptive"
-    fixed = "fixed"
-    confidence = "confidence"
-    entropy = "entropy"
-    off = "off"
-
-
-class CacheChoice(StrEnum):
-    f16 = "f16"
-    q8_0 = "q8_0"
-    q4_0 = "q4_0"
-
-
-class KernelsChoice(StrEnum):
-    auto = "auto"
-    off = "off"
-
-
-class CrossVocabChoice(StrEnum):
-    auto = "auto"
-    tli = "tli"
-    slem = "slem"
-
-
-class ShapeChoice(StrEnum):
-    chain = "chain"
-    tree = "tree"
-    beam = "beam"
-    auto = "auto"
-
-
-class VerifierChoice(StrEnum):
-    auto = "auto"
-    token = "token"
-    block = "block"
-    exact_match = "exact-match"
-    specinfer = "specinfer"
-    sequoia = "sequoia"
-    spectr = "spectr"
-    top_one = "top-one"
-    traversal = "traversal"
-
+CacheChoice = Literal["f16", "q8_0", "q4_0"]
+KernelsChoice = kernels.Mode
+if TYPE_CHECKING:  # a type checker reads no computed Literal
+    ProposerChoice: TypeAlias = Any
+    PolicyChoice: TypeAlias = Any
+    VerifierChoice: TypeAlias = Any
+    ShapeChoice: TypeAlias = Any
+    CrossVocabChoice: TypeAlias = Any
+else:
+    ProposerChoice = Literal[registry.PROPOSER_NAMES]
+    PolicyChoice = Literal[registry.POLICY_NAMES]
+    VerifierChoice = Literal[registry.VERIFIER_NAMES]
+    ShapeChoice = Literal[registry.SHAPE_NAMES]
+    CrossVocabChoice = Literal[registry.CROSS_VOCAB_NAMES]
 
 _MODELS, _GUESSING, _SAMPLING = "Models", "Speculation", "Sampling"
 
 
 def use_kernels(value: KernelsChoice) -> KernelsChoice:
     """What --kernels does, for the whole process: no command passes it on."""
-    from spec_local import kernels
-
-    kernels.use(value.value)
+    kernels.use(value)
     return value
 
 
@@ -139,10 +99,10 @@ class ModelOptions:
     gpu_layers: Annotated[int, Option(help="Layers on the GPU; negative: all.", rich_help_panel=_MODELS)] = -1
     cache_type: Annotated[
         CacheChoice, Option(help="Precision of the KV caches.", rich_help_panel=_MODELS)
-    ] = CacheChoice.f16
+    ] = "f16"
     kernels: Annotated[
         KernelsChoice, Option(callback=use_kernels, help=_KERNELS_HELP, rich_help_panel=_MODELS)
-    ] = KernelsChoice.auto
+    ] = "auto"
     no_spec: Annotated[
         bool, Option("--no-spec", help="Plain decoding, without guesses.", rich_help_panel=_GUESSING)
     ] = False
@@ -152,14 +112,14 @@ class ModelOptions:
             help="Who guesses; auto: the policy chooses among those that there are.",
             rich_help_panel=_GUESSING,
         ),
-    ] = ProposerChoice.auto
+    ] = "auto"
     policy: Annotated[
         PolicyChoice,
         Option(
             help="How far to guess; adaptive: as far as measured costs say that it pays.",
             rich_help_panel=_GUESSING,
         ),
-    ] = PolicyChoice.adaptive
+    ] = "adaptive"
     draft_max: Annotated[
         int | None,
         Option(
@@ -183,7 +143,7 @@ class ModelOptions:
             help="What a draft model guesses; auto: the adaptive policy chooses chain or tree.",
             rich_help_panel=_GUESSING,
         ),
-    ] = ShapeChoice.chain
+    ] = "chain"
     tree_nodes: Annotated[
         int, Option(help="Most guesses of a tree or of beams a step.", rich_help_panel=_GUESSING)
     ] = 16
@@ -191,7 +151,7 @@ class ModelOptions:
     verifier: Annotated[
         VerifierChoice,
         Option(help="Acceptance rule; all are exact, auto takes the best.", rich_help_panel=_GUESSING),
-    ] = VerifierChoice.auto
+    ] = "auto"
     greedy_draft: Annotated[
         bool,
         Option(
@@ -213,7 +173,7 @@ class ModelOptions:
             help="How a draft of another vocabulary guesses: tokens that main has, too, or text.",
             rich_help_panel=_GUESSING,
         ),
-    ] = CrossVocabChoice.auto
+    ] = "auto"
 
     def files(self) -> tuple[Path, Path | None]:
         """The files of the main model and of the draft model, if a step may use one; raises as `resolve` does."""
@@ -328,17 +288,17 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         seed=sampling.seed,
         max_tokens=sampling.max_tokens,
         stops=sampling.stop or [],
-        proposer="none" if models.no_spec else models.proposer.value,
-        policy=models.policy.value,
+        proposer="none" if models.no_spec else models.proposer,
+        policy=models.policy,
         draft_max=models.draft_max,
         draft_p_min=models.draft_p_min,
         staged=models.staged,
-        shape=models.shape.value,
+        shape=models.shape,
         tree_nodes=models.tree_nodes,
         beam_width=models.beam_width,
-        verifier=models.verifier.value,
+        verifier=models.verifier,
         greedy_draft=models.greedy_draft,
-        cross_vocab=models.cross_vocab.value,
+        cross_vocab=models.cross_vocab,
         grammar=_text_of(sampling.grammar_file) if sampling.grammar_file else None,
         json_schema=_schema(sampling.json_schema) if sampling.json_schema is not None else None,
     )

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import completion, exits, render
-from specdec_cli.options import CacheChoice, KernelsChoice, KernelsOption, MainArgument, resolve_pair
+from specdec_cli.options import CacheChoice, KernelsOption, MainArgument, resolve_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +34,8 @@ def tune(
         list[int] | None, Option(help="Only this number of threads. Repeatable. Default: those worth trying.")
     ] = None,
     gpu_layers: Annotated[int, Option(help="Layers on the GPU; negative: all.")] = -1,
-    cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = CacheChoice.f16,
-    kernels: KernelsOption = KernelsChoice.auto,
+    cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
+    kernels: KernelsOption = "auto",
     rounds: Annotated[int, Option(min=1, max=100, help="Measurements of each size.")] = 5,
 ) -> None:
     """Measure models thoroughly, show what calls cost and what that implies, and keep it for later sessions.
