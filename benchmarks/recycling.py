@@ -37,7 +37,7 @@ EDGES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 1.01)
 class Watched:
     """All that recycling finds, and how long it takes."""
 
-    listens = True
+    needs_logits = True
 
     def __init__(self, nodes: int) -> None:
         self._lookup, self._nodes = Recycling(), nodes

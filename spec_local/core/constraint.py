@@ -1,7 +1,7 @@
-"""Constraints: which tokens may follow the answer so far.
+"""Constraints: which tokens may follow the output so far.
 
-Main and draft are restricted alike, before top-k and the rest shape what is left. So p and q stay functions of logits and
-path, and every acceptance rule and every proposer is as lossless as without.
+The main model and the draft model are restricted alike, before top-k and the other settings apply. p and
+q therefore remain functions of logits and path, and every verifier and proposer stays lossless.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 
 class State(Protocol):
-    """What may follow some text. A value: nothing that is asked of it changes it."""
+    """The tokens that may follow some output. Immutable."""
 
     def allows(self, tokens: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Of each of these tokens (n,), whether it may follow."""
+        """For each of these tokens (n,), whether it may follow."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """The same of the whole vocabulary (V,). Costs more."""
+        """The same for the whole vocabulary (V,); slower."""
 
     def after(self, token: int) -> "State | None":
-        """What may follow with this token; None: anything, as after an end, and after what may not follow."""
+        """The state after a token; None: anything may follow (after an end token, or one not allowed)."""
 
 
 @dataclass(slots=True)
@@ -40,22 +40,22 @@ class _Node:
 
 
 class Constraint:
-    """The states of one answer as it grows: those of its guesses are kept until it is known which of them stand.
+    """The states of one answer as it grows; those of draft tokens are kept until the next commit.
 
     Args:
-        start: what the answer may begin with.
+        start: the state before the first token of the answer.
     """
 
     def __init__(self, start: State) -> None:
         self._node = _Node(start)
         self._length: int | None = None
 
-    def commit(self, text: Sequence[int]) -> None:
-        """Hear what the text is by now; at first it is the prompt, which is none of the constraint's business."""
+    def commit(self, history: Sequence[int]) -> None:
+        """Set the history, which only grows. The first one is the prompt, which is not constrained."""
         if self._length is not None:
-            self._node = self._node.follow(text[self._length :])
-        self._length = len(text)
+            self._node = self._node.follow(history[self._length :])
+        self._length = len(history)
 
-    def after(self, text: Sequence[int]) -> State | None:
-        """What may follow a text that begins with the committed one; None: anything."""
-        return self._node.follow(text[self._length :]).state
+    def after(self, history: Sequence[int]) -> State | None:
+        """The state after a history that begins with the committed one; None: anything may follow."""
+        return self._node.follow(history[self._length :]).state

@@ -1,6 +1,6 @@
-"""A toy language model and exact rng: everything above llama.cpp runs on them without a model file.
+"""A fake language model and an enumerating rng, to run everything above llama.cpp without a model file.
 
-They ship with the package, so that a proposer or a verifier of your own can be proved lossless too.
+They ship with the package, so that your own proposers and verifiers can be proved lossless too.
 """
 
 from collections import defaultdict
@@ -17,17 +17,18 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 
 class FakeModel:
-    """A language model whose logits are a fixed random function of the last `order` tokens.
+    """A `LanguageModel` whose logits are a fixed random function of the last `order` tokens.
 
-    Speaks `LanguageModel`, and is strict about it: what llama.cpp would refuse, this refuses.
+    It raises wherever llama.cpp would fail.
 
     Args:
-        n_vocab: tokens.
-        seed: equal seeds are equal models.
-        noise: how far the logits are from those of noise 0, so that a draft can be near its main.
-        scale: standard deviation of the logits; large is sure of itself.
+        n_vocab: size of the vocabulary.
+        seed: equal seeds give equal models.
+        noise: distance of the logits from those at noise 0, to make a draft model that resembles its main
+            model.
+        scale: standard deviation of the logits; a large one gives confident predictions.
         order: how many tokens the next one depends on.
-        n_ctx, max_tokens, max_logits, max_branches: the limits it keeps.
+        n_ctx, max_tokens, max_logits, max_branches: limits, see `LanguageModel`.
     """
 
     def __init__(
@@ -49,14 +50,14 @@ class FakeModel:
         self._tokens: list[int] = []
         self._tree: list[tuple[int, int]] = []  # token and parent of each node
         self._buffer = np.full((max_logits, n_vocab), np.nan, np.float32)
-        self.calls: list[int] = []  # tokens of each call, for tests that count
+        self.calls: list[int] = []  # number of tokens of each call
 
     @property
     def cached(self) -> Sequence[int]:
         return self._tokens
 
     def logits(self, history: Sequence[int]) -> NDArray[np.float32]:
-        """float32 (V,) after this history, whatever the cache holds."""
+        """float32 (V,) after this history, regardless of the cache."""
         context = [len(history) if len(history) < self._order else -1, *history[-self._order :]]
         key = [self._seed, *(t + 2 for t in context)]
         values = np.random.default_rng(key).normal(size=self.n_vocab)
@@ -77,7 +78,7 @@ class FakeModel:
         if not 1 <= len(tokens) <= self.max_tokens or not 0 <= n_logits <= min(len(tokens), self.max_logits):
             raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} rows of logits in one call")
         if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-            raise InvalidRequest("a token is outside of the vocabulary")
+            raise InvalidRequest("a token is outside the vocabulary")
         if len(parents) != len(tokens):
             raise InvalidRequest(f"{len(tokens)} tokens have {len(parents)} parents")
         tree = [*self._tree, *zip(tokens, parents, strict=True)]
@@ -89,7 +90,7 @@ class FakeModel:
             raise ContextOverflow("the context is full")
         self.calls.append(len(tokens))
         self._tree = tree
-        self._buffer[:] = np.nan  # as in llama.cpp, what an earlier call returned is gone
+        self._buffer[:] = np.nan  # as in llama.cpp, a call overwrites the logits of the one before
         for row in range(n_logits):
             path, node = [], len(tree) - n_logits + row
             while node >= 0:
@@ -102,23 +103,23 @@ class FakeModel:
         parent = -1
         for node in path:
             if not 0 <= node < len(self._tree) or self._tree[node][1] != parent:
-                raise InvalidRequest(f"node {node} is no child of node {parent}")
+                raise InvalidRequest(f"node {node} is not a child of node {parent}")
             parent = node
         self._tokens.extend(self._tree[node][0] for node in path)
         self._tree.clear()
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= len(self._tokens):
-            raise InvalidRequest(f"cannot trim {len(self._tokens)} tokens to {length}")
+            raise InvalidRequest(f"cannot truncate {len(self._tokens)} tokens to {length}")
         del self._tokens[length:]
         self._tree.clear()
 
 
 class FakeState:
-    """A `spec_local.core.constraint.State` by a plain function.
+    """A `spec_local.core.constraint.State` given by a function.
 
     Args:
-        rule: the tokens that may follow an answer.
+        rule: returns the tokens that may follow an answer.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class FakeState:
 
 
 class _ReplayRng:
-    """Answers by a script of branches, then takes first branches and remembers where it could go on."""
+    """Rng that replays a script of branches, takes the first branch after its end, and records the others."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = list(script)
@@ -165,15 +166,15 @@ class _ReplayRng:
         return self._branch(weights / weights.sum())
 
     def choose_at(
-        self, place: int, weights: NDArray[np.float64], tokens: NDArray[np.intp] | None = None
+        self, position: int, weights: NDArray[np.float64], tokens: NDArray[np.intp] | None = None
     ) -> int:
         return self.choose(weights)
 
 
 def enumerate_outcomes(run: Callable[[_ReplayRng], Outcome]) -> dict[Outcome, float]:
-    """The exact distribution of what `run(rng)` returns: every branch of its randomness, summed.
+    """The exact distribution of the return value of `run(rng)`, summed over all branches of its randomness.
 
-    `run` must be a pure function of its rng. Probabilities are float64 sums, right to about 1e-14.
+    `run` must be a pure function of its rng. Probabilities are float64 sums, accurate to about 1e-14.
     """
     outcomes: dict[Outcome, float] = defaultdict(float)
     script: list[int] | None = []

@@ -1,7 +1,4 @@
-"""The one interface that main, draft and the fake model speak.
-
-The decoding loop and the proposers know this module and never ask what is behind it.
-"""
+"""The interface to a model: what the decoding loop and the proposers call."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -13,91 +10,91 @@ Logits = NDArray[np.float32]
 
 
 class LanguageModel(Protocol):
-    """A text, cached by a model that can grow it by a tree of guesses, keep one path of it, and roll it back.
+    """A model and its KV cache: a history, with a tree of draft tokens on top.
 
-    The nodes of the tree are numbered in the order in which they came since the text last changed; the parent
-    of those that follow the text's last token is −1.
+    Nodes of the tree are numbered in the order in which they were added since the history last changed.
+    Nodes that follow the last token of the history have parent −1.
     """
 
     @property
     def n_vocab(self) -> int:
-        """Columns of every logits array."""
+        """Size of the vocabulary, and columns of every logits array."""
 
     @property
     def n_ctx(self) -> int:
-        """Most tokens that the cache holds, those of the tree included."""
+        """Maximum number of tokens in the cache, including the tree."""
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens that one call takes."""
+        """Maximum number of tokens of one call."""
 
     @property
     def max_logits(self) -> int:
-        """Most rows of logits that one call returns."""
+        """Maximum number of rows of logits that one call returns."""
 
     @property
     def max_branches(self) -> int:
-        """Most leaves of a tree; 1: chains only."""
+        """Maximum number of leaves of the tree; 1: chains only."""
 
     @property
     def cached(self) -> Sequence[int]:
-        """The tokens of the text, in order, without the tree. Do not change it."""
+        """The tokens of the history, without the tree. Do not change it."""
 
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
-        """Append tokens to the text in ONE call of the model; a tree on top is forgotten.
+        """Append tokens to the history in one call, and drop the tree.
 
         Args:
             tokens: 1 to `max_tokens` ids.
-            n_logits: how many of the last tokens want logits (0 for prefill).
+            n_logits: return logits for this many of the last tokens (0 for prefill).
 
         Returns:
             float32 (n_logits, n_vocab): row i scores the token that follows
             ``tokens[len(tokens) - n_logits + i]``. A view: the next call overwrites it.
 
         Raises:
-            ContextOverflow: the cache has no room for them.
-            BackendError: the model failed; the text is what it was (a recurrent model's may be gone).
+            ContextOverflow: the cache is too small.
+            BackendError: the call failed; the history is unchanged (a recurrent model's may be lost).
         """
 
     def decode_tree(
         self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
     ) -> Logits:
-        """Add nodes to the tree in ONE call of the model.
+        """Add nodes to the tree in one call.
 
         Args:
             tokens: 1 to `max_tokens` ids.
-            parents: of each: −1, a node that is there already, or an earlier one of this call.
-            n_logits: how many of the last nodes want logits; None: all.
+            parents: of each node: −1, an existing node, or an earlier one of this call.
+            n_logits: return logits for this many of the last nodes; None: all.
 
         Returns:
-            float32 (n_logits, n_vocab): row i scores the token that follows node i (of those that want any)
-            and its ancestors. A view: the next call overwrites it.
+            float32 (n_logits, n_vocab): row i scores the token after the i-th of these nodes. A view: the
+            next call overwrites it.
 
         Raises:
-            InvalidRequest: no such parent, or more branches than `max_branches`; nothing has changed.
-            ContextOverflow, BackendError: as above; the tree is forgotten.
+            InvalidRequest: a parent does not exist, or there are more than `max_branches` leaves; nothing
+                has changed.
+            ContextOverflow, BackendError: as above; the tree is dropped.
         """
 
     def commit(self, path: Sequence[int]) -> None:
-        """Append a path of the tree, nodes from the root down, to the text; forget all others."""
+        """Append a path of the tree, its nodes from the root down, to the history, and drop the others."""
 
     def truncate(self, length: int) -> None:
-        """Roll the text back to its first `length` tokens, and forget the tree."""
+        """Roll the history back to its first `length` tokens, and drop the tree."""
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens two sequences share."""
+    """Number of leading tokens that two sequences share."""
     n = min(len(a), len(b))
-    if a[:n] == b[:n]:  # the usual case, at C speed
+    if a[:n] == b[:n]:  # the usual case, and fast
         return n
-    return next((i for i in range(n) if a[i] != b[i]), n)  # a tuple equals no list
+    return next((i for i in range(n) if a[i] != b[i]), n)  # a list never equals a tuple
 
 
 def prefill(model: LanguageModel, tokens: Sequence[int]) -> Iterator[int]:
-    """Make the cache hold exactly `tokens`, reusing the prefix that is there already.
+    """Bring the cache to exactly `tokens`, reusing the prefix that it holds already.
 
-    Works in chunks, so that the caller may stop between two of them, and yields the number of
-    tokens evaluated after each.
+    Yields the number of evaluated tokens after each call; the caller may stop there.
     """
     model.truncate(common_prefix(model.cached, tokens))
     while len(model.cached) < len(tokens):

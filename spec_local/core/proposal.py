@@ -1,6 +1,6 @@
-"""A proposal: a tree of guessed tokens, of which a chain is the simplest.
+"""A proposal: a tree of draft tokens, most often a chain.
 
-Nodes are numbered so that a parent comes before its children. The parent −1 is the root: the text so far.
+A parent has a lower number than its children. The root, −1, is the context.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from spec_local.core.sampling import Distribution
 ROOT = -1
 
 Drawing = Literal["chosen", "one", "with replacement", "without replacement", "top and one"]
-"""How the children of a node came about, which decides the rules that are lossless for them.
+"""How the children of a node were selected, which decides the verifiers that are lossless for them.
 
-chosen: by any means (the most probable tokens, a copy, a beam); nothing is known of their probability.
-one: at most one child a node, drawn from q.
-with replacement: each drawn from q; a token that is drawn twice is one node, and stands twice in `draws`.
+chosen: by any means (most probable tokens, a lookup, a beam), without probabilities.
+one: at most one child per node, drawn from q.
+with replacement: each drawn from q; a token that is drawn twice is one node, and occurs twice in `draws`.
 without replacement: each drawn from q without the tokens drawn before it.
-top and one: the most probable tokens of q, and one drawn from the rest of it, last.
+top and one: the most probable tokens of q, then one drawn from the rest of q.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How large a proposal may be: its depth, its nodes and its leaves; each at least 1."""
+    """Maximum size of a proposal: its depth, nodes and leaves; each at least 1."""
 
     depth: int
     nodes: int
@@ -32,7 +32,7 @@ class Limit:
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:
-    """The nodes from the root's child down to this one; none for the root."""
+    """The nodes from a child of the root down to this one; none for the root."""
     nodes = []
     while node != ROOT:
         nodes.append(node)
@@ -41,7 +41,7 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 
 def depth_of(parents: Sequence[int]) -> int:
-    """Nodes of the longest path."""
+    """Number of nodes on the longest path."""
     depths: list[int] = []
     for parent in parents:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
@@ -49,19 +49,19 @@ def depth_of(parents: Sequence[int]) -> int:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Whether no node has siblings; also of no nodes at all."""
+    """Whether no node has siblings; true without nodes."""
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A tree of guesses.
+    """A tree of draft tokens.
 
     tokens, parents: one of each per node.
-    drawing: how children were drawn.
-    distributions: q by parent, where children were drawn from one; it is what the first child was drawn from.
-    draws: nodes in the order in which they were drawn; None: in the order of their numbers.
-    source: who guessed, for those who count.
+    drawing: how siblings were selected.
+    distributions: by parent, the q that its first child was drawn from; empty for chosen nodes.
+    draws: nodes in draw order; None: in the order of their numbers.
+    source: name of the proposer, for statistics.
     """
 
     tokens: Sequence[int] = ()
@@ -75,7 +75,7 @@ class Proposal:
     def chain(
         cls, tokens: Sequence[int], distributions: Sequence[Distribution] = (), source: str = "none"
     ) -> "Proposal":
-        """One path: token i was drawn from distribution i, or chosen where there are none."""
+        """A single path: token i was drawn from distribution i, or chosen if there are none."""
         return cls(
             tokens,
             range(ROOT, len(tokens) - 1),
@@ -90,7 +90,7 @@ class Proposal:
 
     @property
     def depth(self) -> int:
-        """Tokens of the longest path."""
+        """Number of tokens on the longest path."""
         return depth_of(self.parents)
 
     def path(self, node: int) -> list[int]:
@@ -98,14 +98,14 @@ class Proposal:
         return path_to(self.parents, node)
 
     def children(self) -> dict[int, list[int]]:
-        """Children in draw order (a node drawn twice stands twice) by parent; leaves are not in it."""
+        """Children by parent, in draw order (a node drawn twice occurs twice); without leaves."""
         by_parent: dict[int, list[int]] = {}
         for node in range(len(self.tokens)) if self.draws is None else self.draws:
             by_parent.setdefault(self.parents[node], []).append(node)
         return by_parent
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """The longest path that starts to spell these tokens."""
+        """The longest path whose tokens are a prefix of these."""
         nodes = {
             (parent, token): n
             for n, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))
@@ -120,4 +120,4 @@ class Proposal:
 
 
 EMPTY = Proposal()
-"""No guesses: what most steps have, so that it is not made each time."""
+"""The proposal without nodes."""

@@ -1,10 +1,11 @@
-"""From logits to the distribution that a token is drawn from.
+"""Sampling: from logits to the distribution that a token is drawn from.
 
-The order is llama.cpp's, so that the settings people know mean the same here: penalties and bias, a constraint, top-k,
-top-p, min-p, temperature. Main and draft go through the same settings; what they give is p and q.
+The order is that of llama.cpp: penalties and logit bias, constraint, top-k, top-p, min-p, temperature.
+The same settings apply to the main model and the draft model, and give p and q.
 
-A distribution is kept sparse: after top-k or top-p a few dozen of 150,000 tokens are left, and at temperature
-0 one. `align` lays several of them out as dense rows over the tokens that any of them can give.
+Distributions are sparse: a few dozen of 150,000 tokens are left after top-k or top-p, and one at
+temperature 0. `align` converts several of them to dense rows over the tokens that have a probability in
+any of them.
 """
 
 import math
@@ -20,33 +21,34 @@ from spec_local.core.constraint import Constraint
 from spec_local.core.rng import Rng
 from spec_local.errors import BackendError, DeadEnd, InvalidRequest
 
-_NO_NUMBERS = (
+_NOT_NUMBERS = (
     "the model's logits are not numbers, or every token is forbidden: "
     "check the logit bias, or download the model again"
 )
-_DEAD_END = "no token that the model knows may follow here: mend the grammar, or take a logit bias away that forbids what it needs"
+_DEAD_END = "no token may follow here: correct the grammar, or remove a logit bias that forbids what it needs"
 _MAX_BIAS = 1e30  # float32 must hold it with a logit on top
-_FIRST_ASKED = 64
-"""Of how many tokens, the most probable ones, a constraint is asked before it is asked of all."""
+_TESTED_FIRST = 64
+"""How many of the most probable tokens are tested against a constraint before the whole vocabulary is."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How a distribution is shaped. The defaults leave the model's own distribution as it is.
+    """Sampling settings. The defaults leave the model's distribution unchanged.
 
     Args:
-        temperature: 0 always takes the most probable token; below 1 sharpens, above flattens.
-        top_k: keep the k most probable tokens (0: all).
-        top_p: keep the most probable tokens until their sum reaches this (1: all).
-        min_p: keep tokens at least this probable relative to the most probable one (0: all).
-        repeat_penalty: divide (or multiply, where negative) the logits of recent tokens by this (1: off).
+        temperature: 0 selects the most probable token; below 1 sharpens the distribution, above 1
+            flattens it.
+        top_k: keep the k most probable tokens (0: off).
+        top_p: keep the most probable tokens up to this total probability (1: off).
+        min_p: keep tokens with at least this probability relative to the most probable one (0: off).
+        repeat_penalty: divide positive logits of recent tokens by this, and multiply negative ones (1: off).
         frequency_penalty: subtract this from a logit for each recent occurrence (0: off).
-        presence_penalty: subtract this once if the token occurred recently (0: off).
-        penalty_window: how many of the last tokens, the prompt's among them, are "recent".
-        logit_bias: added to the logits of these tokens; ``-inf`` forbids one.
+        presence_penalty: subtract this once from the logit of a token that occurred recently (0: off).
+        penalty_window: the number of last tokens, including the prompt, that count as recent.
+        logit_bias: added to the logits of these tokens; ``-inf`` forbids a token.
 
     Raises:
-        InvalidRequest: a value that means nothing.
+        InvalidRequest: a value is out of range.
     """
 
     temperature: float = 1.0
@@ -93,9 +95,9 @@ _CERTAINTY.flags.writeable = False
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Probabilities of the tokens that can be drawn.
+    """A sparse distribution over tokens.
 
-    ids: int (n,), ascending; None means all tokens 0 … n−1.
+    ids: int (n,), ascending; None: all tokens 0 … n−1.
     probs: float64 (n,), summing to 1.
     """
 
@@ -104,32 +106,32 @@ class Distribution:
 
     @classmethod
     def certain(cls, token: int) -> "Distribution":
-        """All probability on one token: temperature 0, or a guess without probabilities."""
+        """All probability on one token, as at temperature 0."""
         return cls(np.array([token]), _CERTAINTY)
 
     def most_probable(self) -> "Distribution":
-        """Certainty of its most probable token (of equal ones the lowest id)."""
+        """All probability on the most probable token (the lowest id among equals)."""
         best = int(self.probs.argmax())
         return Distribution.certain(best if self.ids is None else int(self.ids[best]))
 
-    def draw(self, rng: Rng, place: int | None = None) -> int:
-        """A token; with the randomness that belongs to a place of the text, if one is given."""
-        if len(self.probs) == 1:  # nothing is left to chance
+    def draw(self, rng: Rng, position: int | None = None) -> int:
+        """Draw a token; with a position, by `Rng.choose_at`."""
+        if len(self.probs) == 1:
             return 0 if self.ids is None else int(self.ids[0])
-        index = rng.choose(self.probs) if place is None else rng.choose_at(place, self.probs, self.ids)
+        index = rng.choose(self.probs) if position is None else rng.choose_at(position, self.probs, self.ids)
         return index if self.ids is None else int(self.ids[index])
 
     def top(self, k: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """The k most probable tokens, in falling order (of equal ones the lower id first), and their probabilities.
+        """The k most probable tokens, or fewer if fewer can be drawn, and their probabilities.
 
-        Fewer where fewer can be drawn.
+        In descending order; the lower id first among equals.
         """
         best = _top(self.probs, k)
         best = best[: np.count_nonzero(self.probs[best])]
         return (best if self.ids is None else self.ids[best]), self.probs[best]
 
     def without(self, tokens: Sequence[int]) -> "Distribution":
-        """What is left when these tokens cannot be drawn (at least one other must be possible)."""
+        """The distribution renormalized without these tokens; at least one other must have a probability."""
         if not tokens:
             return self
         probs = self.probs.copy()
@@ -137,36 +139,36 @@ class Distribution:
         return Distribution(self.ids, probs / probs.sum())
 
     def dense(self, n_vocab: int) -> NDArray[np.float64]:
-        """float64 (n_vocab,), zero where a token cannot be drawn."""
+        """float64 (n_vocab,), 0 for tokens that cannot be drawn."""
         row = np.zeros(n_vocab)
         self.fill(row)
         return row
 
     def fill(self, row: NDArray[np.float64]) -> None:
-        """Write the probabilities into a row of zeros, one column a token."""
+        """Write the probabilities into a row of zeros with one column per token."""
         row[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
 
 
 class Sampler:
-    """Turns a row of logits into the distribution that these settings make of it: a pure function of them and the text.
+    """Computes the distribution of the next token, a pure function of settings, logits and history.
 
     Args:
-        constraint: which tokens are possible, before anything else is asked of them.
-        guessing: where the constraint leaves none that the logits know, it is left out: guesses are judged anyway.
+        constraint: which tokens are possible; applied before top-k and what follows.
+        for_draft: ignore the constraint where it leaves no token with a finite logit; draft tokens are
+            verified anyway.
     """
 
     def __init__(
-        self, settings: SamplingSettings, constraint: Constraint | None = None, *, guessing: bool = False
+        self, settings: SamplingSettings, constraint: Constraint | None = None, *, for_draft: bool = False
     ) -> None:
-        self.settings, self.constraint, self._guessing = settings, constraint, guessing
-        # int keys to one index array, so that a row costs one addition
+        self.settings, self.constraint, self._for_draft = settings, constraint, for_draft
         self._bias_ids = np.fromiter(settings.logit_bias.keys(), np.intp)
-        with np.errstate(over="ignore"):  # far below what float32 holds is as good as -inf
+        with np.errstate(over="ignore"):  # below the range of float32 equals -inf
             self._bias = np.array(list(settings.logit_bias.values()), np.float32)
 
     @property
     def window(self) -> int:
-        """How many of the last tokens a distribution depends on."""
+        """Number of last tokens that a distribution depends on."""
         if self.constraint:
             return sys.maxsize
         return self.settings.penalty_window if self.settings.has_memory else 0
@@ -176,7 +178,7 @@ class Sampler:
 
         Args:
             logits: float32 (V,); not changed.
-            history: the tokens before it; only the last `window` matter.
+            history: the tokens before; only the last `window` matter.
 
         Raises:
             BackendError: the logits are not numbers, or no token is allowed.
@@ -185,10 +187,10 @@ class Sampler:
         logits = self._adjusted(logits, history)
         most = 1 if settings.temperature == 0 else settings.top_k
         ids, logits = self._possible(logits, history, most or len(logits))
-        best = int(logits.argmax())  # a NaN anywhere is the maximum
+        best = int(logits.argmax())  # NaN, if there is any
         top = float(logits[best])
         if not math.isfinite(top):
-            raise BackendError(_NO_NUMBERS)
+            raise BackendError(_NOT_NUMBERS)
         if most == 1:
             return Distribution.certain(best if ids is None else int(ids[best]))
         if 0 < settings.top_k < len(logits):
@@ -205,18 +207,18 @@ class Sampler:
     def most_probable(
         self, logits: NDArray[np.float32], k: int, history: Sequence[int] = ()
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """`Distribution.top` of the distribution; at temperature 0, where only one is left, of temperature 1.
+        """`Distribution.top` of the distribution; at temperature 0, of that at temperature 1.
 
-        For guesses that are ranked and not drawn.
+        For draft tokens that are ranked instead of drawn.
         """
         if self.settings.temperature > 0:
             return self.distribution(logits, history).top(k)
         logits = self._adjusted(logits, history)
-        # What follows the first of those that are possible does not change how they rank.
-        ids, logits = self._possible(logits, history, max(k, _FIRST_ASKED))
+        # Less probable tokens do not change the ranking of the first k.
+        ids, logits = self._possible(logits, history, max(k, _TESTED_FIRST))
         top = float(logits.max())
         if not math.isfinite(top):
-            raise BackendError(_NO_NUMBERS)
+            raise BackendError(_NOT_NUMBERS)
         weights = np.exp(logits - np.float32(top))
         best = _top(weights, k)
         return best if ids is None else ids[best], weights[best] / weights.sum(dtype=np.float64)
@@ -224,16 +226,17 @@ class Sampler:
     def _possible(
         self, logits: NDArray[np.float32], history: Sequence[int], n: int
     ) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
-        """Ids, ascending, of tokens that the constraint allows, and their logits: the n most probable at least.
+        """Ids, ascending, and logits of allowed tokens: at least the n most probable, or all if fewer.
 
-        Of fewer, all; None: of all tokens. Asking of 150,000 tokens takes many times what asking of the first few does.
+        Ids are None without a constraint. Testing a whole vocabulary takes
+        many times as long as testing the most probable tokens, which mostly suffices.
         """
         state = self.constraint.after(history) if self.constraint else None
         if state is None:
             return None, logits
         if not math.isfinite(logits.max()):
-            raise BackendError(_NO_NUMBERS)
-        for size in (1, _FIRST_ASKED) if n == 1 else (max(2 * n, _FIRST_ASKED),):
+            raise BackendError(_NOT_NUMBERS)
+        for size in (1, _TESTED_FIRST) if n == 1 else (max(2 * n, _TESTED_FIRST),):
             if size < len(logits) // 4:
                 first = _top(logits, size)
                 first = first[state.allows(first) & (logits[first] > -np.inf)]
@@ -243,7 +246,7 @@ class Sampler:
         ids = (state.allowed()[: len(logits)] & (logits > -np.inf)).nonzero()[0]
         if len(ids):
             return ids, logits[ids]
-        if self._guessing:
+        if self._for_draft:
             return None, logits
         raise DeadEnd(_DEAD_END)
 
@@ -253,7 +256,7 @@ class Sampler:
             return logits
         logits = logits.copy()
         if settings.has_memory and history:
-            # A draft of a slightly smaller vocabulary has no logit for some of main's tokens.
+            # A draft model with a slightly smaller vocabulary has no logit for some tokens.
             counts = Counter(t for t in history[-settings.penalty_window :] if t < len(logits))
             ids = np.fromiter(counts.keys(), np.intp)
             count = np.fromiter(counts.values(), np.float32)
@@ -267,10 +270,10 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How probable the model itself found a token, whatever settings or constraint had a say.
+    """The log probability of a token under the model alone, before sampling settings and constraint.
 
-    token: its id. logprob: natural logarithm of its probability. top: the most probable tokens and their logprobs,
-    in falling order.
+    token: its id. logprob: natural logarithm of its probability. top: the most probable tokens and their
+    logprobs, in descending order.
     """
 
     token: int
@@ -279,7 +282,7 @@ class TokenLogprob:
 
 
 def logprob(logits: NDArray[np.float32], token: int, n_top: int = 0) -> TokenLogprob:
-    """Of a token under softmax(logits), with the `n_top` most probable ones."""
+    """Log probability of a token under softmax(logits), and those of the `n_top` most probable tokens."""
     top = _top(logits, n_top) if n_top else ()
     highest = float(logits.max())
     total = math.log(np.exp(logits - np.float32(highest)).sum(dtype=np.float64)) + highest
@@ -291,10 +294,10 @@ def logprob(logits: NDArray[np.float32], token: int, n_top: int = 0) -> TokenLog
 def align(
     distributions: Sequence[Distribution], n_vocab: int
 ) -> tuple[NDArray[np.float64], NDArray[np.intp] | None]:
-    """Lay distributions out as dense rows over one set of columns: the tokens that any of them can give.
+    """Convert distributions to dense rows over the tokens that have a probability in any of them.
 
     Returns:
-        float64 (len(distributions), n) and the token id of each column (ascending; None: column = id).
+        float64 (len(distributions), n), and the token id of each column (ascending; None: column = id).
     """
     sparse = [d.ids for d in distributions if d.ids is not None]
     if len(sparse) < len(distributions):
@@ -302,7 +305,7 @@ def align(
         for row, d in zip(rows, distributions, strict=True):
             d.fill(row)
         return rows, None
-    possible = np.zeros(n_vocab, bool)  # quicker than sorting the ids
+    possible = np.zeros(n_vocab, bool)  # faster than sorting the ids
     for ids in sparse:
         possible[ids] = True
     columns = possible.nonzero()[0]
@@ -315,7 +318,7 @@ def align(
 def _softmax(logits: NDArray[np.float32], top: float, temperature: float = 1.0) -> NDArray[np.float64]:
     probs = np.subtract(logits, top, dtype=np.float64)
     if temperature != 1:
-        with np.errstate(over="ignore"):  # next to 0 it is as good as 0
+        with np.errstate(over="ignore"):  # overflow to −inf: a tiny temperature equals 0
             probs /= temperature
     np.exp(probs, out=probs)
     probs /= probs.sum()
@@ -323,15 +326,15 @@ def _softmax(logits: NDArray[np.float32], top: float, temperature: float = 1.0) 
 
 
 def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """Ids of the k largest logits, ascending; of equal ones the lower ids."""
+    """Ids of the k largest logits, ascending; the lower ids among equals."""
     return np.sort(_top(logits, k))
 
 
 def _top(weights: NDArray[np.floating], k: int) -> NDArray[np.intp]:
-    """Indices of the k largest weights, largest first; of equal ones the lower index first.
+    """Indices of the k largest weights, largest first; the lower index first among equals.
 
-    Sorting 150,000 entries would cost more than the rest together. The k-th largest of the maxima of blocks is
-    reached by at least k entries, and by few more: only those are sorted.
+    Sorting 150,000 entries would take longer than all other steps together. At least k entries reach the
+    k-th largest of the blocks' maxima, and few more do: only those are sorted.
     """
     n_blocks = len(weights) // _BLOCK
     if k >= n_blocks:
@@ -346,17 +349,17 @@ _BLOCK = 64
 
 
 def _nucleus(weights: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:
-    """Indices, ascending, of the largest weights that first reach the share top_p of their sum; at least one.
+    """Indices, ascending, of the largest weights up to the share top_p of their sum; at least one.
 
-    Sorting 150,000 entries would cost more than the rest together, so only those above a bar are
-    sorted, and the bar falls until they suffice. The largest weight is 1.
+    Only entries above a threshold are sorted, as in `_top`; it is lowered until they suffice. The largest
+    weight is 1.
     """
     wanted = top_p * float(weights.sum(dtype=np.float64))
-    bar = 0.125
-    candidates = (weights >= np.float32(bar)).nonzero()[0]
-    while bar > 0 and weights[candidates].sum(dtype=np.float64) < wanted:
-        bar = bar / 8 if bar > 1e-12 else 0.0
-        candidates = (weights >= np.float32(bar)).nonzero()[0]
+    threshold = 0.125
+    candidates = (weights >= np.float32(threshold)).nonzero()[0]
+    while threshold > 0 and weights[candidates].sum(dtype=np.float64) < wanted:
+        threshold = threshold / 8 if threshold > 1e-12 else 0.0
+        candidates = (weights >= np.float32(threshold)).nonzero()[0]
     order = candidates[np.argsort(-weights[candidates])]
     n = int(weights[order].cumsum(dtype=np.float64).searchsorted(wanted)) + 1
     return np.sort(order[:n])

@@ -1,7 +1,7 @@
-"""From tokens to text as it streams: characters cut by token borders, and stop strings.
+"""Incremental detokenization: characters split across tokens, and stop strings.
 
-Bytes that are not UTF-8 come out as lone surrogates (PEP 383), so that whoever writes the text with
-``surrogateescape`` writes exactly the bytes that the model said.
+Bytes that are not UTF-8 become lone surrogates (PEP 383), so that writing the text with
+``surrogateescape`` restores exactly the bytes that the model generated.
 """
 
 import codecs
@@ -11,10 +11,10 @@ from spec_local.errors import InvalidRequest
 
 
 class TextStream:
-    """Decodes pieces incrementally, and holds back what may yet become a stop string.
+    """Decodes tokens incrementally, and holds back text that may turn out to be a stop string.
 
     Args:
-        piece: a token's bytes.
+        piece: returns the bytes of a token.
         stops: strings that end the text and are not part of it.
     """
 
@@ -24,16 +24,16 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._held = ""
         self.stopped = False
-        """A stop string was met; nothing comes after it."""
+        """Whether a stop string was found; no more text follows."""
         self.stopping_word = ""
-        """Which one."""
+        """The stop string that was found."""
 
     def feed(self, token: int) -> str:
-        """The text that this token makes certain; "" while a character or a stop string is incomplete."""
+        """The text that is complete after this token; "" inside a character or a possible stop string."""
         return self._release(self._decoder.decode(self._piece(token)))
 
     def finish(self) -> str:
-        """What is still held back when no more tokens come."""
+        """The rest of the text, when no more tokens follow."""
         text = self._release(self._decoder.decode(b"", final=True))
         text, self._held = text + self._held, ""
         return text
@@ -41,13 +41,13 @@ class TextStream:
     def _release(self, text: str) -> str:
         if self.stopped:
             return ""
-        if not self._stops:  # nothing to hold back for
+        if not self._stops:
             return text
         self._held += text
-        # The one that is complete first counts, however the text is cut into pieces.
-        met = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if met:
-            _, at, self.stopping_word = min(met)
+        # The stop string that is complete first wins, however the text is split into tokens.
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            _, at, self.stopping_word = min(found)
             text, self._held, self.stopped = self._held[:at], "", True
             return text
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
@@ -57,24 +57,24 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of text that begins stop."""
+    """Length of the longest suffix of text that is a proper prefix of stop."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def bytes_of(text: str) -> bytes:
-    """The bytes of a text in which lone surrogates stand for those that are not UTF-8.
+    """The bytes of a text in which lone surrogates stand for bytes that are not UTF-8.
 
     Raises:
-        InvalidRequest: it holds surrogates that stand for no byte.
+        InvalidRequest: a surrogate does not stand for a byte.
     """
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise InvalidRequest(
-            f"the text is no Unicode (a lone surrogate at character {error.start}): remove it"
+            f"the text is not valid Unicode (lone surrogate at character {error.start}): remove it"
         ) from None
 
 
 def printable(text: str) -> str:
-    """The text with U+FFFD where it is not UTF-8, for JSON and other places that want real characters."""
+    """The text with U+FFFD in place of bytes that are not UTF-8, for JSON and the terminal."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

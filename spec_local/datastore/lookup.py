@@ -46,7 +46,7 @@ class DatastoreLookup:
     """Candidates what followed in the texts of a store."""
 
     name = "cache"
-    listens = False
+    needs_logits = False
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts

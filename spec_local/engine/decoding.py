@@ -1,7 +1,7 @@
 """The decoding loop: propose, evaluate, verify, commit.
 
-It knows token ids only. Every step starts and ends in the same state: `history` is what has been said,
-main's cache holds all of it but the last token, and the proposer's holds a prefix of it.
+It handles token ids only. Before and after every step, `history` is the prompt and the output so far, the
+main model's cache holds all of it but the last token, and the draft model's cache holds a prefix of it.
 """
 
 import sys
@@ -33,32 +33,32 @@ def decode(
     clock: Callable[[], float] = time.perf_counter,
     logprobs: int | None = None,
 ) -> Iterator[Event]:
-    """Continue a prompt with exactly main's distribution.
+    """Continue a prompt with exactly the main model's distribution.
 
     Args:
-        main: its cache may hold anything; a prefix that it shares with the prompt is reused.
+        main: the main model. A prefix of the prompt that is in its cache is reused.
         prompt: token ids, at least one.
-        sampler: shapes main's logits (and, in the proposer, the draft's). One with a constraint is for one answer.
-        rng: decides everything that is left to chance.
+        sampler: of the main model. One with a constraint serves a single answer.
+        rng: the source of all randomness.
         proposer: None for plain decoding.
-        draft_max: most tokens of a path to guess a step.
-        max_tokens: most tokens to say; None: until an end token or the end of the context.
-        is_end: whether a token ends the answer; it is said, and nothing after it.
-        cancelled: asked between calls of main; True ends the answer there.
-        logprobs: with how many alternatives each token's log probability is told; None: it is not.
+        draft_max: maximum number of draft tokens per step on one path.
+        max_tokens: maximum number of tokens to generate; None: until an end token or a full context.
+        is_end: whether a token ends the answer; it is the last one generated.
+        cancelled: called before each step; True ends the answer.
+        logprobs: number of alternatives to report with the log probability of each token; None: none of this.
 
     Yields:
-        one `Prefilled`, a `Step` per call of main, one `Finished`. Closing the iterator early is fine:
-        both caches then hold only what was said.
+        one `Prefilled`, a `Step` per call of the main model, one `Finished`. The iterator may be closed
+        early: both caches then hold only generated tokens.
 
     Raises:
         InvalidRequest: the prompt is empty, or a number is out of range.
-        ContextOverflow: the prompt does not fit (before anything is evaluated).
-        BackendError: a model failed; the caches hold a prefix of what was said.
+        ContextOverflow: the prompt is longer than the context; raised before anything is evaluated.
+        BackendError: a call of a model failed; the caches hold a prefix of the history.
     """
     check_prompt(main, prompt)
     if draft_max < 0 or (max_tokens or 0) < 0 or (logprobs or 0) < 0:
-        raise InvalidRequest("numbers of tokens must not be negative")
+        raise InvalidRequest("draft_max, max_tokens and logprobs must not be negative: give 0 or more")
     row = _Row(main, proposer if draft_max else None, sampler, verifier, rng, list(prompt), clock, logprobs)
     return _events(row, draft_max, max_tokens, is_end, cancelled)
 
@@ -69,7 +69,7 @@ def check_prompt(main: LanguageModel, prompt: Sequence[int]) -> None:
         raise InvalidRequest("the prompt is empty: give some text")
     if len(prompt) > main.n_ctx:
         raise ContextOverflow(
-            f"the prompt has {len(prompt)} tokens and the context {main.n_ctx}: shorten it or give a larger --ctx"
+            f"the prompt has {len(prompt)} tokens and the context {main.n_ctx}: shorten it or raise --ctx"
         )
 
 
@@ -108,7 +108,7 @@ def _events(
 
 
 class _Row:
-    """One generation: what has been said, and all that says the next part of it."""
+    """The state of one generation: the history, and all that a step needs."""
 
     def __init__(
         self,
@@ -131,12 +131,12 @@ class _Row:
         self._clock = clock
         self._n_logprobs = n_logprobs
         self._lap_started = 0.0
-        self._dead_ends: set[int] = set()  # nodes of the proposal after which nothing may follow
+        self._dead_ends: set[int] = set()  # nodes of the proposal after which no token is allowed
         if sampler.constraint:
             sampler.constraint.commit(history)
 
     def read_prompt(self) -> Iterator[None]:
-        """Bring both caches to the prompt, yielding between calls of a model."""
+        """Evaluate the prompt in both caches, yielding between calls of a model."""
         statistics, started = self.statistics, self._clock()
         for n in prefill(self.main, self.history[:-1]):
             statistics.prompt_n += n
@@ -148,7 +148,7 @@ class _Row:
         statistics.prompt_s = self._clock() - started
 
     def step(self, limit: int, is_end: Callable[[int], bool]) -> Step:
-        """Guess paths of up to `limit` tokens, test them in one call of main, and commit what stands."""
+        """Propose paths of up to `limit` tokens, verify them in one call, and commit the accepted one."""
         started = self._lap_started = self._clock()
         main, history, statistics = self.main, self.history, self.statistics
         nodes = min(main.n_ctx - len(history), main.max_logits - 1, main.max_tokens - 1)
@@ -156,47 +156,49 @@ class _Row:
         if self._proposer and min(limit, nodes) > 0:
             limits = Limit(min(limit, nodes), nodes, main.max_branches)
             proposal = self._proposer.propose(history, limits, self._rng, self._lap)
-        # The last token said comes first, so that node i of the proposal is main's node i + 1.
+        # The last token of the history comes first: node i of the proposal is node i + 1 of the call.
         tokens = [history[-1], *proposal.tokens]
         logits = main.decode_tree(tokens, [ROOT, *(n + 1 for n in proposal.parents)])
         self._lap("main model")
-        if self._proposer and self._proposer.listens:
+        if self._proposer and self._proposer.needs_logits:
             self._proposer.observe(tokens, logits)
             self._lap("observe")
         self._dead_ends.clear()
-        mains = self._mains(proposal, logits)
-        path, token = self._verifier(proposal, mains, main.n_vocab, self._rng, len(history))
-        said = [*(proposal.tokens[node] for node in path), token]
-        # Nothing comes after a dead end; the next step finds itself there, as it would without guesses.
+        p = self._main_distribution(proposal, logits)
+        path, token = self._verifier(proposal, p, main.n_vocab, self._rng, len(history))
+        output = [*(proposal.tokens[node] for node in path), token]
+        # Nothing follows a dead end: the next step raises there, as it would without draft tokens.
         dead = next((n for n, node in enumerate(path, 1) if node in self._dead_ends), None)
-        said = said[:dead]
-        end = next((i + 1 for i, token in enumerate(said) if is_end(token)), len(said))
-        said, n_accepted = said[:end], min(len(path), end)
+        output = output[:dead]
+        end = next((i + 1 for i, token in enumerate(output) if is_end(token)), len(output))
+        output, n_accepted = output[:end], min(len(path), end)
         self._lap("verify")
         logprobs: Sequence[TokenLogprob] = ()
         if self._n_logprobs is not None:
             rows = [logits[node + 1] for node in (ROOT, *path)]
-            logprobs = [logprob(row, token, self._n_logprobs) for row, token in zip(rows, said, strict=False)]
+            logprobs = [
+                logprob(row, token, self._n_logprobs) for row, token in zip(rows, output, strict=False)
+            ]
             self._lap("logprobs")
-        history.extend(said)
+        history.extend(output)
         if self._sampler.constraint:
             self._sampler.constraint.commit(history)
         main.commit([0, *(node + 1 for node in path[: end - 1])])
         if self._proposer:
             self._proposer.commit(history)
         self._lap("commit")
-        statistics.count_step(len(said), proposal, n_accepted)
+        statistics.count_step(len(output), proposal, n_accepted)
         statistics.predicted_s += self._lap_started - started
         if statistics.n_steps == 1:
             statistics.first_token_s = statistics.prompt_s + statistics.predicted_s
-        # Without its distributions, which over a whole vocabulary take a megabyte each.
-        guessed = (
-            Proposal(proposal.tokens, proposal.parents, source=proposal.source) if proposal.tokens else EMPTY
-        )
-        return Step(said, guessed, n_accepted, logprobs)
+        # Without its distributions: over a whole vocabulary, each takes a megabyte.
+        drafted = EMPTY
+        if proposal.tokens:
+            drafted = Proposal(proposal.tokens, proposal.parents, source=proposal.source)
+        return Step(output, drafted, n_accepted, logprobs)
 
-    def _mains(self, proposal: Proposal, logits: Logits) -> Callable[[int], Distribution]:
-        """Main's distribution after a node of the proposal: a rule asks for few of them, and each takes time."""
+    def _main_distribution(self, proposal: Proposal, logits: Logits) -> Callable[[int], Distribution]:
+        """The main model's distribution after a node, on demand: a verifier needs only some of them."""
         window = self._sampler.window
         recent = self.history[-window:] if window else None
 
@@ -204,20 +206,20 @@ class _Row:
             self._lap("verify")
             path = () if recent is None else [*recent, *(proposal.tokens[n] for n in proposal.path(node))]
             try:
-                found = self._sampler.distribution(logits[node + 1], path)
+                result = self._sampler.distribution(logits[node + 1], path)
             except DeadEnd:
                 if node == ROOT:
                     raise
-                # Main does not end here unless the guess stands. Whatever it is said to want then is not said.
+                # An error only if the node is accepted. The token after it is then dropped: any will do.
                 self._dead_ends.add(node)
-                found = Distribution.certain(0)
+                result = Distribution.certain(0)
             self._lap("main sampling")
-            return found
+            return result
 
         return distribution
 
     def roll_back(self) -> None:
-        """Keep in both caches only what has been said, less the last token, which main has yet to read."""
+        """Keep only the history in both caches, less its last token, which is yet to be evaluated."""
         self.main.truncate(min(len(self.main.cached), len(self.history) - 1))
         if self._proposer:
             self._proposer.commit(self.history)

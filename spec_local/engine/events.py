@@ -14,33 +14,33 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 @dataclass(slots=True)
 class Statistics:
-    """What a generation took. Seconds are the loop's own: a slow reader of its events does not count."""
+    """Counts and times of a generation. Seconds exclude the consumer of the events."""
 
     prompt_n: int = 0
-    """Tokens of the prompt that main had to evaluate before the first step."""
+    """Tokens of the prompt that the main model evaluated before the first step."""
     cached_n: int = 0
-    """Tokens of the prompt that main's cache held already."""
+    """Tokens of the prompt that the main model's cache held already."""
     prompt_s: float = 0.0
-    """Until main and draft had read the prompt."""
+    """Prefill of the main model and the draft model."""
     first_token_s: float = 0.0
-    """Until the first token."""
+    """From the start to the first token."""
     predicted_n: int = 0
-    """Tokens said, the one that ends the answer included."""
+    """Generated tokens, including an end token."""
     predicted_s: float = 0.0
     """From the end of the prompt to the last token."""
     n_steps: int = 0
-    """Calls of main after the prompt."""
+    """Calls of the main model after the prompt."""
     draft_n: int = 0
-    """Tokens guessed and tested: nodes of the proposals."""
+    """Draft tokens that were verified: nodes of the proposals."""
     draft_n_accepted: int = 0
     tested_at: list[int] = field(default_factory=list)
     """How often a proposal reached position 1, 2, …"""
     accepted_at: list[int] = field(default_factory=list)
-    """How often a guess was accepted there."""
+    """How often a draft token was accepted there."""
     steps_by: Counter[str] = field(default_factory=Counter)
-    """Steps by who guessed: a proposal's source, or none."""
+    """Steps by the source of the proposal; ``none`` without one."""
     profile: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds by part of the work, over all steps."""
+    """Seconds by part of a step, over all steps."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -55,10 +55,10 @@ class Statistics:
         return self.draft_n_accepted / self.draft_n if self.draft_n else 0.0
 
     def __add__(self, later: "Statistics") -> "Statistics":
-        """Of an answer that was said in two goes, the second of which read the first one again."""
+        """Of an answer that was generated in two parts, where the second one read the first one again."""
 
-        def added(ours: list[int], its: list[int]) -> list[int]:
-            return [a + b for a, b in zip_longest(ours, its, fillvalue=0)]
+        def added(first: list[int], second: list[int]) -> list[int]:
+            return [a + b for a, b in zip_longest(first, second, fillvalue=0)]
 
         profile = self.profile.copy()
         for part, seconds in later.profile.items():
@@ -79,9 +79,10 @@ class Statistics:
             profile=profile,
         )
 
-    def count_step(self, n_said: int, proposal: Proposal, n_accepted: int) -> None:
+    def count_step(self, n_tokens: int, proposal: Proposal, n_accepted: int) -> None:
+        """Add a step that generated so many tokens."""
         self.n_steps += 1
-        self.predicted_n += n_said
+        self.predicted_n += n_tokens
         self.draft_n += len(proposal.tokens)
         self.draft_n_accepted += n_accepted
         self.steps_by[proposal.source if proposal.tokens else "none"] += 1
@@ -96,17 +97,17 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The prompt has been read."""
+    """The prompt has been evaluated."""
 
     statistics: Statistics
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of main: the accepted guesses, then one token of main's own.
+    """One call of the main model: the accepted draft tokens, then one token of its own.
 
-    tokens: what was said. proposal: what had been guessed (tokens and parents). n_accepted: the first so many of `tokens`
-    were guesses. logprobs: of each of `tokens`, if they were asked for.
+    tokens: the generated tokens. proposal: the draft tokens and their parents. n_accepted: how many of
+    `tokens`, from the first, were draft tokens. logprobs: of each of `tokens`, if requested.
     """
 
     tokens: Sequence[int]
@@ -117,7 +118,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event: ``stop`` (an end token), ``length``, ``context`` (full) or ``cancelled``."""
+    """The last event. reason: ``stop`` (end token), ``length``, ``context`` (full) or ``cancelled``."""
 
     reason: FinishReason
     statistics: Statistics

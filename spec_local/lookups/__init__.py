@@ -1,7 +1,7 @@
 """Proposers that need no model: they predict what comes next from earlier text or earlier logits.
 
-To add one: write a module here with a class of the form of `spec_local.lookups.base.Lookup`, and add its line to
-`LOOKUPS` in `spec_local.registry`.
+To add one: write a module here with a class that implements `spec_local.lookups.base.Lookup`, and add its
+line to `LOOKUPS` in `spec_local.registry`.
 """
 
 from spec_local.lookups.base import Candidates, Lookup

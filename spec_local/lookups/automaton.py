@@ -1,26 +1,27 @@
-"""A suffix automaton that grows with a text: where its end stood before, and what followed there.
+"""An online suffix automaton: earlier occurrences of a text's suffixes, and what followed them.
 
-Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; for speculative decoding: Hu et al. 2024,
-"SAM Decoding" (arXiv 2411.10666). A state stands for all contexts (runs of tokens) that ended at the same places so far.
-A state's link leads to the longest shorter context that ended at more places, so that the text's whole end
-is a path of links, and its longest repeated part the second state on it: nothing is searched.
+Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; for speculative decoding:
+Hu et al. 2024, "SAM Decoding" (arXiv 2411.10666). A state represents all contexts (runs of tokens) with the
+same end positions. Its suffix link leads to the longest shorter context with more end positions, so that
+all suffixes of the text lie on one path of links, whose second state is the longest repeated suffix:
+nothing is searched.
 """
 
 from collections.abc import Sequence
 from itertools import islice
 
-_LOOKED_AT = 64
-"""Most followers of a context that are ranked: where more are known, none is likely."""
+_MAX_RANKED = 64
+"""Maximum number of followers of a context that are ranked; among more than that, none is likely."""
 
 
 class SuffixAutomaton:
-    """What followed each context of a text.
+    """The followers of each context of a text.
 
-    A token is fed in constant time, amortised: the automaton itself grows so (at most two states and three transitions
-    a token), and counting visits at most `longest` states.
+    Feeding a token takes amortized constant time: at most two states and three transitions are added, and
+    counting visits at most `longest` states.
 
     Args:
-        longest: most tokens of a context that count; longer ones are cut to their last tokens.
+        longest: maximum length of a context; of longer ones the last tokens count.
     """
 
     def __init__(self, longest: int = 64) -> None:
@@ -29,12 +30,11 @@ class SuffixAutomaton:
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
         self._length = [0]  # tokens of a state's longest context
-        self._count = [
-            0
-        ]  # places where its contexts ended; right where its shortest one has up to `longest` tokens
-        self._end = [0]  # tokens up to the first of these places
-        self._last = 0  # the whole text
-        self._counted = 0  # the text's end, cut to `longest` tokens
+        # Number of its end positions; only valid if its shortest context has up to `longest` tokens.
+        self._count = [0]
+        self._end = [0]  # the first of these end positions
+        self._last = 0  # state of the whole text
+        self._counted = 0  # state of the last `longest` tokens
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text."""
@@ -65,7 +65,7 @@ class SuffixAutomaton:
         self.text += tokens
 
     def _ending_there(self, state: int, token: int) -> int:
-        """The state of a state's longest context and the token; split off where that ended at more places than longer ones."""
+        """The state of a state's longest context plus a token; split off if it has more end positions."""
         follow, link, length = self._next, self._link, self._length
         found = follow[state][token]
         if length[found] == length[state] + 1:
@@ -83,7 +83,7 @@ class SuffixAutomaton:
         return split
 
     def repeated(self) -> tuple[int, int]:
-        """The longest end of the text that stood before, too, up to `longest` tokens: its state and its tokens; (0, 0): none."""
+        """State and length of the longest suffix (up to `longest` tokens) that occurred before, or (0, 0)."""
         state = self._link[self._last]
         if state <= 0:
             return 0, 0
@@ -92,31 +92,31 @@ class SuffixAutomaton:
         return self._counted, self.longest
 
     def followers(self, state: int, width: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """What followed a context.
+        """The tokens that followed a context.
 
         Args:
             state: of the context, which may have been cut to `longest` tokens.
-            width: most followers wanted.
+            width: maximum number of followers to return.
 
         Returns:
-            how often anything followed, and of the most frequent ones: token, how often it followed, and the state of
-            the context with it. Of equally frequent ones the first that was seen comes first. Beyond 64 different ones later
-            ones are not looked at.
+            how often any token followed, and for the most frequent ones the token, how often it followed,
+            and the state of the context with it; the earliest first among equals. Only the first 64
+            different followers are ranked.
         """
         known = self._next[state]
-        found = [(token, *self._cut(after)) for token, after in islice(known.items(), _LOOKED_AT)]
+        found = [(token, *self._cut(after)) for token, after in islice(known.items(), _MAX_RANKED)]
         if len(found) == 1:
             return found[0][1], found
         found.sort(key=_frequency, reverse=True)
         return sum(map(_frequency, found)), found[:width]
 
-    def since(self, state: int, n: int) -> list[int]:
-        """Up to n tokens that followed a context where it stood first."""
+    def first_continuation(self, state: int, n: int) -> list[int]:
+        """Up to n tokens after the first occurrence of a context."""
         end = self._end[state]
         return self.text[end : end + n]
 
     def _cut(self, state: int) -> tuple[int, int]:
-        """How often a context, cut to its last `longest` tokens, stands in the text, and the state of that."""
+        """How often the last `longest` tokens of a context occur in the text, and their state."""
         while self._length[self._link[state]] >= self.longest:
             state = self._link[state]
         return self._count[state], state

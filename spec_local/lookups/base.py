@@ -1,4 +1,4 @@
-"""What every lookup takes and returns."""
+"""The interface of a lookup."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from spec_local.core.proposal import Limit
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A tree of tokens that may come next; siblings from the likeliest on.
+    """A tree of tokens that may come next; siblings in order of confidence, the highest first.
 
     tokens, parents: one of each per node, parents before children; a chain is −1, 0, 1, …
-    confidence: of each node the chance, 0 to 1, that it stands if its parent does, as far as the lookup can tell. Nobody
-        believes it: a policy counts what becomes of such guesses.
-    source: who found them.
+    confidence: of each node, the estimated probability (0 to 1) that it is accepted if its parent is;
+        policies calibrate these estimates by what was accepted.
+    source: name of the lookup.
     """
 
     tokens: Sequence[int] = ()
@@ -25,36 +25,37 @@ class Candidates:
 
 
 class Lookup(Protocol):
-    """Guesses how a history goes on without asking a model."""
+    """Predicts how a history continues, without a model."""
 
     name: str
-    listens: bool
-    """Whether it wants to `observe`."""
+    needs_logits: bool
+    """Whether `observe` must be called."""
 
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:
-        """What may come after `history`, within the limit; nothing is a fine answer, and mostly the right one.
+        """Candidates after `history` within the limit; often there are none.
 
-        A lookup may keep what it knows of the history: the loop's own list only grows; any other list must be compared.
+        A lookup may keep state about the history: the list that the decoding loop passes only grows. Any
+        other list must be compared with the one before.
         """
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
-        """Hear what main thinks: row i of its logits (n, V) is what it expects after tokens[i]; gone when this returns."""
+        """Receive the main model's logits (n, V), a view: row i scores the token after tokens[i]."""
 
 
 def match_confidence(match: int, seen: int = 1, share: float = 1.0) -> float:
-    """The chance that what followed a context follows it again.
+    """Probability that a token which followed a context before follows it again.
 
-    Fitted to 48 answers of a 1.5B main to the built-in prompts, temperature 0. What had followed once, and nothing else had,
-    came again after 1, 2, 4, 8, 16 and 64 tokens of context in 33, 56, 73, 81, 96 and 98 % of cases; this says 33, 56, 73, 85, 92
-    and 98.
+    Fitted to 48 answers of a 1.5B main model to the built-in prompts at temperature 0. A token that had
+    followed once, with no other one, came again after 1, 2, 4, 8, 16 and 64 tokens of context in 33, 56,
+    73, 81, 96 and 98 % of the cases; the formula gives 33, 56, 73, 85, 92 and 98.
 
     Args:
         match: tokens of the context, at least 1.
-        seen: how often anything followed it before.
-        share: of these, how often this token did; 0 to 1.
+        seen: how often any token followed the context before.
+        share: the share of these times that it was this token, 0 to 1.
     """
     return share * share * (1.0 - 8.0 / (3.0 * (match + 1) * (seen + 1)))
 
 
 ONCE = [0.0, *(match_confidence(match) for match in range(1, 129))]
-"""The same of what followed once, and nothing else did, by the match."""
+"""`match_confidence` for contexts that occurred once, by match."""

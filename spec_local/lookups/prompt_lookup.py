@@ -1,6 +1,7 @@
-"""Prompt lookup: find the end of the text earlier in the text, and guess what followed there.
+"""Prompt lookup: find the last tokens of the context earlier in the context, and propose what followed there.
 
-Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding). It knows one earlier place; `suffixes` knows them all.
+Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding). It uses the last occurrence; `suffixes` uses
+all of them.
 """
 
 from array import array
@@ -11,19 +12,19 @@ from spec_local.core.proposal import ROOT, Limit
 from spec_local.lookups.base import ONCE, Candidates
 
 _BYTES = array("i").itemsize
-_LONG = 48  # a longer match foretells no more
+_MAX_MATCH = 48  # longer matches are not better predictors
 
 
 class PromptLookup:
-    """Candidates what followed the last earlier occurrence of the longest suffix n-gram; always a chain.
+    """Proposes what followed the last earlier occurrence of the longest suffix n-gram; always a chain.
 
     Args:
-        longest: most tokens of the suffix that is looked for.
-        shortest: fewest; a shorter match guesses more often and is wrong more often.
+        longest: maximum length of the n-gram.
+        shortest: minimum length; short n-grams are found more often and predict worse.
     """
 
     name = "lookup"
-    listens = False
+    needs_logits = False
 
     def __init__(self, longest: int = 8, shortest: int = 3) -> None:
         self._longest, self._shortest = longest, shortest
@@ -32,9 +33,9 @@ class PromptLookup:
 
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:
         self._read(history)
-        text = self._text.tobytes()  # bytes.rfind looks at C speed
+        text = self._text.tobytes()  # bytes.rfind is fast
         start = match = 0
-        # The shortest suffix is looked for first: where it does not occur, no longer one does.
+        # From the shortest suffix up: if it does not occur, no longer one does.
         for n in range(self._shortest, min(self._longest, len(history) - 1) + 1):
             at = _find_last(text, text[-n * _BYTES :])
             if at < 0:
@@ -43,10 +44,10 @@ class PromptLookup:
         if not match:
             return Candidates()
         if match == self._longest:
-            while match < min(start, _LONG) and self._text[start - match - 1] == self._text[-match - 1]:
+            while match < min(start, _MAX_MATCH) and self._text[start - match - 1] == self._text[-match - 1]:
                 match += 1
         else:
-            # Where an occurrence before that went on otherwise, the match foretells little (docs/benchmarks.md).
+            # If an earlier occurrence continued differently, the match predicts little.
             at = _find_last(text[: (start - 1) * _BYTES], text[-match * _BYTES :])
             if at >= 0 and self._text[at // _BYTES + match] != self._text[start]:
                 match = 1 if match < 5 else 2
@@ -57,9 +58,9 @@ class PromptLookup:
         pass
 
     def _read(self, history: Sequence[int]) -> None:
-        """Bring the array to the history, which usually has only grown."""
+        """Update the array to the history, which has usually only grown."""
         known = len(self._text)
-        # The loop's own list only grows; any other is compared.
+        # The list of the decoding loop only grows; any other one is compared.
         if history is not self._history or len(history) < known:
             if list(history[:known]) != self._text.tolist():
                 self._text, known = array("i"), 0
@@ -69,7 +70,7 @@ class PromptLookup:
 
 def _find_last(text: bytes, pattern: bytes) -> int:
     """Byte offset of the last whole-token occurrence of pattern before the end of text; −1 if none."""
-    end = len(text) - 1  # so that the pattern does not find itself
+    end = len(text) - 1  # exclude the pattern itself
     while (at := text.rfind(pattern, 0, end)) >= 0 and at % _BYTES:
         end = at + len(pattern) - 1
     return at

@@ -1,7 +1,8 @@
-"""Guesses by a suffix automaton: what followed the end of the text before, the likeliest first.
+"""Suffix lookup: propose what followed the longest repeated suffix, found by a suffix automaton.
 
-Hu et al. 2024, "SAM Decoding" (arXiv 2411.10666): the longer the match, the farther goes the guess. Oliaro et al. 2024,
-"SuffixDecoding" (arXiv 2411.04975): where a context went on in several ways, frequency decides, and a tree holds them.
+Hu et al. 2024, "SAM Decoding" (arXiv 2411.10666): the longer the match, the longer the proposal. Oliaro et
+al. 2024, "SuffixDecoding" (arXiv 2411.04975): several continuations are ranked by frequency and proposed as
+a tree.
 """
 
 from collections.abc import Sequence
@@ -10,22 +11,22 @@ from spec_local.core.language_model import Logits, common_prefix
 from spec_local.core.proposal import ROOT, Limit
 from spec_local.lookups.automaton import SuffixAutomaton
 from spec_local.lookups.base import ONCE, Candidates, match_confidence
-from spec_local.lookups.growth import likeliest
+from spec_local.lookups.best_first import best_first
 
-_LONGEST = 64  # tokens of context: a longer match foretells no more
-_WIDTH = 4  # most children of a node
-_WORTH = 0.02  # chance of being reached, below which nothing is guessed
+_LONGEST = 64  # tokens of context; longer matches are not better predictors
+_WIDTH = 4  # maximum number of children of a node
+_MIN_PROBABILITY = 0.02  # minimum probability that a node of a tree is accepted
 
 
 class SuffixLookup:
-    """What followed the longest end of the text that stood before; a chain where one branch is allowed, else a tree.
+    """Proposes what followed the longest repeated suffix; a chain if one branch is allowed, else a tree.
 
     Args:
-        shortest: fewest tokens of that end; a shorter match guesses more often and is wrong more often.
+        shortest: minimum length of the suffix; short ones are found more often and predict worse.
     """
 
     name = "suffix"
-    listens = False
+    needs_logits = False
 
     def __init__(self, shortest: int = 2) -> None:
         self._shortest = shortest
@@ -43,9 +44,9 @@ class SuffixLookup:
         pass
 
     def _read(self, history: Sequence[int]) -> None:
-        """Feed what is new; another text than before starts anew."""
+        """Feed new tokens; a different history starts anew."""
         known = self._automaton.text
-        # The loop's own list only grows; any other is compared.
+        # The list of the decoding loop only grows; any other one is compared.
         if history is not self._history or len(history) < len(known):
             if common_prefix(known, history) < len(known):
                 self._automaton = SuffixAutomaton(_LONGEST)
@@ -53,25 +54,24 @@ class SuffixLookup:
         self._automaton.feed(history[len(self._automaton.text) :])
 
     def _chain(self, state: int, match: int, limit: Limit) -> Candidates:
-        """The most frequent follower, again and again."""
+        """The most frequent follower at each step."""
         tokens: list[int] = []
         confidence: list[float] = []
         most, seen = min(limit.depth, limit.nodes), 0
         while len(tokens) < most and seen != 1:
             seen, followers = self._automaton.followers(state, 1)
-            if not followers:  # the end of the text
+            if not followers:  # end of the text
                 break
             token, n, state = followers[0]
             tokens.append(token)
             confidence.append(match_confidence(match + len(confidence), seen, n / seen))
-        # What stood once only went on in one way.
-        tokens += self._automaton.since(state, most - len(tokens)) if seen == 1 else ()
+        tokens += self._automaton.first_continuation(state, most - len(tokens)) if seen == 1 else ()
         reach = min(match + len(confidence), _LONGEST)
         confidence += ONCE[reach : reach + len(tokens) - len(confidence)]
         return Candidates(tokens, range(ROOT, len(tokens) - 1), confidence, self.name)
 
     def _tree(self, state: int, match: int, limit: Limit) -> Candidates:
-        """The likeliest nodes, wherever they are."""
+        """The most probable nodes."""
 
         def followers(state: int, match: int) -> list[tuple[int, float, int]]:
             seen, found = self._automaton.followers(state, _WIDTH)
@@ -80,4 +80,4 @@ class SuffixLookup:
         def follow(child: tuple[int, float, int], depth: int) -> list[tuple[int, float, int]]:
             return followers(child[2], match + depth)
 
-        return likeliest(followers(state, match), follow, limit, _WORTH, self.name)
+        return best_first(followers(state, match), follow, limit, _MIN_PROBABILITY, self.name)

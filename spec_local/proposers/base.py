@@ -21,7 +21,7 @@ class Proposer(Protocol):
     """
 
     @property
-    def listens(self) -> bool:
+    def needs_logits(self) -> bool:
         """Whether it wants to `observe`."""
 
     def prefill(self, history: Sequence[int]) -> Iterator[int]:

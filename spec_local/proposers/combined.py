@@ -38,7 +38,7 @@ class CombinedProposer:
         self._policy, self._draft, self._lookups = policy, draft, lookups
         self._shapes = {"draft": draft.shape, "tree": tree or draft.shape} if draft else {}
         self._branches, self._nodes = branches, nodes
-        self.listens = any(lookup.listens for lookup in lookups)
+        self.needs_logits = any(lookup.needs_logits for lookup in lookups)
         self._proposal = EMPTY
         self._length: int | None = None  # of the history that was proposed for
         self._asked = False  # whether the draft was, since the last commit
@@ -91,7 +91,7 @@ class CombinedProposer:
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         for lookup in self._lookups:
-            if lookup.listens:
+            if lookup.needs_logits:
                 lookup.observe(tokens, logits)
 
     def commit(self, history: Sequence[int]) -> None:

@@ -38,7 +38,7 @@ class DraftModel:
             model reads them, and about texts that are taken back.
     """
 
-    listens = False
+    needs_logits = False
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class DraftModel:
     ) -> None:
         self.model = model
         self.shape = shape
-        self._sampler = Sampler(sampler.settings, sampler.constraint, guessing=True)
+        self._sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True)
         self._n_vocab = n_vocab
         self._is_end = is_end
         self._ahead = ahead

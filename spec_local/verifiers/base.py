@@ -13,7 +13,7 @@ from spec_local.core.sampling import Distribution
 Floats = NDArray[np.float64]
 
 MainDistribution = Callable[[int], Distribution]
-"""The main model's distribution after a node of the proposal (`ROOT`: after the context); computed on demand."""
+"""The main model's distribution after a node of a proposal (`ROOT`: after the context), on demand."""
 
 Rule = Callable[[Proposal, MainDistribution, int, Rng], tuple[list[int], int]]
 """``rule(proposal, p, n_vocab, rng) -> (accepted path, next token)``"""
@@ -23,8 +23,9 @@ Rule = Callable[[Proposal, MainDistribution, int, Rng], tuple[list[int], int]]
 class Verifier:
     """An acceptance rule, and the drawing of sibling nodes that it is lossless for.
 
-    Nodes that were chosen rather than drawn have no probabilities: every verifier accepts them by exact match.
-    A verifier for chosen nodes needs no rule of its own; it accepts nodes of any origin by exact match.
+    Nodes that were chosen rather than drawn have no probabilities: every verifier accepts them by exact
+    match. A verifier for chosen nodes needs no rule of its own; it accepts nodes of any origin by exact
+    match.
     """
 
     drawing: Drawing
@@ -47,7 +48,7 @@ class Verifier:
             return walk(proposal, lambda node, children, depth: p(node).draw(rng, position + depth))
         if proposal.drawing not in ("one", self.drawing):
             raise ValueError(
-                f"a proposal drawn {proposal.drawing!r} needs another verifier: this one is for {self.drawing!r}"
+                f"nodes drawn {proposal.drawing!r} need another verifier: this one is for {self.drawing!r}"
             )
         return self._rule(proposal, p, n_vocab, rng)
 

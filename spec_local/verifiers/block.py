@@ -28,7 +28,7 @@ def block_rule(p: Floats, q: Floats, ratio: Floats, rng: Rng) -> tuple[list[bool
 
 
 def _pass_probability(p: Floats, q: Floats, weight: float) -> float:
-    """h of the paper for a prefix of this weight, p and q (V,) being the distributions of the token after it."""
+    """h of the paper, for a prefix of this weight; p and q, (V,), of the token after it."""
     if weight <= 0:
         return 0.0
     excess = p * weight

@@ -1,6 +1,7 @@
-"""The acceptance of a rule at one node, and the upper bound for any rule; a measuring tool that no rule needs.
+"""The acceptance of a rule at one node, and the upper bound for any rule, to compare rules.
 
-Sun et al. 2023 (arXiv 2310.15141) pose it as optimal transport; its dual, Hu et al. 2025 (arXiv 2502.18779), is a
+Sun et al. 2023 (arXiv 2310.15141) pose it as optimal transport; its dual, Hu et al. 2025 (arXiv
+2502.18779), is a
 minimum over sets H of tokens: α* = 1 + min_H [p(H) − Pr(all children in H)].
 """
 
@@ -43,9 +44,10 @@ class _RejectingRng:
 def acceptance_bound(p: Floats, q: Floats, k: int, drawing: Drawing) -> float:
     """α* for k children of a node, (V,) each.
 
-    Exact to rounding, also for large V: where children are drawn from q with or without replacement, Pr is so convex
-    that the best H holds the tokens with the smallest p/q, and only V sets need to be tried. Without replacement and
-    with k > 2, Pr is an integral, computed by quadrature to about 1e-12; this takes seconds for V = 150,000.
+    Exact to rounding, also for large V: where children are drawn from q with or without replacement, Pr
+    is so convex that the best H holds the tokens with the smallest p/q, and only V sets need to be tried.
+    Without replacement and with k > 2, Pr is an integral, computed by quadrature to about 1e-12; this
+    takes seconds for V = 150,000.
 
     Args:
         k: number of children, at most the nonzero entries of q. "chosen": the k most probable tokens of q.
@@ -70,7 +72,7 @@ def acceptance_bound(p: Floats, q: Floats, k: int, drawing: Drawing) -> float:
 
 
 def _all_without_replacement(q: Floats, k: int) -> Floats:
-    """The probability that k tokens drawn without replacement are all among the first 1, 2, … tokens; (V,)."""
+    """Probability that k tokens drawn without replacement are all among the first 1, 2, …; (V,)."""
     outside = np.append(q[:0:-1].cumsum()[::-1], 0.0)  # summed from the end, for precision near 0
     if k == 1:
         return 1.0 - outside
@@ -78,9 +80,10 @@ def _all_without_replacement(q: Floats, k: int) -> Floats:
         others = 1.0 - q
         others[q.argmax()] = np.delete(q, q.argmax()).sum()
         return np.clip(1.0 - outside * (1.0 + (q / others).cumsum()), 0.0, 1.0)
-    # Give each token an exponential clock of rate q: the first k to ring are k draws without replacement, so k of
-    # the first m must ring before all others do, at time t. On a logarithmic scale the integrand is smooth and
-    # falls off fast at both ends, where a plain sum converges quickest.
+    # Give each token an exponential clock of rate q: the first k to ring are k draws without
+    # replacement, so k of the first m must ring before all others do, at time t. On a logarithmic
+    # scale the integrand is smooth and falls off fast at both ends, where a plain sum converges
+    # quickest.
     inside = np.where(outside > 0, 0.0, 1.0)
     step = 0.25
     last = np.log(40 / max(1e-300, outside[outside > 0].min(initial=1.0)))

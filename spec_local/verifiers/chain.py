@@ -1,8 +1,8 @@
 """Verification of chains: what the token and the block rule share.
 
-Shapes: B rows (independent generations), k draft tokens at most, V columns (tokens, or those tokens that any of the
-distributions can give). A row may have fewer than k draft tokens: `lengths` has their number, and what lies beyond
-is ignored.
+Shapes: B rows (independent generations), k draft tokens at most, V columns (tokens, or those tokens that
+any of the distributions can give). A row may have fewer than k draft tokens: `lengths` has their number,
+and what lies beyond is ignored.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ ChainRule = Callable[[Floats, Floats, Floats, Rng], tuple[list[bool], int, float
 """``rule(p, q, ratio, rng) -> (accepted, n_accepted, scale)`` for one row of n draft tokens.
 
 p: (n+1, V). q: (n, V). ratio: (n,), p/q of each draft token.
-accepted: the decision at each position. n_accepted: length of the accepted prefix. scale: where the prefix is not the
-whole draft, the next token is drawn from the residual max(scale·p − q, 0).
+accepted: the decision at each position. n_accepted: length of the accepted prefix. scale: where the
+prefix is not the whole draft, the next token is drawn from the residual max(scale·p − q, 0).
 """
 
 
@@ -91,14 +91,16 @@ def verify(
 
     Args:
         p: float64 (B, k+1, V), the main model's distribution at each position and after the last.
-        q: float64 (B, k, V), the distribution that each draft token was drawn from; one-hot where there was none.
+        q: float64 (B, k, V), the distribution that each draft token was drawn from; one-hot where there
+            was none.
         drafted: int (B, k), columns.
         lengths: int (B,), draft tokens of each row.
         rng: one per row.
         strict: check shapes, types, bounds and sums first.
 
     Raises:
-        ValueError: a draft token has q = 0, so that it cannot have been drawn from q; or a strict check failed.
+        ValueError: a draft token has q = 0, so that it cannot have been drawn from q; or a strict check
+            failed.
     """
     if strict:
         _check(p, q, drafted, lengths, rng)

@@ -1,6 +1,7 @@
 """SpecTr's k-sequential selection, for children drawn independently from q.
 
-Sun et al. 2023 (arXiv 2310.15141), algorithm 3. The number of a node's children must not depend on their draws.
+Sun et al. 2023 (arXiv 2310.15141), algorithm 3. The number of a node's children must not depend on their
+draws.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def spectr_rule(p: Floats, q: Floats, drawn: Sequence[int], rng: Rng) -> int:
 
 
 def _rho(p: Floats, q: Floats, k: int) -> float:
-    """The least ρ ∈ [1, k] with 1 − (1−β)^k ≤ ρβ, β = Σ min(p/ρ, q); rounded up, so that the rest is not negative."""
+    """The least ρ ∈ [1, k] with 1 − (1−β)^k ≤ ρβ, where β = Σ min(p/ρ, q); rounded up."""
     low, high = 1.0, float(k)
     for _ in range(60):
         middle = (low + high) / 2

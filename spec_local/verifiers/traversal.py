@@ -1,8 +1,8 @@
 """Traversal verification: block verification on trees, from the leaves up.
 
-Weng et al. 2025 (arXiv 2505.12398). Children are drawn without replacement. On a chain it equals block verification.
-A rejected branch leaves a residual of p that is averaged over what could have been drawn below it: the shape of a
-tree may depend on earlier draws, but not on later ones.
+Weng et al. 2025 (arXiv 2505.12398). Children are drawn without replacement. On a chain it equals block
+verification. A rejected branch leaves a residual of p that is averaged over what could have been drawn
+below it: the shape of a tree may depend on earlier draws, but not on later ones.
 """
 
 import numpy as np

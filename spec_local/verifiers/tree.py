@@ -1,8 +1,8 @@
 """Verification of trees node by node: what the rules for the children of one node share.
 
-A rule draws one token with exactly the main model's distribution p, in such a way that it is likely to be a child:
-the walk goes on from that child, and ends otherwise. Deeper nodes play no part, so that a tree may be grown by
-looking at anything but draws that are still to come.
+A rule draws one token with exactly the main model's distribution p, in such a way that it is likely to be
+a child: the walk goes on from that child, and ends otherwise. Deeper nodes play no part, so that a tree
+may be grown by looking at anything but draws that are still to come.
 """
 
 from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ class Knows:
     """A lookup that has read the answer before, and is wrong at every n-th place."""
 
     name = "knows"
-    listens = False
+    needs_logits = False
 
     def __init__(self, text=(), wrong_at=10**9, confidence=1.0):
         self.text, self.wrong_at, self.confidence = list(text), wrong_at, confidence

@@ -18,7 +18,7 @@ class Knows:
     """A lookup that has read the answer before, and is wrong at every fourth place."""
 
     name = "knows"
-    listens = False
+    needs_logits = False
 
     def __init__(self, text):
         self.text = text

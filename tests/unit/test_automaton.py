@@ -53,7 +53,7 @@ def check(automaton, text, longest):
         for width in (1, 2):
             assert automaton.followers(state, width) == (total, found[:width])
         first = ends(text, context)[0]
-        assert automaton.since(state, 5) == text[first : first + 5]
+        assert automaton.first_continuation(state, 5) == text[first : first + 5]
         if depth:
             todo += [(after, [*context, token][-longest:], depth - 1) for token, _, after in found]
 

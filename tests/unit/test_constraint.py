@@ -99,9 +99,9 @@ def test_where_nothing_may_follow_main_says_so_and_a_draft_guesses_anything(temp
     logits[:5] = 0
     for allowed, bias in [(set(), {}), ({2}, {2: -np.inf}), (set(range(5, 400)), {})]:
         how = SamplingSettings(temperature=temperature, top_k=9, logit_bias=bias)
-        with pytest.raises(BackendError, match="no token that the model knows may follow here"):
+        with pytest.raises(BackendError, match="no token may follow here"):
             Sampler(how, constraint(400, allowed)).distribution(logits)
-        free = Sampler(how, constraint(400, allowed), guessing=True)
+        free = Sampler(how, constraint(400, allowed), for_draft=True)
         assert free.distribution(logits).top(1)[0] == 0
         assert free.most_probable(logits, 1)[0] == 0
 

@@ -30,7 +30,7 @@ from tests.exact import is_mains
 class AlwaysWrong:
     """Guesses that have nothing to do with main."""
 
-    listens = False
+    needs_logits = False
 
     def prefill(self, history):
         return iter(())
@@ -62,7 +62,7 @@ class Kept:
 class Unjudged:
     """All that a lookup finds."""
 
-    listens = True
+    needs_logits = True
 
     def __init__(self, lookup):
         self.lookup = lookup
@@ -482,7 +482,7 @@ def test_a_failing_rule_leaves_no_guesses_behind(shape, rule):
     class Broken:
         drawing = VERIFIERS[rule].drawing
 
-        def __call__(self, proposal, p, n_vocab, rng, place):
+        def __call__(self, proposal, p, n_vocab, rng, position):
             raise ValueError("no")
 
     how, main, small = SamplingSettings(), main_model(8), main_model(8, noise=0.3)

@@ -201,7 +201,7 @@ def test_a_machine_that_reads_no_branches_gets_the_likeliest_chain():
 class Watching:
     """Guesses by recycling, and keeps the books."""
 
-    listens = True
+    needs_logits = True
 
     def __init__(self):
         self.recycling, self.asked = Recycling(), []

@@ -29,7 +29,7 @@ class Foresees:
     """A lookup that knows what a model finds most probable, and is wrong at every n-th place of a text."""
 
     name = "foresees"
-    listens = False
+    needs_logits = False
 
     def __init__(self, model, wrong_at=NEVER):
         self.model, self.wrong_at = model, wrong_at
@@ -260,7 +260,7 @@ class Garbage:
     """A lookup of which nothing can be expected."""
 
     name = "garbage"
-    listens = False
+    needs_logits = False
 
     def __init__(self, answers):
         self.answers = itertools.cycle(answers)
