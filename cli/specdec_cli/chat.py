@@ -23,30 +23,30 @@ class WhenFullChoice(StrEnum):
 def chat(
     system: Annotated[str | None, Option(help="System message.")] = None,
     load: Annotated[
-        Path | None, Option(metavar="FILE", help="Go on with a conversation that /save has kept.")
+        Path | None, Option(metavar="FILE", help="Continue a conversation that was saved with /save.")
     ] = None,
     when_full: Annotated[
         WhenFullChoice,
-        Option(
-            help="When the context is full: stop, or drop the oldest messages (never the system message)."
-        ),
+        Option(help="When the context is full, stop or drop the oldest messages; the system message stays."),
     ] = WhenFullChoice.stop,
     show_drafts: Annotated[
-        bool, Option("--show-drafts", help="Mark what had been guessed, and the guesses that were wrong.")
+        bool, Option("--show-drafts", help="Mark accepted draft tokens, and show rejected ones.")
     ] = False,
     markdown: Annotated[
-        bool, Option("--markdown", help="Render Markdown, block by block as each is complete.")
+        bool, Option("--markdown", help="Render Markdown; a block appears when it is complete.")
     ] = False,
-    no_stats: Annotated[bool, Option("--no-stats", help="No line of figures after each answer.")] = False,
+    no_stats: Annotated[bool, Option("--no-stats", help="Print no statistics after an answer.")] = False,
     verbose: Annotated[
         int,
-        Option("--verbose", "-v", count=True, help="Build, device and threads; -vv: llama.cpp's own log."),
+        Option("--verbose", "-v", count=True, help="Show build, device and threads; -vv: llama.cpp's log."),
     ] = 0,
     *,
     models: ModelOptions,
     sampling: SamplingOptions,
 ) -> None:
-    """Talk with a model; each turn reads only what is new.
+    """Chat with a model in the terminal.
+
+    Type /help for the commands of the chat.
 
     Examples:
 
@@ -62,47 +62,49 @@ def chat(
         from spec_local.chat.conversation import Conversation
         from spec_local.chat.template import ChatTemplate
         from spec_local.llama import runtime
-        from specdec_cli.chat_commands import obey, words
-        from specdec_cli.chat_input import Command, Ended, by_hand, reader
-        from specdec_cli.talk import Talk
+        from specdec_cli.chat_commands import completions, run_command
+        from specdec_cli.chat_input import Command, EndOfChat, interactive, message_reader
+        from specdec_cli.chat_view import ChatView
 
         runtime.set_verbose(verbose > 1)
         render.prepare_stdout()
         with models.open(render.note) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
-            answering = ChatSession(session, conversation, settings, when_full.value)
-            talk = Talk(answering, not no_stats, show_drafts, markdown)
+            chat_session = ChatSession(session, conversation, settings, when_full.value)
+            view = ChatView(chat_session, not no_stats, show_drafts, markdown)
             if verbose:
                 for line in render.setting_lines(session):
                     render.note(line)
-            render.note(talk.greeting())
+            render.note(view.banner())
             if load:
-                talk.load(load)
-            if system:  # also instead of one that was kept
-                talk.conversation.system = system
-            read = reader(words())
+                view.load(load)
+            if system:  # replaces that of a loaded conversation
+                view.conversation.system = system
+            read = message_reader(completions())
             while True:
                 try:
-                    said = read()
-                    _noted(
-                        partial(obey, talk, said) if isinstance(said, Command) else partial(talk.hear, said)
+                    typed = read()
+                    _report_errors(
+                        partial(run_command, view, typed)
+                        if isinstance(typed, Command)
+                        else partial(view.send, typed)
                     )
-                except Ended:
+                except EndOfChat:
                     return
                 except KeyboardInterrupt:
-                    if not by_hand():
+                    if not interactive():
                         raise
-                    render.note("to leave: /exit or Ctrl-D")
+                    render.note("type /exit or press Ctrl-D to leave")
 
 
-def _noted(act: Callable[[], None]) -> None:
-    """What goes wrong is said, and the conversation goes on."""
-    from specdec_cli.chat_input import by_hand
+def _report_errors(action: Callable[[], None]) -> None:
+    """Run an action and report its errors as notes, so that the chat continues."""
+    from specdec_cli.chat_input import interactive
 
     try:
-        act()
+        action()
     except KeyboardInterrupt:
-        if not by_hand():
+        if not interactive():
             raise
         render.note("(stopped)")
     except SpecLocalError as error:

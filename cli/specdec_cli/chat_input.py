@@ -1,4 +1,4 @@
-"""What a person types to a chat: an editor on a terminal, lines off one."""
+"""The input of a chat: a line editor on a terminal, else plain lines of standard input."""
 
 import contextlib
 import os
@@ -17,65 +17,65 @@ if TYPE_CHECKING:
 _QUOTES = '"""'
 
 
-class Ended(Exception):
-    """There is no more input."""
+class EndOfChat(Exception):
+    """The input ended, or a command leaves the chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``/name rest``, on a line of its own; what stands between triple quotes is none."""
+    """A line ``/name rest``. Text between triple quotes is never a command."""
 
     name: str
     rest: str
 
     @classmethod
-    def of(cls, line: str) -> "Command":
+    def parse(cls, line: str) -> "Command":
         name, _, rest = line.strip().partition(" ")
         return cls(name, rest.strip())
 
 
-def by_hand() -> bool:
-    """Whether a person types: then Ctrl-C stops an answer, and not the program."""
+def interactive() -> bool:
+    """Whether standard input is a terminal; Ctrl-C then stops an answer, not the program."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 Read = Callable[[], str | Command]
 
 
-def reader(words: Mapping[str, Iterable[str] | None]) -> Read:
-    """How to get the next message (a line, or several between triple quotes) or command.
+def message_reader(completions: Mapping[str, Iterable[str] | None]) -> Read:
+    """A function that reads the next command or message: a line, or several lines between triple quotes.
 
     Args:
-        words: commands, and for Tab the words that can follow each; None: a file's name.
+        completions: the commands, with the words that Tab completes after each; None: file names.
 
     Raises (when called):
-        Ended: the input has ended.
+        EndOfChat: the input ended.
     """
-    read = _line_editor(words) if by_hand() and sys.stdout.isatty() else _plain_line
+    read = _line_editor(completions) if interactive() and sys.stdout.isatty() else _plain_line
     return lambda: _message(read)
 
 
 def _message(read: Callable[[str], str]) -> str | Command:
-    opened = False
+    in_quotes = False
     try:
         text = read("> ")
         if text.startswith("/"):
-            return Command.of(text)
+            return Command.parse(text)
         if not text.lstrip().startswith(_QUOTES):
             return text
-        opened = True
+        in_quotes = True
         text = text.lstrip().removeprefix(_QUOTES)
         while not text.rstrip().endswith(_QUOTES):
             text += "\n" + read(". ")
         return text.rstrip().removesuffix(_QUOTES).strip("\n")
     except EOFError:
-        if opened and not by_hand():
+        if in_quotes and not interactive():
             raise InvalidRequest(f"the input ended within a message: close it with {_QUOTES}") from None
-        raise Ended from None
+        raise EndOfChat from None
 
 
 def _plain_line(prompt: str) -> str:
-    """The next line of standard input."""
+    """Read a line of standard input."""
     line = sys.stdin.buffer.readline() if sys.stdin is not None else b""
     if not line:
         raise EOFError
@@ -87,8 +87,8 @@ def _plain_line(prompt: str) -> str:
         ) from None
 
 
-def _line_editor(words: Mapping[str, Iterable[str] | None]) -> Callable[[str], str]:
-    """Editing, history, Tab, pasting of several lines."""
+def _line_editor(completions: Mapping[str, Iterable[str] | None]) -> Callable[[str], str]:
+    """A line editor with history, completion and bracketed paste."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
@@ -100,10 +100,10 @@ def _line_editor(words: Mapping[str, Iterable[str] | None]) -> Callable[[str], s
             name, space, rest = typed.partition(" ")
             if not typed.startswith("/") or "\n" in typed:
                 return
-            if space and words.get(name, ()) is None:
+            if space and completions.get(name, ()) is None:
                 yield from PathCompleter(expanduser=True).get_completions(Document(rest), event)
             else:
-                known, start = (words.get(name) or (), rest) if space else (words, name)
+                known, start = (completions.get(name) or (), rest) if space else (completions, name)
                 yield from (Completion(word, -len(start)) for word in known if word.startswith(start))
 
     keys = KeyBindings()
@@ -123,20 +123,20 @@ def _line_editor(words: Mapping[str, Iterable[str] | None]) -> Callable[[str], s
 
 
 def _history() -> "History":
-    """Of this chat and the ones before; only its owner may read it."""
+    """The history of this and earlier chats, in a file that only the user can read."""
     import platformdirs
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    class Forgiving(FileHistory):
+    class TolerantHistory(FileHistory):
         def store_string(self, string: str) -> None:
-            with contextlib.suppress(OSError):  # a full disk is no reason to lose the message
+            with contextlib.suppress(OSError):  # a full disk must not lose the message
                 super().store_string(string)
 
     try:
         path = Path(platformdirs.user_state_dir("specdec", ensure_exists=True)) / "chat-history"
         path.touch(mode=0o600)
         os.chmod(path, 0o600)
-        return Forgiving(str(path))
+        return TolerantHistory(str(path))
     except OSError as error:
-        render.note(f"what you type is not remembered ({error.strerror}: {error.filename})")
+        render.note(f"the input history is not saved ({error.strerror}: {error.filename})")
         return InMemoryHistory()

@@ -1,4 +1,4 @@
-"""What ``/set`` shows and changes in a chat: the options of the command line that matter from one answer to the next."""
+"""The settings of ``/set``: options that can change from one answer to the next."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,61 +9,61 @@ from spec_local.errors import InvalidRequest
 from specdec_cli.settings import nearest
 
 if TYPE_CHECKING:
-    from specdec_cli.talk import Talk
+    from specdec_cli.chat_view import ChatView
 
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """owner: what has the field, from a talk; takes: what a value must look like; parse: raises ValueError."""
+    """owner: see `_owner`. expected: a description of valid values. parse: raises ValueError."""
 
     owner: str
     field: str
-    takes: str
+    expected: str
     parse: Callable[[str], Any]
 
-    def read(self, talk: "Talk") -> Any:
-        return getattr(_owner(talk, self.owner), self.field)
+    def read(self, view: "ChatView") -> Any:
+        return getattr(_owner(view, self.owner), self.field)
 
-    def write(self, talk: "Talk", value: Any) -> None:
-        owner = _owner(talk, self.owner)
-        if self.owner in ("talk", "chat"):
+    def write(self, view: "ChatView", value: Any) -> None:
+        owner = _owner(view, self.owner)
+        if self.owner in ("view", "chat"):
             setattr(owner, self.field, value)
             return
         changed = replace(owner, **{self.field: value})  # checks the value
         if self.owner == "sampling":
-            changed = replace(talk.chat.settings, sampling=changed)
-        talk.chat.settings = changed
+            changed = replace(view.chat.settings, sampling=changed)
+        view.chat.settings = changed
 
 
-def _owner(talk: "Talk", name: str) -> Any:
-    settings = talk.chat.settings
-    return {"talk": talk, "chat": talk.chat, "settings": settings, "sampling": settings.sampling}[name]
+def _owner(view: "ChatView", name: str) -> Any:
+    settings = view.chat.settings
+    return {"view": view, "chat": view.chat, "settings": settings, "sampling": settings.sampling}[name]
 
 
-def change(talk: "Talk", name: str, text: str) -> None:
-    """Give a setting another value.
+def change(view: "ChatView", name: str, text: str) -> None:
+    """Change a setting.
 
     Raises:
-        InvalidRequest: there is no such setting, or the value makes no sense; nothing has changed.
+        InvalidRequest: the setting or its value is invalid; nothing has changed.
     """
     setting = _setting(name)
     try:
         value = setting.parse(text)
     except ValueError:
-        raise InvalidRequest(f"{name} is not {text[:40]!r}: give {setting.takes}") from None
-    setting.write(talk, value)
+        raise InvalidRequest(f"{name} {text[:40]!r} is invalid: give {setting.expected}") from None
+    setting.write(view, value)
 
 
-def shown(talk: "Talk", name: str = "") -> Iterator[str]:
-    """A line for a setting, or for each; raises as `change` does."""
+def lines(view: "ChatView", name: str = "") -> Iterator[str]:
+    """One line for a setting, or for each; raises as `change` does."""
     for each, setting in ({name: _setting(name)} if name else SETTINGS).items():
-        yield f"{each} = {_text(setting.read(talk))}"
+        yield f"{each} = {_text(setting.read(view))}"
 
 
 def _setting(name: str) -> _Setting:
     if name in SETTINGS:
         return SETTINGS[name]
-    raise InvalidRequest(f"there is no setting {name}{nearest(name, SETTINGS)}: /set lists them")
+    raise InvalidRequest(f"setting {name} is unknown{nearest(name, SETTINGS)}: /set lists all")
 
 
 def _text(value: Any) -> str:
@@ -87,7 +87,7 @@ def _number(text: str) -> float:
     return value
 
 
-def _perhaps(text: str) -> int | None:
+def _optional_int(text: str) -> int | None:
     return None if text == "none" else int(text)
 
 
@@ -111,19 +111,19 @@ def _when_full(text: str) -> str:
 
 SETTINGS = {
     "temp": _Setting("sampling", "temperature", "a number, 0 or more", _number),
-    "top-k": _Setting("sampling", "top_k", "a whole number, 0: off", int),
+    "top-k": _Setting("sampling", "top_k", "an integer, 0: off", int),
     "top-p": _Setting("sampling", "top_p", "a number up to 1, 1: off", _number),
     "min-p": _Setting("sampling", "min_p", "a number up to 1, 0: off", _number),
     "repeat-penalty": _Setting("sampling", "repeat_penalty", "a number, 1: off", _number),
     "frequency-penalty": _Setting("sampling", "frequency_penalty", "a number, 0: off", _number),
     "presence-penalty": _Setting("sampling", "presence_penalty", "a number, 0: off", _number),
-    "seed": _Setting("settings", "seed", "a whole number, or none", _perhaps),
-    "max-tokens": _Setting("settings", "max_tokens", "a whole number, or none", _perhaps),
-    "stop": _Setting("settings", "stops", "a text that ends an answer (\\n: a new line), or none", _stops),
+    "seed": _Setting("settings", "seed", "an integer, or none", _optional_int),
+    "max-tokens": _Setting("settings", "max_tokens", "an integer, or none", _optional_int),
+    "stop": _Setting("settings", "stops", "a text that ends an answer (\\n: newline), or none", _stops),
     "policy": _Setting("settings", "policy", "adaptive, fixed, confidence, entropy or off", str),
-    "draft-max": _Setting("settings", "draft_max", "a whole number, or none", _perhaps),
+    "draft-max": _Setting("settings", "draft_max", "an integer, or none", _optional_int),
     "when-full": _Setting("chat", "when_full", "stop or drop-oldest", _when_full),
-    "show-drafts": _Setting("talk", "show_drafts", "on or off", _switch),
-    "markdown": _Setting("talk", "markdown", "on or off", _switch),
-    "stats": _Setting("talk", "show_statistics", "on or off", _switch),
+    "show-drafts": _Setting("view", "show_drafts", "on or off", _switch),
+    "markdown": _Setting("view", "markdown", "on or off", _switch),
+    "stats": _Setting("view", "show_statistics", "on or off", _switch),
 }

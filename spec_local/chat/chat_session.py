@@ -1,6 +1,7 @@
-"""A conversation answered by a session: asking, generating another answer, and what happens when the context is full.
+"""A conversation and the session that answers it: answers, regeneration, and a full context.
 
-An interrupted answer is kept as far as it was generated. If nothing was generated, the conversation is unchanged.
+An interrupted answer is kept as far as it was generated. If nothing was generated, the conversation is
+unchanged.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,9 +44,9 @@ class ChatSession:
 
     Args:
         settings: of the next answer; may be replaced between answers. Each `regenerate` adds 1 to the seed.
-        when_full: ``stop``: an answer ends where the context does, and a message that does not fit is refused.
-            ``drop-oldest``: the oldest questions and answers are dropped until half of the context is free. The
-            system message is kept, and is the only part that need not be read again.
+        when_full: ``stop``: an answer ends where the context does, and a message that does not fit is
+            refused. ``drop-oldest``: the oldest questions and answers are dropped until half of the context
+            is free. The system message is kept, and is the only part that need not be read again.
     """
 
     session: Session

@@ -1,8 +1,9 @@
 """A conversation: its messages and their tokens, with each answer's tokens kept as the model generated them.
 
-For each turn the whole conversation is rendered, but only new text is tokenized. Tokenizing the text of an answer again
-could split it differently, and the KV cache would be invalid from there on. Removing messages needs no extra work: the
-tokens before them stay the same, and `Session.generate` reuses the longest prefix that the KV cache shares with a prompt.
+For each turn the whole conversation is rendered, but only new text is tokenized. Tokenizing the text of an
+answer again could split it differently, and the KV cache would be invalid from there on. Removing messages
+needs no extra work: the tokens before them stay the same, and `Session.generate` reuses the longest prefix
+that the KV cache shares with a prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ class AnswerTokens:
 class _Segment:
     """A part of the rendered conversation; its tokens stay valid as long as its text does.
 
-    answer: index of the message it belongs to; -1: the text between two answers, which is tokenized as a whole.
+    answer: index of the message; -1: the text between two answers, which is tokenized as a whole.
     """
 
     text: bytes
@@ -97,7 +98,7 @@ class Conversation:
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens known so far: those of the last `prompt` and its answer, or those that `restore` accepted."""
+        """The known tokens: those of the last `prompt` and its answer, or those that `restore` accepted."""
         return [token for segment in self._segments for token in segment.tokens]
 
     def answer(self, content: str, tokens: Sequence[int]) -> None:
@@ -221,7 +222,7 @@ class Conversation:
             self._segments.append(segment)
             end += len(segment.text)
         if end < len(text):
-            # Tokenize from the end of the last answer, so that the tokens depend only on the text and the answers.
+            # From the end of the last answer, so that tokens depend only on the text and the answers.
             if self._segments and self._segments[-1].answer < 0:
                 end -= len(self._segments.pop().text)
             self._tokenize(text[end:])
@@ -238,9 +239,10 @@ class Conversation:
 def _spelled(
     vocabulary: Vocabulary, tokens: Sequence[int], text: bytes, start: int = 0
 ) -> tuple[bytes, list[int]] | None:
-    """The longest prefix of the tokens that spells whole characters of the text from `start` on, and its bytes.
+    """The longest prefix of the tokens that spells whole characters of the text from `start` on.
 
-    None: it would be empty.
+    Returns:
+        its bytes and its tokens; None: it is empty.
     """
     n, end, position = 0, start, start
     for i, token in enumerate(tokens, 1):

@@ -49,7 +49,8 @@ class Request:
         """The tokens up to the start of the answer.
 
         Raises:
-            ModelError: the model has no tokens for gaps, no chat template, or one that rejects these messages.
+            ModelError: the model has no fill-in-the-middle tokens, no chat template, or the template
+                rejects these messages.
             InvalidRequest: the text cannot be tokenized.
         """
         vocabulary = model.vocabulary
@@ -67,7 +68,7 @@ class Request:
 
 
 def _fill_in_tokens(vocabulary: Vocabulary, before: str, after: str, name: str) -> list[int]:
-    """Prefix, suffix, middle, in the order of llama.cpp's server. Special tokens in the texts are not parsed."""
+    """In the order of llama.cpp's server. Special tokens in the texts are not parsed."""
     if not vocabulary.fill_in:
         raise ModelError(
             f"{name} has no fill-in-the-middle tokens: remove --suffix, or use a model trained for code, "

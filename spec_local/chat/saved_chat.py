@@ -1,7 +1,8 @@
 """Conversations in JSON files, which can be read, edited, and continued with any model.
 
-An answer is saved with its tokens and its offset in the rendered conversation. Both are checked on loading: tokens that do
-not spell the text (the file was edited, or the model is another) are ignored, and the text is tokenized.
+An answer is saved with its tokens and its offset in the rendered conversation. Both are checked on loading:
+tokens that do not spell the text (the file was edited, or the model is another) are ignored, and the text is
+tokenized.
 """
 
 import base64

@@ -1,9 +1,8 @@
-"""specdec chat: on a terminal, through a pseudo-terminal; and off one."""
+"""specdec chat on a pseudo-terminal and through pipes."""
 
 import signal
 import stat
 import subprocess
-import time
 
 import pytest
 
@@ -15,14 +14,14 @@ SHORT = ["--temp", "0", "--threads", "1", "--ctx", "512", "-n", "12"]
 ENDLESS = ["--temp", "0", "--threads", "1", "--ctx", "100000"]
 
 
-def figures(screen):
-    """The line of statistics after an answer."""
+def statistics_lines(screen):
+    """The lines of statistics after answers."""
     return [line for line in screen.splitlines() if "tokens/s" in line]
 
 
 def test_a_conversation(terminal, main):
     person = terminal("--main", main, "-v", *SHORT)
-    greeting = person.prompt()
+    banner = person.prompt()
     build = "llama.cpp (llama-cpp-python "
     for part in (
         build,
@@ -32,22 +31,22 @@ def test_a_conversation(terminal, main):
         "context 512",
         "/help",
     ):
-        assert part in greeting
+        assert part in banner
     for message in ("hello there", "and again"):
-        (line,) = figures(person.say(message))
+        (line,) = statistics_lines(person.say(message))
         assert "12 tokens in" in line
     assert "12 tokens in" in person.say("/stats")
     person.type("\x04")  # Ctrl-D
     assert person.leaves_with() == 0
 
 
-def test_draft_and_silence(terminal, main, draft):
+def test_no_stats(terminal, main, draft):
     person = terminal("--main", main, "--draft", draft, "--policy", "fixed", "--no-stats", *SHORT)
     assert "· draft draft.gguf, policy fixed ·" in person.prompt()
-    assert figures(person.say("hello")) == []
-    figures_of_it = person.say("/stats")
-    assert "accepted" in figures_of_it
-    assert "guessed by draft" in figures_of_it
+    assert statistics_lines(person.say("hello")) == []
+    shown = person.say("/stats")
+    assert "accepted" in shown
+    assert "guessed by draft" in shown
     person.type("/exit\r")
     assert person.leaves_with() == 0
 
@@ -55,29 +54,41 @@ def test_draft_and_silence(terminal, main, draft):
 def test_commands(terminal, main):
     person = terminal("--main", main, "--no-stats", *SHORT)
     person.prompt()
-    assert "nothing has been said yet" in person.say("/stats")
+    assert "there is no answer yet" in person.say("/stats")
     assert "/clear" in person.say("/help")
-    said = person.say("/fly me to the moon")
-    assert "/fly is no command" in said
-    assert "nothing has been said yet" in person.say("/stats")  # the model has not seen it
+    assert "/fly is not a command" in person.say("/fly me to the moon")
+    assert "there is no answer yet" in person.say("/stats")  # the model did not get it
     person.say("hello")
-    assert "forgotten" in person.say("/clear")
+    assert "conversation cleared" in person.say("/clear")
     assert len(person.say("").strip()) < 4
+
+
+def wait_for_text(person):
+    """Wait until a part of an answer is on the screen."""
+    person.child.expect("[a-z ]{8}")
+
+
+def start_endless_answer(person):
+    """Enter a message and wait for its answer to start; costs are measured with an answer before it."""
+    person.prompt()
+    person.say("/set max-tokens 1")
+    person.say("hello")
+    person.say("/set max-tokens none")
+    person.enter("tell me everything")
+    wait_for_text(person)
 
 
 def test_interrupting_an_answer(terminal, main):
     person = terminal("--main", main, *ENDLESS)
-    person.prompt()
-    person.enter("tell me everything")
-    time.sleep(0.7)
+    start_endless_answer(person)
     person.type("\x03")
     seen = person.until("(stopped)")
-    (line,) = figures(seen)
+    (line,) = statistics_lines(seen)
     assert "first token" in line
     person.prompt()
-    # It goes on, and with what was said: the second answer can be stopped too.
+    # The chat continues, and the next answer can be stopped, too.
     person.enter("more")
-    time.sleep(0.3)
+    wait_for_text(person)
     person.type("\x03")
     person.until("(stopped)")
     person.prompt()
@@ -87,9 +98,7 @@ def test_interrupting_an_answer(terminal, main):
 
 def test_interrupting_twice_does_not_end_the_chat(terminal, main):
     person = terminal("--main", main, *ENDLESS)
-    person.prompt()
-    person.enter("tell me everything")
-    time.sleep(0.7)
+    start_endless_answer(person)
     person.type("\x03\x03")
     person.prompt()
     assert " 12 tokens" not in person.say("/stats")
@@ -101,13 +110,13 @@ def test_interrupting_the_prompt_gives_a_hint(terminal, main):
     person = terminal("--main", main, *SHORT)
     person.prompt()
     person.type("half a thought\x03")
-    assert "/exit or Ctrl-D" in person.until("Ctrl-D")
+    assert "/exit or press Ctrl-D" in person.until("to leave")
     person.prompt()
     assert "12 tokens in" in person.say("whole")
 
 
-def test_ctrl_z_is_no_character(terminal, main):
-    """It suspends; here, where no shell waits, it does nothing."""
+def test_ctrl_z_is_not_input(terminal, main):
+    """It suspends the program; here, without a shell, it does nothing."""
     person = terminal("--main", main, *SHORT)
     person.prompt()
     seen = person.say("hel\x1alo")
@@ -119,7 +128,7 @@ def test_triple_quotes_hold_a_message_of_several_lines(terminal, main, specdec):
     person = terminal("--main", main, "--no-stats", *SHORT)
     person.prompt()
     seen = person.say('"""first line') + person.say("/help") + person.say('third"""')
-    assert "this list" not in seen
+    assert "list the commands" not in seen
     assert person.child.isalive()
     piped = specdec("chat", "--main", main, "--no-stats", *SHORT, stdin=b'"""first line\n/help\nthird"""\n')
     generated = specdec("generate", "--main", main, *SHORT, "first line\n/help\nthird")
@@ -129,14 +138,14 @@ def test_triple_quotes_hold_a_message_of_several_lines(terminal, main, specdec):
 def test_alt_enter_and_paste_keep_lines_together(terminal, main, fresh):
     person = terminal("--main", main, *SHORT, specdec=fresh)
     person.prompt()
-    assert len(figures(person.say("one\x1b\rtwo"))) == 1
-    assert len(figures(person.say("\x1b[200~three\nfour\nfive\x1b[201~"))) == 1
+    assert len(statistics_lines(person.say("one\x1b\rtwo"))) == 1
+    assert len(statistics_lines(person.say("\x1b[200~three\nfour\nfive\x1b[201~"))) == 1
     (history,) = fresh.folder.rglob("chat-history")
     lines = [line for line in history.read_text().splitlines() if line.startswith("+")]
     assert lines == ["+one", "+two", "+three", "+four", "+five"]
 
 
-def test_history_is_private_and_kept(terminal, main, fresh):
+def test_history_is_private_and_persistent(terminal, main, fresh):
     person = terminal("--main", main, *SHORT, specdec=fresh)
     person.prompt()
     person.say("a secret question")
@@ -153,19 +162,19 @@ def test_history_is_private_and_kept(terminal, main, fresh):
 
 def test_a_state_folder_that_cannot_be_written(terminal, main, specdec):
     person = terminal("--main", main, *SHORT, env={"XDG_STATE_HOME": "/dev/null/state", "HOME": "/dev/null"})
-    assert "not remembered" in person.prompt()
+    assert "the input history is not saved" in person.prompt()
     assert "12 tokens in" in person.say("hello")
 
 
-def test_a_full_context_offers_a_way_on(terminal, main):
+def test_a_full_context_suggests_what_to_do(terminal, main):
     person = terminal("--main", main, "--temp", "0", "--threads", "1", "--ctx", "128")
     person.prompt()
-    said = person.say("hello")
-    assert "context of 128 tokens is full" in said
-    assert "/clear" in said
-    assert "/clear starts anew" in person.say("and now?")
+    seen = person.say("hello")
+    assert "context of 128 tokens is full" in seen
+    assert "/clear" in seen
+    assert "/clear starts a new conversation" in person.say("and now?")
     person.say("/clear")
-    assert figures(person.say("hello"))
+    assert statistics_lines(person.say("hello"))
 
 
 def test_resizing_the_window_does_no_harm(terminal, main):
@@ -185,7 +194,7 @@ def test_from_a_pipe(specdec, main):
     assert done.stdout.endswith(b"\n")
     notes = done.stderr.decode()
     assert notes.count("tokens/s") == 2
-    assert "/fly is no command" in notes
+    assert "/fly is not a command" in notes
     assert "> " not in notes + done.stdout.decode("utf-8", "replace").splitlines()[0]
 
 
@@ -196,24 +205,24 @@ def test_from_a_pipe_without_statistics(specdec, main):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "guesses"),
+    ("arguments", "speculation"),
     [
         ([], "draft draft.gguf and lookup, policy adaptive"),
         (["--proposer", "draft"], "draft draft.gguf, policy adaptive"),
         (["--proposer", "lookup"], "lookup, policy adaptive"),
         (["--policy", "confidence"], "draft draft.gguf, policy confidence"),
-        (["--policy", "off"], "no guesses"),
-        (["--no-spec"], "no guesses"),
-        (["--draft-max", "0"], "no guesses"),
+        (["--policy", "off"], "no speculation"),
+        (["--no-spec"], "no speculation"),
+        (["--draft-max", "0"], "no speculation"),
     ],
     ids=str,
 )
-def test_the_greeting_says_who_guesses(inside, main, draft, arguments, guesses):
+def test_the_banner_shows_the_proposers(inside, main, draft, arguments, speculation):
     done = inside("chat", "--main", main, "--draft", draft, *arguments, *SHORT)
-    assert f" · {guesses} · " in done.stderr.decode()
+    assert f" · {speculation} · " in done.stderr.decode()
 
 
-def test_costs_are_measured_at_the_first_answer_and_once(fresh, main):
+def test_costs_are_measured_once_at_the_first_answer(fresh, main):
     for first in (True, False):
         done = fresh("chat", "--main", main, *SHORT, stdin=b"hello\nagain\n")
         assert done.returncode == 0
@@ -234,21 +243,21 @@ def test_a_pipe_that_ends_within_a_message(specdec, main):
     assert done.stdout == b""
 
 
-def test_interrupting_a_command_says_so(monkeypatch, capsys):
+def test_interrupting_a_command(monkeypatch, capsys):
     from specdec_cli import chat, chat_input
 
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(chat_input, "by_hand", lambda: True)
-    chat._noted(interrupted)
+    monkeypatch.setattr(chat_input, "interactive", lambda: True)
+    chat._report_errors(interrupted)
     assert capsys.readouterr().err == "(stopped)\n"
-    monkeypatch.setattr(chat_input, "by_hand", lambda: False)
+    monkeypatch.setattr(chat_input, "interactive", lambda: False)
     with pytest.raises(KeyboardInterrupt):
-        chat._noted(interrupted)
+        chat._report_errors(interrupted)
 
 
-def test_pipe_that_is_no_utf8(specdec, main):
+def test_a_pipe_that_is_not_utf8(specdec, main):
     done = specdec("chat", "--main", main, *SHORT, stdin=b"fine\nGr\xf6\xdfe\n")
     assert done.returncode == 2
     assert b"not UTF-8" in done.stderr
@@ -262,18 +271,18 @@ def test_closed_streams(specdec, main):
     )
 
 
-def test_a_reader_that_has_seen_enough(specdec, main):
+def test_a_closed_pipe_ends_the_chat(specdec, main):
     script = 'yes hello | "$@" | head -c 20'
     done = specdec.shell(script, "chat", "--main", main, "--no-stats", *SHORT)
     assert len(done.stdout) == 20
     assert b"Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) == 1  # the greeting
+    assert len(done.stderr.splitlines()) == 1  # the banner
 
 
 def test_interrupt_off_a_terminal_ends_the_chat(specdec, main):
-    with specdec.start("chat", "--main", main, *ENDLESS) as nothing:
-        assert nothing.wait(timeout=20) == 0
-        nothing.communicate()
+    with specdec.start("chat", "--main", main, *ENDLESS) as process:
+        assert process.wait(timeout=20) == 0
+        process.communicate()
 
     with subprocess.Popen(
         [*specdec.command, "chat", "--main", str(main), *ENDLESS],
@@ -284,11 +293,11 @@ def test_interrupt_off_a_terminal_ends_the_chat(specdec, main):
     ) as process:
         process.stdin.write(b"hello\nand again\n")
         process.stdin.flush()
-        begun = process.stdout.read(5)
+        start = process.stdout.read(5)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
         assert process.returncode == 130
-    assert len(begun + out) > 5
+    assert len(start + out) > 5
     assert b"Traceback" not in err
 
 
@@ -297,16 +306,16 @@ def test_bad_options_and_files(specdec, main, tmp_path):
     assert "does not exist" in specdec.one_line(specdec("chat", "--main", tmp_path / "absent.gguf"), 1)
 
 
-def test_a_recurrent_model_guesses_nothing(specdec, tmp_path):
+def test_a_recurrent_model_runs_without_speculation(specdec, tmp_path):
     path = write_tiny_model(tmp_path / "mamba.gguf", n_layers=1, architecture="mamba")
     done = specdec("chat", "--main", path, *SHORT, stdin=b"hello\nagain\n")
     assert done.returncode == 0, done.stderr
-    assert b"no guesses" in done.stderr
+    assert b"no speculation" in done.stderr
     assert done.stderr.count(b"12 tokens in 12 steps") == 2
 
 
-def test_interrupt_before_anything_has_begun(fresh, main, tmp_path):
-    """Ctrl-C while Python still imports is not worth a traceback."""
+def test_interrupt_during_imports(fresh, main, tmp_path):
+    """Ctrl-C while Python imports modules prints no traceback."""
     env = fresh.sabotaged(
         tmp_path / "slow",
         "import sys, threading, os, signal\n"

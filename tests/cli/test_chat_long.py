@@ -1,4 +1,4 @@
-"""Long conversations, long messages, windows that change: nothing leaks, and nothing breaks the screen."""
+"""Long conversations, long messages, resized windows, and completion."""
 
 import subprocess
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWa
 
 
 def test_two_hundred_turns_take_no_more_memory(specdec, main, draft):
-    """With a draft, trees, and a context that is full again and again."""
+    """With a draft model, trees, and a context that is often full."""
     arguments = [
         "chat",
         "--main",
@@ -60,7 +60,7 @@ def test_a_paste_of_50_kb(terminal, main):
     assert person.leaves_with() == 0
 
 
-def test_resizing_while_an_answer_comes(terminal, main):
+def test_resizing_during_an_answer(terminal, main):
     person = terminal(
         "--main", main, "--temp", "0", "--threads", "1", "--ctx", "4096", "-n", "300", "--markdown"
     )
@@ -76,7 +76,7 @@ def test_tab_completes_commands_and_files(terminal, main, fresh):
     (fresh.folder / "notes-of-today.txt").write_text("hello")
     person = terminal("--main", main, "--threads", "1", "--ctx", "512", "-n", "4", specdec=fresh)
     person.prompt()
-    for typed, completed in (("/rea\t", "d"), (" notes-of\t", "-today.txt"), ("\r", "goes before")):
+    for typed, completed in (("/rea\t", "d"), (" notes-of\t", "-today.txt"), ("\r", "will be sent before")):
         person.type(typed)
         seen = person.until(completed)
     assert "notes-of-today.txt (5 bytes)" in seen
@@ -86,7 +86,7 @@ def test_tab_completes_commands_and_files(terminal, main, fresh):
         person.until(completed)
 
 
-def test_show_drafts_marks_guesses_on_a_terminal_only(terminal, specdec, main, draft):
+def test_show_drafts_marks_draft_tokens_on_a_terminal_only(terminal, specdec, main, draft):
     arguments = ["--main", main, "--draft", draft, "--policy", "fixed", "--temp", "0", "--threads", "1"]
     arguments += ["--ctx", "512", "-n", "40", "--show-drafts"]
     person = terminal(*arguments, "--no-stats")

@@ -28,27 +28,36 @@ GREEDY = SamplingSettings(temperature=0)
 HIDDEN = 2  # </s>, a control token, which has no text
 TEMPLATES = {
     "chatml": CHAT_TEMPLATE,
-    "default system": "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}" + CHAT_TEMPLATE,
-    # Gemma: the system message is part of the first question, messages are stripped, and roles must alternate.
+    "default system": (
+        "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
+        + CHAT_TEMPLATE
+    ),
+    # Gemma: the system message precedes the first question, messages are stripped, roles must alternate.
     "gemma": (
         "{%- set system = '' -%}{%- if messages[0]['role'] == 'system' -%}"
         "{%- set system = messages[0]['content'] + '\n\n' -%}{%- set messages = messages[1:] -%}{%- endif -%}"
         "{%- for message in messages -%}"
-        "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('roles must alternate') }}{%- endif -%}"
-        "{{ '<|im_start|>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' + (system if loop.first else '') }}"
+        "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
+        "{{ raise_exception('roles must alternate') }}{%- endif -%}"
+        "{{ '<|im_start|>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
+        "{{ system if loop.first else '' }}"
         "{{ message['content'] | trim }}{{ '<|im_end|>\n' }}"
         "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>model\n' }}{%- endif -%}"
     ),
     # Qwen3 and DeepSeek: reasoning is removed from all answers except a last message.
     "reasoning": (
         "{% for message in messages %}{% set text = message['content'] %}"
-        "{% if message['role'] == 'assistant' and not loop.last %}{% set text = text.split('~')[-1] %}{% endif %}"
+        "{% if message['role'] == 'assistant' and not loop.last %}"
+        "{% set text = text.split('~')[-1] %}{% endif %}"
         "{{ '<|im_start|>' + message['role'] + '\n' + text + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
     # Tokens could merge across the ends of messages.
-    "spaces": "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + ' ' }}{% endfor %}assistant: ",
-}  # fmt: skip
+    "spaces": (
+        "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + ' ' }}{% endfor %}"
+        "assistant: "
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -179,16 +188,17 @@ def test_control_tokens_in_an_answer_belong_to_the_text_after_them(make_conversa
 @pytest.mark.parametrize(
     "template",
     [
-        "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else ' ' + m.content + ' ###' }}{% endfor %}",
-        "{% for m in messages %}{{ 'Q:' + m.content + '\nA:' if m.role == 'user' else m.content + '\n' }}{% endfor %}",
-        "{% for m in messages %}{{ m.content + ('?' if m.role == 'user' else '.') }}{% endfor %}",
-        "{% for m in messages %}{{ m.content + '  ' }}{% endfor %}",
+        "'[INST] ' + m.content + ' [/INST]' if m.role == 'user' else ' ' + m.content + ' ###'",
+        "'Q:' + m.content + '\nA:' if m.role == 'user' else m.content + '\n'",
+        "m.content + ('?' if m.role == 'user' else '.')",
+        "m.content + '  '",
     ],
 )
 def test_a_tokenizer_that_adds_a_leading_space_adds_one_only(make_conversation, template):
     """As that of Llama 2: text after an answer is tokenized separately, but does not start the prompt."""
     conversation = make_conversation(model="prefix")
-    stand_in = SimpleNamespace(path="x", vocabulary=conversation.model.vocabulary, chat_template=template)
+    whole = "{% for m in messages %}{{ " + template + " }}{% endfor %}"
+    stand_in = SimpleNamespace(path="x", vocabulary=conversation.model.vocabulary, chat_template=whole)
     conversation.template = ChatTemplate(stand_in)
     tokens_of_answer = conversation.model.vocabulary.continuation("the time is long")
     for question in ("one", "two", "three"):
@@ -295,11 +305,12 @@ def test_the_system_message(make_conversation):
 
 
 def test_a_template_without_system_messages(make_conversation, models):
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     stand_in = SimpleNamespace(
         path=models["main"].path,
         vocabulary=models["main"].vocabulary,
-        chat_template="{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT_TEMPLATE,
-    )  # fmt: skip
+        chat_template=f"{refusal}{CHAT_TEMPLATE}",
+    )
     conversation = Conversation(models["main"], ChatTemplate(stand_in))
     conversation.ask("hello")
     with pytest.raises(ModelError, match="no system"):
@@ -414,7 +425,7 @@ def test_the_tokens_always_spell_the_messages(make_conversation, tmp_path_factor
 
 
 def counted(session, prompt, n, **kwargs):
-    """An answer's text and tokens, its last event, and the tokens both models read before the first was generated."""
+    """An answer's text, tokens and last event, and the number of prompt tokens that each model read."""
     calls = []
     for context in (session.main, session.draft):
         decode_tree, seen = type(context).decode_tree, []
@@ -451,8 +462,8 @@ def test_a_long_chat_reads_only_new_tokens(make_conversation, models, make_conte
         prompt = conversation.ask(f"question {turn}: " + "how many people " * (turn % 5))
         text, generated, done, (main, draft) = counted(session, prompt, 90 + turn)
         new = len(prompt) - held
-        # After a cut answer the main model lacks its last token, the draft model the last three. The last token
-        # of a prompt is read by the first step.
+        # After a cut answer the main model lacks its last token, the draft model its last three.
+        # The last token of a prompt is read by the first step.
         assert main <= new
         assert draft <= new + 2
         assert template == "gemma" or main >= new - 1  # so that the count itself is tested
@@ -595,6 +606,10 @@ def test_an_edited_answer_is_tokenized(saved):
     assert text_of(loaded, loaded.ask("more")) == rendered(loaded)
 
 
+def edited_answer(content, generated):
+    return content | {"messages": [content["messages"][2] | {"generated": generated}]}
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -609,13 +624,13 @@ def test_an_edited_answer_is_tokenized(saved):
         (lambda c: c | {"messages": [{"role": "user", "content": "a\ud800"}]}, "not valid Unicode|unicode"),
         (lambda c: c | {"messages": [{"role": "user", "content": "", "bytes": "ä"}]}, "base64"),
         (lambda c: c | {"messages": [{"role": "user", "content": "", "bytes": "7YCA7aCA!"}]}, "base64"),
-        (lambda c: c | {"messages": [c["messages"][2] | {"generated": {"offset": -1, "tokens": []}}]}, r"offset: "),
-        (lambda c: c | {"messages": [c["messages"][2] | {"generated": {"offset": 1, "tokens": [-5]}}]}, "tokens"),
-        (lambda c: c | {"messages": [c["messages"][2] | {"generated": {"offset": 1, "tokens": [1.5]}}]}, "tokens"),
+        (lambda c: edited_answer(c, {"offset": -1, "tokens": []}), r"offset: "),
+        (lambda c: edited_answer(c, {"offset": 1, "tokens": [-5]}), "tokens"),
+        (lambda c: edited_answer(c, {"offset": 1, "tokens": [1.5]}), "tokens"),
         (lambda c: [c], "not a saved conversation"),
         (lambda c: 5, "not a saved conversation"),
     ],
-)  # fmt: skip
+)
 def test_invalid_files(saved, change, match):
     path, conversation = saved
     path.write_text(json.dumps(change(json.loads(path.read_bytes()))))
@@ -627,8 +642,11 @@ def test_invalid_files(saved, change, match):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\x00" * 100, b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b"NaN", b"GGUF"],
-)  # fmt: skip
+    [
+        *(b"", b"{", b"NaN", b"GGUF", b"\xff\xfe", b"\x00" * 100),
+        *(b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000),
+    ],
+)
 def test_files_without_a_conversation(saved, content):
     path, conversation = saved
     path.write_bytes(content)

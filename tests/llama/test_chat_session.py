@@ -174,7 +174,7 @@ def test_an_answer_continues_after_messages_are_dropped(chat):
 
 
 def test_no_partial_character_is_lost_when_the_context_is_full(chat):
-    """The text of an incomplete character is held back, and the answer continues in another `generate` call."""
+    """An incomplete character is held back while the answer continues in another `generate` call."""
     c = chat(n_ctx=200, when_full="drop-oldest")
     list(c.send("one"))
     list(c.send("two"))

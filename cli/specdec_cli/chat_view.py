@@ -1,4 +1,4 @@
-"""One conversation between a person and a session: what is said to it, and what is shown of it."""
+"""The screen of a chat: sends messages to a ChatSession and shows the answers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import ContextOverflow, SpecLocalError
-from spec_local.files import format_size
 from specdec_cli import answer_view, render
-from specdec_cli.chat_input import by_hand
+from specdec_cli.chat_input import interactive
 
 if TYPE_CHECKING:
     from spec_local.chat.chat_session import ChatEvent, ChatSession
@@ -21,8 +20,8 @@ _LARGE = 5e8  # bytes that take a while to write
 
 
 @dataclass
-class Talk:
-    """attached: text of files that goes before the next message. last: the figures of the last answer."""
+class ChatView:
+    """attached: text of files that precedes the next message. last: statistics of the last answer."""
 
     chat: "ChatSession"
     show_statistics: bool = True
@@ -30,7 +29,7 @@ class Talk:
     markdown: bool = False
     attached: str = field(default="", init=False)
     last: "Statistics | None" = field(default=None, init=False)
-    _explained: bool = field(default=False, init=False)
+    _legend_shown: bool = field(default=False, init=False)
 
     @property
     def session(self) -> "Session":
@@ -40,24 +39,24 @@ class Talk:
     def conversation(self) -> "Conversation":
         return self.chat.conversation
 
-    def hear(self, message: str) -> None:
-        """Answer a message."""
+    def send(self, message: str) -> None:
+        """Send a message and show the answer."""
         if not message.strip():
             return
         question, attached = self.attached + message, self.attached
         self.attached = ""
         before = self._last_message
         try:
-            self.answer(lambda cancelled: self.chat.send(question, cancelled))
+            self.show_answer(lambda cancelled: self.chat.send(question, cancelled))
         finally:
-            if self._last_message is before:  # it is no part of the conversation: nor is what goes before it
+            if self._last_message is before:  # not sent: the files precede the next message
                 self.attached = attached
 
-    def answer(self, ask: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"]) -> None:
-        """Show an answer as it comes, and what there is to say about it.
+    def show_answer(self, generate: Callable[[Callable[[], bool]], "Iterator[ChatEvent]"]) -> None:
+        """Show an answer while it is generated, then its statistics and warnings.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed twice, or once where nobody types.
+            KeyboardInterrupt: Ctrl-C was pressed twice, or once if standard input is not a terminal.
         """
         from spec_local.chat.chat_session import MessagesDropped
         from spec_local.session import Done, Text
@@ -65,101 +64,104 @@ class Talk:
         view = answer_view.view(
             self.session.main.model.vocabulary.piece, show_drafts=self.show_drafts, markdown=self.markdown
         )
-        if isinstance(view, answer_view.Drafts) and not self._explained:
+        if isinstance(view, answer_view.Drafts) and not self._legend_shown:
             render.note(view.legend)
-            self._explained = True
-        begun, done, n_forgotten = False, None, 0
+            self._legend_shown = True
+        started, done, n_dropped = False, None, 0
         try:
             with render.interruptible() as cancelled:
-                for event in ask(cancelled):
+                for event in generate(cancelled):
                     if isinstance(event, Text):
                         view.show(event)
-                        begun = True
+                        started = True
                     elif isinstance(event, Done):
                         view.end(event.text)
                         done = event
-                    elif isinstance(event, MessagesDropped) and not begun:
-                        render.note(_forgotten(event.n_messages))
+                    elif isinstance(event, MessagesDropped) and not started:
+                        render.note(_dropped(event.n_messages))
                     elif isinstance(event, MessagesDropped):
-                        n_forgotten += event.n_messages  # to be told when the answer is out of the way
+                        n_dropped += event.n_messages  # shown after the answer
         except ContextOverflow as error:
             render.note(f"this message was not sent: {error}")
             if self._last_message and self.chat.when_full == "stop":
-                render.note(f"what was said before takes room, too: {self._way_on()}")
+                render.note(f"earlier messages also take up context: {self._ways_to_make_room()}")
             return
         except (SpecLocalError, KeyboardInterrupt):
-            if begun:
+            if started:
                 view.end("")
                 render.say("\n")
             raise
         assert done
         render.say("\n")
-        if n_forgotten:
-            render.note(_forgotten(n_forgotten))
+        if n_dropped:
+            render.note(_dropped(n_dropped))
         self.last = done.statistics
         if self.show_statistics:
             render.note(render.statistics_line(done.statistics))
         if done.reason == "context":
             full = f"the context of {self.session.main.n_ctx} tokens is full"
-            render.note(f"{full}: {self._way_on()}; a larger --ctx holds more")
+            render.note(f"{full}: {self._ways_to_make_room()}; for a larger one, restart with --ctx")
         if cut := render.cut_note(done, self.chat.settings):
             render.note(cut)
         if done.reason == "cancelled":
-            render.note("(stopped)" if begun else "(stopped before an answer began: all is as it was before)")
-            if not by_hand():
+            render.note(
+                "(stopped)"
+                if started
+                else "(stopped before the answer started; the conversation is unchanged)"
+            )
+            if not interactive():
                 raise KeyboardInterrupt
 
-    def _way_on(self) -> str:
-        forget = (
-            ""
-            if self.chat.when_full == "drop-oldest"
-            else "/set when-full drop-oldest drops the oldest messages; "
-        )
-        return forget + "/clear starts anew"
+    def _ways_to_make_room(self) -> str:
+        clear = "/clear starts a new conversation"
+        if self.chat.when_full == "drop-oldest":
+            return clear
+        return f"/set when-full drop-oldest drops the oldest messages; {clear}"
 
     @property
     def _last_message(self) -> "Message | None":
         messages = self.conversation.messages
         return messages[-1] if messages and messages[-1]["role"] != "system" else None
 
-    def guesses(self) -> str:
-        """Who guesses, and how far."""
+    def speculation(self) -> str:
+        """The proposers and the policy in use."""
         draft, settings = self.session.draft, self.chat.settings
-        guessing = {"draft": f"draft {draft.model.path.name}" if draft else "draft", "suffix": "lookup"}
-        names = [guessing.get(name, name) for name in self.session.proposers(settings)]
-        return f"{' and '.join(names)}, policy {settings.policy}" if names else "no guesses"
+        shown = {"draft": f"draft {draft.model.path.name}" if draft else "draft", "suffix": "lookup"}
+        names = [shown.get(name, name) for name in self.session.proposers(settings)]
+        return f"{' and '.join(names)}, policy {settings.policy}" if names else "no speculation"
 
-    def greeting(self) -> str:
+    def banner(self) -> str:
+        """The first line of a chat: models, device, and context size."""
         main = self.session.main
         device = render.device(main)
         if device == "CPU":
             device += f" ({render.threads(main)})"
-        return f"main {main.model.path.name} · {self.guesses()} · {device} · context {main.n_ctx} · /help"
+        return f"main {main.model.path.name} · {self.speculation()} · {device} · context {main.n_ctx} · /help"
 
     def save(self, path: Path, *, with_state: bool) -> None:
-        """Keep the conversation; `with_state`: also what both models have read of it, beside it."""
+        """Save the conversation; `with_state`: also both models' KV caches, in a file beside it."""
         from spec_local.chat.chat_session import state_path
 
         if with_state and (size := self.session.state_size()) > _LARGE:
-            render.note(f"writing {format_size(size)} …")
+            render.note(f"writing {size / 1e9:.1f} GB …")
         size = self.chat.save(path, with_state=with_state)
-        said = f"saved: {len(self.conversation.messages)} messages in {path}"
+        line = f"saved {len(self.conversation.messages)} messages to {path}"
         if with_state:
-            said += f", and what was read of them in {state_path(path)} ({format_size(size)})"
-        render.note(said)
+            line += f", and the KV caches to {state_path(path)} ({size / 1e6:.1f} MB)"
+        render.note(line)
 
     def load(self, path: Path) -> None:
-        """Go on with a conversation that was kept, and with what was read of it if that was kept too."""
-        n_read = self.chat.load(path, render.note)
-        said = f"loaded: {len(self.conversation.messages)} messages"
-        if n_read:
-            said += f", {n_read} tokens of them read already"
+        """Continue a saved conversation, with the KV caches if they were saved, too."""
+        n_cached = self.chat.load(path, render.note)
+        line = f"loaded {len(self.conversation.messages)} messages"
+        if n_cached:
+            line += f"; {n_cached} of their tokens are in the KV cache"
         self.attached, self.last = "", None
-        render.note(said)
+        render.note(line)
         if self.conversation.messages:
             last = self.conversation.messages[-1]
             render.note(f"{last['role']}: {last['content']}")
 
 
-def _forgotten(n: int) -> str:
-    return f"(the context was full: the oldest {n} messages are forgotten)"
+def _dropped(n: int) -> str:
+    return f"(the context was full: the oldest {n} messages were dropped)"
