@@ -7,8 +7,8 @@
             if isinstance(event, Text):
                 print(event.text, end="", flush=True)
 
-What is listed in ``__all__`` is the public API, with the modules `spec_local.chat.request`, `spec_local.batch.runner`, `spec_local.batch.answers` and
-`spec_local.chat.saved_chat`; everything is loaded when it is first used.
+The public API is ``__all__`` and the modules `spec_local.chat.request`, `spec_local.chat.saved_chat`,
+`spec_local.batch.runner` and `spec_local.batch.answers`. Everything is imported on first use.
 """
 
 import importlib

@@ -1,61 +1,61 @@
-"""Everything that specdec raises on purpose, as one tree.
+"""All errors that specdec raises deliberately, as one tree.
 
     SpecLocalError            what went wrong, why, and what to do, in one line
-    ├── ModelFileError        a GGUF file that is missing, damaged, or of a kind that cannot be used
-    ├── ModelError            a loaded model that cannot do what was asked (no rollback, no text, no template)
-    ├── VocabularyMismatch    main and draft have no token in common
-    ├── ContextOverflow       more tokens than the context, or more context than memory
-    ├── BackendError          llama.cpp refused or failed a call, or returned logits that are not numbers
-    │   ├── BackendCrash      llama.cpp's build takes the whole process down on this machine
-    │   └── DeadEnd           a constraint leaves the model no token to go on with
-    ├── DownloadError         a file could not be fetched, or is not the one that was expected
-    ├── ConfigError           a settings file (models.toml) that says something impossible
-    └── InvalidRequest        an option value, a prompt or an input that makes no sense
+    ├── ModelFileError        a GGUF file is missing, damaged, or of an unsupported kind
+    ├── ModelError            a loaded model lacks what was requested (rollback, text, a chat template)
+    ├── VocabularyMismatch    the main model and the draft model have no token in common
+    ├── ContextOverflow       more tokens than the context holds, or a context larger than the memory
+    ├── BackendError          a llama.cpp call failed, or returned logits that are not numbers
+    │   ├── BackendCrash      this build of llama.cpp crashes on this machine
+    │   └── DeadEnd           a constraint allows no further token
+    ├── DownloadError         a file could not be downloaded, or is not the expected one
+    ├── ConfigError           a settings file (models.toml, config.toml) is invalid
+    └── InvalidRequest        an option, a prompt or another input is invalid
 
-Each message ends with the way out. The command line prints it after ``specdec: `` and leaves with the
-exit code that ``specdec_cli.exits`` gives.
+Each message ends with what to do next. The command line prints it after ``specdec: `` and exits with the code
+given in ``specdec_cli.exits``.
 """
 
 
 class SpecLocalError(Exception):
-    """Base of every error that specdec raises on purpose."""
+    """Base class of all errors that specdec raises deliberately."""
 
 
 class ModelFileError(SpecLocalError):
-    """A GGUF file is missing, damaged, or of a kind that cannot be used."""
+    """A GGUF file is missing, damaged, or of an unsupported kind."""
 
 
 class ModelError(SpecLocalError):
-    """A loaded model cannot do what was asked of it."""
+    """A loaded model lacks what was requested: rollback, text generation or a chat template."""
 
 
 class VocabularyMismatch(SpecLocalError):
-    """Main and draft have no token in common."""
+    """The main model and the draft model have no token in common."""
 
 
 class ContextOverflow(SpecLocalError):
-    """More tokens than the context holds, or more context than memory holds."""
+    """More tokens than the context holds, or a context larger than the memory."""
 
 
 class BackendError(SpecLocalError):
-    """llama.cpp refused or failed a call, or returned logits that are not numbers."""
+    """A llama.cpp call failed, or returned logits that are not numbers."""
 
 
 class BackendCrash(BackendError):
-    """llama.cpp's build takes the whole process down on this machine."""
+    """This build of llama.cpp crashes on this machine."""
 
 
 class DeadEnd(BackendError):
-    """A constraint leaves the model no token to go on with."""
+    """A constraint allows no further token."""
 
 
 class DownloadError(SpecLocalError):
-    """A file could not be fetched, or is not the one that was expected."""
+    """A file could not be downloaded, or is not the expected one."""
 
 
 class ConfigError(SpecLocalError):
-    """A settings file says something impossible."""
+    """A settings file is invalid."""
 
 
 class InvalidRequest(SpecLocalError, ValueError):
-    """An option value, a prompt or an input makes no sense."""
+    """An option, a prompt or another input is invalid."""

@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old one or the new one, never half of one."""
+"""Atomic writes: after a crash, a file is the old one or the new one. Reading files that a user names."""
 
 import contextlib
 import glob
@@ -13,14 +13,14 @@ from pathlib import Path
 from spec_local.errors import InvalidRequest
 
 _ABANDONED = 3600.0
-"""Seconds after its last write that a temporary file belongs to nobody: who wrote it was killed."""
+"""Seconds after its last write at which a temporary file counts as left by a killed process."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place when the block ends well, and goes when not.
+    """A temporary file beside `path` that replaces it if the block succeeds, and is deleted otherwise.
 
-    durable: it is on the disk before it takes the place, so that a loss of power, too, leaves one of the two whole.
+    durable: flush it to the disk before that, so that the old or the new file also survives a power loss.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix, suffix = f".{path.name}.", ".part"
@@ -34,19 +34,17 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         with os.fdopen(descriptor, "rb"):
             yield temporary
             if durable:
-                os.fsync(
-                    descriptor
-                )  # of the file, whoever wrote it: 0.5 ms for a small one, 40 ms for 100 MB
+                os.fsync(descriptor)  # takes 0.5 ms for a small file, 40 ms for 100 MB
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def expanded(name: str | Path) -> Path:
-    """The path that a person means by a name: ~ and ~user are home folders there.
+    """A path that a user gave, with ~ and ~user replaced by the home directory.
 
     Raises:
-        InvalidRequest: no home folder is known, and no file is called so.
+        InvalidRequest: the home directory is unknown, and no file of this name exists.
     """
     path = Path(name)
     try:
@@ -55,36 +53,36 @@ def expanded(name: str | Path) -> Path:
         if path.exists():
             return path
         raise InvalidRequest(
-            f"{name}: no home folder is known for {path.parts[0]}: give the whole path"
+            f"{name}: no home directory is known for {path.parts[0]}: give the full path"
         ) from None
 
 
 @contextlib.contextmanager
 def saving(path: Path) -> Iterator[Path]:
-    """As `replacing`, at a path that a person gave.
+    """As `replacing`, for a path that a user gave.
 
     Raises:
-        InvalidRequest: it cannot be written; what was there is still there.
+        InvalidRequest: it cannot be written; an existing file is unchanged.
     """
     try:
-        if path.exists() and not path.is_file():  # a device would become a file
-            raise InvalidRequest(f"{path} is no ordinary file: give another name")
-        with replacing(Path(os.path.realpath(path))) as temporary:  # a link goes on pointing at its file
+        if path.exists() and not path.is_file():  # would replace a device by a file
+            raise InvalidRequest(f"{path} is not a regular file: give another path")
+        with replacing(Path(os.path.realpath(path))) as temporary:  # keeps a symbolic link
             yield temporary
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be written ({error.strerror}): give another place") from None
+        raise InvalidRequest(f"{path} cannot be written ({error.strerror}): give another path") from None
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[BufferedReader]:
-    """A file at a path that a person gave, open for reading.
+    """Open a file at a path that a user gave.
 
     Raises:
         InvalidRequest: it cannot be read.
     """
     try:
-        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
-            raise InvalidRequest(f"{path} is no ordinary file: give another name")
+        if path.exists() and not path.is_file():  # opening a pipe would block
+            raise InvalidRequest(f"{path} is not a regular file: give another path")
         with path.open("rb") as file:
             yield file
     except FileNotFoundError:
@@ -93,15 +91,15 @@ def reading(path: Path) -> Iterator[BufferedReader]:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror}): check its permissions") from None
 
 
-def read_text(path: Path, most: int) -> str:
-    """The text of a file, or of a pipe, that a person gave.
+def read_text(path: Path, max_bytes: int) -> str:
+    """The text of a file or pipe at a path that a user gave.
 
     Raises:
-        InvalidRequest: it cannot be read, has more than `most` bytes, or is not UTF-8.
+        InvalidRequest: it cannot be read, has more than `max_bytes`, or is not UTF-8.
     """
     try:
         with path.open("rb") as file:
-            return decoded(file.read(most + 1), str(path), most)
+            return decoded(file.read(max_bytes + 1), str(path), max_bytes)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror}): check the file") from None
     except ValueError as error:
@@ -110,20 +108,20 @@ def read_text(path: Path, most: int) -> str:
         raise InvalidRequest(f"{path} cannot be read ({error}): check the file") from None
 
 
-def decoded(raw: bytes, source: str, most: int) -> str:
-    """UTF-8, with a byte order mark or without; raises as `read_text` does, of `source`."""
-    if len(raw) > most:
-        raise InvalidRequest(f"{source} is larger than {most >> 20} MiB: give a smaller text")
+def decoded(raw: bytes, source: str, max_bytes: int) -> str:
+    """Decode UTF-8 with or without a byte order mark; raises as `read_text`, naming the source."""
+    if len(raw) > max_bytes:
+        raise InvalidRequest(f"{source} is larger than {max_bytes >> 20} MiB: give a smaller text")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"{source} is not UTF-8 (byte {error.start}): convert it first, for instance with iconv"
+            f"{source} is not UTF-8 (byte {error.start}): convert it first, for example with iconv"
         ) from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a small file at once, for a cache: one that a loss of power has damaged is made anew, and must not be waited for."""
+    """Write a small cache file, without flushing: one that a power loss damages is rebuilt."""
     with replacing(path, durable=False) as temporary:
         temporary.write_bytes(content)
 
@@ -136,6 +134,6 @@ def format_size(n: int) -> str:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Settings files that people write (TOML): what is wrong in one is told with its file, its line and its key."""
+"""TOML files that users write: errors in them name the file, the line and the key."""
 
 import re
 import tomllib
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from spec_local.errors import ConfigError
-from spec_local.validation import first_fault
+from spec_local.validation import first_error
 
 Location = tuple[str, ...]
 _Schema = TypeVar("_Schema", bound=BaseModel)
@@ -19,9 +19,9 @@ _PLACE = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", r
 
 
 class ConfigFile:
-    """One TOML file, and the errors in it.
+    """A TOML file, and errors about it.
 
-    path: where it is. shown: what errors call it. advice: how each of them ends.
+    shown: name of the file in errors. advice: what to do, the end of each error.
     """
 
     def __init__(self, path: Path, shown: str, advice: str) -> None:
@@ -34,23 +34,23 @@ class ConfigFile:
             raise ConfigError(f"{shown} is not UTF-8 text ({error.reason}): {advice}") from None
 
     def read(self, schema: type[_Schema]) -> _Schema:
-        """What the file says.
+        """The content of the file, validated.
 
         Raises:
-            ConfigError: it is no TOML, or not what `schema` wants; tells the first place.
+            ConfigError: it is not valid TOML, or does not fit the schema; names the first error.
         """
         try:
             return schema.model_validate(self.table())
         except ValidationError as error:
-            location, what = first_fault(error)
+            location, what = first_error(error)
             more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
             raise self.error(location, what + more) from None
 
     def table(self) -> dict[str, Any]:
-        """What the file says, whatever it is.
+        """The content of the file, unvalidated.
 
         Raises:
-            ConfigError: it is no TOML.
+            ConfigError: it is not valid TOML.
         """
         try:
             return tomllib.loads(self._text)
@@ -58,24 +58,24 @@ class ConfigFile:
             what, line = str(error), None
             if place := _PLACE.fullmatch(what):
                 what, line = place[1], int(place[2] or len(self._text.splitlines()) or 1)
-            raise self._told(line, what) from None
+            raise self._error(line, what) from None
         except RecursionError:
-            raise self._told(None, "is nested too deeply") from None
+            raise self._error(None, "is nested too deeply") from None
 
     def place(self, location: Location) -> str:
-        """Where a key is, as ``file:line``."""
+        """The place of a key, as ``file:line``."""
         return f"{self._shown}:{_line(self._text, location)}"
 
     def error(self, location: Location, what: str) -> ConfigError:
-        """The error that something at this key is wrong."""
-        return self._told(_line(self._text, location), f"{'.'.join(location)}: {what}")
+        """An error about the value at this key."""
+        return self._error(_line(self._text, location), f"{'.'.join(location)}: {what}")
 
-    def _told(self, line: int | None, what: str) -> ConfigError:
+    def _error(self, line: int | None, what: str) -> ConfigError:
         return ConfigError(f"{self._shown}, {f'line {line}, ' if line else ''}{what}; {self._advice}")
 
 
 def _line(text: str, location: Location) -> int:
-    """The line of a key, or of what is nearest around it."""
+    """The line of a key, or of the innermost table around it."""
     best, depth = 1, 0
     table: Location = ()
     for number, line in enumerate(text.splitlines(), 1):

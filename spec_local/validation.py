@@ -1,18 +1,18 @@
-"""What pydantic finds wrong with what people wrote, as a part of one line."""
+"""Pydantic's validation errors, as part of a one-line message."""
 
 from pydantic import ValidationError
 
 _LONGEST = 200
 
 
-def first_fault(error: ValidationError) -> tuple[tuple[str, ...], str]:
-    """The first thing that is wrong: where it is, as keys and numbers from outside in, and what."""
+def first_error(error: ValidationError) -> tuple[tuple[str, ...], str]:
+    """The first error: its place, as keys and indices from the outside in, and what is wrong."""
     first = error.errors(include_url=False, include_input=False)[0]
     match first["type"]:
         case "missing":
             what = "is missing"
         case "extra_forbidden":
-            what = "there is no such key"
+            what = "unknown key"
         case "value_error":
             what = str(first["ctx"]["error"])
         case _:
@@ -21,7 +21,7 @@ def first_fault(error: ValidationError) -> tuple[tuple[str, ...], str]:
     return place, " ".join(what.split())[:_LONGEST]
 
 
-def told(error: ValidationError) -> str:
-    """The same, as ``place: what``."""
-    place, what = first_fault(error)
+def describe(error: ValidationError) -> str:
+    """The first error, as ``place: what``."""
+    place, what = first_error(error)
     return f"{'.'.join(place)}: {what}" if place else what

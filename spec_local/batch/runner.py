@@ -25,7 +25,7 @@ from spec_local.engine.events import Statistics
 from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelError
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
-from spec_local.validation import told
+from spec_local.validation import describe
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -122,7 +122,7 @@ def read_entries(
             )
             own = _own_settings(line, settings, index)
         except ValidationError as error:
-            raise InvalidRequest(f"{name}, line {number}: {told(error)}") from None
+            raise InvalidRequest(f"{name}, line {number}: {describe(error)}") from None
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}, line {number}: {error}") from None
         entries.append(Entry(index, line.id, request, own, _key(request, own, model)))

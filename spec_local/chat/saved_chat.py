@@ -18,7 +18,7 @@ from spec_local.core.text import bytes_of, printable
 from spec_local.errors import InvalidRequest
 from spec_local.files import reading, saving
 from spec_local.llama.model import Model
-from spec_local.validation import told
+from spec_local.validation import describe
 
 _VERSION: Final = 1
 _MAX_BYTES = 1 << 26  # several times the text that fits into any context
@@ -105,7 +105,7 @@ def load(path: Path, model: Model, template: ChatTemplate) -> Conversation:
         file = _File.model_validate(content)
     except ValidationError as error:
         raise InvalidRequest(
-            f"{path} is not a saved conversation ({told(error)}): fix or delete the file"
+            f"{path} is not a saved conversation ({describe(error)}): fix or delete the file"
         ) from None
     conversation = Conversation(model, template, [_message(path, i, m) for i, m in enumerate(file.messages)])
     conversation.restore(

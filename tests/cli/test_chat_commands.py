@@ -97,7 +97,7 @@ INVALID = [
     ("/read absent.txt", "absent.txt is not a file"),
     ("/read /dev/zero", "/dev/zero is not a file"),
     ("/load absent.json", "absent.json"),
-    ("/save ~nobody-of-this-name/x", "~nobody-of-this-name/x: no home folder is known"),
+    ("/save ~nobody-of-this-name/x", "~nobody-of-this-name/x: no home directory is known"),
     ("/save", "the file name is missing"),
     ("/save absent/folder/\0x", "the file name is missing"),
     ("/save --statex chat.json", "give /save [--state] FILE"),

@@ -36,7 +36,7 @@ UNKNOWN = "~nobody-of-this-name/x"
 def test_a_home_folder_of_nobody(specdec, inside, main, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     line = specdec.one_line(inside(*(word.format(main=main) for word in arguments)), 2)
-    assert line.startswith(f"specdec: {UNKNOWN}: no home folder is known for ~nobody-of-this-name")
+    assert line.startswith(f"specdec: {UNKNOWN}: no home directory is known for ~nobody-of-this-name")
     assert not list(tmp_path.iterdir())
 
 

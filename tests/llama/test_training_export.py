@@ -369,9 +369,7 @@ def test_what_is_no_draft_leaves_the_old_file(bpe, tmp_path):
 def test_a_place_that_cannot_be_written_is_named(bpe, tmp_path, monkeypatch):
     kept = choose(bpe, counts_of(bpe), 300)
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        InvalidRequest, match=r"file/draft.gguf cannot be written \(.*\): give another place$"
-    ):
+    with pytest.raises(InvalidRequest, match=r"file/draft.gguf cannot be written \(.*\): give another path$"):
         draft_of(tmp_path / "file" / "draft.gguf", bpe, kept)
 
     def fails(*args, **kwargs):
@@ -409,5 +407,5 @@ except InvalidRequest as error:
     done = subprocess.run(
         [sys.executable, "-c", program, bpe, path], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout == f"{path} cannot be written (No space left on device): give another place\n"
+    assert done.stdout == f"{path} cannot be written (No space left on device): give another path\n"
     assert files(tmp_path) == []

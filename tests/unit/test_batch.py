@@ -89,7 +89,7 @@ def test_lines_and_their_settings(read):
         ({}, "no prompt"),
         ({"prompt": " \n"}, "no prompt"),
         ({"prompt": 3}, "prompt: "),
-        ({"prompt": "a", "promt": "b"}, "promt: there is no such key"),
+        ({"prompt": "a", "promt": "b"}, "promt: unknown key"),
         ({"prompt": "a", "seed": -1}, "seed: "),
         ({"prompt": "a", "seed": "1"}, "seed: "),
         ({"prompt": "a", "seed": True}, "seed: "),

@@ -259,7 +259,7 @@ def test_a_list_of_ones_own_adds_and_overrides(tmp_path):
     [
         (("size = 12", 'size = "12"'), 7, "models.mine.size: input should be a valid integer"),
         (("size = 12", "size = 0"), 7, "models.mine.size: input should be greater than 0"),
-        (("size = 12", "weight = 12"), 7, "models.mine.weight: there is no such key"),
+        (("size = 12", "weight = 12"), 7, "models.mine.weight: unknown key"),
         (("size = 12", 'sha256 = "xyz"'), 7, "models.mine.sha256: should be 64 hexadecimal digits"),
         (('licence = "l"', ""), 2, "models.mine.licence: is missing"),
         (('licence = "l"', 'licence = ""'), 4, "models.mine.licence: string should have at least 1"),
@@ -294,7 +294,7 @@ def test_a_list_of_ones_own_adds_and_overrides(tmp_path):
         (("[pairs.both]", "[pairs.mine]"), 2, "models.mine: a pair has this name, too"),
         (("[pairs.both]", "[pairs.starter]"), 9, "pairs.starter: a model has this name, too"),
         (("[models.mine]", "[models.smollm2]"), 2, "models.smollm2: a pair has this name, too"),
-        (("# mine", "[settings]"), 1, "settings: there is no such key"),
+        (("# mine", "[settings]"), 1, "settings: unknown key"),
         (("[pairs.both]", "[pairs.both"), 9, "Expected ']' at the end of a table declaration"),
         (('note = "n"', 'note = "n'), 12, "Illegal character"),
     ],

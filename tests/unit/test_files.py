@@ -1,4 +1,4 @@
-"""Files appear whole or not at all."""
+"""Atomic writes, and files that a user names."""
 
 import hashlib
 import os
@@ -10,38 +10,38 @@ from spec_local.errors import InvalidRequest
 from spec_local.files import expanded, read_text, replacing, sha256, write_atomically
 
 
-def test_a_home_folder_is_what_a_person_means_by_it(tmp_path, monkeypatch):
+def test_expanded_replaces_home_directories(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert expanded("~/a b") == tmp_path / "a b"
     for plain in ("a/~", "/a", "", "a\0b"):
         assert expanded(plain) == Path(plain)
     unknown = "~nobody-of-this-name"
-    with pytest.raises(InvalidRequest, match=rf"^{unknown}/x: no home folder is known for {unknown}: "):
+    with pytest.raises(InvalidRequest, match=rf"^{unknown}/x: no home directory is known for {unknown}: "):
         expanded(f"{unknown}/x")
     Path(unknown).touch()
     assert expanded(Path(unknown)) == Path(unknown)
 
 
-def test_it_appears_with_its_folders(tmp_path):
+def test_parent_directories_are_created(tmp_path):
     path = tmp_path / "a" / "b" / "file"
     write_atomically(path, b"content")
     assert path.read_bytes() == b"content"
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
-def test_the_old_one_is_there_until_the_block_ends(tmp_path):
+def test_the_old_file_stays_until_the_block_ends(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with replacing(path) as part:
         part.write_bytes(b"new")
-        assert part.parent == path.parent  # or replacing would copy
+        assert part.parent == path.parent  # the same file system: no copy
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
 
 
-def test_it_is_on_the_disk_before_it_takes_the_place(tmp_path, monkeypatch):
-    """Of a loss of power only the order of calls can be tested."""
+def test_the_file_is_flushed_before_it_replaces_the_old_one(tmp_path, monkeypatch):
+    """A power loss cannot be tested, but the order of calls can."""
     path, flushed = tmp_path / "file", []
     path.write_bytes(b"old")
 
@@ -52,15 +52,15 @@ def test_it_is_on_the_disk_before_it_takes_the_place(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     with replacing(path) as part:
         part.write_bytes(b"newer")
-        part.chmod(0o400)  # who copies a file that nobody may write to
+        part.chmod(0o400)  # as a copy of a read-only file
     assert flushed == [(path.stat().st_ino, 5, b"old")]
-    write_atomically(path, b"newest")  # for caches, which nobody waits for
+    write_atomically(path, b"newest")  # for caches: no flush
     assert len(flushed) == 1
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 @pytest.mark.parametrize("old", [None, b"old"])
-def test_a_block_that_fails_leaves_the_old_one_and_nothing_else(tmp_path, error, old):
+def test_a_failing_block_leaves_only_the_old_file(tmp_path, error, old):
     path = tmp_path / "file"
     if old:
         path.write_bytes(old)
@@ -75,7 +75,7 @@ def test_a_block_that_fails_leaves_the_old_one_and_nothing_else(tmp_path, error,
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == ({"file": b"old"} if old else {})
 
 
-def test_a_block_that_removes_its_part_leaves_the_old_one(tmp_path):
+def test_a_block_that_deletes_the_temporary_file_leaves_the_old_one(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with pytest.raises(FileNotFoundError), replacing(path) as part:
@@ -83,7 +83,7 @@ def test_a_block_that_removes_its_part_leaves_the_old_one(tmp_path):
     assert path.read_bytes() == b"old"
 
 
-def test_two_writers_do_not_meet(tmp_path):
+def test_concurrent_writers_have_files_of_their_own(tmp_path):
     path = tmp_path / "file"
     with replacing(path) as one, replacing(path) as two:
         assert one != two
@@ -93,7 +93,7 @@ def test_two_writers_do_not_meet(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path):
+def test_a_file_left_by_a_killed_writer_is_deleted(tmp_path):
     path = tmp_path / "file [1]"
     with replacing(path) as alive, replacing(path) as killed, replacing(tmp_path / "other") as another:
         for part in (killed, another):
@@ -105,7 +105,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
         killed.touch()
 
 
-def test_a_text_of_a_person(tmp_path):
+def test_read_text_and_its_errors(tmp_path):
     path = tmp_path / "text"
     for raw, text in ((b"caf\xc3\xa9", "café"), (b"\xef\xbb\xbfa", "a"), (b"", "")):
         path.write_bytes(raw)

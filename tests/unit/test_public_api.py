@@ -1,4 +1,4 @@
-"""What `import spec_local` gives, and what it does not cost."""
+"""The names that `import spec_local` offers, and the imports that it avoids."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 import spec_local
 
 
-def test_every_name_of_all():
+def test_every_public_name_exists_and_is_documented():
     assert len(set(spec_local.__all__)) == len(spec_local.__all__)
     for name in spec_local.__all__:
         value = getattr(spec_local, name)
@@ -16,7 +16,7 @@ def test_every_name_of_all():
         assert name == "__version__" or value.__doc__
 
 
-def test_star_and_unknown_names():
+def test_star_import_and_unknown_names():
     space = {}
     exec("from spec_local import *", space)
     assert set(spec_local.__all__) <= set(space)
@@ -24,7 +24,7 @@ def test_star_and_unknown_names():
         _ = spec_local.nothing_of_this_name
 
 
-def test_importing_is_free():
+def test_importing_loads_nothing_heavy():
     script = (
         "import sys, spec_local\n"
         "slow = {'numpy', 'llama_cpp', 'typer', 'pydantic', 'gguf'} & set(sys.modules)\n"
@@ -35,7 +35,7 @@ def test_importing_is_free():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_the_library_does_not_need_the_command():
+def test_the_library_does_not_import_the_command():
     script = (
         "import sys, importlib, pkgutil, spec_local\n"
         "for module in pkgutil.walk_packages(spec_local.__path__, 'spec_local.'):\n"
@@ -45,7 +45,7 @@ def test_the_library_does_not_need_the_command():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_errors_are_one_tree():
+def test_errors_form_one_documented_tree():
     from spec_local import errors
 
     kinds = [k for k in vars(errors).values() if isinstance(k, type)]

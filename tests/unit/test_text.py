@@ -1,4 +1,4 @@
-"""Tokens to text: characters and stop strings across token borders, wherever they are cut."""
+"""Incremental detokenization: characters and stop strings split across tokens in every way."""
 
 import itertools
 
@@ -7,26 +7,26 @@ from hypothesis import strategies as st
 
 from spec_local.core.text import TextStream, printable
 
-# Few letters, so that stop strings really occur, begin, and overlap themselves.
+# Few letters, so that stop strings occur, begin, and overlap.
 TEXTS = st.text("abé🙂", max_size=40)
 STOPS = st.lists(st.text("abé🙂", min_size=1, max_size=5), max_size=3)
 
 
-def pieces(raw, cuts):
-    """The bytes, cut at these places."""
-    borders = sorted({0, len(raw), *(c % (len(raw) + 1) for c in cuts)})
+def pieces(raw, splits):
+    """The bytes, split at these offsets."""
+    borders = sorted({0, len(raw), *(c % (len(raw) + 1) for c in splits)})
     return [raw[a:b] for a, b in itertools.pairwise(borders)]
 
 
 def stream_of(parts, stops=()):
-    """What each piece releases, what the end does, and the stream."""
+    """The text released by each piece and at the end, and the stream."""
     stream = TextStream(parts.__getitem__, stops)
     released = [stream.feed(i) for i in range(len(parts))]
     return released, stream.finish(), stream
 
 
 def before_the_first_stop(text, stops):
-    """Written out: read on letter by letter until a stop string is complete."""
+    """The text before the first complete stop string, letter by letter; and whether there is one."""
     for end in range(1, len(text) + 1):
         done = [s for s in stops if text[:end].endswith(s)]
         if done:
@@ -34,77 +34,77 @@ def before_the_first_stop(text, stops):
     return text, False
 
 
-@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 200), max_size=60))
-@example(text="abb", stops=["abb", "b"], cuts=[])
-@example(text="aab", stops=["ab"], cuts=[1, 2])
-def test_any_cutting_gives_the_text_before_the_first_stop(text, stops, cuts):
-    parts = pieces(text.encode(), cuts)
+@given(text=TEXTS, stops=STOPS, splits=st.lists(st.integers(0, 200), max_size=60))
+@example(text="abb", stops=["abb", "b"], splits=[])
+@example(text="aab", stops=["ab"], splits=[1, 2])
+def test_any_split_gives_the_text_before_the_first_stop_string(text, stops, splits):
+    parts = pieces(text.encode(), splits)
     released, rest, stream = stream_of(parts, stops)
     expected, stopped = before_the_first_stop(text, stops)
     assert "".join(released) + rest == expected
     assert stream.stopped is stopped
 
 
-@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 200), max_size=60))
-def test_nothing_is_held_back_longer_than_needed(text, stops, cuts):
-    parts = pieces(text.encode(), cuts)
+@given(text=TEXTS, stops=STOPS, splits=st.lists(st.integers(0, 200), max_size=60))
+def test_no_text_is_held_back_longer_than_necessary(text, stops, splits):
+    parts = pieces(text.encode(), splits)
     stream = TextStream(parts.__getitem__, stops)
     out = ""
     for i in range(len(parts)):
         out += stream.feed(i)
         if stream.stopped:
             return
-        sofar = b"".join(parts[: i + 1]).decode("utf-8", "ignore")  # without a character's first bytes
+        sofar = b"".join(parts[: i + 1]).decode("utf-8", "ignore")  # without an incomplete character
         assert sofar.startswith(out)
         held = sofar[len(out) :]
         assert all(s not in sofar for s in stops)
-        # What is held begins a stop string, and what was let go could not have.
+        # Held text is the beginning of a stop string; released text cannot be.
         assert not held or any(s.startswith(held) and s != held for s in stops)
         longest = max((n for s in stops for n in range(len(s)) if sofar.endswith(s[:n])), default=0)
         assert len(held) == longest
 
 
-@given(raw=st.binary(max_size=40), cuts=st.lists(st.integers(0, 200), max_size=40))
-@example(raw=b"\xf0\x9f\x99", cuts=[1, 2])
-@example(raw=b"\xe2\x28\xa1", cuts=[1])
-@example(raw=b"\xed\xa0\x80", cuts=[1, 2])
-def test_any_bytes_come_out_as_they_went_in(raw, cuts):
-    released, rest, _ = stream_of(pieces(raw, cuts))
+@given(raw=st.binary(max_size=40), splits=st.lists(st.integers(0, 200), max_size=40))
+@example(raw=b"\xf0\x9f\x99", splits=[1, 2])
+@example(raw=b"\xe2\x28\xa1", splits=[1])
+@example(raw=b"\xed\xa0\x80", splits=[1, 2])
+def test_any_bytes_survive_decoding(raw, splits):
+    released, rest, _ = stream_of(pieces(raw, splits))
     text = "".join(released) + rest
     assert text.encode("utf-8", "surrogateescape") == raw
     assert printable(text) == raw.decode("utf-8", "replace")
 
 
-def test_a_character_comes_out_whole():
+def test_a_split_character_is_released_when_complete():
     released, rest, _ = stream_of([b"a\xf0\x9f", b"\x99", b"\x82b"])
     assert released == ["a", "", "🙂b"]
     assert rest == ""
 
 
-def test_an_unfinished_character_comes_out_at_the_end():
+def test_an_incomplete_character_is_released_at_the_end():
     released, rest, _ = stream_of([b"a\xf0\x9f"])
     assert released == ["a"]
     assert rest.encode("utf-8", "surrogateescape") == b"\xf0\x9f"
 
 
-def test_an_unfinished_stop_string_comes_out_at_the_end():
+def test_an_incomplete_stop_string_is_released_at_the_end():
     released, rest, stream = stream_of([b"one ST", b"O"], ["STOP"])
     assert released == ["one ", ""]
     assert rest == "STO"
     assert not stream.stopped
 
 
-def test_a_stop_string_of_which_only_the_beginning_came_is_let_go():
+def test_text_that_turns_out_not_to_be_a_stop_string_is_released():
     released, _, _ = stream_of([b"ST", b"AR"], ["STOP"])
     assert released == ["", "STAR"]
 
 
-def test_nothing_comes_after_a_stop():
+def test_no_text_follows_a_stop_string():
     released, rest, stream = stream_of([b"a", b"ST", b"OP b", b" c"], ["STOP"])
     assert (released, rest, stream.stopped) == (["a", "", "", ""], "", True)
 
 
-def test_a_stop_of_several_lines_and_an_empty_one():
+def test_a_stop_string_of_several_lines_and_an_empty_one():
     released, rest, stream = stream_of([b"a\n", b"\nUser", b":"], ["\n\nUser:", ""])
     assert ("".join(released) + rest, stream.stopped) == ("a", True)
 
