@@ -32,7 +32,7 @@ from common import (
 )
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
-from spec_local.llama.context import default_threads
+from spec_local.machine import default_threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from common import chat_text, geometric_mean, interval, machine, note, parser, t
 from spec_local import GenerationSettings, SamplingSettings, Session
 from spec_local.bench.figures import geometric_mean as mean_ratio
 from spec_local.bench.prompts import load
-from spec_local.llama.context import default_threads
+from spec_local.machine import default_threads
 
 
 def settings(theirs: Theirs, has_draft: bool) -> dict[str, list[Any]]:

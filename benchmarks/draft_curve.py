@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common import parser, table
 
-from spec_local.llama.context import default_threads
+from spec_local.machine import default_threads
 from spec_local.training import distil
 from spec_local.training.cutting import from_scratch
 from spec_local.training.distil import Plan

@@ -12,8 +12,9 @@ from pathlib import Path
 from common import interval, machine, note, numbers, parser, ratio, table
 
 from spec_local import kernels
-from spec_local.llama.context import Context, default_threads
+from spec_local.llama.context import Context
 from spec_local.llama.model import Model
+from spec_local.machine import default_threads
 
 _TEXT = Path(__file__).parent.parent / "README.md"
 _LOGITS = 16  # rows of logits at most: those of a prompt are not read

@@ -22,7 +22,8 @@ from common import PROMPTS, chat_text, machine, parser, table, tokens_of
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
 from spec_local.llama import runtime
-from spec_local.llama.context import CACHE_TYPES, default_threads
+from spec_local.llama.context import CACHE_TYPES
+from spec_local.machine import default_threads
 
 ALLOWANCE = 150_000_000
 MB = 1e6

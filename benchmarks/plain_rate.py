@@ -16,7 +16,7 @@ from pathlib import Path
 from common import interval, machine, parser, ratio, table, take_turns
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session, Text
-from spec_local.llama.context import default_threads
+from spec_local.machine import default_threads
 
 PROMPT = "Once upon a time, in a village by the sea, there lived"
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from spec_local.llama.context import default_threads
 from spec_local.llama.model import Model
+from spec_local.machine import default_threads
 from spec_local.training import shards
 from spec_local.training.production import Production
 from spec_local.training.questions import question

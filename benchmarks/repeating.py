@@ -16,7 +16,7 @@ from common import chat_text, geometric_mean, machine, note, parser, table, toke
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
 from spec_local.datastore.text_store import Datastore
-from spec_local.llama.context import default_threads
+from spec_local.machine import default_threads
 
 PAIRS: Mapping[str, tuple[str, str]] = {
     "class": (

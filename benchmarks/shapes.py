@@ -24,7 +24,7 @@ from spec_local.core.language_model import prefill
 from spec_local.core.proposal import ROOT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Distribution, Sampler
-from spec_local.llama.context import default_threads
+from spec_local.machine import default_threads
 from spec_local.proposers import Limit, Proposer
 from spec_local.settings import MAX_DRAFT
 from spec_local.verifiers import VERIFIERS, Verifier

@@ -19,8 +19,8 @@ from common import PROMPTS, chat_text, machine, note, numbers, parser, table, to
 
 from spec_local import Done, GenerationSettings, Prefilled, SamplingSettings, Session
 from spec_local.llama import runtime
-from spec_local.llama.context import default_threads
 from spec_local.llama.quantize import quantize
+from spec_local.machine import default_threads
 from spec_local.settings import MAX_DRAFT, SHAPES
 
 MODELS = ("main model", "draft model")

@@ -1,4 +1,4 @@
-"""What measurements and compiled code depend on: this processor and the installed build of llama.cpp."""
+"""This machine: its processor, and the installed build of llama.cpp."""
 
 import contextlib
 import functools
@@ -7,6 +7,8 @@ import importlib.util
 import re
 import subprocess
 from pathlib import Path
+
+import psutil
 
 
 @functools.cache
@@ -21,6 +23,11 @@ def processor_features() -> frozenset[str]:
         output = subprocess.run(["sysctl", "-n", *names], capture_output=True, text=True, check=False).stdout
         return frozenset(re.sub(r"sse4\.2", "sse4_2", output.lower()).split())
     return frozenset()
+
+
+def default_threads() -> int:
+    """Return the number of physical cores: with more threads, most machines decode slower."""
+    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
 
 def llama_cpp_folder() -> Path:

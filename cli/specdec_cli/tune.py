@@ -50,7 +50,7 @@ def tune(
     """
     with exits.guarded(), ExitStack() as stack:
         from spec_local.calibration.tuning import chain_plans, thread_choices
-        from spec_local.llama.context import default_threads
+        from spec_local.machine import default_threads
         from spec_local.settings import MAX_DRAFT
 
         # Everything that could be wrong with the request is told before anything slow.

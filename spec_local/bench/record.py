@@ -15,7 +15,7 @@ import spec_local
 from spec_local import kernels, machine
 from spec_local.files import format_size, sha256
 from spec_local.llama import runtime
-from spec_local.llama.context import default_threads
+from spec_local.machine import default_threads
 from spec_local.session import Session
 
 

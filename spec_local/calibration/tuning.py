@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import psutil
 
 from spec_local.calibration import cost_store
-from spec_local.llama.context import Context, default_threads
+from spec_local.llama.context import Context
 from spec_local.llama.model import Model
+from spec_local.machine import default_threads
 from spec_local.policies.adaptive import MAX_READ
 from spec_local.policies.cost_model import CostModel, measure, measure_prefill
 from spec_local.policies.planner import Plan, plan_chain

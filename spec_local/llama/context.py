@@ -16,34 +16,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
+from spec_local import machine
 from spec_local.core.language_model import Logits
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama import runtime
+from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # name of --cache-type: bytes a value
-
-
-def default_threads() -> int:
-    """Threads that decode fastest on most machines: one per physical core."""
-    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-
-
-def check_free_memory(need: int, purpose: str) -> None:
-    """Refuse what would not fit, before the system begins to kill for it.
-
-    Raises:
-        ContextOverflow: fewer than `need` bytes are free.
-    """
-    free = psutil.virtual_memory().available
-    if need > free:
-        raise ContextOverflow(
-            f"{need >> 20} MiB are needed {purpose} and {free >> 20} MiB are free: give a smaller --ctx"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +71,7 @@ class Context:
         cache_type: str = "f16",
         flash_attention: bool | None = None,
     ) -> None:
-        threads = default_threads() if threads is None else threads
+        threads = machine.default_threads() if threads is None else threads
         for name, value, low, high in [
             ("the context length", n_ctx, 1, 1 << 24),
             ("the number of branches", max_branches, 1, MAX_SEQUENCES),

@@ -1,19 +1,37 @@
-"""Giving back memory that loading a model has touched and running it does not need."""
+"""Check that memory is free, and give back memory that only loading needed."""
 
 import contextlib
 import ctypes
 import sys
 from pathlib import Path
 
+import psutil
+
+from spec_local.errors import ContextOverflow
+
 _MADV_DONTNEED = 4
 
 
-def release_mapped_file(path: Path) -> None:
-    """Drop a loaded file's pages from this process; those that are used come back from the page cache.
+def check_free_memory(need: int, purpose: str) -> None:
+    """Check that `need` bytes are free: a system without memory starts to kill processes.
 
-    llama.cpp maps a model file and touches all of it while loading. Weights that it then repacks for
-    the processor, and most of the token embeddings, are never read again, and would count twice. Linux only;
-    elsewhere, and wherever it does not work, nothing happens.
+    Raises:
+        ContextOverflow: fewer are free.
+    """
+    free = psutil.virtual_memory().available
+    if need > free:
+        raise ContextOverflow(
+            f"{need >> 20} MiB of memory are needed {purpose}, but only {free >> 20} MiB are free: "
+            "give a smaller --ctx"
+        )
+
+
+def release_mapped_file(path: Path) -> None:
+    """Drop the pages of a memory-mapped file from this process; pages still in use are mapped again on access.
+
+    llama.cpp maps a model file and reads all of it while loading. Weights that it repacks for the processor, and
+    most token embeddings, are not read again and would count twice. Linux only; elsewhere, and on failure,
+    nothing happens.
     """
     if sys.platform != "linux":
         return
@@ -22,7 +40,7 @@ def release_mapped_file(path: Path) -> None:
         libc = ctypes.CDLL(None)
         for line in Path("/proc/self/maps").read_text().splitlines():
             fields = line.split(maxsplit=5)
-            # Only what cannot have been written to: dropping a private page would lose what was written.
+            # Read-only mappings only: dropping a private page would lose what was written to it.
             if len(fields) == 6 and fields[5] == name and "w" not in fields[1]:
                 start, end = (int(address, 16) for address in fields[0].split("-"))
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from spec_local.core.language_model import Logits
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
-from spec_local.llama.context import MAX_SEQUENCES, check_free_memory, default_threads, free_context
+from spec_local.llama.context import MAX_SEQUENCES, free_context
+from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
+from spec_local.machine import default_threads
 
 _CALL = 512  # tokens of a prompt that are read in one call
 _STEP = 256  # llama.cpp makes each text's cache a multiple of this

@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from spec_local import kernels, machine
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.files import reading, saving
-from spec_local.llama.context import Context, check_free_memory
+from spec_local.llama.context import Context
+from spec_local.llama.memory import check_free_memory
 
 _FAMILY, _MAGIC = b"specdec state ", b"specdec state 1\n"
 _HASH_BYTES = 32

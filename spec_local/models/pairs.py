@@ -11,10 +11,11 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.calibration.tuning import chain_plans
 from spec_local.llama.compatibility import difference
-from spec_local.llama.context import CACHE_TYPES, default_threads
+from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.machine import default_threads
 from spec_local.policies.cost_model import CostModel
 from spec_local.proposers.vocabulary_map import VocabularyMap
 

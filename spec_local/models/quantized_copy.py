@@ -17,8 +17,8 @@ from spec_local.calibration.cost_store import Conditions
 from spec_local.child_process import run_child
 from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLocalError
 from spec_local.files import format_size, replacing
-from spec_local.llama.context import default_threads
 from spec_local.llama.headers import open_header
+from spec_local.machine import default_threads
 from spec_local.models.pairs import ExpectedSpeedup, expected_speedups
 from spec_local.policies.cost_model import CostModel
 

@@ -15,9 +15,10 @@ import psutil
 from spec_local.bench.figures import VariantFigures
 from spec_local.errors import ModelError
 from spec_local.files import sha256
-from spec_local.llama.context import Context, default_threads
+from spec_local.llama.context import Context
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
+from spec_local.machine import default_threads
 from spec_local.policies.cost_model import measure
 from spec_local.training import distil, precision, scoring, tokenizer, trial
 from spec_local.training.cutting import calmed, from_main, from_scratch

@@ -21,11 +21,11 @@ from spec_local.llama.tiny import write_tiny_model
 WORKER = """
 import json, resource, sys
 from pathlib import Path
-import spec_local.llama.context
+import spec_local.machine
 from spec_local.errors import SpecLocalError
 from spec_local.llama.probe import _exercise
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-spec_local.llama.context.default_threads = lambda: 1
+spec_local.machine.default_threads = lambda: 1
 for line in sys.stdin:
     try:
         _exercise(Path(line.strip()), -1)
