@@ -1,8 +1,8 @@
-"""Installing llama-cpp-python so that it runs on this machine.
+"""Rebuild llama-cpp-python with fewer instruction sets until it runs on this machine.
 
-A native build uses what the processor claims to have. In virtual machines that can be a lie (AMX tiles that
-fault at first use), and a cached wheel may come from a newer processor. So the build is tried in a
-child process, and if it dies, rebuilt with fewer instruction sets, until one lives.
+A native build uses the instructions that the processor reports. A virtual machine can report instructions that
+fault when used (AMX tiles), and a cached wheel may have been built on a newer processor. Each build is therefore
+tested in a child process before it is used.
 """
 
 import os
@@ -17,8 +17,7 @@ from importlib.metadata import requires
 from spec_local import machine
 
 _X86_64 = ("x86_64", "amd64")
-# ggml's option for each instruction set, and the processor's name for it. With the native build off, all
-# of them are off until asked for.
+# ggml's options and the processor features that each one needs. Without a native build, all are off by default.
 _OPTIONS = {
     "SSE42": ("sse4_2",),
     "AVX": ("avx",),
@@ -37,32 +36,35 @@ _AVX2 = ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One way to build: a name for people, and CMake's arguments."""
+    """A way to build llama.cpp: a name to display, and the CMake arguments."""
 
     name: str
     cmake_args: str
 
     def command(self) -> str:
-        """What a person would type to install it."""
+        """Return the shell command that installs this build."""
         return f'CMAKE_ARGS="{self.cmake_args}" {shlex.join(_install_command())}'
 
 
 def recipes() -> list[Recipe]:
-    """Builds to try after the native one has died, the fastest first."""
+    """Return the builds to try if the native one crashes, fastest first."""
     if platform.machine().lower() not in _X86_64:
         return [Recipe("a portable build", "-DGGML_NATIVE=OFF")]
-    claimed = machine.processor_features()
-    safe = tuple(o for o, needs in _OPTIONS.items() if claimed.issuperset(needs))
-    # AVX-512 code needs what came before it.
+    reported = machine.processor_features()
+    safe = tuple(o for o, needs in _OPTIONS.items() if reported.issuperset(needs))
+    # ggml's AVX-512 code uses the older instruction sets, too.
     if not set(_AVX2) <= set(safe):
         safe = tuple(o for o in safe if not o.startswith("AVX512"))
-    ladder = [
+    candidates = [
         ("a build without AMX", safe),
         ("a plain AVX2 build", _AVX2),
         ("a plain SSE 4.2 build", ("SSE42",)),
     ]
-    made = [Recipe(name, _cmake_args(options)) for name, options in ladder]
-    return [r for i, r in enumerate(made) if r.cmake_args not in [m.cmake_args for m in made[:i]]]
+    by_arguments: dict[str, Recipe] = {}
+    for name, options in candidates:
+        arguments = _cmake_args(options)
+        by_arguments.setdefault(arguments, Recipe(name, arguments))
+    return list(by_arguments.values())
 
 
 def _cmake_args(options: tuple[str, ...]) -> str:
@@ -72,18 +74,18 @@ def _cmake_args(options: tuple[str, ...]) -> str:
 
 
 def _requirement() -> str:
-    """The version of llama-cpp-python that this package wants."""
+    """Return this package's requirement of llama-cpp-python, with its version."""
     return next(r.split(";")[0] for r in requires("spec-local") or [] if r.startswith("llama-cpp-python"))
 
 
 def _install_command() -> list[str]:
-    # pip keeps built wheels by version, not by how they were built: past its cache, from source.
+    # pip caches built wheels by version only, whatever their CMake arguments were.
     options = ["--force-reinstall", "--no-deps", "--no-cache-dir", "--no-binary", "llama-cpp-python"]
     return [sys.executable, "-P", "-m", "pip", "install", *options, _requirement()]
 
 
 def install(recipe: Recipe) -> bool:
-    """Build and install; pip's own words go to stderr. False if it failed."""
+    """Build and install llama-cpp-python, with pip's output on stderr. Return whether that succeeded."""
     environment = os.environ | {"CMAKE_ARGS": recipe.cmake_args}
     environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
     return subprocess.run(_install_command(), env=environment, stdout=sys.stderr, check=False).returncode == 0
@@ -92,15 +94,14 @@ def install(recipe: Recipe) -> bool:
 def repair(
     works: Callable[[], bool], try_to_install: Callable[[Recipe], bool] = install
 ) -> Iterator[tuple[Recipe, bool | None]]:
-    """Rebuild until it works.
+    """Try the builds of `recipes` until one works.
 
     Yields:
-        (recipe, None) before each build, and (recipe, whether it works now) after it. The last one
-        tells how it ended.
+        (recipe, None) before each build, and (recipe, whether it works) after it.
     """
     for recipe in recipes():
         yield recipe, None
-        mended = try_to_install(recipe) and works()
-        yield recipe, mended
-        if mended:
+        repaired = try_to_install(recipe) and works()
+        yield recipe, repaired
+        if repaired:
             return

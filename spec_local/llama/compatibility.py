@@ -1,4 +1,4 @@
-"""Whether a draft may guess main's token ids directly.
+"""Whether two models share a vocabulary, so that token ids of the draft model are valid for the main model.
 
 The rule is llama.cpp's own (common/speculative.cpp): same tokenizer type, same handling of the
 beginning- and end-of-sequence tokens, sizes within 128 of each other, and equal token texts from id 5 on.
@@ -11,7 +11,7 @@ _FIRST_COMPARED = 5  # the special tokens before it differ between instruct and 
 
 
 def difference(main: Vocabulary, draft: Vocabulary) -> str | None:
-    """What makes two vocabularies of them; None: they are one."""
+    """Return the first difference that makes two vocabularies incompatible, or None if they are compatible."""
     if main.type != draft.type:
         return "their tokenizers are of different types"
     for name, added in (("bos", "add_bos"), ("eos", "add_eos")):
@@ -21,7 +21,9 @@ def difference(main: Vocabulary, draft: Vocabulary) -> str | None:
     if abs(main.n_tokens - draft.n_tokens) > _MAX_SIZE_DIFFERENCE:
         return f"{main.n_tokens} tokens against {draft.n_tokens}"
     for token in range(_FIRST_COMPARED, min(main.n_tokens, draft.n_tokens)):
-        ours, theirs = main.text(token), draft.text(token)
-        if ours != theirs:
-            return f"token {token} is {ours.decode('utf-8', 'replace')!r} against {theirs.decode('utf-8', 'replace')!r}"
+        a, b = (vocabulary.text(token) for vocabulary in (main, draft))
+        if a != b:
+            return (
+                f"token {token} is {a.decode('utf-8', 'replace')!r} against {b.decode('utf-8', 'replace')!r}"
+            )
     return None

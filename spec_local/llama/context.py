@@ -115,13 +115,13 @@ class Context:
         elif cache_type != "f16":
             params.flash_attn_type = 1
         params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{cache_type.upper()}")
-        runtime.forget_complaints()
-        with runtime.holding_signals():
+        runtime.clear_log()
+        with runtime.deferred_signals():
             self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise BackendError(
                 f"llama.cpp could not make a context of {n_ctx} tokens "
-                f"({runtime.reason('it gave no reason')}): give a smaller --ctx or another --cache-type"
+                f"({runtime.failure_reason()}): give a smaller --ctx or another --cache-type"
             )
         self._owner = _Owner()
         # The model must outlive the context, and weakref.finalize runs newest first at exit.
@@ -176,7 +176,7 @@ class Context:
         code = -1
         try:
             self._fill_batch(tokens, parents, n_logits)
-            runtime.forget_complaints()
+            runtime.clear_log()
             code = self._lib.llama_decode(self.handle, self._batch)
         finally:
             if code:  # failed, or interrupted by a Python signal handler
@@ -189,7 +189,7 @@ class Context:
         if code:
             raise BackendError(
                 f"llama.cpp could not evaluate {len(tokens)} tokens "
-                f"(code {code}, {runtime.reason('no reason given')}): try again, and run specdec doctor if it stays so"
+                f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it stays so"
             )
         return self._read_logits(n_logits)
 
@@ -310,10 +310,10 @@ class Context:
             n = int(self._lib.llama_state_get_size(self.handle))
             check_free_memory(n, "to save the state")
             state = np.empty(n, np.uint8)
-            runtime.forget_complaints()
+            runtime.clear_log()
             if self._lib.llama_state_get_data(self.handle, _bytes(state), n) != n:
                 raise BackendError(
-                    f"llama.cpp could not save its state ({runtime.reason('no reason given')}): go on without it"
+                    f"llama.cpp could not save its state ({runtime.failure_reason()}): go on without it"
                 )
         return state
 
@@ -336,12 +336,12 @@ class Context:
         self._cached.clear()
         done = False
         try:
-            runtime.forget_complaints()
+            runtime.clear_log()
             n = self._lib.llama_state_set_data(self.handle, _bytes(state), len(state))
             end = self._lib.llama_memory_seq_pos_max(self._memory, 0) + 1
             if n != len(state) or end != len(tokens):
                 raise BackendError(
-                    f"llama.cpp refused a saved state ({runtime.reason('no reason given')}): go on without it"
+                    f"llama.cpp refused a saved state ({runtime.failure_reason()}): go on without it"
                 )
             self._guard(0, end)
             self._cached.extend(tokens)

@@ -48,10 +48,10 @@ class Grammar:
         raw = encoded(text)
         self._lib = lib = runtime.library()
         self._model = model  # whose vocabulary llama.cpp keeps a bare pointer to
-        runtime.forget_complaints()
+        runtime.clear_log()
         self._handle = lib.llama_sampler_init_grammar(lib.llama_model_get_vocab(model.handle), raw, b"root")
         if not self._handle:
-            raise InvalidRequest(refusal(runtime.reason("llama.cpp gave no reason")))
+            raise InvalidRequest(refusal(runtime.failure_reason()))
         weakref.finalize(self, lib.llama_sampler_free, self._handle)
         # Of a part of a character llama.cpp says no wherever it might become one that is excluded.
         cuts = not any(_NOT_ASCII.search(t) for t in _TERMINALS.findall(text) if t.startswith("[^"))

@@ -1,4 +1,4 @@
-"""Models without their weights: what a GGUF file says of itself, in a moment and whatever its size."""
+"""Open a model without its weights: a GGUF header is read in a moment, however large the file is."""
 
 import sys
 from pathlib import Path
@@ -10,18 +10,19 @@ from spec_local.llama.model import Model, check_header
 
 
 def open_header(path: Path) -> Model:
-    """The model of a file, without weights; a damaged header takes a child down, and not this process.
+    """Open a model without weights, first in a child process: a damaged header can crash llama.cpp.
 
     Raises:
         ModelFileError, ModelError: see `Model`.
     """
     check_header(path)
-    verdict = run_child("spec_local.llama.headers", str(path))
-    if verdict.crash:
+    result = run_child("spec_local.llama.headers", str(path))
+    if result.crash:
         raise ModelFileError(
-            f"{path} takes llama.cpp down ({verdict.crash}): download it again, or run specdec doctor if others do so too"
+            f"{path} crashes llama.cpp ({result.crash}): download it again; if other models crash too, "
+            "run specdec doctor"
         )
-    return Model(path, weights=False)  # what the child was refused is raised here, with its type
+    return Model(path, weights=False)  # if the child reported an error, this raises it with its type
 
 
 def _read(path: Path) -> dict[str, Any]:

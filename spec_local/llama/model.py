@@ -1,4 +1,4 @@
-"""A GGUF model loaded by llama.cpp, and its vocabulary."""
+"""A GGUF model loaded by llama.cpp."""
 
 import ctypes
 import functools
@@ -12,16 +12,16 @@ from spec_local.llama.vocabulary import Vocabulary
 
 
 def check_header(path: Path) -> None:
-    """Refuse what no GGUF loader could read, with the plain reason.
+    """Check that a file exists, is readable and starts like a GGUF file.
 
     Raises:
-        ModelFileError: the file is missing, unreadable, empty, or not GGUF.
+        ModelFileError: it does not.
     """
     try:
         if path.is_dir():
             raise ModelFileError(f"{path} is a folder, not a model file: give the path of a .gguf file")
-        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
-            raise ModelFileError(f"{path} is no ordinary file: give the path of a .gguf file")
+        if path.exists() and not path.is_file():  # opening a pipe would block
+            raise ModelFileError(f"{path} is not a regular file: give the path of a .gguf file")
         with path.open("rb") as file:
             magic = file.read(4)
     except FileNotFoundError:
@@ -36,19 +36,19 @@ def check_header(path: Path) -> None:
 
 
 class Model:
-    """The weights and the vocabulary of one GGUF file.
+    """The weights and the vocabulary of a GGUF file.
+
+    A damaged file can crash llama.cpp, and with it this process: `spec_local.llama.probe.check_model_file` tests it
+    in a child process first.
 
     Args:
-        path: the file (of a split model: its first part).
-        gpu_layers: layers to keep on the GPU; negative means all. Without a GPU it does nothing.
-        weights: False reads the header only: all that is said of a model below, but no context can be made of it.
+        path: the file; for a split model, its first part.
+        gpu_layers: number of layers to offload to the GPU; negative means all. Ignored without a GPU.
+        weights: False reads only the header; such a model has all properties below, but cannot be evaluated.
 
     Raises:
         ModelFileError: the file cannot be loaded; the message quotes llama.cpp's reason.
-        ModelError: it loads, but is no model that writes text token by token.
-
-    A damaged file can take llama.cpp, and so this process, down: see `spec_local.llama.probe`, which
-    loads it in a child first.
+        ModelError: the model does not generate text token by token.
     """
 
     def __init__(self, path: Path | str, *, gpu_layers: int = -1, weights: bool = True) -> None:
@@ -58,15 +58,15 @@ class Model:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = max(-1, min(gpu_layers, 2**31 - 1))
         if not weights:
-            # vocab_only would leave the shape unknown, and asking for it then kills the process; so would mapping here.
+            # Not vocab_only: llama.cpp then crashes when asked for the model's shape. Nor does it support mmap here.
             params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-        runtime.forget_complaints()
-        with runtime.holding_signals():
+        runtime.clear_log()
+        with runtime.deferred_signals():
             handle: int = lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not handle:
             raise ModelFileError(
-                f"{self.path} cannot be loaded ({runtime.reason('llama.cpp gave no reason')}): "
-                "the file may be damaged or of a newer format; download it again or update llama-cpp-python"
+                f"{self.path} cannot be loaded ({runtime.failure_reason()}): "
+                "the file may be damaged or in a newer format; download it again or update llama-cpp-python"
             )
         self._pointer, self._weights = handle, runtime.Weights(lib.llama_model_free, handle)
         self.close, self.check_open = self._weights.close, self._weights.check_open
@@ -74,39 +74,39 @@ class Model:
         self.vocabulary = Vocabulary(lib, lib.llama_model_get_vocab(handle), self._weights)
         if not lib.llama_model_has_decoder(self.handle) or lib.llama_model_has_encoder(self.handle):
             raise ModelError(
-                f"{self.path} is an encoder model: give one that writes text, such as Qwen or Llama"
+                f"{self.path} is an encoder model: use one that generates text, such as Qwen or Llama"
             )
         if lib.llama_model_is_diffusion(self.handle):
-            raise ModelError(f"{self.path} is a diffusion model: give one that writes text token by token")
+            raise ModelError(f"{self.path} is a diffusion model: use one that generates text token by token")
         if self.vocabulary.type == lib.LLAMA_VOCAB_TYPE_NONE:
-            raise ModelError(f"{self.path} has no tokenizer: give a complete GGUF file")
+            raise ModelError(f"{self.path} has no tokenizer: use a complete GGUF file")
 
     @property
     def handle(self) -> int:
-        """llama.cpp's own; raises InvalidRequest if the model is closed."""
+        """llama.cpp's pointer; raises InvalidRequest if the model is closed."""
         self.check_open()
         return self._pointer
 
     @functools.cached_property
     def n_ctx_train(self) -> int:
-        """Context length that the model was trained for, in tokens."""
+        """Context length in training, in tokens; 0 if unknown."""
         return int(self._lib.llama_model_n_ctx_train(self.handle))
 
     @functools.cached_property
     def n_ctx_original(self) -> int | None:
-        """Context length before it was extended (longrope): a longer context turns all positions in another way."""
+        """Context length before its extension (longrope), or None. Longer contexts encode all positions differently."""
         length = self._metadata(
             f"{self._metadata('general.architecture')}.rope.scaling.original_context_length"
         )
         return int(length) if length and length.isdecimal() else None
 
     def n_ctx(self, wanted: int) -> int:
-        """Tokens of a session's context: those wanted, at most what the model was trained for, if it says that."""
+        """Return the context length to use: the wanted one, limited to the one in training if that is known."""
         return min(wanted, self.n_ctx_train or wanted)
 
     @functools.cached_property
     def size(self) -> int:
-        """Bytes of all tensors."""
+        """Size of all tensors in bytes."""
         return int(self._lib.llama_model_size(self.handle))
 
     @functools.cached_property
@@ -118,7 +118,7 @@ class Model:
 
     @functools.cached_property
     def can_roll_back(self) -> bool:
-        """Whether the cache can drop its last tokens. Recurrent and hybrid models keep one running state."""
+        """Whether the cache can drop its last tokens; recurrent and hybrid models keep only their latest state."""
         lib = self._lib
         return not (lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
 
@@ -132,23 +132,23 @@ class Model:
 
     @functools.cached_property
     def has_window(self) -> bool:
-        """Whether some layers see only the last tokens (a sliding window)."""
+        """Whether some layers use sliding-window attention."""
         return bool(self._lib.llama_model_n_swa(self.handle) > 0)
 
     @functools.cached_property
     def chat_template(self) -> str | None:
-        """The Jinja chat template that the file carries."""
+        """The Jinja chat template in the file, or None."""
         text = self._lib.llama_model_chat_template(self.handle, None)
         return text.decode("utf-8", "replace") if text else None
 
     def kv_bytes(self, n_ctx: int, bytes_per_value: float = 2.0) -> int:
-        """Bytes that a KV cache of `n_ctx` tokens takes, from the model's shape (all layers, full length)."""
+        """Return the size in bytes of a KV cache of `n_ctx` tokens: all layers, without sliding windows."""
         lib, handle = self._lib, self.handle
         if lib.llama_model_is_recurrent(handle):
-            return 0  # one state, whatever the length
+            return 0  # the size of the state does not depend on the length
         head = lib.llama_model_n_embd(handle) // max(1, lib.llama_model_n_head(handle))
         architecture = self._metadata("general.architecture")
-        # Qwen3 and Gemma have wider heads than the embedding's share.
+        # In Qwen3 and Gemma, heads are wider than n_embd / n_head.
         lengths = [self._metadata(f"{architecture}.attention.{part}_length") for part in ("key", "value")]
         width = sum(int(n) if n and n.isdecimal() else head for n in lengths) * max(
             1, lib.llama_model_n_head_kv(handle)

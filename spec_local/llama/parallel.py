@@ -55,12 +55,12 @@ class Parallel:
         params.n_seq_max = params.n_outputs_max = n_texts
         params.n_threads = params.n_threads_batch = default_threads() if threads is None else threads
         params.kv_unified = False  # a text sees no cells but its own: attention does not grow with the others
-        runtime.forget_complaints()
-        with runtime.holding_signals():
+        runtime.clear_log()
+        with runtime.deferred_signals():
             self._handle = lib.llama_init_from_model(model.handle, params)
         if not self._handle:
             raise BackendError(
-                f"llama.cpp could not make a context for {n_texts} texts ({runtime.reason('it gave no reason')}): "
+                f"llama.cpp could not make a context for {n_texts} texts ({runtime.failure_reason()}): "
                 "free some memory and try again"
             )
         self.close = weakref.finalize(self, free_context, lib, self._handle, model)
@@ -147,10 +147,10 @@ class Parallel:
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = text
             batch.logits[i] = wanted
-        runtime.forget_complaints()
+        runtime.clear_log()
         code = self._lib.llama_decode(self._handle, batch)
         if code:
             raise BackendError(
                 f"llama.cpp could not evaluate {len(entries)} tokens of {self.n_texts} texts "
-                f"(code {code}, {runtime.reason('no reason given')}): try again with fewer"
+                f"(code {code}, {runtime.failure_reason()}): try again with fewer"
             )

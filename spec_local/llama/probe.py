@@ -1,9 +1,9 @@
-"""Meeting what kills a process in a child process first.
+"""Test llama.cpp builds and model files in a child process before they are used in this one.
 
-Two things can take llama.cpp down with no error to catch: a damaged model file, and a build for
-instructions that this machine lacks (or, in a virtual machine, only claims to have). Both are tried in a
-child: ``python -m spec_local.llama.probe``. A file is tried once; the verdict is kept with the file's size
-and time, the build and the processor.
+Two things crash llama.cpp without an error that could be caught: a damaged model file, and a build for
+instructions that this machine lacks (or, in a virtual machine, only reports). Both are tested with
+``python -m spec_local.llama.probe``. A file that passes is not tested again until the file, the build or the
+processor changes.
 """
 
 import contextlib
@@ -22,27 +22,27 @@ from spec_local.files import write_atomically
 from spec_local.llama import runtime
 from spec_local.llama.model import check_header
 
-_WITHOUT_KERNELS = "--without-kernels"  # an argument of this module as a program
+_WITHOUT_KERNELS = "--without-kernels"  # an argument of the child process
 
 
 def probe_build() -> ChildResult:
-    """Try this build of llama.cpp on tiny models of the usual quantizations."""
+    """Test the installed build of llama.cpp on tiny models of the usual quantizations."""
     return _run_child()
 
 
 def probe_file(path: Path, gpu_layers: int = -1, *, without_kernels: bool = False) -> ChildResult:
-    """Load a model file, evaluate a few tokens, and read its whole vocabulary; with the CPU kernels as here."""
+    """Test a model file: load it, evaluate a few tokens and read its vocabulary."""
     return _run_child(str(path), str(gpu_layers), *[_WITHOUT_KERNELS] * without_kernels)
 
 
 def check_model_file(
     path: Path, *, gpu_layers: int = -1, log: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Make sure that loading this file will not kill the process.
+    """Check that loading a model file does not crash the process; only the first call for a file takes time.
 
     Raises:
         ModelFileError: the file is damaged or cannot be used.
-        BackendCrash: llama.cpp itself does not work on this machine.
+        BackendCrash: llama.cpp or the CPU kernels crash on this machine.
     """
     check_header(path)
     known = (
@@ -53,23 +53,23 @@ def check_model_file(
     if known.exists():
         return
     log(f"checking {path.name} (first use on this machine)")
-    verdict = probe_file(path, gpu_layers)
-    if verdict.error:
-        raise ModelFileError(verdict.error)
-    if verdict.crash:
+    result = probe_file(path, gpu_layers)
+    if result.error:
+        raise ModelFileError(result.error)
+    if result.crash:
         if not probe_build().works:
             raise BackendCrash(
-                f"llama.cpp crashes on this machine ({verdict.crash}): run specdec doctor, which says how to mend it"
+                f"llama.cpp crashes on this machine ({result.crash}): run specdec doctor for a fix"
             )
         if kernels.status().instruction_set and probe_file(path, gpu_layers, without_kernels=True).works:
             raise BackendCrash(
-                f"the CPU kernels crash with {path} ({verdict.crash}): add --kernels off, and please report it"
+                f"the CPU kernels crash with {path} ({result.crash}): add --kernels off, and please report it"
             )
         raise ModelFileError(
-            f"{path} takes llama.cpp down ({verdict.crash}): the file is damaged, or there is too little memory "
-            "for it; download it again or take a smaller model"
+            f"{path} crashes llama.cpp ({result.crash}): the file is damaged or needs more memory than is free; "
+            "download it again or use a smaller model"
         )
-    with contextlib.suppress(OSError):  # without a cache folder it is checked again next time
+    with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time
         write_atomically(known, str(path).encode())
 
 
@@ -78,7 +78,7 @@ def _run_child(*arguments: str) -> ChildResult:
 
 
 def _exercise(path: Path, gpu_layers: int) -> None:
-    """What a session does with a model, in small: single tokens, a batch, a rollback, every piece."""
+    """Do what a session does with a model: evaluate single tokens and a batch, roll back, read all tokens."""
     import numpy as np
 
     from spec_local.llama.context import Context
@@ -90,7 +90,7 @@ def _exercise(path: Path, gpu_layers: int) -> None:
     tokens = [vocabulary.bos if vocabulary.bos >= 0 else 0, *range(min(7, vocabulary.n_tokens))]
     for batch in (tokens[:1], tokens[1:2], tokens):
         if not np.isfinite(context.evaluate(batch, len(batch))).any(axis=1).all():
-            raise BackendError(f"{path} gives logits that are not numbers: download it again")
+            raise BackendError(f"{path} returns logits that are not numbers: download it again")
     if model.can_roll_back:
         context.truncate(2)
     for token in range(vocabulary.n_tokens):
@@ -106,7 +106,7 @@ def _exercise_build() -> None:
     from spec_local.llama.tiny import write_tiny_model
 
     with tempfile.TemporaryDirectory() as folder:
-        # 256 wide, so that every kind of quantization and each of its fast kernels applies
+        # K-quants and their kernels need a width of 256.
         source = write_tiny_model(Path(folder) / "f16.gguf", n_embd=256)
         _exercise(source, -1)
         for kind in ("Q8_0", "Q4_0", "Q4_K_M"):
@@ -119,7 +119,7 @@ def _work(arguments: list[str]) -> dict[str, Any]:
             kernels.use("off")
         _exercise(Path(arguments[0]), int(arguments[1]))
     else:
-        kernels.use("off")  # this is about llama.cpp itself; they have a test of their own
+        kernels.use("off")  # the kernels have a self-test of their own
         _exercise_build()
     return {"system": runtime.system_info(), "gpu": bool(runtime.library().llama_supports_gpu_offload())}
 

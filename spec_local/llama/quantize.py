@@ -92,10 +92,10 @@ def quantize_into(
     params.nthread = threads or default_threads()
     params.allow_requantize = True
     params.dry_run = dry_run
-    runtime.forget_complaints()
+    runtime.clear_log()
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), params):
         raise BackendError(
-            f"{source} cannot be quantized ({runtime.reason('llama.cpp gave no reason')}): "
+            f"{source} cannot be quantized ({runtime.failure_reason()}): "
             "see that the file is whole and the disk has room, or give another type"
         )
 

@@ -1,7 +1,7 @@
-"""llama.cpp as a library: loading it once, and keeping what it says.
+"""Load llama.cpp once, and capture its log.
 
-llama.cpp writes its log straight to stderr, and its reasons for a failure appear only there. The callback
-below keeps the last lines instead, so that an error can quote them, and prints them only when asked to.
+llama.cpp explains a failure only in its log, which it writes to stderr. The callback below keeps the latest warnings
+and errors, so that exceptions can quote them, and prints the log only on request.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from typing import Any
 from spec_local import kernels, machine
 from spec_local.errors import InvalidRequest
 
-# ggml_log_level of the bundled llama.cpp (the binding's own table is older).
+# ggml_log_level of the bundled llama.cpp; the constants in llama-cpp-python are outdated.
 _DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5
 
-_complaints: deque[tuple[int, str]] = deque(maxlen=50)
+_log: deque[tuple[int, str]] = deque(maxlen=50)
 _state: dict[str, Any] = {"level": _DEBUG, "verbose": False}
 
 
@@ -34,101 +34,102 @@ def _on_log(level: int, text: bytes, _: object) -> None:
     _state["level"] = level
     line = text.decode("utf-8", "replace")
     if level >= _WARN:
-        _complaints.append((level, line.strip()))
+        _log.append((level, line.strip()))
     if _state["verbose"]:
         sys.stderr.write(line)
 
 
 @functools.cache
 def library() -> Any:
-    """The binding's low-level module: backend started, log captured, CPU kernels installed."""
+    """Return the low-level API, with the backend initialized, the log captured and the CPU kernels installed."""
     import llama_cpp
 
     callback = llama_cpp.llama_log_callback(_on_log)
-    _state["callback"] = callback  # llama.cpp keeps a bare pointer to it
+    _state["callback"] = callback  # llama.cpp holds only a pointer to it
     llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
-    # A message after the interpreter has gone would call into freed memory.
+    # Log output after the interpreter's end would call freed memory. This is a finalizer, because
+    # finalizers run newest first: models and contexts are freed before the callback is removed.
     silent = ctypes.cast(ctypes.c_void_p(0), llama_cpp.llama_log_callback)
-    # A finalizer, not atexit: finalizers run newest first, so that models and contexts are freed before it.
     weakref.finalize(llama_cpp, llama_cpp.llama_log_set, silent, None)
     llama_cpp.llama_backend_init()
-    kernels.load()  # before any model: llama.cpp lists its buffer types once, when it opens the first
+    kernels.load()  # llama.cpp lists its buffer types once, when it opens the first model
     return llama_cpp
 
 
 class Weights:
-    """A loaded model's: in memory as long as anybody holds this, or until they are closed.
+    """Ownership of a loaded model's memory, which is freed with the last reference to this, or by `close`.
 
-    Whoever keeps a pointer into them holds this, too, and checks: llama.cpp dies of a pointer to what was freed.
+    An object with a pointer into that memory holds a reference and calls `check_open` before it uses the
+    pointer: llama.cpp crashes on freed memory.
 
     Args:
-        free: what frees them, given the handle.
+        free: called with `handle` to free the memory.
     """
 
     def __init__(self, free: Callable[[int], None], handle: int) -> None:
         self.close = weakref.finalize(self, free, handle)
 
     def check_open(self) -> None:
-        """Raise InvalidRequest if they are closed."""
+        """Raise InvalidRequest if the model is closed."""
         if not self.close.alive:
             raise InvalidRequest("the model is closed: open it again")
 
 
 @contextlib.contextmanager
-def holding_signals() -> Iterator[None]:
-    """Within the block Ctrl-C and other requests to end wait for its end; a second one of a kind kills.
+def deferred_signals() -> Iterator[None]:
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block; a second signal of the same kind ends the process.
 
-    Python runs their handlers between its own instructions, and while llama.cpp loads something these are all in
-    `_on_log`: there, an exception is lost.
+    While llama.cpp loads a model, the only Python code that runs is `_on_log`. A signal handler that raises
+    there would have no effect: ctypes drops exceptions from callbacks.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held = []
+    received = []
 
-    def hold(signum: int, frame: object) -> None:
-        held.append(signum)
+    def defer(signum: int, frame: object) -> None:
+        received.append(signum)
         signal.signal(signum, signal.SIG_DFL)
 
     kinds = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
-    previous = {s: signal.signal(s, hold) for s in kinds if callable(signal.getsignal(s))}
+    previous = {s: signal.signal(s, defer) for s in kinds if callable(signal.getsignal(s))}
     try:
         yield
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
-    for signum in held:
+    for signum in received:
         signal.raise_signal(signum)
 
 
 def set_verbose(verbose: bool) -> None:
-    """Let llama.cpp's own log through to stderr."""
+    """Print llama.cpp's log on stderr, or stop doing so."""
     _state["verbose"] = verbose
 
 
-def forget_complaints() -> None:
-    """Start a call whose failure shall be explained by its own messages only."""
-    _complaints.clear()
+def clear_log() -> None:
+    """Drop the captured messages. Call this before a call whose failure `failure_reason` will explain."""
+    _log.clear()
 
 
-def reason(default: str) -> str:
-    """Why the last call failed, in llama.cpp's own words: the first error (else warning) since `forget_complaints`."""
-    errors = [line for level, line in _complaints if line and level >= _ERROR]
-    lines = errors or [line for _, line in _complaints if line]
+def failure_reason() -> str:
+    """Return the first error in llama.cpp's log since `clear_log`, else the first warning."""
+    errors = [line for level, line in _log if line and level >= _ERROR]
+    lines = errors or [line for _, line in _log if line]
     if not lines:
-        return default
-    # The first error is the cause; the later ones say that callers failed too.
+        return "llama.cpp gave no reason"
+    # The first error is the cause; later ones report that the callers failed, too.
     line = lines[0].split(": ", 1)
     return (line[1] if len(line) == 2 and " " not in line[0] else lines[0]).rstrip(".")
 
 
 def fingerprint(path: Path, *facts: str | int) -> str:
-    """Identifies what was found out about a model file on this processor: 32 hexadecimal digits.
+    """Return a key for measurements of a model file, as 32 hexadecimal digits.
 
-    It depends on the build of llama.cpp and the CPU kernels in use, and on `facts`.
+    It changes with the file, the processor, the build of llama.cpp, the CPU kernels in use and `facts`.
 
     Raises:
-        OSError: the file is gone.
+        OSError: the file does not exist.
     """
     stat = path.stat()
     known = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, *facts]
@@ -139,15 +140,15 @@ def fingerprint(path: Path, *facts: str | int) -> str:
 
 
 def system_info() -> str:
-    """Instruction sets and back ends that this build uses, as llama.cpp names them."""
+    """Return llama.cpp's description of the backends and instruction sets that this build uses."""
     return str(library().llama_print_system_info().decode())
 
 
 def features() -> list[str]:
-    """What of `system_info` is on, by name."""
+    """Return the names of the features that `system_info` lists as enabled."""
     return re.findall(r"(\w+) = 1", system_info())
 
 
 def devices() -> list[str]:
-    """Back ends of this build as llama.cpp lists them, CPU last; whether a model uses them is its own affair."""
+    """Return the names of this build's backends, CPU last. A model need not use all of them."""
     return re.findall(r"(\w+) : ", system_info()) or ["CPU"]

@@ -74,7 +74,7 @@ def write_draft(
                 if shutil.disk_usage(target.parent).free < source.stat().st_size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
                 raise BackendError(
-                    f"llama.cpp does not take the draft ({runtime.reason('it gave no reason')}): "
+                    f"llama.cpp does not take the draft ({runtime.failure_reason()}): "
                     "see that its weights are of its shape, and finite numbers"
                 ) from None
         shutil.copymode(main_path, target)  # a temporary file is for its owner only

@@ -117,7 +117,7 @@ def test_what_makes_no_pair(inside, model, tmp_path):
         ((path, recurrent), "mamba.gguf is a recurrent model"),
         ((recurrent, path), "mamba.gguf is a recurrent model"),
         ((path, tmp_path / "absent.gguf"), "absent.gguf does not exist"),
-        ((path, deadly), "takes llama.cpp down"),
+        ((path, deadly), "crashes llama.cpp"),
     ]:
         assert what in inside.one_line(inside("models", "check", *pair), 1)
 

@@ -261,7 +261,7 @@ def killer(path, main):
         (truncated, "cannot be loaded"),
         (header_only, "cannot be loaded"),
         (absurd_counts, "cannot be loaded"),
-        (killer, "takes llama.cpp down"),
+        (killer, "crashes llama.cpp"),
     ],
     ids=["missing", "empty", "folder", "no GGUF", "truncated", "header only", "absurd counts", "killer"],
 )

@@ -88,7 +88,7 @@ def test_an_impossible_name(tmp_path, name):
 
 def test_a_pipe_is_refused_without_waiting_for_it(tmp_path):
     os.mkfifo(tmp_path / "pipe.gguf")
-    with pytest.raises(ModelFileError, match="no ordinary file"):
+    with pytest.raises(ModelFileError, match="not a regular file"):
         Model(tmp_path / "pipe.gguf")
 
 

@@ -86,7 +86,7 @@ def test_the_size_of_a_copy_needs_no_weights_either(huge_path):
 
 def test_a_header_that_kills(tmp_path):
     path = write_tiny_model(tmp_path / "deadly.gguf", n_layers=0)
-    with pytest.raises(ModelFileError, match=r"takes llama.cpp down \(SIG[A-Z]+\)"):
+    with pytest.raises(ModelFileError, match=r"crashes llama.cpp \(SIG[A-Z]+\)"):
         open_header(path)
 
 

@@ -157,7 +157,7 @@ def test_flipped_bits(whole, load, tmp_path):
     assert outcomes["error"] > 20
     for damaged in crashing[:2]:
         path.write_bytes(damaged)
-        with pytest.raises(ModelFileError, match=r"takes llama\.cpp down \(SIG"):
+        with pytest.raises(ModelFileError, match=r"crashes llama\.cpp \(SIG"):
             check_model_file(path)
 
 
@@ -171,7 +171,7 @@ def test_two_tokens_of_one_name(whole, tmp_path):
     if verdict.crash is None:  # a newer llama.cpp may be kinder
         pytest.skip("this llama.cpp loads it")
     assert verdict.crash == "SIGABRT"
-    with pytest.raises(ModelFileError, match=r"twice\.gguf takes llama\.cpp down \(SIGABRT\)"):
+    with pytest.raises(ModelFileError, match=r"twice\.gguf crashes llama\.cpp \(SIGABRT\)"):
         check_model_file(path)
 
 
@@ -244,7 +244,7 @@ def test_deaths_of_a_child(whole, fake_child, monkeypatch, script, crash):
         check_model_file(whole)
     # It works: then it is.
     monkeypatch.setattr(probe, "probe_build", lambda: ChildResult(None, None, {}))
-    with pytest.raises(ModelFileError, match=r"takes llama\.cpp down"):
+    with pytest.raises(ModelFileError, match=r"crashes llama\.cpp"):
         check_model_file(whole)
 
 
@@ -308,5 +308,5 @@ def test_a_file_on_which_only_the_cpu_kernels_crash(own_cache, tiny_path, monkey
     ]  # the file, the build, the file without kernels
     # Without kernels it is the file's fault, or the memory's.
     monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status(None, "not built"))
-    with pytest.raises(ModelFileError, match=r"takes llama\.cpp down"):
+    with pytest.raises(ModelFileError, match=r"crashes llama\.cpp"):
         check_model_file(tiny_path)
