@@ -1,8 +1,8 @@
 """Rebuild llama-cpp-python with fewer instruction sets until it runs on this machine.
 
-A native build uses the instructions that the processor reports. A virtual machine can report instructions that
-fault when used (AMX tiles), and a cached wheel may have been built on a newer processor. Each build is therefore
-tested in a child process before it is used.
+A native build uses the instructions that the processor reports. A virtual machine can report instructions
+that fault when used (AMX tiles), and a cached wheel may have been built on a newer processor. Each build is
+therefore tested in a child process before it is used.
 """
 
 import os
@@ -17,7 +17,8 @@ from importlib.metadata import requires
 from spec_local import machine
 
 _X86_64 = ("x86_64", "amd64")
-# ggml's options and the processor features that each one needs. Without a native build, all are off by default.
+# ggml's options and the processor features that each one needs. Without a native build, all are off
+# by default.
 _OPTIONS = {
     "SSE42": ("sse4_2",),
     "AVX": ("avx",),

@@ -11,7 +11,7 @@ _FIRST_COMPARED = 5  # the special tokens before it differ between instruct and 
 
 
 def difference(main: Vocabulary, draft: Vocabulary) -> str | None:
-    """Return the first difference that makes two vocabularies incompatible, or None if they are compatible."""
+    """Return what makes two vocabularies incompatible, or None if they are compatible."""
     if main.type != draft.type:
         return "their tokenizers are of different types"
     for name, added in (("bos", "add_bos"), ("eos", "add_eos")):

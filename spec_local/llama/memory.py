@@ -27,11 +27,11 @@ def check_free_memory(need: int, purpose: str) -> None:
 
 
 def release_mapped_file(path: Path) -> None:
-    """Drop the pages of a memory-mapped file from this process; pages still in use are mapped again on access.
+    """Drop the pages of a memory-mapped file from this process; they are mapped again on access.
 
-    llama.cpp maps a model file and reads all of it while loading. Weights that it repacks for the processor, and
-    most token embeddings, are not read again and would count twice. Linux only; elsewhere, and on failure,
-    nothing happens.
+    llama.cpp maps a model file and reads all of it while loading. Weights that it repacks for the
+    processor, and most token embeddings, are not read again and would count twice. Linux only; elsewhere,
+    and on failure, nothing happens.
     """
     if sys.platform != "linux":
         return

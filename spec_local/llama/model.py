@@ -38,8 +38,8 @@ def check_header(path: Path) -> None:
 class Model:
     """The weights and the vocabulary of a GGUF file.
 
-    A damaged file can crash llama.cpp, and with it this process: `spec_local.llama.probe.check_model_file` tests it
-    in a child process first.
+    A damaged file can crash llama.cpp, and with it this process: `spec_local.llama.probe.check_model_file`
+    tests it in a child process first.
 
     Args:
         path: the file; for a split model, its first part.
@@ -58,7 +58,8 @@ class Model:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = max(-1, min(gpu_layers, 2**31 - 1))
         if not weights:
-            # Not vocab_only: llama.cpp then crashes when asked for the model's shape. Nor does it support mmap here.
+            # Not vocab_only: llama.cpp then crashes when asked for the model's shape. Nor does it
+            # support mmap here.
             params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
         runtime.clear_log()
         with runtime.deferred_signals():
@@ -94,14 +95,14 @@ class Model:
 
     @functools.cached_property
     def n_ctx_original(self) -> int | None:
-        """Context length before its extension (longrope), or None. Longer contexts encode all positions differently."""
+        """Context length before its extension (longrope), or None; beyond it, all positions are rotated differently."""
         length = self._metadata(
             f"{self._metadata('general.architecture')}.rope.scaling.original_context_length"
         )
         return int(length) if length and length.isdecimal() else None
 
     def n_ctx(self, wanted: int) -> int:
-        """Return the context length to use: the wanted one, limited to the one in training if that is known."""
+        """Return the wanted context length, limited to the one in training if that is known."""
         return min(wanted, self.n_ctx_train or wanted)
 
     @functools.cached_property
@@ -118,7 +119,7 @@ class Model:
 
     @functools.cached_property
     def can_roll_back(self) -> bool:
-        """Whether the cache can drop its last tokens; recurrent and hybrid models keep only their latest state."""
+        """Whether the cache can drop its last tokens: not in recurrent and hybrid models."""
         lib = self._lib
         return not (lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
 

@@ -1,7 +1,7 @@
 """Load llama.cpp once, and capture its log.
 
-llama.cpp explains a failure only in its log, which it writes to stderr. The callback below keeps the latest warnings
-and errors, so that exceptions can quote them, and prints the log only on request.
+llama.cpp explains a failure only in its log, which it writes to stderr. The callback below keeps the latest
+warnings and errors, so that exceptions can quote them, and prints the log only on request.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def _on_log(level: int, text: bytes, _: object) -> None:
 
 @functools.cache
 def library() -> Any:
-    """Return the low-level API, with the backend initialized, the log captured and the CPU kernels installed."""
+    """Return the low-level API, initialized, with its log captured and the CPU kernels installed."""
     import llama_cpp
 
     callback = llama_cpp.llama_log_callback(_on_log)
@@ -77,7 +77,7 @@ class Weights:
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block; a second signal of the same kind ends the process.
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block; a second one of a kind ends the process.
 
     While llama.cpp loads a model, the only Python code that runs is `_on_log`. A signal handler that raises
     there would have no effect: ctypes drops exceptions from callbacks.

@@ -15,7 +15,7 @@ import psutil
 
 from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
-from spec_local.llama.parallel import Parallel
+from spec_local.llama.parallel import ParallelContext
 from spec_local.models.quantized_copy import quantize
 
 KINDS = ("BF16", "F16", "Q8_0")
@@ -69,12 +69,12 @@ def quickest(
 def _rate(path: Path, n_texts: int, threads: int | None, gpu_layers: int) -> float:
     """Tokens a second: the best of some calls, since others only ever make a call slower."""
     model = Model(path, gpu_layers=gpu_layers)
-    parallel = Parallel(model, n_texts, 256, threads=threads)
+    parallel = ParallelContext(model, n_texts, 256, threads=threads)
     tokens = np.random.default_rng(0).integers(model.vocabulary.n_tokens, size=(_CALLS, n_texts)).tolist()
     spans = []
     for row in tokens:
         start = time.perf_counter()
-        parallel.read({text: [token] for text, token in enumerate(row)})
+        parallel.evaluate({text: [token] for text, token in enumerate(row)})
         spans.append(time.perf_counter() - start)
     parallel.close()
     model.close()

@@ -19,7 +19,7 @@ from spec_local.chat.template import ChatTemplate, Message
 from spec_local.core.text import printable
 from spec_local.errors import ModelError
 from spec_local.llama.model import Model
-from spec_local.llama.parallel import Parallel
+from spec_local.llama.parallel import ParallelContext
 from spec_local.training import shards
 from spec_local.training.questions import Question, is_held_out
 from spec_local.training.shards import TOP, Document, Shard
@@ -93,7 +93,7 @@ class Production:
         threads: None: one per physical core.
 
     Raises:
-        ContextOverflow, BackendError: as of `Parallel`.
+        ContextOverflow, BackendError: as of `ParallelContext`.
         InvalidRequest: a shard is damaged.
         ModelError: main's chat template leaves no room for a question and an answer.
     """
@@ -122,7 +122,7 @@ class Production:
             for document in shard.documents:
                 self._count(document)
         self._rng = np.random.default_rng([seed, self._n_asked])
-        self._parallel = Parallel(model, n_texts, n_ctx, threads=threads)
+        self._parallel = ParallelContext(model, n_texts, n_ctx, threads=threads)
         needed = len(self._prompt("Why?"))
         if not self._fits(needed):
             raise ModelError(
@@ -145,11 +145,11 @@ class Production:
         before, start = self._n_tokens, time.monotonic()
         try:
             while True:
-                for slot in range(self._parallel.n_texts):
+                for slot in range(self._parallel.n_sequences):
                     if slot not in texts:
                         texts[slot] = self._next()
                 new = {slot: texts[slot].unread for slot in sorted(texts)}
-                ids, logprobs = most_likely(self._parallel.read(new), TOP)
+                ids, logprobs = most_likely(self._parallel.evaluate(new), TOP)
                 chosen = self._choose(
                     logprobs, [_ASKING if texts[s].is_question else texts[s].temperature for s in new]
                 )
@@ -167,7 +167,7 @@ class Production:
                     elif asked := self._asked(text):
                         texts[slot] = asked
                         continue
-                    self._parallel.forget(slot)
+                    self._parallel.clear(slot)
                 under_way = sum(len(text.tokens) for text in texts.values() if not text.is_question)
                 n_tokens = self._n_tokens + under_way
                 rate = (n_tokens - before) / (time.monotonic() - start)

@@ -146,7 +146,7 @@ def test_only_tokens_of_the_vocabulary_are_taken(context):
 @pytest.mark.parametrize("length", [-1, 3, 1 << 40])
 def test_lengths_that_the_text_does_not_have_are_refused(context, length):
     context.evaluate([1, 2], 0)
-    with pytest.raises(InvalidRequest, match="cannot trim 2"):
+    with pytest.raises(InvalidRequest, match="cannot truncate 2"):
         context.truncate(length)
     assert context.cached == [1, 2]
 

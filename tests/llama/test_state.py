@@ -283,11 +283,11 @@ def test_a_refusal_by_llama_cpp_leaves_an_empty_context(make, fresh_logits):
     context = make("tiny_model")
     context.evaluate(TEXT, 0)
     bits = context.state()
-    with pytest.raises(BackendError, match="refused"):
+    with pytest.raises(BackendError, match="rejected"):
         context.restore(TEXT, bits[: len(bits) // 2])
     assert context.cached == []
     context.evaluate(TEXT[:10], 0)
-    with pytest.raises(BackendError, match="refused"):
+    with pytest.raises(BackendError, match="rejected"):
         context.restore(TEXT[:-1], bits)  # as many tokens as there are not
     assert context.cached == []
     expected = fresh_logits(context.model, TEXT[:5])[-1]

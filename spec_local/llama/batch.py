@@ -1,0 +1,51 @@
+"""The input of a llama_decode call."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+
+class Batch:
+    """A llama_batch that is reused for all calls: numpy arrays, which llama.cpp reads in place.
+
+    Args:
+        lib: the low-level API.
+        capacity: maximum number of tokens.
+        max_sequences: maximum number of sequences that a token belongs to.
+
+    Attributes:
+        native: the structure to pass to llama_decode; set its ``n_tokens``.
+    """
+
+    def __init__(self, lib: Any, capacity: int, max_sequences: int = 1) -> None:
+        sequences = np.zeros((capacity, max_sequences), np.int32)
+        arrays: dict[str, np.ndarray[Any, Any]] = {
+            "token": np.zeros(capacity, np.int32),
+            "pos": np.zeros(capacity, np.int32),
+            "logits": np.zeros(capacity, np.int8),
+            "n_seq_id": np.ones(capacity, np.int32),
+            "seq_id": sequences.ctypes.data + np.arange(capacity, dtype=np.uint64) * sequences.strides[0],
+        }
+        self.native = lib.llama_batch()
+        for name, array in arrays.items():
+            setattr(self.native, name, ctypes.cast(array.ctypes.data, dict(self.native._fields_)[name]))
+        self._arrays = arrays  # the structure holds only their addresses
+        # For the few entries of a call, a memoryview is several times as fast as numpy.
+        self._tokens, self._positions, self._wants_logits, self._n_sequences = (
+            arrays[name].data for name in ("token", "pos", "logits", "n_seq_id")
+        )
+        self._sequences = sequences.data
+
+    def put(self, i: int, token: int, position: int, sequence: int, wants_logits: bool) -> None:
+        """Set entry `i`: a token of one sequence, and whether its logits are wanted."""
+        self._tokens[i] = token
+        self._positions[i] = position
+        self._wants_logits[i] = wants_logits
+        self._n_sequences[i] = 1
+        self._sequences[i, 0] = sequence
+
+    def add_sequence(self, i: int, sequence: int) -> None:
+        """Let the token of entry `i` belong to one more sequence."""
+        self._sequences[i, self._n_sequences[i]] = sequence
+        self._n_sequences[i] += 1
