@@ -1,11 +1,12 @@
-"""What each rule accepts of the children of one node, against the most that any rule could.
+"""Compare the acceptance rates of the node rules with the highest that any rule could have.
 
     python benchmarks/acceptance.py
 
-No model is needed: main's logits fall with the logarithm of a token's rank, roughly as a language model's do, with some
-noise, and the draft's are main's with more of it. A cell is the mean of the chance that one of k children is
-accepted, / the mean of α* for children that are drawn so. Given the draws that chance is exact, and nothing is
-timed. Traversal is sequoia where only one node has children.
+No model is needed: the main model's logits fall with the logarithm of a token's rank, roughly as a language
+model's do, with some noise, and the draft model's are the same with more noise. A cell is the mean
+probability that one of k children is accepted / the mean of α* for children drawn in this way. Given the
+draws, the probability is exact; nothing is timed. Traversal equals sequoia where only one node has
+children.
 """
 
 from collections.abc import Mapping
@@ -38,9 +39,9 @@ RULES: Mapping[str, tuple[Drawing, NodeRule]] = {
 
 def pair(seed: int, temperature: float, n_vocab: int, noise: float = 0.9) -> tuple[Floats, Floats]:
     """p and q, float64 (n_vocab,)."""
-    mains, drafts = np.random.default_rng(seed).normal(size=(2, n_vocab))
-    logits = 0.9 * mains - 3.0 * np.log(np.arange(1, n_vocab + 1))
-    p, q = (np.exp((x - x.max()) / temperature) for x in (logits, logits + noise * drafts))
+    main_noise, draft_noise = np.random.default_rng(seed).normal(size=(2, n_vocab))
+    logits = 0.9 * main_noise - 3.0 * np.log(np.arange(1, n_vocab + 1))
+    p, q = (np.exp((x - x.max()) / temperature) for x in (logits, logits + noise * draft_noise))
     return p / p.sum(), q / q.sum()
 
 
@@ -48,27 +49,21 @@ def children(q: Floats, k: int, drawing: Drawing, rng: Rng) -> list[int]:
     """k tokens in draw order."""
     whole = Distribution(None, q)
     if drawing == "chosen":
-        return whole.top(k)[0].tolist()
+        return list(map(int, whole.top(k)[0]))
     return draw_children(whole, k, drawing, rng)
 
 
-def accepted(rule: str, p: Floats, q: Floats, k: int, draws: int, seed: int = 0) -> float:
-    """The mean over several draws of the children; one suffices where nothing is drawn."""
-    drawing, judge = RULES[rule]
+def acceptance_rate(rule: str, p: Floats, q: Floats, k: int, draws: int, seed: int = 0) -> float:
+    """Mean acceptance probability over several draws of the children; where nothing is drawn, of one."""
+    drawing, node_rule = RULES[rule]
     rng = SeededRng(seed)
-    return float(
-        np.mean(
-            [
-                acceptance(judge, p, q, children(q, k, drawing, rng))
-                for _ in range(1 if drawing == "chosen" else draws)
-            ]
-        )
-    )
+    n = 1 if drawing == "chosen" else draws
+    return float(np.mean([acceptance(node_rule, p, q, children(q, k, drawing, rng)) for _ in range(n)]))
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--vocabulary", type=int, default=32_000, help="tokens")
+    arguments.add_argument("--vocabulary", type=int, default=32_000, help="number of tokens")
     arguments.add_argument(
         "--noise", type=float, default=0.9, help="of the draft's logits, standard deviation"
     )
@@ -85,7 +80,7 @@ def main() -> None:
         for temperature, k in columns:
             p, q = pair(seed, temperature, options.vocabulary, options.noise)
             for rule in RULES:
-                value = accepted(rule, p, q, k, options.draws, seed)
+                value = acceptance_rate(rule, p, q, k, options.draws, seed)
                 figures.setdefault((rule, temperature, k), []).append(value)
             for drawing in {drawing for drawing, _ in RULES.values()}:
                 bound = acceptance_bound(p, q, k, drawing)
@@ -94,10 +89,14 @@ def main() -> None:
     table(
         ["Rule", "Children", *(f"T={temperature:g}, k={k}" for temperature, k in columns)],
         [
-            [rule, drawing, *(f"{np.mean(figures[rule, *c]):.3f} / {np.mean(figures[drawing, *c]):.3f}" for c in columns)]
+            [
+                rule,
+                drawing,
+                *(f"{np.mean(figures[rule, *c]):.3f} / {np.mean(figures[drawing, *c]):.3f}" for c in columns),
+            ]
             for rule, (drawing, _) in RULES.items()
         ],
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -1,290 +1,213 @@
-"""Speculative decoding with a draft model: a session against llama.cpp's own llama-speculative-simple.
+"""Compare specdec with llama.cpp's own speculative decoding, on the built-in prompts of `specdec bench`.
 
     python benchmarks/against_llama_cpp.py --llama-cpp-bin BUILD/bin --main MAIN.gguf --draft DRAFT.gguf
+    --out FILE.jsonl
 
-Both sides: the same two files, prompt tokens (counted), context, batch sizes, threads, f16 caches, flash
-attention left to llama.cpp, drafts of a fixed length (llama.cpp's --spec-draft-p-min 0), the same temperature, and no
-top-k, top-p or min-p. llama.cpp guesses the draft's most probable token and accepts a guess when main's
-sampler happens to draw it; specdec draws guesses and uses the block rule. The rates are each program's own, for what
-follows the prompt. Plain rates are specdec's, and llama-completion's where that program is there.
+specdec's variants (a session) and llama.cpp's (`llama-speculative-simple`; `llama-completion` for plain
+decoding) alternate. Both use the same files, prompt tokens (their number is checked), context, batch sizes,
+threads, F16 caches and temperature, and no top-k, top-p or min-p. "draft K" drafts a fixed number of tokens
+on both sides; specdec draws them and verifies with the block rule, llama.cpp takes the draft model's most
+probable token. Rates are each program's own, after the prompt, and a second time with the prompt's time.
+The best variant of llama.cpp is the one with the best geometric mean, chosen in hindsight. Prompts that
+FILE already has are not run again.
 """
 
+import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from common import (
-    PROMPTS,
-    chat_text,
-    geometric_mean,
-    interval,
-    machine,
-    numbers,
-    parser,
-    ratio,
-    table,
-    take_turns,
-    tokens_of,
-)
+from common import chat_text, geometric_mean, interval, machine, model_options, note, table, tokens_of
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
-from spec_local.machine import default_threads
+from spec_local.bench import figures
+from spec_local.bench.prompts import load, select
+
+SPECDEC: Mapping[str, Mapping[str, Any]] = {
+    "plain": {"proposer": "none"},
+    "adaptive": {},
+    "draft 3": {"proposer": "draft", "policy": "fixed", "verifier": "block", "draft_max": 3},
+    "draft 7": {"proposer": "draft", "policy": "fixed", "verifier": "block", "draft_max": 7},
+}
+LLAMA_CPP: Mapping[str, Sequence[str]] = {
+    "plain": (),
+    "draft 3": ("--spec-draft-n-max", "3", "--spec-draft-p-min", "0"),
+    "draft 7": ("--spec-draft-n-max", "7", "--spec-draft-p-min", "0"),
+    "draft 15, p-min 0.75": ("--spec-draft-n-max", "15", "--spec-draft-p-min", "0.75"),
+    "ngram-simple 12/48": ("--spec-type", "ngram-simple"),
+    "ngram-simple 4/15": (
+        *("--spec-type", "ngram-simple"),
+        *("--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m", "15"),
+    ),
+    "ngram-map-k": ("--spec-type", "ngram-map-k"),
+    "ngram-mod": ("--spec-type", "ngram-mod"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """tokens_per_second after the prompt; guesses and how many of them stood; tokens said; until all models had read the prompt."""
+    """Tokens generated, seconds to read the prompt and seconds after it."""
 
-    tokens_per_second: float
-    drafted: int
-    accepted: int
-    predicted: int
-    prompt_s: float = 0.0
+    n: int
+    prompt_s: float
+    answer_s: float
 
     @property
-    def whole(self) -> float:
-        """Tokens a second, the prompt's time counted."""
-        return self.predicted / (self.prompt_s + self.predicted / self.tokens_per_second)
+    def rate(self) -> float:
+        return self.n / self.answer_s
+
+    @property
+    def total_rate(self) -> float:
+        return self.n / (self.prompt_s + self.answer_s)
 
 
-def answer(session: Session, prompt: list[int], settings: GenerationSettings) -> Outcome:
-    """Of a session with empty caches: the peer starts empty as well."""
+def specdec(session: Session, variant: str, prompt: list[int], seed: int, options: Any) -> Outcome:
+    """Answer with empty KV caches, as the peer does."""
     for context in (session.main, session.draft):
         if context:
             context.truncate(0)
+    sampling = SamplingSettings(temperature=options.temperature)
+    settings = GenerationSettings(sampling, seed=seed, max_tokens=options.n, **SPECDEC[variant])
     *_, last = session.generate(prompt, settings)
     assert isinstance(last, Done)
-    s = last.statistics
-    return Outcome(s.tokens_per_second, s.draft_n, s.draft_n_accepted, s.predicted_n, s.prompt_s)
+    return Outcome(last.statistics.predicted_n, last.statistics.prompt_s, last.statistics.predicted_s)
 
 
-class Ours:
-    def __init__(self, session: Session, options: Any) -> None:
-        self._session, self._options = session, options
+def llama_cpp(session: Session, variant: str, n_prompt: int, file: Path, seed: int, options: Any) -> Outcome:
+    plain = variant == "plain"
+    command: list[object] = ["llama-completion", "-no-cnv"]
+    if not plain:
+        command = ["llama-speculative-simple", *LLAMA_CPP[variant]]
+    if variant.startswith("draft"):
+        command += ["-md", options.draft, "--spec-type", "draft-simple", "--spec-draft-ngl", 0]
+    # -b: as long as the prompt may be; -ub: tokens of one pass over the weights
+    command += ["-m", options.main, "-c", session.main.n_ctx, "-b", session.main.n_ctx]
+    command += [
+        "-ub",
+        session.main.max_tokens,
+        "-t",
+        options.threads,
+        "-n",
+        options.n,
+        "-ngl",
+        0,
+        "-fit",
+        "off",
+    ]
+    command += ["--top-k", 0, "--top-p", 1, "--min-p", 0, "--temp", options.temperature, "-s", seed]
+    command += ["--no-escape", "-bf", file]
+    child = subprocess.run(
+        [options.llama_cpp_bin / str(command[0]), *map(str, command[1:])],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    output = (child.stdout + child.stderr).decode("utf-8", "replace")
+    if child.returncode:
+        raise SystemExit(f"{command[0]} failed ({child.returncode}):\n{output[-2000:]}")
 
-    def run(self, prompt: list[int], temperature: float, draft_max: int, seed: int) -> Outcome:
-        settings = GenerationSettings(
-            sampling=SamplingSettings(temperature=temperature),
-            seed=seed,
-            max_tokens=self._options.n,
-            proposer="draft" if draft_max else "none",
-            policy="fixed",
-            verifier="block",
-            draft_max=draft_max,
-        )
-        return answer(self._session, prompt, settings)
+    def find(pattern: str) -> tuple[float, ...]:
+        if not (match := re.search(pattern, output)):
+            raise SystemExit(f"{command[0]} did not print {pattern!r}:\n{output[-2000:]}")
+        return tuple(map(float, match.groups()))
 
-
-class Theirs:
-    def __init__(self, session: Session, options: Any) -> None:
-        self._options = options
-        main = session.main
-        self._common = [
-            "-m",
-            options.main,
-            "-c",
-            main.n_ctx,
-            "-t",
-            options.threads,
-            "-n",
-            options.n,
-            "-ngl",
-            0,
-        ]
-        # -b is as long as the prompt may be; -ub is what one pass over the weights takes
-        self._common += ["-b", main.n_ctx, "-ub", main.max_tokens, "-fit", "off", "--no-escape"]
-        self._common += ["--top-k", 0, "--top-p", 1, "--min-p", 0]
-
-    def draft(self, length: int, p_min: float = 0.0) -> list[Any]:
-        """Options for drafts of a fixed length by the draft model; shorter where it is less sure than p_min."""
-        return [
-            *("-md", self._options.draft, "--spec-type", "draft-simple", "--spec-draft-n-max", length),
-            *("--spec-draft-p-min", p_min, "--spec-draft-ngl", 0),
-        ]
-
-    def run(
-        self, prompt: list[int], file: Path, temperature: float, speculation: list[Any], seed: int
-    ) -> Outcome:
-        command = ["llama-speculative-simple", *self._common, *speculation]
-        said = self._call(command, file, temperature, seed)
-        read = int(_find(r"encoded\s+(\d+) tokens", said))
-        if read != len(prompt):
-            raise SystemExit(
-                f"llama.cpp made {read} tokens of the prompt and specdec {len(prompt)}: no comparison"
-            )
-        return Outcome(
-            float(_find(r"decoded\s+\d+ tokens.*speed:\s+([\d.]+)", said)),
-            int(_find(r"n_drafted\s+= (\d+)", said)),
-            int(_find(r"n_accept\s+= (\d+)", said)),
-            int(_find(r"n_predict = (\d+)", said)),
-            float(_find(r"encoded\s+\d+ tokens in\s+([\d.]+)", said)),
-        )
-
-    def run_plain(self, file: Path, temperature: float, seed: int) -> Outcome:
-        said = self._call(["llama-completion", *self._common, "-no-cnv"], file, temperature, seed)
-        match = re.search(r" eval time =\s+([\d.]+) ms /\s+(\d+) runs", said)
-        if not match:
-            raise SystemExit(f"no figure in what llama-completion said:\n{said[-2000:]}")
-        return Outcome(int(match[2]) / float(match[1]) * 1e3, 0, 0, int(match[2]))
-
-    def has(self, program: str) -> bool:
-        return (self._options.llama_cpp_bin / program).exists()
-
-    def _call(self, command: list[Any], file: Path, temperature: float, seed: int) -> str:
-        command = [self._options.llama_cpp_bin / command[0], *command[1:]]
-        command += ["-bf", file, "--temp", temperature, "-s", seed]
-        child = subprocess.run(
-            list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-        said = (child.stdout + child.stderr).decode("utf-8", "replace")
-        if child.returncode:
-            raise SystemExit(f"{command[0]} failed ({child.returncode}):\n{said[-2000:]}")
-        return said
-
-
-def _find(pattern: str, said: str) -> str:
-    match = re.search(pattern, said)
-    if not match:
-        raise SystemExit(f"no {pattern!r} in what llama.cpp said:\n{said[-2000:]}")
-    return match[1]
+    if plain:
+        (prompt_ms,) = find(r"prompt eval time =\s+([\d.]+) ms")
+        answer_ms, n = find(r" eval time =\s+([\d.]+) ms /\s+(\d+) runs")
+        return Outcome(int(n), prompt_ms / 1e3, answer_ms / 1e3)
+    n_read, prompt_s = find(r"encoded\s+(\d+) tokens in\s+([\d.]+)")
+    if n_read != n_prompt:
+        raise SystemExit(f"llama.cpp read {n_read:.0f} prompt tokens and specdec {n_prompt}: not comparable")
+    (n,), (rate,) = find(r"n_predict = (\d+)"), find(r"decoded\s+\d+ tokens.*speed:\s+([\d.]+)")
+    return Outcome(int(n), prompt_s, n / rate)
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--llama-cpp-bin", type=Path, required=True)
-    arguments.add_argument("--main", type=Path, required=True)
-    arguments.add_argument("--draft", type=Path, required=True)
-    arguments.add_argument("--draft-max", type=numbers(int), default=[3, 7])
-    arguments.add_argument("--temperatures", type=numbers(float), default=[0.0, 1.0])
-    arguments.add_argument("--prompts", nargs="+", default=list(PROMPTS), choices=PROMPTS)
-    arguments.add_argument("--n", type=int, default=128, help="tokens a run")
+    arguments = model_options(__doc__, draft="optional", n=128)
+    arguments.add_argument("--llama-cpp-bin", type=Path, required=True, help="folder of llama.cpp's programs")
     arguments.add_argument(
-        "--runs", type=int, default=5, help="of each way; above temperature 0 each has its own seed"
+        "--out", type=Path, required=True, help="JSON lines; an interrupted run resumes there"
     )
-    arguments.add_argument("--ctx", type=int, default=1024)
-    arguments.add_argument("--threads", type=int, default=default_threads())
+    arguments.add_argument("--per-category", type=int, default=6)
+    arguments.add_argument("--category", nargs="*", default=[])
+    arguments.add_argument("--specdec", nargs="*", choices=SPECDEC, default=["plain", "adaptive"])
+    arguments.add_argument("--llama-cpp", nargs="*", choices=LLAMA_CPP, help="default: all")
+    arguments.add_argument("--temperature", type=float, default=0.0)
+    arguments.add_argument("--runs", type=int, default=1, help="of each variant; run N has seed N")
     options = arguments.parse_args()
 
+    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    theirs = options.llama_cpp or [v for v in LLAMA_CPP if options.draft or not v.startswith("draft")]
+    variants = [*(f"specdec {v}" for v in options.specdec), *(f"llama.cpp {v}" for v in theirs)]
     with (
         tempfile.TemporaryDirectory() as folder,
         Session.open(options.main, options.draft, n_ctx=options.ctx, threads=options.threads) as session,
+        options.out.open("a") as out,
     ):
-        print(
-            f"main {options.main.name}, draft {options.draft.name}, {options.n} tokens, context {options.ctx}, "
-            f"{options.threads} threads, {options.runs} runs of each; {machine()}\n"
-        )
-        prompts = {}
-        for name in options.prompts:
-            text = chat_text(session.main.model, PROMPTS[name])
-            file = Path(folder) / name
+        model = session.main.model
+        file = Path(folder) / "prompt.txt"
+        specdec(session, "adaptive", tokens_of(model, "Hello"), 0, options)  # the first use of all memory
+        for asked in select(load(), options.category, options.per_category):
+            if any(row["prompt"] == str(asked) for row in rows):
+                continue
+            text = chat_text(model, asked.text)
             file.write_text(text, encoding="utf-8", newline="")
-            prompts[name] = tokens_of(session.main.model, text), file
-        for temperature in options.temperatures:
-            compare(Ours(session, options), Theirs(session, options), prompts, temperature, options)
-
-
-def compare(
-    ours: Ours,
-    theirs: Theirs,
-    prompts: Mapping[str, tuple[list[int], Path]],
-    temperature: float,
-    options: Any,
-) -> None:
-    rows, ratios = [], {k: [] for k in options.draft_max}
-    plain_ratios: list[float] = []
-    for name, (prompt, file) in prompts.items():
-        results = take_turns(
-            _ways(ours, theirs, prompt, file, temperature, options.draft_max),
-            options.runs,
-            label=f"temperature {temperature:g}, {name}, ",
-        )
-        rates = {way: [o.tokens_per_second for o in outcomes] for way, outcomes in results.items()}
-        plain = _median(rates["plain"])
-        beside = "–"
-        if "peer plain" in rates:
-            figures = ratio(rates["plain"], rates["peer plain"])
-            plain_ratios.append(figures[0])
-            beside = interval(figures)
-        theirs_plain = f"{_median(rates['peer plain']):.2f}" if "peer plain" in rates else "–"
-        rows.append([name, "plain", f"{plain:.2f}", theirs_plain, beside, *[""] * 5])
-        for k in options.draft_max:
-            mine, peer = f"k={k}", f"peer k={k}"
-            figures = ratio(rates[mine], rates[peer])
-            ratios[k].append(figures[0])
+            prompt = tokens_of(model, text)
+            found: dict[str, list[Outcome]] = {variant: [] for variant in variants}
+            for seed in range(options.runs):
+                for variant in variants:
+                    note(f"{asked}, run {seed + 1}/{options.runs}: {variant}")
+                    program, _, name = variant.partition(" ")
+                    found[variant].append(
+                        specdec(session, name, prompt, seed, options)
+                        if program == "specdec"
+                        else llama_cpp(session, name, len(prompt), file, seed, options)
+                    )
             rows.append(
-                [
-                    name,
-                    mine,
-                    f"{_median(rates[mine]):.2f}",
-                    f"{_median(rates[peer]):.2f}",
-                    interval(figures),
-                    f"{max(rates[mine]) / max(rates[peer]):.3f}",
-                    _rate(results[mine]),
-                    _rate(results[peer]),
-                    f"{_median(rates[mine]) / plain:.2f}",
-                    f"{_median(rates[peer]) / plain:.2f}",
-                ]
+                {
+                    "category": asked.category,
+                    "prompt": str(asked),
+                    "rate": {v: median(o.rate for o in outcomes) for v, outcomes in found.items()},
+                    "total_rate": {
+                        v: median(o.total_rate for o in outcomes) for v, outcomes in found.items()
+                    },
+                }
             )
-    print(f"## Temperature {temperature:g}\n")
-    table(
-        [
-            "prompt",
-            "drafts",
-            "specdec, t/s",
-            "llama.cpp, t/s",
-            "specdec / llama.cpp [95 %]",
-            "fastest / fastest",
-            "accepted",
-            "its accepted",
-            "against plain",
-            "its",
-        ],
-        rows,
+            out.write(json.dumps(rows[-1]) + "\n")
+            out.flush()
+    note("")
+    print(
+        f"main {options.main.name}, {len(rows)} prompts, {options.runs} runs of {options.n} tokens, "
+        f"temperature {options.temperature:g}; {machine()}\n"
     )
-    for k, values in ratios.items():
-        wanted = "≥ 0.98" if temperature == 0 else "> 1"
-        print(
-            f"k={k}: specdec / llama.cpp {geometric_mean(values):.3f} (geometric mean over prompts), wanted: {wanted}"
-        )
-    if plain_ratios:
-        print(f"plain: specdec / llama-completion {geometric_mean(plain_ratios):.3f}")
-    print(flush=True)
+    report(rows, "rate", "after the prompt")
+    report(rows, "total_rate", "with the prompt's time")
 
 
-def _ways(
-    ours: Ours, theirs: Theirs, prompt: list[int], file: Path, temperature: float, lengths: list[int]
-) -> dict[str, Callable[[], Outcome]]:
-    """What takes turns. The n-th call of each draws with seed n; the two programs' rng differ anyway."""
-
-    def counted(run: Callable[[int], Outcome]) -> Callable[[], Outcome]:
-        calls = iter(range(1, 1 << 30))
-        return lambda: run(next(calls))
-
-    ways = {"plain": counted(lambda seed: ours.run(prompt, temperature, 0, seed))}
-    if theirs.has("llama-completion"):
-        ways["peer plain"] = counted(lambda seed: theirs.run_plain(file, temperature, seed))
-    for k in lengths:
-        ways[f"k={k}"] = counted(lambda seed, k=k: ours.run(prompt, temperature, k, seed))
-        ways[f"peer k={k}"] = counted(
-            lambda seed, k=k: theirs.run(prompt, file, temperature, theirs.draft(k), seed)
-        )
-    return ways
-
-
-def _median(values: list[float]) -> float:
-    return (
-        sorted(values)[len(values) // 2]
-        if len(values) % 2
-        else sum(sorted(values)[len(values) // 2 - 1 :][:2]) / 2
-    )
-
-
-def _rate(outcomes: list[Outcome]) -> str:
-    return f"{sum(o.accepted for o in outcomes) / max(1, sum(o.drafted for o in outcomes)):.1%}"
+def report(rows: list[dict[str, Any]], rates: str, title: str) -> None:
+    """Print the speed-ups of the variants that all rows have, over specdec's plain decoding."""
+    variants = [v for v in rows[0][rates] if all(v in row[rates] for row in rows)]
+    speedups = {v: [row[rates][v] / row[rates]["specdec plain"] for row in rows] for v in variants}
+    cells = []
+    for category in dict.fromkeys(row["category"] for row in rows):
+        chosen = [i for i, row in enumerate(rows) if row["category"] == category]
+        means = [geometric_mean([speedups[v][i] for i in chosen]) for v in variants]
+        cells.append([category, *(f"{mean:.2f}" for mean in means)])
+    cells.append(["geometric mean", *(f"{geometric_mean(speedups[v]):.2f}" for v in variants)])
+    table([title, *variants], cells)
+    peers = [v for v in variants if v.startswith("llama.cpp ")]
+    best = max(peers, key=lambda v: geometric_mean(speedups[v]))
+    pairs = {(f"specdec {v}", f"llama.cpp {v}") for v in SPECDEC} | {("specdec adaptive", best)}
+    for ours, theirs in sorted(pairs):
+        if ours in variants and theirs in variants:
+            ratios = [a / b for a, b in zip(speedups[ours], speedups[theirs], strict=True)]
+            print(f"{ours} / {theirs}: {interval(figures.geometric_mean(ratios))}")
+    print()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python benchmarks/kernels.py MODEL.gguf … [--sizes 1,2,4,8,16] [--context 0] [--rounds 9]
 
-Each model is loaded twice, and calls with and without the kernels alternate in one process. Times are medians; the
-speed-up has a 95 % confidence interval. `context` tokens of a real text precede the timed tokens.
+Each model is loaded twice, and calls with and without the kernels alternate in one process. Times are
+medians; the speed-up has a 95 % confidence interval. `context` tokens of a real text precede the timed
+tokens.
 """
 
 import time
@@ -29,8 +30,8 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=default_threads())
     options = arguments.parse_args()
     for path in options.models:
-        contexts = {}
-        for mode in ("auto", "off"):  # kernels that are off when llama.cpp is loaded stay off
+        contexts: dict[kernels.Mode, Context] = {}
+        for mode in kernels.MODES:  # kernels that are off when llama.cpp is loaded stay off
             kernels.use(mode)
             started = time.perf_counter()
             model = Model(path)
@@ -51,14 +52,14 @@ def main() -> None:
 
 
 def measure(
-    contexts: dict[str, Context], text: list[int], sizes: list[int], length: int, rounds: int
+    contexts: dict[kernels.Mode, Context], text: list[int], sizes: list[int], length: int, rounds: int
 ) -> None:
     for mode, context in contexts.items():
         kernels.use(mode)
         for i in range(0, length, 512):
             context.evaluate(text[i : min(i + 512, length)], 1)
-    seconds: dict[tuple[str, int], list[float]] = {(mode, n): [] for mode in contexts for n in sizes}
-    for round_ in range(-1, rounds):  # the first touches memory, and does not count
+    seconds: dict[tuple[kernels.Mode, int], list[float]] = {(mode, n): [] for mode in contexts for n in sizes}
+    for round_ in range(-1, rounds):  # the first is the warm-up
         for n in sizes:
             for mode, context in contexts.items():
                 note(f"round {round_ + 1}/{rounds}: {n} tokens, {mode}")
@@ -72,10 +73,10 @@ def measure(
     note("")
     rows = []
     for n in sizes:
-        without, with_ = (ratio(seconds[mode, n], seconds[mode, sizes[0]])[0] for mode in ("off", "auto"))
+        without, with_ = (ratio(seconds[mode, n], seconds[mode, sizes[0]]).value for mode in ("off", "auto"))
         speedup = interval(ratio(seconds["off", n], seconds["auto", n]))
         rows.append([str(n), f"{without:.2f}", f"{with_:.2f}", speedup])
-    table(["tokens", "without: times one", "with: times one", "speed-up"], rows)
+    table(["tokens", "T(n) / T(1), without", "with", "speed-up"], rows)
 
 
 if __name__ == "__main__":

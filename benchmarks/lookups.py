@@ -1,9 +1,10 @@
-"""What it costs to feed and to ask the lookups, in long texts.
+"""Measure the time to feed and to query the lookups, with long histories.
 
     python benchmarks/lookups.py
 
-Texts of 100,000 tokens: one that never repeats, one of two tokens, one that repeats itself all the time, and one with
-passages that come again, as in edited code. Times are medians, so that what disturbs a call now and then does not count.
+Histories of 100,000 tokens: one without repetition, one of two distinct tokens, one of a single token, and
+one with repeated passages, as in edited code. Times are medians, so that occasional disturbances do not
+count.
 """
 
 import random
@@ -19,21 +20,21 @@ from spec_local.lookups import Lookup, PromptLookup, SuffixLookup
 CHAIN, TREE = Limit(63, 63, 1), Limit(16, 32, 16)
 
 
-def texts(n: int) -> Iterator[tuple[str, list[int]]]:
+def histories(n: int) -> Iterator[tuple[str, list[int]]]:
     rng = random.Random(1)
-    yield "never repeats", [rng.randrange(1 << 30) for _ in range(n)]
-    yield "two tokens", [rng.randrange(2) for _ in range(n)]
-    yield "one token", [0] * n
+    yield "no repetition", [rng.randrange(1 << 30) for _ in range(n)]
+    yield "two distinct tokens", [rng.randrange(2) for _ in range(n)]
+    yield "a single token", [0] * n
     passage = [rng.randrange(50_000) for _ in range(2_000)]
     edited: list[int] = []
     while len(edited) < n:
         start = rng.randrange(1_500)
         edited += [rng.randrange(50_000) for _ in range(5)] + passage[start : start + rng.randrange(20, 400)]
-    yield "passages that come again", edited[:n]
+    yield "repeated passages", edited[:n]
 
 
 def median(work: Callable[[], object], times: int) -> float:
-    """Microseconds."""
+    """Median microseconds."""
     found = []
     for _ in range(times):
         started = time.perf_counter()
@@ -42,37 +43,36 @@ def median(work: Callable[[], object], times: int) -> float:
     return 1e6 * float(np.median(found))
 
 
-def asked(lookup: Lookup, text: list[int], limit: Limit) -> float:
-    """Microseconds to hear of a token more and to guess."""
-    said, rng = list(text), random.Random(2)
-    lookup.find(said, limit)
+def query(lookup: Lookup, text: list[int], limit: Limit) -> float:
+    """Microseconds to add a token to the history and to propose."""
+    history, rng = list(text), random.Random(2)
+    lookup.find(history, limit)
 
     def step() -> None:
-        said.append(text[rng.randrange(len(text))])
-        lookup.find(said, limit)
+        history.append(text[rng.randrange(len(text))])
+        lookup.find(history, limit)
 
     return median(step, 300)
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--n", type=int, default=100_000, help="tokens of a text")
+    arguments.add_argument("--n", type=int, default=100_000, help="tokens of a history")
     options = arguments.parse_args()
 
     rows = []
-    for name, text in texts(options.n):
+    for name, text in histories(options.n):
         note(name)
         lookup = SuffixLookup()
         started = time.perf_counter()
         lookup.find(text, CHAIN)
-        fed = 1e6 * (time.perf_counter() - started) / len(text)
-        chain, tree = asked(SuffixLookup(), text, CHAIN), asked(SuffixLookup(), text, TREE)
-        rows.append(
-            [name, f"{fed:.1f}", f"{chain:.0f}", f"{tree:.0f}", f"{asked(PromptLookup(), text, CHAIN):.0f}"]
-        )
+        feeding = 1e6 * (time.perf_counter() - started) / len(text)
+        chain, tree = query(SuffixLookup(), text, CHAIN), query(SuffixLookup(), text, TREE)
+        prompt_lookup = query(PromptLookup(), text, CHAIN)
+        rows.append([name, f"{feeding:.1f}", f"{chain:.0f}", f"{tree:.0f}", f"{prompt_lookup:.0f}"])
     note("")
     print(f"{options.n} tokens, microseconds, {machine()}\n")
-    table(["text", "feed, a token", "ask: chain of 63", "tree of 32", "prompt lookup"], rows)
+    table(["history", "feed, a token", "query: chain of 63", "tree of 32", "prompt lookup"], rows)
 
 
 if __name__ == "__main__":

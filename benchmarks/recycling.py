@@ -1,16 +1,18 @@
-"""What token recycling guesses: how honest its confidence is, how much of its trees stands, and what that would gain.
+"""Measure token recycling: the calibration of its confidence, the acceptance of its trees, and the speed-up
+they allow.
 
     python benchmarks/recycling.py --main main.gguf
 
-Main answers some of the built-in prompts at temperature 0, and each step tests the whole tree that recycling finds; what
-smaller trees would have gained is the first nodes of it, which are the likeliest. Gains are computed from cost tables.
+The main model answers built-in prompts at temperature 0, and each step verifies the whole tree that
+recycling proposes. Smaller trees are its first nodes, which are the most probable ones. Speed-ups are
+computed from cost tables.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from common import chat_text, note, parser, table, tokens_of
+from common import chat_text, model_options, note, table, tokens_of
 
 from spec_local.bench.prompts import load, select
 from spec_local.core.language_model import Logits
@@ -34,8 +36,8 @@ SIZES = (1, 2, 4, 8, 16, 31)
 EDGES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 1.01)
 
 
-class Watched:
-    """All that recycling finds, and how long it takes."""
+class Recorder:
+    """Proposes what recycling finds, and records the candidates and the times."""
 
     needs_logits = True
 
@@ -65,64 +67,61 @@ class Watched:
         pass
 
 
-def n_right(step: Step, nodes: int) -> int:
-    """How many of the tokens said the first nodes of the tree had guessed."""
+def n_accepted(step: Step, nodes: int) -> int:
+    """Accepted tokens, had the tree been its first nodes only."""
     part = Proposal(step.proposal.tokens[:nodes], step.proposal.parents[:nodes])
     return len(part.follow(step.tokens[: step.n_accepted]))
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--main", required=True, help="GGUF file")
-    arguments.add_argument("--prompts", type=int, default=1, help="of each category")
-    arguments.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
-    arguments.add_argument("--nodes", type=int, default=31, help="of a tree, at most")
-    arguments.add_argument("--threads", type=int)
+    arguments = model_options(__doc__, draft="none", n=128)
+    arguments.add_argument("--per-category", type=int, default=1, help="prompts of each category")
+    arguments.add_argument("--nodes", type=int, default=31, help="maximum size of a tree")
     options = arguments.parse_args()
 
     model = Model(options.main)
     context = Context(
         model,
-        n_ctx=2048,
+        n_ctx=options.ctx,
         max_logits=options.nodes + 1,
         max_branches=options.nodes,
         threads=options.threads,
     )
     steps: list[Step] = []
-    stated: list[tuple[float, bool]] = []
+    nodes: list[tuple[float, bool]] = []
     finding: list[float] = []
     observing: list[float] = []
-    for asked in select(load(), per_category=options.prompts):
+    for asked in select(load(), per_category=options.per_category):
         note(str(asked))
-        watched = Watched(options.nodes)
+        recorder = Recorder(options.nodes)
         for event in decode(
             context,
             tokens_of(model, chat_text(model, asked.text)),
             sampler=Sampler(SamplingSettings(temperature=0)),
             rng=SeededRng(0),
-            proposer=watched,
+            proposer=recorder,
             verifier=VERIFIERS["exact-match"],
             draft_max=16,
-            max_tokens=options.tokens,
+            max_tokens=options.n,
             is_end=model.vocabulary.is_end,
         ):
             if isinstance(event, Step):
                 steps.append(event)
-                stated += judged(event, watched.found)
-        finding += watched.finding
-        observing += watched.observing
+                nodes += reached_nodes(event, recorder.found)
+        finding += recorder.finding
+        observing += recorder.observing
     note("")
 
-    confidence, stood = (np.array(column, float) for column in zip(*stated, strict=True))
+    confidence, accepted = (np.array(column, float) for column in zip(*nodes, strict=True))
     bins = np.digitize(confidence, EDGES)
     table(
-        ("confidence", "nodes", "stated", "stood"),
+        ("confidence", "nodes", "mean confidence", "accepted"),
         [
             (
                 f"{EDGES[b - 1]:.2f}–{min(1.0, EDGES[b]):.2f}",
                 int((bins == b).sum()),
                 float(confidence[bins == b].mean()),
-                float(stood[bins == b].mean()),
+                float(accepted[bins == b].mean()),
             )
             for b in np.unique(bins)
         ],
@@ -132,26 +131,26 @@ def main() -> None:
         if step.n_accepted:
             first = [t for t, p in zip(step.proposal.tokens, step.proposal.parents, strict=True) if p == ROOT]
             ranks[first.index(step.tokens[0])] += 1
-    table(("the next token is successor", *"12345678"), [("of all steps", *(n / len(steps) for n in ranks))])
-    reached = [sum(step.n_accepted >= d for step in steps) / len(steps) for d in range(1, 7)]
-    table(("accepted at least", *"123456"), [("of all steps", *reached)])
+    table(("the next token has rank", *"12345678"), [("share of steps", *(n / len(steps) for n in ranks))])
+    reached = [sum(step.n_accepted >= depth for step in steps) / len(steps) for depth in range(1, 7)]
+    table(("accepted at least", *"123456"), [("share of steps", *reached)])
     rows: list[tuple[object, ...]] = []
     for n in (n for n in SIZES if n <= options.nodes):
-        right = [n_right(step, n) + 1 for step in steps]
-        gains = [sum(right) / sum(cost(costs, step, n) for step in steps) for costs in COSTS.values()]
-        rows.append((n, sum(right) / len(steps), *gains))
-    table(("nodes at most", "tokens a step", *(f"× plain, {name}" for name in COSTS)), rows)
+        tokens = sum(n_accepted(step, n) + 1 for step in steps)
+        speedups = [tokens / sum(cost(costs, step, n) for step in steps) for costs in COSTS.values()]
+        rows.append((n, tokens / len(steps), *speedups))
+    table(("maximum nodes", "tokens a step", *(f"times plain, {name}" for name in COSTS)), rows)
     for what, times in (("find", finding), ("observe, a row", observing)):
         print(f"{what}: median {1e6 * np.median(times):.0f} µs ({model.vocabulary.n_tokens} tokens)")
 
 
-def judged(step: Step, found: Candidates) -> list[tuple[float, bool]]:
-    """Confidence, and whether it stood, of each node whose parent did."""
+def reached_nodes(step: Step, found: Candidates) -> list[tuple[float, bool]]:
+    """Confidence of each node whose parent was accepted, and whether it was accepted."""
     path = step.proposal.follow(step.tokens[: step.n_accepted])
     reached = {ROOT, *(node for node in path if len(path_to(found.parents, node)) < len(step.tokens))}
     return [
-        (chance, node in path)
-        for node, (parent, chance) in enumerate(zip(found.parents, found.confidence, strict=True))
+        (confidence, node in path)
+        for node, (parent, confidence) in enumerate(zip(found.parents, found.confidence, strict=True))
         if parent in reached
     ]
 
