@@ -149,21 +149,21 @@ class _ReplayRng:
         self.options: list[list[int]] = []
         self.probability = 1.0
 
-    def _branch(self, probabilities: NDArray[np.float64]) -> int:
-        possible = [int(i) for i in probabilities.nonzero()[0]]
+    def _branch(self, probabilities: Sequence[float]) -> int:
+        possible = [i for i, p in enumerate(probabilities) if p]
         step = len(self.taken)
         branch = self._script[step] if step < len(self._script) else possible[0]
         self.taken.append(branch)
         self.options.append(possible)
-        self.probability *= float(probabilities[branch])
+        self.probability *= probabilities[branch]
         return branch
 
     def accept(self, probability: float) -> bool:
-        probability = min(1.0, max(0.0, probability))
-        return bool(self._branch(np.array([1.0 - probability, probability])))
+        probability = min(1.0, max(0.0, float(probability)))
+        return bool(self._branch([1.0 - probability, probability]))
 
     def choose(self, weights: NDArray[np.float64]) -> int:
-        return self._branch(weights / weights.sum())
+        return self._branch((weights / weights.sum()).tolist())
 
     def choose_at(
         self, position: int, weights: NDArray[np.float64], tokens: NDArray[np.intp] | None = None

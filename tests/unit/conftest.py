@@ -1,4 +1,4 @@
-"""What makes exact enumeration quick enough for a test."""
+"""Caches that make exact enumeration fast enough for a test."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from spec_local.verifiers import spectr
 
 
 @pytest.fixture(scope="module")
-def remember_logits():
-    """Enumeration asks the same of the models thousands of times."""
+def cached_logits():
+    """Logits of fake models by context: enumeration needs each thousands of times."""
     known = {}
 
     def logits(model, history, find=FakeModel.logits):
@@ -25,8 +25,8 @@ def remember_logits():
 
 
 @pytest.fixture
-def remember_rho(monkeypatch):
-    """Enumeration asks for the same ρ thousands of times, and each is a bisection."""
+def cached_rho(monkeypatch):
+    """ρ of SpecTr by its arguments: a bisection, which enumeration needs thousands of times."""
     known = {}
 
     def rho(p, q, k, find=spectr._rho):

@@ -1,4 +1,4 @@
-"""The suffix automaton against looking everywhere."""
+"""The suffix automaton against brute force."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -9,7 +9,7 @@ from spec_local.lookups.automaton import SuffixAutomaton
 TEXTS = st.one_of(
     st.lists(st.integers(0, 2), max_size=60),
     st.lists(st.integers(0, 50_000), max_size=60),
-    # Pieces again and again: contexts that are split, and split again.
+    # Repeated pieces: states that are split again and again.
     st.lists(st.sampled_from([(0, 1), (1, 0), (0, 0, 1), (2,)]), max_size=20).map(
         lambda ps: [t for p in ps for t in p]
     ),
@@ -17,19 +17,19 @@ TEXTS = st.one_of(
 
 
 def ends(text, context):
-    """Where a context ends."""
+    """The end positions of a context."""
     n = len(context)
     return [end for end in range(n, len(text) + 1) if text[end - n : end] == context]
 
 
 def repeated(text, longest):
-    """The longest end of the text that stood before, up to so many tokens."""
+    """The longest suffix that occurred before, up to so many tokens."""
     n = max((n for n in range(1, len(text)) if len(ends(text, text[-n:])) > 1), default=0)
     return text[len(text) - min(n, longest) :]
 
 
 def followed(text, context, longest):
-    """What followed it, and how often: counts are those of its last tokens and the follower."""
+    """Followers and their counts, which are those of the last `longest` tokens including the follower."""
     found = {}
     for end in ends(text, context):
         if end < len(text):
@@ -39,7 +39,7 @@ def followed(text, context, longest):
 
 
 def check(automaton, text, longest):
-    """The repeated end, all that followed it, and all that followed each of those."""
+    """Check the repeated suffix, its followers, and theirs."""
     context = repeated(text, longest)
     state, match = automaton.repeated()
     assert match == len(context)
@@ -63,7 +63,7 @@ def check(automaton, text, longest):
 @example(text=[0] * 40, longest=4, pieces=3)
 @example(text=[0, 1] * 20, longest=3, pieces=1)
 @example(text=[0, 0, 1, 0, 0, 2, 0, 0, 1, 0, 0], longest=2, pieces=1)
-def test_it_agrees_with_brute_force(text, longest, pieces):
+def test_the_automaton_agrees_with_brute_force(text, longest, pieces):
     automaton = SuffixAutomaton(longest)
     for start in range(0, len(text), pieces):
         automaton.feed(text[start : start + pieces])
@@ -72,8 +72,8 @@ def test_it_agrees_with_brute_force(text, longest, pieces):
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 50_000])
-def test_it_stays_small_and_its_counts_right_in_long_texts(period):
-    """At most two states a token, whatever the text; counting visits no more states than a context may have tokens."""
+def test_long_texts_keep_the_automaton_small_and_its_counts_right(period):
+    """At most two states per token."""
     text = [i % period for i in range(20_000)]
     automaton = SuffixAutomaton(8)
     automaton.feed(text)
@@ -87,7 +87,7 @@ def test_it_stays_small_and_its_counts_right_in_long_texts(period):
     assert automaton.followers(state, 4)[0] in (expected, expected + 1)
 
 
-def test_beyond_64_different_followers_the_later_ones_are_not_looked_at():
+def test_only_the_first_64_different_followers_are_ranked():
     automaton = SuffixAutomaton()
     automaton.feed([x for follower in range(1, 100) for x in (0, follower)] + [0])
     total, found = automaton.followers(automaton.repeated()[0], 99)

@@ -1,4 +1,4 @@
-"""Constraints and the sampler: asking of the most probable tokens first changes nothing."""
+"""Constraints and the sampler: testing the most probable tokens first does not change the result."""
 
 import numpy as np
 import pytest
@@ -29,18 +29,18 @@ HOW = st.builds(
 
 
 class Counting(FakeState):
-    """Remembers of how many tokens it was asked."""
+    """A state that records how many tokens it tested in each call."""
 
-    asked: list[int]
+    tested: list[int]
 
     def allows(self, tokens):
-        self.asked.append(len(tokens))
+        self.tested.append(len(tokens))
         return super().allows(tokens)
 
 
 def state(n_vocab, allowed, kind=FakeState):
     made = kind(n_vocab, lambda answer: allowed)
-    made.asked = []
+    made.tested = []
     return made
 
 
@@ -58,24 +58,24 @@ def constraint(n_vocab, allowed, kind=FakeState, text=()):
     seed=st.integers(0, 10**6),
     ties=st.booleans(),
 )
-def test_a_distribution_is_that_of_masked_logits(how, n_vocab, share, seed, ties):
-    """Bit for bit the tokens, and the same probabilities, whatever the constraint was asked."""
+def test_the_distribution_is_that_of_masked_logits(how, n_vocab, share, seed, ties):
+    """Exactly the same tokens, with the same probabilities to rounding."""
     generator = np.random.default_rng(seed)
     logits = (generator.normal(size=n_vocab) * 3).astype(np.float32)
     if ties:
         logits = np.round(logits)
-    may_follow = set((generator.random(n_vocab) < share).nonzero()[0].tolist()) | {0}
+    possible = set((generator.random(n_vocab) < share).nonzero()[0].tolist()) | {0}
     history = generator.integers(0, n_vocab, 10).tolist()
-    masked = np.where(np.isin(np.arange(n_vocab), list(may_follow)), logits, np.float32(-np.inf))
+    masked = np.where(np.isin(np.arange(n_vocab), list(possible)), logits, np.float32(-np.inf))
     expected = Sampler(how).distribution(masked, history).dense(n_vocab)
-    limited = constraint(n_vocab, may_follow, text=history)
+    limited = constraint(n_vocab, possible, text=history)
     found = Sampler(how, limited).distribution(logits, history).dense(n_vocab)
     np.testing.assert_array_equal(found > 0, expected > 0)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("how", "allowed", "asked"),
+    ("how", "allowed", "tested"),
     [
         (SamplingSettings(temperature=0), range(2000), [1]),
         (SamplingSettings(temperature=0), range(0, 2000, 2), [1, 64]),
@@ -83,19 +83,19 @@ def test_a_distribution_is_that_of_masked_logits(how, n_vocab, share, seed, ties
         (SamplingSettings(top_k=40), [3], [80, 2000]),
         (SamplingSettings(), range(2000), [2000]),
     ],
-    ids=["greedy", "greedy, not the first", "top-k", "few are allowed", "no top-k"],
+    ids=["greedy", "greedy, best not allowed", "top-k", "top-k, one allowed", "no top-k"],
 )
-def test_as_few_tokens_as_need_be_are_asked_about(how, allowed, asked):
+def test_no_more_tokens_are_tested_than_needed(how, allowed, tested):
     logits = np.arange(2000, dtype=np.float32)[::-1].copy()
-    logits[1] = 2000.0  # the best is odd
+    logits[1] = 2000.0  # the most probable token is odd
     limited = constraint(2000, set(allowed), Counting)
     Sampler(how, limited).distribution(logits)
-    assert limited.after([]).asked == asked
+    assert limited.after([]).tested == tested
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_where_nothing_may_follow_main_says_so_and_a_draft_guesses_anything(temperature):
-    logits = np.full(400, -np.inf, np.float32)  # as of a draft that has few of main's tokens
+def test_a_dead_end_is_an_error_for_the_main_model_only(temperature):
+    logits = np.full(400, -np.inf, np.float32)  # as of a draft model with few of the main model's tokens
     logits[:5] = 0
     for allowed, bias in [(set(), {}), ({2}, {2: -np.inf}), (set(range(5, 400)), {})]:
         how = SamplingSettings(temperature=temperature, top_k=9, logit_bias=bias)
@@ -106,7 +106,7 @@ def test_where_nothing_may_follow_main_says_so_and_a_draft_guesses_anything(temp
         assert free.most_probable(logits, 1)[0] == 0
 
 
-def test_logits_that_are_no_numbers_are_an_error_wherever_they_are():
+def test_nan_logits_are_an_error_anywhere():
     logits = np.zeros(500, np.float32)
     logits[300] = np.nan
     for how in (SamplingSettings(), SamplingSettings(temperature=0), SamplingSettings(top_k=3)):
@@ -114,7 +114,7 @@ def test_logits_that_are_no_numbers_are_an_error_wherever_they_are():
             Sampler(how, constraint(500, {1, 2})).distribution(logits)
 
 
-def test_a_constraint_knows_the_answer_and_not_the_prompt():
+def test_the_constraint_applies_to_the_answer_only():
     limited = Constraint(FakeState(9, lambda answer: {len(answer)}))
     limited.commit([5, 5, 5])
     assert limited.after([5, 5, 5]).answer == ()
@@ -125,7 +125,7 @@ def test_a_constraint_knows_the_answer_and_not_the_prompt():
     assert limited.after([5, 5, 5, 0, 7, 1]) is None
 
 
-def test_states_are_made_once_and_those_of_other_guesses_let_go():
+def test_states_are_computed_once_and_dropped_with_rejected_tokens():
     made = []
 
     class Watched(FakeState):
@@ -135,8 +135,8 @@ def test_states_are_made_once_and_those_of_other_guesses_let_go():
 
     limited = Constraint(Watched(9, lambda answer: range(9)))
     limited.commit([1])
-    for guess in ([1, 2, 3], [1, 2, 4], [1, 2, 3]):
-        limited.after(guess)
+    for history in ([1, 2, 3], [1, 2, 4], [1, 2, 3]):
+        limited.after(history)
     assert made == [(2,), (2, 3), (2, 4)]
     limited.commit([1, 2, 3])
     limited.after([1, 2, 3])
@@ -144,8 +144,7 @@ def test_states_are_made_once_and_those_of_other_guesses_let_go():
     assert limited._node.children == {}
 
 
-def test_a_perfect_draft_is_always_right_under_a_constraint():
-    """Main and draft are restricted alike: otherwise it could not be."""
+def test_a_perfect_draft_model_obeys_the_constraint():
     for how in (SamplingSettings(temperature=0), SamplingSettings(temperature=1, top_k=4)):
         limited = Constraint(FakeState(40, lambda answer: range(len(answer) % 3, 40, 3)))
         limited.commit([1, 2])
@@ -156,7 +155,7 @@ def test_a_perfect_draft_is_always_right_under_a_constraint():
 
 
 def _dead_after_one(answer):
-    """After a 1 as the first token nothing may follow."""
+    """No token may follow a 1 at the start."""
     return () if answer == (1,) else (0, 1, 2)
 
 
@@ -172,13 +171,13 @@ def _dead_after_one(answer):
     ],
     ids=["token", "block", "coupled", "best first", "sequoia", "traversal"],
 )
-def test_a_dead_end_is_met_as_often_as_without_guesses(rule, shape):
-    """And what was said before it is the same. A guess that leads to one, and does not stand, does no harm."""
+def test_dead_ends_are_as_frequent_as_in_plain_decoding(rule, shape):
+    """After the same output; a rejected draft token that leads to one has no effect."""
 
-    def run(rng, guesses):
+    def run(rng, drafting):
         sampler = Sampler(SamplingSettings(), Constraint(FakeState(4, _dead_after_one)))
-        draft = DraftModel(FakeModel(4, seed=9, scale=1.0), sampler, shape, n_vocab=4) if guesses else None
-        said = []
+        draft = DraftModel(FakeModel(4, seed=9, scale=1.0), sampler, shape, n_vocab=4) if drafting else None
+        output = []
         try:
             for event in decode(
                 FakeModel(4, seed=1, scale=1.0),
@@ -190,12 +189,12 @@ def test_a_dead_end_is_met_as_often_as_without_guesses(rule, shape):
                 draft_max=2,
                 max_tokens=3,
             ):
-                said += event.tokens if isinstance(event, Step) else ()
+                output += event.tokens if isinstance(event, Step) else ()
         except DeadEnd:
-            said.append("dead")
-        return tuple(said)
+            output.append("dead")
+        return tuple(output)
 
-    plain, guessed = (enumerate_outcomes(lambda rng, g=g: run(rng, g)) for g in (False, True))
+    plain, drafted = (enumerate_outcomes(lambda rng, d=d: run(rng, d)) for d in (False, True))
     assert 0.05 < plain[1, "dead"] < 0.5
-    assert guessed.keys() == plain.keys()
-    assert all(abs(guessed[said] - plain[said]) < 1e-12 for said in plain)
+    assert drafted.keys() == plain.keys()
+    assert all(abs(drafted[output] - plain[output]) < 1e-12 for output in plain)

@@ -1,4 +1,4 @@
-"""Draws that belong to a place of the text: alike for all who ask there, and otherwise as random as any."""
+"""Gumbel-coupled sampling: draws at one position agree, and are otherwise random."""
 
 import itertools
 
@@ -8,27 +8,27 @@ import pytest
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Distribution
 
-N_PLACES = 8_000
+N_POSITIONS = 8_000
 SPARSE_IDS = np.array([0, 3, 17, 511, 512, 600, 151_000])
 
 
-def normalised(weights):
+def normalized(weights):
     weights = np.asarray(weights, np.float64)
     return weights / weights.sum()
 
 
 def dense(n, seed=0, scale=1.5):
     """A distribution over n tokens, some a hundred times as probable as others."""
-    return normalised(np.exp(scale * np.random.default_rng(seed).normal(size=n)))
+    return normalized(np.exp(scale * np.random.default_rng(seed).normal(size=n)))
 
 
-def draws(weights, tokens=None, seed=5, n=N_PLACES):
+def draws(weights, tokens=None, seed=5, n=N_POSITIONS):
     rng = SeededRng(seed)
-    return np.array([rng.choose_at(place, weights, tokens) for place in range(n)])
+    return np.array([rng.choose_at(position, weights, tokens) for position in range(n)])
 
 
 def as_expected(observed, expected):
-    """Whether counts are as near to the expected ones as 99,999 of 100,000 would be (chi-square test)."""
+    """Whether counts pass a chi-square test that random ones fail once in 100,000 times."""
     observed, expected = np.ravel(observed), np.ravel(expected)
     spread = 2 / (9 * (len(expected) - 1))  # Wilson and Hilferty 1931
     quantile = (len(expected) - 1) * (1 - spread + 4.26 * spread**0.5) ** 3
@@ -40,10 +40,10 @@ def total_variation(p, q):
 
 
 DISTRIBUTIONS = {
-    "sparse": (normalised([5, 1, 0.2, 2, 1, 0.5, 3]), SPARSE_IDS),
-    "small and dense": (normalised([5, 1, 0.2, 2, 1]), None),
+    "sparse": (normalized([5, 1, 0.2, 2, 1, 0.5, 3]), SPARSE_IDS),
+    "small and dense": (normalized([5, 1, 0.2, 2, 1]), None),
     "three blocks": (dense(1_400), None),
-    "one block heavy": (normalised([1.0] * 512 + [20.0] * 512 + [0.1] * 500), None),
+    "one block heavy": (normalized([1.0] * 512 + [20.0] * 512 + [0.1] * 500), None),
 }
 EVERY_DISTRIBUTION = pytest.mark.parametrize(
     ("weights", "tokens"), DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys()
@@ -51,27 +51,27 @@ EVERY_DISTRIBUTION = pytest.mark.parametrize(
 
 
 @EVERY_DISTRIBUTION
-def test_one_place_gives_one_answer_whatever_else_was_asked(weights, tokens):
-    places = [0, 1, 7, 255, 256, 4_000, 2**33]
+def test_one_position_gives_one_token_regardless_of_other_calls(weights, tokens):
+    positions = [0, 1, 7, 255, 256, 4_000, 2**33]
     first, second = SeededRng(3), SeededRng(3)
-    asked = {place: first.choose_at(place, weights, tokens) for place in places}
-    for place in reversed(places):
+    first_draws = {position: first.choose_at(position, weights, tokens) for position in positions}
+    for position in reversed(positions):
         second.accept(0.3)
         second.choose(weights)
-        assert second.choose_at(place, weights, tokens) == asked[place]
-        assert second.choose_at(place, weights, tokens) == asked[place]
+        assert second.choose_at(position, weights, tokens) == first_draws[position]
+        assert second.choose_at(position, weights, tokens) == first_draws[position]
 
 
 @EVERY_DISTRIBUTION
-def test_other_weights_of_a_size_do_not_matter(weights, tokens):
+def test_the_scale_of_the_weights_does_not_matter(weights, tokens):
     assert (draws(weights, tokens, n=300) == draws(8 * weights, tokens, n=300)).all()
 
 
-def test_what_a_place_draws_hangs_on_ids_and_not_on_columns():
-    """A draft whose nucleus holds other tokens as well still draws main's token where it can."""
-    for place in range(300):
-        few = SeededRng(1).choose_at(place, normalised([1, 2]), np.array([10, 90]))
-        more = SeededRng(1).choose_at(place, normalised([1e-12, 1, 1e-12, 2]), np.array([3, 10, 50, 90]))
+def test_the_draw_depends_on_ids_not_on_columns():
+    """A draft model whose nucleus has further tokens still draws the main model's token."""
+    for position in range(300):
+        few = SeededRng(1).choose_at(position, normalized([1, 2]), np.array([10, 90]))
+        more = SeededRng(1).choose_at(position, normalized([1e-12, 1, 1e-12, 2]), np.array([3, 10, 50, 90]))
         assert [10, 90][few] == [3, 10, 50, 90][more]
 
 
@@ -80,9 +80,9 @@ def test_draws_are_in_proportion_to_the_weights(weights, tokens):
     order = np.argsort(-weights, kind="stable")
     n_bins = min(30, len(weights))
     bins = np.empty(len(weights), np.intp)
-    bins[order] = np.arange(len(weights)) % n_bins  # large and small ones, and all blocks, in every bin
+    bins[order] = np.arange(len(weights)) % n_bins  # large and small weights of all blocks in every bin
     found = np.bincount(bins[draws(weights, tokens)], minlength=n_bins)
-    expected = N_PLACES * np.bincount(bins, weights, n_bins)
+    expected = N_POSITIONS * np.bincount(bins, weights, n_bins)
     assert as_expected(found, expected)
 
 
@@ -90,12 +90,12 @@ def test_blocks_and_entries_of_a_block_are_drawn_in_proportion():
     weights = dense(25 * 512, seed=2)
     found = draws(weights)
     for bins in (np.arange(len(weights)) // 512, np.arange(len(weights)) % 512 // 21):
-        expected = N_PLACES * np.bincount(bins, weights)
+        expected = N_POSITIONS * np.bincount(bins, weights)
         assert as_expected(np.bincount(bins[found], minlength=25), expected)
 
 
 @pytest.mark.parametrize("n", [6, 512, 513, 1_600])
-def test_what_weighs_nothing_is_never_drawn(n):
+def test_a_weight_of_0_is_never_drawn(n):
     weights = dense(n, seed=n)
     weights[[0, n // 2, n - 1]] = 0.0
     if n > 1_024:
@@ -105,37 +105,37 @@ def test_what_weighs_nothing_is_never_drawn(n):
     assert (weights[draws(weights, ids, n=2_000)] > 0).all()
 
 
-def test_a_single_token_is_certain():
+def test_a_single_possible_token_is_always_drawn():
     for weights, tokens in [([1.0], None), ([0.0, 2.0, 0.0], None), ([0.0, 1e-300], np.array([4, 9]))]:
-        for place in range(50):
-            assert weights[SeededRng(0).choose_at(place, np.array(weights), tokens)] > 0
+        for position in range(50):
+            assert weights[SeededRng(0).choose_at(position, np.array(weights), tokens)] > 0
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.5, 1.5])
 @pytest.mark.parametrize("tokens", [None, SPARSE_IDS], ids=["dense", "sparse"])
-def test_near_distributions_mostly_draw_the_same(noise, tokens):
-    """(1 − TV) / (1 + TV) or more: Daliri, Musco and Suresh 2024, theorem 4. Independent draws agree far less."""
+def test_similar_distributions_mostly_agree(noise, tokens):
+    """At least (1 − TV) / (1 + TV): Daliri, Musco and Suresh 2024, theorem 4; more than independent draws."""
     n = len(SPARSE_IDS) if tokens is not None else 40
     p = dense(n, seed=1)
-    q = normalised(p * np.exp(noise * np.random.default_rng(2).normal(size=n)))
+    q = normalized(p * np.exp(noise * np.random.default_rng(2).normal(size=n)))
     share = float((draws(p, tokens) == draws(q, tokens)).mean())
     tv = total_variation(p, q)
-    spread = 4 * np.sqrt(share * (1 - share) / N_PLACES)
-    assert (1 - tv) / (1 + tv) - spread < share < 1 - tv + spread  # the latter is the most of any coupling
+    spread = 4 * np.sqrt(share * (1 - share) / N_POSITIONS)
+    assert (1 - tv) / (1 + tv) - spread < share < 1 - tv + spread  # 1 − TV is the upper bound of any coupling
     assert share > float(p @ q) + spread
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.5])
-def test_near_distributions_mostly_draw_the_same_over_several_blocks(noise):
+def test_similar_distributions_mostly_agree_over_several_blocks(noise):
     p = dense(3_000, seed=3, scale=3.0)
-    q = normalised(p * np.exp(noise * np.random.default_rng(4).normal(size=3_000)))
+    q = normalized(p * np.exp(noise * np.random.default_rng(4).normal(size=3_000)))
     share = float((draws(p) == draws(q)).mean())
     tv = total_variation(p, q)
     assert (1 - tv) / (1 + tv) - 0.02 < share < 1 - tv + 0.02
 
 
-def test_draws_at_two_places_are_independent():
-    weights = normalised([4, 2, 1, 2, 1])
+def test_draws_at_two_positions_are_independent():
+    weights = normalized([4, 2, 1, 2, 1])
     found = draws(weights, n=12_000)
     for apart in (1, 2, 16, 256):
         pairs = np.bincount(5 * found[:-apart] + found[apart:], minlength=25)
@@ -144,39 +144,38 @@ def test_draws_at_two_places_are_independent():
 
 
 def test_draws_of_two_seeds_are_independent():
-    weights = normalised([4, 2, 1, 2, 1])
+    weights = normalized([4, 2, 1, 2, 1])
     pairs = np.bincount(5 * draws(weights, seed=1) + draws(weights, seed=2), minlength=25)
-    assert as_expected(pairs, N_PLACES * np.outer(weights, weights))
+    assert as_expected(pairs, N_POSITIONS * np.outer(weights, weights))
     unseeded = [draws(weights, seed=None, n=60) for _ in range(2)]
     assert (unseeded[0] != unseeded[1]).any()
 
 
-def test_places_leave_the_other_questions_alone():
-    """So that a rule which draws at places may stand beside one that does not."""
-    weights = normalised([4, 2, 1, 2, 1])
+def test_coupled_draws_do_not_change_other_draws():
+    weights = normalized([4, 2, 1, 2, 1])
     alone, beside = SeededRng(9), SeededRng(9)
     pairs = np.zeros((5, 5))
-    for place in range(N_PLACES):
-        there, chosen = beside.choose_at(place, weights), beside.choose(weights)
+    for position in range(N_POSITIONS):
+        there, chosen = beside.choose_at(position, weights), beside.choose(weights)
         assert alone.choose(weights) == chosen
         assert alone.accept(0.4) == beside.accept(0.4)
         pairs[there, chosen] += 1
-    assert as_expected(pairs, N_PLACES * np.outer(weights, weights))
+    assert as_expected(pairs, N_POSITIONS * np.outer(weights, weights))
 
 
-def test_a_distribution_is_drawn_from_at_a_place_by_token():
-    sparse, whole = Distribution(np.array([2, 40]), normalised([1, 3])), np.zeros(41)
+def test_sparse_and_dense_distributions_draw_the_same_token():
+    sparse, whole = Distribution(np.array([2, 40]), normalized([1, 3])), np.zeros(41)
     sparse.fill(whole)
-    found = [sparse.draw(SeededRng(4), place) for place in range(100)]
+    found = [sparse.draw(SeededRng(4), position) for position in range(100)]
     assert set(found) == {2, 40}
-    # A row of few tokens and a row with all of them draw alike where both have no more than one block.
-    same = [Distribution(np.arange(41), whole).draw(SeededRng(4), place) for place in range(100)]
+    # They agree exactly if both fit into one block.
+    same = [Distribution(np.arange(41), whole).draw(SeededRng(4), position) for position in range(100)]
     assert found == same
 
 
-def test_agreement_is_not_perfect_where_it_cannot_be():
-    """The check above has teeth: with disjoint distributions nobody agrees, with equal ones everybody."""
-    p, q = normalised([1, 1, 0, 0]), normalised([0, 0, 1, 1])
+def test_agreement_of_disjoint_equal_and_unseeded_draws():
+    """None for disjoint distributions, full for equal ones, little for different seeds."""
+    p, q = normalized([1, 1, 0, 0]), normalized([0, 0, 1, 1])
     assert not (draws(p, n=500) == draws(q, n=500)).any()
     assert (draws(p, n=500) == draws(p, n=500)).all()
     for a, b in itertools.combinations(range(3), 2):

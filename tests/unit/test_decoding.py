@@ -1,4 +1,4 @@
-"""The whole loop on the fake model: exact, for every proposer, shape and rule."""
+"""The decoding loop on the fake model: lossless for every proposer, shape and verifier."""
 
 import itertools
 from functools import partial
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local import registry
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.proposal import Proposal
@@ -24,11 +25,11 @@ from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies import Policy
 from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn
 from spec_local.verifiers import VERIFIERS
-from tests.exact import is_mains
+from tests.exact import assert_main_distribution
 
 
 class AlwaysWrong:
-    """Guesses that have nothing to do with main."""
+    """A proposer whose draft tokens are unrelated to the main model."""
 
     needs_logits = False
 
@@ -42,10 +43,10 @@ class AlwaysWrong:
         pass
 
 
-class Kept:
-    """A text in which everything has been said once.
+class FakeDatastore:
+    """A text in which every short context occurs.
 
-    more: tokens that it sometimes pretends agree, so that it is followed beyond what differs.
+    more: extra length of some matches, so that they are followed although the contexts differ.
     """
 
     index = ContextIndex.of(np.append(np.random.default_rng(0).integers(0, 3, 300), -1))
@@ -59,8 +60,8 @@ class Kept:
         return [n + more for n, _ in found], self.index.continuations([place for _, place in found], length)
 
 
-class Unjudged:
-    """All that a lookup finds."""
+class LookupProposer:
+    """A proposer of all candidates of a lookup, without a policy."""
 
     needs_logits = True
 
@@ -93,7 +94,7 @@ def draft(noise, shape=Chain):
 
 
 def staged(how):
-    """A draft that reads along what stood there before."""
+    """A draft model with staged tokens from prompt lookup."""
 
     def make(sampler, n_vocab, is_end=lambda token: False):
         chain = Chain(how, Policy(how != "drawn", n_staged=2))
@@ -105,7 +106,7 @@ def staged(how):
 
 
 def other_draft(more):
-    """A draft that is not main's kin, and has more or fewer tokens."""
+    """A draft model that is unrelated to the main model, with more or fewer tokens."""
 
     def make(sampler, n_vocab, is_end=lambda token: False):
         return DraftModel(FakeModel(n_vocab + more, seed=4), sampler, Chain(), n_vocab=n_vocab, is_end=is_end)
@@ -117,21 +118,27 @@ PROPOSERS = {
     "plain": lambda sampler, n_vocab, is_end=None: None,
     "draft": draft(0.5),
     "perfect draft": draft(0.0),
-    "unlike draft": draft(5.0),
+    "unrelated draft": draft(5.0),
     "greedy draft": draft(0.5, lambda: Chain("greedy")),
     "staged draft": staged("drawn"),
     "smaller draft": other_draft(-1),
     "larger draft": other_draft(2),
-    "lookup": lambda sampler, n_vocab, is_end=None: Unjudged(PromptLookup(longest=3, shortest=1)),
-    "suffix": lambda sampler, n_vocab, is_end=None: Unjudged(SuffixLookup(shortest=1)),
-    "recycling": lambda sampler, n_vocab, is_end=None: Unjudged(Recycling()),
-    "stored": lambda sampler, n_vocab, is_end=None: Unjudged(DatastoreLookup(Kept())),
-    "followed": lambda sampler, n_vocab, is_end=None: Unjudged(DatastoreLookup(Kept(more=7))),
+    "lookup": lambda sampler, n_vocab, is_end=None: LookupProposer(PromptLookup(longest=3, shortest=1)),
+    "suffix": lambda sampler, n_vocab, is_end=None: LookupProposer(SuffixLookup(shortest=1)),
+    "recycling": lambda sampler, n_vocab, is_end=None: LookupProposer(Recycling()),
+    "datastore": lambda sampler, n_vocab, is_end=None: LookupProposer(DatastoreLookup(FakeDatastore())),
+    "datastore, followed": lambda sampler, n_vocab, is_end=None: LookupProposer(
+        DatastoreLookup(FakeDatastore(more=7))
+    ),
     "always wrong": lambda sampler, n_vocab, is_end=None: AlwaysWrong(),
     "best first": draft(0.5, lambda: BestFirst(6, 3)),
     "perfect best first": draft(0.0, lambda: BestFirst(6, 3)),
     "beam": draft(0.5, lambda: Beam(2, 6)),
 }
+for _name, _target in registry.LOOKUPS.items():
+    PROPOSERS.setdefault(
+        _name, lambda sampler, n_vocab, is_end=None, target=_target: LookupProposer(registry.load(target)())
+    )
 DRAWN = {
     "specinfer": "with replacement",
     "spectr": "with replacement",
@@ -139,24 +146,24 @@ DRAWN = {
     "traversal": "without replacement",
     "top-one": "top and one",
 }
-# Every rule is right for a drawn chain, and for what is not drawn; a drawn tree has rules of its own.
-WAYS = {f"{name}, {rule}": (make, rule) for name, make in PROPOSERS.items() for rule in ("token", "block")}
-WAYS |= {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}
-WAYS |= {
+# Every verifier is lossless for a drawn chain and for chosen nodes; a drawn tree needs one of its own.
+CASES = {f"{name}, {rule}": (make, rule) for name, make in PROPOSERS.items() for rule in ("token", "block")}
+CASES |= {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}
+CASES |= {
     f"{name}, {rule}": (PROPOSERS[name], rule)
-    for name in ("best first", "beam", "suffix", "recycling", "stored", "followed")
+    for name in ("best first", "beam", "suffix", "recycling", "datastore", "datastore, followed")
     for rule in ("exact-match", "traversal")
 }
 for _rule, _drawing in DRAWN.items():
     PROPOSERS[_drawing] = draft(0.5, partial(Drawn, _drawing, 3, 2))
-    WAYS[f"tree, {_rule}"] = PROPOSERS[_drawing], _rule
-    if _rule != "spectr":  # where p = q its enumeration is long: test_tree_verifiers has it
-        WAYS[f"perfect tree, {_rule}"] = draft(0.0, partial(Drawn, _drawing, 3, 2)), _rule
-    WAYS[f"unlike tree, {_rule}"] = draft(5.0, partial(Drawn, _drawing, 3, 2)), _rule
-WAYS["staged coupled, exact_match"] = staged("coupled"), "exact-match"
-WAYS["tree, exact_match"] = PROPOSERS["top and one"], "exact-match"
-WAYS["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
-EVERY_WAY = pytest.mark.parametrize(("make", "rule"), WAYS.values(), ids=WAYS.keys())
+    CASES[f"tree, {_rule}"] = PROPOSERS[_drawing], _rule
+    if _rule != "spectr":  # slow where p = q, and enumerated in test_tree_verifiers
+        CASES[f"perfect tree, {_rule}"] = draft(0.0, partial(Drawn, _drawing, 3, 2)), _rule
+    CASES[f"unrelated tree, {_rule}"] = draft(5.0, partial(Drawn, _drawing, 3, 2)), _rule
+CASES["staged coupled, exact-match"] = staged("coupled"), "exact-match"
+CASES["tree, exact-match"] = PROPOSERS["top and one"], "exact-match"
+CASES["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
+EVERY_CASE = pytest.mark.parametrize(("make", "rule"), CASES.values(), ids=CASES.keys())
 
 
 SHAPES = {
@@ -164,19 +171,19 @@ SHAPES = {
     "best first": (partial(BestFirst, 12), "exact-match"),
     "beam": (partial(Beam, 4, 12), "exact-match"),
     "tree": (partial(Drawn, "top and one", 12), "top-one"),
-    "traversed": (partial(Drawn, "without replacement", 12), "traversal"),
+    "traversal tree": (partial(Drawn, "without replacement", 12), "traversal"),
 }
 EVERY_SHAPE = pytest.mark.parametrize(("shape", "rule"), SHAPES.values(), ids=SHAPES.keys())
 
 
 @pytest.fixture(autouse=True)
-def _remember(remember_logits, remember_rho):
+def _caches(cached_logits, cached_rho):
     pass
 
 
-def say(main, prompt, proposer, how=None, rng=None, rule="block", constraint=None, **kwargs):
-    """All tokens said, and the last event; after each step both caches must hold what was said, no more."""
-    said, event = list(prompt), None
+def generate(main, prompt, proposer, how=None, rng=None, rule="block", constraint=None, **kwargs):
+    """All generated tokens and the last event; checks both caches after each step."""
+    history, event = list(prompt), None
     for event in decode(
         main,
         prompt,
@@ -187,43 +194,43 @@ def say(main, prompt, proposer, how=None, rng=None, rule="block", constraint=Non
         **kwargs,
     ):
         if isinstance(event, Step):
-            said += event.tokens
+            history += event.tokens
             assert 0 <= len(event.tokens) - event.n_accepted <= 1
-            assert list(main.cached) == said[:-1]
-            holds_only(proposer, said)
+            assert list(main.cached) == history[:-1]
+            check_draft_cache(proposer, history)
     assert isinstance(event, Finished)
-    assert list(main.cached) == said[: len(main.cached)]
-    return said[len(prompt) :], event
+    assert list(main.cached) == history[: len(main.cached)]
+    return history[len(prompt) :], event
 
 
-def holds_only(proposer, said):
-    """The draft's cache is a part of what was said; what it has no token for is token 0 there."""
+def check_draft_cache(proposer, history):
+    """The draft model's cache is a prefix of the history, with 0 for tokens that it does not have."""
     if isinstance(proposer, DraftModel):
         cached, n_vocab = list(proposer.model.cached), proposer.model.n_vocab
-        assert cached == [token if token < n_vocab else 0 for token in said[: len(cached)]]
+        assert cached == [token if token < n_vocab else 0 for token in history[: len(cached)]]
 
 
 def reference(main, prompt, n):
-    """Greedy decoding, written out."""
+    """Greedy decoding, step by step."""
     history = list(prompt)
     for _ in range(n):
         history.append(int(main.logits(history).argmax()))
     return history[len(prompt) :]
 
 
-@EVERY_WAY
+@EVERY_CASE
 @pytest.mark.parametrize("draft_max", [0, 1, 3, 8])
-def test_temperature_0_is_plain_decoding_token_for_token(make, rule, draft_max):
+def test_output_at_temperature_0_equals_plain_decoding(make, rule, draft_max):
     main, how = main_model(8, n_ctx=128), SamplingSettings(temperature=0)
     for prompt in ([1], [1, 2, 3, 1, 2, 3, 1], list(range(8)) * 5):
         proposer = make(Sampler(how), 8)
-        tokens, end = say(main, prompt, proposer, how, rule=rule, draft_max=draft_max, max_tokens=60)
+        tokens, end = generate(main, prompt, proposer, how, rule=rule, draft_max=draft_max, max_tokens=60)
         assert tokens == reference(main, prompt, 60)
         assert end.reason == "length"
 
 
 SETTINGS = {
-    "as it is": SamplingSettings(),
+    "defaults": SamplingSettings(),
     "top-k": SamplingSettings(temperature=0.7, top_k=2),
     "top-p and min-p": SamplingSettings(top_p=0.8, min_p=0.1),
     "penalties": SamplingSettings(
@@ -233,41 +240,43 @@ SETTINGS = {
 }
 
 
-@EVERY_WAY
+@EVERY_CASE
 @pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS.keys())
-def test_the_first_three_tokens_have_exactly_mains_distribution(make, rule, how):
+def test_three_tokens_have_exactly_the_main_distribution(make, rule, how):
     n_vocab, prompt = 3, [0, 1, 2, 0, 1]
     sampler, main = Sampler(how), main_model(n_vocab)
 
     def run(rng):
         proposer = make(sampler, n_vocab)
-        return tuple(say(main_model(n_vocab), prompt, proposer, how, rng, rule, draft_max=2, max_tokens=3)[0])
+        return tuple(
+            generate(main_model(n_vocab), prompt, proposer, how, rng, rule, draft_max=2, max_tokens=3)[0]
+        )
 
-    is_mains(enumerate_outcomes(run), main, sampler, prompt)
+    assert_main_distribution(enumerate_outcomes(run), main, sampler, prompt)
 
 
 CONSTRAINTS = {
     "no token twice in a row": lambda n_vocab, answer: set(range(n_vocab)) - set(answer[-1:]),
-    "by place": lambda n_vocab, answer: {(len(answer) + sum(answer)) % n_vocab, n_vocab - 1},
+    "by position": lambda n_vocab, answer: {(len(answer) + sum(answer)) % n_vocab, n_vocab - 1},
     "one": lambda n_vocab, answer: {len(answer) % n_vocab},
 }
 EVERY_CONSTRAINT = pytest.mark.parametrize("allowed", CONSTRAINTS.values(), ids=CONSTRAINTS.keys())
 
 
 def masked(logits, tokens):
-    """What may not follow has no probability."""
+    """Logits with −inf for all other tokens."""
     return np.where(np.isin(np.arange(len(logits)), list(tokens)), logits, np.float32(-np.inf))
 
 
-@EVERY_WAY
+@EVERY_CASE
 @EVERY_CONSTRAINT
 @pytest.mark.parametrize(
     "how",
-    [SETTINGS["as it is"], SETTINGS["top-k"], SETTINGS["penalties"]],
-    ids=["as it is", "top-k", "penalties"],
+    [SETTINGS["defaults"], SETTINGS["top-k"], SETTINGS["penalties"]],
+    ids=["defaults", "top-k", "penalties"],
 )
-def test_the_same_under_a_constraint(make, rule, allowed, how):
-    """The answer's first token is the constraint's first; main and draft share one constraint."""
+def test_three_constrained_tokens_have_exactly_the_main_distribution(make, rule, allowed, how):
+    """The constraint starts at the first token of the answer, and is shared by both models."""
     n_vocab, prompt = 3, [0, 1, 2, 0, 1]
     main = main_model(n_vocab)
 
@@ -275,41 +284,41 @@ def test_the_same_under_a_constraint(make, rule, allowed, how):
         constraint = Constraint(FakeState(n_vocab, partial(allowed, n_vocab)))
         proposer = make(Sampler(how, constraint), n_vocab)
         limits = {"draft_max": 2, "max_tokens": 3}
-        return tuple(say(main_model(n_vocab), prompt, proposer, how, rng, rule, constraint, **limits)[0])
+        return tuple(generate(main_model(n_vocab), prompt, proposer, how, rng, rule, constraint, **limits)[0])
 
-    said = enumerate_outcomes(run)
+    outcomes = enumerate_outcomes(run)
     for tokens in itertools.product(range(n_vocab), repeat=3):
         expected = 1.0
         for i, token in enumerate(tokens):
-            may_follow = allowed(n_vocab, tokens[:i])
-            if token not in may_follow:
+            possible = allowed(n_vocab, tokens[:i])
+            if token not in possible:
                 expected = 0.0
                 break
             history = [*prompt, *tokens[:i]]
-            p = Sampler(how).distribution(masked(main.logits(history), may_follow), history)
+            p = Sampler(how).distribution(masked(main.logits(history), possible), history)
             expected *= p.dense(n_vocab)[token]
-        assert said.get(tokens, 0.0) == pytest.approx(expected, abs=1e-12)
+        assert outcomes.get(tokens, 0.0) == pytest.approx(expected, abs=1e-12)
 
 
-@EVERY_WAY
+@EVERY_CASE
 @EVERY_CONSTRAINT
-def test_temperature_0_under_a_constraint_is_plain_decoding(make, rule, allowed):
+def test_constrained_output_at_temperature_0_equals_plain_decoding(make, rule, allowed):
     main, how, prompt, expected = main_model(8), SamplingSettings(temperature=0), [1, 2, 3], []
     for _ in range(40):
         logits = masked(main.logits([*prompt, *expected]), allowed(8, tuple(expected)))
         expected.append(int(logits.argmax()))
     constraint = Constraint(FakeState(8, partial(allowed, 8)))
     proposer = make(Sampler(how, constraint), 8)
-    tokens, _ = say(main, prompt, proposer, how, rule=rule, constraint=constraint, max_tokens=40)
+    tokens, _ = generate(main, prompt, proposer, how, rule=rule, constraint=constraint, max_tokens=40)
     assert tokens == expected
 
 
 @EVERY_SHAPE
 @EVERY_CONSTRAINT
-def test_a_draft_guesses_what_may_follow(shape, rule, allowed):
+def test_draft_tokens_obey_the_constraint(shape, rule, allowed):
     how, constraint = SamplingSettings(), Constraint(FakeState(8, partial(allowed, 8)))
     proposer = DraftModel(main_model(8, noise=0.5), Sampler(how, constraint), shape(), n_vocab=8)
-    said = []
+    output = []
     for event in decode(
         main_model(8),
         [1, 2, 3],
@@ -322,70 +331,70 @@ def test_a_draft_guesses_what_may_follow(shape, rule, allowed):
         if isinstance(event, Step):
             for node, token in enumerate(event.proposal.tokens):
                 above = [event.proposal.tokens[n] for n in event.proposal.path(node)[:-1]]
-                assert token in allowed(8, (*said, *above))
-            said += event.tokens
-            assert constraint._node.state.answer == tuple(said)  # no state of an earlier step is kept
-    assert len(said) == 40
+                assert token in allowed(8, (*output, *above))
+            output += event.tokens
+            assert constraint._node.state.answer == tuple(output)  # no state of an earlier step is kept
+    assert len(output) == 40
 
 
-def test_the_enumeration_notices_a_shape_that_drops_what_is_improbable():
-    """So it is not blind: a draft must not take back what it has drawn."""
+def test_the_enumeration_detects_a_shape_that_drops_improbable_tokens():
+    """A shape must not drop a token because of its probability after it was drawn."""
 
-    class Choosy(Chain):
+    class Dropping(Chain):
         def build(self, reader, limit, rng):
             proposal = super().build(reader, limit, rng)
             q = proposal.distributions[-1].dense(3)
             return proposal if q[proposal.tokens[0]] > 0.4 else Proposal()
 
     with pytest.raises(AssertionError):
-        test_the_first_three_tokens_have_exactly_mains_distribution(
-            draft(0.5, Choosy), "block", SamplingSettings()
+        test_three_tokens_have_exactly_the_main_distribution(
+            draft(0.5, Dropping), "block", SamplingSettings()
         )
 
 
-@EVERY_WAY
-def test_a_seed_repeats_what_is_said(make, rule):
+@EVERY_CASE
+def test_a_seed_repeats_the_output(make, rule):
     how = SamplingSettings()
     first, second = (
-        say(main_model(8), [1], make(Sampler(how), 8), how, SeededRng(5), rule, max_tokens=50)[0]
+        generate(main_model(8), [1], make(Sampler(how), 8), how, SeededRng(5), rule, max_tokens=50)[0]
         for _ in range(2)
     )
     assert first == second
 
 
-@EVERY_WAY
+@EVERY_CASE
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_nothing_is_said_after_an_end_token(make, rule, temperature):
+def test_no_token_follows_an_end_token(make, rule, temperature):
     how = SamplingSettings(temperature=temperature)
     for seed in range(10):
         main = FakeModel(6, seed=seed)
-        # A proposer may know end tokens, and need not.
+        # Whether a proposer has `is_end` makes no difference.
         proposer = make(Sampler(how), 6, *([lambda t: t == 3] if seed % 2 else []))
-        tokens, end = say(
+        tokens, end = generate(
             main, [1, 2], proposer, how, SeededRng(seed), rule, is_end=lambda t: t == 3, max_tokens=40
         )
         assert end.reason == ("stop" if 3 in tokens else "length")
         assert 3 not in tokens[:-1]
 
 
-@EVERY_WAY
+@EVERY_CASE
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_full_context_ends_the_answer(make, rule, temperature):
     how = SamplingSettings(temperature=temperature)
     main = main_model(8, n_ctx=20)
-    tokens, end = say(main, [1, 2, 3], make(Sampler(how), 8), how, rule=rule)
+    tokens, end = generate(main, [1, 2, 3], make(Sampler(how), 8), how, rule=rule)
     assert end.reason == "context"
     assert temperature or tokens == reference(main, [1, 2, 3], len(tokens))
     assert len(main.cached) == 20
 
 
 @EVERY_SHAPE
-def test_a_draft_of_a_short_context_falls_silent_and_nothing_else_happens(shape, rule):
+def test_a_draft_model_with_a_full_context_proposes_nothing(shape, rule):
     how = SamplingSettings(temperature=0)
     main = main_model(8)
     small = DraftModel(main_model(8, n_ctx=10, noise=0.3), Sampler(how), shape(), n_vocab=8)
     for prompt in ([1, 2], [1] * 30):
-        assert say(main, prompt, small, how, rule=rule, max_tokens=30)[0] == reference(main, prompt, 30)
+        assert generate(main, prompt, small, how, rule=rule, max_tokens=30)[0] == reference(main, prompt, 30)
 
 
 @EVERY_SHAPE
@@ -393,20 +402,20 @@ def test_a_draft_of_a_short_context_falls_silent_and_nothing_else_happens(shape,
     "limits", [{"max_branches": 1}, {"max_branches": 3}, {"max_tokens": 3}, {"max_logits": 4}], ids=str
 )
 @pytest.mark.parametrize("whose", ["main", "draft"])
-def test_a_model_is_asked_for_no_more_than_it_can(shape, rule, limits, whose):
+def test_the_limits_of_both_models_are_respected(shape, rule, limits, whose):
     for temperature in (0, 1):
         how = SamplingSettings(temperature=temperature)
         main = main_model(8, **(limits if whose == "main" else {}))
         small = main_model(8, noise=0.5, **(limits if whose == "draft" else {}))
         proposer = DraftModel(small, Sampler(how), shape(), n_vocab=8)
-        tokens, end = say(main, [1, 2, 3], proposer, how, rule=rule, draft_max=8, max_tokens=30)
+        tokens, end = generate(main, [1, 2, 3], proposer, how, rule=rule, draft_max=8, max_tokens=30)
         assert len(tokens) == 30
         assert temperature or tokens == reference(main, [1, 2, 3], 30)
         assert end.statistics.draft_n > 0
 
 
-@EVERY_WAY
-def test_closing_early_leaves_only_what_was_said(make, rule):
+@EVERY_CASE
+def test_closing_early_leaves_only_the_history_in_the_caches(make, rule):
     for temperature, n_events in itertools.product((0, 1), (0, 1, 5)):
         how = SamplingSettings(temperature=temperature)
         main, proposer = main_model(8), make(Sampler(how), 8)
@@ -418,16 +427,16 @@ def test_closing_early_leaves_only_what_was_said(make, rule):
             verifier=VERIFIERS[rule],
             rng=SeededRng(0),
         )
-        said = [1, 2, 3]
+        history = [1, 2, 3]
         for event in itertools.islice(events, n_events):
-            said += event.tokens if isinstance(event, Step) else []
+            history += event.tokens if isinstance(event, Step) else []
         events.close()
-        assert list(main.cached) == (said[:-1] if n_events else [])
-        holds_only(proposer, said)
+        assert list(main.cached) == (history[:-1] if n_events else [])
+        check_draft_cache(proposer, history)
 
 
 class Failing(FakeModel):
-    """Its n-th call fails, before or after the model has taken the tokens."""
+    """A model whose n-th call fails, before or after its cache has changed."""
 
     def __init__(self, *args, fails_at, late, **kwargs):
         super().__init__(*args, **kwargs)
@@ -452,8 +461,8 @@ class Failing(FakeModel):
 @EVERY_SHAPE
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("fails", ["main", "draft"])
-def test_a_failing_model_leaves_only_what_was_said(fails, late, shape, rule):
-    """Be it in `evaluate` or in `grow`; and the next answer is as if nothing had happened."""
+def test_a_failing_model_leaves_only_the_history_in_the_caches(fails, late, shape, rule):
+    """In `evaluate` and in `decode_tree`; and the next answer is right."""
     how = SamplingSettings()
     for fails_at in range(12):
         kinds = {
@@ -463,22 +472,22 @@ def test_a_failing_model_leaves_only_what_was_said(fails, late, shape, rule):
         main = kinds["main"](8, seed=2, scale=1.0)
         model = kinds["draft"](8, seed=2, scale=1.0, noise=0.3)
         proposer = DraftModel(model, Sampler(how), shape(), n_vocab=8)
-        said = [1, 2]
+        history = [1, 2]
         events = decode(
-            main, said, sampler=Sampler(how), proposer=proposer, verifier=VERIFIERS[rule], rng=SeededRng(0)
+            main, history, sampler=Sampler(how), proposer=proposer, verifier=VERIFIERS[rule], rng=SeededRng(0)
         )
         with pytest.raises(BackendError):
-            said.extend(token for event in events if isinstance(event, Step) for token in event.tokens)
+            history.extend(token for event in events if isinstance(event, Step) for token in event.tokens)
         for cached in (main.cached, model.cached):
-            assert list(cached) == said[: len(cached)]
+            assert list(cached) == history[: len(cached)]
         for failing in (main, model):
             failing.left = 10**9
-        tokens, _ = say(main, said, proposer, rule=rule, max_tokens=9)
-        assert tokens == reference(main, said, 9)
+        tokens, _ = generate(main, history, proposer, rule=rule, max_tokens=9)
+        assert tokens == reference(main, history, 9)
 
 
 @EVERY_SHAPE
-def test_a_failing_rule_leaves_no_guesses_behind(shape, rule):
+def test_a_failing_verifier_leaves_no_draft_tokens_behind(shape, rule):
     class Broken:
         drawing = VERIFIERS[rule].drawing
 
@@ -502,44 +511,44 @@ def test_a_failing_rule_leaves_no_guesses_behind(shape, rule):
 @given(
     prompts=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=30), min_size=1, max_size=5),
     seed=st.integers(0, 99),
-    way=st.sampled_from(sorted(SHAPES)),
+    name=st.sampled_from(sorted(SHAPES)),
 )
-def test_both_caches_are_reused_and_never_believed_too_far(prompts, seed, way):
-    """Turns, edits and repetitions in any order say what a fresh model would."""
+def test_both_caches_are_reused_as_far_as_they_match(prompts, seed, name):
+    """Turns, edits and repetitions in any order give the output of a fresh model."""
     how = SamplingSettings(temperature=0)
-    shape, rule = SHAPES[way]
+    shape, rule = SHAPES[name]
     main, small = FakeModel(5, max_tokens=7), FakeModel(5, noise=0.5, max_tokens=3)
     proposer = DraftModel(small, Sampler(how), shape(), n_vocab=5)
     for prompt in prompts:
-        tokens, end = say(main, prompt, proposer, how, SeededRng(seed), rule, max_tokens=9)
+        tokens, end = generate(main, prompt, proposer, how, SeededRng(seed), rule, max_tokens=9)
         assert tokens == reference(main, prompt, 9)
         assert end.statistics.prompt_n + end.statistics.cached_n == len(prompt) - 1
 
 
 @EVERY_SHAPE
-def test_a_second_turn_evaluates_only_what_is_new(shape, rule):
+def test_a_second_turn_evaluates_only_new_tokens(shape, rule):
     how = SamplingSettings(temperature=0)
     main, small = main_model(8), main_model(8, noise=0.5)
     proposer = DraftModel(small, Sampler(how), shape(), n_vocab=8)
     prompt = [1, 2, 3] * 10
-    tokens, _ = say(main, prompt, proposer, how, rule=rule, max_tokens=20)
+    tokens, _ = generate(main, prompt, proposer, how, rule=rule, max_tokens=20)
     main.calls.clear()
     small.calls.clear()
     events = decode(main, [*prompt, *tokens, 5, 6], sampler=Sampler(how), proposer=proposer, rng=SeededRng(0))
     assert isinstance(next(events), Prefilled)
-    assert sum(main.calls) == 2  # the last token said, and one new; the other goes with the first step
+    assert sum(main.calls) == 2  # the last generated token and a new one; the other goes with the first step
     assert sum(small.calls) <= 6
 
 
 def test_cancelling_between_chunks_of_the_prompt_and_between_steps():
     for after in range(12):
         main, answers = FakeModel(8, max_tokens=4), iter([False] * after)
-        tokens, end = say(main, [1, 2, 3] * 5, None, cancelled=partial(next, answers, True))
+        tokens, end = generate(main, [1, 2, 3] * 5, None, cancelled=partial(next, answers, True))
         assert end.reason == "cancelled"
         assert list(main.cached) == ([1, 2, 3] * 5 + tokens)[: len(main.cached)]
 
 
-def test_impossible_requests_fail_before_anything_is_evaluated():
+def test_invalid_requests_fail_before_any_evaluation():
     main, sampler = FakeModel(8, n_ctx=20), Sampler(SamplingSettings())
     for prompt, error in [([], InvalidRequest), ([1] * 21, ContextOverflow)]:
         with pytest.raises(error):
@@ -548,22 +557,22 @@ def test_impossible_requests_fail_before_anything_is_evaluated():
         with pytest.raises(InvalidRequest):
             decode(main, [1], sampler=sampler, rng=SeededRng(0), **numbers)
     assert main.calls == []
-    assert say(main, [1] * 20, None)[1].reason == "context"
+    assert generate(main, [1] * 20, None)[1].reason == "context"
 
 
 PARTS = {"draft model", "draft sampling", "main model", "main sampling", "verify", "commit"}
 
 
-def test_statistics_count_what_happened():
+def test_statistics_of_a_perfect_chain():
     how, ticks = SamplingSettings(temperature=0), itertools.count()
     proposer = DraftModel(FakeModel(8), Sampler(how), Chain(), n_vocab=8)
-    tokens, end = say(
+    tokens, end = generate(
         FakeModel(8), [1, 2, 3], proposer, how, draft_max=3, max_tokens=40, clock=lambda: float(next(ticks))
     )
     statistics = end.statistics
     assert statistics.prompt_n == 2
     assert statistics.predicted_n == len(tokens) == 40
-    assert statistics.n_steps == 10  # a perfect draft: every step says its three guesses and one more
+    assert statistics.n_steps == 10  # each step: three draft tokens and one more
     assert statistics.tokens_per_step == 4
     assert statistics.acceptance_rate == 1
     assert statistics.tested_at == statistics.accepted_at == [10, 10, 10]
@@ -572,7 +581,7 @@ def test_statistics_count_what_happened():
 
 
 @EVERY_SHAPE
-def test_statistics_of_a_tree_are_those_of_its_steps(shape, rule):
+def test_statistics_are_the_sums_over_the_steps(shape, rule):
     how, main = SamplingSettings(), main_model(8)
     ticks = itertools.count()
     events = list(
@@ -602,28 +611,30 @@ def test_statistics_of_a_tree_are_those_of_its_steps(shape, rule):
     assert set(statistics.profile) == PARTS
 
 
-def test_a_draft_is_called_once_per_guess_also_after_a_wholly_accepted_draft():
+def test_the_draft_model_is_called_once_per_draft_token():
     how, small = SamplingSettings(temperature=0), FakeModel(8)
     proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8)
-    say(FakeModel(8), [1, 2, 3], proposer, how, draft_max=3, max_tokens=40)
+    generate(FakeModel(8), [1, 2, 3], proposer, how, draft_max=3, max_tokens=40)
     assert small.calls == [2, *[1, 1, 1], *[2, 1, 1] * 9]
 
 
 @EVERY_SHAPE
-def test_main_is_called_once_a_step_and_the_draft_once_a_level(shape, rule):
+def test_main_is_called_once_per_step_and_the_draft_model_once_per_level(shape, rule):
     how, main, small = SamplingSettings(temperature=0), main_model(8), main_model(8, noise=0.3)
     proposer = DraftModel(small, Sampler(how), shape(), n_vocab=8)
-    _, end = say(main, [1, 2, 3], proposer, how, rule=rule, draft_max=3, max_tokens=40)
-    assert len(main.calls) == 1 + end.statistics.n_steps  # the prompt
+    _, end = generate(main, [1, 2, 3], proposer, how, rule=rule, draft_max=3, max_tokens=40)
+    assert len(main.calls) == 1 + end.statistics.n_steps  # one for the prompt
     assert sum(main.calls) == 2 + end.statistics.n_steps + end.statistics.draft_n
     assert len(small.calls) <= 1 + 3 * end.statistics.n_steps
 
 
 @EVERY_SHAPE
-def test_a_perfect_draft_is_always_right(shape, rule):
-    """Also above temperature 0 where a guess is drawn, and each step says a whole path and one token more."""
+def test_a_perfect_draft_is_always_accepted(shape, rule):
+    """Above temperature 0 too, if tokens are drawn; each step gives a whole path and one more token."""
     for temperature in (0, 1) if shape is Chain else (0,):
         how = SamplingSettings(temperature=temperature)
         proposer = DraftModel(main_model(8), Sampler(how), shape(), n_vocab=8)
-        _, end = say(main_model(8), [1, 2, 3], proposer, how, SeededRng(3), rule, draft_max=1, max_tokens=40)
+        _, end = generate(
+            main_model(8), [1, 2, 3], proposer, how, SeededRng(3), rule, draft_max=1, max_tokens=40
+        )
         assert end.statistics.n_steps == 20

@@ -1,4 +1,4 @@
-"""Log probabilities: the model's own, of what was said, whatever shaped the choice."""
+"""Log probabilities of generated tokens under the model alone, before settings and constraint."""
 
 import numpy as np
 import pytest
@@ -17,13 +17,12 @@ from spec_local.verifiers import VERIFIERS
 HOW = SamplingSettings(temperature=0.7, top_k=5, repeat_penalty=1.3, logit_bias={3: 4.0})
 
 
-def own(logits):
-    """log softmax, written out."""
+def log_softmax(logits):
     logits = logits.astype(np.float64)
     return logits - np.log(np.exp(logits).sum())
 
 
-def said(n_logprobs, shape=Chain, rule="block", is_end=lambda token: False, **kwargs):
+def steps_of(n_logprobs, shape=Chain, rule="block", is_end=lambda token: False, **kwargs):
     main = FakeModel(16, seed=1, scale=1.0)
     limited = Constraint(FakeState(16, lambda answer: range(len(answer) % 2, 16, 2)))
     sampler = Sampler(HOW, limited)
@@ -46,14 +45,14 @@ def said(n_logprobs, shape=Chain, rule="block", is_end=lambda token: False, **kw
     ("shape", "rule"), [(Chain, "block"), (lambda: BestFirst(8), "exact-match")], ids=["chain", "tree"]
 )
 @pytest.mark.parametrize("n", [0, 3, 16, 20])
-def test_each_tokens_logprob_is_that_of_the_model_after_what_was_said(n, shape, rule):
+def test_logprobs_are_those_of_the_model_after_the_history(n, shape, rule):
     main, history = FakeModel(16, seed=1, scale=1.0), [1, 2, 3]
-    steps = said(n, shape, rule)
+    steps = steps_of(n, shape, rule)
     assert any(step.n_accepted for step in steps)
     for step in steps:
         assert [entry.token for entry in step.logprobs] == list(step.tokens)
         for entry in step.logprobs:
-            expected = own(main.logits(history))
+            expected = log_softmax(main.logits(history))
             assert entry.logprob == pytest.approx(expected[entry.token], abs=1e-5)
             best = np.argsort(-expected, kind="stable")[:n]
             assert [token for token, _ in entry.top] == best.tolist()
@@ -61,26 +60,26 @@ def test_each_tokens_logprob_is_that_of_the_model_after_what_was_said(n, shape, 
             history.append(entry.token)
 
 
-def test_an_end_token_has_one_and_what_comes_after_it_none():
+def test_an_end_token_has_the_last_logprob():
     ends = 0
     for seed in range(3, 16):
-        last = said(1, is_end=lambda token, end=seed: token == end)[-1]
+        last = steps_of(1, is_end=lambda token, end=seed: token == end)[-1]
         ends += last.tokens[-1] == seed
         assert [entry.token for entry in last.logprobs] == list(last.tokens)
     assert ends
 
 
-def test_they_cost_nothing_unless_asked_for():
-    events = said(None)
+def test_logprobs_are_computed_only_on_request():
+    events = steps_of(None)
     assert all(step.logprobs == () for step in events)
     with pytest.raises(InvalidRequest):
-        said(-1)
+        steps_of(-1)
     for n in (-1, 21):
         with pytest.raises(InvalidRequest, match=f"logprobs is {n}: give 0 to 20"):
             GenerationSettings(logprobs=n)
 
 
-def test_of_a_large_vocabulary_and_of_large_logits():
+def test_logprob_with_a_large_vocabulary_and_large_logits():
     logits = np.random.default_rng(0).normal(size=150_000).astype(np.float32) * 3 + 500
     expected = logits.astype(np.float64)
     expected -= np.log(np.exp(expected - 500).sum()) + 500

@@ -35,7 +35,7 @@ CHEAP = {1: 0.05, 64: 1.0}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _remember(remember_logits):
+def _remember(cached_logits):
     pass
 
 

@@ -1,4 +1,6 @@
-"""Prompt lookup against looking everywhere."""
+"""Prompt lookup against brute force."""
+
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -8,11 +10,13 @@ from spec_local.core.proposal import Limit, is_chain
 from spec_local.lookups import PromptLookup
 
 
-def guess(history, limit, longest, shortest):
-    copies = PromptLookup(longest, shortest).find(history, Limit(depth=limit, nodes=limit + 1, branches=1))
-    assert is_chain(copies.parents)
-    assert len(copies.tokens) == len(copies.parents) == len(copies.confidence)
-    return list(copies.tokens)
+def propose(history, limit, longest, shortest):
+    candidates = PromptLookup(longest, shortest).find(
+        history, Limit(depth=limit, nodes=limit + 1, branches=1)
+    )
+    assert is_chain(candidates.parents)
+    assert len(candidates.tokens) == len(candidates.parents) == len(candidates.confidence)
+    return list(candidates.tokens)
 
 
 def brute_force(history, limit, longest, shortest):
@@ -26,34 +30,34 @@ def brute_force(history, limit, longest, shortest):
 
 @settings(max_examples=400)
 @given(
-    # 256 and its powers look alike in bytes at a wrong alignment.
+    # Powers of 256 have equal bytes at a wrong alignment.
     history=st.lists(st.sampled_from([0, 1, 2, 256, 65536, 16777216]), min_size=1, max_size=60),
     limit=st.integers(1, 8),
     shortest=st.integers(1, 4),
     more=st.integers(0, 5),
 )
-def test_it_agrees_with_brute_force(history, limit, shortest, more):
+def test_candidates_agree_with_brute_force(history, limit, shortest, more):
     expected = brute_force(history, limit, shortest + more, shortest)
-    assert guess(history, limit, shortest + more, shortest) == expected
+    assert propose(history, limit, shortest + more, shortest) == expected
 
 
 @pytest.mark.parametrize(
-    ("history", "guessed"),
+    ("history", "proposed"),
     [
         ([1, 2, 3, 4, 5, 1, 2, 3], [4, 5, 1, 2]),
-        ([1, 2, 3, 4, 9, 2, 3, 4, 8, 1, 2, 3, 4], [9, 2, 3, 4]),  # the longest wins over the last
-        ([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], [8, 1, 2, 3]),  # of equal ones the last
+        ([1, 2, 3, 4, 9, 2, 3, 4, 8, 1, 2, 3, 4], [9, 2, 3, 4]),  # the longest match, not the last
+        ([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], [8, 1, 2, 3]),  # the last of equal matches
         ([5, 5, 5, 5], [5]),  # overlapping itself
         ([1, 2, 3], []),
         ([1, 2, 9, 1, 2], []),  # too short
         ([7], []),
     ],
 )
-def test_examples(history, guessed):
-    assert guess(history, 4, 8, 3) == guessed
+def test_examples(history, proposed):
+    assert propose(history, 4, 8, 3) == proposed
 
 
-def test_the_guess_is_no_view_of_a_history_that_changes():
+def test_candidates_are_no_view_of_the_history():
     history = [1, 2, 3, 4, 1, 2, 3]
     proposal = PromptLookup().find(history, Limit(2, 9, 9))
     history[3] = 99
@@ -61,22 +65,15 @@ def test_the_guess_is_no_view_of_a_history_that_changes():
 
 
 @pytest.mark.parametrize("limit", [Limit(2, 9, 1), Limit(9, 2, 1)])
-def test_neither_depth_nor_nodes_are_exceeded(limit):
+def test_depth_and_nodes_are_respected(limit):
     history = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
     proposal = PromptLookup().find(history, limit)
     assert list(proposal.tokens) == [4, 5]
 
 
-def test_it_takes_microseconds():
-    # A history as long as a large context; far from any limit that a slow machine would break.
-    import time
-
+def test_a_long_history_takes_microseconds():
     history = [i * 7919 % 50000 for i in range(100_000)]
     started = time.perf_counter()
     for _ in range(10):
-        assert guess(history, 4, 8, 3) == brute_force_of_none()
+        assert propose(history, 4, 8, 3) == [i * 7919 % 50000 for i in range(50_000, 50_004)]
     assert time.perf_counter() - started < 2
-
-
-def brute_force_of_none():
-    return [i * 7919 % 50000 for i in range(50_000, 50_004)]

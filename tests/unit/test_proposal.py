@@ -1,4 +1,4 @@
-"""Proposals: what a tree says of itself."""
+"""The properties of proposals."""
 
 import numpy as np
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from spec_local.core.proposal import ROOT, Proposal
 from spec_local.core.sampling import Distribution
 
-# 5 has the children 7 (with 8 and 9 below it) and 6; 6 stands beside 5 as well
+# 5 has the children 7 (then 8, then 9) and 6; another 6 is a sibling of 5.
 TREE = Proposal([5, 6, 7, 6, 8, 9], [ROOT, ROOT, 0, 0, 2, 4])
 
 
@@ -17,13 +17,13 @@ def test_a_path_leads_from_the_root_to_a_node():
     assert TREE.path(5) == [0, 2, 4, 5]
 
 
-def test_children_come_in_the_order_of_their_numbers_or_of_the_draws():
+def test_children_are_in_numerical_or_draw_order():
     assert TREE.children() == {ROOT: [0, 1], 0: [2, 3], 2: [4], 4: [5]}
     drawn = Proposal([5, 6, 7], [ROOT, ROOT, 0], "with replacement", {}, [1, 0, 1, 2, 2])
-    assert drawn.children() == {ROOT: [1, 0, 1], 0: [2, 2]}  # a node that is drawn twice stands twice
+    assert drawn.children() == {ROOT: [1, 0, 1], 0: [2, 2]}  # a node that is drawn twice occurs twice
 
 
-def test_follow_is_the_longest_path_that_spells_the_beginning():
+def test_follow_finds_the_longest_matching_path():
     for tokens, path in [
         ([], []),
         ([5], [0]),
@@ -36,13 +36,13 @@ def test_follow_is_the_longest_path_that_spells_the_beginning():
     assert Proposal().follow([5]) == []
 
 
-def test_depth_is_that_of_the_longest_path():
+def test_depth_is_the_length_of_the_longest_path():
     assert TREE.depth == 4
     assert Proposal([5, 6], [ROOT, ROOT]).depth == 1
     assert Proposal().depth == 0
 
 
-def test_a_chain_goes_one_way():
+def test_a_chain_has_no_siblings():
     assert not TREE.is_chain
     assert Proposal().is_chain
     chain = Proposal.chain([3, 3, 1])
@@ -53,7 +53,7 @@ def test_a_chain_goes_one_way():
     assert not Proposal([1, 2], [ROOT, ROOT]).is_chain
 
 
-def test_a_drawn_chain_knows_what_each_token_was_drawn_from():
+def test_a_drawn_chain_has_a_distribution_per_token():
     first, second = (Distribution(None, np.eye(3)[i]) for i in (0, 2))
     chain = Proposal.chain([0, 2], [first, second])
     assert chain.drawing == "one"
@@ -63,14 +63,14 @@ def test_a_drawn_chain_knows_what_each_token_was_drawn_from():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 30)), max_size=30))
-def test_following_a_path_finds_a_path_of_the_same_tokens(nodes):
+def test_follow_finds_every_path_of_a_random_tree(nodes):
     parents = [min(parent, n - 1) for n, (_, parent) in enumerate(nodes)]
     tokens = [token for token, _ in nodes]
     tree, seen = Proposal(tokens, parents), set(zip(parents, tokens, strict=True))
     for node in range(len(nodes)):
         path = tree.path(node)
         assert [parents[n] for n in path] == [ROOT, *path[:-1]]
-        if len(seen) == len(nodes):  # no two children of a node are the same token
+        if len(seen) == len(nodes):  # no two siblings have the same token
             assert tree.follow([tokens[n] for n in path]) == path
     assert sum(map(len, tree.children().values())) == len(nodes)
     assert tree.depth == max((len(tree.path(n)) for n in range(len(nodes))), default=0)

@@ -1,4 +1,4 @@
-"""What recycling remembers of main's logits, and the trees that it makes of it."""
+"""Token recycling: what is kept of the main model's logits, and the trees built from it."""
 
 import math
 
@@ -19,12 +19,12 @@ from spec_local.lookups.recycling import Recycling
 from spec_local.proposers.base import Limit
 from spec_local.verifiers import VERIFIERS
 
-NEWS = 0.35
+NEW_WEIGHT = 0.35
 WIDE = Limit(8, 64, 64)
 
 
 def row(n_vocab=10, **probs):
-    """Logits of these probabilities, ``t3=0.5``; all others are out of reach."""
+    """Logits of these probabilities, ``t3=0.5``; all other tokens are negligible."""
     logits = np.full((1, n_vocab), -50.0, np.float32)
     for name, prob in probs.items():
         logits[0, int(name[1:])] = math.log(prob)
@@ -32,39 +32,39 @@ def row(n_vocab=10, **probs):
 
 
 def after(recycling, token, limit=WIDE):
-    """Successors of a token and their chances."""
+    """Successors of a token and their probabilities."""
     found = recycling.find([token], limit)
     return {t: c for t, p, c in zip(found.tokens, found.parents, found.confidence, strict=True) if p == ROOT}
 
 
-def test_nothing_is_found_after_a_token_that_main_never_looked_at():
+def test_no_candidates_after_a_token_without_logits():
     recycling = Recycling()
     assert recycling.find([3], WIDE) == Candidates()
     recycling.observe([4], row(t3=1.0))
     assert recycling.find([3], WIDE) == Candidates()
 
 
-def test_a_guess_is_what_main_expected_and_less_certain():
+def test_candidates_have_a_share_of_the_probability():
     recycling = Recycling()
     recycling.observe([4], row(t3=0.75, t5=0.25))
-    assert after(recycling, 4) == pytest.approx({3: NEWS * 0.75, 5: NEWS * 0.25}, rel=1e-3)
+    assert after(recycling, 4) == pytest.approx({3: NEW_WEIGHT * 0.75, 5: NEW_WEIGHT * 0.25}, rel=1e-3)
     assert recycling.find([4], WIDE).source == "recycling"
 
 
-def test_what_main_keeps_to_becomes_certain_and_what_it_gave_up_fades():
+def test_repeated_predictions_gain_and_outdated_ones_decay():
     recycling = Recycling()
     for n in range(1, 8):
         recycling.observe([4], row(t3=1.0))
-        assert after(recycling, 4) == pytest.approx({3: 1 - (1 - NEWS) ** n})
+        assert after(recycling, 4) == pytest.approx({3: 1 - (1 - NEW_WEIGHT) ** n})
     before = after(recycling, 4)[3]
     recycling.observe([4], row(t5=1.0))
-    assert after(recycling, 4) == pytest.approx({3: (1 - NEWS) * before, 5: NEWS})
+    assert after(recycling, 4) == pytest.approx({3: (1 - NEW_WEIGHT) * before, 5: NEW_WEIGHT})
     recycling.observe([4], row(t5=1.0))
     recycling.observe([4], row(t5=1.0))
     assert list(after(recycling, 4)) == [5, 3]
 
 
-def test_each_row_is_of_its_own_token():
+def test_each_row_belongs_to_its_token():
     recycling = Recycling()
     recycling.observe([4, 7, 9], np.concatenate([row(t1=1.0), row(t2=1.0), row(t3=1.0)]))
     assert [list(after(recycling, t)) for t in (4, 7, 9)] == [[1], [2], [3]]
@@ -72,7 +72,7 @@ def test_each_row_is_of_its_own_token():
         recycling.observe([4, 7], row(t1=1.0))
 
 
-def test_the_logits_are_not_held_on_to():
+def test_the_logits_are_not_kept():
     recycling, logits = Recycling(), row(t3=1.0)
     recycling.observe([4], logits)
     logits[:] = row(t6=1.0)
@@ -83,23 +83,25 @@ def test_the_logits_are_not_held_on_to():
     arrays(np.float32, st.integers(1, 40), elements=st.floats(-30, 30, width=32))
     | arrays(np.float32, st.integers(1, 40), elements=st.sampled_from([0.0, 1.0, -1.0, -np.inf]))
 )
-def test_of_a_row_the_eight_most_probable_tokens_are_kept(logits):
+def test_the_eight_most_probable_tokens_of_a_row_are_kept(logits):
     recycling = Recycling()
     recycling.observe([0], logits[None])
     best = logits.max()
     weights = {t: math.exp(x - best) for t, x in enumerate(logits.tolist()) if x > best - np.float32(5)}
     total = sum(weights.values())
     kept = [(t, weight / total) for t, weight in weights.items()]
-    expected = sorted((NEWS * p for _, p in kept), reverse=True)[:8]
+    expected = sorted((NEW_WEIGHT * p for _, p in kept), reverse=True)[:8]
     found = after(recycling, 0)
     assert list(found.values()) == pytest.approx(expected[: len(found)], rel=1e-4)
-    assert all(chance < 0.010001 for chance in expected[len(found) :])  # no machine would look at those
-    for token, chance in found.items():
-        assert chance == pytest.approx(NEWS * dict(kept)[token], rel=1e-4)
+    assert all(
+        probability < 0.010001 for probability in expected[len(found) :]
+    )  # below the minimum probability
+    for token, probability in found.items():
+        assert probability == pytest.approx(NEW_WEIGHT * dict(kept)[token], rel=1e-4)
 
 
 @pytest.mark.parametrize("worst", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_no_numbers_teach_nothing(worst):
+def test_nan_and_infinite_logits_are_ignored(worst):
     recycling = Recycling()
     recycling.observe([4], np.full((1, 10), worst, np.float32))
     broken = row(t3=1.0)
@@ -108,18 +110,18 @@ def test_logits_that_are_no_numbers_teach_nothing(worst):
     assert recycling.find([4], WIDE) == Candidates()
 
 
-def test_a_prompt_is_read_once_and_the_answer_only_as_main_sees_it():
+def test_a_prompt_is_learned_once_and_the_output_from_logits_only():
     recycling = Recycling()
     history = [1, 2, 1, 3, 1]
-    assert after_all(recycling, history) == pytest.approx({3: NEWS, 2: (1 - NEWS) * NEWS})
-    history += [4, 1]  # said, and main's logits will have told
+    assert after_all(recycling, history) == pytest.approx({3: NEW_WEIGHT, 2: (1 - NEW_WEIGHT) * NEW_WEIGHT})
+    history += [4, 1]  # generated: learned by `observe`
     once = after_all(recycling, history)
-    assert once == pytest.approx({3: NEWS, 2: (1 - NEWS) * NEWS})
-    # The next turn is another list: only what follows the old one is new, and the pair at the border is.
+    assert once == pytest.approx({3: NEW_WEIGHT, 2: (1 - NEW_WEIGHT) * NEW_WEIGHT})
+    # The next turn is another list: only the pairs after the old history are new.
     assert after_all(recycling, [*history, 5, 1]) == pytest.approx(
-        {t: (1 - NEWS) * p for t, p in once.items()} | {5: NEWS}
+        {t: (1 - NEW_WEIGHT) * p for t, p in once.items()} | {5: NEW_WEIGHT}
     )
-    assert after_all(recycling, (*history, 5, 1))[5] == pytest.approx(NEWS)  # the same in another type
+    assert after_all(recycling, (*history, 5, 1))[5] == pytest.approx(NEW_WEIGHT)  # another type of sequence
 
 
 def after_all(recycling, history):
@@ -127,13 +129,13 @@ def after_all(recycling, history):
     return dict(zip(found.tokens, found.confidence, strict=True))
 
 
-def test_an_edited_conversation_is_read_from_where_it_differs():
+def test_an_edited_conversation_is_learned_from_the_first_difference():
     recycling = Recycling()
     recycling.find([1, 2, 3, 4], WIDE)
     recycling.find([1, 2, 7, 4], WIDE)
-    assert after(recycling, 1) == pytest.approx({2: NEWS})  # not twice
-    assert after(recycling, 2) == pytest.approx({7: NEWS, 3: (1 - NEWS) * NEWS})
-    assert after(recycling, 7) == pytest.approx({4: NEWS})
+    assert after(recycling, 1) == pytest.approx({2: NEW_WEIGHT})  # not twice
+    assert after(recycling, 2) == pytest.approx({7: NEW_WEIGHT, 3: (1 - NEW_WEIGHT) * NEW_WEIGHT})
+    assert after(recycling, 7) == pytest.approx({4: NEW_WEIGHT})
 
 
 tables = st.dictionaries(
@@ -143,8 +145,8 @@ tables = st.dictionaries(
 )
 
 
-def taught(table):
-    """A recycling that has seen main expect this several times."""
+def trained(table):
+    """Recycling after several rows with these probabilities."""
     recycling = Recycling()
     for token, weights in table.items():
         total = sum(weights.values())
@@ -153,8 +155,8 @@ def taught(table):
     return recycling
 
 
-def values(found):
-    """The chance of each node that its whole path stands."""
+def path_probabilities(found):
+    """Probability that the whole path to each node is accepted."""
     return [
         math.prod(found.confidence[n] for n in path_to(found.parents, node))
         for node in range(len(found.tokens))
@@ -162,8 +164,8 @@ def values(found):
 
 
 @given(tables, st.integers(1, 5), st.integers(1, 30), st.integers(1, 8), st.integers(0, 5))
-def test_a_tree_keeps_within_its_limits_and_siblings_are_in_order(table, depth, nodes, branches, last):
-    found = taught(table).find([last], Limit(depth, nodes, branches))
+def test_trees_respect_limits_and_order_siblings(table, depth, nodes, branches, last):
+    found = trained(table).find([last], Limit(depth, nodes, branches))
     proposal = Proposal(found.tokens, found.parents)
     assert len(found.tokens) <= nodes
     assert proposal.depth <= depth
@@ -171,47 +173,46 @@ def test_a_tree_keeps_within_its_limits_and_siblings_are_in_order(table, depth, 
     assert all(ROOT <= parent < node for node, parent in enumerate(found.parents))
     for children in proposal.children().values():
         tokens = [found.tokens[n] for n in children]
-        chances = [found.confidence[n] for n in children]
+        probabilities = [found.confidence[n] for n in children]
         assert len(set(tokens)) == len(tokens)
-        assert chances == sorted(chances, reverse=True)
-        assert 0 < sum(chances) <= 1 + 1e-6
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert 0 < sum(probabilities) <= 1 + 1e-6
 
 
 @given(tables, st.integers(1, 4), st.integers(1, 30), st.integers(0, 5))
-def test_the_likeliest_nodes_of_all_are_taken(table, depth, nodes, last):
-    recycling = taught(table)
+def test_the_most_probable_nodes_are_taken(table, depth, nodes, last):
+    recycling = trained(table)
     everything, level = [], [(last, 1.0)]
     for _ in range(depth):
         level = [
-            (token, worth * chance)
-            for above, worth in level
-            for token, chance in after(recycling, above, Limit(1, 64, 64)).items()
+            (token, reach * probability)
+            for above, reach in level
+            for token, probability in after(recycling, above, Limit(1, 64, 64)).items()
         ]
-        everything += [worth for _, worth in level if worth >= 0.01]
+        everything += [reach for _, reach in level if reach >= 0.01]
     found = recycling.find([last], Limit(depth, nodes, 64))
-    assert values(found) == pytest.approx(sorted(everything, reverse=True)[:nodes])
+    assert path_probabilities(found) == pytest.approx(sorted(everything, reverse=True)[:nodes])
 
 
-def test_a_machine_that_reads_no_branches_gets_the_likeliest_chain():
-    recycling = taught({1: {2: 3, 3: 2}, 2: {4: 1}, 4: {5: 1}, 3: {5: 1}})
+def test_one_branch_gives_the_most_probable_chain():
+    recycling = trained({1: {2: 3, 3: 2}, 2: {4: 1}, 4: {5: 1}, 3: {5: 1}})
     found = recycling.find([1], Limit(8, 8, 1))
     assert (found.tokens, found.parents) == ([2, 4, 5], [ROOT, 0, 1])
 
 
-class Watching:
-    """Guesses by recycling, and keeps the books."""
+class RecyclingProposer:
+    """A proposer of all candidates of recycling."""
 
     needs_logits = True
 
     def __init__(self):
-        self.recycling, self.asked = Recycling(), []
+        self.recycling = Recycling()
 
     def prefill(self, history):
         return iter(())
 
     def propose(self, history, limit, rng, lap):
         found = self.recycling.find(history, limit)
-        self.asked.append(found)
         return Proposal(found.tokens, found.parents, source=found.source)
 
     def observe(self, tokens, logits):
@@ -222,7 +223,7 @@ class Watching:
 
 
 def run(main, temperature, max_tokens, draft_max=4, prompt=(1,)):
-    proposer = Watching()
+    proposer = RecyclingProposer()
     events = decode(
         main,
         prompt,
@@ -236,23 +237,23 @@ def run(main, temperature, max_tokens, draft_max=4, prompt=(1,)):
     return proposer, [event for event in events if isinstance(event, Step)]
 
 
-def test_where_a_token_decides_the_next_one_nearly_all_is_guessed():
+def test_a_first_order_model_is_nearly_always_predicted():
     _, steps = run(FakeModel(16, seed=3, order=1), 0, 120, draft_max=8)
     assert len(steps) < 40
 
 
-def test_a_rejected_guess_teaches_too():
+def test_rejected_draft_tokens_are_learned_from():
     main = FakeModel(30, seed=5, order=1)
     proposer, steps = run(main, 0, 12)
-    said = {1, *(token for step in steps for token in step.tokens)}
-    rejected = {token for step in steps for token in step.proposal.tokens} - said
+    generated = {1, *(token for step in steps for token in step.tokens)}
+    rejected = {token for step in steps for token in step.proposal.tokens} - generated
     assert rejected
     for token in rejected:
         expected = int(main.logits([0, token]).argmax())
         assert next(iter(after(proposer.recycling, token))) == expected
 
 
-def test_where_a_token_decides_how_it_goes_on_confidence_is_mains_probability():
+def test_confidence_is_the_main_probability_for_a_first_order_model():
     main = FakeModel(8, seed=4, order=1, n_ctx=1000)
     proposer, steps = run(main, 1, 300)
     assert len(steps) > 100

@@ -1,4 +1,4 @@
-"""Every setting against a slow reference, written out here."""
+"""Sampling settings against a slow reference implementation."""
 
 import math
 import time
@@ -98,13 +98,13 @@ def test_top_p(key, top_p):
     ours = set(as_dict(Sampler(SamplingSettings(top_p=top_p)).distribution(logits)))
     probs = softmax(dict(enumerate(logits.tolist())))
     n, total = len(ours), sum(probs[t] for t in ours)
-    # Brute force over sets of that size: it is the most probable one, reaches top_p, and needs all its members.
+    # It is the most probable set of its size, reaches top_p, and needs all its members.
     assert total == pytest.approx(sum(sorted(probs.values())[-n:]), abs=1e-9)
     assert total >= top_p - 1e-9
     assert n == 1 or sum(sorted(probs.values())[-n + 1 :]) < top_p + 1e-9
 
 
-def test_top_p_among_equals_takes_the_lowest_ids():
+def test_top_p_prefers_lower_ids_among_equals():
     logits = np.array([0, 1, 1, 1, 1, -9], np.float32)
     distribution = Sampler(SamplingSettings(top_p=0.4)).distribution(logits)
     assert distribution.ids.tolist() == [1, 2]
@@ -163,25 +163,25 @@ def test_all_settings_together(key, history, temperature, top_k, top_p, min_p, r
         logit_bias={3: 1.5},
     )
     seed, scale = key
-    # Without ties: then a sum that meets top_p to the last bit is all that rounding could decide.
+    # Without ties, rounding matters only where a sum equals top_p to the last bit.
     logits = (np.random.default_rng(seed).normal(size=V) * (scale + 0.5)).astype(np.float32)
     check(s, logits, history)
 
 
 @given(LOGITS, st.lists(st.integers(0, V - 1), max_size=80), st.integers(0, 9))
-def test_only_the_last_tokens_of_a_history_matter_and_only_under_a_penalty(key, history, window):
+def test_the_history_matters_only_within_the_penalty_window(key, history, window):
     plain = Sampler(SamplingSettings(top_p=0.9, penalty_window=window))
     assert as_dict(plain.distribution(row(key), history)) == as_dict(plain.distribution(row(key)))
-    penalised = Sampler(SamplingSettings(top_p=0.9, penalty_window=window, repeat_penalty=1.4))
+    penalized = Sampler(SamplingSettings(top_p=0.9, penalty_window=window, repeat_penalty=1.4))
     recent = history[len(history) - window :] if window < len(history) else history
-    assert as_dict(penalised.distribution(row(key), history)) == as_dict(
-        penalised.distribution(row(key), recent)
+    assert as_dict(penalized.distribution(row(key), history)) == as_dict(
+        penalized.distribution(row(key), recent)
     )
 
 
 @given(LOGITS, st.integers(1, V + 3), st.lists(st.integers(0, V - 1), max_size=9), st.booleans())
-def test_the_most_probable_tokens_are_those_of_the_distribution(key, k, history, greedy):
-    """Also at temperature 0, where the distribution has only one left."""
+def test_most_probable_agrees_with_the_distribution(key, k, history, greedy):
+    """At temperature 0 with the distribution at temperature 1."""
     s = SamplingSettings(temperature=0 if greedy else 0.7, repeat_penalty=1.3, logit_bias={2: -1.0})
     probs = reference(row(key), history, replace(s, temperature=1.0) if greedy else s)
     tokens, values = Sampler(s).most_probable(row(key), k, history)
@@ -191,8 +191,8 @@ def test_the_most_probable_tokens_are_those_of_the_distribution(key, k, history,
     np.testing.assert_allclose(values, sorted(probs.values())[::-1][:k], rtol=1e-5, atol=1e-9)
 
 
-def test_the_most_probable_tokens_cannot_be_found_among_no_numbers():
-    for n in (V, 2000):  # small ones are sorted whole
+def test_most_probable_rejects_nan_and_infinity():
+    for n in (V, 2000):  # small vocabularies are sorted as a whole
         for bad in (math.nan, math.inf):
             for temperature in (0.0, 1.0):
                 logits = row((1, 1.0), n)
@@ -202,9 +202,9 @@ def test_the_most_probable_tokens_cannot_be_found_among_no_numbers():
 
 
 @pytest.mark.parametrize("n", [1, 30, 1023, 1024, 5000])
-def test_top_is_in_falling_order_and_the_lower_id_first(n):
+def test_top_is_in_descending_order_with_the_lower_id_first(n):
     generator = np.random.default_rng(n)
-    probs = generator.integers(0, 9, size=n) ** 8.0  # ties, zeros, and bars that must fall
+    probs = generator.integers(0, 9, size=n) ** 8.0  # ties, zeros, and very small values
     probs[0] += 1
     probs /= probs.sum()
     for ids in (None, np.sort(generator.choice(3 * n, size=n, replace=False))):
@@ -215,7 +215,7 @@ def test_top_is_in_falling_order_and_the_lower_id_first(n):
             assert values.tolist() == probs[by_rank].tolist()
 
 
-def test_without_some_tokens_the_others_keep_their_proportions():
+def test_without_keeps_the_proportions_of_other_tokens():
     probs = np.array([0.1, 0.2, 0.3, 0.4])
     for ids in (None, np.array([2, 5, 6, 9])):
         whole = Distribution(ids, probs)
@@ -223,21 +223,21 @@ def test_without_some_tokens_the_others_keep_their_proportions():
         left = as_dict(whole.without([names[1], names[3]]))
         assert [left[names[i]] for i in range(4)] == pytest.approx([0.25, 0, 0.75, 0])
         assert whole.without([]) is whole
-        assert whole.probs.tolist() == probs.tolist()  # untouched
+        assert whole.probs.tolist() == probs.tolist()  # unchanged
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("top_k", [0, 1, 5])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_no_numbers(temperature, top_k, bad):
-    for place in (0, V - 1):
+def test_nan_and_infinite_logits_are_an_error(temperature, top_k, bad):
+    for token in (0, V - 1):
         logits = row((1, 1.0))
-        logits[place] = bad
+        logits[token] = bad
         with pytest.raises(BackendError, match="not numbers"):
             Sampler(SamplingSettings(temperature=temperature, top_k=top_k, top_p=0.9)).distribution(logits)
 
 
-def test_some_forbidden_by_the_model_itself():
+def test_tokens_with_logits_of_minus_infinity_are_never_drawn():
     logits = np.full(V, -np.inf, np.float32)
     with pytest.raises(BackendError):
         Sampler(SamplingSettings()).distribution(logits)
@@ -251,20 +251,20 @@ def test_some_forbidden_by_the_model_itself():
         assert given == {4, 9}
 
 
-def test_everything_is_forbidden():
+def test_forbidding_every_token_is_an_error():
     s = SamplingSettings(logit_bias=dict.fromkeys(range(V), -math.inf))
     with pytest.raises(BackendError, match="every token is forbidden"):
         Sampler(s).distribution(row((1, 1.0)))
 
 
-def test_ties_at_temperature_0_take_the_lowest_id():
+def test_temperature_0_prefers_the_lowest_id_among_equals():
     logits = np.array([0, 7, 7, 7], np.float32)
     assert as_dict(Sampler(SamplingSettings(temperature=0)).distribution(logits)) == {1: 1.0}
     assert as_dict(Sampler(SamplingSettings(top_k=1)).distribution(logits)) == {1: 1.0}
     assert set(as_dict(Sampler(SamplingSettings(top_k=2)).distribution(logits))) == {1, 2}
 
 
-def test_bias_and_penalties_of_tokens_that_a_smaller_draft_lacks():
+def test_bias_and_penalties_of_tokens_beyond_a_smaller_vocabulary():
     s = SamplingSettings(logit_bias={V + 5: 3.0, 2: -math.inf}, repeat_penalty=2.0)
     distribution = Sampler(s).distribution(row((1, 1.0)), [V + 5, 1])
     assert len(distribution.probs) == V
@@ -284,7 +284,7 @@ def test_align(keys):
     assert np.array_equal(rows, dense[:, columns])
 
 
-def test_align_of_a_draft_with_fewer_tokens():
+def test_align_of_different_vocabulary_sizes():
     small = Distribution(None, np.full(V - 2, 1 / (V - 2)))
     rows, columns = align([Distribution.certain(V - 1), small], V)
     assert columns is None
@@ -293,7 +293,7 @@ def test_align_of_a_draft_with_fewer_tokens():
     assert rows[1, V - 2 :].tolist() == [0, 0]
 
 
-def test_drawing():
+def test_draws_are_in_proportion_to_probabilities():
     distribution = Distribution(np.array([3, 8, 11]), np.array([0.25, 0.0, 0.75]))
     rng = SeededRng(0)
     drawn = [distribution.draw(rng) for _ in range(4000)]
@@ -304,7 +304,7 @@ def test_drawing():
 
 
 @pytest.mark.parametrize("n", [1, 7, 64, 65, 2000, 151_936])
-def test_dice_choose_in_proportion(n):
+def test_rng_chooses_in_proportion_to_weights(n):
     generator = np.random.default_rng(n)
     weights = generator.exponential(size=n) * (generator.random(n) < 0.7)
     weights[generator.integers(n)] = weights.sum() + 1  # half of it on one
@@ -330,18 +330,18 @@ def test_dice_choose_in_proportion(n):
         "logit_bias": [{1: math.nan}, {1: math.inf}],
     }.items(),
 )
-def test_impossible_settings(name, values):
+def test_invalid_settings(name, values):
     for value in values:
         with pytest.raises(InvalidRequest, match="give"):
             SamplingSettings(**{name: value})
 
 
-def test_the_smallest_temperature_is_as_good_as_0():
+def test_the_smallest_temperature_equals_0():
     s = SamplingSettings(temperature=5e-324)
     assert as_dict(Sampler(s).distribution(np.array([1, 3, 2], np.float32)))[1] == 1.0
 
 
-def test_a_bias_beyond_float32_forbids_or_is_refused():
+def test_a_bias_beyond_float32_forbids_or_is_an_error():
     s = SamplingSettings(logit_bias={1: -1e300})
     assert as_dict(Sampler(s).distribution(np.array([1, 3, 2], np.float32)))[1] == 0.0
     with pytest.raises(InvalidRequest):
@@ -349,7 +349,7 @@ def test_a_bias_beyond_float32_forbids_or_is_refused():
 
 
 def test_a_large_vocabulary():
-    """Equal to the reference where shortcuts are taken, and quick."""
+    """Equal to the reference where the sort is partial, and fast."""
     generator = np.random.default_rng(3)
     for scale in (0.01, 1.0, 4.0):
         logits = (generator.normal(size=20_000) * scale).astype(np.float32)
@@ -362,4 +362,4 @@ def test_a_large_vocabulary():
     logits = generator.normal(size=151_936).astype(np.float32) * 4
     for _ in range(5):
         Sampler(SamplingSettings(top_p=0.95, temperature=0.8)).distribution(logits)
-    assert time.perf_counter() - started < 2  # a full sort of each would be near
+    assert time.perf_counter() - started < 2  # a full sort of each takes about as long

@@ -20,7 +20,7 @@ from spec_local.policies import Confidence, Policy
 from spec_local.proposers import BestFirst, Chain, DraftModel, StringLevelDraft
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.verifiers import VERIFIERS
-from tests.exact import is_mains
+from tests.exact import assert_main_distribution
 
 NEVER = 10**9
 
@@ -132,7 +132,7 @@ EVERY_LOOKUP = pytest.mark.parametrize("wrong_at", WRONG_AT.values(), ids=WRONG_
 @EVERY_KIND
 @EVERY_LOOKUP
 @EVERY_SETTING
-def test_the_first_three_tokens_have_exactly_mains_distribution(remember_logits, guess, rule, wrong_at, how):
+def test_the_first_three_tokens_have_exactly_mains_distribution(cached_logits, guess, rule, wrong_at, how):
     n_vocab, prompt, sampler, main = 3, [0, 1, 2, 0, 1], Sampler(how), main_model(3)
 
     def answer(rng):
@@ -142,7 +142,7 @@ def test_the_first_three_tokens_have_exactly_mains_distribution(remember_logits,
         limits = {"draft_max": 3, "max_tokens": 3, "main": main_model(n_vocab), "prompt": prompt}
         return tuple(run(proposer, how, rule, rng, **limits)[0])
 
-    is_mains(enumerate_outcomes(answer), main, sampler, prompt)
+    assert_main_distribution(enumerate_outcomes(answer), main, sampler, prompt)
 
 
 @EVERY_KIND

@@ -1,4 +1,4 @@
-"""Guesses by the suffix automaton: chains and trees, against the counts of the text."""
+"""Suffix lookup: chains and trees against the counts of the text."""
 
 import itertools
 
@@ -13,23 +13,23 @@ from spec_local.lookups.base import match_confidence
 CHAIN, TREE = Limit(8, 8, 1), Limit(8, 16, 8)
 
 
-def test_a_chain_follows_what_followed_once_to_the_end_of_the_text():
+def test_a_single_continuation_is_followed_to_the_end():
     found = SuffixLookup().find([5, 6, 7, 8, 9, 1, 5, 6, 7], CHAIN)
     assert list(found.tokens) == [8, 9, 1, 5, 6, 7]
     assert is_chain(found.parents)
-    # Nothing else followed: as sure as the match is long.
+    # A single continuation: confidence depends on the length of the match only.
     assert list(found.confidence) == [match_confidence(match) for match in range(3, 9)]
     assert found.source == "suffix"
 
 
-def test_of_several_ways_on_a_chain_takes_the_most_frequent():
+def test_a_chain_takes_the_most_frequent_continuation():
     text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 4, 9, 1, 2]
     found = SuffixLookup().find(text, CHAIN)
     assert list(found.tokens[:1]) == [4]
     assert found.confidence[0] == match_confidence(2, 3, 2 / 3)
 
 
-def test_a_tree_has_them_all_the_likeliest_first():
+def test_a_tree_has_all_continuations_the_most_frequent_first():
     text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 4, 9, 1, 2]
     found = SuffixLookup().find(text, TREE)
     children = [
@@ -41,7 +41,7 @@ def test_a_tree_has_them_all_the_likeliest_first():
 
 
 @pytest.mark.parametrize("shortest", [1, 2, 3])
-def test_a_shorter_match_is_no_guess(shortest):
+def test_matches_below_the_minimum_length_give_no_candidates(shortest):
     lookup = SuffixLookup(shortest)
     for match in (1, 2, 3):
         text = [7, 8, 9, 1, *([7, 8, 9][3 - match :])]
@@ -56,16 +56,16 @@ def test_a_shorter_match_is_no_guess(shortest):
     branches=st.integers(1, 6),
     cut=st.integers(0, 5),
 )
-def test_limits_are_kept_and_nothing_is_guessed_that_never_stood_so(text, depth, nodes, branches, cut):
+def test_limits_are_respected_and_all_paths_occur_in_the_text(text, depth, nodes, branches, cut):
     lookup = SuffixLookup()
-    lookup.find([*text, 3, 3, 3][: len(text) - cut + 1], TREE)  # another text before; found anew
+    lookup.find([*text, 3, 3, 3][: len(text) - cut + 1], TREE)  # another text first
     found = lookup.find(text, Limit(depth, nodes, branches))
     parents = list(found.parents)
     assert len(found.tokens) == len(parents) == len(found.confidence) <= nodes
     assert all(parent < node for node, parent in enumerate(parents))
     assert len(set(range(len(parents))) - set(parents)) <= branches
     assert len({*zip(found.tokens, parents, strict=True)}) == len(parents)
-    assert all(0 < sure < 1 for sure in found.confidence)
+    assert all(0 < each < 1 for each in found.confidence)
     for node in range(len(parents)):
         path = [found.tokens[n] for n in path_to(parents, node)]
         assert len(path) <= depth
@@ -75,7 +75,7 @@ def test_limits_are_kept_and_nothing_is_guessed_that_never_stood_so(text, depth,
     assert (list(found.tokens), parents) == (list(fresh.tokens), list(fresh.parents))
 
 
-def test_a_growing_list_is_not_read_again():
+def test_a_growing_list_is_not_fed_again():
     text, lookup = list(range(100)), SuffixLookup()
     lookup.find(text, CHAIN)
     automaton = lookup._automaton
@@ -87,10 +87,10 @@ def test_a_growing_list_is_not_read_again():
     assert lookup._automaton is not automaton
 
 
-def test_sureness_grows_with_all_that_speaks_for_it():
+def test_confidence_increases_with_match_count_and_share():
     for match, seen, share in itertools.product((1, 5, 60), (1, 3, 9), (0.2, 0.9)):
-        sure = match_confidence(match, seen, share)
-        assert 0 < sure < 1
-        assert match_confidence(match + 1, seen, share) > sure
-        assert match_confidence(match, seen + 1, share) > sure
-        assert match_confidence(match, seen, share + 0.1) > sure
+        confidence = match_confidence(match, seen, share)
+        assert 0 < confidence < 1
+        assert match_confidence(match + 1, seen, share) > confidence
+        assert match_confidence(match, seen + 1, share) > confidence
+        assert match_confidence(match, seen, share + 0.1) > confidence

@@ -1,7 +1,9 @@
-"""Rules for trees, lossless by exact enumeration: of the tree that is drawn, and of the verdict on it."""
+"""Verifiers for trees are lossless: exact enumeration of drawing the tree and of verifying it."""
 
 import itertools
 import math
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +35,7 @@ KINDS = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("remember_rho")
+pytestmark = pytest.mark.usefixtures("cached_rho")
 
 
 def distribution_pair(generator, kind, v):
@@ -54,7 +56,7 @@ def distribution_pair(generator, kind, v):
     if kind == "disjoint":
         half = generator.permutation(v) < v / 2
         p, q = (p + 1e-3) * half, (q + 1e-3) * ~half
-    if kind == "sharp":  # nearly all on one token; the others are far below it
+    if kind == "sharp":  # nearly all on one token
         p, q = p**9, q**9
     if kind == "uniform draft":  # ties
         q = np.ones(v)
@@ -62,7 +64,7 @@ def distribution_pair(generator, kind, v):
 
 
 class Language:
-    """A language model by table: main's and the draft's distribution after each path."""
+    """A table of the distributions after each path: p of the main model, q of the draft model."""
 
     def __init__(self, seed, kind, v, depth):
         generator = np.random.default_rng([seed, v, depth])
@@ -84,14 +86,14 @@ class Language:
 
 
 def as_distribution(probs):
-    """Sparse where there are zeros, so that rules meet both forms."""
+    """Sparse if there are zeros, so that verifiers get both forms."""
     ids = probs.nonzero()[0]
     return Distribution(None, probs) if len(ids) == len(probs) else Distribution(ids, probs[ids])
 
 
 def fixed(shape):
-    """A shape by slots: shape[(0, 1)] children of the second child of the first."""
-    return lambda slots, path, said: sum(shape.get(slot, 0) for slot in slots)
+    """A shape by slots: shape[(0, 1)] is the number of children of the second child of the first."""
+    return lambda slots, path, drawn: sum(shape.get(slot, 0) for slot in slots)
 
 
 CHAIN = fixed({(): 1, (0,): 1})
@@ -105,26 +107,26 @@ SHAPES = {
     "late": fixed({(): 2, (1,): 2}),
 }
 OWN_PATH = {
-    "some paths stop": lambda slots, path, said: (2, 2, 0)[path[0]] if path else 2,
-    "each path its own width": lambda slots, path, said: path[0] if path else 2,
+    "some paths stop": lambda slots, path, drawn: (2, 2, 0)[path[0]] if path else 2,
+    "each path its own width": lambda slots, path, drawn: path[0] if path else 2,
 }
-OTHER_BRANCHES = {  # what all nodes drawn so far say
-    "as others say": lambda slots, path, said: (sum(said) + len(path)) % 3 if path else 2,
-    "none beside a twin": lambda slots, path, said: 0 if max(said[0:2], default=0) == 2 else 2,
+OTHER_BRANCHES = {  # depends on the tokens of all nodes drawn so far
+    "sum of other tokens": lambda slots, path, drawn: (sum(drawn) + len(path)) % 3 if path else 2,
+    "none after token 2": lambda slots, path, drawn: 0 if max(drawn[0:2], default=0) == 2 else 2,
 }
 
 
 def draw(language, drawing, shape, rng):
-    """A tree, level by level; shape says how many children: from the slots, the path, and all that is drawn."""
+    """Draw a tree by levels; shape(slots, path, tokens drawn so far) is the number of children."""
     tokens, parents, draws, distributions, slots = [], [], [], {}, {ROOT: [()]}
     level = [ROOT]
     paths = {ROOT: ()}
     for _ in range(language.depth):
-        said, below = tuple(tokens), []
+        drawn, below = tuple(tokens), []
         for parent in level:
             path = paths[parent]
             q = as_distribution(language.q(path))
-            n = min(shape(slots[parent], path, said), np.count_nonzero(language.q(path)))
+            n = min(shape(slots[parent], path, drawn), np.count_nonzero(language.q(path)))
             if not n:
                 continue
             distributions[parent] = q
@@ -160,31 +162,42 @@ def children_of(q, n, drawing, rng):
 
 
 def verdicts(rule, language, drawing, shape, grow=draw):
-    """The exact probability of each verdict: how many guesses stand, and what is said."""
+    """The exact probability of each verdict: number of accepted draft tokens, and output."""
+    trees = {}
 
-    def run(rng):
-        proposal = grow(language, drawing, shape, rng)
+    def draw_tree(rng):
+        tree = grow(language, drawing, shape, rng)
+        key = tuple(map(tuple, (tree.tokens, tree.parents, tree.draws)))
+        trees[key] = tree
+        return key
 
-        def p(node):
-            return as_distribution(language.p([proposal.tokens[n] for n in proposal.path(node)]))
+    def verify(tree, rng):
+        path, token = VERIFIERS[rule](tree, mains.__getitem__, language.v, rng)
+        assert [tree.parents[n] for n in path] == [ROOT, *path[:-1]][: len(path)]
+        return len(path), (*(tree.tokens[n] for n in path), token)
 
-        path, token = VERIFIERS[rule](proposal, p, language.v, rng)
-        assert [proposal.parents[n] for n in path] == [ROOT, *path[:-1]][: len(path)]
-        return len(path), (*(proposal.tokens[n] for n in path), token)
-
-    return enumerate_outcomes(run)
+    outcomes = defaultdict(float)
+    for key, p_tree in enumerate_outcomes(draw_tree).items():
+        tree = trees[key]
+        mains = {
+            node: as_distribution(language.p([tree.tokens[n] for n in tree.path(node)]))
+            for node in range(ROOT, len(tree.tokens))
+        }
+        for verdict, p_verdict in enumerate_outcomes(partial(verify, tree)).items():
+            outcomes[verdict] += p_tree * p_verdict
+    return outcomes
 
 
 def loss(language, outcomes):
-    """The largest error in the joint distribution of the tokens that are said, main going on after the verdict."""
+    """The largest error in the joint distribution of the output, continued by draws from p."""
     n = language.depth + 1
-    said = dict.fromkeys(itertools.product(range(language.v), repeat=n), 0.0)
+    output = dict.fromkeys(itertools.product(range(language.v), repeat=n), 0.0)
     for (_, start), probability in outcomes.items():
         for rest in itertools.product(range(language.v), repeat=n - len(start)):
             tokens = start + rest
             after = math.prod(language.p(tokens[:i])[tokens[i]] for i in range(len(start), n))
-            said[tokens] += probability * after
-    return max(abs(said[tokens] - language.probability(tokens)) for tokens in said)
+            output[tokens] += probability * after
+    return max(abs(output[tokens] - language.probability(tokens)) for tokens in output)
 
 
 def mean_accepted(outcomes):
@@ -193,7 +206,7 @@ def mean_accepted(outcomes):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", TREE_RULES)
-def test_what_is_said_has_exactly_mains_distribution(rule, kind):
+def test_output_has_exactly_the_main_distribution(rule, kind):
     shapes = SHAPES | OWN_PATH | ({} if rule == "traversal" else OTHER_BRANCHES)
     for seed, (name, shape) in enumerate(shapes.items()):
         v = 2 if name in ("two by two", "lopsided") else 3
@@ -202,7 +215,7 @@ def test_what_is_said_has_exactly_mains_distribution(rule, kind):
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
-def test_it_holds_for_more_tokens_and_deeper_trees(rule):
+def test_output_is_exact_for_more_tokens_and_deeper_trees(rule):
     drawing = VERIFIERS[rule].drawing
     for seed, (v, depth, shape) in enumerate(
         [
@@ -220,7 +233,7 @@ def test_it_holds_for_more_tokens_and_deeper_trees(rule):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", VERIFIERS)
-def test_every_rule_judges_a_drawn_chain_exactly(rule, kind):
+def test_every_verifier_is_lossless_for_a_drawn_chain(rule, kind):
     for seed, (v, depth) in enumerate([(3, 2), (2, 3), (6, 1)]):
         language = Language(seed, kind, v, depth)
         shape = fixed({(0,) * d: 1 for d in range(depth)})
@@ -228,7 +241,7 @@ def test_every_rule_judges_a_drawn_chain_exactly(rule, kind):
 
 
 @pytest.mark.parametrize("rule", VERIFIERS)
-def test_every_rule_judges_chosen_tokens_by_membership(rule):
+def test_every_verifier_accepts_chosen_tokens_by_exact_match(rule):
     for seed in range(3):
         language = Language(seed, "mixed", 3, 2)
         chosen = verdicts(rule, language, "chosen", SHAPES["lopsided"])
@@ -236,7 +249,7 @@ def test_every_rule_judges_chosen_tokens_by_membership(rule):
         assert chosen == verdicts("exact-match", language, "chosen", SHAPES["lopsided"])
 
 
-def test_membership_judges_children_of_any_origin():
+def test_exact_match_is_lossless_for_nodes_of_any_origin():
     for drawing in DRAWINGS:
         for name, shape in (SHAPES | OTHER_BRANCHES).items():
             language = Language(4, "mixed", 2 if name == "two by two" else 3, 2)
@@ -245,24 +258,24 @@ def test_membership_judges_children_of_any_origin():
 
 @pytest.mark.parametrize("rule", VERIFIERS)
 @pytest.mark.parametrize("drawing", DRAWINGS)
-def test_a_rule_refuses_children_that_were_drawn_for_another(rule, drawing):
+def test_a_verifier_rejects_nodes_drawn_for_another(rule, drawing):
     fits = VERIFIERS[rule].drawing in ("chosen", drawing) or drawing == "one"
     proposal = Proposal([1], [ROOT], drawing, {ROOT: Distribution(None, np.array([0.5, 0.5]))})
 
-    def judge():
+    def verify():
         enumerate_outcomes(
             lambda rng: VERIFIERS[rule](proposal, lambda node: proposal.distributions[ROOT], 2, rng)[1]
         )
 
     if fits:
-        judge()
+        verify()
     else:
         with pytest.raises(ValueError, match="another verifier"):
-            judge()
+            verify()
 
 
 @pytest.mark.parametrize("rule", [r for r in VERIFIERS if r != "exact-match"])
-def test_a_guess_that_the_draft_cannot_give_is_a_bug(rule):
+def test_a_draft_token_with_q_0_is_an_error(rule):
     q = Distribution(None, np.array([0.5, 0.5, 0.0]))
     proposal = Proposal([2], [ROOT], "one", {ROOT: q})
     main = Distribution(None, np.full(3, 1 / 3))
@@ -271,7 +284,7 @@ def test_a_guess_that_the_draft_cannot_give_is_a_bug(rule):
 
 
 def mislabelled(drawing):
-    """A tree that says it was drawn as asked for, and was not."""
+    """A tree that was drawn differently than it claims."""
 
     def grow(language, asked, shape, rng):
         tree = draw(language, drawing, shape, rng)
@@ -282,21 +295,21 @@ def mislabelled(drawing):
 
 @pytest.mark.parametrize("rule", DRAWN_RULES)
 @pytest.mark.parametrize("drawing", DRAWINGS[1:])
-def test_the_enumeration_notices_a_rule_for_other_draws(rule, drawing):
-    """So it is not blind, and the refusals are not for nothing."""
+def test_the_enumeration_detects_a_wrong_drawing(rule, drawing):
+    """The enumeration can fail, and the check of the drawing is needed."""
     language, asked = Language(0, "dense", 4, 1), VERIFIERS[rule].drawing
     if drawing == "with replacement" and asked != drawing:
-        with pytest.raises(ValueError, match="probability 0"):  # a twin
+        with pytest.raises(ValueError, match="probability 0"):  # a token drawn twice
             verdicts(rule, language, asked, SHAPES["two"], mislabelled(drawing))
         return
     worst = loss(language, verdicts(rule, language, asked, SHAPES["two"], mislabelled(drawing)))
-    # Two that are drawn without replacement happen to suit top-one: to it, the first could be any token.
+    # Top-one is lossless for two children without replacement: its first child may be any token.
     fits = drawing == asked or (rule, drawing) == ("top-one", "without replacement")
     assert worst < 1e-12 if fits else worst > 1e-3
 
 
 @pytest.mark.parametrize("rule", ["specinfer", "sequoia", "spectr", "traversal"])
-def test_children_that_are_not_in_draw_order_are_noticed(rule):
+def test_the_enumeration_detects_a_wrong_draw_order(rule):
     def grow(language, drawing, shape, rng):
         tree = draw(language, drawing, shape, rng)
         q = tree.distributions[ROOT].dense(language.v)
@@ -307,8 +320,8 @@ def test_children_that_are_not_in_draw_order_are_noticed(rule):
     assert loss(language, verdicts(rule, language, VERIFIERS[rule].drawing, SHAPES["two"], grow)) > 1e-2
 
 
-def test_a_sampled_child_must_not_be_dropped_because_it_is_improbable():
-    """Under rules that ask for p/q; exact_match does not mind."""
+def test_dropping_an_improbable_drawn_child_is_not_lossless():
+    """Except under exact match, which does not use p/q."""
 
     def grow(language, drawing, shape, rng):
         proposal = draw(language, drawing, shape, rng)
@@ -332,7 +345,7 @@ def test_a_sampled_child_must_not_be_dropped_because_it_is_improbable():
 
 
 def one_by_one(seed, n):
-    """n draws, one after the other; where the next one hangs depends on all tokens drawn so far."""
+    """n draws, one at a time; the parent of the next one depends on all tokens drawn so far."""
 
     def grow(language, drawing, shape, rng):
         tokens, parents, distributions, draws, paths = [], [], {}, [], {ROOT: ()}
@@ -360,8 +373,8 @@ def one_by_one(seed, n):
 
 
 @pytest.mark.parametrize("rule", ["specinfer", "sequoia", "traversal", "spectr"])
-def test_a_tree_may_grow_by_anything_that_is_drawn_already(rule):
-    """Each draw leaves what will be said as it was. Spectr needs to know first how many children a node gets."""
+def test_a_tree_may_grow_by_anything_already_drawn(rule):
+    """Except under SpecTr, which needs the number of children in advance."""
     worst = 0.0
     for seed, (v, depth, kind) in enumerate(itertools.product((2, 3), (2, 3), ("dense", "zeros", "equal"))):
         if v**depth < 27:
@@ -371,15 +384,15 @@ def test_a_tree_may_grow_by_anything_that_is_drawn_already(rule):
     assert worst > 1e-3 if rule == "spectr" else worst < 1e-12
 
 
-def test_no_rule_may_look_at_draws_to_come():
-    """A second child is drawn, and proposed only if it is token 0: seen, and not only expected."""
+def test_a_tree_must_not_depend_on_later_draws():
+    """A second child is drawn, and proposed only if it is token 0."""
 
     def grow(language, drawing, shape, rng):
         proposal = draw(language, drawing, shape, rng)
         if proposal.tokens[proposal.draws[1]] == 0:
             return proposal
         first = proposal.draws[0]
-        return Proposal([proposal.tokens[first]], [ROOT], drawing, proposal.distributions)
+        return Proposal([proposal.tokens[first]], [ROOT], drawing, proposal.distributions, [0])
 
     language = Language(1, "dense", 3, 1)
     for rule in DRAWN_RULES:
@@ -387,7 +400,7 @@ def test_no_rule_may_look_at_draws_to_come():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_traversal_is_the_block_rule_on_chains(kind):
+def test_traversal_equals_block_on_chains(kind):
     for seed, (v, depth) in enumerate([(2, 1), (3, 2), (2, 3)]):
         language = Language(seed, kind, v, depth)
         shape = fixed({(0,) * d: 1 for d in range(depth)})
@@ -397,7 +410,7 @@ def test_traversal_is_the_block_rule_on_chains(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_traversal_accepts_at_least_as_much_as_sequoia(kind):
+def test_traversal_accepts_at_least_as_many_tokens_as_sequoia(kind):
     for seed, name in enumerate(["two", "three", "chain", "one then two", "lopsided", "late"]):
         language = Language(seed, kind, 3, 2)
         traversal, sequoia = (
@@ -405,7 +418,7 @@ def test_traversal_accepts_at_least_as_much_as_sequoia(kind):
             for rule in ("traversal", "sequoia")
         )
         assert traversal >= sequoia - 1e-12
-        if name in ("two", "three"):  # one node, one rule
+        if name in ("two", "three"):  # equal for a single node
             assert traversal == pytest.approx(sequoia, abs=1e-12)
 
 
@@ -435,36 +448,37 @@ NODE_RULES = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_acceptance_given_the_children_is_what_enumeration_finds(kind):
+def test_acceptance_given_the_children_agrees_with_enumeration(kind):
     for seed in range(3):
         language = Language(seed, kind, 4, 1)
         p, q = language.p(()), language.q(())
         k = min(2, np.count_nonzero(q))
-        for rule, judge in NODE_RULES.items():
+        for rule, node_rule in NODE_RULES.items():
             drawing = VERIFIERS[rule].drawing
             mean = sum(
-                chance * acceptance(judge, p, q, drawn) for drawn, chance in all_draws(q, k, drawing).items()
+                probability * acceptance(node_rule, p, q, drawn)
+                for drawn, probability in all_draws(q, k, drawing).items()
             )
             enumerated = mean_accepted(verdicts(rule, language, drawing, fixed({(): k})))
             assert mean == pytest.approx(enumerated, abs=1e-12), rule
 
 
 def brute_force_bound(p, q, k, drawing):
-    """1 + the least p(H) − Pr(all children in H), over all sets H, given as bits."""
+    """1 + the minimum of p(H) − Pr(all children in H) over all sets H, as bits."""
     children = {}
-    for drawn, chance in all_draws(q, k, drawing).items():
+    for drawn, probability in all_draws(q, k, drawing).items():
         bits = sum(1 << token for token in set(drawn))
-        children[bits] = children.get(bits, 0.0) + chance
+        children[bits] = children.get(bits, 0.0) + probability
     return 1 + min(
         sum(x for token, x in enumerate(p) if sets >> token & 1)
-        - sum(chance for bits, chance in children.items() if not bits & ~sets)
+        - sum(probability for bits, probability in children.items() if not bits & ~sets)
         for sets in range(1 << len(p))
     )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("drawing", ["chosen", *DRAWINGS])
-def test_the_bound_is_the_least_over_all_sets(drawing, kind):
+def test_the_bound_is_the_minimum_over_all_sets(drawing, kind):
     for seed, (v, k) in enumerate([(2, 1), (2, 2), (6, 1), (6, 2), (5, 3), (5, 4), (4, 4)]):
         p, q = distribution_pair(np.random.default_rng(seed), kind, v)
         k = 1 if drawing == "one" else min(k, np.count_nonzero(q))
@@ -473,14 +487,14 @@ def test_the_bound_is_the_least_over_all_sets(drawing, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_rule_accepts_more_than_the_bound_and_some_reach_it(kind):
+def test_no_rule_exceeds_the_bound_and_some_reach_it(kind):
     for seed, k in [(0, 1), (1, 2), (2, 2), (3, 3)]:
         p, q = distribution_pair(np.random.default_rng(seed), kind, 4)
         k = min(k, np.count_nonzero(q))
-        for rule, judge in NODE_RULES.items():
+        for rule, node_rule in NODE_RULES.items():
             drawing = VERIFIERS[rule].drawing
             draws = all_draws(q, k, drawing).items()
-            mean = sum(chance * acceptance(judge, p, q, drawn) for drawn, chance in draws)
+            mean = sum(probability * acceptance(node_rule, p, q, drawn) for drawn, probability in draws)
             bound = acceptance_bound(p, q, k, drawing)
             assert mean <= bound + 1e-12
             if rule in ("top-one", "exact-match") or (k == 1 and rule != "exact-match"):
@@ -489,8 +503,8 @@ def test_no_rule_accepts_more_than_the_bound_and_some_reach_it(kind):
                 assert bound == pytest.approx(np.minimum(p, q).sum(), abs=1e-12)
 
 
-def test_the_bound_of_a_large_vocabulary_agrees_with_its_other_form():
-    """Without replacement by quadrature: equal weights have a closed form, and 2 of 150,000 another."""
+def test_the_bound_of_a_large_vocabulary_agrees_with_closed_forms():
+    """Quadrature without replacement, for equal weights; and the order of bounds for k = 2."""
     v, h = 1000, 400
     p = np.append(np.zeros(h), np.full(v - h, 1 / (v - h)))
     q = np.full(v, 1 / v)
@@ -505,7 +519,7 @@ def test_the_bound_of_a_large_vocabulary_agrees_with_its_other_form():
     assert np.minimum(p, q).sum() < fewer <= more < 1
 
 
-def test_acceptance_of_a_large_vocabulary_is_in_the_order_that_the_design_gives(monkeypatch):
+def test_acceptance_of_the_rules_for_a_large_vocabulary(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     from acceptance import RULES, accepted, pair
 
