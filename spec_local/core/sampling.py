@@ -85,8 +85,8 @@ class SamplingSettings:
     @property
     def has_memory(self) -> bool:
         """Whether the distribution depends on earlier tokens."""
-        penalised = self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-        return penalised and self.penalty_window > 0
+        penalized = self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        return penalized and self.penalty_window > 0
 
 
 _CERTAINTY = np.ones(1)
@@ -153,7 +153,7 @@ class Sampler:
     """Computes the distribution of the next token, a pure function of settings, logits and history.
 
     Args:
-        constraint: which tokens are possible; applied before top-k and what follows.
+        constraint: the tokens that may follow; applied before top-k.
         for_draft: ignore the constraint where it leaves no token with a finite logit; draft tokens are
             verified anyway.
     """
@@ -228,8 +228,8 @@ class Sampler:
     ) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
         """Ids, ascending, and logits of allowed tokens: at least the n most probable, or all if fewer.
 
-        Ids are None without a constraint. Testing a whole vocabulary takes
-        many times as long as testing the most probable tokens, which mostly suffices.
+        Ids are None without a constraint. Testing the most probable tokens mostly suffices, and takes a
+        small part of the time for the whole vocabulary.
         """
         state = self.constraint.after(history) if self.constraint else None
         if state is None:

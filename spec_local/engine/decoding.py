@@ -49,7 +49,7 @@ def decode(
 
     Yields:
         one `Prefilled`, a `Step` per call of the main model, one `Finished`. The iterator may be closed
-        early: both caches then hold only generated tokens.
+        early: both caches then hold only the history.
 
     Raises:
         InvalidRequest: the prompt is empty, or a number is out of range.

@@ -80,7 +80,7 @@ class Statistics:
         )
 
     def count_step(self, n_tokens: int, proposal: Proposal, n_accepted: int) -> None:
-        """Add a step that generated so many tokens."""
+        """Add a step of `n_tokens` tokens."""
         self.n_steps += 1
         self.predicted_n += n_tokens
         self.draft_n += len(proposal.tokens)

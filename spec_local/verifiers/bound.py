@@ -1,8 +1,7 @@
 """The acceptance of a rule at one node, and the upper bound for any rule, to compare rules.
 
 Sun et al. 2023 (arXiv 2310.15141) pose it as optimal transport; its dual, Hu et al. 2025 (arXiv
-2502.18779), is a
-minimum over sets H of tokens: α* = 1 + min_H [p(H) − Pr(all children in H)].
+2502.18779), is a minimum over sets H of tokens: α* = 1 + min_H [p(H) − Pr(all children in H)].
 """
 
 from collections.abc import Sequence

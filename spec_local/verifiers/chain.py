@@ -24,8 +24,8 @@ ChainRule = Callable[[Floats, Floats, Floats, Rng], tuple[list[bool], int, float
 """``rule(p, q, ratio, rng) -> (accepted, n_accepted, scale)`` for one row of n draft tokens.
 
 p: (n+1, V). q: (n, V). ratio: (n,), p/q of each draft token.
-accepted: the decision at each position. n_accepted: length of the accepted prefix. scale: where the
-prefix is not the whole draft, the next token is drawn from the residual max(scale·p − q, 0).
+accepted: the decision at each position. n_accepted: length of the accepted prefix. scale: if the prefix
+is not the whole draft, the next token is drawn from the residual max(scale·p − q, 0) at its end.
 """
 
 
@@ -91,8 +91,8 @@ def verify(
 
     Args:
         p: float64 (B, k+1, V), the main model's distribution at each position and after the last.
-        q: float64 (B, k, V), the distribution that each draft token was drawn from; one-hot where there
-            was none.
+        q: float64 (B, k, V), the distribution that each draft token was drawn from; one-hot if
+            there was none.
         drafted: int (B, k), columns.
         lengths: int (B,), draft tokens of each row.
         rng: one per row.
@@ -110,9 +110,9 @@ def verify(
     for row, length in enumerate(lengths):
         at = np.arange(length), drafted[row, :length]
         if (q[row][at] <= 0).any():
-            raise ValueError("a drafted token has probability 0 in the draft's distribution")
+            raise ValueError("a draft token has probability 0 in the distribution it was drawn from")
         ratio = p[row][at] / q[row][at]
-        accepted[row, :length], n, scale = rule(p[row], q[row], ratio, rng[row])
+        accepted[row, :length], n, scale = rule(p[row, : length + 1], q[row, :length], ratio, rng[row])
         n_accepted[row] = n
         tokens[row, :n] = drafted[row, :n]
         weights = p[row, n] if n == length else residual(p[row, n], q[row, n], scale)

@@ -50,7 +50,7 @@ def ratio(p: Floats, q: Floats, token: int) -> float:
         ValueError: q is 0, so that the token cannot have been drawn from q.
     """
     if q[token] <= 0:
-        raise ValueError("a drafted token has probability 0 in the draft's distribution")
+        raise ValueError("a draft token has probability 0 in the distribution it was drawn from")
     return float(p[token] / q[token])
 
 
@@ -61,7 +61,7 @@ def normalized(weights: Floats) -> Floats:
 
 
 def without(q: Floats, token: int) -> Floats:
-    """q, (V,), when a token is not drawn again; all 0 if no other is left."""
+    """q, (V,), without a token, normalized; all 0 if no other is left."""
     q = q.copy()
     q[token] = 0.0
     return normalized(q)

@@ -139,13 +139,7 @@ for _name, _target in registry.LOOKUPS.items():
     PROPOSERS.setdefault(
         _name, lambda sampler, n_vocab, is_end=None, target=_target: LookupProposer(registry.load(target)())
     )
-DRAWN = {
-    "specinfer": "with replacement",
-    "spectr": "with replacement",
-    "sequoia": "without replacement",
-    "traversal": "without replacement",
-    "top-one": "top and one",
-}
+DRAWN = {name: v.drawing for name, v in VERIFIERS.items() if v.drawing not in ("chosen", "one")}
 # Every verifier is lossless for a drawn chain and for chosen nodes; a drawn tree needs one of its own.
 CASES = {f"{name}, {rule}": (make, rule) for name, make in PROPOSERS.items() for rule in ("token", "block")}
 CASES |= {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}
