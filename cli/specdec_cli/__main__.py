@@ -8,7 +8,7 @@ def main() -> None:
         from specdec_cli.app import app
 
         app(prog_name="specdec")
-    except KeyboardInterrupt:  # before a command has begun
+    except KeyboardInterrupt:  # before a command has started
         sys.exit(130)
 
 

@@ -1,7 +1,6 @@
-"""How an answer appears on standard output as it comes: as it is, with its guesses marked, or as Markdown.
+"""Views of an answer on standard output: plain, with draft tokens marked, or as Markdown.
 
-All of them only ever append: nothing that stands on the screen is written again, so that a terminal may be resized,
-scrolled and copied from at any time.
+A view appends and never rewrites the screen, so that the terminal can be resized, scrolled and copied from.
 """
 
 import codecs
@@ -23,82 +22,81 @@ if TYPE_CHECKING:
 
 
 class AnswerView(Protocol):
-    """Shows the parts of one answer."""
+    """Shows one answer, part by part."""
 
     def show(self, event: "Text") -> None:
-        """The text that has become certain with a step."""
+        """Show the text of a step."""
 
     def end(self, text: str) -> None:
-        """The last part of the text."""
+        """Show the rest of the text."""
 
 
 class Plain:
-    """The bytes that the model says, and nothing else."""
+    """Writes the bytes of the answer unchanged."""
 
     def show(self, event: "Text") -> None:
-        render.say(event.text)
+        render.write(event.text)
 
     def end(self, text: str) -> None:
-        render.say(text)
+        render.write(text)
 
 
 _ACCEPTED, _REJECTED, _OFF = "\x1b[32m", "\x1b[2;9;31m", "\x1b[0m"
 
 
 class Drafts:
-    """A picture of speculation: which tokens had been guessed, and the guesses that main did not follow.
+    """Marks accepted draft tokens, and inserts the rejected ones.
 
     Args:
-        piece: a token's bytes.
-        colour: False marks with characters instead.
+        piece: returns a token's bytes.
+        colour: mark with colours; otherwise with characters.
     """
 
     def __init__(self, piece: Callable[[int], bytes], colour: bool) -> None:
         self._piece, self._colour = piece, colour
-        marks = ("green", "struck out") if colour else ("«…»", "~…~")
-        self.legend = (
-            f"{marks[0]}: guessed, and right · {marks[1]}: guessed, and wrong · the rest: main's own"
-        )
+        accepted, rejected = ("green", "struck out") if colour else ("«…»", "~…~")
+        self.legend = f"{accepted}: accepted draft tokens · {rejected}: rejected ones · the rest: main model"
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        # What the tokens so far spell: characters with whether they were guessed, and marks between them. The text
-        # that a session gives may lag behind (a stop string may be coming).
-        self._coming: deque[tuple[str, bool | None]] = deque()
+        # Characters of the tokens so far, with whether each was drafted, and rejected drafts (None) between.
+        # The session's text lags behind them while it may be the beginning of a stop string.
+        self._pending: deque[tuple[str, bool | None]] = deque()
 
     def show(self, event: "Text") -> None:
         for i, token in enumerate(event.tokens):
             if i == event.n_accepted:
                 self._mark(event.proposal, event.tokens[:i])
             accepted = i < event.n_accepted
-            self._coming.extend((char, accepted) for char in self._decoder.decode(self._piece(token)))
+            self._pending.extend((char, accepted) for char in self._decoder.decode(self._piece(token)))
         if len(event.tokens) == event.n_accepted:
             self._mark(event.proposal, event.tokens)
         self._release(event.text)
 
     def end(self, text: str) -> None:
-        self._coming.extend((char, False) for char in self._decoder.decode(b"", final=True))
+        self._pending.extend((char, False) for char in self._decoder.decode(b"", final=True))
         self._release(text)
 
     def _mark(self, proposal: "Proposal", accepted: Sequence[int]) -> None:
-        """What was guessed after these tokens, and not said: each way that the guesses went on."""
+        """Append each rejected branch of a proposal after the accepted tokens."""
         children, path = proposal.children(), proposal.follow(accepted)
-        ways = []
+        branches = []
         for child in children.get(path[-1] if path else -1, ()):
-            way = [child]
-            while way[-1] in children:
-                way.append(children[way[-1]][0])
-            pieces = b"".join(self._piece(proposal.tokens[node]) for node in way)
-            ways.append(_on_one_line(pieces.decode("utf-8", "replace")))
-        if any(ways):
-            self._coming.append(("|".join(ways), None))
+            branch = [child]
+            while branch[-1] in children:
+                branch.append(children[branch[-1]][0])
+            pieces = b"".join(self._piece(proposal.tokens[node]) for node in branch)
+            branches.append(_on_one_line(pieces.decode("utf-8", "replace")))
+        if any(branches):
+            self._pending.append(("|".join(branches), None))
 
     def _release(self, text: str) -> None:
+        """Write the pending characters of this text."""
         parts, left = [], len(text)
-        while self._coming and (left or self._coming[0][1] is None):
-            part, accepted = self._coming.popleft()
+        while self._pending and (left or self._pending[0][1] is None):
+            part, accepted = self._pending.popleft()
             left -= accepted is not None
             parts.append((part, accepted))
         for accepted, group in itertools.groupby(parts, key=lambda part: part[1]):
-            render.say(self._styled("".join(part for part, _ in group), accepted))
+            render.write(self._styled("".join(part for part, _ in group), accepted))
 
     def _styled(self, part: str, accepted: bool | None) -> str:
         if accepted is None:
@@ -109,21 +107,21 @@ class Drafts:
 
 
 def _on_one_line(text: str) -> str:
-    """A rejected guess does not move the cursor."""
+    """Replace characters of a rejected draft that would move the cursor."""
     return "".join("⏎" if char == "\n" else char if char.isprintable() else " " for char in text)
 
 
 class Markdown:
-    """Renders each block of Markdown when it is complete, and each line of code when it is."""
+    """Renders each block of Markdown, and each line of code, when it is complete."""
 
     def __init__(self) -> None:
         from rich.console import Console
 
         self._console = Console(file=sys.stdout, soft_wrap=False, highlight=False)
-        self._held = ""  # of a line
+        self._held = ""  # of an incomplete line
         self._block: list[str] = []
         self._fence = self._language = ""
-        self._begun = False
+        self._started = False
 
     def show(self, event: "Text") -> None:
         self._feed(event.text)
@@ -152,7 +150,7 @@ class Markdown:
             self._space()
             self._fence, self._language = fence[1], fence[2].strip()
         elif not line.strip():
-            if self._block and _ITEM.match(self._block[0]):  # more of the item may come
+            if self._block and _ITEM.match(self._block[0]):  # the item may continue
                 self._block.append("")
             else:
                 self._finish_block()
@@ -167,7 +165,7 @@ class Markdown:
         code = Syntax("", self._language or "text", theme="ansi_dark").highlight(printable(line))
         code.rstrip()
         code.pad_left(2)
-        self._console.print(code, soft_wrap=True)  # or it could not be copied
+        self._console.print(code, soft_wrap=True)  # hard breaks would be copied
 
     def _finish_block(self) -> None:
         from rich.markdown import Markdown as Rendered
@@ -178,20 +176,20 @@ class Markdown:
             rendered = self._console.render_lines(Rendered(printable("\n".join(self._block))), pad=False)
             lines = [Styled.assemble(*((s.text, s.style or "") for s in line)) for line in rendered]
             for line in lines:
-                line.rstrip()  # or a narrower window would break the padding into lines
+                line.rstrip()  # padding would wrap in a narrower window
             for line in _trimmed(lines):
                 self._console.print(line, soft_wrap=True)
         self._block = []
 
     def _space(self) -> None:
-        """An empty line between blocks."""
-        if self._begun:
+        """Write an empty line between blocks."""
+        if self._started:
             self._console.print()
-        self._begun = True
+        self._started = True
 
 
 def _trimmed(lines: "list[Styled]") -> "list[Styled]":
-    """Without the empty lines at both ends."""
+    """Return the lines without empty lines at both ends."""
     full = [i for i, line in enumerate(lines) if line]
     return lines[full[0] : full[-1] + 1] if full else []
 
@@ -201,7 +199,7 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
 
 
 def view(piece: Callable[[int], bytes], *, show_drafts: bool = False, markdown: bool = False) -> AnswerView:
-    """How to show an answer. Off a terminal it is always plain: programs want the text."""
+    """Return the view for an answer, which is always plain off a terminal."""
     if sys.stdout.isatty():
         if show_drafts:
             return Drafts(piece, colour=render.coloured(sys.stdout))

@@ -1,4 +1,4 @@
-"""All commands. Each imports what it needs when it runs, so that ``specdec --help`` is instant."""
+"""The `specdec` command. Each of its commands imports what it needs when it runs, so that --help is fast."""
 
 from typing import Annotated
 
@@ -10,9 +10,9 @@ from specdec_cli import bench, chat, check, commands, config, datastore, doctor,
 app = typer.Typer(
     name="specdec",
     cls=commands.Group,
-    help="Speculative decoding for GGUF models on your own machine: the same text, in fewer steps.",
-    epilog="Begin with: specdec models pull starter, then specdec chat. Each command shows examples with --help; "
-    "each of its options can be set beforehand: see specdec config --help.",
+    help="Speculative decoding for GGUF models on your own machine: faster, same output distribution.",
+    epilog="Start with: specdec models pull starter, then specdec chat. Every command shows examples with "
+    "--help. Options can also be set in the environment and in a config file: see specdec config --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -27,11 +27,11 @@ app.add_typer(models.app, name="models")
 app.add_typer(draft.app, name="draft")
 app.add_typer(datastore.app, name="datastore")
 commands.adopt(app)
-app.add_typer(config.app, name="config", cls=commands.Group)  # works whatever is wrong with the settings
+app.add_typer(config.app, name="config", cls=commands.Group)  # not adopted: works with a broken config file
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(value: bool) -> None:
+    if value:
         typer.echo(f"specdec {spec_local.__version__}")
         raise typer.Exit
 
@@ -39,7 +39,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     no_color: commands.NoColor = False,
 ) -> None:

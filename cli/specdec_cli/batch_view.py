@@ -58,7 +58,7 @@ def _answer(
     with models.open(render.note, files) as session, render.interruptible() as cancelled:
         started = time.perf_counter()
         lines = not answers.durable and sys.stdout.isatty()
-        with progress.bar("answering", n_entries, done=n_entries - len(left), seen=not lines) as advance:
+        with progress.bar("answering", n_entries, done=n_entries - len(left), visible=not lines) as advance:
             for outcome in batch.run(session, left, answers, cancelled=cancelled):
                 advance(1)
                 n_failed += bool(outcome.error)

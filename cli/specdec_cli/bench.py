@@ -242,7 +242,7 @@ class _Whole(_Sink):
         if self._part or self._output == OutputChoice.md:
             _report(results)
         else:
-            render.say(form(results))
+            render.write(form(results))
 
 
 class _Lines(_Sink):
@@ -280,7 +280,7 @@ class _Lines(_Sink):
 def _report(results: "Results") -> None:
     from spec_local.bench.report import markdown
 
-    render.say(markdown(results, bars=sys.stdout.isatty()))
+    render.write(markdown(results, bars=sys.stdout.isatty()))
 
 
 @contextlib.contextmanager
@@ -289,7 +289,7 @@ def _sink(output: OutputChoice, out: Path | None) -> Iterator[_Sink]:
         with _written(out) as part:
             yield _Whole(output, part)
     elif not out:
-        yield _Lines(render.say, reports=False)
+        yield _Lines(render.write, reports=False)
     else:
         with out.open("a", encoding="utf-8", buffering=1) as file:  # a line at a time
             yield _Lines(file.write, reports=True)
@@ -350,7 +350,7 @@ def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -
 
 def _progress(n_runs: int, sink: _Sink) -> contextlib.AbstractContextManager[Callable[[float], None]]:
     lines = isinstance(sink, _Lines) and sys.stdout.isatty()
-    return progress.bar("measuring", n_runs, seen=not lines)
+    return progress.bar("measuring", n_runs, visible=not lines)
 
 
 def _line(outcome: "Outcome") -> str:

@@ -89,10 +89,10 @@ class ChatView:
         except (SpecLocalError, KeyboardInterrupt):
             if started:
                 view.end("")
-                render.say("\n")
+                render.write("\n")
             raise
         assert done
-        render.say("\n")
+        render.write("\n")
         if n_dropped:
             render.note(_dropped(n_dropped))
         self.last = done.statistics

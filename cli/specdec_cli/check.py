@@ -92,7 +92,7 @@ def check(
             ):
                 tune += [name, str(value)] if value != usual else []
             rows.append(("speed-up", f"unknown: run {shlex.join(tune)}"))
-        render.say("".join(f"{name:<13} {text}\n" for name, text in rows))
+        render.write("".join(f"{name:<13} {text}\n" for name, text in rows))
         for line in _warnings(report):
             render.note(f"warning: {line}")
 

@@ -1,8 +1,4 @@
-"""Additions to Typer's commands: options that can be set in advance, and groups of options that commands share.
-
-A command takes a dataclass such as `specdec_cli.options.ModelOptions`; `flattened` turns its fields into parameters that
-Typer reads, and builds the dataclass from their values.
-"""
+"""Additions to Typer: options set in the environment or the config file, and shared groups of options."""
 
 import dataclasses
 import functools
@@ -35,17 +31,17 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands, all of whose own options are flags."""
+    """A group of commands whose own options are all flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for param in self.get_params(ctx):
             if param.param_type_name == "option" and param.default is None:
-                param.default = False  # to check a None, Typer would import pydantic, and help would wait
+                param.default = False  # for None, Typer would import pydantic, which slows --help down
         return super().parse_args(ctx, args)
 
 
 def adopt(app: typer.Typer) -> None:
-    """Let every command under `app` be one whose options can be set beforehand, with the options that all have."""
+    """Make every command under `app` a `Command`, with the options that all commands have."""
     for command in app.registered_commands:
         assert command.callback
         command.cls, command.callback = Command, _with_common(command.callback)
@@ -56,7 +52,7 @@ def adopt(app: typer.Typer) -> None:
 
 
 def no_color(value: bool) -> None:
-    """What --no-color does: everything that could be coloured asks for this."""
+    """Apply --no-color: set the variable that every coloured output checks."""
     if value:
         os.environ["NO_COLOR"] = "1"
 
@@ -101,7 +97,7 @@ def _with_common(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's dataclass parameters by their fields, for Typer to read."""
+    """Replace a command's dataclass parameters by their fields, which Typer can read."""
     hints = typing.get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []

@@ -1,4 +1,4 @@
-"""What a shell may complete a model to. Anything else, and paths, it completes by itself."""
+"""Shell completion of models. The shell completes paths and everything else itself."""
 
 import contextlib
 from pathlib import Path
@@ -7,16 +7,16 @@ from spec_local.errors import SpecLocalError
 
 
 def names(incomplete: str) -> list[str]:
-    """Models and pairs that have a name."""
+    """Return the matching names of models and pairs."""
     from spec_local.models import catalog
 
-    with contextlib.suppress(SpecLocalError):  # a damaged models.toml is told where it is used
+    with contextlib.suppress(SpecLocalError):  # a damaged models.toml is reported where it is used
         return [n for n in (*catalog.models(), *catalog.pairs()) if n.startswith(incomplete)]
     return []
 
 
 def models(incomplete: str) -> list[str]:
-    """Those, and model files in this folder."""
+    """Return the matching names, and model files in the current folder."""
     files: list[str] = []
     with contextlib.suppress(OSError):
         files = sorted(p.name for p in Path().glob("*.gguf") if p.name.startswith(incomplete))

@@ -1,4 +1,4 @@
-"""`specdec config`: what options are set to before any flag, and where."""
+"""`specdec config`: the values of options in the environment and the config file."""
 
 import sys
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import commands, exits, render, settings
 
 app = typer.Typer(
-    help="Options set beforehand: in the environment (SPECDEC_…) and in the config file.",
+    help="Show the options set in the environment (SPECDEC_*) and in the config file.",
     no_args_is_help=True,
 )
 
 
 @app.command("path")
 def show_path(config: commands.ConfigOption = None) -> None:
-    """Print where the config file is, or would be.
+    """Print the path of the config file, even if it does not exist.
 
     Example:
 
@@ -32,11 +32,11 @@ def show_path(config: commands.ConfigOption = None) -> None:
 def show(
     ctx: typer.Context,
     command: Annotated[
-        list[str] | None, Argument(help="A command, as in: chat, or: models pull (default: all of them).")
+        list[str] | None, Argument(help="Command, such as chat or models pull (default: all).")
     ] = None,
     config: commands.ConfigOption = None,
 ) -> None:
-    """Print what each option is set to, and where: an environment variable, a line of the config file, or the default.
+    """Print each option's value and its source: a variable, a line of the config file, or the default.
 
     Examples:
 
@@ -54,7 +54,7 @@ def show(
         file = None
         try:
             file = settings.read(root, config)
-        except SpecLocalError as error:  # the environment can be shown all the same
+        except SpecLocalError as error:  # the environment can still be shown
             wrong.append(error)
         rows: dict[str, tuple[str, str]] = {}
         for each in [name] if name else commands:
@@ -66,7 +66,7 @@ def show(
             for option, row in _rows(commands[each], defaults, wrong):
                 own = defaults and len(defaults.locations.get(option.name, ())) > 1 and not name
                 key = max((opt for opt in option.opts if opt.startswith("--")), key=len)[2:]
-                if own or rows.setdefault(key, row) != row:  # bench, for example, has other defaults
+                if own or rows.setdefault(key, row) != row:  # bench, for example, has its own defaults
                     rows[f"{each}.{key}"] = row
         cells = [(key, *row) for key, row in rows.items()]
         width = [max(map(len, column)) + 2 for column in zip(*cells, strict=True)]
@@ -82,7 +82,7 @@ def show(
 def _rows(
     command: Any, defaults: settings.FileDefaults | None, wrong: list[Exception]
 ) -> Iterator[tuple[Any, tuple[str, str]]]:
-    """Yield each option of a command with its value and where that is set; append the errors of invalid values."""
+    """Yield each option of a command with its value and source; append errors of values to `wrong`."""
     ctx = typer.Context(command, default_map=defaults)
     for option in settings.options(command).values():
         value, source = option.consume_value(ctx, {})

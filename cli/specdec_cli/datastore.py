@@ -40,7 +40,7 @@ def show() -> None:
             render.note(
                 "nothing is kept: --datastore keeps answers, and specdec datastore add the texts of files"
             )
-        render.say("\n".join(map(_described, kept)))
+        render.write("\n".join(map(_described, kept)))
 
 
 @app.command()

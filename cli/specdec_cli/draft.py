@@ -106,7 +106,7 @@ def quantize(
         with _busy(f"writing {copy.target}"):
             quantized_copy.make(copy, threads=threads)
         render.prepare_stdout()
-        render.say(f"{copy.target}\n")
+        render.write(f"{copy.target}\n")
 
 
 @contextlib.contextmanager

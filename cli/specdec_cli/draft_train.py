@@ -125,7 +125,7 @@ def train(
             with saving(plot) as picture:
                 plots.draw_learning(made.curve, picture)
         render.prepare_stdout()
-        render.say(f"{made.path}\n")
+        render.write(f"{made.path}\n")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""How a command ends: one line for a person, one code for a program."""
+"""The end of a command: a one-line error message and an exit code."""
 
 import contextlib
 import signal
@@ -12,19 +12,19 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import render
 
 OK, FAILURE, USAGE, INTERRUPTED = 0, 1, 2, 130
-_BY_SIGNAL = 128  # and its number: 129 for SIGHUP, 143 for SIGTERM
+_BY_SIGNAL = 128  # plus its number: 129 for SIGHUP, 143 for SIGTERM
 
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Turn whatever a command raises into one line on stderr and its exit code."""
+    """Turn any exception of a command into one line on stderr and an exit code."""
     try:
         if sys.stdout is None:
-            raise SpecLocalError("standard output is closed: run specdec where its answer can go")
+            raise SpecLocalError("standard output is closed: redirect it to a file or a pipe")
         with _unwinding():
             yield
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
         _discard_output()
         raise typer.Exit(OK) from None
     except KeyboardInterrupt:
@@ -39,21 +39,21 @@ def guarded() -> Iterator[None]:
             FAILURE, f"{error.strerror or error}: {error.filename or 'while writing the answer'}"
         ) from None
     except MemoryError:
-        raise _failure(FAILURE, "out of memory: take a smaller model or a smaller --ctx") from None
+        raise _failure(FAILURE, "out of memory: use a smaller model or a smaller --ctx") from None
 
 
 @contextlib.contextmanager
 def _unwinding() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP end the command as an exception does: what is open is closed. The next kills."""
+    """Raise SystemExit on SIGTERM or SIGHUP, which closes open resources; a second one kills the process."""
 
     def on_signal(signum: int, frame: object) -> None:
-        if signum == render.HANGUP:  # a terminal that has gone tells it twice, at any time until the end
+        if signum == render.HANGUP:  # a closed terminal sends it twice, at any time until the end
             del previous[signum]
         signal.signal(signum, signal.SIG_IGN if signum == render.HANGUP else signal.SIG_DFL)
         raise SystemExit(_BY_SIGNAL + signum)
 
-    heard = [s for s in render.ENDING if signal.getsignal(s) == signal.SIG_DFL]
-    previous: dict[int, Any] = {s: signal.signal(s, on_signal) for s in heard}
+    handled = [s for s in render.ENDING if signal.getsignal(s) == signal.SIG_DFL]
+    previous: dict[int, Any] = {s: signal.signal(s, on_signal) for s in handled}
     try:
         yield
     except SystemExit:

@@ -1,6 +1,7 @@
-"""`specdec generate`: one prompt and its answer, or a file of them."""
+"""`specdec generate`: answer one prompt, or a file of prompts."""
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,15 +22,16 @@ if TYPE_CHECKING:
     from spec_local.engine.events import Prefilled
     from spec_local.session import Done, Session, Text
 
-_MOST = 1 << 24  # bytes of a prompt; more is more than any tokenizer takes
-_OUTPUT, _MANY = "Output", "Many prompts"
+_MAX_PROMPT = 1 << 24  # bytes
+_Output = functools.partial(Option, rich_help_panel="Output")
+_Batch = functools.partial(Option, rich_help_panel="Many prompts")
 
 
 @flattened
 def generate(
     prompt: Annotated[
         str | None,
-        Argument(help="The prompt. Text from --file or a pipe goes before it, with an empty line between."),
+        Argument(help="Prompt; text from --file or a pipe precedes it, with an empty line between."),
     ] = None,
     file: Annotated[
         list[Path] | None,
@@ -37,8 +39,7 @@ def generate(
             "--file",
             "-f",
             metavar="FILE",
-            help="Read this before the prompt; repeatable, in the order given. -: standard input, which otherwise is "
-            "read only if no file is given.",
+            help="Text file before the prompt; repeatable; - is standard input, the default if it is a pipe.",
         ),
     ] = None,
     system: Annotated[str | None, Option(help="System message.")] = None,
@@ -48,76 +49,59 @@ def generate(
     suffix: Annotated[
         str | None,
         Option(
-            metavar="TEXT", help="Fill the gap between the prompt and this text (models for code can do it)."
+            metavar="TEXT", help="Fill the gap between the prompt and this text (code models support it)."
         ),
     ] = None,
-    suffix_file: Annotated[Path | None, Option(metavar="FILE", help="The same, from a file.")] = None,
+    suffix_file: Annotated[Path | None, Option(metavar="FILE", help="File with the suffix.")] = None,
     echo: Annotated[
-        bool,
-        Option(
-            "--echo",
-            help="Print the prompt before the answer (and a suffix after it).",
-            rich_help_panel=_OUTPUT,
-        ),
+        bool, _Output("--echo", help="Print the prompt before the answer, and a suffix after it.")
     ] = False,
-    as_object: Annotated[
-        bool, Option("--json", help="Print one JSON object when done.", rich_help_panel=_OUTPUT)
-    ] = False,
+    as_object: Annotated[bool, _Output("--json", help="Print one JSON object at the end.")] = False,
     as_lines: Annotated[
-        bool,
-        Option("--jsonl", help="Print a JSON object for each step, as it comes.", rich_help_panel=_OUTPUT),
+        bool, _Output("--jsonl", help="Print a JSON object for each step as it completes.")
     ] = False,
     logprobs: Annotated[
         int | None,
-        Option(
-            metavar="N",
-            help="In JSON: log probabilities of each token and of the N most probable ones.",
-            rich_help_panel=_OUTPUT,
+        _Output(
+            metavar="N", help="Add log probabilities of each token and of the N most probable to JSON output."
         ),
     ] = None,
     many: Annotated[
         Path | None,
-        Option(
+        _Batch(
             "--input",
             metavar="FILE",
-            help='A JSON object a line: "prompt" or "messages", and perhaps "id", "system", "suffix", "seed", '
-            '"max_tokens"; -: standard input.',
-            rich_help_panel=_MANY,
+            help='JSON Lines with "prompt" or "messages", and optionally "id", "system", "suffix", "seed" or '
+            '"max_tokens"; - is standard input.',
         ),
     ] = None,
     answers: Annotated[
         Path | None,
-        Option(
+        _Batch(
             "--output",
             metavar="FILE",
-            help="Where a JSON object for each answer goes, at once. The same command again goes on where a run was "
-            "stopped, and tries again what failed (default: standard output, always from the start).",
-            rich_help_panel=_MANY,
+            help="File for one JSON object per answer; the same command resumes, and retries failures "
+            "(default: standard output, from the start).",
         ),
     ] = None,
     show_drafts: Annotated[
-        bool,
-        Option(
-            "--show-drafts",
-            help="On a terminal: mark what had been guessed, and the guesses that were wrong.",
-            rich_help_panel=_OUTPUT,
-        ),
+        bool, _Output("--show-drafts", help="Mark accepted and rejected draft tokens on a terminal.")
     ] = False,
-    profile: Annotated[bool, Option("--profile", help="Show where the time of a step goes.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Show how the time of a step is spent.")] = False,
     verbose: Annotated[
         int,
         Option(
             "--verbose",
             "-v",
             count=True,
-            help="Statistics, build, device and threads; -vv: llama.cpp's own log.",
+            help="Show statistics, build, device and threads; -vv adds llama.cpp's log.",
         ),
     ] = 0,
     *,
     models: ModelOptions,
     sampling: SamplingOptions,
 ) -> None:
-    """Answer one prompt, streaming; or many, from a file to a file.
+    """Answer one prompt, or many prompts from a file.
 
     Examples:
 
@@ -131,29 +115,29 @@ def generate(
 
       specdec generate --input prompts.jsonl --output answers.jsonl --seed 1
 
-    In a loop that reads lines give each command an input of its own: < /dev/null
+    In a shell loop that reads lines, redirect the input of each command: < /dev/null
     """
     with exits.guarded():
-        # Before anything slow: a wrong value is told at once.
+        # Before any model is loaded, so that an invalid value is reported at once.
         settings = generation_settings(models, sampling)
         if as_object and as_lines:
-            raise InvalidRequest("--json is one object and --jsonl many: give one of them")
+            raise InvalidRequest("--json and --jsonl are two output formats: give one of them")
         if logprobs is not None:
             if not (as_object or as_lines or many):
-                raise InvalidRequest("--logprobs are shown in JSON only: add --json or --jsonl")
+                raise InvalidRequest("--logprobs needs JSON output: add --json or --jsonl")
             settings = dataclasses.replace(settings, logprobs=logprobs)
         if suffix is not None and suffix_file:
-            raise InvalidRequest("--suffix and --suffix-file say the same: give one of them")
+            raise InvalidRequest("--suffix and --suffix-file set the same text: give one of them")
         from spec_local.llama import runtime
 
         runtime.set_verbose(verbose > 1)
         render.prepare_stdout()
         if many or answers:
-            one = prompt or file or suffix is not None or suffix_file or echo or as_object or as_lines
-            if one or not many:
+            single = prompt or file or suffix is not None or suffix_file or echo or as_object or as_lines
+            if single or not many:
                 raise InvalidRequest(
-                    "--output is for the answers to --input, which brings the prompts and gives JSON lines: "
-                    "leave the prompt, --file, --suffix, --echo and --json out"
+                    "--output needs --input, which provides the prompts and produces JSON Lines: "
+                    "remove the prompt, --file, --suffix, --echo and --json"
                 )
             batch_view.answer_all(models, settings, many, answers or STANDARD, system, raw, verbose > 0)
             return
@@ -179,7 +163,7 @@ def generate(
                     render.note(line)
             if done.reason == "context":
                 render.note(
-                    f"the context of {session.main.n_ctx} tokens is full: give a larger --ctx to go on"
+                    f"the context of {session.main.n_ctx} tokens is full: give a larger --ctx to continue"
                 )
             if cut := render.cut_note(done, settings):
                 render.note(cut)
@@ -190,28 +174,28 @@ def generate(
 def _as_text(
     events: "Iterator[Prefilled | Text | Done]", view: answer_view.AnswerView, echoed: "Request | None"
 ) -> "Done":
-    """Print the answer as it comes; around it what it stands between, if that is wanted."""
+    """Print the answer as it is generated, between the prompt and the suffix if they are to be echoed."""
     from spec_local.session import Done, Text
 
     if isinstance(view, answer_view.Drafts):
         render.note(view.legend)
-    said = ""
+    printed = ""
     for event in events:
         if isinstance(event, Text):
-            said = event.text or said
+            printed = event.text or printed
             view.show(event)
         elif isinstance(event, Done):
-            said = event.text or said
+            printed = event.text or printed
             view.end(event.text)
-        else:  # the prompt has been read, and nothing stands in the way any more
-            said = _before(echoed) if echoed else ""
-            render.say(said)
+        else:  # Prefilled: the prompt has been evaluated, so nothing can fail before the answer
+            printed = _before(echoed) if echoed else ""
+            render.write(printed)
     assert isinstance(event, Done)
     if echoed and echoed.suffix:
-        said = echoed.suffix
-        render.say(said)
-    if sys.stdout.isatty() and not said.endswith("\n"):
-        render.say("\n")
+        printed = echoed.suffix
+        render.write(printed)
+    if sys.stdout.isatty() and not printed.endswith("\n"):
+        render.write("\n")
     return event
 
 
@@ -226,7 +210,7 @@ def _in_json(
     more: "answer_json.Object",
     streamed: bool,
 ) -> "Done":
-    """Print an object for each step, or one for all of them; `more` goes into the last."""
+    """Print one object, or one per step if streamed; the last one includes `more`."""
     from spec_local import answer_json
     from spec_local.session import Done, Text
 
@@ -235,17 +219,17 @@ def _in_json(
         if not isinstance(event, Text):
             continue
         if streamed:
-            _say_object(answer_json.step(session, event))
+            _print_object(answer_json.step(session, event))
         else:
             steps.append(event)
     assert isinstance(event, Done)
     last = answer_json.end(session, event) if streamed else answer_json.whole(session, steps, event)
-    _say_object(more | last)
+    _print_object(more | last)
     return event
 
 
-def _say_object(content: "answer_json.Object") -> None:
-    render.say(json.dumps(content, ensure_ascii=False) + "\n")
+def _print_object(content: "answer_json.Object") -> None:
+    render.write(json.dumps(content, ensure_ascii=False) + "\n")
 
 
 def _request(
@@ -263,7 +247,7 @@ def _request(
     if not files and sys.stdin is not None and not sys.stdin.isatty():
         files = [STANDARD]
     parts = [*map(_text, files), argument or ""]
-    if suffix is not None:  # what stands before a gap counts to the last space
+    if suffix is not None:  # whitespace before a gap is significant
         prompt = "".join(parts)
     else:
         prompt = "\n\n".join(part.rstrip("\n") for part in parts if part.strip())
@@ -271,11 +255,13 @@ def _request(
 
 
 def _text(path: Path) -> str:
-    """What a file holds; of -, standard input."""
+    """Return the text of a file, or of standard input for -."""
     from spec_local.files import decoded, read_text
 
     if path != STANDARD:
-        return read_text(path, _MOST)
+        return read_text(path, _MAX_PROMPT)
     return decoded(
-        sys.stdin.buffer.read(_MOST + 1) if sys.stdin is not None else b"", "standard input", _MOST
+        sys.stdin.buffer.read(_MAX_PROMPT + 1) if sys.stdin is not None else b"",
+        "standard input",
+        _MAX_PROMPT,
     )

@@ -1,10 +1,11 @@
-"""The options that commands share, each declared once.
+"""Options that several commands share, each declared once.
 
-A command takes a dataclass (`ModelOptions`, `SamplingOptions`); `specdec_cli.commands.flattened` spreads its fields out
-into the signature that Typer reads.
+A command takes a dataclass (`ModelOptions`, `SamplingOptions`), and `specdec_cli.commands.flattened` turns
+its fields into the parameters that Typer reads.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,21 +25,20 @@ if TYPE_CHECKING:
 
 STARTER = "starter"
 STANDARD = Path("-")
-"""As a file: standard input, or output."""
+"""Standard input or standard output, given as a file."""
 MainArgument = Annotated[
     str,
     Argument(
         metavar="MAIN",
-        help="The model that answers, or a pair: a file or a name.",
+        help="Main model, or a pair: a file or a name.",
         autocompletion=completion.models,
     ),
 ]
 _MAX_TEXT = 1 << 20
 
-
 CacheChoice = Literal["f16", "q8_0", "q4_0"]
 KernelsChoice = kernels.Mode
-if TYPE_CHECKING:  # a type checker reads no computed Literal
+if TYPE_CHECKING:  # type checkers accept no computed Literal
     ProposerChoice: TypeAlias = Any
     PolicyChoice: TypeAlias = Any
     VerifierChoice: TypeAlias = Any
@@ -51,137 +51,116 @@ else:
     ShapeChoice = Literal[registry.SHAPE_NAMES]
     CrossVocabChoice = Literal[registry.CROSS_VOCAB_NAMES]
 
-_MODELS, _GUESSING, _SAMPLING = "Models", "Speculation", "Sampling"
+_Model = functools.partial(Option, rich_help_panel="Models")
+_Speculation = functools.partial(Option, rich_help_panel="Speculation")
+_Sampling = functools.partial(Option, rich_help_panel="Sampling")
+
+
+def _choice(text: str, names: tuple[str, ...], note: str) -> Any:
+    """Return an option with its values in the help text: Typer's column for them would be too wide."""
+    return _Speculation(metavar="NAME", help=f"{text}: {', '.join(names)}; {note}.")
 
 
 def use_kernels(value: KernelsChoice) -> KernelsChoice:
-    """What --kernels does, for the whole process: no command passes it on."""
+    """Apply --kernels to the whole process, so that commands need not pass it on."""
     kernels.use(value)
     return value
 
 
-_KERNELS_HELP = "auto: specdec's CPU kernels where they work; off: llama.cpp's own."
-KernelsOption = Annotated[KernelsChoice, Option(callback=use_kernels, help=_KERNELS_HELP)]
+_KERNELS = {
+    "callback": use_kernels,
+    "help": "CPU kernels: auto uses specdec's own where they work, off uses llama.cpp's.",
+}
+KernelsOption = Annotated[KernelsChoice, Option(**_KERNELS)]
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:
-    """Which models, and how they run."""
+    """Models, the resources they use, and speculation."""
 
     main: Annotated[
         str | None,
-        Option(
+        _Model(
             metavar="FILE|NAME",
-            help="The model that answers: a file, a model's or a pair's name, or user/repo:quant "
-            "(default: the starter model).",
+            help="Main model: a file, the name of a model or pair, or user/repo:quant (default: starter).",
             autocompletion=completion.models,
-            rich_help_panel=_MODELS,
         ),
     ] = None
     draft: Annotated[
         str | None,
-        Option(
+        _Model(
             metavar="FILE|NAME",
-            help="A small model of the same family that guesses.",
+            help="Draft model: a small model of the same family.",
             autocompletion=completion.models,
-            rich_help_panel=_MODELS,
         ),
     ] = None
     ctx: Annotated[
-        int | None,
-        Option(
-            help="Tokens of context (default: 4096, or what main was trained for).", rich_help_panel=_MODELS
-        ),
+        int | None, _Model(help="Context size in tokens (default: 4096, or less if trained for less).")
     ] = None
-    threads: Annotated[
-        int | None, Option(help="Threads (default: one per physical core).", rich_help_panel=_MODELS)
-    ] = None
-    gpu_layers: Annotated[int, Option(help="Layers on the GPU; negative: all.", rich_help_panel=_MODELS)] = -1
-    cache_type: Annotated[
-        CacheChoice, Option(help="Precision of the KV caches.", rich_help_panel=_MODELS)
-    ] = "f16"
-    kernels: Annotated[
-        KernelsChoice, Option(callback=use_kernels, help=_KERNELS_HELP, rich_help_panel=_MODELS)
-    ] = "auto"
-    no_spec: Annotated[
-        bool, Option("--no-spec", help="Plain decoding, without guesses.", rich_help_panel=_GUESSING)
-    ] = False
+    threads: Annotated[int | None, _Model(help="Number of threads (default: one per physical core).")] = None
+    gpu_layers: Annotated[int, _Model(help="Number of layers on the GPU; a negative number means all.")] = -1
+    cache_type: Annotated[CacheChoice, _Model(help="Precision of the KV caches.")] = "f16"
+    kernels: Annotated[KernelsChoice, _Model(**_KERNELS)] = "auto"
+    no_spec: Annotated[bool, _Speculation("--no-spec", help="Decode without speculation.")] = False
     proposer: Annotated[
         ProposerChoice,
-        Option(
-            help="Who guesses; auto: the policy chooses among those that there are.",
-            rich_help_panel=_GUESSING,
-        ),
+        _choice("Source of draft tokens", registry.PROPOSER_NAMES, "auto lets the policy choose"),
     ] = "auto"
     policy: Annotated[
         PolicyChoice,
-        Option(
-            help="How far to guess; adaptive: as far as measured costs say that it pays.",
-            rich_help_panel=_GUESSING,
+        _choice(
+            "Draft-length policy", registry.POLICY_NAMES, "adaptive drafts as much as measured costs justify"
         ),
     ] = "adaptive"
     draft_max: Annotated[
-        int | None,
-        Option(
-            help="Most tokens to guess a step, one after the other (default: the policy's).",
-            rich_help_panel=_GUESSING,
-        ),
+        int | None, _Speculation(help="Maximum draft length in tokens (default: the policy's).")
     ] = None
     draft_p_min: Annotated[
-        float, Option(help="Where policy confidence stops guessing.", rich_help_panel=_GUESSING)
+        float, _Speculation(help="Confidence below which the confidence policy stops drafting.")
     ] = 0.75
     staged: Annotated[
         int | None,
-        Option(
-            help="Most tokens that a look-up lets the draft read along (default: as many as pay).",
-            rich_help_panel=_GUESSING,
+        _Speculation(
+            help="Maximum number of lookup tokens that the draft model stages (default: as many as pay)."
         ),
     ] = None
     shape: Annotated[
         ShapeChoice,
-        Option(
-            help="What a draft model guesses; auto: the adaptive policy chooses chain or tree.",
-            rich_help_panel=_GUESSING,
-        ),
+        _choice("Draft shape", registry.SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree"),
     ] = "chain"
     tree_nodes: Annotated[
-        int, Option(help="Most guesses of a tree or of beams a step.", rich_help_panel=_GUESSING)
+        int, _Speculation(help="Maximum number of draft tokens per step in a tree or beams.")
     ] = 16
-    beam_width: Annotated[int, Option(help="How many beams.", rich_help_panel=_GUESSING)] = 4
+    beam_width: Annotated[int, _Speculation(help="Number of beams.")] = 4
     verifier: Annotated[
         VerifierChoice,
-        Option(help="Acceptance rule; all are exact, auto takes the best.", rich_help_panel=_GUESSING),
+        _choice("Acceptance rule", registry.VERIFIER_NAMES, "all are exact, auto selects the best"),
     ] = "auto"
     greedy_draft: Annotated[
-        bool,
-        Option(
-            "--greedy-draft",
-            help="The draft guesses its favourite instead of drawing.",
-            rich_help_panel=_GUESSING,
-        ),
+        bool, _Speculation("--greedy-draft", help="Draft the most probable token instead of sampling.")
     ] = False
     datastore: Annotated[
         bool,
-        Option(
-            help="Keep answers, and the ends of their prompts, on this machine, and guess from those of earlier sessions.",
-            rich_help_panel=_GUESSING,
+        _Speculation(
+            help="Keep answers and the ends of their prompts on disk for lookups in later sessions."
         ),
     ] = False
     cross_vocab: Annotated[
         CrossVocabChoice,
-        Option(
-            help="How a draft of another vocabulary guesses: tokens that main has, too, or text.",
-            rich_help_panel=_GUESSING,
+        _choice(
+            "Use of a draft model with a different vocabulary",
+            registry.CROSS_VOCAB_NAMES,
+            "tli drafts shared tokens, slem text",
         ),
     ] = "auto"
 
     def files(self) -> tuple[Path, Path | None]:
-        """The files of the main model and of the draft model, if a step may use one; raises as `resolve` does."""
+        """Return the files of the main model, and of the draft model if it may be used; see `resolve`."""
         drafting = self.proposer in ("auto", "draft") and not self.no_spec and self.policy != "off"
         return resolve_pair(self.main or STARTER, self.draft, drafting=drafting)
 
     def open(self, log: Callable[[str], None], files: tuple[Path, Path | None] | None = None) -> "Session":
-        """Load the models. files: the result of `files`, if it is known."""
+        """Load the models; `files` is the result of `self.files()` if the caller has it."""
         from spec_local.session import Session
         from spec_local.settings import MAX_DRAFT
 
@@ -201,65 +180,58 @@ class ModelOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingOptions:
-    """How the answer is drawn. Names, meaning and defaults are llama.cpp's."""
+    """Sampling and limits of the answer, with the names, meaning and defaults of llama.cpp."""
 
-    temp: Annotated[
-        float, Option(help="Temperature; 0: always the most probable token.", rich_help_panel=_SAMPLING)
-    ] = 0.8
-    top_k: Annotated[
-        int, Option(help="Keep the k most probable tokens; 0: all.", rich_help_panel=_SAMPLING)
-    ] = 40
-    top_p: Annotated[float, Option(help="Keep tokens up to this sum; 1: all.", rich_help_panel=_SAMPLING)] = (
-        0.95
-    )
+    temp: Annotated[float, _Sampling(help="Temperature; 0 always takes the most probable token.")] = 0.8
+    top_k: Annotated[int, _Sampling(help="Keep the k most probable tokens; 0 keeps all.")] = 40
+    top_p: Annotated[
+        float, _Sampling(help="Keep the most probable tokens up to this total probability; 1 keeps all.")
+    ] = 0.95
     min_p: Annotated[
-        float, Option(help="Keep tokens this probable next to the best; 0: all.", rich_help_panel=_SAMPLING)
+        float, _Sampling(help="Minimum probability relative to the most probable token; 0 keeps all.")
     ] = 0.05
     repeat_penalty: Annotated[
-        float, Option(help="Divide recent tokens' logits; 1: off.", rich_help_panel=_SAMPLING)
+        float, _Sampling(help="Divide the logits of recent tokens by this; 1 disables it.")
     ] = 1.0
     frequency_penalty: Annotated[
-        float, Option(help="Per recent occurrence; 0: off.", rich_help_panel=_SAMPLING)
+        float, _Sampling(help="Penalty for each recent occurrence of a token; 0 disables it.")
     ] = 0.0
     presence_penalty: Annotated[
-        float, Option(help="For any recent occurrence; 0: off.", rich_help_panel=_SAMPLING)
+        float, _Sampling(help="Penalty for any recent occurrence of a token; 0 disables it.")
     ] = 0.0
-    repeat_last_n: Annotated[int, Option(help="Tokens that count as recent.", rich_help_panel=_SAMPLING)] = 64
+    repeat_last_n: Annotated[int, _Sampling(help="Number of tokens that count as recent.")] = 64
     logit_bias: Annotated[
         list[str] | None,
-        Option(
-            metavar="ID=BIAS",
-            help="Add to a token's logit; -inf forbids it. Repeatable.",
-            rich_help_panel=_SAMPLING,
+        _Sampling(
+            metavar="ID=BIAS", help="Add a bias to a token's logit; -inf forbids the token; repeatable."
         ),
     ] = None
     seed: Annotated[
         int | None,
-        Option(help="Repeat an answer (with the default shape and verifier).", rich_help_panel=_SAMPLING),
+        _Sampling(help="Random seed; it fixes the output with the default shape and verifier."),
     ] = None
     stop: Annotated[
-        list[str] | None,
-        Option(
-            metavar="TEXT", help="End the answer before this text. Repeatable.", rich_help_panel=_SAMPLING
-        ),
+        list[str] | None, _Sampling(metavar="TEXT", help="End the answer before this text; repeatable.")
     ] = None
     max_tokens: Annotated[
-        int | None, Option("--max-tokens", "-n", help="Most tokens to say.", rich_help_panel=_SAMPLING)
+        int | None, _Sampling("--max-tokens", "-n", help="Maximum number of tokens to generate.")
     ] = None
     grammar_file: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="A GBNF grammar that the answer follows.", rich_help_panel=_SAMPLING),
+        Path | None, _Sampling(metavar="FILE", help="GBNF grammar that the answer must follow.")
     ] = None
     json_schema: Annotated[
         str | None,
-        Option(
-            metavar="FILE|JSON",
-            help="A JSON schema under which the answer is valid: a file, or the schema itself.",
-            rich_help_panel=_SAMPLING,
+        _Sampling(
+            metavar="FILE|JSON", help="JSON schema that the answer must match: a file, or the schema itself."
         ),
     ] = None
 
-    def shape(self) -> "SamplingSettings":
+    def settings(self) -> "SamplingSettings":
+        """Return the settings of the sampler.
+
+        Raises:
+            InvalidRequest: an invalid value.
+        """
         from spec_local.core.sampling import SamplingSettings
 
         return SamplingSettings(
@@ -276,15 +248,15 @@ class SamplingOptions:
 
 
 def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "GenerationSettings":
-    """What both groups say about one answer; checks every value.
+    """Return the settings of one answer from both groups of options.
 
     Raises:
-        InvalidRequest: an impossible value.
+        InvalidRequest: an invalid value.
     """
     from spec_local.settings import GenerationSettings
 
     return GenerationSettings(
-        sampling=sampling.shape(),
+        sampling=sampling.settings(),
         seed=sampling.seed,
         max_tokens=sampling.max_tokens,
         stops=sampling.stop or [],
@@ -315,7 +287,7 @@ def _text_of(path: Path) -> str:
 
 
 def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:
-    """The names of main and draft: a pair's name as main gives both, but for a draft that was given."""
+    """Return the names of the main and the draft model; `main` may name a pair, whose draft `draft` overrides."""
     from spec_local.files import expanded
     from spec_local.models import catalog
 
@@ -326,12 +298,12 @@ def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:
 
 
 def resolve(name: str, fetch: str | None = None) -> Path:
-    """The file that a path or a name means: a model's, user/repo:quant, or a pair's, which gives its main.
+    """Return the file of a model: a path, a name, user/repo:quant, or the name of a pair, for its main model.
 
-    fetch: what to pull if it is not here; if not given, the model itself.
+    fetch: the name that an error tells to pull; by default the model itself.
 
     Raises:
-        DownloadError: a named model is not here; nothing is fetched without being asked for.
+        DownloadError: a named model has not been downloaded.
     """
     from spec_local.files import expanded
     from spec_local.models import catalog
@@ -345,17 +317,19 @@ def resolve(name: str, fetch: str | None = None) -> Path:
     found = catalog.find(name)
     if not found:
         size = None if catalog.is_hub_name(name) else catalog.entry(name).size
-        told = f" ({format_size(size)})" if size else ""
-        raise DownloadError(f"the model {name}{told} is not here: run specdec models pull {fetch or name}")
+        size_note = f" ({format_size(size)})" if size else ""
+        raise DownloadError(
+            f"the model {name}{size_note} has not been downloaded: run specdec models pull {fetch or name}"
+        )
     return found
 
 
 def resolve_pair(main: str, draft: str | None = None, *, drafting: bool = True) -> tuple[Path, Path | None]:
-    """The files of main and draft, which a pair's name gives both; raises as `resolve` does.
+    """Return the files of the main and the draft model, where `main` may name a pair; see `resolve`.
 
-    drafting: False leaves the draft out, and does not ask for its file.
+    drafting: False omits the draft model, and does not require its file.
     """
-    fetch = None if draft else main  # what is missing of a pair is fetched by the pair's name
+    fetch = None if draft else main  # missing files of a pair are pulled by the pair's name
     main, draft = paired(main, draft)
     return resolve(main, fetch), resolve(draft, fetch) if draft and drafting else None
 
@@ -369,5 +343,5 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token), value
     except ValueError:
         raise InvalidRequest(
-            f"logit bias {text!r} is not understood: give a token id and a number, as 42=-1.5"
+            f"logit bias {text!r} is invalid: give a token id and a number, as in 42=-1.5"
         ) from None

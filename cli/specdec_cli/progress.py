@@ -1,4 +1,4 @@
-"""A bar for what takes long."""
+"""A progress bar for long operations."""
 
 import contextlib
 import sys
@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def bar(doing: str, total: int, *, done: int = 0, seen: bool = True) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal's stderr with how many are done and the time left; the function adds to what is done.
+def bar(
+    description: str, total: int, *, done: int = 0, visible: bool = True
+) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar on stderr if it is a terminal; yields a function that advances it by some units.
 
-    doing: what the command does. done: of the total, from the start. seen: False where lines of results run through it.
+    done: units finished before the start. visible: False if the command prints lines of results meanwhile.
     """
-    if not seen or sys.stderr is None or not sys.stderr.isatty():
-        yield lambda share: None
+    if not visible or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda units: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -30,7 +32,7 @@ def bar(doing: str, total: int, *, done: int = 0, seen: bool = True) -> Iterator
         MofNCompleteColumn(),
         TaskProgressColumn(),
         TextColumn("time left"),
-        # The rate is that of the whole run so far: prompts that are being read, and long answers, would make it jump.
+        # By the rate of the whole run (`speed_estimate_period`), as prompts and long answers make it jump.
         TimeRemainingColumn(),
     )
     with Progress(
@@ -39,6 +41,6 @@ def bar(doing: str, total: int, *, done: int = 0, seen: bool = True) -> Iterator
         transient=True,
         redirect_stdout=False,
         speed_estimate_period=1e9,
-    ) as shown:
-        task = shown.add_task(doing, total=total, completed=done)
-        yield lambda share: shown.update(task, advance=share)
+    ) as progress:
+        task = progress.add_task(description, total=total, completed=done)
+        yield lambda units: progress.update(task, advance=units)

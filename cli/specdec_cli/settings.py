@@ -1,11 +1,12 @@
 """Option values from environment variables and the config file.
 
-An option has one name: ``--top-k`` is ``SPECDEC_TOP_K`` in the environment and ``top-k`` in the file, at the top level
-or in the table of a command (``[chat]``, ``[models-pull]``), which takes precedence. A value means what the same text
-means on the command line. A list is a list in the file, and a JSON array or a single value in the environment.
+An option has one name: ``--top-k`` is ``SPECDEC_TOP_K`` in the environment and ``top-k`` in the file, at the
+top level or in the table of a command (``[chat]``, ``[models-pull]``), which takes precedence. A value means
+what the same text means on the command line. A list is a list in the file, and a JSON array or a single value
+in the environment.
 
-Click selects the value: command line, variable (`envvar`), file (`default_map`), default. This module reads the file,
-names the variables, and reports which of them holds an invalid value.
+Click selects the value: command line, variable (`envvar`), file (`default_map`), default. This module reads
+the file, names the variables, and names the source of an invalid value.
 """
 
 import contextlib
@@ -116,14 +117,15 @@ class Config:
             raise defaults.error(param, "takes a value, not a table or a nested list")
         if isinstance(value, list) and not option.multiple:
             raise defaults.error(param, "takes one value, not a list")
-        is_path = _takes_path(inspect.signature(command.callback).parameters[param].annotation)  # type: ignore[arg-type]
+        parameters = inspect.signature(command.callback).parameters  # type: ignore[arg-type]
+        is_path = _takes_path(parameters[param].annotation)
         texts = [_text(each) for each in values]
         if is_path or "FILE" in (option.metavar or ""):
             texts = [self._resolved(text, is_path) for text in texts]
         return texts if option.multiple else texts[0]
 
     def _resolved(self, text: str, is_path: bool) -> str:
-        """Resolve a path against the config file's folder; what may be a model's name, only if a file is there."""
+        """Resolve a path against the config file's folder, or a possible model name if such a file exists."""
         from spec_local.files import expanded
 
         if text == "-":
@@ -169,7 +171,7 @@ def source(ctx: typer.Context, option: Any) -> str:
 
 
 def explained(ctx: typer.Context, error: typer.BadParameter) -> Exception:
-    """Return an error that names the variable, or the file and key, of an invalid value; else the same error."""
+    """Return the error of an invalid value, with the variable or the file and key that set it."""
     what = error.message.removeprefix("Value error, ").rstrip(".")
     what = what[:1].lower() + what[1:]
     option: Any = error.param

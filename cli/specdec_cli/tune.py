@@ -76,13 +76,13 @@ def tune(
             guesser = next(t for t in drafts if t.threads == best.threads)
             _show("draft", drafts, guesser)
             share = guesser.costs.seconds(1) / best.costs.seconds(1)
-            render.say(
+            render.write(
                 f"A call of the draft takes {share:.2f} of main's.\n{_quicker(draft_model, share, main)}\n"
             )
             _plan("draft model", best, chain_plans(best.costs, guesser.costs, _CHANCES), _CHANCES)
         _plan("copied text", best, chain_plans(best.costs, None, _COPIES), _COPIES)
         if best.threads != default_threads():
-            render.say(f"Fastest with --threads {best.threads} (default: {default_threads()}).\n")
+            render.write(f"Fastest with --threads {best.threads} (default: {default_threads()}).\n")
 
 
 def _opened(path: "Path", gpu_layers: int, stack: ExitStack) -> "Model":
@@ -138,7 +138,7 @@ def _show(role: str, several: list["Tuned"], best: "Tuned") -> None:
             for t in several
         ],
     )
-    render.say(table + "\n")
+    render.write(table + "\n")
 
 
 def _plan(kind: str, best: "Tuned", plans: list["Plan"], chances: tuple[float, ...]) -> None:
@@ -148,7 +148,7 @@ def _plan(kind: str, best: "Tuned", plans: list["Plan"], chances: tuple[float, .
         for chance, p in zip(chances, plans, strict=True)
     ]
     head = ["chance that a guess stands", "guesses a step", "times plain"]
-    render.say(_table(f"{kind}: what would pay", head, rows) + "\n")
+    render.write(_table(f"{kind}: what would pay", head, rows) + "\n")
 
 
 def _table(title: str, head: list[str], rows: list[list[str]]) -> str:

@@ -46,7 +46,7 @@ def test_no_stats(terminal, main, draft):
     assert statistics_lines(person.say("hello")) == []
     shown = person.say("/stats")
     assert "accepted" in shown
-    assert "guessed by draft" in shown
+    assert "proposers: draft" in shown
     person.type("/exit\r")
     assert person.leaves_with() == 0
 

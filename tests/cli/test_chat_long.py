@@ -92,7 +92,7 @@ def test_show_drafts_marks_draft_tokens_on_a_terminal_only(terminal, specdec, ma
     person = terminal(*arguments, "--no-stats")
     person.prompt()
     person.type("hello\r")
-    person.until("struck out: guessed, and wrong", "\x1b[32m", "\x1b[0m")
+    person.until("struck out: rejected ones", "\x1b[32m", "\x1b[0m")
     person.until("\x1b[2;9;31m")
     person.prompt()
     piped = specdec("chat", *arguments, stdin=b"hello\n")

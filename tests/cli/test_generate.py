@@ -64,11 +64,11 @@ def test_the_statistics_say_who_guessed(inside, main, draft):
 
     fixed = line("--draft", draft, "--policy", "fixed")
     steps = int(fixed.split(" tokens in ")[1].split()[0])
-    assert re.search(rf"· guessed by draft \d+ of {steps} steps$", fixed)
+    assert re.search(rf"· proposers: draft \d+ of {steps} steps$", fixed)
     assert "accepted" in fixed
     for arguments in (["--no-spec"], ["--draft", draft, "--policy", "off"]):
         assert "24 tokens in 24 steps" in line(*arguments)
-        assert "guess" not in line(*arguments)
+        assert not re.search("proposers|draft tokens", line(*arguments))
 
 
 def test_statistics_and_setting_go_to_stderr(inside, main):
@@ -76,7 +76,7 @@ def test_statistics_and_setting_go_to_stderr(inside, main):
     talkative = inside(*options(main), "hello", "-v", "--profile")
     assert talkative.stdout == quiet.stdout != b""
     said = talkative.stderr.decode()
-    for part in ("tokens/s", "first token", "24 tokens in", "main.gguf", "ms a step"):
+    for part in ("tokens/s", "first token", "24 tokens in", "main.gguf", "ms per step"):
         assert part in said
     build = r"^llama\.cpp \(llama-cpp-python \d+(\.\d+)+\) · (?!OPENMP)[A-Z]+ · 1 thread · \w+( \w+)*$"
     assert re.search(build, said, re.MULTILINE)
@@ -299,7 +299,7 @@ def test_draft_of_another_vocabulary(inside, main, tmp_path):
         assert done.returncode == 0
         assert done.stdout == plain.stdout
         assert b"draft: another vocabulary, in which it can guess" in done.stderr
-        assert b"guessed by draft" in done.stderr
+        assert b"proposers: draft" in done.stderr
 
 
 def test_prompt_longer_than_the_context(inside, main):

@@ -64,7 +64,7 @@ def test_an_answer_that_was_cut_is_told(inside, main, tmp_path, command, options
     arguments = [command, "--main", main, *SMALL, "--grammar-file", tmp_path / "g.gbnf", *options]
     done = inside(*arguments, stdin=b"hello\n")
     assert done.returncode == 0
-    assert (b"cut before its grammar was complete" in done.stderr) == cut
+    assert (b"cut off before its grammar was complete" in done.stderr) == cut
 
 
 BAD = {

@@ -96,9 +96,9 @@ def test_from_name_to_answer_and_back(hubbed, server, toys):
 def test_a_pair_names_both(hubbed, server):
     asked = ["generate", "--raw", "--ctx", 64, "-n", 8, "--threads", 1, "--temp", 0, "-v", "x"]
     missing = hubbed.one_line(hubbed(*asked, "--main", "toys"), 1)
-    assert missing == "specdec: the model toy is not here: run specdec models pull toys"
+    assert missing == "specdec: the model toy has not been downloaded: run specdec models pull toys"
     missing = hubbed.one_line(hubbed(*asked, "--main", "toys", "--draft", "starter"), 1)
-    assert missing == "specdec: the model toy is not here: run specdec models pull toy"
+    assert missing == "specdec: the model toy has not been downloaded: run specdec models pull toy"
     done = hubbed("models", "pull", "toys")
     assert done.returncode == 0, done
     assert [line.rpartition("/")[2] for line in done.stdout.decode().split()] == [
@@ -108,7 +108,7 @@ def test_a_pair_names_both(hubbed, server):
     fixed = ["--policy", "fixed", "--proposer", "draft", "--draft-max", 3]
     done = hubbed(*asked, "--main", "toys", *fixed)
     assert done.returncode == 0, done
-    assert b"guessed by draft" in done.stderr
+    assert b"proposers: draft" in done.stderr
     assert hubbed(*asked, "--main", "toys", "--no-spec").returncode == 0
     done = hubbed(*asked, "--main", "toys", "--draft", f"{REPO}:Q8_0", *fixed)
     assert f"the model {REPO}:Q8_0 is not here" in hubbed.one_line(
