@@ -132,8 +132,8 @@ def test_log_probabilities(inside, main):
         (["--suffix", "a", "--suffix-file", "b", "x"], "one of them"),
         (["--suffix", "a", "--system", "b", "x"], "remove --system"),
         (["--output", "a"], "--input"),
-        (["--input", "a", "x"], "leave the prompt"),
-        (["--input", "a", "--suffix", ""], "leave the prompt"),
+        (["--input", "a", "x"], "remove the prompt"),
+        (["--input", "a", "--suffix", ""], "remove the prompt"),
         (["--input", "a", "--json"], "--json"),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_pair_names_both(hubbed, server):
     assert b"proposers: draft" in done.stderr
     assert hubbed(*asked, "--main", "toys", "--no-spec").returncode == 0
     done = hubbed(*asked, "--main", "toys", "--draft", f"{REPO}:Q8_0", *fixed)
-    assert f"the model {REPO}:Q8_0 is not here" in hubbed.one_line(
+    assert f"the model {REPO}:Q8_0 has not been downloaded" in hubbed.one_line(
         done, 1
     )  # the one that was named, not the pair's
     shown = hubbed("models", "show", "toys").stdout.decode()
