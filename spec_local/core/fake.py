@@ -83,7 +83,7 @@ class FakeModel:
             raise InvalidRequest(f"{len(tokens)} tokens have {len(parents)} parents")
         tree = [*self._tree, *zip(tokens, parents, strict=True)]
         if any(not -1 <= parent < node for node, (_, parent) in enumerate(tree)):
-            raise InvalidRequest("a node has no such parent")
+            raise InvalidRequest("the parent of a node does not exist")
         if len(set(range(len(tree))) - {parent for _, parent in tree}) > self.max_branches:
             raise InvalidRequest(f"a tree of more than {self.max_branches} branches")
         if len(self._tokens) + len(tree) > self.n_ctx:
@@ -129,7 +129,8 @@ class FakeState:
         self._n_vocab, self._rule = n_vocab, rule
 
     def allows(self, tokens: NDArray[np.intp]) -> NDArray[np.bool_]:
-        return np.isin(tokens, list(self._rule(self.answer)))
+        allowed = self._rule(self.answer)
+        return np.array([token in allowed for token in tokens.tolist()], bool)
 
     def allowed(self) -> NDArray[np.bool_]:
         return self.allows(np.arange(self._n_vocab))

@@ -234,8 +234,28 @@ SETTINGS = {
 }
 
 
-@EVERY_CASE
-@pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS.keys())
+def every_case_under(settings):
+    """All cases under all settings; drawn trees, which have many branches, are slow under all but the first."""
+
+    def is_slow(name, how):
+        return "tree, spectr" in name or ("tree, " in name and how != settings[0])
+
+    return pytest.mark.parametrize(
+        ("make", "rule", "how"),
+        [
+            pytest.param(
+                *case,
+                SETTINGS[how],
+                id=f"{how}-{name}",
+                marks=pytest.mark.slow if is_slow(name, how) else (),
+            )
+            for name, case in CASES.items()
+            for how in settings
+        ],
+    )
+
+
+@every_case_under([*SETTINGS])
 def test_three_tokens_have_exactly_the_main_distribution(make, rule, how):
     n_vocab, prompt = 3, [0, 1, 2, 0, 1]
     sampler, main = Sampler(how), main_model(n_vocab)
@@ -262,13 +282,8 @@ def masked(logits, tokens):
     return np.where(np.isin(np.arange(len(logits)), list(tokens)), logits, np.float32(-np.inf))
 
 
-@EVERY_CASE
+@every_case_under(["top-k", "defaults", "penalties"])
 @EVERY_CONSTRAINT
-@pytest.mark.parametrize(
-    "how",
-    [SETTINGS["defaults"], SETTINGS["top-k"], SETTINGS["penalties"]],
-    ids=["defaults", "top-k", "penalties"],
-)
 def test_three_constrained_tokens_have_exactly_the_main_distribution(make, rule, allowed, how):
     """The constraint starts at the first token of the answer, and is shared by both models."""
     n_vocab, prompt = 3, [0, 1, 2, 0, 1]
