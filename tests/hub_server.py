@@ -1,4 +1,4 @@
-"""A hub of one's own: an HTTP server that answers as the Hugging Face hub does, and fails as it is told to."""
+"""A local HTTP server that behaves like the Hugging Face Hub, with failures on demand."""
 
 import contextlib
 import functools
@@ -12,35 +12,36 @@ from urllib.parse import unquote, urlsplit
 
 
 def commit_of(text):
-    """A commit's name, always the same one for a text."""
+    """A commit hash made from a text."""
     return hashlib.sha1(text.encode()).hexdigest()
 
 
 @dataclass
 class Refusal:
-    """An answer other than the one that was asked for."""
+    """An HTTP error to answer with."""
 
     status: int
     headers: dict = field(default_factory=dict)
 
 
 class HubServer:
-    """Use as a context; `url` is what HF_ENDPOINT should be.
+    """A context manager; `url` is the value for HF_ENDPOINT.
 
-    requests: all that came, as (kind, path, Range header, Authorization header); kinds are list, resolve, bytes, other.
-    refusals: kind -> Refusal. cuts: after how many bytes the next transfers break off. lies: what a file's bytes
-    are instead. ranges: whether parts of a file can be asked for. gate: called before bytes are sent.
+    requests: all received, as (kind, path, Range header, Authorization header); kinds are list, resolve,
+    bytes, other. refusals: kind -> Refusal. cuts: numbers of bytes after which the next transfers end.
+    wrong: bytes to send instead, by SHA-256. ranges: whether range requests are supported. gate: called
+    before bytes are sent.
     """
 
     def __init__(self):
-        self.requests, self.refusals, self.cuts, self.lies = [], {}, [], {}
+        self.requests, self.refusals, self.cuts, self.wrong = [], {}, [], {}
         self.ranges, self.gate = True, lambda: None
         self._commits = {}  # (repo, revision) -> commit
         self._files = {}  # (repo, commit) -> {name: bytes}
         self._blobs = {}  # SHA-256 -> bytes
 
     def put(self, repo, files, revision="main"):
-        """Make a commit, and let a revision mean it; returns its name."""
+        """Make a commit for a revision; return its hash."""
         commit = commit_of(f"{repo} {revision} {sorted(files.items())}")
         self._files[repo, commit] = files
         self._commits[repo, commit] = self._commits[repo, revision] = commit
@@ -51,7 +52,7 @@ class HubServer:
         return sum(request[0] == kind for request in self.requests)
 
     def environment(self, folder):
-        """For processes: this hub alone, with a cache of their own in a folder."""
+        """Environment variables for child processes that use this server, with a cache in `folder`."""
         own = {"HF_ENDPOINT": self.url, "HF_HOME": f"{folder}/hf", "HF_HUB_CACHE": f"{folder}/hub"}
         return own | {"HF_TOKEN": "", "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
 
@@ -85,12 +86,12 @@ class HubServer:
             kind, serve = "resolve", lambda: self._resolve(request, *resolved.groups())
         elif stored := re.fullmatch(r"/bytes/([0-9a-f]{64})", path):
             kind, serve = "bytes", lambda: self._bytes(request, stored[1])
-        else:  # the package asks for other things than models, too
+        else:  # other requests of the package
             kind, serve = "other", lambda: self._send(request, 404, b"")
         self.requests.append((kind, path, request.headers.get("Range"), request.headers.get("Authorization")))
         if refusal := self.refusals.get(kind):
             serve = functools.partial(self._send, request, refusal.status, b"{}", refusal.headers)
-        with contextlib.suppress(ConnectionError):  # whoever asked has gone
+        with contextlib.suppress(ConnectionError):  # the client has disconnected
             serve()
 
     @staticmethod
@@ -121,13 +122,13 @@ class HubServer:
         if content is None:
             self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
             return
-        # the bytes are elsewhere, as with the real one
+        # redirects to the bytes, as the Hub does
         where = f"{self.url}/bytes/{hashlib.sha256(content).hexdigest()}"
         self._send(request, 302, b"", {"Location": where, "X-Repo-Commit": commit})
 
     def _bytes(self, request, sha256):
         self.gate()
-        body = self.lies.get(sha256, self._blobs[sha256])
+        body = self.wrong.get(sha256, self._blobs[sha256])
         start = re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range") or "") if self.ranges else None
         total = len(body)
         body = body[int(start[1]) :] if start else body

@@ -1,10 +1,10 @@
-"""Measuring speculation on a machine: what `specdec bench` does, for programs too.
+"""Measure speculative decoding on a machine: the library behind `specdec bench`.
 
-prompts   what is asked: by category, built in or from a file
-variants      the settings that are compared, plain decoding first
-runner    runs that take turns, and what each prompt brought to light
-theory    the best that any length of guesses could have done
-figures   ratios with their uncertainty
+prompts   prompts by category, built in or from a file
+variants  the settings to compare, plain decoding first
+runner    interleaved runs, and the outcome of each prompt
+theory    the best possible speed-up of any draft length
+figures   ratios with confidence intervals
 record    the machine, the build and the model files
 report    Markdown, CSV and JSON
 """

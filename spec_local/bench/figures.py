@@ -1,7 +1,8 @@
-"""What the runs of a benchmark say: ratios to plain decoding, with their uncertainty.
+"""The figures of a benchmark: speed-ups over plain decoding, with confidence intervals.
 
-A ratio is of one prompt, so that what disturbs both variants alike, and how hard the prompt is, cancels. Ratios of
-several prompts have a geometric mean, and a 95 % bootstrap interval over prompts: what other prompts could have given.
+Speed-ups are ratios on the same prompt, so that the difficulty of the prompt and disturbances of both
+variants cancel. Over several prompts they have a geometric mean, and a 95 % bootstrap interval for the
+choice of prompts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ _DRAWS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A geometric mean of ratios, and its 95 % interval; of a single ratio that is the ratio itself."""
+    """A geometric mean of n ratios, with its 95 % interval, which is the ratio itself for n = 1."""
 
     value: float
     low: float
@@ -35,16 +36,16 @@ class VariantFigures:
     """One variant over all prompts.
 
     Args:
-        name: of the variant.
-        speedup: of tokens a second after the prompt, against plain.
+        name: name of the variant.
+        speedup: ratio of tokens/s after the prompt to those of plain decoding.
         by_category: the same for the prompts of each category.
-        with_prompt: of tokens a second, the time to read the prompt included.
+        with_prompt: ratio of tokens/s with the time to read the prompt.
         tokens_per_second, first_token_s: medians over prompts.
         tokens_per_step, draft_n, draft_n_accepted, tested_at, accepted_at, steps_by, profile: as in
             `Statistics`, over all runs.
-        theory: geometric mean of the best speed-ups that were possible; None: unknown.
-        achieved: geometric mean of speed-up over the best; None: unknown.
-        differences: prompts whose text is not plain's.
+        theory: geometric mean of the best possible speed-ups; None: unknown.
+        achieved: geometric mean of the speed-ups over the best possible ones; None: unknown.
+        differences: prompts whose output differs from that of plain decoding.
     """
 
     name: str
@@ -66,22 +67,22 @@ class VariantFigures:
 
     @property
     def acceptance(self) -> float | None:
-        """Guesses accepted of those tested; None: there were none."""
+        """Acceptance rate: accepted of the verified draft tokens; None: there were none."""
         return self.draft_n_accepted / self.draft_n if self.draft_n else None
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of the time after the prompt: guessing, calls of main, and all else (sampling, verifying, the loop)."""
-        parts = {"guessing": 0.0, "main": 0.0, "rest": 0.0}
+        """Shares of the time after the prompt: drafting, calls of the main model, and the rest."""
+        parts = {"drafting": 0.0, "main": 0.0, "rest": 0.0}
         for part, seconds in self.profile.items():
-            guessing = part.startswith(("draft", "lookup", "observe"))
-            parts["guessing" if guessing else "main" if part == "main model" else "rest"] += seconds
+            drafting = part.startswith(("draft", "lookup", "observe"))
+            parts["drafting" if drafting else "main" if part == "main model" else "rest"] += seconds
         total = sum(parts.values())
         return {part: seconds / total if total else 0.0 for part, seconds in parts.items()}
 
 
 def geometric_mean(ratios: Sequence[float]) -> Estimate:
-    """Geometric mean and bootstrap interval of at least one ratio above 0."""
+    """Geometric mean and 95 % bootstrap interval of at least one positive ratio."""
     logs = np.log(np.asarray(ratios, float))
     picks = np.random.default_rng(0).integers(0, len(logs), (_DRAWS, len(logs)))
     low, high = np.exp(np.percentile(logs[picks].mean(axis=1), [2.5, 97.5]))
@@ -89,12 +90,12 @@ def geometric_mean(ratios: Sequence[float]) -> Estimate:
 
 
 def decode_rate(run: Run) -> float:
-    """Tokens a second after the prompt."""
+    """Tokens/s after the prompt."""
     return run.statistics.tokens_per_second
 
 
 def total_rate(run: Run) -> float:
-    """Tokens a second, from the start of the prompt."""
+    """Tokens/s with the time to read the prompt."""
     s = run.statistics
     return s.predicted_n / (s.prompt_s + s.predicted_s)
 
@@ -105,7 +106,7 @@ def run_median(outcome: Outcome, variant: str, figure: Callable[[Run], float]) -
 
 
 def speedup(outcome: Outcome, variant: str, figure: Callable[[Run], float] = decode_rate) -> float:
-    """A variant against plain on one prompt."""
+    """Speed-up of a variant over plain decoding on one prompt."""
     return run_median(outcome, variant, figure) / run_median(outcome, PLAIN, figure)
 
 
@@ -132,8 +133,8 @@ def summarise(outcomes: Sequence[Outcome], variant: str) -> VariantFigures:
         draft_n_accepted=sum(s.draft_n_accepted for s in statistics),
         tested_at=_by_position(s.tested_at for s in statistics),
         accepted_at=_by_position(s.accepted_at for s in statistics),
-        steps_by=_added(s.steps_by for s in statistics),
-        profile=_added(s.profile for s in statistics),
+        steps_by=_sum(s.steps_by for s in statistics),
+        profile=_sum(s.profile for s in statistics),
         theory=geometric_mean([o.theory[variant] for o in bounded]).value if bounded else None,
         achieved=geometric_mean([speedup(o, variant) / o.theory[variant] for o in bounded]).value
         if bounded
@@ -146,7 +147,7 @@ def _by_position(counts: Iterable[Sequence[int]]) -> list[int]:
     return [sum(at) for at in zip_longest(*counts, fillvalue=0)]
 
 
-def _added(counts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+def _sum(counts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
     total: dict[str, Number] = {}
     for each in counts:
         for name, value in each.items():

@@ -1,4 +1,4 @@
-"""What a benchmark asks: prompts by category, built in or from a file."""
+"""The prompts of a benchmark, by category: built in or from a file."""
 
 import json
 import tomllib
@@ -12,7 +12,7 @@ from spec_local.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question; category and name together name it."""
+    """One prompt; category and name identify it."""
 
     category: str
     name: str
@@ -26,15 +26,15 @@ _FIELDS = [field.name for field in fields(Prompt)]
 
 
 def load(path: Path | None = None) -> list[Prompt]:
-    """The prompts of a file, or those that come with specdec.
+    """Load the prompts of a file, or the built-in ones.
 
     Args:
-        path: TOML with ``[[prompt]]`` tables, or ``.jsonl`` with an object a line (both of category, name and text), or
-            any other text with a prompt a line.
+        path: ``.toml`` with ``[[prompt]]`` tables, ``.jsonl`` with one object per line (both of category,
+            name and text), or any other text file with one prompt per line; None: the built-in prompts.
 
     Raises:
-        InvalidRequest: the file says nothing, or something impossible; says where.
-        OSError: it cannot be read.
+        InvalidRequest: the file has no prompts or an invalid one; the message has its place.
+        OSError: the file cannot be read.
     """
     source, kind = str(path), "" if path is None else path.suffix.lower()
     try:
@@ -45,34 +45,34 @@ def load(path: Path | None = None) -> list[Prompt]:
             text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"{source} is not UTF-8 (byte {error.start}): convert it first, for instance with iconv"
+            f"{source} is not UTF-8 (byte {error.start}): convert it, for instance with iconv"
         ) from None
     found = {".toml": _toml, ".jsonl": _jsonl}.get(kind, _lines)(text, source)
     if not found:
-        raise InvalidRequest(f"{source} holds no prompts: give {' or '.join(_FORMS)}")
+        raise InvalidRequest(f"{source} has no prompts: give {' or '.join(_FORMS)}")
     seen: set[str] = set()
     for prompt in found:
         if str(prompt) in seen:
-            raise InvalidRequest(f"{source} has two prompts called {prompt}: give each a name of its own")
+            raise InvalidRequest(f"{source} has two prompts named {prompt}: rename one of them")
         seen.add(str(prompt))
     return found
 
 
-_FORMS = ("[[prompt]] tables (.toml)", "objects (.jsonl)", "a prompt a line (.txt)")
+_FORMS = ("[[prompt]] tables (.toml)", "objects (.jsonl)", "one prompt per line (.txt)")
 
 
 def select(
     prompts: Sequence[Prompt], categories: Collection[str] = (), per_category: int | None = None
 ) -> list[Prompt]:
-    """Those of some categories (none: all), and the first so many of each.
+    """Select the first `per_category` prompts of each category; no categories: of all.
 
     Raises:
-        InvalidRequest: no such category; names those that are there.
+        InvalidRequest: there is no such category; the message lists them.
     """
     known = list(dict.fromkeys(prompt.category for prompt in prompts))
     for category in categories:
         if category not in known:
-            raise InvalidRequest(f"no prompt is of category {category!r}: give {', '.join(known)}")
+            raise InvalidRequest(f"there is no category {category!r}: give {', '.join(known)}")
     return [
         prompt
         for category in known
@@ -85,10 +85,10 @@ def _toml(text: str, source: str) -> list[Prompt]:
     try:
         entries = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidRequest(f"{source} is no TOML ({error}): mend it there") from None
+        raise InvalidRequest(f"{source} is not valid TOML ({error}): correct it") from None
     tables = entries.pop("prompt", [])
     if entries or not isinstance(tables, list):
-        raise InvalidRequest(f"{source} holds more than [[prompt]] tables: give nothing else")
+        raise InvalidRequest(f"{source} has more than [[prompt]] tables: remove everything else")
     return [_prompt(table, f"{source}, prompt {i}") for i, table in enumerate(tables, 1)]
 
 
@@ -101,7 +101,7 @@ def _jsonl(text: str, source: str) -> list[Prompt]:
             found.append(_prompt(json.loads(line), f"{source}, line {i}"))
         except json.JSONDecodeError as error:
             raise InvalidRequest(
-                f"{source}, line {i} is no JSON ({error.msg}): give an object a line"
+                f"{source}, line {i} is not valid JSON ({error.msg}): give one object per line"
             ) from None
     return found
 

@@ -1,4 +1,4 @@
-"""What a measurement depends on: the machine, the build and the model files."""
+"""Record what a measurement depends on: the machine, the build and the model files."""
 
 import platform
 import resource
@@ -22,11 +22,11 @@ from spec_local.session import Session
 def record(
     session: Session, threads: int | None, log: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Everything that makes a figure one of this machine; hashes the model files, which takes seconds for large ones.
+    """Describe machine, build and models; hashing large model files takes seconds.
 
     Args:
-        threads: as the session was opened with; None: its own choice.
-        log: told, in a line, what takes time.
+        threads: as given to the session; None: the default.
+        log: receives a line before a slow operation.
     """
     models = {}
     for role, context in (("main", session.main), ("draft", session.draft)):
@@ -59,7 +59,7 @@ def record(
 
 
 def processor() -> str:
-    """The processor's own name, or the kind of it where the system keeps that to itself."""
+    """The model name of the processor, or its architecture if the system does not report a name."""
     try:
         if sys.platform == "darwin":
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
@@ -73,6 +73,6 @@ def processor() -> str:
 
 
 def peak_memory() -> int:
-    """Most bytes of memory that this process has held so far."""
+    """Peak resident memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

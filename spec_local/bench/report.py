@@ -1,4 +1,4 @@
-"""A benchmark's results as Markdown for a person, and as CSV and JSON for a program."""
+"""The results of a benchmark as Markdown, CSV and JSON."""
 
 import csv
 import io
@@ -14,22 +14,22 @@ from spec_local.bench.variants import PLAIN, Variant
 from spec_local.core.text import printable
 from spec_local.files import format_size
 
-_POSITIONS = 16  # of acceptance that the Markdown shows
-_NAMED = 5  # differing texts that the Markdown names
-_BAR = 40  # cells of the longest bar
+_POSITIONS = 16  # of draft tokens, in Markdown
+_NAMED = 5  # differing outputs, in Markdown
+_BAR = 40  # characters of the longest bar
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All of a benchmark.
+    """All results of a benchmark.
 
     Args:
-        record: of `spec_local.bench.record.record`.
+        record: from `spec_local.bench.record.record`.
         variants: plain first.
-        outcomes: of the prompts that were finished, at least one.
-        n_prompts: how many there were to do.
-        runs: of each prompt and variant.
-        peak_memory: most bytes of memory held.
+        outcomes: of the finished prompts, at least one.
+        n_prompts: number of prompts, finished or not.
+        runs: runs of each prompt and variant.
+        peak_memory: bytes.
     """
 
     record: Mapping[str, Any]
@@ -44,18 +44,18 @@ class Results:
         return len(self.outcomes) < self.n_prompts
 
     def figures(self) -> list[VariantFigures]:
-        """Of every variant, plain first."""
+        """The figures of every variant, plain first."""
         return [summarise(self.outcomes, variant.name) for variant in self.variants]
 
 
 def markdown(results: Results, *, bars: bool = False) -> str:
-    """The report that a person reads; `bars` draws the speed-ups for a terminal."""
+    """The report in Markdown; `bars` adds a bar chart of the speed-ups, for terminals."""
     plain, *others = figures = results.figures()
     parts = ["# specdec bench"]
     if results.interrupted:
         parts.append(f"**interrupted: {len(results.outcomes)} of {results.n_prompts} prompts**")
-    parts.append(table(["", "what"], _conditions(results)))
-    parts.append("## Speed-up: tokens/s after the prompt, against plain")
+    parts.append(table(["", "value"], _conditions(results)))
+    parts.append("## Speed-up over plain decoding (tokens/s after the prompt)")
     names = [variant.name for variant in others]
     rows = [
         [category, *(interval(variant.by_category[category]) for variant in others)]
@@ -63,27 +63,27 @@ def markdown(results: Results, *, bars: bool = False) -> str:
     ]
     rows += [
         ["**all**", *(interval(variant.speedup) for variant in others)],
-        ["all, with the prompt's time", *(interval(variant.with_prompt) for variant in others)],
+        ["all, with prompt time", *(interval(variant.with_prompt) for variant in others)],
     ]
     parts.append(table(["category", *names], rows))
     if bars:
         parts.append(_bars(others))
-    parts.append("Geometric means over prompts, and their 95 % bootstrap intervals.")
-    parts.append("## Rates, and where the time goes")
+    parts.append("Geometric means over prompts, with 95 % bootstrap intervals.")
+    parts.append("## Rates and time")
     head = [
         "variant",
         "tokens/s",
         "first token",
-        "tokens a step",
+        "tokens/step",
         "accepted",
-        "guessing",
+        "drafting",
         "main",
         "rest",
         "steps by",
     ]
     parts.append(table(head, [_rates(variant) for variant in figures]))
     if positions := max(len(variant.tested_at) for variant in figures):
-        parts.append("## Accepted, by position of the guess")
+        parts.append("## Acceptance rate by position")
         shown = range(min(positions, _POSITIONS))
         parts.append(
             table(
@@ -92,14 +92,14 @@ def markdown(results: Results, *, bars: bool = False) -> str:
             )
         )
     if any(variant.theory for variant in others):
-        parts.append("## The best that any length of guesses could have done")
+        parts.append("## Best possible speed-up with any draft length")
         parts.append(
             table(
-                ["variant", "best", "achieved of it"],
+                ["variant", "best", "achieved"],
                 [[w.name, f"{w.theory:.2f} ×", f"{w.achieved:.0%}"] for w in others if w.theory],
             )
         )
-    parts.append("## The texts, against plain")
+    parts.append("## Output compared with plain decoding")
     parts += [_verdict(variant, len(results.outcomes)) for variant in others]
     return "\n\n".join(parts) + "\n"
 
@@ -111,19 +111,19 @@ def _conditions(results: Results) -> list[list[str]]:
         for role, m in record["models"].items()
     ]
     categories = {outcome.prompt.category for outcome in results.outcomes}
-    asked = (
+    prompts = (
         f"{_plural(len(results.outcomes), 'prompt')} of {_plural(len(categories), 'category', 'categories')}"
     )
     return [
         *rows,
         ["machine", f"{record['processor']}, {_plural(record['cores'] or 0, 'core')}, {record['system']}"],
-        ["run with", f"{_plural(record['threads'], 'thread')}, context {record['context']}"],
+        ["settings", f"{_plural(record['threads'], 'thread')}, context {record['context']}"],
         ["llama.cpp", f"llama-cpp-python {record['llama_cpp'].split()[0]}"],
         ["CPU kernels", record["cpu_kernels"]],
         ["specdec", f"{record['specdec']}, {record['date']}"],
-        ["asked", f"{asked}, {_plural(results.runs, 'run')} of each variant"],
+        ["prompts", f"{prompts}, {_plural(results.runs, 'run')} of each variant"],
         ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],
-        ["peak memory", f"{format_size(results.peak_memory)}, of all variants together"],
+        ["peak memory", f"{format_size(results.peak_memory)}, over all variants"],
     ]
 
 
@@ -134,7 +134,9 @@ def _plural(n: int, one: str, many: str = "") -> str:
 def _rates(variant: VariantFigures) -> list[str]:
     total = sum(variant.steps_by.values())
     by = ", ".join(
-        f"{who} {n / total:.0%}" for who, n in sorted(variant.steps_by.items(), key=lambda i: -i[1]) if n
+        f"{source} {n / total:.0%}"
+        for source, n in sorted(variant.steps_by.items(), key=lambda item: -item[1])
+        if n
     )
     accepted = f"{variant.acceptance:.0%} of {variant.draft_n}" if variant.acceptance is not None else ""
     shares = [f"{share:.1%}" for share in variant.shares.values()]
@@ -164,18 +166,18 @@ def _verdict(variant: VariantFigures, n: int) -> str:
         where.append(f"and {len(variant.differences) - _NAMED} more")
     largest = max(difference.gap for _, difference in variant.differences)
     return (
-        f"{variant.name}: identical in {same} of {_plural(n, 'prompt')}; the others differ where main's logits are "
-        f"{largest:.3g} apart at most: {', '.join(where)}."
+        f"{variant.name}: identical in {same} of {_plural(n, 'prompt')}; the others differ where the logits "
+        f"of the main model are at most {largest:.3g} apart: {', '.join(where)}."
     )
 
 
 def interval(e: Estimate) -> str:
-    """``1.23 [1.10, 1.35]``; no interval where a single prompt gives none."""
+    """``1.23 [1.10, 1.35]``; for a single prompt without interval."""
     return f"{e.value:.2f}" if e.n < 2 else f"{e.value:.2f} [{e.low:.2f}, {e.high:.2f}]"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, aligned for reading as it is; numbers stand on the right."""
+    """A Markdown table with padded columns; columns of numbers are right-aligned."""
     cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
     columns = list(zip(*cells, strict=True))
     widths = [max(3, *map(len, column)) for column in columns]
@@ -189,7 +191,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _bars(variants: Sequence[VariantFigures]) -> str:
-    """A line for each category and variant: full up to the interval, shaded within it, with a mark at 1."""
+    """A bar for each category and variant: full below the interval, shaded inside it, with a mark at 1."""
     lines = [
         (category if i == 0 else "", variant.name if len(variants) > 1 else "", estimate)
         for category in [*variants[0].by_category, "all"]
@@ -214,13 +216,13 @@ _COLUMNS: Mapping[str, Callable[[Run], float]] = {
     "prompt_tokens": lambda run: run.statistics.prompt_n,
     "tokens": lambda run: run.statistics.predicted_n,
     "steps": lambda run: run.statistics.n_steps,
-    "guesses": lambda run: run.statistics.draft_n,
+    "drafted": lambda run: run.statistics.draft_n,
     "accepted": lambda run: run.statistics.draft_n_accepted,
 }
 
 
 def csv_rows(results: Results) -> str:
-    """A line for each prompt and variant: medians over its runs."""
+    """One row for each prompt and variant, with medians over its runs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["category", "name", "variant", "runs", "tokens_per_second", "speedup", "best_speedup"]
@@ -246,7 +248,7 @@ def csv_rows(results: Results) -> str:
 
 
 def as_json(results: Results) -> str:
-    """One object that holds everything, answers included."""
+    """One object with everything, including the outputs."""
     whole = {
         "record": results.record,
         "settings": {variant.name: settings_object(variant) for variant in results.variants},
@@ -276,13 +278,13 @@ def summary_object(results: Results) -> dict[str, Any]:
 
 
 def _figures_object(variant: VariantFigures) -> dict[str, Any]:
-    told = asdict(variant)
-    told["differences"] = [_named(p) | asdict(difference) for p, difference in variant.differences]
-    return told | {"acceptance": variant.acceptance, "shares": variant.shares}
+    entries = asdict(variant)
+    entries["differences"] = [_named(p) | asdict(difference) for p, difference in variant.differences]
+    return entries | {"acceptance": variant.acceptance, "shares": variant.shares}
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:
-    """What the runs of a prompt show together."""
+    """The results of one prompt over all its runs."""
     return {
         **_named(outcome.prompt),
         "speedup": {variant: speedup(outcome, variant) for variant in outcome.runs if variant != PLAIN},
@@ -296,9 +298,9 @@ def _difference_object(difference: Difference | None) -> dict[str, Any] | None:
 
 
 def run_object(run: Run) -> dict[str, Any]:
-    """One run, its text and all its statistics (seconds)."""
+    """One run with its output and all its statistics (seconds)."""
     statistics = {f.name: getattr(run.statistics, f.name) for f in fields(run.statistics)}
-    # asdict cannot copy a defaultdict.
+    # asdict cannot copy a defaultdict
     statistics = {k: dict(v) if isinstance(v, Mapping) else v for k, v in statistics.items()}
     return {
         **_named(run.prompt),

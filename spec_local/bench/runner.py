@@ -1,7 +1,8 @@
-"""Runs of the same prompts that take turns, and what each prompt brought to light.
+"""Interleaved runs of the same prompts, and the outcome of each prompt.
 
-Other programs disturb a measurement for seconds at a time, so that one run says little. Variant take turns (A B A B),
-the order changes from prompt to prompt, and every run reads its prompt anew.
+Other programs disturb a measurement for seconds at a time, so that a single run means little. Therefore the
+variants alternate (A B A B), their order changes from prompt to prompt, and every run reads its prompt from
+the start.
 """
 
 import time
@@ -27,7 +28,7 @@ _WARM_UP = 16  # tokens
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt as the model reads it."""
+    """A prompt and its tokens, in the chat template if the model has one."""
 
     prompt: Prompt
     tokens: Sequence[int]
@@ -35,7 +36,7 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer. number: 1, 2, … of this prompt and variant. tokens: without the one that ends the answer."""
+    """One answer. number: 1, 2, … for this prompt and variant. tokens: without the end-of-answer token."""
 
     prompt: Prompt
     variant: str
@@ -48,13 +49,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where an answer is another than the plain one.
+    """The first difference between an output and that of plain decoding.
 
     Args:
-        run: the first run where it is.
-        at: tokens that both said before.
-        gap: how far, in logits, the less probable of the two tokens is below main's best; llama.cpp's rounding
-            explains small ones at temperature 0. Where one of the answers ended: main's best against its second.
+        run: number of the first run that differs.
+        at: number of tokens before the difference.
+        gap: in logits, the less probable of the two tokens below the most probable one; at temperature 0,
+            small gaps are explained by llama.cpp's rounding. If one output ends there: the second best
+            token below the best.
     """
 
     run: int
@@ -64,10 +66,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All runs of one prompt, by variant, and what they show of each variant but plain.
+    """All runs of one prompt, by variant.
 
-    differences: None where all texts are plain's. theory: the best speed-up of any length of chains on the
-    first plain answer; variants that guess trees have none, and neither have empty answers.
+    differences: by variant except plain; None: identical outputs. theory: the best possible speed-up of
+    chains on the first plain answer; variants with trees have none, and neither have empty answers.
     """
 
     prompt: Prompt
@@ -77,7 +79,7 @@ class Outcome:
 
 
 def tokenize(model: Model, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
-    """The prompts in the model's chat template, or as they are where it has none."""
+    """Tokenize prompts, in the model's chat template if it has one."""
     template = ChatTemplate(model) if model.chat_template else None
     return [
         TokenizedPrompt(
@@ -100,37 +102,37 @@ def measure(
     cancelled: Callable[[], bool] = lambda: False,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Iterator[Run | Outcome]:
-    """Run every prompt in every variant, after a warm-up that does not count; a session with a store stops learning.
+    """Run every prompt in every variant, after a warm-up. The session's datastore, if any, becomes read-only.
 
     Args:
-        variants: plain first; each with a seed, to which the number of the run is added, and a limit of tokens.
-        runs: of each prompt and variant.
-        delay: seconds of rest before each run, for machines that grow hot.
-        cancelled: asked between calls of a model; ends the benchmark there.
-        on_progress: told, as it goes, what share of a run has been done since it was last told.
+        variants: plain first; each with a seed, to which the number of the run is added, and a token limit.
+        runs: runs of each prompt and variant.
+        delay: seconds of pause before each run, for machines that overheat.
+        cancelled: checked between calls of a model; True ends the benchmark.
+        on_progress: receives shares of runs as they are done; each run adds up to 1.
 
     Yields:
-        each `Run` as it ends, and an `Outcome` after the last one of its prompt.
+        each `Run` when it ends, and an `Outcome` after the last run of its prompt.
 
     Raises:
-        SpecLocalError: as of `Session.generate`.
+        SpecLocalError: as `Session.generate`.
     """
     if session.datastore:
-        session.datastore.learning = False  # a variant would copy what another has just said
+        session.datastore.learning = False  # else a variant would copy the output of another one
     for variant in variants:
         _run(session, prompts[0], _shortened(variant), 0, cancelled, lambda share: None)
-    for i, question in enumerate(prompts):
-        turn = i % len(variants)
-        done: dict[str, list[Run]] = {variant.name: [] for variant in variants}
+    for i, prompt in enumerate(prompts):
+        first = i % len(variants)
+        finished: dict[str, list[Run]] = {variant.name: [] for variant in variants}
         for number in range(1, runs + 1):
-            for variant in [*variants[turn:], *variants[:turn]]:
-                _rest(delay, cancelled)
-                run = _run(session, question, variant, number, cancelled, on_progress)
+            for variant in [*variants[first:], *variants[:first]]:
+                _pause(delay, cancelled)
+                run = _run(session, prompt, variant, number, cancelled, on_progress)
                 if run.reason == "cancelled":
                     return
-                done[variant.name].append(run)
+                finished[variant.name].append(run)
                 yield run
-        yield _outcome(session, question, variants, done)
+        yield _outcome(session, prompt, variants, finished)
 
 
 def _shortened(variant: Variant) -> Variant:
@@ -139,7 +141,7 @@ def _shortened(variant: Variant) -> Variant:
     return Variant(variant.name, replace(variant.settings, max_tokens=tokens))
 
 
-def _rest(seconds: float, cancelled: Callable[[], bool]) -> None:
+def _pause(seconds: float, cancelled: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0 and not cancelled():
         time.sleep(min(left, 0.1))
@@ -147,7 +149,7 @@ def _rest(seconds: float, cancelled: Callable[[], bool]) -> None:
 
 def _run(
     session: Session,
-    question: TokenizedPrompt,
+    prompt: TokenizedPrompt,
     variant: Variant,
     number: int,
     cancelled: Callable[[], bool],
@@ -155,11 +157,11 @@ def _run(
 ) -> Run:
     for context in (session.main, session.draft):
         if context:
-            context.truncate(0)  # the time to the first token is that of a prompt read whole
+            context.truncate(0)  # the time to the first token includes the whole prompt
     settings = replace(variant.settings, seed=(variant.settings.seed or 0) + number)
     limit = settings.max_tokens or session.main.n_ctx
     text, tokens = "", list[int]()
-    for event in session.generate(question.tokens, settings, cancelled=cancelled):
+    for event in session.generate(prompt.tokens, settings, cancelled=cancelled):
         if isinstance(event, (Text, Done)):
             text += event.text
         if isinstance(event, Text):
@@ -167,21 +169,21 @@ def _run(
             on_progress(len(event.tokens) / limit)
     assert isinstance(event, Done)
     on_progress(1 - len(tokens) / limit)
-    return Run(question.prompt, variant.name, number, tokens, text, event.reason, event.statistics)
+    return Run(prompt.prompt, variant.name, number, tokens, text, event.reason, event.statistics)
 
 
 def _outcome(
     session: Session,
-    question: TokenizedPrompt,
+    prompt: TokenizedPrompt,
     variants: Sequence[Variant],
     runs: Mapping[str, Sequence[Run]],
 ) -> Outcome:
     differences = {
-        variant.name: _difference(session.main, question.tokens, runs[PLAIN], runs[variant.name])
+        variant.name: _difference(session.main, prompt.tokens, runs[PLAIN], runs[variant.name])
         for variant in variants[1:]
     }
     return Outcome(
-        question.prompt, runs, differences, _theory(session, question, variants[1:], runs[PLAIN][0].tokens)
+        prompt.prompt, runs, differences, _theory(session, prompt, variants[1:], runs[PLAIN][0].tokens)
     )
 
 
@@ -191,25 +193,25 @@ def _difference(
     for ours, theirs in zip(plain, other, strict=True):
         if list(ours.tokens) != list(theirs.tokens):
             at = common_prefix(list(ours.tokens), list(theirs.tokens))
-            said = [run.tokens[at] for run in (ours, theirs) if at < len(run.tokens)]
-            return Difference(ours.number, at, _gap(_next_logits(main, [*prompt, *ours.tokens[:at]]), said))
+            tokens = [run.tokens[at] for run in (ours, theirs) if at < len(run.tokens)]
+            return Difference(ours.number, at, _gap(_next_logits(main, [*prompt, *ours.tokens[:at]]), tokens))
     return None
 
 
-def _next_logits(main: LanguageModel, text: Sequence[int]) -> Logits:
-    for _ in prefill(main, text[:-1]):
+def _next_logits(main: LanguageModel, history: Sequence[int]) -> Logits:
+    for _ in prefill(main, history[:-1]):
         pass
-    logits: Logits = main.evaluate(text[-1:], 1)[0]
+    logits: Logits = main.evaluate(history[-1:], 1)[0]
     return logits
 
 
-def _gap(logits: Logits, said: Sequence[int]) -> float:
+def _gap(logits: Logits, tokens: Sequence[int]) -> float:
     second, best = np.partition(logits, -2)[-2:]
-    return float(best - (logits[list(said)].min() if len(said) == 2 else second))
+    return float(best - (logits[list(tokens)].min() if len(tokens) == 2 else second))
 
 
 def _theory(
-    session: Session, question: TokenizedPrompt, variants: Sequence[Variant], answer: Sequence[int]
+    session: Session, prompt: TokenizedPrompt, variants: Sequence[Variant], answer: Sequence[int]
 ) -> dict[str, float]:
     if not answer:
         return {}
@@ -217,7 +219,7 @@ def _theory(
     sources: dict[str, list[str]] = {}
     for variant in variants:
         if variant.settings.shape == "chain":
-            # Recycling is left out: what main thought on its variant is gone.
+            # without recycling: the logits that it needs are gone
             found = {
                 lookup.name: lookup
                 for lookup in session.lookups(variant.settings)
@@ -229,10 +231,10 @@ def _theory(
     main_costs, draft_costs = session.costs()
     lengths: dict[str, list[int]] = {}
     for name, lookup in lookups.items():
-        lengths[name] = theory.lookup_run_lengths(lookup, question.tokens, answer, MAX_DRAFT)
+        lengths[name] = theory.lookup_run_lengths(lookup, prompt.tokens, answer, MAX_DRAFT)
     if session.guesser and any("draft" in each for each in sources.values()):
         lengths["draft"] = theory.draft_run_lengths(
-            session.guesser, question.tokens, answer, session.main.n_vocab
+            session.guesser, prompt.tokens, answer, session.main.n_vocab
         )
     steps = dict.fromkeys(lookups, 0.0) | {"draft": draft_costs.seconds(1) if draft_costs else 0.0}
     n = len(answer)

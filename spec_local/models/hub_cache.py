@@ -1,12 +1,12 @@
-"""The cache of the Hugging Face hub, which all of its tools share: which models are in it, and how they get out.
+"""Find and delete models in the cache of the Hugging Face Hub, which all of its tools share.
 
-Its layout, its names and its locks are those of the package `huggingface-hub`:
+Layout, names and locks are those of the package `huggingface-hub`:
 
-    models--USER--REPO/blobs/HASH                 a file, named by the SHA-256 that the hub has of it
-    models--USER--REPO/blobs/HASH.incomplete      as much of it as has come
-    models--USER--REPO/snapshots/COMMIT/FILE      a link to its blob
-    models--USER--REPO/refs/REVISION              the commit that a branch or tag meant
-    .locks/models--USER--REPO/HASH.lock           held by who fetches it
+    models--USER--REPO/blobs/HASH                 a file, named by its SHA-256 on the Hub
+    models--USER--REPO/blobs/HASH.incomplete      a partial download
+    models--USER--REPO/snapshots/COMMIT/FILE      a link to the blob
+    models--USER--REPO/refs/REVISION              the commit of a branch or tag
+    .locks/models--USER--REPO/HASH.lock           held during the download
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from spec_local.errors import InvalidRequest
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_SOON_S = 0.3  # a lock that is free is had by then
+_LOCK_TIMEOUT_S = 0.3  # enough to acquire a free lock
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """One model of the hub.
+    """One model on the Hub.
 
-    repo: as "user/repo". files: its parts, the first one first; or quant: what the name of its file holds.
-    revision: a branch, a tag or a commit. size: bytes of all parts; sha256: of its only file; if known.
+    repo: "user/repo". files: its parts in order; or quant: a part of its file name. revision: a branch, tag
+    or commit. size: bytes of all parts, if known. sha256: of its only file, if known.
     """
 
     repo: str
@@ -42,47 +42,48 @@ class HubModel:
     sha256: str | None = None
 
     def choose(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Which of a repo's files it is made of; none if they are not (all) among them.
+        """Choose the model's files from a repository's file names; none unless all of them are there.
 
         Raises:
-            InvalidRequest: several models have the quantization in their name.
+            InvalidRequest: the quantization matches several models.
         """
         known = set(names)
         if self.files:
             return self.files if known.issuperset(self.files) else ()
         models = models_among(known)
         quant = self.quant.lower()
-        held = {stem: parts for stem, parts in models.items() if quant in base_name(stem).lower()}
-        if len(held) > 1:  # F16 means F16 although it is a part of BF16
+        matching = {stem: parts for stem, parts in models.items() if quant in base_name(stem).lower()}
+        if len(matching) > 1:  # F16 does not match BF16
             word = re.compile(rf"(?<![a-z0-9]){re.escape(quant)}(?![a-z0-9_])")
-            exact = {stem: parts for stem, parts in held.items() if word.search(base_name(stem).lower())}
-            held = exact or held
-        if len(held) > 1:
+            exact = {stem: parts for stem, parts in matching.items() if word.search(base_name(stem).lower())}
+            matching = exact or matching
+        if len(matching) > 1:
             raise InvalidRequest(
-                f"{self.quant} means several files of {self.repo}: name one of {some(map(base_name, held))}"
+                f"{self.quant} matches several files of {self.repo}: "
+                f"choose one of {shortened(map(base_name, matching))}"
             )
-        parts = next(iter(held.values()), [])
+        parts = next(iter(matching.values()), [])
         split = _PART.search(parts[0]) if parts else None
         return tuple(parts) if not split or len(parts) == int(split[2]) else ()
 
 
 def models_among(names: Iterable[str]) -> dict[str, list[str]]:
-    """The models that a repo's files make: a name each, and its parts."""
+    """The models among a repository's files: the parts of each, by name."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
-        # beside models, repos hold what belongs to them: projectors for images, importance matrices
+        # not models: projectors for images, importance matrices
         if name.endswith(".gguf") and not re.search(r"mmproj|imatrix", name, re.IGNORECASE):
             models.setdefault(_PART.sub("", name), []).append(name)
     return models
 
 
 def cached_files(model: HubModel) -> list[Path]:
-    """All files of a model, the first part first; none if one is missing, or is not what models.toml says.
+    """All files of a model, in order; none if one is missing or differs from models.toml.
 
-    Looks at sizes and names only, and never asks the hub.
+    Compares names and sizes only, and never calls the Hub.
 
     Raises:
-        InvalidRequest: its quantization means several files that are here.
+        InvalidRequest: the quantization matches several cached files.
     """
     for snapshot in _snapshots(model):
         names = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*.gguf") if p.is_file()]
@@ -96,12 +97,12 @@ def cached_files(model: HubModel) -> list[Path]:
 
 
 def remove(model: HubModel) -> None:
-    """Delete a model's files, save those that are another model's too, and what is left of cut downloads."""
+    """Delete a model's files, except those that another model shares, and interrupted downloads."""
     for path in cached_files(model):
         blob = blob_of(path)
         others = [p for p in (repo_folder(model.repo) / "snapshots").rglob("*") if blob_of(p) == blob]
         for other in others:
-            if other.name == path.name:  # the same file, in this commit or in others
+            if other.name == path.name:  # the same file in any commit
                 other.unlink()
         if all(other.name == path.name for other in others):
             blob.unlink(missing_ok=True)
@@ -119,12 +120,12 @@ def _size(paths: Iterable[Path]) -> int:
 
 
 def repo_folder(repo: str) -> Path:
-    """Where the cache keeps what is known of a repo."""
+    """The folder of a repository in the cache."""
     return Path(constants.HF_HUB_CACHE) / constants.REPO_ID_SEPARATOR.join(["models", *repo.split("/")])
 
 
 def _snapshots(model: HubModel) -> Iterator[Path]:
-    """Where a model's files may be, the likeliest first."""
+    """Folders where a model's files may be, the most likely one first."""
     folder = repo_folder(model.repo) / "snapshots"
     if COMMIT.fullmatch(model.revision):
         yield folder / model.revision
@@ -136,52 +137,52 @@ def _snapshots(model: HubModel) -> Iterator[Path]:
     yield first
     if model.revision != "main":
         return
-    # Not pinned: fetching one file moves the ref on, and the others are still good.
+    # Downloading one file moves the ref; the files of earlier commits are still valid.
     others = [snapshot for snapshot in folder.glob("*") if snapshot != first]
     yield from sorted(others, key=lambda snapshot: snapshot.stat().st_mtime, reverse=True)
 
 
 def blob_of(pointer: Path) -> Path:
-    """The file that a snapshot's link leads to, one step far."""
+    """The target of a snapshot's link, one level deep."""
     if not pointer.is_symlink():
         return pointer
     return Path(os.path.normpath(pointer.parent / pointer.readlink()))
 
 
 def part_of(blob: Path) -> Path:
-    """Where a blob is while it comes."""
+    """The partial file of a blob during its download."""
     return blob.with_name(f"{blob.name}.incomplete")
 
 
 def part_size(blob: Path) -> int:
-    """How many bytes of it have come."""
+    """Bytes of the partial file."""
     part = part_of(blob)
     return part.stat().st_size if part.is_file() else 0
 
 
 def link(blob: Path, pointer: Path) -> None:
-    """Let a file of a snapshot be this blob."""
+    """Link a file of a snapshot to its blob."""
     pointer.parent.mkdir(parents=True, exist_ok=True)
     if pointer.is_symlink() and not pointer.exists():
         pointer.unlink()
     try:
         pointer.symlink_to(os.path.relpath(blob, pointer.parent))
-    except FileExistsError:  # the other pull was quicker
+    except FileExistsError:  # another process was faster
         pass
-    except OSError:  # a disk without links
+    except OSError:  # the file system has no links
         blob.replace(pointer)
 
 
 @contextlib.contextmanager
 def locked(repo: str, key: str, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a blob; `waiting` is called if somebody else holds it."""
+    """Hold the lock of a blob; `waiting` is called if another process holds it."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path = Path(constants.HF_HUB_CACHE) / ".locks" / repo_folder(repo).name / f"{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(WeakFileLock(path, timeout=_SOON_S))
+            stack.enter_context(WeakFileLock(path, timeout=_LOCK_TIMEOUT_S))
         except TimeoutError:
             waiting()
             stack.enter_context(WeakFileLock(path))
@@ -189,7 +190,7 @@ def locked(repo: str, key: str, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _leftovers(repo: str) -> list[Path]:
-    """Parts of downloads that nobody is at."""
+    """Partial files of downloads that no process continues."""
 
     class Busy(Exception):
         pass
@@ -205,11 +206,11 @@ def _leftovers(repo: str) -> list[Path]:
 
 
 def base_name(name: str) -> str:
-    """A file's name without the folders of its repo."""
+    """A file name without the folders of its repository."""
     return name.rpartition("/")[2]
 
 
-def some(names: Iterable[str]) -> str:
-    """The first names of many."""
+def shortened(names: Iterable[str]) -> str:
+    """The first 12 names, sorted, and the number of the others."""
     listed = sorted(names)
     return ", ".join(listed[:12]) + (f" and {len(listed) - 12} more" if len(listed) > 12 else "")

@@ -1,4 +1,4 @@
-"""Whether two model files make a pair, and what it would bring: from their headers, and from costs that are known already."""
+"""Check whether two models make a pair, from their headers and from measured costs; no weights are loaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ from spec_local.policies.cost_model import CostModel
 from spec_local.proposers.vocabulary_map import VocabularyMap
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-"""That a guess stands: those that a report shows."""
+"""Acceptance rates that a report shows."""
 OVERHEAD = 150_000_000
-"""Bytes beside weights and caches: Python, compute buffers, rows of logits. Measured runs stayed below."""
-_NEARLY = 0.01  # of the ids
+"""Bytes besides weights and KV caches, a bound: Python, compute buffers, rows of logits."""
+_NEARLY = 0.01  # maximum share of different ids
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyMatch:
-    """How a draft's vocabulary compares with main's.
+    """How the vocabulary of a draft model compares with that of the main model.
 
-    verdict: ``same``: guesses are token ids as they are; ``nearly the same``: at most one id in a hundred stands for
-        something else, or the special tokens are treated differently; ``other``.
-    difference: why it is not the same, in words.
-    differing: ids, ascending, that stand for different tokens, or that one of the two has not.
-    share: of main's tokens, those that the draft can guess.
+    verdict: ``same``: token ids need no translation; ``nearly the same``: at most one id in a hundred
+        differs, or special tokens are treated differently; ``other``.
+    difference: the reason, in words, if it is not the same.
+    differing_ids: ids, ascending, of different tokens or missing from one vocabulary.
+    coverage: share of the main model's tokens that the draft model can propose.
     """
 
     verdict: Literal["same", "nearly the same", "other"]
@@ -45,7 +45,7 @@ class VocabularyMatch:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a session needs: of both models' weights, of both KV caches, of all else; and those that are free."""
+    """Bytes that a session needs for weights, KV caches and the rest, of both models, and free memory."""
 
     weights: int
     caches: int
@@ -63,9 +63,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSpeedup:
-    """What guessing brings at best, if each guess stands with this chance.
+    """The best possible speed-up at an acceptance rate.
 
-    guesses: a step, one after the other; 0: plain decoding is faster. times: its speed, in that of plain decoding.
+    draft_length: tokens a step in a chain; 0: plain decoding is faster. speedup: over plain decoding.
     """
 
     acceptance_rate: float
@@ -75,7 +75,8 @@ class ExpectedSpeedup:
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """One model of a pair. size: bytes of its tensors. n_ctx: tokens of its context. has_window: of attention, in some layers."""
+    """One model of a pair. size: bytes of its tensors. n_ctx: context length in tokens. has_window:
+    sliding-window attention in some layers."""
 
     path: Path
     description: str
@@ -86,7 +87,7 @@ class ModelSummary:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of a pair that works. expected_speedups: None where costs were not measured on this machine."""
+    """The facts about a pair. expected_speedups: None if costs were not measured on this machine."""
 
     main: ModelSummary
     draft: ModelSummary
@@ -104,18 +105,18 @@ def check(
     gpu_layers: int = -1,
     cache_type: str = "f16",
 ) -> Report:
-    """Look at a pair without loading weights.
+    """Check a pair without loading weights.
 
     Args:
-        n_ctx: tokens of the contexts, at most what each model was trained for.
-        threads, gpu_layers, cache_type: of the sessions to come, whose costs are looked up.
+        n_ctx: context length in tokens, at most what each model was trained for.
+        threads, gpu_layers, cache_type: settings of the sessions whose measured costs are used.
 
     Raises:
         ModelFileError: a file cannot be read.
-        ModelError: one of them cannot take guesses back, or writes no text.
-        VocabularyMismatch: no token is common.
+        ModelError: a model cannot roll back, or generates no text.
+        VocabularyMismatch: the vocabularies have no token in common.
     """
-    models = [_opened(path) for path in (main, draft)]
+    models = [_open(path) for path in (main, draft)]
     lengths = [model.n_ctx(n_ctx) for model in models]
     caches = [m.kv_bytes(n, CACHE_TYPES[cache_type]) for m, n in zip(models, lengths, strict=True)]
     memory = Memory(
@@ -137,36 +138,35 @@ def check(
 
 
 def compare(main: Vocabulary, draft: Vocabulary) -> VocabularyMatch:
-    """Hold a draft's vocabulary against main's.
+    """Compare the vocabulary of a draft model with that of the main model.
 
     Raises:
-        VocabularyMismatch: no token is common.
+        VocabularyMismatch: they have no token in common.
     """
-    why = difference(main, draft)
-    both = min(main.n_tokens, draft.n_tokens)
-    most = max(main.n_tokens, draft.n_tokens)
-    differing = [token for token in range(both) if main.text(token) != draft.text(token)]
-    differing += range(both, most)
-    if why is None:
-        return VocabularyMatch("same", None, differing, both / main.n_tokens)
-    is_near = main.type == draft.type and len(differing) <= _NEARLY * most
-    share = VocabularyMap(main, draft).share
-    return VocabularyMatch("nearly the same" if is_near else "other", why, differing, share)
+    reason = difference(main, draft)
+    smaller, larger = sorted((main.n_tokens, draft.n_tokens))
+    differing = [token for token in range(smaller) if main.text(token) != draft.text(token)]
+    differing += range(smaller, larger)
+    if reason is None:
+        return VocabularyMatch("same", None, differing, smaller / main.n_tokens)
+    is_near = main.type == draft.type and len(differing) <= _NEARLY * larger
+    coverage = VocabularyMap(main, draft).share
+    return VocabularyMatch("nearly the same" if is_near else "other", reason, differing, coverage)
 
 
 def expected_speedups(
     main: CostModel, draft: CostModel, acceptance_rates: Sequence[float]
 ) -> list[ExpectedSpeedup]:
-    """What a draft of such costs brings at best, for each chance that a guess stands."""
+    """The best possible speed-up with these costs, for each acceptance rate."""
     plain = 1.0 / main.seconds(1)
     plans = chain_plans(main, draft, acceptance_rates)
     return [
-        ExpectedSpeedup(c, len(p.parents), p.speed / plain)
-        for c, p in zip(acceptance_rates, plans, strict=True)
+        ExpectedSpeedup(rate, len(plan.parents), plan.speed / plain)
+        for rate, plan in zip(acceptance_rates, plans, strict=True)
     ]
 
 
-def _opened(path: Path) -> Model:
+def _open(path: Path) -> Model:
     model = open_header(path)
     model.check_can_roll_back()
     return model

@@ -1,8 +1,9 @@
-"""A copy of a model in fewer bits, as a draft: of main for itself, or of a draft that shall guess quicker.
+"""Copy a model in fewer bits to draft with: a copy of the main model itself, or a faster copy of a draft
+model.
 
-A copy of main has its vocabulary and mostly its opinion, and reads less. A call of one token is mostly reading the weights, so
-that the copy's calls are taken to cost the model's in the proportion of their bytes. A copy of half of main's size cannot win
-much, and one that says nonsense cannot either: see docs/pairs.md.
+A copy of the main model has its vocabulary and mostly agrees with it. Calls of one token mostly read the
+weights, so the cost of the copy's calls is taken to be in proportion to its bytes. A copy of half the size
+gains little, and so does one that rarely agrees: see docs/pairs.md.
 """
 
 import re
@@ -23,18 +24,18 @@ from spec_local.models.pairs import ExpectedSpeedup, expected_speedups
 from spec_local.policies.cost_model import CostModel
 
 ACCEPTANCE_RATES = (0.8, 0.9, 0.95)
-"""That a guess of the copy stands: usual ones, and one that few copies reach."""
+"""Usual acceptance rates of copies, and one that few of them reach."""
 _PROGRAM = "spec_local.llama.quantize"
-_PART = re.compile(r"-\d{5}-of-\d{5}$")  # of a split model, which becomes one file
-_SMALLER = 0.98  # of the model's bytes, at most; the size to expect is known to some kB only
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # of a split model, whose copy is one file
+_MAX_RATIO = 0.98  # of the model's bytes; the expected size is exact to some kB only
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """A copy that could be made.
+    """A possible copy.
 
-    size: bytes of the file to expect. source_size: bytes of the model that is copied. expected_speedups: None where main, or that
-    model, was never measured here.
+    size: expected bytes of the file. source_size: bytes of the source model. expected_speedups: None if the
+    costs of the main model or of the source model were not measured on this machine.
     """
 
     source: Path
@@ -46,12 +47,12 @@ class CopyPlan:
 
     @property
     def size_ratio(self) -> float:
-        """Of the model's bytes, those that the copy has."""
+        """Bytes of the copy over those of the source."""
         return self.size / self.source_size
 
     @property
     def cannot_pay(self) -> bool:
-        """Whether it is known that guessing with it would not pay even if nearly every guess stood."""
+        """Whether measured costs rule out a gain even at the highest acceptance rate."""
         return self.expected_speedups is not None and not self.expected_speedups[-1].draft_length
 
 
@@ -67,97 +68,97 @@ def plan(
     gpu_layers: int = -1,
     cache_type: str = "f16",
 ) -> CopyPlan:
-    """See whether a copy can be made, and what it would bring; nothing is written.
+    """Check whether a copy is possible, and estimate its gain; nothing is written.
 
     Args:
-        source: the model that is copied.
+        source: the model to copy.
         kind: one of `spec_local.llama.quantize.KINDS`.
-        target: the copy's file; None: the model's name and the kind, beside the model.
-        main: whom the copy shall guess for; None: the model itself.
-        force: overwrite what is there.
-        n_ctx, threads, gpu_layers, cache_type: of the sessions to come, whose costs are looked up.
+        target: the file to write; None: beside the source, named after it and the kind.
+        main: the model that the copy drafts for; None: the source.
+        force: overwrite an existing file.
+        n_ctx, threads, gpu_layers, cache_type: settings of the sessions whose measured costs are used.
 
     Raises:
-        InvalidRequest: the target is there already, or is the model itself.
-        ModelFileError, ModelError: a model cannot be read or cannot take guesses back, or this one is as small already.
+        InvalidRequest: the target exists, or is the source.
+        ModelFileError: a model cannot be read.
+        ModelError: a model cannot roll back, or the source is as small already.
         BackendError: llama.cpp cannot make such a copy.
-        SpecLocalError: there is no room on the disk.
+        SpecLocalError: the disk is too full.
     """
     target = target or source.with_name(f"{_PART.sub('', source.stem)}-{kind}.gguf")
 
-    def looked_up(path: Path) -> tuple[int, CostModel | None]:
+    def size_and_costs(path: Path) -> tuple[int, CostModel | None]:
         with closing(open_header(path)) as model:
             model.check_can_roll_back()
             size, length = model.size, model.n_ctx(n_ctx)
         conditions = Conditions(path, gpu_layers, threads or default_threads(), length, cache_type)
         return size, cost_store.load(conditions)
 
-    source_size, costs = looked_up(source)
-    mains = looked_up(main)[1] if main else costs
-    header = max(0, source.stat().st_size - source_size)  # of a split model: nothing
+    source_size, costs = size_and_costs(source)
+    main_costs = size_and_costs(main)[1] if main else costs
+    header = max(0, source.stat().st_size - source_size)  # 0 for a split model
     check_target(target, source, force=force)
     size = quantize(source, kind)["size"]
-    if size > _SMALLER * source_size:
+    if size > _MAX_RATIO * source_size:
         raise ModelError(
-            f"{source.name} has {format_size(source_size)} already and a {kind} copy would have {format_size(size)}: "
-            "give a --type of fewer bits"
+            f"{source.name} has {format_size(source_size)} and a {kind} copy would have {format_size(size)}: "
+            "give a --type with fewer bits"
         )
-    known = None
-    if costs and mains:
-        share = size / source_size
-        copy = CostModel({n: seconds * share for n, seconds in costs.costs.items()})
-        known = expected_speedups(mains, copy, ACCEPTANCE_RATES)
+    speedups = None
+    if costs and main_costs:
+        ratio = size / source_size
+        copy_costs = CostModel({n: seconds * ratio for n, seconds in costs.costs.items()})
+        speedups = expected_speedups(main_costs, copy_costs, ACCEPTANCE_RATES)
     _check_room(target, size + header)
-    return CopyPlan(source, target, kind, size + header, source_size + header, known)
+    return CopyPlan(source, target, kind, size + header, source_size + header, speedups)
 
 
 def check_target(target: Path, source: Path, *, force: bool) -> None:
-    """Refuse to write a draft over the model that it is made of, a folder or, without force, whatever is there.
+    """Check that a draft model can be written to `target`.
 
     Raises:
-        InvalidRequest: it would be.
+        InvalidRequest: it is the source, a folder or, without `force`, an existing file.
     """
     if target.exists():
         if target.samefile(source):
-            raise InvalidRequest(f"{target} is the model itself: give another --output")
+            raise InvalidRequest(f"{target} is the source model itself: give another --output")
         if target.is_dir():
             raise InvalidRequest(f"{target} is a folder: give the path of a file")
         if not force:
-            raise InvalidRequest(
-                f"{target} is there already: give another --output, or --force to replace it"
-            )
+            raise InvalidRequest(f"{target} exists: give another --output, or --force to replace it")
 
 
 def make(copy: CopyPlan, *, threads: int | None = None) -> Path:
-    """Make the copy; its file appears whole or not at all.
+    """Write the copy; the file is complete or absent.
 
     Raises:
-        BackendError: llama.cpp could not do it; the message quotes its reason.
-        OSError: the folder cannot be written to.
+        BackendError: llama.cpp failed; the message has its reason.
+        OSError: the folder is not writable.
     """
     with replacing(copy.target) as temporary:
         quantize(copy.source, copy.kind, temporary, threads)
-        shutil.copymode(copy.source, temporary)  # a temporary file is for its owner only
+        shutil.copymode(copy.source, temporary)  # temporary files are readable by their owner only
     return copy.target
 
 
 def quantize(
     source: Path, kind: str, target: Path | None = None, threads: int | None = None
 ) -> dict[str, int]:
-    """Quantize in a child process, which may die of it; without a target nothing is written, and the size is told.
+    """Quantize in a child process, since llama.cpp may crash; without a target, only compute the size.
 
     Raises:
-        BackendError: llama.cpp could not do it, or died; the message quotes its reason.
+        BackendError: llama.cpp failed or crashed; the message has its reason.
     """
-    more = [str(target), str(threads or default_threads())] if target else []
-    verdict = run_child(_PROGRAM, str(source), kind, *more)
-    if verdict.error:
-        raise BackendError(verdict.error)
-    if verdict.crash:
+    writing = [str(target), str(threads or default_threads())] if target else []
+    result = run_child(_PROGRAM, str(source), kind, *writing)
+    if result.error:
+        raise BackendError(result.error)
+    if result.crash:
         raise BackendError(
-            f"llama.cpp's quantizer died on {source} ({verdict.crash}): free some memory, give another --type, or run specdec doctor"
+            f"llama.cpp crashed while quantizing {source} ({result.crash}): "
+            "free some memory, give another --type, or run specdec doctor"
         )
-    return verdict.facts
+    return result.facts
 
 
 def _check_room(target: Path, size: int) -> None:
@@ -165,5 +166,6 @@ def _check_room(target: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < size:
         raise SpecLocalError(
-            f"the copy takes {format_size(size)} and {folder} has {format_size(free)} free: make room, or give --output on another disk"
+            f"the copy needs {format_size(size)} and {folder} has {format_size(free)} free: "
+            "free some space or give an --output on another disk"
         )

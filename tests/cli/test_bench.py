@@ -222,7 +222,7 @@ def test_a_killed_run_loses_nothing_that_was_measured(specdec, arguments, tmp_pa
         (["--per-category", "0"], "per-category is 0"),
         (["--delay", "-1"], "delay is -1"),
         (["--delay", "nan"], "delay is nan"),
-        (["--prompts", os.devnull], "holds no prompts"),
+        (["--prompts", os.devnull], "has no prompts"),
         (["--temp", "-1"], "temperature"),
         (["--out", "."], "no ordinary file"),
         (["--plot", os.devnull], "no ordinary file"),

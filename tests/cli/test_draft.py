@@ -76,7 +76,7 @@ def test_a_copy(fresh, wide, target):
 def test_what_is_there_stays_without_force(specdec, wide, target):
     target.write_text("mine")
     said = specdec.one_line(specdec("draft", "quantize", wide, "--output", target), 2)
-    assert "is there already" in said
+    assert "exists: give another --output" in said
     assert target.read_text() == "mine"
     assert specdec("draft", "quantize", wide, "--output", target, "--force").returncode == 0
     assert target.read_bytes()[:4] == b"GGUF"
@@ -174,7 +174,7 @@ def test_a_quantizer_that_dies_is_one_line(specdec, wide, target, tmp_path):
     done = specdec("draft", "quantize", wide, "-o", target, env=env)
     assert done.returncode == 1
     last = done.stderr.decode().splitlines()[-1]
-    assert last.startswith("specdec: llama.cpp's quantizer died on ")
+    assert last.startswith("specdec: llama.cpp crashed while quantizing ")
     assert "SIGABRT" in last
     assert made(target.parent) == []
 
@@ -185,7 +185,7 @@ def test_mains_that_are_refused(specdec, wide, target, tmp_path):
         ([recurrent], 1, "recurrent"),
         ([tmp_path / "absent.gguf"], 1, "does not exist"),
         ([wide, "--type", "F16"], 1, "already and a F16 copy would have"),
-        ([wide, "--output", wide, "--force"], 2, "is the model itself"),
+        ([wide, "--output", wide, "--force"], 2, "is the source model itself"),
     ]:
         output = [] if "--output" in arguments else ["--output", target]
         said = specdec.one_line(specdec("draft", "quantize", *arguments, *output), code)

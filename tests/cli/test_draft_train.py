@@ -106,7 +106,7 @@ def test_what_is_there_stays_without_force(quick, inside, short_main, target, mo
     target.parent.mkdir()
     target.write_text("mine")
     command = ["draft", "train", short_main, "-o", target, *SHORT]
-    assert "is there already" in inside.one_line(inside(*command), 2)
+    assert "exists: give another --output" in inside.one_line(inside(*command), 2)
     begun = []
     monkeypatch.setattr(making, "make", lambda recipe, *_: begun.append(recipe) or stop())
     assert inside(*command, "--force").returncode == 130
@@ -146,7 +146,7 @@ def test_too_short_is_one_line_and_not_lost(instant, inside, short_main, target,
         (["MAIN", "--minutes", "-1"], 2, "--minutes -1 is no time"),
         (["MAIN", "--text", "nowhere"], 2, "nowhere does not exist: check the path"),
         (["MAIN", "--plot", "."], 2, "is no ordinary file: give another place for the picture"),
-        (["MAIN", "-o", "MAIN", "--force"], 2, "is the model itself"),
+        (["MAIN", "-o", "MAIN", "--force"], 2, "is the source model itself"),
         (["MAIN", "-o", "."], 2, "is a folder: give the path of a file"),
         (["MAIN", "-o", "file/draft.gguf"], 1, "cannot be written (Not a directory): mend that"),
         (["absent.gguf"], 1, "absent.gguf does not exist: check the path"),

@@ -143,7 +143,7 @@ def test_names_of_the_hub(hubbed, server):
     done = hubbed("models", "pull", f"{REPO}:f16")
     assert done.stdout.decode().strip().endswith("draft-F16.gguf")
     assert "several files" in hubbed.one_line(hubbed("models", "pull", f"{REPO}:f32"), 2)
-    assert "name one of" in hubbed.one_line(hubbed("models", "pull", f"{REPO}:q9_9"), 2)
+    assert "choose one of" in hubbed.one_line(hubbed("models", "pull", f"{REPO}:q9_9"), 2)
     assert "check the name" in hubbed.one_line(hubbed("models", "pull", "nobody/nothing:q4"), 1)
     unknown = hubbed.one_line(hubbed("models", "pull", REPO), 2)
     assert "user/repo:quant" in unknown
@@ -211,7 +211,10 @@ def test_on_a_terminal(hubbed, toys):
 
 
 def test_help_waits_for_no_hub(specdec):
-    script = "import sys, specdec_cli.app, spec_local.models.catalog as r; r.models(); print('huggingface_hub' in sys.modules)"
+    script = (
+        "import sys, specdec_cli.app, spec_local.models.catalog as catalog; catalog.models(); "
+        "print('huggingface_hub' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], env=specdec.environment, capture_output=True, text=True, check=True
     )

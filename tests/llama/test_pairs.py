@@ -1,4 +1,4 @@
-"""Looking at pairs of real GGUF files, however large, and at what was measured of them."""
+"""Checking pairs of GGUF files of any size, with their measured costs."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ from spec_local.policies.cost_model import CostModel
 
 @pytest.fixture(scope="module")
 def huge_path(folder):
-    """A model of some hundred GB, all of it holes."""
+    """A model of more than 100 GB, as a sparse file."""
     path, n_embd, n_layers = folder / "huge.gguf", 8192, 400
     tokens, scores, types = tiny._vocabulary(())
     writer = gguf.GGUFWriter(path, "llama")
@@ -55,7 +55,7 @@ def huge_path(folder):
     return path, size
 
 
-def test_a_header_says_what_the_model_says(tiny_path, tiny_model, window_path, window_model):
+def test_a_header_agrees_with_the_loaded_model(tiny_path, tiny_model, window_path, window_model):
     for path, model in ((tiny_path, tiny_model), (window_path, window_model)):
         header = open_header(path)
         for what in ("size", "n_ctx_train", "description", "can_roll_back", "has_window", "chat_template"):
@@ -79,12 +79,12 @@ def test_weights_are_not_loaded(huge_path):
     model.close()
 
 
-def test_the_size_of_a_copy_needs_no_weights_either(huge_path):
+def test_the_size_of_a_copy_needs_no_weights(huge_path):
     path, size = huge_path
     assert quantized_size(path, "Q4_0") == pytest.approx(size * 4.5 / 16, rel=0.01)
 
 
-def test_a_header_that_kills(tmp_path):
+def test_a_header_that_crashes_llama_cpp(tmp_path):
     path = write_tiny_model(tmp_path / "deadly.gguf", n_layers=0)
     with pytest.raises(ModelFileError, match=r"crashes llama.cpp \(SIG[A-Z]+\)"):
         open_header(path)
@@ -99,7 +99,7 @@ def test_a_header_that_cannot_be_read(tmp_path, tiny_path):
         open_header(tmp_path / "absent.gguf")
 
 
-def test_children_say_what_became_of_them(tmp_path, monkeypatch, tiny_path):
+def test_child_processes_report_errors_and_crashes(tmp_path, monkeypatch, tiny_path):
     good = run_child("spec_local.llama.headers", str(tiny_path))
     assert good.works
     assert good.facts["size"] > 0
@@ -118,8 +118,7 @@ def test_children_say_what_became_of_them(tmp_path, monkeypatch, tiny_path):
         assert (verdict.crash, verdict.error) == (crash, None)
 
 
-def test_a_child_ends_with_its_parent(tmp_path):
-    """And takes with it what it had half written."""
+def test_a_child_ends_with_its_parent_and_deletes_its_partial_file(tmp_path):
     partial = tmp_path / "half"
     partial.touch()
     script = (
@@ -148,7 +147,7 @@ def test_a_pair(tiny_path, tiny_draft_path, tiny_model, tiny_draft, own_cache):
     assert pairs.check(tiny_path, tiny_draft_path, n_ctx=1 << 20).main.n_ctx == tiny_model.n_ctx_train
 
 
-def test_a_sliding_window_is_seen(tiny_path, window_path):
+def test_a_sliding_window_is_reported(tiny_path, window_path):
     report = pairs.check(tiny_path, window_path)
     assert (report.main.has_window, report.draft.has_window) == (False, True)
 
@@ -165,31 +164,33 @@ def test_recurrent_models_make_no_pair(tiny_path, recurrent_path):
             pairs.check(*pair)
 
 
-def test_costs_that_were_measured_say_what_to_expect(
+def test_measured_costs_give_expected_speedups(
     tiny_path, tiny_draft_path, tiny_model, tiny_draft, make_context, own_cache
 ):
     settings = {"n_ctx": 256, "threads": 1}
-    dear, cheap = CostModel({1: 1.0, 64: 1.2}), CostModel({1: 0.05})
+    expensive, cheap = CostModel({1: 1.0, 64: 1.2}), CostModel({1: 0.05})
 
-    def keep(model, table):  # with a session's batch, and a draft's rows
+    def save_costs(model, table):  # with the batch of a session and the logits of a draft model
         context = make_context(model, **settings, max_tokens=96, max_logits=1)
         cost_store.save(context, table)
 
-    keep(tiny_model, dear)
-    assert pairs.check(tiny_path, tiny_draft_path, **settings).expected_speedups is None  # half is nothing
-    keep(tiny_draft, cheap)
+    save_costs(tiny_model, expensive)
+    assert (
+        pairs.check(tiny_path, tiny_draft_path, **settings).expected_speedups is None
+    )  # one of two is not enough
+    save_costs(tiny_draft, cheap)
     known = pairs.check(tiny_path, tiny_draft_path, **settings).expected_speedups
-    assert known == pairs.expected_speedups(dear, cheap, pairs.ACCEPTANCE_RATES)
+    assert known == pairs.expected_speedups(expensive, cheap, pairs.ACCEPTANCE_RATES)
     assert known[-1].speedup > 3
     for other in ({"threads": 2}, {"n_ctx": 128}, {"gpu_layers": 0}, {"cache_type": "q8_0"}):
         assert pairs.check(tiny_path, tiny_draft_path, **settings | other).expected_speedups is None, other
 
 
-def test_conditions_stand_for_the_context_they_describe(tiny_path, tiny_model, make_context):
+def test_conditions_have_the_path_of_their_context(tiny_path, tiny_model, make_context):
     for n_ctx, branches in ((256, 1), (64, 1), (256, 8)):
         context = make_context(tiny_model, n_ctx=n_ctx, max_tokens=96, max_branches=branches)
-        said = Conditions(tiny_path, -1, 1, n_ctx, branching=branches > 1)
-        assert cost_store.path_of(said) == cost_store.path_of(context)
+        conditions = Conditions(tiny_path, -1, 1, n_ctx, branching=branches > 1)
+        assert cost_store.path_of(conditions) == cost_store.path_of(context)
     assert cost_store.path_of(Conditions(tiny_path, -1, 2, 256)) != cost_store.path_of(
         Conditions(tiny_path, -1, 1, 256)
     )

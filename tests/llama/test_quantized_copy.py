@@ -1,4 +1,4 @@
-"""Candidates of a model as a draft: what is promised, what is refused, and what a failure leaves."""
+"""Quantized copies: expected size and speed-up, refusals, and cleaning up after failures."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ from spec_local.policies.cost_model import CostModel
 
 @pytest.fixture(scope="module")
 def main(tmp_path_factory):
-    """Wide enough for K-quants, and large enough for sizes to be told apart."""
+    """Wide enough for K-quants, and large enough for measurable sizes."""
     return write_tiny_model(tmp_path_factory.mktemp("self") / "main.gguf", n_embd=256, n_layers=4)
 
 
@@ -28,7 +28,7 @@ def files(path):
     return sorted(p.name for p in path.iterdir())
 
 
-def test_a_copy_is_as_large_as_was_said(main, tmp_path, own_cache):
+def test_a_copy_has_the_expected_size(main, tmp_path, own_cache):
     copy = quantized_copy.plan(main, "Q4_0", tmp_path / "copies" / "copy.gguf")
     assert copy.expected_speedups is None
     assert not copy.cannot_pay
@@ -45,7 +45,7 @@ def test_a_copy_is_as_large_as_was_said(main, tmp_path, own_cache):
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
-def test_sizes_are_said_without_work(main, tmp_path, kind, monkeypatch):
+def test_sizes_are_computed_without_quantizing(main, tmp_path, kind, monkeypatch):
     real, dry = llama_cpp.llama_model_quantize, []
 
     def spy(source, target, params):
@@ -53,18 +53,18 @@ def test_sizes_are_said_without_work(main, tmp_path, kind, monkeypatch):
         return real(source, target, params)
 
     monkeypatch.setattr(llama_cpp, "llama_model_quantize", spy)
-    said = quantized_size(main, kind)
+    expected = quantized_size(main, kind)
     assert dry == [True]
     assert files(tmp_path) == []
     path = quantize(main, tmp_path / "copy.gguf", kind, threads=1)
-    assert Model(path, weights=False).size == pytest.approx(said, abs=6000)
+    assert Model(path, weights=False).size == pytest.approx(expected, abs=6000)
 
 
 @pytest.mark.parametrize(
     ("kind", "output"), [("Q4_0", "Q4_0"), ("Q8_0", "Q8_0"), ("Q4_K_M", "Q6_K"), ("Q2_K", "Q6_K")]
 )
-def test_the_output_is_as_short_as_the_rest(main, tmp_path, kind, output):
-    """llama.cpp alone would keep it longer, also in Q4_0."""
+def test_the_output_tensor_has_the_bits_of_the_rest(main, tmp_path, kind, output):
+    """By default llama.cpp uses more bits for it, also in Q4_0."""
     import gguf
 
     path = quantize(main, tmp_path / "copy.gguf", kind, threads=1)
@@ -74,49 +74,49 @@ def test_the_output_is_as_short_as_the_rest(main, tmp_path, kind, output):
         assert set(kinds.values()) == {kind, "F32"}  # the norms
 
 
-def test_it_lies_beside_main(main):
+def test_the_copy_is_beside_the_main_model(main):
     assert quantized_copy.plan(main, "Q2_K").target == main.parent / "main-Q2_K.gguf"
     part = main.with_name("large-00001-of-00003.gguf")
     part.symlink_to(main)
     assert quantized_copy.plan(part, "Q2_K").target == main.parent / "large-Q2_K.gguf"
 
 
-def test_what_is_small_already(main, tmp_path):
+def test_a_source_that_is_small_already(main, tmp_path):
     small = quantize(main, tmp_path / "small.gguf", "Q4_0", threads=1)
     for kind in ("Q4_0", "Q8_0", "F16"):
-        with pytest.raises(ModelError, match=f"small.gguf has .* MB already and a {kind} copy would have"):
+        with pytest.raises(ModelError, match=f"small.gguf has .* MB and a {kind} copy would have"):
             quantized_copy.plan(small, kind)
     assert quantized_copy.plan(small, "Q2_K").size_ratio < 1
 
 
-def test_what_is_there_stays(main, tmp_path):
-    target = tmp_path / "there.gguf"
+def test_existing_files_are_kept_without_force(main, tmp_path):
+    target = tmp_path / "existing.gguf"
     target.write_text("mine")
-    with pytest.raises(InvalidRequest, match=r"is there already.*--force"):
+    with pytest.raises(InvalidRequest, match=r"exists.*--force"):
         quantized_copy.plan(main, "Q4_0", target)
     assert target.read_text() == "mine"
     quantized_copy.make(quantized_copy.plan(main, "Q4_0", target, force=True), threads=1)
     assert target.read_bytes()[:4] == b"GGUF"
 
 
-def test_main_itself_is_never_replaced(main, tmp_path):
+def test_the_source_itself_is_never_replaced(main, tmp_path):
     link = tmp_path / "link.gguf"
     link.symlink_to(main)
     for target in (main, link):
-        with pytest.raises(InvalidRequest, match="is the model itself"):
+        with pytest.raises(InvalidRequest, match="is the source model itself"):
             quantized_copy.plan(main, "Q4_0", target, force=True)
     with pytest.raises(InvalidRequest, match="is a folder"):
         quantized_copy.plan(main, "Q4_0", tmp_path, force=True)
 
 
-def test_mains_that_need_no_copy_of_them(recurrent_path, tmp_path):
+def test_recurrent_and_missing_models_are_refused(recurrent_path, tmp_path):
     with pytest.raises(ModelError, match="recurrent"):
         quantized_copy.plan(recurrent_path, "Q4_0", tmp_path / "copy.gguf")
     with pytest.raises(ModelFileError, match="does not exist"):
         quantized_copy.plan(tmp_path / "absent.gguf", "Q4_0")
 
 
-def test_a_full_disk_is_told_before(main, tmp_path, monkeypatch):
+def test_a_full_disk_is_found_before_writing(main, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     need = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf").size
     asked = []
@@ -129,7 +129,7 @@ def test_a_full_disk_is_told_before(main, tmp_path, monkeypatch):
     free = need
     quantized_copy.plan(main, "Q4_0", tmp_path / "new" / "folder" / "copy.gguf")
     free = need - 1
-    with pytest.raises(SpecLocalError, match="MB free: make room"):
+    with pytest.raises(SpecLocalError, match="MB free: free some space"):
         quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf")
     assert asked == [tmp_path, tmp_path]
 
@@ -139,7 +139,7 @@ def test_a_full_disk_is_told_before(main, tmp_path, monkeypatch):
     [({1: 1.0, 2: 1.0, 64: 1.1}, False), ({1: 1.0, 2: 2.0, 64: 64.0}, True)],
     ids=["reads", "computes"],
 )
-def test_what_main_costs_says_what_a_copy_brings(main, tmp_path, own_cache, seconds, loses):
+def test_costs_of_the_main_model_give_expected_speedups(main, tmp_path, own_cache, seconds, loses):
     cost_store.save(Conditions(main, -1, 1, 512), CostModel(seconds))
     settings = {"n_ctx": 512, "threads": 1}
     copy = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", **settings)
@@ -157,8 +157,8 @@ def test_what_main_costs_says_what_a_copy_brings(main, tmp_path, own_cache, seco
     )
 
 
-def test_a_copy_that_guesses_for_another_main(main, tiny_draft_path, tmp_path, own_cache):
-    """Gains are from main's costs and the copied draft's; whose are not known are not guessed at."""
+def test_a_copy_that_drafts_for_another_model(main, tiny_draft_path, tmp_path, own_cache):
+    """The speed-up is from the costs of both models, and unknown if one is."""
     settings = {"n_ctx": 512, "threads": 1, "main": main}
 
     def planned():
@@ -172,7 +172,7 @@ def test_a_copy_that_guesses_for_another_main(main, tiny_draft_path, tmp_path, o
         found.append(planned())
     assert [copy.cannot_pay for copy in found] == [False, True]
     assert found[0].source == tiny_draft_path
-    # Without the header, which is large in a tiny file.
+    # without the header, which is large in a tiny file
     step = 0.5 * quantized_size(tiny_draft_path, "Q4_0") / Model(tiny_draft_path, weights=False).size
     best = max(
         sum(0.9**i for i in range(k + 1)) / (CostModel({1: 1.0, 64: 1.1}).seconds(k + 1) + k * step)
@@ -181,23 +181,23 @@ def test_a_copy_that_guesses_for_another_main(main, tiny_draft_path, tmp_path, o
     assert found[0].expected_speedups[1].speedup == pytest.approx(best, rel=0.01)
 
 
-def test_a_main_that_cannot_use_a_draft(main, recurrent_path, tmp_path):
+def test_a_main_model_that_cannot_roll_back_or_is_missing(main, recurrent_path, tmp_path):
     with pytest.raises(ModelError, match="is a recurrent model"):
         quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", main=recurrent_path)
     with pytest.raises(ModelFileError, match="does not exist"):
         quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", main=tmp_path / "absent.gguf")
 
 
-def test_a_quantizer_that_fails_or_dies_leaves_nothing(main, tmp_path, monkeypatch):
+def test_a_failed_or_crashed_quantization_leaves_no_file(main, tmp_path, monkeypatch):
     copy = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf")
-    said = run_child("spec_local.llama.quantize", str(main), "Q9")
-    assert "quantization 'Q9' is unknown" in said.error
+    result = run_child("spec_local.llama.quantize", str(main), "Q9")
+    assert "quantization 'Q9' is unknown" in result.error
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(site))
     for line, what in [
         ("lambda *a: 1", r"main\.gguf cannot be quantized \(llama.cpp gave no reason\)"),
-        ("lambda *a: os.abort()", r"died on .*main\.gguf \(SIGABRT\)"),
+        ("lambda *a: os.abort()", r"crashed while quantizing .*main\.gguf \(SIGABRT\)"),
     ]:
         (site / "sitecustomize.py").write_text(
             f"import os, llama_cpp\nllama_cpp.llama_model_quantize = {line}\n"

@@ -1,4 +1,4 @@
-"""Prompts of a benchmark: those that come along, those of a file, and what is wrong with a file."""
+"""The prompts of a benchmark: built in, from a file, and errors in a file."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ PROMPTS = [
 ]
 
 
-def test_those_that_come_along():
+def test_built_in_prompts():
     built_in = load()
     assert Counter(p.category for p in built_in).most_common() == [
         (c, 7) for c in dict.fromkeys(p.category for p in built_in)
@@ -53,34 +53,34 @@ def test_files(tmp_path, name, content, expected):
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("p.toml", "", "holds no prompts"),
-        ("p.txt", " \n\n", "holds no prompts"),
-        ("p.jsonl", "\n", "holds no prompts"),
-        ("p.toml", "[[prompt]\n", "is no TOML"),
+        ("p.toml", "", "has no prompts"),
+        ("p.txt", " \n\n", "has no prompts"),
+        ("p.jsonl", "\n", "has no prompts"),
+        ("p.toml", "[[prompt]\n", "is not valid TOML"),
         ("p.toml", "title = 1\n", "more than [[prompt]] tables"),
         ("p.toml", "prompt = 1\n", "more than [[prompt]] tables"),
         ("p.toml", '[[prompt]]\ncategory = "x"\ntext = "z"\n', "prompt 1 has category, text"),
         ("p.toml", "[[prompt]]\n", "prompt 1 has nothing"),
         ("p.toml", '[[prompt]]\ncategory = "x"\nname = "y"\ntext = " "\n', "prompt 1 has no text"),
         ("p.toml", '[[prompt]]\ncategory = "x"\nname = 7\ntext = "z"\n', "prompt 1 has no name"),
-        ("p.jsonl", '\n{"category"\n', "line 2 is no JSON"),
+        ("p.jsonl", '\n{"category"\n', "line 2 is not valid JSON"),
         ("p.jsonl", "[1]\n", "line 1 has list"),
-        ("p.jsonl", '{"category": "x", "name": "y", "text": "z"}\n' * 2, "two prompts called x/y"),
+        ("p.jsonl", '{"category": "x", "name": "y", "text": "z"}\n' * 2, "two prompts named x/y"),
         ("p.txt", b"Gr\xf6\xdfe", "is not UTF-8 (byte 2)"),
     ],
 )
-def test_what_is_wrong_with_a_file(tmp_path, name, content, what):
+def test_errors_in_a_file(tmp_path, name, content, what):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InvalidRequest) as error:
         load(tmp_path / name)
-    said = str(error.value)
-    assert what in said
-    assert f"{tmp_path / name}" in said
-    assert "\n" not in said
-    assert ": " in said  # what to do
+    message = str(error.value)
+    assert what in message
+    assert f"{tmp_path / name}" in message
+    assert "\n" not in message
+    assert ": " in message  # what to do
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "absent.toml")
 

@@ -1,4 +1,4 @@
-"""What is made of runs: ratios, intervals, and the report in all its forms."""
+"""Ratios and intervals of runs, and the report in all its formats."""
 
 import csv
 import io
@@ -58,7 +58,7 @@ def outcome(category, name, plain, other, difference=None, theory=2.0, **statist
     return Outcome(prompt, made, {"speculative": difference}, {"speculative": theory} if theory else {})
 
 
-GUESSES = {
+DRAFTING = {
     "draft_n": 8,
     "draft_n_accepted": 5,
     "tested_at": [4, 4],
@@ -67,9 +67,9 @@ GUESSES = {
     "profile": {"draft model": 1.0, "draft sampling": 0.5, "main model": 2.0, "verify": 0.25, "commit": 0.25},
 }
 OUTCOMES = [
-    outcome("code", "a", [10.0, 30.0, 11.0], [22.0, 1.0, 33.0], **GUESSES),
-    outcome("code", "b", [10.0], [5.0], Difference(1, 7, 0.0125), **GUESSES),
-    outcome("prose", "c", [8.0], [8.0], theory=None, **(GUESSES | {"tested_at": [1], "accepted_at": [0]})),
+    outcome("code", "a", [10.0, 30.0, 11.0], [22.0, 1.0, 33.0], **DRAFTING),
+    outcome("code", "b", [10.0], [5.0], Difference(1, 7, 0.0125), **DRAFTING),
+    outcome("prose", "c", [8.0], [8.0], theory=None, **(DRAFTING | {"tested_at": [1], "accepted_at": [0]})),
 ]
 
 
@@ -90,12 +90,12 @@ def test_estimates():
     assert (one.value, one.low, one.high, one.n) == pytest.approx((1.5, 1.5, 1.5, 1))
     assert geometric_mean([2.0, 0.5]).value == pytest.approx(1.0)
     many = geometric_mean(np.exp(np.random.default_rng(1).normal(0.2, 0.3, 100)))
-    # Of 100 values with a deviation of 0.3 the mean is uncertain by 1.96 · 0.03.
+    # the mean of 100 values with a standard deviation of 0.3 has an interval of ±1.96 · 0.03
     assert np.log(many.high / many.low) == pytest.approx(2 * 1.96 * 0.03, rel=0.2)
     assert many.low < many.value < many.high
 
 
-def test_intervals_hold_what_they_promise():
+def test_intervals_have_their_coverage():
     rng = np.random.default_rng(2)
     found = [geometric_mean(np.exp(rng.normal(0.3, 0.2, 40))) for _ in range(100)]
     assert 87 <= sum(e.low <= np.exp(0.3) <= e.high for e in found) <= 99
@@ -109,7 +109,7 @@ def test_figures_of_a_variant():
     assert figures.speedup.n == 3
     assert figures.tokens_per_second == 8.0
     assert figures.first_token_s == 1.5
-    # with a second of prompt each: 10 tokens in 1 + 10/22 s against 1 + 10/11, and so on
+    # with one second per prompt: 10 tokens in 1 + 10/22 s and in 1 + 10/11 s, and so on
     expected = [(1 + 10 / 11) / (1 + 10 / 22), (1 + 1) / (1 + 2), 1]
     assert figures.with_prompt.value == pytest.approx(np.prod(expected) ** (1 / 3))
     assert figures.tokens_per_step == 2.0
@@ -117,7 +117,7 @@ def test_figures_of_a_variant():
     assert figures.tested_at == [4 * 4 + 1, 4 * 4]
     assert figures.accepted_at == [4 * 3, 4 * 2]
     assert figures.steps_by == {"draft": 20, "none": 5}
-    assert figures.shares == pytest.approx({"guessing": 1.5 / 4, "main": 0.5, "rest": 0.5 / 4})
+    assert figures.shares == pytest.approx({"drafting": 1.5 / 4, "main": 0.5, "rest": 0.5 / 4})
     assert figures.theory == pytest.approx(2.0)
     assert figures.achieved == pytest.approx(((2 / 2) * (0.5 / 2)) ** 0.5)
     assert [str(prompt) for prompt, _ in figures.differences] == ["code/b"]
@@ -128,57 +128,62 @@ def test_figures_of_plain():
     assert figures.speedup.value == 1.0
     assert figures.acceptance is None
     assert figures.theory is None
-    assert figures.shares == {"guessing": 0, "main": 0, "rest": 0}
+    assert figures.shares == {"drafting": 0, "main": 0, "rest": 0}
 
 
 REPORT = """\
 # specdec bench
 
-|             | what                                              |
+|             | value                                             |
 | ----------- | ------------------------------------------------- |
 | main        | m.gguf (tiny), 2.0 MB, SHA-256 abababababab…      |
 | machine     | Abacus 9, 2 cores, Linux                          |
-| run with    | 1 thread, context 256                             |
+| settings    | 1 thread, context 256                             |
 | llama.cpp   | llama-cpp-python 0.3.36                           |
 | CPU kernels | avx2                                              |
 | specdec     | 0.1.0, 2026-01-02T03:04:05+00:00                  |
-| asked       | 3 prompts of 2 categories, 3 runs of each variant |
+| prompts     | 3 prompts of 2 categories, 3 runs of each variant |
 | answers     | up to 10 tokens, temperature 0                    |
-| peak memory | 123 MB, of all variants together                  |
+| peak memory | 123 MB, over all variants                         |
 
-## Speed-up: tokens/s after the prompt, against plain
+## Speed-up over plain decoding (tokens/s after the prompt)
 
-| category                    |       speculative |
-| --------------------------- | ----------------: |
-| code                        | 1.00 [0.50, 2.00] |
-| prose                       |              1.00 |
-| **all**                     | 1.00 [0.50, 2.00] |
-| all, with the prompt's time | 0.96 [0.67, 1.31] |
+| category              |       speculative |
+| --------------------- | ----------------: |
+| code                  | 1.00 [0.50, 2.00] |
+| prose                 |              1.00 |
+| **all**               | 1.00 [0.50, 2.00] |
+| all, with prompt time | 0.96 [0.67, 1.31] |
 
-Geometric means over prompts, and their 95 % bootstrap intervals.
+Geometric means over prompts, with 95 % bootstrap intervals.
 
-## Rates, and where the time goes
+## Rates and time
 
-| variant     | tokens/s | first token | tokens a step |  accepted | guessing |  main |  rest | steps by            |
-| ----------- | -------: | ----------: | ------------: | --------: | -------: | ----: | ----: | ------------------- |
-| plain       |     10.0 |      1.50 s |          1.00 |           |     0.0% |  0.0% |  0.0% |                     |
-| speculative |      8.0 |      1.50 s |          2.00 | 62% of 40 |    37.5% | 50.0% | 12.5% | draft 80%, none 20% |
+| variant     | tokens/s | first token | tokens/step \
+|  accepted | drafting |  main |  rest | steps by            |
+| ----------- | -------: | ----------: | ----------: \
+| --------: | -------: | ----: | ----: | ------------------- |
+| plain       |     10.0 |      1.50 s |        1.00 \
+|           |     0.0% |  0.0% |  0.0% |                     |
+| speculative |      8.0 |      1.50 s |        2.00 \
+| 62% of 40 |    37.5% | 50.0% | 12.5% | draft 80%, none 20% |
 
-## Accepted, by position of the guess
+## Acceptance rate by position
 
 | variant     |   1 |   2 |
 | ----------- | --: | --: |
 | speculative | 71% | 50% |
 
-## The best that any length of guesses could have done
+## Best possible speed-up with any draft length
 
-| variant     |   best | achieved of it |
-| ----------- | -----: | -------------: |
-| speculative | 2.00 × |            50% |
+| variant     |   best | achieved |
+| ----------- | -----: | -------: |
+| speculative | 2.00 × |      50% |
 
-## The texts, against plain
+## Output compared with plain decoding
 
-speculative: identical in 2 of 3 prompts; the others differ where main's logits are 0.0125 apart at most: code/b after 7 tokens (gap 0.0125).
+speculative: identical in 2 of 3 prompts; the others differ where the \
+logits of the main model are at most 0.0125 apart: code/b after 7 tokens (gap 0.0125).
 """
 
 
@@ -186,28 +191,28 @@ def test_markdown():
     assert report.markdown(results()) == REPORT
 
 
-def test_what_was_not_done_is_not_claimed():
+def test_parts_without_results_are_left_out():
     assert "**interrupted: 3 of 5 prompts**" in report.markdown(results(n_prompts=5))
     bare = [replace(o, theory={}, differences={"speculative": None}) for o in OUTCOMES]
-    said = report.markdown(results(outcomes=bare))
-    assert "best that any" not in said
-    assert "speculative: identical in all of 3 prompts." in said
+    text = report.markdown(results(outcomes=bare))
+    assert "Best possible" not in text
+    assert "speculative: identical in all of 3 prompts." in text
 
 
-def test_many_differences_are_not_all_named():
+def test_many_differences_are_shortened():
     many = [outcome("code", f"p{i}", [1.0], [1.0], Difference(1, i, i / 10)) for i in range(8)]
-    said = report.markdown(results(outcomes=many))
-    assert "code/p4 after 4 tokens" in said
-    assert "code/p5" not in said
-    assert "and 3 more" in said
-    assert "identical in 0 of 8 prompts" in said
-    assert "0.7 apart at most" in said
+    text = report.markdown(results(outcomes=many))
+    assert "code/p4 after 4 tokens" in text
+    assert "code/p5" not in text
+    assert "and 3 more" in text
+    assert "identical in 0 of 8 prompts" in text
+    assert "at most 0.7 apart" in text
 
 
 def test_bars():
-    said = report.markdown(results(), bars=True)
-    code, prose, whole = [line for line in said.splitlines() if "│" in line]
-    # The longest end, 2.00, takes all 40 cells: 1.0 is marked after 20.
+    text = report.markdown(results(), bars=True)
+    code, prose, whole = [line for line in text.splitlines() if "│" in line]
+    # the longest bar, 2.00, has 40 characters: the mark at 1.0 comes after 20
     assert code == "    code  " + "█" * 10 + "▓" * 10 + "│" + "░" * 19 + " 1.00 [0.50, 2.00]".rjust(18)
     assert prose == "    prose " + "█" * 20 + "│" + " " * 19 + " 1.00"
     assert whole.startswith("    all   ")
@@ -221,8 +226,8 @@ def test_bars_of_several_variants():
         "draft-max=1": one.runs["speculative"],
         "draft-max=2": one.runs["plain"],
     }
-    said = report.markdown(results(variants=both, outcomes=[replace(one, runs=runs)], n_prompts=1), bars=True)
-    bars = [line for line in said.splitlines() if "│" in line]
+    text = report.markdown(results(variants=both, outcomes=[replace(one, runs=runs)], n_prompts=1), bars=True)
+    bars = [line for line in text.splitlines() if "│" in line]
     assert bars[0] == "    code draft-max=1 " + "█" * 20 + " " * 19 + "│ 0.50"
     assert bars[1] == "         draft-max=2 " + "█" * 39 + "│ 1.00"
     assert len(bars) == 4
@@ -257,7 +262,7 @@ def test_json():
     assert first["runs"][3]["statistics"]["tested_at"] == [4, 4]
 
 
-def test_text_that_is_no_text_can_be_written():
+def test_invalid_unicode_can_be_written():
     broken = replace(OUTCOMES[0].runs["plain"][0], text="\udcff")
     report.as_json(
         results(outcomes=[replace(OUTCOMES[0], runs=OUTCOMES[0].runs | {"plain": [broken]})])

@@ -1,4 +1,4 @@
-"""Runs that take turns, on a session that says what it is told to."""
+"""Interleaved runs on a scripted session."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Text
 from spec_local.settings import GenerationSettings
 
-QUESTIONS = [TokenizedPrompt(Prompt("c", name, name), [1, 2, i]) for i, name in enumerate("xyz")]
+PROMPTS = [TokenizedPrompt(Prompt("c", name, name), [1, 2, i]) for i, name in enumerate("xyz")]
 ANSWER = [3, 4, 5, 6] * 5
 
 
 class Scripted:
-    """A session whose answers are given by proposer and prompt; every token takes a second, or less."""
+    """A session whose answers depend on proposer and prompt; a call takes a second, a draft token 0.25."""
 
     def __init__(self, answers, draft=None):
         self.main, self.draft, self.guesser, self._answers = FakeModel(), draft, draft, answers
@@ -31,13 +31,13 @@ class Scripted:
         self.main.evaluate(prompt, 0)
         if self.draft:
             self.draft.evaluate(prompt, 0)
-        said = self._answers(settings.proposer, prompt[-1])[: settings.max_tokens]
-        for token in said:
+        answer = self._answers(settings.proposer, prompt[-1])[: settings.max_tokens]
+        for token in answer:
             if cancelled():
                 yield Done("", "cancelled", Statistics())
                 return
             yield Text(chr(97 + token), [token])
-        yield Done("!", "length", Statistics(predicted_n=len(said), predicted_s=1.0, n_steps=len(said)))
+        yield Done("!", "length", Statistics(predicted_n=len(answer), predicted_s=1.0, n_steps=len(answer)))
 
     def proposers(self, settings):
         both = ["draft", "lookup"] if self.draft else ["lookup"]
@@ -64,9 +64,9 @@ def compared(**varied):
     return variants(GenerationSettings(seed=10, max_tokens=20), varied)
 
 
-def test_variants_take_turns_and_none_is_always_first():
+def test_variants_alternate_and_their_order_rotates():
     session = Scripted(alike)
-    events = list(measure(session, QUESTIONS, compared(proposer=["auto", "lookup"]), runs=2))
+    events = list(measure(session, PROMPTS, compared(proposer=["auto", "lookup"]), runs=2))
     warm_up, counted = session.calls[:3], session.calls[3:]
     assert warm_up == [(proposer, 0, 10, 16) for proposer in ("none", "auto", "lookup")]
     order = [("none", "auto", "lookup"), ("auto", "lookup", "none"), ("lookup", "none", "auto")]
@@ -90,7 +90,7 @@ def test_differences_and_their_gaps():
         return {("lookup", 1): other, ("lookup", 2): shorter}.get((proposer, prompt), ANSWER)
 
     session = Scripted(answers)
-    events = measure(session, QUESTIONS, compared(proposer=["lookup"]))
+    events = measure(session, PROMPTS, compared(proposer=["lookup"]))
     same, differs, ends = [event.differences["speculative"] for event in events if isinstance(event, Outcome)]
     assert same is None
     logits = FakeModel().logits([1, 2, 1, *ANSWER[:5]])
@@ -100,56 +100,56 @@ def test_differences_and_their_gaps():
     assert ends.gap == pytest.approx(best - second)
 
 
-def test_a_difference_of_the_second_run_counts():
+def test_a_difference_in_the_second_run_counts():
     turns = iter(range(100))
 
     def answers(proposer, prompt):
         return ANSWER if next(turns) != 5 else [7]  # warm-up: 0 and 1, first run: 2 and 3, second: 4 and 5
 
-    events = list(measure(Scripted(answers), QUESTIONS[:1], compared(), runs=2))
+    events = list(measure(Scripted(answers), PROMPTS[:1], compared(), runs=2))
     difference = events[-1].differences["speculative"]
     assert (difference.run, difference.at) == (2, 0)
 
 
-def test_theory_counts_who_may_guess():
-    # The prompt's end never occurs earlier, so that lookup begins to copy when the answer repeats itself.
+def test_theory_depends_on_the_proposers():
+    # the end of the prompt occurs nowhere else: the lookup finds nothing before the answer repeats itself
     draft = FakeModel(seed=5)
-    events = measure(Scripted(alike, draft), QUESTIONS[:1], compared(proposer=["lookup", "draft", "auto"]))
+    events = measure(Scripted(alike, draft), PROMPTS[:1], compared(proposer=["lookup", "draft", "auto"]))
     theory = list(events)[-1].theory
     assert set(theory) == {"lookup", "draft", "auto"}
-    # After 3 4 5 6 3 4 5 it copies the 13 tokens that are left, 4 at first: what followed is not longer yet.
+    # after 3 4 5 6 3 4 5 it proposes the remaining 13 tokens, first only 4 as no more have followed yet
     assert theory["lookup"] > 1.5
     assert 1.0 <= theory["draft"] < theory["lookup"] <= theory["auto"]
 
 
-def test_theory_is_silent_about_trees_and_empty_answers():
+def test_trees_and_empty_answers_have_no_theory():
     session = Scripted(alike, FakeModel())
-    *_, outcome = measure(session, QUESTIONS[:1], compared(shape=["chain", "tree"]))
+    *_, outcome = measure(session, PROMPTS[:1], compared(shape=["chain", "tree"]))
     assert set(outcome.theory) == {"chain"}
-    *_, outcome = measure(Scripted(lambda *_: []), QUESTIONS[:1], compared())
+    *_, outcome = measure(Scripted(lambda *_: []), PROMPTS[:1], compared())
     assert outcome.theory == {}
 
 
-def test_cancelling_ends_it_there():
+def test_cancelling_ends_the_benchmark():
     seen = []
-    events = measure(Scripted(alike), QUESTIONS, compared(), cancelled=lambda: len(seen) >= 4, delay=0.0)
+    events = measure(Scripted(alike), PROMPTS, compared(), cancelled=lambda: len(seen) >= 4, delay=0.0)
     for event in events:
         seen.append(event)
     assert [type(event) for event in seen] == [Run, Run, Outcome, Run]
 
 
-def test_progress_adds_up_even_where_answers_end_early():
+def test_progress_adds_up_when_answers_end_early():
     shares = []
-    list(measure(Scripted(lambda *_: ANSWER[:3]), QUESTIONS, compared(), runs=2, on_progress=shares.append))
+    list(measure(Scripted(lambda *_: ANSWER[:3]), PROMPTS, compared(), runs=2, on_progress=shares.append))
     assert sum(shares) == pytest.approx(3 * 2 * 2)
     assert max(shares) == pytest.approx(1 - 3 / 20)
 
 
-def test_rest_before_each_run(monkeypatch):
+def test_pause_before_each_run(monkeypatch):
     slept = []
     clock = iter(np.arange(0, 1000, 0.25))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     monkeypatch.setattr("time.sleep", slept.append)
-    list(measure(Scripted(alike), QUESTIONS[:1], compared(), delay=1.0))
+    list(measure(Scripted(alike), PROMPTS[:1], compared(), delay=1.0))
     assert len(slept) == 2 * 3
-    assert max(slept) <= 0.1  # or Ctrl-C would wait
+    assert max(slept) <= 0.1  # so that Ctrl-C is not delayed

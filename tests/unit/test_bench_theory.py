@@ -1,4 +1,4 @@
-"""The best that any length of guesses could have done: against trying all of them, and known cases."""
+"""The best possible speed-up of any draft length: against exhaustive search, and known cases."""
 
 import numpy as np
 import pytest
@@ -12,33 +12,33 @@ from spec_local.lookups import PromptLookup
 COSTS = st.lists(st.floats(0.1, 5), min_size=8, max_size=8)
 
 
-def by_trying_all(runs, main, draft_step, n, most):
-    """Every sequence of steps that says n tokens, forwards."""
+def exhaustive(runs, main, draft_step, n, most):
+    """The least time over all sequences of steps that generate n tokens."""
     times, todo = [], [(0, 0.0)]
     while todo:
-        said, time = todo.pop()
-        if said >= n:
+        done, time = todo.pop()
+        if done >= n:
             times.append(time)
             continue
-        todo.append((said + 1, time + main(1)))
+        todo.append((done + 1, time + main(1)))
         for source, lengths in runs.items():
             for k in range(1, most + 1):
-                if k <= lengths[said]:
-                    todo.append((said + k + 1, time + k * draft_step[source] + main(k + 1)))
+                if k <= lengths[done]:
+                    todo.append((done + k + 1, time + k * draft_step[source] + main(k + 1)))
     return min(times)
 
 
 @given(
-    rights=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=7),
+    correct=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=7),
     costs=COSTS,
     draft_step=st.floats(0, 2),
     most=st.integers(1, 5),
 )
-def test_it_is_the_best_of_all(rights, costs, draft_step, most):
-    runs = {name: run_lengths([r[i] for r in rights]) for i, name in enumerate(("draft", "lookup"))}
+def test_it_equals_an_exhaustive_search(correct, costs, draft_step, most):
+    runs = {name: run_lengths([c[i] for c in correct]) for i, name in enumerate(("draft", "lookup"))}
     steps = {"draft": draft_step, "lookup": 0.0}
-    arguments = runs, lambda k: costs[k - 1], steps, len(rights), most
-    assert best_seconds(*arguments) == pytest.approx(by_trying_all(*arguments))
+    arguments = runs, lambda k: costs[k - 1], steps, len(correct), most
+    assert best_seconds(*arguments) == pytest.approx(exhaustive(*arguments))
 
 
 def flat(n):
@@ -46,15 +46,15 @@ def flat(n):
 
 
 def test_known_cases():
-    right = {"lookup": run_lengths([True] * 9)}
+    correct = {"lookup": run_lengths([True] * 9)}
     assert best_seconds({}, flat, {}, 9, 4) == 9
     assert best_seconds({"lookup": [0] * 9}, flat, {"lookup": 0.0}, 9, 4) == 9
-    assert best_seconds(right, flat, {"lookup": 0.0}, 9, 2) == 3  # three steps of two guesses and one token
-    assert best_seconds(right, flat, {"lookup": 0.0}, 9, 64) == 1
-    assert best_seconds(right, flat, {"lookup": 0.4}, 9, 2) == pytest.approx(3 + 6 * 0.4)
     assert (
-        best_seconds(right, float, {"lookup": 0.0}, 9, 8) == 9
-    )  # verifying that shares nothing gains nothing
+        best_seconds(correct, flat, {"lookup": 0.0}, 9, 2) == 3
+    )  # three steps of two draft tokens and one more
+    assert best_seconds(correct, flat, {"lookup": 0.0}, 9, 64) == 1
+    assert best_seconds(correct, flat, {"lookup": 0.4}, 9, 2) == pytest.approx(3 + 6 * 0.4)
+    assert best_seconds(correct, float, {"lookup": 0.0}, 9, 8) == 9  # n tokens cost n calls: no gain
     assert best_seconds({}, flat, {}, 0, 4) == 0
 
 
@@ -65,25 +65,25 @@ def test_run_lengths():
 
 @pytest.mark.parametrize("limits", [{}, {"max_logits": 1}, {"max_logits": 5}, {"max_tokens": 3}])
 @pytest.mark.parametrize("cached", [[], [1, 2], [5, 6, 7, 8, 9]])
-def test_what_a_draft_would_have_guessed(limits, cached):
+def test_run_lengths_of_a_draft_model(limits, cached):
     main, draft = FakeModel(), FakeModel(noise=0.4, **limits)
     prompt, answer = [1, 2, 3], []
     for _ in range(20):
         answer.append(int(main.logits([*prompt, *answer]).argmax()))
-    right = [int(draft.logits([*prompt, *answer[:i]]).argmax()) == answer[i] for i in range(20)]
-    assert 4 < sum(right) < 20
+    correct = [int(draft.logits([*prompt, *answer[:i]]).argmax()) == answer[i] for i in range(20)]
+    assert 4 < sum(correct) < 20
     if cached:
         draft.evaluate(cached[:3], 0)
-    assert draft_run_lengths(draft, prompt, answer, main.n_vocab) == run_lengths(right)
+    assert draft_run_lengths(draft, prompt, answer, main.n_vocab) == run_lengths(correct)
 
 
-def test_a_draft_reads_the_answer_in_few_calls():
+def test_a_draft_model_reads_the_answer_in_few_calls():
     draft = FakeModel(max_logits=8)
     draft_run_lengths(draft, [1, 2, 3], [4] * 20, 16)
     assert draft.calls == [2, 8, 8, 4]
 
 
-def test_tokens_that_main_does_not_have_are_no_guesses():
+def test_tokens_beyond_the_main_models_vocabulary_are_ignored():
     class Padded(FakeModel):
         def evaluate(self, tokens, n_logits):
             logits = super().evaluate(tokens, n_logits)
@@ -93,7 +93,7 @@ def test_tokens_that_main_does_not_have_are_no_guesses():
     assert draft_run_lengths(Padded(), [1], answer, 16) == [1]
 
 
-def test_a_draft_of_a_shorter_context_guesses_only_there():
+def test_a_draft_model_with_a_shorter_context():
     long, short = FakeModel(), FakeModel(n_ctx=6)
     prompt, answer = [1, 2, 3], []
     for _ in range(8):
@@ -103,7 +103,7 @@ def test_a_draft_of_a_shorter_context_guesses_only_there():
     assert draft_run_lengths(short, list(range(7)), answer, 16) == [0] * 8
 
 
-def test_what_lookup_would_have_copied():
+def test_run_lengths_of_a_lookup():
     prompt = [1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3]
     #         4 follows 1 2 3, and so do 5, 6, 7; then 8 comes instead of 9
     assert lookup_run_lengths(PromptLookup(shortest=2), prompt, [4, 5, 6, 7, 8, 8], 64) == [4, 3, 2, 1, 0, 0]

@@ -9,7 +9,7 @@ from spec_local.settings import GenerationSettings
 BASE = GenerationSettings(seed=3, max_tokens=9)
 
 
-def test_plain_and_the_settings_as_they_are():
+def test_plain_and_the_given_settings():
     plain, other = variants(BASE, {})
     assert (plain.name, plain.settings.proposer) == (PLAIN, "none")
     assert (other.name, other.settings) == ("speculative", BASE)
@@ -42,12 +42,12 @@ def test_combinations_are_named_by_what_varies():
         ({"draft-max": [2, 999]}, "999"),
     ],
 )
-def test_impossible_variants(varied, what):
+def test_invalid_variants(varied, what):
     with pytest.raises(InvalidRequest, match=what):
         variants(BASE, varied)
 
 
-def test_no_speculation_at_all_compares_nothing():
+def test_plain_decoding_only_is_refused():
     with pytest.raises(InvalidRequest, match="--no-spec"):
         variants(GenerationSettings(proposer="none"), {})
 
@@ -60,7 +60,7 @@ def test_sweeps():
 @pytest.mark.parametrize(
     "text", ["", "draft-max", "draft-max=", "draft-max=1,,2", "draft-max=x", "temp=1", "=1"]
 )
-def test_sweeps_that_are_not_understood(text):
+def test_invalid_sweeps(text):
     with pytest.raises(InvalidRequest) as error:
         parse_sweep(text)
     assert "give" in str(error.value)

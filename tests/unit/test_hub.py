@@ -1,4 +1,4 @@
-"""Models of the hub: the real client, against a server that answers as the hub does."""
+"""Download from a local server that behaves like the Hugging Face Hub, with the real client."""
 
 import hashlib
 import threading
@@ -21,7 +21,7 @@ MODEL = HubModel(repo=REPO, files=("toy-q4_k_m.gguf",))
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A hub with one repo, in place of the real one; nothing is cached, nobody is logged in."""
+    """A Hub with one repository instead of the real one; an empty cache, no token."""
     with HubServer() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
@@ -44,25 +44,27 @@ def pull(model, **kwargs):
 
 
 def cached(tmp_path):
-    """Every file in the cache that is neither a lock nor a note about the cache itself."""
+    """Every file in the cache except locks."""
     found = [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and ".locks" not in p.parts]
     return sorted(p.relative_to(tmp_path / "cache" / "models--someone--toy-GGUF").as_posix() for p in found)
 
 
 def test_pull_and_find(server, tmp_path):
     assert hub_cache.cached_files(MODEL) == []
-    notices, told = [], []
-    path = pull(MODEL, log=notices.append, progress=lambda *n: told.append(n))
+    lines, progress = [], []
+    path = pull(MODEL, log=lines.append, progress=lambda *n: progress.append(n))
     assert path.read_bytes() == TOY
     assert hub_cache.cached_files(MODEL) == [path]
-    assert notices == [f"downloading toy: 0.0 MB into {tmp_path / 'cache'}"]
-    assert told[-1] == (len(TOY), len(TOY))
-    assert pull(MODEL, log=notices.append) == path
-    assert server.count("list") == server.count("bytes") == len(notices) == 1  # it was here already
-    assert hub_cache.cached_files(HubModel(repo=REPO, quant="q4_k_m")) == [path]  # by another name, too
+    assert lines == [f"downloading toy: 0.0 MB into {tmp_path / 'cache'}"]
+    assert progress[-1] == (len(TOY), len(TOY))
+    assert pull(MODEL, log=lines.append) == path
+    assert server.count("list") == server.count("bytes") == len(lines) == 1  # the second pull did nothing
+    assert hub_cache.cached_files(HubModel(repo=REPO, quant="q4_k_m")) == [
+        path
+    ]  # another name for the same file
 
 
-def test_the_cache_is_the_one_of_other_tools(server, tmp_path):
+def test_other_tools_find_the_cached_file(server, tmp_path):
     path = pull(MODEL)
     assert try_to_load_from_cache(REPO, "toy-q4_k_m.gguf", cache_dir=tmp_path / "cache") == str(path)
     scan = scan_cache_dir(tmp_path / "cache")
@@ -73,67 +75,67 @@ def test_the_cache_is_the_one_of_other_tools(server, tmp_path):
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
-def test_a_cut_connection_is_taken_up_again(server, ranges):
+def test_a_pull_resumes_after_an_interrupted_connection(server, ranges):
     server.cuts, server.ranges = [1000, 2000], ranges
-    told = []
-    assert pull(MODEL, progress=lambda *n: told.append(n)).read_bytes() == TOY
-    asked = [request[2] for request in server.requests if request[0] == "bytes"]
-    assert asked == [None, "bytes=1000-", "bytes=3000-" if ranges else "bytes=2000-"]
-    assert told[-1] == (len(TOY), len(TOY))
+    progress = []
+    assert pull(MODEL, progress=lambda *n: progress.append(n)).read_bytes() == TOY
+    headers = [request[2] for request in server.requests if request[0] == "bytes"]
+    assert headers == [None, "bytes=1000-", "bytes=3000-" if ranges else "bytes=2000-"]
+    assert progress[-1] == (len(TOY), len(TOY))
 
 
-def test_a_pull_goes_on_where_the_last_one_stopped(server, tmp_path):
+def test_a_pull_resumes_an_earlier_one(server, tmp_path):
     server.cuts = [1000] + [0] * hub.TRIES
-    with pytest.raises(DownloadError, match=r"cannot be reached .* what has come is kept"):
+    with pytest.raises(DownloadError, match=r"cannot reach the Hub .* the download will resume"):
         pull(MODEL)
     assert hub_cache.cached_files(MODEL) == []
     assert cached(tmp_path) == [f"blobs/{SHA256}.incomplete"]
     server.requests.clear()
-    notices = []
-    assert pull(MODEL, log=notices.append).read_bytes() == TOY
+    lines = []
+    assert pull(MODEL, log=lines.append).read_bytes() == TOY
     assert [request[2] for request in server.requests if request[0] == "bytes"] == ["bytes=1000-"]
-    assert "of it here already" in notices[0]
+    assert "of it already downloaded" in lines[0]
 
 
-def test_what_is_not_expected_is_not_kept(server, tmp_path):
-    server.lies[SHA256] = bytes(reversed(TOY))
-    with pytest.raises(DownloadError, match=f"SHA-256 [0-9a-f]+, not {SHA256}: it was not kept"):
+def test_a_wrong_file_is_deleted(server, tmp_path):
+    server.wrong[SHA256] = bytes(reversed(TOY))
+    with pytest.raises(DownloadError, match=f"SHA-256 [0-9a-f]+, not {SHA256}: it was deleted"):
         pull(MODEL)
     assert cached(tmp_path) == []
     assert hub_cache.cached_files(MODEL) == []
-    server.lies[SHA256] = TOY + b"!"
+    server.wrong[SHA256] = TOY + b"!"
     with pytest.raises(DownloadError, match=f"{len(TOY) + 1} bytes instead of {len(TOY)}"):
         pull(MODEL)
-    server.lies[SHA256] = TOY[:-1]
+    server.wrong[SHA256] = TOY[:-1]
     with pytest.raises(DownloadError, match=f"{len(TOY) - 1} bytes instead of {len(TOY)}"):
         pull(MODEL)
     assert cached(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("known", "what"), [({"size": 7}, "not the 7 of models.toml"), ({"sha256": "0" * 64}, f"not {'0' * 64}")]
+    ("known", "what"), [({"size": 7}, "not 7 as in models.toml"), ({"sha256": "0" * 64}, f"not {'0' * 64}")]
 )
-def test_the_hub_has_another_file(server, known, what):
+def test_a_file_on_the_hub_that_differs_from_models_toml(server, known, what):
     with pytest.raises(DownloadError, match=what):
         pull(HubModel(repo=REPO, files=MODEL.files, **known))
     assert server.count("bytes") == 0
-    pull(MODEL)  # another tool has the hub's file: it is not the one that models.toml means
+    pull(MODEL)  # without size and hash the file is downloaded; with them it does not count
     assert hub_cache.cached_files(HubModel(repo=REPO, files=MODEL.files, **known)) == []
 
 
-def test_a_damaged_file_is_fetched_again(server, tmp_path):
+def test_a_damaged_file_is_downloaded_again(server, tmp_path):
     path = pull(MODEL)
     path.resolve().write_bytes(TOY[:-1] + b"?")
-    notices = []
-    assert pull(MODEL, log=notices.append) == path
+    lines = []
+    assert pull(MODEL, log=lines.append) == path
     assert path.read_bytes() == TOY
-    assert "damaged" in notices[0]
+    assert "damaged" in lines[0]
     path.resolve().write_bytes(TOY[:-1])
     sized = HubModel(REPO, MODEL.files, size=len(TOY))
     assert hub_cache.cached_files(sized) == []
-    assert pull(sized, log=notices.append) == path
+    assert pull(sized, log=lines.append) == path
     assert path.read_bytes() == TOY
-    assert notices[-1].startswith("downloading toy")
+    assert lines[-1].startswith("downloading toy")
 
 
 @pytest.mark.parametrize("kind", ["list", "resolve"])
@@ -150,41 +152,41 @@ def test_a_damaged_file_is_fetched_again(server, tmp_path):
             Refusal(403, {"X-Error-Code": "GatedRepo"}),
             "is gated: accept its licence at http.*someone/toy-GGUF",
         ),
-        (Refusal(403), "ask for access"),
+        (Refusal(403), "ask for it at"),
         (Refusal(404, {"X-Error-Code": "RepoNotFound"}), "check the name"),
         (Refusal(429, {"Retry-After": "77"}), "wait 77 s"),
         (Refusal(503), "answers 503 .* try again later"),
     ],
     ids=["token", "private", "gated 401", "gated 403", "403", "404", "429", "503"],
 )
-def test_refusals_say_what_to_do(server, tmp_path, kind, refusal, what):
+def test_http_errors_suggest_what_to_do(server, tmp_path, kind, refusal, what):
     server.refusals[kind] = refusal
     with pytest.raises(DownloadError, match=what):
         pull(MODEL)
-    assert server.count(kind) == 1  # no silent waiting
+    assert server.count(kind) == 1  # no silent retries
     assert hub_cache.cached_files(MODEL) == []
 
 
-def test_other_failures_say_what_to_do(server, tmp_path, monkeypatch):
+def test_other_errors_suggest_what_to_do(server, tmp_path, monkeypatch):
     with pytest.raises(DownloadError, match=r"has no file gone\.gguf at revision main"):
         pull(HubModel(repo=REPO, files=("gone.gguf",)))
     with pytest.raises(DownloadError, match="no such revision"):
         pull(HubModel(repo=REPO, files=MODEL.files, revision="v9"))
-    server.refusals["list"] = Refusal(200)  # a page of somebody else's
-    with pytest.raises(DownloadError, match="does not answer as the hub does"):
+    server.refusals["list"] = Refusal(200)  # the page of another server
+    with pytest.raises(DownloadError, match="does not answer like the Hugging Face Hub"):
         pull(MODEL)
     server.refusals.clear()
-    with pytest.raises(InvalidRequest, match="no name of a repo"):
+    with pytest.raises(InvalidRequest, match="not a valid repository name"):
         pull(HubModel(repo="some--one/a..b", quant="Q4_0"))
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5})())
-    with pytest.raises(DownloadError, match=r"needs .* MB .* make room there, or set HF_HOME"):
+    with pytest.raises(DownloadError, match=r"needs .* MB .* free some space or set HF_HOME"):
         pull(MODEL)
     (tmp_path / "cache2").touch()  # a file where the folder should be
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache2"))
-    with pytest.raises(DownloadError, match="could not be written"):
+    with pytest.raises(DownloadError, match="cannot write someone/toy-GGUF"):
         pull(MODEL)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(DownloadError, match="the hub cannot be reached"):
+    with pytest.raises(DownloadError, match="cannot reach the Hub"):
         pull(MODEL)
 
 
@@ -196,24 +198,24 @@ def test_a_token_is_sent_to_the_hub(server, monkeypatch):
 
 @pytest.mark.parametrize("model", [HubModel(REPO, tuple(PARTS)), HubModel(REPO, quant="Q8_0")])
 def test_split_files(server, tmp_path, model):
-    told = []
-    path = pull(model, progress=lambda *n: told.append(n))
+    progress = []
+    path = pull(model, progress=lambda *n: progress.append(n))
     assert path.name == "toy-q8_0-00001-of-00003.gguf"
-    here = hub_cache.cached_files(model)
-    assert {p.name: p.read_bytes() for p in here} == PARTS
-    assert here[0] == path
-    assert told == sorted(told)
-    assert told[-1] == (sum(map(len, PARTS.values())),) * 2
-    here[2].unlink()
+    files = hub_cache.cached_files(model)
+    assert {p.name: p.read_bytes() for p in files} == PARTS
+    assert files[0] == path
+    assert progress == sorted(progress)
+    assert progress[-1] == (sum(map(len, PARTS.values())),) * 2
+    files[2].unlink()
     assert hub_cache.cached_files(model) == []
 
 
-def test_of_split_files_all_or_none(server):
+def test_split_files_are_complete_or_absent(server):
     server.put(REPO, {name: content for name, content in PARTS.items() if "00002" not in name})
-    with pytest.raises(InvalidRequest, match="no file of someone/toy-GGUF is of quantization Q8_0"):
+    with pytest.raises(InvalidRequest, match="someone/toy-GGUF has no Q8_0 file"):
         pull(HubModel(REPO, quant="Q8_0"))
     server.put(REPO, PARTS)
-    server.lies[hashlib.sha256(PARTS["toy-q8_0-00003-of-00003.gguf"]).hexdigest()] = b"something else"
+    server.wrong[hashlib.sha256(PARTS["toy-q8_0-00003-of-00003.gguf"]).hexdigest()] = b"something else"
     with pytest.raises(DownloadError, match="00003"):
         pull(HubModel(REPO, quant="Q8_0"))
     assert hub_cache.cached_files(HubModel(REPO, quant="Q8_0")) == []
@@ -247,26 +249,24 @@ NAMES = [
         ("imatrix", ()),
     ],
 )
-def test_quantizations(quant, chosen):
+def test_choosing_files_by_quantization(quant, chosen):
     assert HubModel(REPO, quant=quant).choose(NAMES) == chosen
 
 
-def test_what_a_quantization_could_mean(server):
+def test_errors_for_a_quantization_list_the_choices(server):
     server.put(REPO, dict.fromkeys(NAMES, TOY))
     with pytest.raises(
-        InvalidRequest, match=r"Q4_K means several files .*: name one of toy-Q4_K_M.gguf, toy-Q4_K_S"
+        InvalidRequest, match=r"Q4_K matches several files .*: choose one of toy-Q4_K_M.gguf, toy-Q4_K_S"
     ):
         pull(HubModel(REPO, quant="Q4_K"))
-    with pytest.raises(
-        InvalidRequest, match=r"is of quantization Q9: name one of toy-BF16.gguf, .*, toy-Q6_K$"
-    ):
+    with pytest.raises(InvalidRequest, match=r"has no Q9 file: choose one of toy-BF16.gguf, .*, toy-Q6_K$"):
         pull(HubModel(REPO, quant="Q9"))
     server.put(REPO, {"model.safetensors": b"x"})
-    with pytest.raises(InvalidRequest, match="it has no GGUF file"):
+    with pytest.raises(InvalidRequest, match="it has no GGUF files"):
         pull(HubModel(REPO, quant="Q4_K_M"))
 
 
-def test_a_pinned_revision_stays(server):
+def test_a_pinned_revision_is_kept(server):
     old = server.put(REPO, {"toy-q4_k_m.gguf": b"GGUF, the old one"}, revision="v1")
     for revision in ("v1", old):
         pinned = HubModel(REPO, MODEL.files, revision=revision)
@@ -277,19 +277,19 @@ def test_a_pinned_revision_stays(server):
     assert hub_cache.cached_files(HubModel(REPO, MODEL.files, revision="v2")) == []
     server.put(REPO, PARTS, revision="v2")
     pull(HubModel(REPO, quant="Q8_0", revision="v2"))
-    # what is there of other revisions is not it
+    # files of other revisions do not count
     assert hub_cache.cached_files(HubModel(REPO, MODEL.files, revision="v2")) == []
 
 
-def test_a_newer_commit_hides_nothing(server):
+def test_a_newer_commit_keeps_earlier_downloads(server):
     path = pull(MODEL)
     server.put(REPO, {"toy-q4_k_m.gguf": TOY, **PARTS, "new.txt": b"news"})
-    pull(HubModel(REPO, quant="Q8_0"))  # now main means the newer commit
+    pull(HubModel(REPO, quant="Q8_0"))  # now refs/main is the newer commit
     assert hub_cache.cached_files(MODEL) == [path]
 
 
 def test_offline(server, monkeypatch):
-    with pytest.raises(DownloadError, match="specdec is offline: run specdec models pull toy with a network"):
+    with pytest.raises(DownloadError, match="specdec is offline: run specdec models pull toy when online"):
         pull(MODEL, offline=True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(DownloadError, match="offline"):
@@ -302,21 +302,21 @@ def test_offline(server, monkeypatch):
     assert server.requests == []
 
 
-def test_two_pulls_at_once(server):
+def test_concurrent_pulls_download_once(server):
     listed = threading.Barrier(2, timeout=10)
     list_ = server._list
 
     def together(*arguments):
-        listed.wait()  # both are past the look at the cache
+        listed.wait()  # both have found the cache empty
         list_(*arguments)
 
     server._list = together
     waiting = threading.Event()
-    server.gate = lambda: waiting.wait(10)  # until the other one has met the lock
+    server.gate = lambda: waiting.wait(10)  # until the other one waits for the lock
     paths, errors = [], []
 
     def log(line):
-        if "another program is at toy-q4_k_m.gguf" in line:
+        if "another process that downloads toy-q4_k_m.gguf" in line:
             waiting.set()
 
     def work():
@@ -337,10 +337,10 @@ def test_two_pulls_at_once(server):
     assert waiting.is_set()
 
 
-def test_names_that_lead_out_of_the_cache(server):
+def test_file_names_outside_the_cache_are_refused(server):
     server.put(REPO, {"../../../toy-Q4_0.gguf": TOY, "/toy-Q5_0.gguf": TOY, "a/./toy-Q8_0.gguf": TOY})
     for quant in ("Q4_0", "Q5_0", "Q8_0"):
-        with pytest.raises(InvalidRequest, match="no file of"):
+        with pytest.raises(InvalidRequest, match="has no Q"):
             pull(HubModel(REPO, quant=quant))
 
 
@@ -356,25 +356,25 @@ def test_remove(server, tmp_path):
     assert cached(tmp_path) == ["refs/main"]
 
 
-def test_remove_spares_what_others_use(server, tmp_path):
+def test_remove_keeps_shared_files(server, tmp_path):
     server.put(REPO, {"toy-q4_k_m.gguf": TOY, "copy-f16.gguf": TOY})
     pull(MODEL)
     copy = pull(HubModel(REPO, quant="F16"))
     hub_cache.remove(MODEL)
-    assert copy.read_bytes() == TOY  # one blob, two names
+    assert copy.read_bytes() == TOY  # one blob, two names: kept
     old = server.put(REPO, {"copy-f16.gguf": TOY}, revision="v1")
     pinned = HubModel(REPO, ("copy-f16.gguf",), revision=old)
     pull(pinned)
-    hub_cache.remove(pinned)  # one name, two commits: all of it goes
+    hub_cache.remove(pinned)  # one name in two commits: deleted
     assert cached(tmp_path) == ["refs/main"]
 
 
-def test_remove_clears_what_a_cut_download_left(server, tmp_path):
+def test_remove_deletes_interrupted_downloads(server, tmp_path):
     server.cuts = [1000] + [0] * hub.TRIES
     with pytest.raises(DownloadError):
         pull(MODEL)
     assert hub_cache.size_on_disk(MODEL) == 1000
-    with hub_cache.locked(REPO, SHA256, lambda: None):  # somebody is at it
+    with hub_cache.locked(REPO, SHA256, lambda: None):  # a download is in progress
         assert hub_cache.size_on_disk(MODEL) == 0
         hub_cache.remove(MODEL)
     assert hub_cache.size_on_disk(MODEL) == 1000

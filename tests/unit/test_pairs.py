@@ -1,4 +1,4 @@
-"""How two vocabularies compare, and what a draft of known costs promises: no model, no files."""
+"""Comparing vocabularies, and expected speed-ups from known costs; without model files."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from spec_local.policies.cost_model import CostModel
 
 
 class Toy:
-    """A vocabulary of one-letter tokens after five special ones; what else is said of it is the same of all."""
+    """A vocabulary of one-letter tokens after five special ones."""
 
     def __init__(self, letters, *, kind=1, bos=0, special="<abcd", eos=-1):
         self.names = [f"<{c}>".encode() for c in special] + [c.encode() for c in letters]
@@ -27,7 +27,7 @@ class Toy:
 LETTERS = [chr(0x4E00 + i) for i in range(400)]
 
 
-def changed(*places):
+def with_changes(*places):
     return [chr(0x3041 + i) if i in places else c for i, c in enumerate(LETTERS)]
 
 
@@ -36,7 +36,7 @@ def test_the_same():
     assert (same.verdict, same.difference, list(same.differing_ids), same.coverage) == ("same", None, [], 1.0)
 
 
-def test_the_same_but_for_padding_and_special_names():
+def test_padding_and_names_of_special_tokens_may_differ():
     main, draft = Toy([*LETTERS, "x", "y"]), Toy(LETTERS, special="<abcz")
     longer = compare(main, draft)
     assert longer.verdict == "same"
@@ -46,33 +46,33 @@ def test_the_same_but_for_padding_and_special_names():
 
 
 def test_nearly_the_same():
-    near = compare(Toy(LETTERS), Toy(changed(3, 7)))
+    near = compare(Toy(LETTERS), Toy(with_changes(3, 7)))
     assert near.verdict == "nearly the same"
     assert list(near.differing_ids) == [8, 12]
     assert near.difference.startswith("token 8 is ")
     assert near.coverage == 403 / 405
 
 
-def test_another_beginning_is_nearly_the_same():
+def test_another_bos_token_is_nearly_the_same():
     near = compare(Toy(LETTERS), Toy(LETTERS, bos=1))
     assert (near.verdict, list(near.differing_ids)) == ("nearly the same", [])
     assert near.difference == "they differ in the bos token"
 
 
 @pytest.mark.parametrize(
-    ("draft", "share"),
+    ("draft", "coverage"),
     [
-        (Toy(changed(*range(5))), 400 / 405),  # more than one in a hundred
-        (Toy(LETTERS[::-1]), 1.0),  # all there, at other places
+        (Toy(with_changes(*range(5))), 400 / 405),  # more than one in a hundred differ
+        (Toy(LETTERS[::-1]), 1.0),  # the same tokens with other ids
         (Toy(LETTERS[:100]), 105 / 405),
         (Toy(LETTERS, kind=2), 1.0),
     ],
 )
-def test_another(draft, share):
+def test_another_vocabulary(draft, coverage):
     other = compare(Toy(LETTERS), draft)
     assert other.verdict == "other"
     assert other.difference
-    assert other.coverage == pytest.approx(share)
+    assert other.coverage == pytest.approx(coverage)
 
 
 def test_nothing_in_common():
@@ -80,7 +80,7 @@ def test_nothing_in_common():
         compare(Toy("ab", special="", bos=-1), Toy("cdefg", special="", bos=-1, kind=2))
 
 
-def test_prospects_weigh_what_guesses_bring_and_cost():
+def test_expected_speedups_weigh_gain_and_cost():
     main = CostModel({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0, 64: 1.0})
     cheap = expected_speedups(main, CostModel({1: 0.1}), (0.0, 0.5, 0.9))
     assert [p.acceptance_rate for p in cheap] == [0.0, 0.5, 0.9]
