@@ -178,7 +178,7 @@ COMMANDS = {
     "/stats": _SlashCommand(_stats, "show statistics of the last answer, and where its time went"),
     "/read": _SlashCommand(_read, "send a text file before the next message", "FILE", None),
     "/save": _SlashCommand(
-        _save, f"save the conversation; {_STATE}: and both models' KV caches", f"[{_STATE}] FILE", None
+        _save, f"save the conversation; with {_STATE} also the KV caches", f"[{_STATE}] FILE", None
     ),
     "/load": _SlashCommand(_load, "continue a saved conversation", "FILE", None),
     "/exit": _SlashCommand(_exit, "leave the chat, like Ctrl-D"),
