@@ -1,10 +1,10 @@
-"""What `make demo` shows: real speculation on the starter model, and honestly what it gains or loses.
+"""`make demo`: speculative decoding on the starter model, with the measured speed-up or slow-down.
 
     python examples/demo.py
 
-A prompt is answered plainly, with prompt lookup, with a draft model in a second llama.cpp context, and by the adaptive
-policy, which takes of both what pays. The draft was trained on what the starter says, by specdec draft train, and comes
-with specdec: a call of it costs a thirtieth of main's, and it guesses a third of main's tokens right.
+Compares plain decoding, prompt lookup, a draft model and the adaptive policy, which chooses between the two.
+The draft model was trained on the starter's output by `specdec draft train` and comes with specdec. Its calls
+take a thirtieth of the main model's time, and a third of its tokens are accepted.
 """
 
 import statistics
@@ -16,9 +16,9 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.models import catalog
 
 TEXT = """\
-The lighthouse at Cape Verity was built in 1871 by the engineer Ada Brandt. It stands 42 metres high and its light \
-can be seen for 30 kilometres. In 1911 the oil lamp was replaced by an electric one, and since 1988 nobody has \
-lived there: the light is switched on and off by a clock."""
+The lighthouse at Cape Verity was built in 1871 by the engineer Ada Brandt. It stands 42 metres high and its \
+light can be seen for 30 kilometres. In 1911 the oil lamp was replaced by an electric one, and since 1988
+nobody \ has lived there: the light is switched on and off by a clock."""
 PROMPT = f"Repeat the following text word for word.\n\n{TEXT}"
 ROUNDS = 3
 
@@ -29,46 +29,47 @@ def main() -> None:
     with Session.open(starter, draft, n_ctx=1024, log=print) as session:
         model = session.main.model
         prompt = Conversation(model, ChatTemplate(model)).ask(PROMPT)
-        ways = {
+        variants = {
             "plain decoding": {"proposer": "none"},
-            "prompt lookup, 8 a step": {"proposer": "lookup", "policy": "fixed", "draft_max": 8},
-            "the trained draft, 4 a step": {"proposer": "draft", "policy": "fixed", "draft_max": 4},
-            "adaptive, what pays of both": {},
+            "prompt lookup, 8 per step": {"proposer": "lookup", "policy": "fixed", "draft_max": 8},
+            "draft model, 4 per step": {"proposer": "draft", "policy": "fixed", "draft_max": 4},
+            "adaptive policy": {},
         }
-        speeds: dict[str, list[float]] = {way: [] for way in ways}
+        speeds: dict[str, list[float]] = {name: [] for name in variants}
         for round_ in range(ROUNDS):
-            # interleaved, so that a busy moment of the machine does not hit one way only
-            for way, choice in ways.items():
+            # Interleaved, so that other load on the machine affects all variants.
+            for name, options in variants.items():
                 settings = GenerationSettings(
-                    sampling=SamplingSettings(temperature=0), max_tokens=96, **choice
+                    sampling=SamplingSettings(temperature=0), max_tokens=96, **options
                 )
                 if round_ == 0:
-                    print(f"\n── {way} " + "─" * (60 - len(way)))
+                    print(f"\n── {name} " + "─" * (60 - len(name)))
                 for event in session.generate(prompt, settings):
                     if round_ == 0 and isinstance(event, Text):
                         sys.stdout.write(event.text)
                         sys.stdout.flush()
                 s = event.statistics
-                speeds[way].append(s.tokens_per_second)
+                speeds[name].append(s.tokens_per_second)
                 if round_ == 0:
                     print(
-                        f"\n[{s.tokens_per_second:.1f} tokens/s · {s.predicted_n} tokens in {s.n_steps} steps"
-                        f" · accepted {s.draft_n_accepted} of {s.draft_n} guesses]"
+                        f"\n[{s.tokens_per_second:.1f} tokens/s"
+                        f" · {s.predicted_n} tokens in {s.n_steps} steps"
+                        f" · accepted {s.draft_n_accepted} of {s.draft_n} draft tokens]"
                     )
     plain = statistics.median(speeds["plain decoding"])
-    print(f"\nMedian of {ROUNDS} interleaved runs, against plain decoding:")
-    for way, measured in speeds.items():
+    print(f"\nMedian of {ROUNDS} interleaved runs, compared with plain decoding:")
+    for name, measured in speeds.items():
         ratio = statistics.median(measured) / plain
         verdict = (
-            "the measure"
-            if way == "plain decoding"
+            "baseline"
+            if name == "plain decoding"
             else "faster"
             if ratio > 1.02
             else "slower"
             if ratio < 0.98
             else "no difference"
         )
-        print(f"  {way:<31} {statistics.median(measured):7.1f} tokens/s  {ratio:5.2f} ×  {verdict}")
+        print(f"  {name:<31} {statistics.median(measured):7.1f} tokens/s  {ratio:5.2f} ×  {verdict}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`specdec bench`: plain and speculative decoding in turns, and what can be said of it."""
+"""`specdec bench`: compare speculative with plain decoding on this machine."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spec_local.bench.variants import Variant
     from spec_local.session import Session
 
-_PROMPTS, _COMPARED, _RESULTS = "Prompts", "What is compared", "Results"
+_PROMPTS, _VARIANTS, _RESULTS = "Prompts", "Variants", "Results"
 
 
 class OutputChoice(StrEnum):
@@ -41,13 +41,13 @@ class OutputChoice(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class BenchSampling(SamplingOptions):
-    """As everywhere, with the defaults of a measurement."""
+    """`SamplingOptions` with the defaults of a benchmark."""
 
     temp: Annotated[
-        float, Option(help="Temperature; 0: always the most probable token.", rich_help_panel="Sampling")
+        float, Option(help="Temperature; 0 always takes the most probable token.", rich_help_panel="Sampling")
     ] = 0.0
     max_tokens: Annotated[
-        int | None, Option("--tokens", "--max-tokens", "-n", help="Most tokens of an answer.")
+        int | None, Option("--tokens", "--max-tokens", "-n", help="Maximum number of tokens per answer.")
     ] = 128
 
 
@@ -56,69 +56,76 @@ def bench(
     prompts: Annotated[
         Path | None,
         Option(
-            help="TOML or .jsonl with category, name and text, or a prompt a line (default: built in).",
+            help="Prompts: TOML or .jsonl with category, name and text, or one prompt per line "
+            "(default: built-in prompts).",
             rich_help_panel=_PROMPTS,
         ),
     ] = None,
     category: Annotated[
-        list[str] | None, Option(help="Only this category. Repeatable.", rich_help_panel=_PROMPTS)
+        list[str] | None, Option(help="Use only this category; repeatable.", rich_help_panel=_PROMPTS)
     ] = None,
     per_category: Annotated[
-        int | None, Option(help="Only the first so many of each category.", rich_help_panel=_PROMPTS)
+        int | None, Option(help="Use only the first N prompts of each category.", rich_help_panel=_PROMPTS)
     ] = None,
-    runs: Annotated[int, Option(help="Runs of each prompt and variant.", rich_help_panel=_COMPARED)] = 1,
+    runs: Annotated[
+        int, Option(help="Number of runs per prompt and variant.", rich_help_panel=_VARIANTS)
+    ] = 1,
     sweep: Annotated[
         list[str] | None,
         Option(
             metavar="NAME=A,B",
-            help="Compare values, as draft-max=1,2,4,8. Repeatable.",
-            rich_help_panel=_COMPARED,
+            help="Compare values of an option, as in draft-max=1,2,4,8; repeatable.",
+            rich_help_panel=_VARIANTS,
         ),
     ] = None,
     proposers: Annotated[
-        str | None, Option(metavar="A,B", help="Compare who guesses.", rich_help_panel=_COMPARED)
+        str | None, Option(metavar="A,B", help="Compare proposers.", rich_help_panel=_VARIANTS)
     ] = None,
     policies: Annotated[
-        str | None, Option(metavar="A,B", help="Compare how the length is chosen.", rich_help_panel=_COMPARED)
+        str | None, Option(metavar="A,B", help="Compare draft-length policies.", rich_help_panel=_VARIANTS)
     ] = None,
     delay: Annotated[
-        float, Option(help="Seconds of rest before each run, for hot laptops.", rich_help_panel=_COMPARED)
+        float,
+        Option(
+            help="Seconds to wait before each run, so that a laptop cools down.", rich_help_panel=_VARIANTS
+        ),
     ] = 0.0,
     output: Annotated[
         OutputChoice,
-        Option(help="Form of the result; jsonl: a line a run, at once.", rich_help_panel=_RESULTS),
+        Option(help="Output format; jsonl writes one line per run, immediately.", rich_help_panel=_RESULTS),
     ] = OutputChoice.md,
     out: Annotated[
         Path | None,
         Option(
-            help="Write the result there (jsonl is appended), and a report here.", rich_help_panel=_RESULTS
+            help="Write the results to this file (jsonl appends) and a report to standard output.",
+            rich_help_panel=_RESULTS,
         ),
     ] = None,
-    plot: Annotated[Path | None, Option(help="Draw a PNG too.", rich_help_panel=_RESULTS)] = None,
+    plot: Annotated[Path | None, Option(help="Also draw a PNG.", rich_help_panel=_RESULTS)] = None,
     verbose: Annotated[
-        int, Option("--verbose", "-v", count=True, help="A line a prompt; -vv: llama.cpp's own log.")
+        int, Option("--verbose", "-v", count=True, help="Show a line per prompt; -vv: also llama.cpp's log.")
     ] = 0,
     *,
     models: ModelOptions,
     sampling: BenchSampling,
 ) -> None:
-    """Measure what speculation gains on this machine, with real prompts.
+    """Measure the speed-up of speculative decoding on this machine, with real prompts.
 
-    Plain and speculative runs of the same prompts take turns, and each reads its prompt anew.
+    Plain and speculative runs of the same prompt alternate, and each run reads the prompt again.
 
     Examples:
 
       specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --per-category 2
 
-      specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --sweep draft-max=2,4,8 --output csv --out x.csv
+      specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --sweep draft-max=2,4,8 --out result.md
     """
     with exits.guarded():
-        # Everything that could be wrong with the request is told before anything slow.
+        # Report invalid values before anything slow.
         _check(runs=runs, per_category=per_category, tokens=sampling.max_tokens, delay=delay)
-        asked = _prompts(prompts, category or [], per_category)
+        selected = _prompts(prompts, category or [], per_category)
         variants = _variants(models, sampling, sweep or [], proposers, policies)
         for path in (out, plot):
-            _check_place(path)
+            _check_output(path)
         if plot:
             plots.check()
         from spec_local.llama import runtime
@@ -126,16 +133,16 @@ def bench(
         runtime.set_verbose(verbose > 1)
         render.prepare_stdout()
         with (
-            _written(plot) as picture,
+            _replacing(plot) as picture,
             _sink(output, out) as sink,
-            _fitting(models, variants).open(render.note) as session,
+            _session_options(models, variants).open(render.note) as session,
             render.interruptible() as cancelled,
         ):
             results = _measured(
-                session, asked, variants, runs, delay, models.threads, sink, verbose, cancelled=cancelled
+                session, selected, variants, runs, delay, models.threads, sink, verbose, cancelled=cancelled
             )
             if not results.outcomes:
-                render.note("interrupted before the first prompt was done: nothing to report")
+                render.note("interrupted before the first prompt was finished: nothing to report")
                 raise KeyboardInterrupt
             sink.finish(results)
             if picture:
@@ -144,9 +151,9 @@ def bench(
             raise KeyboardInterrupt
 
 
-def _check_place(path: Path | None) -> None:
+def _check_output(path: Path | None) -> None:
     if path and path.exists() and not path.is_file():
-        raise InvalidRequest(f"{path} is no ordinary file: give another place for the result")
+        raise InvalidRequest(f"{path} is not a regular file: give another path")
 
 
 def _check(runs: int, per_category: int | None, tokens: int | None, delay: float) -> None:
@@ -181,15 +188,15 @@ def _variants(
         name, values = parse_sweep(each)
         varied[name] = values
     base = dataclasses.replace(generation_settings(models, sampling), seed=sampling.seed or 0)
-    found = variants(base, varied)
+    compared = variants(base, varied)
     _, draft = paired(models.main or STARTER, models.draft)
-    if not draft and any(variant.settings.proposer == "draft" for variant in found):
+    if not draft and any(variant.settings.proposer == "draft" for variant in compared):
         raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
-    return found
+    return compared
 
 
-def _fitting(models: ModelOptions, variants: "Sequence[Variant]") -> ModelOptions:
-    """The options with which a session can go all of these variants."""
+def _session_options(models: ModelOptions, variants: "Sequence[Variant]") -> ModelOptions:
+    """The options of a session that can run all of these variants."""
     settings = [variant.settings for variant in variants[1:]]
     drafts = any(each.proposer in ("auto", "draft") for each in settings)
     shapes = {each.shape for each in settings} - {"chain"}
@@ -203,8 +210,8 @@ def _fitting(models: ModelOptions, variants: "Sequence[Variant]") -> ModelOption
 
 
 @contextlib.contextmanager
-def _written(path: Path | None) -> Iterator[Path | None]:
-    """A file that is there when the block has ended well; that it cannot be is told at its start."""
+def _replacing(path: Path | None) -> Iterator[Path | None]:
+    """A temporary file that replaces `path` if the block succeeds; errors are raised at its start."""
     from spec_local.files import replacing
 
     if not path:
@@ -215,7 +222,7 @@ def _written(path: Path | None) -> Iterator[Path | None]:
 
 
 class _Sink:
-    """Where results go: what is said at once, and what at the end."""
+    """Where results go: some immediately, others at the end."""
 
     def begin(self, record: Mapping[str, Any], variants: "Sequence[Variant]") -> None:
         pass
@@ -228,7 +235,7 @@ class _Sink:
 
 
 class _Whole(_Sink):
-    """All at the end: into a file, and a report on standard output; or that alone."""
+    """Writes everything at the end: to a file with a report on standard output, or only the latter."""
 
     def __init__(self, output: OutputChoice, part: Path | None) -> None:
         self._output, self._part = output, part
@@ -246,7 +253,7 @@ class _Whole(_Sink):
 
 
 class _Lines(_Sink):
-    """A JSON object a line, each of them at once, so that what a killed run has measured is not lost."""
+    """Writes one JSON object per line immediately, so that an aborted run loses no measurements."""
 
     def __init__(self, write: Callable[[str], object], *, reports: bool) -> None:
         self._write, self._reports = write, reports
@@ -286,12 +293,12 @@ def _report(results: "Results") -> None:
 @contextlib.contextmanager
 def _sink(output: OutputChoice, out: Path | None) -> Iterator[_Sink]:
     if output != OutputChoice.jsonl:
-        with _written(out) as part:
+        with _replacing(out) as part:
             yield _Whole(output, part)
     elif not out:
         yield _Lines(render.write, reports=False)
     else:
-        with out.open("a", encoding="utf-8", buffering=1) as file:  # a line at a time
+        with out.open("a", encoding="utf-8", buffering=1) as file:  # line-buffered
             yield _Lines(file.write, reports=True)
 
 
@@ -329,21 +336,24 @@ def _measured(
 
 
 def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -> "list[TokenizedPrompt]":
-    """The prompts that leave room for an answer."""
+    """The prompts that fit into the context together with an answer."""
     from spec_local.bench.runner import tokenize
 
     model, n_ctx = session.main.model, session.main.n_ctx
     if not model.chat_template:
-        render.note("this model has no chat template: continuing the prompts as they are")
-    found = tokenize(model, prompts)
-    fitting = [question for question in found if len(question.tokens) + n_tokens <= n_ctx]
+        render.note("this model has no chat template: the prompts are used as they are")
+    questions = tokenize(model, prompts)
+    fitting = [question for question in questions if len(question.tokens) + n_tokens <= n_ctx]
     if not fitting:
         raise InvalidRequest(
-            f"no prompt fits into the context of {n_ctx} tokens with {n_tokens} of an answer: give a larger --ctx"
+            f"no prompt and an answer of {n_tokens} tokens fit into the context of {n_ctx} tokens: "
+            "give a larger --ctx"
         )
-    if skipped := [str(question.prompt) for question in found if question not in fitting]:
+    if skipped := [str(question.prompt) for question in questions if question not in fitting]:
         render.note(
-            f"skipped, too long for the context of {n_ctx} tokens with {n_tokens} of an answer: {', '.join(skipped)}"
+            f"skipped because an answer of {n_tokens} tokens would not fit "
+            f"into the context of {n_ctx} tokens: "
+            f"{', '.join(skipped)}"
         )
     return fitting
 
@@ -354,7 +364,7 @@ def _progress(n_runs: int, sink: _Sink) -> contextlib.AbstractContextManager[Cal
 
 
 def _line(outcome: "Outcome") -> str:
-    """What a prompt has shown, in one line."""
+    """The results of a prompt in one line."""
     from spec_local.bench.figures import decode_rate, run_median, speedup
 
     parts = []

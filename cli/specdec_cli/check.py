@@ -1,4 +1,4 @@
-"""`specdec models check`: whether two models make a pair, without loading them."""
+"""`specdec models check`: check whether two models form a pair, without loading their weights."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,21 +29,24 @@ def check(
         str | None,
         Argument(
             metavar="DRAFT",
-            help="The model that guesses; a pair's name says it.",
+            help="Draft model; not needed if MAIN is a pair.",
             autocompletion=completion.models,
         ),
     ] = None,
-    ctx: Annotated[int, Option(min=1, max=1 << 24, help="Tokens of context of the sessions to come.")] = 4096,
+    ctx: Annotated[int, Option(min=1, max=1 << 24, help="Context size of later sessions, in tokens.")] = 4096,
     threads: Annotated[
-        int | None, Option(min=1, max=512, help="Their threads (default: one per physical core).")
+        int | None, Option(min=1, max=512, help="Their number of threads (default: one per physical core).")
     ] = None,
-    gpu_layers: Annotated[int, Option(help="Their layers on the GPU; negative: all.")] = -1,
+    gpu_layers: Annotated[
+        int, Option(help="Their number of layers on the GPU; a negative number means all.")
+    ] = -1,
     cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
 ) -> None:
-    """Say whether a draft suits a main model: vocabularies, architectures, memory, and the speed-up to expect.
+    """Check whether a draft model fits a main model: vocabularies, memory, and expected speed-up.
 
-    No weights are loaded. The speed-up needs costs that were measured on this machine: specdec tune MAIN DRAFT.
+    Only the headers of the files are read. The expected speed-up follows from costs measured on this
+    machine by specdec tune MAIN DRAFT.
 
     Examples:
 
@@ -58,7 +61,7 @@ def check(
 
         main_name, draft_name = paired(main, draft)
         if draft_name is None:
-            raise InvalidRequest(f"{main_name} is no pair: give its draft, too")
+            raise InvalidRequest(f"{main_name} is not a pair: give a draft model, too")
         main_file, draft_file = resolve_pair(main, draft)
         assert draft_file
         report = pairs.check(
@@ -72,15 +75,15 @@ def check(
         render.prepare_stdout()
         rows = [
             ("vocabulary", _vocabulary(report.vocabulary_match)),
-            ("main", _member(report.main)),
+            ("main", _model(report.main)),
             (
                 "draft",
-                f"{_member(report.draft)} ({report.draft.size / report.main.size:.2f} of main's bytes)",
+                f"{_model(report.draft)} ({report.draft.size / report.main.size:.2f} times the main model's)",
             ),
             ("memory", _memory(report.memory, max(report.main.n_ctx, report.draft.n_ctx))),
         ]
         if report.expected_speedups:
-            rows += _prospects(report.expected_speedups)
+            rows += _speedup_rows(report.expected_speedups)
         else:
             tune = ["specdec", "tune", main_name, draft_name]
             for name, value, usual in (
@@ -103,34 +106,38 @@ def _vocabulary(match: "VocabularyMatch") -> str:
     if more > 0:
         ids += f" and {more} more"
     if match.verdict == "same":
-        return f"the same, but for ids {ids}" if ids else "the same"
-    guessable = f"the draft can guess {_percent(match.coverage)} of main's tokens"
+        return f"the same, except ids {ids}" if ids else "the same"
+    coverage = f"the draft model can propose {_percent(match.coverage)} of the main model's tokens"
     if match.verdict == "nearly the same":
         which = f"ids {ids}" if ids else match.difference
-        return f"nearly the same, but for {which}; {guessable}"
-    return f"another one ({match.difference}); {guessable}"
+        return f"nearly the same, except {which}; {coverage}"
+    return f"different ({match.difference}); {coverage}"
 
 
 def _percent(share: float) -> str:
-    """Never 100 % of what is not all of it."""
+    """In percent, but never 100 % of less than all."""
     return "all" if share == 1 else f"{min(share, 0.999):.1%}"
 
 
-def _member(member: "ModelSummary") -> str:
-    window = ", sliding window (its cache is kept whole)" if member.has_window else ""
-    return f"{member.path.name}: {member.description}, {format_size(member.size)}{window}"
+def _model(model: "ModelSummary") -> str:
+    window = ", sliding window (with a full-size KV cache)" if model.has_window else ""
+    return f"{model.path.name}: {model.description}, {format_size(model.size)}{window}"
 
 
 def _memory(memory: "Memory", n_ctx: int) -> str:
-    parts = f"weights {format_size(memory.weights)}, caches of {n_ctx} tokens {format_size(memory.caches)}, all else {format_size(memory.overhead)}"
-    return f"{format_size(memory.needed)} needed ({parts}); {format_size(memory.free)} free"
+    parts = [
+        f"weights {format_size(memory.weights)}",
+        f"KV caches of {n_ctx} tokens {format_size(memory.caches)}",
+        f"overhead {format_size(memory.overhead)}",
+    ]
+    return f"{format_size(memory.needed)} needed ({', '.join(parts)}); {format_size(memory.free)} free"
 
 
-def _prospects(several: "Sequence[ExpectedSpeedup]") -> list[tuple[str, str]]:
+def _speedup_rows(speedups: "Sequence[ExpectedSpeedup]") -> list[tuple[str, str]]:
     return [
-        ("chance", "".join(f"{p.acceptance_rate:>7.2f}" for p in several) + "   that a guess stands"),
-        ("guesses", "".join(f"{p.draft_length or 'none':>7}" for p in several) + "   a step"),
-        ("speed-up", "".join(f"{p.speedup:>7.2f}" for p in several) + "   times plain, at best"),
+        ("acceptance", "".join(f"{s.acceptance_rate:>7.2f}" for s in speedups) + "   acceptance rate"),
+        ("length", "".join(f"{s.draft_length or 'none':>7}" for s in speedups) + "   draft tokens per step"),
+        ("speed-up", "".join(f"{s.speedup:>7.2f}" for s in speedups) + "   times plain decoding, at best"),
     ]
 
 
@@ -138,8 +145,8 @@ def _warnings(report: "Report") -> list[str]:
     lines = []
     if not report.memory.suffices:
         lines.append(
-            "there is too little memory free: take smaller models, a smaller --ctx or --cache-type q8_0"
+            "there is not enough free memory: use smaller models, a smaller --ctx, or --cache-type q8_0"
         )
     if report.expected_speedups and not report.expected_speedups[-1].draft_length:
-        lines.append("this draft costs too much next to main to pay: take a smaller one")
+        lines.append("this draft model is too slow to pay off: use a smaller one")
     return lines

@@ -1,4 +1,4 @@
-"""`specdec doctor`: whether llama.cpp and the CPU kernels work on this machine, and repairing them."""
+"""`specdec doctor`: check llama.cpp and the CPU kernels on this machine, and repair them."""
 
 import platform
 import sys
@@ -17,11 +17,11 @@ def doctor(
         bool,
         Option(
             "--fix",
-            help="Rebuild llama-cpp-python if it crashes (minutes), and compile missing CPU kernels.",
+            help="Rebuild llama-cpp-python if it crashes (takes minutes), and compile missing CPU kernels.",
         ),
     ] = False,
 ) -> None:
-    """Check in a child process that llama.cpp runs on this machine, and show which CPU kernels are used.
+    """Check that llama.cpp runs on this machine, and show which CPU kernels are used.
 
     Examples:
 
@@ -45,20 +45,20 @@ def doctor(
         typer.echo(f"llama-cpp-python {binding}")
         verdict = probe_build()
         if not verdict.works:
-            typer.echo(f"llama.cpp does NOT work here: {verdict.crash or verdict.error}")
+            typer.echo(f"llama.cpp does not work on this machine: {verdict.crash or verdict.error}")
             if not fix:
-                typer.echo("To mend it:  specdec doctor --fix")
-                typer.echo(f"or by hand:  {recipes()[0].command()}")
+                typer.echo("To fix it:  specdec doctor --fix")
+                typer.echo(f"or:         {recipes()[0].command()}")
                 raise typer.Exit(exits.FAILURE)
             for recipe, works in repair(lambda: probe_build().works):
                 if works is None:
-                    typer.echo(f"installing {recipe.name}; this takes minutes")
+                    typer.echo(f"installing {recipe.name}; this takes several minutes")
                 else:
                     typer.echo(f"{recipe.name} {'works' if works else 'does not work either'}")
                 sys.stdout.flush()
             verdict = probe_build()
             if not verdict.works:
-                typer.echo("No build works. Please report this with the lines above.")
+                typer.echo("No build works on this machine. Please report this with the output above.")
                 raise typer.Exit(exits.FAILURE)
         typer.echo(f"llama.cpp works: {verdict.facts['system'].strip()}")
         typer.echo(f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build computes on the CPU)'}")
@@ -66,7 +66,7 @@ def doctor(
 
 
 def _kernels(fix: bool) -> None:
-    """Show which CPU kernels are used; with --fix, compile missing ones. llama.cpp works without them."""
+    """Show which CPU kernels are used; with `fix`, compile missing ones."""
     from spec_local import kernels
     from spec_local.kernels.build import unsupported
 

@@ -1,4 +1,4 @@
-"""`specdec draft`: making a draft where there is none."""
+"""`specdec draft`: make draft models by quantization or training."""
 
 import contextlib
 import os
@@ -20,9 +20,7 @@ from specdec_cli.options import CacheChoice, KernelsOption, resolve
 if TYPE_CHECKING:
     from spec_local.models.quantized_copy import CopyPlan
 
-app = typer.Typer(
-    help="Make a draft: a model in fewer bits, or one that learns from main.", no_args_is_help=True
-)
+app = typer.Typer(help="Make draft models: quantize a model, or train a new one.", no_args_is_help=True)
 app.command()(draft_train.train)
 
 
@@ -43,7 +41,7 @@ def quantize(
         str,
         Argument(
             metavar="MODEL",
-            help="The model to copy, main or a draft: a file or a name.",
+            help="Model to quantize, main or draft: a file or a name.",
             autocompletion=completion.models,
         ),
     ],
@@ -52,7 +50,7 @@ def quantize(
         Option(
             "--for",
             metavar="MAIN",
-            help="The model that the copy shall guess for (default: MODEL itself).",
+            help="Main model that the copy drafts for (default: MODEL itself).",
             autocompletion=completion.models,
         ),
     ] = None,
@@ -60,23 +58,28 @@ def quantize(
         KindChoice, Option("--type", case_sensitive=False, help="Precision of the copy.")
     ] = KindChoice.Q4_0,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="The copy's file (default: beside the model).")
+        Path | None, Option("--output", "-o", help="Output file (default: beside the model).")
     ] = None,
-    yes: Annotated[bool, Option("--yes", "-y", help="Make it even if it would not pay.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace a file that is there.")] = False,
-    ctx: Annotated[int, Option(min=1, max=1 << 24, help="Tokens of context of the sessions to come.")] = 4096,
+    yes: Annotated[bool, Option("--yes", "-y", help="Make the copy even if it would not pay off.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
+    ctx: Annotated[int, Option(min=1, max=1 << 24, help="Context size of later sessions, in tokens.")] = 4096,
     threads: Annotated[
-        int | None, Option(min=1, max=512, help="Threads, now and then (default: one per physical core).")
+        int | None,
+        Option(
+            min=1,
+            max=512,
+            help="Number of threads, now and in later sessions (default: one per physical core).",
+        ),
     ] = None,
-    gpu_layers: Annotated[int, Option(help="Layers on the GPU of the sessions to come.")] = -1,
+    gpu_layers: Annotated[int, Option(help="Number of layers on the GPU in later sessions.")] = -1,
     cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
 ) -> None:
-    """Make a copy of a model in fewer bits, as a draft; prints the copy's path.
+    """Quantize a model for use as a draft model; prints the path of the copy.
 
-    A small draft in Q4_0 can guess in half the time, nearly as well (--for MAIN). A copy of main as its own draft has main's vocabulary and
-    often its opinion: that pays where main is F16, and little where it is Q8_0. What to expect is said first, from costs if specdec tune
-    has measured them.
+    A Q4_0 copy of a draft model (with --for MAIN) can be twice as fast, at nearly the same acceptance rate. A
+    copy of the main model as its own draft pays off if the main model is F16, but little if it is Q8_0. The
+    command first shows the expected speed-up, if specdec tune has measured the models.
 
     Examples:
 
@@ -111,7 +114,7 @@ def quantize(
 
 @contextlib.contextmanager
 def _busy(what: str) -> Iterator[None]:
-    """Minutes may pass: something moves where a person can see it."""
+    """Show a spinner on a terminal, else one line."""
     if sys.stderr is None or not sys.stderr.isatty():
         render.note(what)
         yield
@@ -125,28 +128,27 @@ def _busy(what: str) -> Iterator[None]:
 
 
 def _expectation(copy: "CopyPlan", pair: list[str]) -> list[str]:
-    lines = [
-        f"{copy.kind} copy: {format_size(copy.size)}, {copy.size_ratio:.2f} of the model's {format_size(copy.source_size)}"
-    ]
+    sizes = (
+        f"{format_size(copy.size)}, {copy.size_ratio:.2f} times the model's {format_size(copy.source_size)}"
+    )
+    lines = [f"{copy.kind} copy: {sizes}"]
     if copy.expected_speedups is None:
-        return [*lines, f"gain: unknown; after specdec tune {shlex.join(pair)} it is said here"]
-    for p in copy.expected_speedups:
-        best = (
-            f"{p.speedup:.2f} times plain at best ({p.draft_length} guesses a step)"
-            if p.draft_length
-            else "none"
-        )
-        lines.append(f"gain, if {p.acceptance_rate:.0%} of its guesses stand: {best}")
+        return [*lines, f"expected speed-up: unknown; to see it, run specdec tune {shlex.join(pair)} first"]
+    for s in copy.expected_speedups:
+        speedup = "none"
+        if s.draft_length:
+            speedup = f"{s.speedup:.2f} times plain decoding at best ({s.draft_length} draft tokens per step)"
+        lines.append(f"expected speed-up at {s.acceptance_rate:.0%} acceptance: {speedup}")
     return lines
 
 
 def _confirm() -> None:
-    what = "This draft would be slower than none, even if 95 % of its guesses stood"
+    reason = "the copy would be slower than no draft model, even at 95% acceptance"
     if sys.stdin is None or not sys.stdin.isatty():
-        raise SpecLocalError(f"{what}: give a --type of fewer bits, or --yes to make it all the same")
+        raise SpecLocalError(f"{reason}: give a --type with fewer bits, or pass --yes to make it anyway")
     try:
-        wanted = typer.confirm(f"{what}. Make it all the same?", err=True)
+        confirmed = typer.confirm(f"{reason.capitalize()}. Make it anyway?", err=True)
     except typer.Abort:  # Ctrl-C, Ctrl-D
         raise KeyboardInterrupt from None
-    if not wanted:
+    if not confirmed:
         raise typer.Exit(exits.FAILURE)

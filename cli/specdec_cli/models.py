@@ -1,4 +1,4 @@
-"""`specdec models`: the models that specdec knows by name, and those of the hub."""
+"""`specdec models`: models by name, from the catalog and from the Hugging Face hub."""
 
 import contextlib
 import sys
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from spec_local.models.catalog import ModelEntry
 
 app = typer.Typer(
-    help="Models by name: list them, fetch them, find their files, delete them.", no_args_is_help=True
+    help="List, download, locate and delete models by name, and check pairs.", no_args_is_help=True
 )
 _Name = Annotated[
     str,
-    Argument(help="A model's or a pair's name, or user/repo:quant.", autocompletion=completion.names),
+    Argument(help="Name of a model or pair, or user/repo:quant.", autocompletion=completion.names),
 ]
 
 
 @app.command("list")
 def list_models() -> None:
-    """List the models and pairs that specdec knows by name.
+    """List the known models and pairs.
 
     Example:
 
@@ -43,7 +43,7 @@ def list_models() -> None:
         ]
         widths = [max(len(row[i]) for row in rows) + 2 for i in range(3)] if sys.stdout.isatty() else []
         for row in rows:
-            # columns for a person, tabs for a program
+            # aligned columns on a terminal, tabs for programs
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
             typer.echo("".join([*cells, row[3]]) if cells else "\t".join(row))
 
@@ -52,10 +52,10 @@ def list_models() -> None:
 def pull(
     name: _Name = "starter",
     offline: Annotated[
-        bool, Option("--offline", help="Fetch nothing: check what is here, or say that it is not.")
+        bool, Option("--offline", help="Do not use the network: verify downloaded files, or fail.")
     ] = False,
 ) -> None:
-    """Fetch a model, or both of a pair, and check it; prints its path.
+    """Download and verify a model, or both models of a pair, and print the path.
 
     Examples:
 
@@ -76,7 +76,7 @@ def pull(
 
 @app.command()
 def path(name: _Name = "starter") -> None:
-    """Print where a model's file is; of a split model, its first part.
+    """Print the path of a model's file; for a split model, of its first part.
 
     Example:
 
@@ -88,13 +88,15 @@ def path(name: _Name = "starter") -> None:
         for model in _members(name):
             found = catalog.find(model)
             if not found:
-                raise DownloadError(f"the model {model} is not here: run specdec models pull {model}")
+                raise DownloadError(
+                    f"the model {model} has not been downloaded: run specdec models pull {model}"
+                )
             typer.echo(found)
 
 
 @app.command()
 def show(name: _Name = "starter") -> None:
-    """Print everything about a model, or about both of a pair.
+    """Print the details of a model, or of both models of a pair.
 
     Example:
 
@@ -109,16 +111,16 @@ def show(name: _Name = "starter") -> None:
         for model in _members(name):
             if name in catalog.pairs():
                 typer.echo()
-            known = {} if catalog.is_hub_name(model) else _facts(catalog.entry(model))
-            here = catalog.local_files(model)
+            details = {} if catalog.is_hub_name(model) else _details(catalog.entry(model))
+            files = catalog.local_files(model)
             pairs = [p for p, pair in catalog.pairs().items() if model in (pair.main, pair.draft)]
             _print(
                 {
                     "model": model,
                     "state": _state(model),
-                    **known,
+                    **details,
                     "pairs": ", ".join(pairs),
-                    "path": "\n".join(map(str, here)),
+                    "path": "\n".join(map(str, files)),
                 }
             )
 
@@ -126,9 +128,9 @@ def show(name: _Name = "starter") -> None:
 @app.command()
 def rm(
     name: _Name,
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
-    """Delete a model's files, and what a cut download of it left; asks first, on a terminal.
+    """Delete the files of a model, and of its incomplete downloads.
 
     Example:
 
@@ -140,14 +142,14 @@ def rm(
         if name in catalog.pairs():
             pair = catalog.pairs()[name]
             raise InvalidRequest(
-                f"{name} is a pair, and its models may serve others: name {pair.main} or {pair.draft}"
+                f"{name} is a pair, and other pairs may use its models: give {pair.main} or {pair.draft}"
             )
         size = catalog.size_on_disk(name)
         if not size:
-            raise DownloadError(f"the model {name} is not here: specdec models list shows which are")
+            raise DownloadError(f"the model {name} has not been downloaded: see specdec models list")
         if not yes:
             if not sys.stdin.isatty() or not sys.stderr.isatty():
-                raise InvalidRequest(f"{name} would free {format_size(size)}: say --yes to delete it")
+                raise InvalidRequest(f"deleting {name} frees {format_size(size)}: pass --yes to confirm")
             if not typer.confirm(f"Delete {name} ({format_size(size)})?", err=True):
                 return
         catalog.remove(name)
@@ -155,7 +157,7 @@ def rm(
 
 
 def _members(name: str) -> list[str]:
-    """A pair's two models, or the one that is named."""
+    """The names of a pair's two models, or of the one model."""
     from spec_local.models import catalog
 
     pair = catalog.pairs().get(name)
@@ -166,12 +168,12 @@ def _state(name: str) -> str:
     from spec_local.models import catalog
 
     if catalog.find(name):
-        return "here"
+        return "downloaded"
     size = None if catalog.is_hub_name(name) else catalog.entry(name).size
-    return f"{format_size(size)} to fetch" if size else "to fetch"
+    return f"{format_size(size)} to download" if size else "not downloaded"
 
 
-def _facts(entry: "ModelEntry") -> dict[str, str]:
+def _details(entry: "ModelEntry") -> dict[str, str]:
     return {
         "description": entry.description,
         "licence": entry.licence,
@@ -185,15 +187,15 @@ def _facts(entry: "ModelEntry") -> dict[str, str]:
     }
 
 
-def _print(facts: dict[str, str]) -> None:
-    for key, value in facts.items():
+def _print(details: dict[str, str]) -> None:
+    for key, value in details.items():
         for i, line in enumerate(value.splitlines()):
             typer.echo(f"{'' if i else key:12}{line}")
 
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on standard error, where a person can see it."""
+    """A progress bar on standard error, if it is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
@@ -204,7 +206,7 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None, visible=False)
 
-        def tell(done: int, total: int) -> None:
+        def update(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, visible=True)
 
-        yield tell
+        yield update

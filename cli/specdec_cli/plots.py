@@ -1,4 +1,4 @@
-"""A benchmark as a picture. Needs matplotlib, which is an extra of its own."""
+"""Plots of benchmarks and of training. They need matplotlib, an optional dependency."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 
 def check() -> None:
-    """Say that matplotlib is missing before anything has been measured for it.
+    """Check that matplotlib is installed, before anything slow.
 
     Raises:
-        SpecLocalError: it is.
+        SpecLocalError: it is missing.
     """
     if not importlib.util.find_spec("matplotlib"):
         raise SpecLocalError("--plot needs matplotlib: run pip install 'spec-local[plot]'")
 
 
 def draw(variants: Sequence["VariantFigures"], path: Path) -> None:
-    """Write a PNG: speed-up of each category, and how often guesses were accepted at each position."""
+    """Write a PNG: the speed-up by category, and the acceptance rate by position in the draft."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)  # draws without a screen, whatever the user's settings say
+    FigureCanvasAgg(figure)  # draws without a display, whatever the user's settings are
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     categories = [*variants[0].by_category, "all"]
     width = 0.8 / len(variants)
@@ -36,15 +36,15 @@ def draw(variants: Sequence["VariantFigures"], path: Path) -> None:
         values = [e.value for e in estimates]
         below = [e.value - e.low for e in estimates]
         above = [e.high - e.value for e in estimates]
-        places = [at + (i + 0.5) * width - 0.4 for at in range(len(categories))]
-        left.bar(places, values, width, yerr=[below, above], capsize=2, label=variant.name)
+        positions = [at + (i + 0.5) * width - 0.4 for at in range(len(categories))]
+        left.bar(positions, values, width, yerr=[below, above], capsize=2, label=variant.name)
         rates = [a / t for a, t in zip(variant.accepted_at, variant.tested_at, strict=True) if t]
         right.plot(range(1, len(rates) + 1), rates, marker="o", label=variant.name)
     left.axhline(1.0, color="black", linewidth=1)
     left.set_xticks(range(len(categories)), categories, rotation=30, ha="right")
-    left.set_ylabel("tokens/s against plain")
-    right.set_xlabel("position of the guess")
-    right.set_ylabel("accepted of those tested")
+    left.set_ylabel("speed-up over plain decoding")
+    right.set_xlabel("position in the draft")
+    right.set_ylabel("acceptance rate")
     right.set_ylim(0, 1.02)
     left.legend()
     figure.savefig(path, format="png", dpi=150)

@@ -1,4 +1,4 @@
-"""`specdec tune`: what models cost on this machine, and how much to guess that makes worth while."""
+"""`specdec tune`: measure the cost of model calls, and show which draft lengths pay off."""
 
 import shlex
 from contextlib import ExitStack, suppress
@@ -15,32 +15,33 @@ if TYPE_CHECKING:
 
     from spec_local.calibration.tuning import Tuned
     from spec_local.llama.model import Model
-    from spec_local.policies.planner import Plan
+    from spec_local.policies.cost_model import CostModel
 
-_CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-_COPIES = (0.7, 0.8, 0.9, 0.95, 0.99)
-_WORTH = 0.03  # of main's time a guess: less is not worth a copy
-_SHOWN = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
+_ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+_LOOKUP_ACCEPTANCE_RATES = (0.7, 0.8, 0.9, 0.95, 0.99)
+_WORTHWHILE = 0.03  # time saved per draft token, in calls of the main model, that justifies a copy
+_CALL_SIZES = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
 
 
 def tune(
     main: MainArgument,
     draft: Annotated[
         str | None,
-        Argument(metavar="DRAFT", help="The model that guesses.", autocompletion=completion.models),
+        Argument(metavar="DRAFT", help="Draft model.", autocompletion=completion.models),
     ] = None,
-    ctx: Annotated[int, Option(help="Tokens of context of the sessions to come.")] = 4096,
+    ctx: Annotated[int, Option(help="Context size of later sessions, in tokens.")] = 4096,
     threads: Annotated[
-        list[int] | None, Option(help="Only this number of threads. Repeatable. Default: those worth trying.")
+        list[int] | None, Option(help="Number of threads; repeatable (default: the most promising ones).")
     ] = None,
-    gpu_layers: Annotated[int, Option(help="Layers on the GPU; negative: all.")] = -1,
+    gpu_layers: Annotated[int, Option(help="Number of layers on the GPU; a negative number means all.")] = -1,
     cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
-    rounds: Annotated[int, Option(min=1, max=100, help="Measurements of each size.")] = 5,
+    rounds: Annotated[int, Option(min=1, max=100, help="Number of measurements per call size.")] = 5,
 ) -> None:
-    """Measure models thoroughly, show what calls cost and what that implies, and keep it for later sessions.
+    """Measure the cost of model calls on this machine, and show when speculation pays off.
 
-    The adaptive policy measures by itself for a second when it meets a model; this takes longer and knows more.
+    Later sessions use the results. Without them, the first session with a model measures for about a
+    second; tune takes longer and is more accurate.
 
     Examples:
 
@@ -49,11 +50,11 @@ def tune(
       specdec tune main.gguf --threads 4 --threads 8
     """
     with exits.guarded(), ExitStack() as stack:
-        from spec_local.calibration.tuning import chain_plans, thread_choices
+        from spec_local.calibration.tuning import thread_choices
         from spec_local.machine import default_threads
         from spec_local.settings import MAX_DRAFT
 
-        # Everything that could be wrong with the request is told before anything slow.
+        # Report invalid values before anything slow.
         choices = sorted(set(threads)) if threads else thread_choices()
         for name, value, high in (
             ("threads", choices[0], 512),
@@ -68,19 +69,20 @@ def tune(
         draft_model = _opened(draft_file, gpu_layers, stack) if draft_file else None
         mains = _tuned(main_model, choices, ctx, MAX_DRAFT + 1, cache_type, rounds)
         best = min(mains, key=lambda t: t.costs.seconds(1))
-        _show("main", mains, best)
+        _show("main model", mains, best)
         if draft_model:
-            # Sessions that are not told otherwise take the default, whatever is fastest.
+            # Sessions use the default number of threads, even where another one is faster.
             wanted = sorted({best.threads, default_threads()} & set(choices))
             drafts = _tuned(draft_model, wanted, ctx, 1, cache_type, rounds)
-            guesser = next(t for t in drafts if t.threads == best.threads)
-            _show("draft", drafts, guesser)
-            share = guesser.costs.seconds(1) / best.costs.seconds(1)
+            tuned_draft = next(t for t in drafts if t.threads == best.threads)
+            _show("draft model", drafts, tuned_draft)
+            share = tuned_draft.costs.seconds(1) / best.costs.seconds(1)
             render.write(
-                f"A call of the draft takes {share:.2f} of main's.\n{_quicker(draft_model, share, main)}\n"
+                f"A call of the draft model takes {share:.2f} times as long as one of the main model.\n"
+                f"{_copy_hint(draft_model, share, main)}\n"
             )
-            _plan("draft model", best, chain_plans(best.costs, guesser.costs, _CHANCES), _CHANCES)
-        _plan("copied text", best, chain_plans(best.costs, None, _COPIES), _COPIES)
+            _show_speedups("draft model", best, tuned_draft.costs, _ACCEPTANCE_RATES)
+        _show_speedups("prompt lookup", best, None, _LOOKUP_ACCEPTANCE_RATES)
         if best.threads != default_threads():
             render.write(f"Fastest with --threads {best.threads} (default: {default_threads()}).\n")
 
@@ -113,26 +115,27 @@ def _tuned(
     return list(several)
 
 
-def _quicker(draft: "Model", share: float, main: str) -> str:
-    """A line on a copy of the draft that would take less of main's time, if much less."""
+def _copy_hint(draft: "Model", share: float, main: str) -> str:
+    """A line that suggests a quantized copy of the draft model if it would be much faster; else empty."""
     from spec_local.models.quantized_copy import quantize
 
-    with suppress(SpecLocalError):  # of a model that cannot be quantized nothing is said
-        copys = share * quantize(draft.path, "Q4_0")["size"] / draft.size
-        if share - copys >= _WORTH:
+    with suppress(SpecLocalError):  # for a model that cannot be quantized
+        share_of_copy = share * quantize(draft.path, "Q4_0")["size"] / draft.size
+        if share - share_of_copy >= _WORTHWHILE:
             command = shlex.join(["specdec", "draft", "quantize", str(draft.path), "--for", main])
-            return f"A copy in Q4_0 would take about {copys:.2f}, and guess nearly as well: {command}\n"
+            takes = f"A Q4_0 copy takes about {share_of_copy:.2f}"
+            return f"{takes}, with nearly the same acceptance rate: {command}\n"
     return ""
 
 
 def _show(role: str, several: list["Tuned"], best: "Tuned") -> None:
     table = _table(
-        f"{role}: milliseconds a call, by its tokens",
-        ["threads", *map(str, _SHOWN), "prompt, tokens/s"],
+        f"{role}: milliseconds per call, by number of tokens",
+        ["threads", *map(str, _CALL_SIZES), "prompt, tokens/s"],
         [
             [
                 str(t.threads) + (" ←" if t is best and len(several) > 1 else ""),
-                *(f"{1e3 * t.costs.seconds(n):.1f}" for n in _SHOWN),
+                *(f"{1e3 * t.costs.seconds(n):.1f}" for n in _CALL_SIZES),
                 f"{t.prefill:.0f}",
             ]
             for t in several
@@ -141,14 +144,19 @@ def _show(role: str, several: list["Tuned"], best: "Tuned") -> None:
     render.write(table + "\n")
 
 
-def _plan(kind: str, best: "Tuned", plans: list["Plan"], chances: tuple[float, ...]) -> None:
+def _show_speedups(
+    proposer: str, best: "Tuned", draft: "CostModel | None", acceptance_rates: tuple[float, ...]
+) -> None:
+    from spec_local.calibration.tuning import chain_plans
+
     plain = 1.0 / best.costs.seconds(1)
+    plans = chain_plans(best.costs, draft, acceptance_rates)
     rows = [
-        [f"{chance:.2f}", str(len(p.parents)) if p.parents else "none", f"{p.speed / plain:.2f}"]
-        for chance, p in zip(chances, plans, strict=True)
+        [f"{rate:.2f}", str(len(p.parents)) if p.parents else "none", f"{p.speed / plain:.2f}"]
+        for rate, p in zip(acceptance_rates, plans, strict=True)
     ]
-    head = ["chance that a guess stands", "guesses a step", "times plain"]
-    render.write(_table(f"{kind}: what would pay", head, rows) + "\n")
+    head = ["acceptance rate", "draft tokens per step", "times plain decoding"]
+    render.write(_table(f"{proposer}: expected speed-up", head, rows) + "\n")
 
 
 def _table(title: str, head: list[str], rows: list[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""specdec bench: its report and files, what it refuses, and how it ends."""
+"""specdec bench: reports, files, errors and interrupts."""
 
 import contextlib
 import csv
@@ -33,18 +33,18 @@ def prompts(home):
 
 @pytest.fixture
 def arguments(main, draft, prompts):
-    """A benchmark of a second. Fixed guesses: that of tiny models they do not pay would end them."""
+    """A benchmark of a second, with a fixed policy: the adaptive one would stop drafting for tiny models."""
     models = ["--main", main, "--draft", draft, "--policy", "fixed", "--threads", 1, "--ctx", 512]
     return ["bench", *models, "--prompts", prompts, "-n", 16]
 
 
 def notes(done):
-    """What was said on standard error, but for what a first use of something says."""
+    """The lines of standard error, without those about the first use of a model."""
     return [line for line in done.stderr.decode().splitlines() if not FIRST_USE.match(line)]
 
 
 def next_note(process):
-    """The next line on standard error, likewise."""
+    """The next such line."""
     while FIRST_USE.match(line := process.stderr.readline().decode()):
         pass
     return line
@@ -52,7 +52,7 @@ def next_note(process):
 
 @contextlib.contextmanager
 def started(specdec, *arguments, **kwargs):
-    """The command while it runs; it does not outlive a test that fails."""
+    """The running command; it is killed at the end of the block."""
     with specdec.start(*arguments, **kwargs) as process:
         try:
             yield process
@@ -61,7 +61,7 @@ def started(specdec, *arguments, **kwargs):
 
 
 def cells(report, start):
-    """The cells of the only row of a Markdown report that starts so."""
+    """The cells of the only row of a Markdown report that starts with a text."""
     (row,) = [line for line in report.splitlines() if line.startswith(f"| {start} ")]
     return [cell.strip() for cell in row.split("|")[1:-1]]
 
@@ -70,20 +70,20 @@ def test_the_report(specdec, arguments, main):
     done = specdec(*arguments)
     assert done.returncode == 0, done
     assert notes(done) == []
-    said = done.stdout.decode()
+    report = done.stdout.decode()
     digest = hashlib.sha256(main.read_bytes()).hexdigest()
-    assert digest[:12] in said
+    assert digest[:12] in report
     for part in ("main.gguf", "draft.gguf", "3 prompts of 2 categories, 1 run", "temperature 0", "1 thread,"):
-        assert part in said
-    speeds = [float(cells(said, name)[1].split()[0]) for name in ("lists", "prose", "**all**")]
+        assert part in report
+    speeds = [float(cells(report, name)[1].split()[0]) for name in ("lists", "prose", "**all**")]
     assert all(0.01 < speed < 100 for speed in speeds)
     assert min(speeds) <= speeds[2] <= max(speeds)
-    assert "speculative: identical in all of 3 prompts." in said
-    assert "\x1b" not in said
-    assert "█" not in said  # bars are for terminals
+    assert "speculative: identical in all of 3 prompts." in report
+    assert "\x1b" not in report
+    assert "█" not in report  # bars are for terminals only
 
 
-def test_a_line_for_each_prompt(specdec, arguments):
+def test_one_line_per_prompt(specdec, arguments):
     done = specdec(*arguments, "-v")
     lines = notes(done)
     assert [line.split(":")[0] for line in lines] == [
@@ -94,7 +94,7 @@ def test_a_line_for_each_prompt(specdec, arguments):
     assert all("plain" in line and " ×, identical)" in line for line in lines)
 
 
-def test_everything_as_json(specdec, arguments, main):
+def test_json_output(specdec, arguments, main):
     whole = json.loads(specdec(*arguments, "--runs", 2, "--output", "json").stdout)
     assert whole["record"]["models"]["main"]["sha256"] == hashlib.sha256(main.read_bytes()).hexdigest()
     assert {"processor", "cores", "threads", "llama_cpp", "cpu_kernels", "specdec", "date"} <= set(
@@ -109,7 +109,7 @@ def test_everything_as_json(specdec, arguments, main):
     for run in runs:
         statistics = run["statistics"]
         assert statistics["predicted_n"] == len(run["tokens"]) == 16
-        assert statistics["cached_n"] == 0 < statistics["prompt_n"]  # every run reads its prompt
+        assert statistics["cached_n"] == 0 < statistics["prompt_n"]  # every run reads its prompt again
         assert (statistics["draft_n"] > 0) == (run["variant"] == "speculative")
     plain, speculative = whole["variants"]
     assert plain["speedup"]["value"] == 1
@@ -139,12 +139,12 @@ def test_policies(specdec, arguments):
     assert not adaptive["differences"]
 
 
-def test_with_a_seed_speculation_says_what_plain_decoding_says(specdec, arguments):
+def test_with_a_seed_speculation_gives_the_text_of_plain_decoding(specdec, arguments):
     done = specdec(*arguments, "--temp", 0.8, "--runs", 2, "--seed", 5, "--output", "json")
     whole = json.loads(done.stdout)
     assert whole["variants"][1]["differences"] == []
     runs = [run for prompt in whole["prompts"] for run in prompt["runs"] if run["variant"] == "plain"]
-    assert len({run["text"] for run in runs}) == 6  # each run has a seed of its own
+    assert len({run["text"] for run in runs}) == 6  # each run has another seed
 
 
 def test_trees_can_be_compared_with_chains(specdec, arguments):
@@ -160,11 +160,13 @@ def test_selection_and_skipped_prompts(specdec, arguments, tmp_path):
     lines.write_text("short\n" + "word " * 600 + "\n")
     done = specdec(*arguments, "--prompts", lines)
     assert notes(done) == [
-        "skipped, too long for the context of 512 tokens with 16 of an answer: lines/line-2"
+        "skipped because an answer of 16 tokens would not fit into the context of 512 tokens: lines/line-2"
     ]
     assert "1 prompt of 1 category" in done.stdout.decode()
     lines.write_text("word " * 600 + "\n")
-    assert "no prompt fits" in specdec.one_line(specdec(*arguments, "--prompts", lines), 2)
+    assert "no prompt and an answer of 16 tokens fit" in specdec.one_line(
+        specdec(*arguments, "--prompts", lines), 2
+    )
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "md"])
@@ -183,7 +185,7 @@ def test_a_file_and_a_report(specdec, arguments, tmp_path, form):
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
-def test_lines_of_json(specdec, arguments, tmp_path):
+def test_jsonl_output(specdec, arguments, tmp_path):
     to_stdout = specdec(*arguments, "--output", "jsonl")
     kinds = [json.loads(line)["type"] for line in to_stdout.stdout.splitlines()]
     assert kinds == ["start", *["run", "run", "prompt"] * 3, "summary"]
@@ -196,7 +198,7 @@ def test_lines_of_json(specdec, arguments, tmp_path):
     assert [variant["name"] for variant in summary["variants"]] == ["plain", "speculative"]
 
 
-def test_a_killed_run_loses_nothing_that_was_measured(specdec, arguments, tmp_path):
+def test_a_killed_run_loses_no_measurements(specdec, arguments, tmp_path):
     out = tmp_path / "result.jsonl"
     long = [*arguments, "--ctx", 20000, "-n", 600, "-v", "--output", "jsonl", "--out", out]
     with started(specdec, *long) as process:
@@ -224,27 +226,27 @@ def test_a_killed_run_loses_nothing_that_was_measured(specdec, arguments, tmp_pa
         (["--delay", "nan"], "delay is nan"),
         (["--prompts", os.devnull], "has no prompts"),
         (["--temp", "-1"], "temperature"),
-        (["--out", "."], "no ordinary file"),
-        (["--plot", os.devnull], "no ordinary file"),
+        (["--out", "."], "not a regular file"),
+        (["--plot", os.devnull], "not a regular file"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_a_model_is_loaded(specdec, prompts, more, what):
+def test_invalid_options_are_reported_before_a_model_is_loaded(specdec, prompts, more, what):
     arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, *more]
     assert what in specdec.one_line(specdec(*arguments), 2)
 
 
-def test_a_draft_that_nobody_gave(specdec, prompts):
+def test_a_missing_draft_model(specdec, prompts):
     arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, "--proposers", "draft,lookup"]
     assert "--draft FILE" in specdec.one_line(specdec(*arguments), 2)
 
 
-def test_a_recurrent_model_has_nothing_to_compare(specdec, prompts, tmp_path):
+def test_a_recurrent_model_is_an_error(specdec, prompts, tmp_path):
     path = write_tiny_model(tmp_path / "mamba.gguf", architecture="mamba")
     done = specdec("bench", "--main", path, "--prompts", prompts, "--threads", 1, "--ctx", 256)
     assert "recurrent" in specdec.one_line(done, 1)
 
 
-def test_missing_matplotlib_is_told_at_once(specdec, prompts, tmp_path):
+def test_missing_matplotlib_is_reported_immediately(specdec, prompts, tmp_path):
     env = specdec.sabotaged(tmp_path / "without", "import sys\nsys.modules['matplotlib'] = None\n")
     plot = tmp_path / "p.png"
     arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, "--plot", plot]
@@ -252,10 +254,10 @@ def test_missing_matplotlib_is_told_at_once(specdec, prompts, tmp_path):
     assert not plot.exists()
 
 
-def test_a_picture(specdec, arguments, tmp_path):
+def test_plot(specdec, arguments, tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     plot = tmp_path / "p.png"
-    # Fonts are listed when matplotlib is first used in a folder, which takes seconds.
+    # With an empty folder matplotlib would list all fonts, which takes seconds.
     done = specdec(*arguments, "--plot", plot, env={"MPLCONFIGDIR": matplotlib.get_cachedir()})
     assert done.returncode == 0, done
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -263,44 +265,44 @@ def test_a_picture(specdec, arguments, tmp_path):
     assert done.stdout.startswith(b"# specdec bench\n")
 
 
-def test_interrupting_reports_what_is_finished(specdec, arguments, tmp_path):
+def test_an_interrupt_reports_the_finished_prompts(specdec, arguments, tmp_path):
     out = tmp_path / "result.csv"
     long = [*arguments, "--ctx", 20000, "-n", 600, "-v", "--output", "csv", "--out", out]
     with started(specdec, *long) as process:
         assert next_note(process).startswith("1/3 lists/words: ")
         process.send_signal(signal.SIGINT)
-        said, rest = process.communicate(timeout=20)
+        report, rest = process.communicate(timeout=20)
         assert process.returncode == 130
-    assert b"**interrupted: 1 of 3 prompts**" in said
+    assert b"**interrupted: 1 of 3 prompts**" in report
     assert rest == b""
     assert len(out.read_text().splitlines()) == 1 + 2
 
 
-def test_interrupting_before_anything_is_finished_leaves_files_alone(specdec, arguments, tmp_path):
+def test_an_early_interrupt_leaves_files_unchanged(specdec, arguments, tmp_path):
     out = tmp_path / "result.md"
-    out.write_text("of yesterday")
+    out.write_text("earlier content")
     endless = [*arguments, "--ctx", 100000, "-n", 20000, "--out", out]
     env = specdec.sabotaged(
-        tmp_path / "telling",
+        tmp_path / "site",
         "import sys\n"
         "if 'bench' in sys.argv or 'bench' in sys.orig_argv:\n"
         "    import spec_local.bench.runner as r\n"
         "    old = r._run\n"
-        "    def told(*a):\n"
-        "        print('begun', file=sys.stderr, flush=True)\n"
+        "    def run(*a):\n"
+        "        print('started', file=sys.stderr, flush=True)\n"
         "        return old(*a)\n"
-        "    r._run = told\n",
+        "    r._run = run\n",
     )
     with started(specdec, *endless, env=env) as process:
         for _ in range(3):  # two warm-ups, then the first run
-            assert next_note(process) == "begun\n"
+            assert next_note(process) == "started\n"
         process.send_signal(signal.SIGINT)
-        said, rest = process.communicate(timeout=20)
+        report, rest = process.communicate(timeout=20)
         assert process.returncode == 130
-    assert said == b""
-    assert rest == b"interrupted before the first prompt was done: nothing to report\n"
+    assert report == b""
+    assert rest == b"interrupted before the first prompt was finished: nothing to report\n"
     assert [(path.name, path.is_file()) for path in tmp_path.glob("*res*")] == [("result.md", True)]
-    assert out.read_text() == "of yesterday"
+    assert out.read_text() == "earlier content"
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -316,7 +318,7 @@ def test_progress_and_bars_on_a_terminal(specdec, arguments):
     )
     child.expect_exact("measuring")
     child.expect_exact("time left")
-    child.expect(r"(4|5|6)\d%")  # of six runs two have been finished
+    child.expect(r"(4|5|6)\d%")  # two of six runs are finished
     child.sendintr()
     child.expect(pexpect.EOF)
     child.close()
@@ -330,7 +332,7 @@ def test_progress_and_bars_on_a_terminal(specdec, arguments):
     assert "█" in bars[0]
 
 
-def test_help_is_quick_and_complete(specdec):
+def test_help_is_fast_and_complete(specdec):
     script = (
         "import runpy, sys\n"
         "sys.argv = ['specdec', 'bench', '--help']\n"
@@ -338,8 +340,8 @@ def test_help_is_quick_and_complete(specdec):
         "    runpy.run_module('specdec_cli', run_name='__main__')\n"
         "except SystemExit as end:\n"
         "    assert not end.code\n"
-        "slow = {'llama_cpp', 'numpy', 'gguf', 'jinja2', 'matplotlib', 'rich.progress', 'psutil'} & set(sys.modules)\n"
-        "assert not slow, slow\n"
+        "slow = {'llama_cpp', 'numpy', 'gguf', 'jinja2', 'matplotlib', 'rich.progress', 'psutil'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
     )
     environment = specdec.environment | {"COLUMNS": "200"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""specdec models check: what it says of pairs, and which it refuses."""
+"""specdec models check: its report, and the pairs it rejects."""
 
 import json
 import re
@@ -27,40 +27,41 @@ def rows(done):
 def test_a_pair(fresh, model):
     main, draft = model("one"), model("two", noise=0.1, tensor_type="Q8_0")
     done = fresh("models", "check", main, draft, *TINY)
-    said = rows(done)
-    assert list(said) == ["vocabulary", "main", "draft", "memory", "speed-up"]
-    assert said["vocabulary"] == "the same"
-    assert said["main"].startswith("one.gguf: llama ")
-    assert re.search(r"two\.gguf: llama .*\(0\.[56]\d of main's bytes\)$", said["draft"])
+    report = rows(done)
+    assert list(report) == ["vocabulary", "main", "draft", "memory", "speed-up"]
+    assert report["vocabulary"] == "the same"
+    assert report["main"].startswith("one.gguf: llama ")
+    assert re.search(r"two\.gguf: llama .*\(0\.[56]\d times the main model's\)$", report["draft"])
     assert re.match(
-        r"[\d.]+ [GM]B needed \(weights .*, caches of 256 tokens .*\); [\d.]+ [GM]B free$", said["memory"]
+        r"[\d.]+ [GM]B needed \(weights .*, KV caches of 256 tokens .*\); [\d.]+ [GM]B free$",
+        report["memory"],
     )
-    assert said["speed-up"] == f"unknown: run specdec tune {main} {draft} --ctx 256 --threads 1"
+    assert report["speed-up"] == f"unknown: run specdec tune {main} {draft} --ctx 256 --threads 1"
     assert done.stderr == b""
     assert "\x1b" not in done.stdout.decode()
 
 
-def test_what_tune_found_is_used(fresh, model):
+def test_the_costs_of_tune_are_used(fresh, model):
     main, draft = model("one"), model("two", noise=0.1)
     assert fresh("tune", main, draft, *TINY, "--rounds", 1).returncode == 0
-    # What a tiny model costs is an accident: these costs are of a pair that pays, and then of one that does not.
+    # The costs of tiny models are arbitrary: use those of a pair that pays off, then of one that does not.
     for seconds, pays in (({"1": 0.1, "64": 0.1}, True), ({"1": 2.0}, False)):
         for path in fresh.folder.rglob("costs/*.json"):
             known = json.loads(path.read_text())
             known["seconds"] = {"1": 1.0, "64": 1.5} if known["model"] == "one.gguf" else seconds
             path.write_text(json.dumps(known))
         done = fresh("models", "check", main, draft, *TINY)
-        said = rows(done)
-        assert list(said)[-3:] == ["chance", "guesses", "speed-up"]
-        times = [float(x) for x in said["speed-up"].split()[:6]]
+        report = rows(done)
+        assert list(report)[-3:] == ["acceptance", "length", "speed-up"]
+        times = [float(x) for x in report["speed-up"].split()[:6]]
         assert times == sorted(times)
         assert (times[-1] > 2) is pays
-        assert ("none" in said["guesses"].split()[5]) is not pays
-        assert (b"costs too much" in done.stderr) is not pays
+        assert ("none" in report["length"].split()[5]) is not pays
+        assert (b"too slow" in done.stderr) is not pays
 
 
-def guessed(share):
-    return f"the draft can guess {share:.1%} of main's tokens"
+def coverage(share):
+    return f"the draft model can propose {share:.1%} of the main model's tokens"
 
 
 def test_vocabularies(inside, model):
@@ -72,30 +73,30 @@ def test_vocabularies(inside, model):
     many = model("many", extra_tokens=[f"<{i}>" for i in range(300)])
     shifted = model("shifted", extra_tokens=[f"<{i}>" for i in range(1, 9)])
     other = model("other", extra_tokens=[f"<{i}>" for i in range(8)])
-    # 95 characters have two tokens, of which a draft guesses one.
+    # 95 characters have two tokens each, of which the draft model proposes one.
     for main, draft, what in [
-        (wine, plain, "the same, but for ids 823"),
-        (plain, wine, "the same, but for ids 823"),
-        (wine, beer, f"nearly the same, but for ids 823; {guessed(728 / 824)}"),
+        (wine, plain, "the same, except ids 823"),
+        (plain, wine, "the same, except ids 823"),
+        (wine, beer, f"nearly the same, except ids 823; {coverage(728 / 824)}"),
         (
             shifted,
             other,
-            f"nearly the same, but for ids 823, 824, 825, 826, 827 and 3 more; {guessed(735 / 831)}",
+            f"nearly the same, except ids 823, 824, 825, 826, 827 and 3 more; {coverage(735 / 831)}",
         ),
-        (many, plain, f"another one (1123 tokens against 823); {guessed(728 / 1123)}"),
-        (plain, many, f"another one (823 tokens against 1123); {guessed(728 / 823)}"),
+        (many, plain, f"different (1123 tokens against 823); {coverage(728 / 1123)}"),
+        (plain, many, f"different (823 tokens against 1123); {coverage(728 / 823)}"),
     ]:
         assert rows(inside("models", "check", main, draft))["vocabulary"] == what
 
 
-def test_what_is_not_all_is_not_said_to_be():
+def test_less_than_all_is_never_100_percent():
     assert [_percent(share) for share in (1.0, 0.99999, 0.5)] == ["all", "99.9%", "50.0%"]
 
 
 def test_a_sliding_window(inside, model):
-    said = rows(inside("models", "check", model("plain"), model("gemma", architecture="gemma3")))
-    assert "sliding window" in said["draft"]
-    assert "sliding window" not in said["main"]
+    report = rows(inside("models", "check", model("plain"), model("gemma", architecture="gemma3")))
+    assert "sliding window" in report["draft"]
+    assert "sliding window" not in report["main"]
 
 
 def test_too_little_memory_is_a_warning(specdec, model, tmp_path):
@@ -107,10 +108,10 @@ def test_too_little_memory_is_a_warning(specdec, model, tmp_path):
     )
     done = specdec("models", "check", path, path, env=env)
     assert rows(done)["memory"].endswith("0.0 MB free")
-    assert done.stderr.startswith(b"warning: there is too little memory free")
+    assert done.stderr.startswith(b"warning: there is not enough free memory")
 
 
-def test_what_makes_no_pair(inside, model, tmp_path):
+def test_models_that_form_no_pair(inside, model, tmp_path):
     path, recurrent = model("plain"), model("mamba", architecture="mamba")
     deadly = write_tiny_model(tmp_path / "deadly.gguf", n_layers=0)
     for pair, what in [
@@ -125,7 +126,7 @@ def test_what_makes_no_pair(inside, model, tmp_path):
 @pytest.mark.parametrize(
     "arguments", [[], ["--ctx", "0"], ["--threads", "0"], ["--cache-type", "f8"]], ids=str
 )
-def test_wrong_usage(inside, main, arguments):
+def test_usage_errors(inside, main, arguments):
     done = inside("models", "check", *[main, main] * bool(arguments), *arguments)
     assert done.returncode == 2
     assert done.stdout == b""

@@ -1,4 +1,4 @@
-"""specdec draft quantize: what it promises, asks, writes and leaves."""
+"""specdec draft quantize: expectations, confirmation, output and interrupts."""
 
 import json
 import re
@@ -37,14 +37,14 @@ def wide(tmp_path_factory):
 
 @pytest.fixture
 def losing(fresh, wide):
-    """Main was measured, and reads two tokens in twice the time of one."""
+    """The main model was measured, and evaluates two tokens in twice the time of one."""
     assert fresh("tune", wide, *TINY, "--rounds", 1).returncode == 0
     (path,) = fresh.folder.rglob("costs/*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": {"1": 1.0, "2": 2.0, "64": 64.0}}))
     return fresh
 
 
-def made(folder):
+def files(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
@@ -54,7 +54,7 @@ def target(tmp_path):
     return tmp_path / "out" / "copy.gguf"
 
 
-def test_the_kinds_are_the_librarys():
+def test_the_types_are_those_of_the_library():
     assert tuple(KindChoice) == KINDS
 
 
@@ -64,16 +64,16 @@ def test_a_copy(fresh, wide, target):
     assert done.stdout == f"{target}\n".encode()
     size, gain, writing = done.stderr.decode().splitlines()
     assert size.startswith("Q2_K copy: ")
-    assert "of the model's" in size
-    assert gain == f"gain: unknown; after specdec tune {wide} it is said here"
+    assert "times the model's" in size
+    assert gain == f"expected speed-up: unknown; to see it, run specdec tune {wide} first"
     assert writing == f"writing {target}"
-    assert made(target.parent) == ["copy.gguf"]
+    assert files(target.parent) == ["copy.gguf"]
     answered = fresh("generate", "--main", wide, "--draft", target, *TINY, "-n", 4, "x")
     assert answered.returncode == 0, answered
     assert b"vocabulary" not in answered.stderr
 
 
-def test_what_is_there_stays_without_force(specdec, wide, target):
+def test_an_existing_file_is_kept_without_force(specdec, wide, target):
     target.write_text("mine")
     said = specdec.one_line(specdec("draft", "quantize", wide, "--output", target), 2)
     assert "exists: give another --output" in said
@@ -82,59 +82,59 @@ def test_what_is_there_stays_without_force(specdec, wide, target):
     assert target.read_bytes()[:4] == b"GGUF"
 
 
-def test_a_copy_that_would_lose_needs_a_yes(losing, wide, target):
+def test_a_copy_that_does_not_pay_off_needs_yes(losing, wide, target):
     command = ["draft", "quantize", wide, "--output", target, *TINY]
     done = losing(*command)
     assert done.returncode == 1
     assert done.stdout == b""
-    *gains, last = done.stderr.decode().splitlines()
-    assert gains[1:] == [f"gain, if {p}% of its guesses stand: none" for p in (80, 90, 95)]
-    assert last.startswith("specdec: This draft would be slower than none")
+    *lines, last = done.stderr.decode().splitlines()
+    assert lines[1:] == [f"expected speed-up at {p}% acceptance: none" for p in (80, 90, 95)]
+    assert last.startswith("specdec: the copy would be slower than no draft model")
     assert "--yes" in last
-    assert made(target.parent) == []
+    assert files(target.parent) == []
     assert losing(*command, "--yes").returncode == 0
-    assert made(target.parent) == ["copy.gguf"]
+    assert files(target.parent) == ["copy.gguf"]
 
 
 @pytest.mark.parametrize(
-    ("key", "code", "files"), [("y\r", 0, 1), ("n\r", 1, 0), ("\r", 1, 0), ("\x03", 130, 0)]
+    ("key", "code", "n_files"), [("y\r", 0, 1), ("n\r", 1, 0), ("\r", 1, 0), ("\x03", 130, 0)]
 )
-def test_on_a_terminal_it_asks(losing, wide, target, key, code, files):
+def test_confirmation_on_a_terminal(losing, wide, target, key, code, n_files):
     arguments = ["-m", "specdec_cli", "draft", "quantize", str(wide), "-o", str(target), *map(str, TINY)]
     child = pexpect.spawn(sys.executable, arguments, env=losing.environment, timeout=30, encoding="utf-8")
-    child.expect("Make it all the same.*: ")
+    child.expect("Make it anyway.*: ")
     child.send(key)
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == code
-    assert len(made(target.parent)) == files
+    assert len(files(target.parent)) == n_files
 
 
-def test_a_gain_is_said(losing, wide, target):
+def test_the_expected_speedup(losing, wide, target):
     (path,) = losing.folder.rglob("costs/*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": {"1": 1.0, "64": 1.1}}))
     done = losing("draft", "quantize", wide, "-o", target, *TINY)
     assert done.returncode == 0
-    assert done.stderr.count(b"times plain at best") == 3
+    assert done.stderr.count(b"times plain decoding at best") == 3
 
 
-def test_a_copy_for_another_main(fresh, wide, draft, target):
-    """What it would bring is said once both are measured: `tune` says the command, and what to tune is said here."""
+def test_a_copy_for_another_main_model(fresh, wide, draft, target):
+    """The expected speed-up needs both models measured; each command suggests the other one."""
     tuning = ["tune", wide, draft, *TINY, "--rounds", 1]
     command = ["draft", "quantize", draft, "--for", wide, "-o", target, *TINY, "--yes"]
-    assert f"after specdec tune {wide} {draft} it is said here" in fresh(*command).stderr.decode()
+    assert f"run specdec tune {wide} {draft} first" in fresh(*command).stderr.decode()
     tuned = fresh(*tuning)
     assert tuned.returncode == 0, tuned
     done = fresh(*command, "--force")
     assert done.returncode == 0, done
     assert done.stdout == f"{target}\n".encode()
-    assert done.stderr.count(b"of its guesses stand: ") == 3
+    assert done.stderr.count(b"% acceptance: ") == 3
     hint = re.search(
-        rb"A copy in Q4_0 would take about (\S+), and guess nearly as well: specdec (.*)", tuned.stdout
+        rb"A Q4_0 copy takes about (\S+), with nearly the same acceptance rate: specdec (.*)", tuned.stdout
     )
     assert 0 < float(hint[1]) < 10
     assert hint[2].decode() == f"draft quantize {draft} --for {wide}"
-    assert b"A copy" not in fresh("tune", wide, target, *TINY, "--rounds", 1).stdout  # it is one
+    assert b"A Q4_0 copy" not in fresh("tune", wide, target, *TINY, "--rounds", 1).stdout  # it is one already
 
 
 def wait_for(condition):
@@ -142,7 +142,7 @@ def wait_for(condition):
         if condition():
             return
         time.sleep(0.1)
-    pytest.fail("it did not happen")
+    pytest.fail("timed out")
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def wait_for(condition):
     [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGKILL, False)],
     ids=["interrupt", "Ctrl-C", "terminate", "kill"],
 )
-def test_a_stop_leaves_nothing(specdec, wide, target, tmp_path, how, group):
-    """group: as a terminal does it, the child is told, too."""
+def test_an_interrupt_leaves_no_files(specdec, wide, target, tmp_path, how, group):
+    """group: the signal also goes to the child process, as from a terminal."""
     env = specdec.sabotaged(tmp_path / "site", SLOW)
     command = specdec.start("draft", "quantize", wide, "-o", target, env=env, start_new_session=True)
     wait_for(lambda: any(p.stat().st_size for p in target.parent.iterdir()))
@@ -166,20 +166,20 @@ def test_a_stop_leaves_nothing(specdec, wide, target, tmp_path, how, group):
     assert command.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(how, -how)
     assert out == b""
     assert b"Traceback" not in err
-    wait_for(lambda: not made(target.parent))
+    wait_for(lambda: not files(target.parent))
 
 
-def test_a_quantizer_that_dies_is_one_line(specdec, wide, target, tmp_path):
+def test_a_crash_of_the_quantizer_is_one_line(specdec, wide, target, tmp_path):
     env = specdec.sabotaged(tmp_path / "site", SLOW.replace("time.sleep(60)", "import os; os.abort()"))
     done = specdec("draft", "quantize", wide, "-o", target, env=env)
     assert done.returncode == 1
     last = done.stderr.decode().splitlines()[-1]
     assert last.startswith("specdec: llama.cpp crashed while quantizing ")
     assert "SIGABRT" in last
-    assert made(target.parent) == []
+    assert files(target.parent) == []
 
 
-def test_mains_that_are_refused(specdec, wide, target, tmp_path):
+def test_models_that_cannot_be_quantized(specdec, wide, target, tmp_path):
     recurrent = write_tiny_model(tmp_path / "mamba.gguf", n_layers=1, architecture="mamba")
     for arguments, code, what in [
         ([recurrent], 1, "recurrent"),
@@ -190,18 +190,18 @@ def test_mains_that_are_refused(specdec, wide, target, tmp_path):
         output = [] if "--output" in arguments else ["--output", target]
         said = specdec.one_line(specdec("draft", "quantize", *arguments, *output), code)
         assert what in said
-    assert made(target.parent) == []
+    assert files(target.parent) == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["x", "--type", "Q1"], ["x", "--threads", "0"]], ids=str)
-def test_wrong_usage(specdec, arguments):
+def test_usage_errors(specdec, arguments):
     done = specdec("draft", "quantize", *arguments)
     assert done.returncode == 2
     assert done.stdout == b""
     assert b"Traceback" not in done.stderr
 
 
-def test_help_is_quick(specdec):
+def test_help_is_fast(specdec):
     assert b"quantize" in specdec("draft", "--help").stdout
     script = (
         "import runpy, sys\n"

@@ -1,4 +1,4 @@
-"""--kernels, and what doctor and -v say of the CPU kernels."""
+"""--kernels, and the CPU kernels in doctor and -v."""
 
 import shutil
 
@@ -22,7 +22,7 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture
 def bare(fresh, tmp_path):
-    """The command in a Python environment of its own, where no kernels are built."""
+    """The command in a Python environment in which no kernels are built."""
     fresh.environment |= fresh.sabotaged(tmp_path / "site", f"import sys\nsys.prefix = {str(tmp_path)!r}\n")
     fresh.environment |= {"FAKE_LOG": str(tmp_path / "log")}
     return fresh
@@ -30,15 +30,15 @@ def bare(fresh, tmp_path):
 
 @pytest.fixture
 def built(bare, compiled, tmp_path):
-    """The same with fake kernels; those who install them leave a line in the log."""
+    """The same with fake kernels; each process that installs them adds a line to the log."""
     folder = tmp_path / "share/specdec/kernels"
     folder.mkdir(parents=True)
     shutil.copy(compiled, folder / build._name())
     return bare
 
 
-def said(done):
-    """The line on the kernels."""
+def kernels_line(done):
+    """The line about the kernels on stdout or stderr."""
     assert done.returncode == 0, done
     (line,) = (line for line in (done.stdout + done.stderr).decode().splitlines() if "CPU kernels:" in line)
     return line
@@ -49,77 +49,82 @@ def log(specdec):
     return path.read_text().split() if path.exists() else []
 
 
-def test_doctor_says_what_is_used(built):
+def test_doctor_shows_the_kernels(built):
     best = build.claimed()[0]
-    assert said(built("doctor")) == f"CPU kernels: {best}"
-    assert log(built) == [best]  # its self-test; llama.cpp is tried without them
-    assert said(built("doctor", "--fix")) == f"CPU kernels: {best}"  # there is nothing to fix
-    assert said(built("doctor", env={"SPECDEC_KERNELS": "off"})) == "CPU kernels: not used (--kernels off)"
+    assert kernels_line(built("doctor")) == f"CPU kernels: {best}"
+    assert log(built) == [best]  # its self-test; llama.cpp is checked without them
+    assert kernels_line(built("doctor", "--fix")) == f"CPU kernels: {best}"  # nothing to fix
+    assert (
+        kernels_line(built("doctor", env={"SPECDEC_KERNELS": "off"}))
+        == "CPU kernels: not used (--kernels off)"
+    )
 
 
-def test_doctor_says_why_not(built):
+def test_doctor_shows_why_kernels_are_not_used(built):
     every = {f"FAKE_{name}": "crash" for name in build.INSTRUCTION_SETS}
-    assert "the self-test failed with " in said(built("doctor", env=every))
+    assert "the self-test failed with " in kernels_line(built("doctor", env=every))
     (path,) = (built.folder / "share/specdec/kernels").glob("*.so")
     path.rename(path.with_stem("specdec-kernels-0123456789abcdef"))
-    assert "built for another version of specdec or llama.cpp: run specdec doctor --fix" in said(
+    assert "built for another version of specdec or llama.cpp: run specdec doctor --fix" in kernels_line(
         built("doctor")
     )
 
 
 def test_doctor_compiles(bare, compiled, tmp_path):
-    """A compiler that hands out the fake: the last call is the link."""
+    """With a fake compiler, whose output is the fake library."""
     copy = f'while [ $# -gt 0 ]; do [ "$1" = -o ] && cp {compiled} "$2"; shift; done'
     env = {"CXX": fake_kernels.compiler(tmp_path, copy)}
     done = bare("doctor", "--fix", env=env)
     lines = done.stdout.decode().splitlines()
     assert lines[-3] == "compiling the CPU kernels; this takes about half a minute"
     assert lines[-2].startswith("compiled in ")
-    assert said(done) == f"CPU kernels: {build.claimed()[0]}"
-    assert said(bare("doctor")) == said(done)
+    assert kernels_line(done) == f"CPU kernels: {build.claimed()[0]}"
+    assert kernels_line(bare("doctor")) == kernels_line(done)
 
 
-def test_without_them_all_works_as_before(bare, main, tmp_path):
-    assert said(bare("doctor")) == NOT_BUILT
+def test_everything_works_without_kernels(bare, main, tmp_path):
+    assert kernels_line(bare("doctor")) == NOT_BUILT
     off = bare("doctor", "--fix", env={"SPECDEC_KERNELS": "off"})  # not even compiled
-    assert said(off) == "CPU kernels: not used (--kernels off)"
+    assert kernels_line(off) == "CPU kernels: not used (--kernels off)"
     assert b"compiling" not in off.stdout
     env = {"CXX": fake_kernels.compiler(tmp_path, "echo 'error: the disk is full' >&2; exit 1")}
     done = bare("doctor", "--fix", env=env)
-    assert said(done) == (f"CPU kernels: not used (not built: {env['CXX']} failed: error: the disk is full)")
+    assert kernels_line(done) == (
+        f"CPU kernels: not used (not built: {env['CXX']} failed: error: the disk is full)"
+    )
     assert done.stderr == b""
-    assert said(bare("doctor", "--fix", env={"CXX": "gone"})) == (
+    assert kernels_line(bare("doctor", "--fix", env={"CXX": "gone"})) == (
         "CPU kernels: not used (not built: no C++ compiler was found: install one, or name it in CXX)"
     )
     done = bare("generate", "--main", main, *SMALL)
-    assert said(done) == NOT_BUILT
+    assert kernels_line(done) == NOT_BUILT
     assert done.stdout
 
 
-def test_generate_uses_them_and_its_child_too(built, main):
+def test_generate_and_its_child_process_use_the_kernels(built, main):
     best = build.claimed()[0]
-    assert said(built("generate", "--main", main, *SMALL)) == f"CPU kernels: {best}"
+    assert kernels_line(built("generate", "--main", main, *SMALL)) == f"CPU kernels: {best}"
     assert log(built) == [best] * 3  # the self-test, the child that checks the model, and the command
 
 
 @pytest.mark.parametrize("how", ["flag", "environment", "file"])
-def test_off_is_off_in_the_child_too(built, main, tmp_path, how):
+def test_off_applies_to_the_child_process(built, main, tmp_path, how):
     (tmp_path / "config.toml").write_text('kernels = "off"\n')
     more = {"flag": ["--kernels", "off"], "file": ["--config", tmp_path / "config.toml"]}
     env = {"SPECDEC_KERNELS": {"flag": "auto", "environment": "off", "file": ""}[how]}
     done = built("generate", "--main", main, *more.get(how, []), *SMALL, env=env)
-    assert said(done) == "CPU kernels: not used (--kernels off)"
-    assert b"checking main.gguf" in done.stderr  # in a child
+    assert kernels_line(done) == "CPU kernels: not used (--kernels off)"
+    assert b"checking main.gguf" in done.stderr  # in a child process
     assert log(built) == []
 
 
-def test_a_value_that_there_is_not(bare, main):
+def test_an_unknown_value(bare, main):
     done = bare("generate", "--main", main, "--kernels", "on", *SMALL)
     assert done.returncode == 2
     assert b"--kernels" in done.stderr
 
 
-def test_every_command_that_computes_has_the_option():
+def test_every_command_that_runs_models_has_the_option():
     import typer
 
     from specdec_cli import settings

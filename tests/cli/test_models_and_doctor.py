@@ -1,4 +1,4 @@
-"""specdec models and specdec doctor, with a pip that does as the test wants."""
+"""specdec models and specdec doctor, with a fake pip."""
 
 import os
 
@@ -6,7 +6,7 @@ import pytest
 
 from spec_local.models import catalog
 
-CRASH_UNTIL_MENDED = (
+CRASH_UNTIL_FIXED = (
     "import os, signal, sys\n"
     "if 'spec_local.llama.probe' in sys.orig_argv and not os.path.exists({flag!r}):\n"
     "    os.kill(os.getpid(), signal.SIGILL)\n"
@@ -14,7 +14,7 @@ CRASH_UNTIL_MENDED = (
 
 
 def with_pip(specdec, folder, main, sitecustomize=""):
-    """An environment whose `python -m pip` is these lines."""
+    """An environment in which `python -m pip` runs `main`."""
     env = specdec.sabotaged(folder, sitecustomize)
     (folder / "pip").mkdir()
     (folder / "pip" / "__init__.py").touch()
@@ -25,7 +25,7 @@ def with_pip(specdec, folder, main, sitecustomize=""):
 def test_list(fresh):
     done = fresh("models", "list")
     assert done.returncode == 0
-    assert done.stdout.startswith(b"starter\t98 MB to fetch\tApache-2.0\t")
+    assert done.stdout.startswith(b"starter\t98 MB to download\tApache-2.0\t")
     assert done.stderr == b""
 
 
@@ -50,7 +50,7 @@ def test_pull_without_a_network(fresh, tmp_path):
     assert not [p for p in tmp_path.rglob("*") if "gguf" in p.name.lower()]
 
 
-def test_doctor_where_all_is_well(fresh):
+def test_doctor_on_a_working_build(fresh):
     done = fresh("doctor")
     assert done.returncode == 0, done
     assert b"llama.cpp works: " in done.stdout
@@ -58,34 +58,34 @@ def test_doctor_where_all_is_well(fresh):
     assert done.stderr == b""
 
 
-def test_doctor_where_llama_crashes(fresh, tmp_path):
-    env = fresh.sabotaged(tmp_path / "sick", CRASH_UNTIL_MENDED.format(flag=""))
+def test_doctor_on_a_crashing_build(fresh, tmp_path):
+    env = fresh.sabotaged(tmp_path / "sick", CRASH_UNTIL_FIXED.format(flag=""))
     done = fresh("doctor", env=env)
     assert done.returncode == 1
-    said = done.stdout.decode()
-    assert "does NOT work here: SIGILL" in said
-    assert "specdec doctor --fix" in said
-    assert "CMAKE_ARGS=" in said
+    report = done.stdout.decode()
+    assert "does not work on this machine: SIGILL" in report
+    assert "specdec doctor --fix" in report
+    assert "CMAKE_ARGS=" in report
 
 
-@pytest.mark.parametrize("mends", [True, False])
-def test_doctor_rebuilds(fresh, tmp_path, mends):
-    flag, log = str(tmp_path / "mended"), str(tmp_path / "log")
-    fresh.environment["CXX"] = "false"  # CPU kernels that are missing are not compiled into this environment
+@pytest.mark.parametrize("fixes", [True, False])
+def test_doctor_rebuilds(fresh, tmp_path, fixes):
+    flag, log = str(tmp_path / "fixed"), str(tmp_path / "log")
+    fresh.environment["CXX"] = "false"  # missing CPU kernels are not compiled into this environment
     pip = (
         "import os, sys\n"
         f"print(os.environ['CMAKE_ARGS'], *sys.argv[1:], file=open({log!r}, 'a'))\n"
-        "print('pip says a lot')\n"
+        "print('output of pip')\n"
     )
     env = with_pip(
         fresh,
         tmp_path / "pip",
-        pip + (f"open({flag!r}, 'w')\n" if mends else ""),
-        CRASH_UNTIL_MENDED.format(flag=flag),
+        pip + (f"open({flag!r}, 'w')\n" if fixes else ""),
+        CRASH_UNTIL_FIXED.format(flag=flag),
     )
     done = fresh("doctor", "--fix", env=env)
     installs = (tmp_path / "log").read_text().splitlines()
-    assert b"pip says a lot" in done.stderr
+    assert b"output of pip" in done.stderr
     assert b"pip" not in done.stdout.replace(str(tmp_path).encode(), b"").lower()
     for part in (
         "-DGGML_NATIVE=OFF",
@@ -95,7 +95,7 @@ def test_doctor_rebuilds(fresh, tmp_path, mends):
         "llama-cpp-python==",
     ):
         assert part in installs[0]
-    if mends:
+    if fixes:
         assert done.returncode == 0
         assert len(installs) == 1
         assert b"llama.cpp works: " in done.stdout

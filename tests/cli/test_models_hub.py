@@ -1,4 +1,4 @@
-"""specdec models with the hub: real processes, against a server that answers as the hub does."""
+"""specdec models with the hub: real processes and a local server in place of the hub."""
 
 import subprocess
 import sys
@@ -57,7 +57,7 @@ def server(toys):
 
 @pytest.fixture
 def hubbed(fresh, server, tmp_path):
-    """The command with that hub, a cache of its own, and a models.toml of the user's."""
+    """The command with that hub, an empty cache, and a models.toml of the user."""
     fresh.environment |= server.environment(tmp_path)
     config = tmp_path / "config" / "specdec"
     if sys.platform == "darwin":
@@ -68,10 +68,10 @@ def hubbed(fresh, server, tmp_path):
     return fresh
 
 
-def test_from_name_to_answer_and_back(hubbed, server, toys):
+def test_pull_use_and_rm(hubbed, server, toys):
     asked = ["generate", "--main", "toy", "--raw", "--ctx", 64, "-n", 2, "--threads", 1, "x"]
     assert "run specdec models pull toy" in hubbed.one_line(hubbed(*asked), 1)
-    assert server.requests == []  # nothing is fetched without being asked for
+    assert server.requests == []  # nothing is downloaded without being asked for
 
     done = hubbed("models", "pull", "toy")
     assert done.returncode == 0, done
@@ -81,19 +81,21 @@ def test_from_name_to_answer_and_back(hubbed, server, toys):
     assert line == f"downloading toy: {size_of(toys)} into {hubbed.folder / 'hub'}"
     assert hubbed("models", "path", f"{REPO}:toy-f32").stdout.decode().strip() == path
     listed = hubbed("models", "list").stdout.decode().splitlines()
-    assert "toy\there\tMIT\ta toy" in listed
-    assert "toy-draft\tto fetch\tMIT\ta smaller toy" in listed
+    assert "toy\tdownloaded\tMIT\ta toy" in listed
+    assert "toy-draft\tnot downloaded\tMIT\ta smaller toy" in listed
     assert "toys\tpair\ttoy + toy-draft\tfor tests" in listed
     assert hubbed(*asked).returncode == 0
 
-    assert f"would free {size_of(toys)}: say --yes" in hubbed.one_line(hubbed("models", "rm", "toy"), 2)
+    assert f"deleting toy frees {size_of(toys)}: pass --yes" in hubbed.one_line(
+        hubbed("models", "rm", "toy"), 2
+    )
     done = hubbed("models", "rm", "toy", "--yes")
     assert (done.returncode, done.stdout) == (0, b"")
     assert f"deleted toy: {size_of(toys)} freed" in done.stderr.decode()
-    assert "is not here" in hubbed.one_line(hubbed("models", "rm", "toy", "--yes"), 1)
+    assert "has not been downloaded" in hubbed.one_line(hubbed("models", "rm", "toy", "--yes"), 1)
 
 
-def test_a_pair_names_both(hubbed, server):
+def test_a_pair_names_two_models(hubbed, server):
     asked = ["generate", "--raw", "--ctx", 64, "-n", 8, "--threads", 1, "--temp", 0, "-v", "x"]
     missing = hubbed.one_line(hubbed(*asked, "--main", "toys"), 1)
     assert missing == "specdec: the model toy has not been downloaded: run specdec models pull toys"
@@ -116,7 +118,7 @@ def test_a_pair_names_both(hubbed, server):
     )  # the one that was named, not the pair's
     shown = hubbed("models", "show", "toys").stdout.decode()
     assert "draft       toy-draft\n" in shown
-    assert shown.count("state       here") == 2
+    assert shown.count("state       downloaded") == 2
     assert "is a pair" in hubbed.one_line(hubbed("models", "rm", "toys", "--yes"), 2)
 
 
@@ -124,7 +126,7 @@ def test_show(hubbed):
     shown = hubbed("models", "show", "toy").stdout.decode().splitlines()
     for line in (
         "model       toy",
-        "state       to fetch",
+        "state       not downloaded",
         "licence     MIT",
         f"repo        {REPO}",
         "revision    main",
@@ -139,7 +141,7 @@ def test_show(hubbed):
     assert "size        98362432 bytes" in starter
 
 
-def test_names_of_the_hub(hubbed, server):
+def test_hub_names(hubbed, server):
     done = hubbed("models", "pull", f"{REPO}:f16")
     assert done.stdout.decode().strip().endswith("draft-F16.gguf")
     assert "several files" in hubbed.one_line(hubbed("models", "pull", f"{REPO}:f32"), 2)
@@ -160,7 +162,7 @@ def test_offline(hubbed, server):
         assert (done.returncode, done.stdout, done.stderr) == (0, path, b"")
 
 
-def test_refused(hubbed, server):
+def test_a_gated_model(hubbed, server):
     server.refusals["resolve"] = Refusal(403, {"X-Error-Code": "GatedRepo"})
     done = hubbed("models", "pull", "toy")
     assert (done.returncode, done.stdout) == (1, b"")
@@ -168,17 +170,17 @@ def test_refused(hubbed, server):
     assert line.startswith(f"specdec: {REPO} is gated: accept its licence at {server.url}/{REPO}")
 
 
-def test_a_wrong_list_of_ones_own(hubbed):
+def test_an_invalid_models_toml(hubbed):
     (hubbed.config / "models.toml").write_text(OWN.replace('licence = "MIT"', "licence = 5", 1))
     line = hubbed.one_line(hubbed("models", "list"), 1)
     assert f"{hubbed.config / 'models.toml'}, line 3, models.toy.licence: " in line
 
 
 def test_two_processes_at_once(hubbed, server, toys):
-    both = [hubbed.start("models", "pull", "toy") for _ in range(2)]
-    said = [process.communicate(timeout=60) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert said[0][0] == said[1][0]
+    processes = [hubbed.start("models", "pull", "toy") for _ in range(2)]
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0]
     assert server.count("bytes") == 1
 
 
@@ -210,10 +212,11 @@ def test_on_a_terminal(hubbed, toys):
     assert b"smollm2-1.7b" in listed
 
 
-def test_help_waits_for_no_hub(specdec):
+def test_help_imports_no_hub_client(specdec):
     script = (
-        "import sys, specdec_cli.app, spec_local.models.catalog as catalog; catalog.models(); "
-        "print('huggingface_hub' in sys.modules)"
+        "import sys, specdec_cli.app, spec_local.models.catalog as catalog\n"
+        "catalog.models()\n"
+        "print('huggingface_hub' in sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], env=specdec.environment, capture_output=True, text=True, check=True
