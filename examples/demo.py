@@ -4,7 +4,7 @@
 
 Compares plain decoding, prompt lookup, a draft model and the adaptive policy, which chooses between the two.
 The draft model was trained on the starter's output by `specdec draft train` and comes with specdec. Its calls
-take a thirtieth of the main model's time, and a third of its tokens are accepted.
+take a thirtieth of the time of the main model's, a third of whose tokens it predicts.
 """
 
 import statistics
@@ -17,8 +17,8 @@ from spec_local.models import catalog
 
 TEXT = """\
 The lighthouse at Cape Verity was built in 1871 by the engineer Ada Brandt. It stands 42 metres high and its \
-light can be seen for 30 kilometres. In 1911 the oil lamp was replaced by an electric one, and since 1988
-nobody \ has lived there: the light is switched on and off by a clock."""
+light can be seen for 30 kilometres. In 1911 the oil lamp was replaced by an electric one, and since 1988 \
+nobody has lived there: the light is switched on and off by a clock."""
 PROMPT = f"Repeat the following text word for word.\n\n{TEXT}"
 ROUNDS = 3
 
