@@ -4,7 +4,7 @@
 
 Compares plain decoding, prompt lookup, a draft model and the adaptive policy, which chooses between the two.
 The draft model was trained on the starter's output by `specdec draft train` and comes with specdec. Its calls
-take a thirtieth of the time of the main model's, a third of whose tokens it predicts.
+take a thirtieth of the main model's time, and it predicts a third of the main model's tokens.
 """
 
 import statistics

@@ -281,7 +281,7 @@ def _pull_off_hub(name: str, wanted: ModelEntry, log: Callable[[str], None], off
         raise DownloadError(f"{path} is missing or damaged: reinstall spec-local")
     if offline:
         raise DownloadError(
-            f"the model {name} is not downloaded and specdec is offline: "
+            f"the model {name} has not been downloaded, and specdec is offline: "
             f"run specdec models pull {name} when online"
         )
     log(f"downloading {name}: {format_size(wanted.size or 0)} into {folder()}")

@@ -72,7 +72,7 @@ def pull(
         log(f"deleted {path.name}: it is damaged")
     if offline or constants.HF_HUB_OFFLINE:
         raise DownloadError(
-            f"the model {name} is not downloaded and specdec is offline: "
+            f"the model {name} has not been downloaded, and specdec is offline: "
             f"run specdec models pull {name} when online"
         )
     with _download_errors(model.repo):

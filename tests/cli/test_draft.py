@@ -75,8 +75,8 @@ def test_a_copy(fresh, wide, target):
 
 def test_an_existing_file_is_kept_without_force(specdec, wide, target):
     target.write_text("mine")
-    said = specdec.one_line(specdec("draft", "quantize", wide, "--output", target), 2)
-    assert "exists: give another --output" in said
+    error = specdec.one_line(specdec("draft", "quantize", wide, "--output", target), 2)
+    assert "exists: give another --output" in error
     assert target.read_text() == "mine"
     assert specdec("draft", "quantize", wide, "--output", target, "--force").returncode == 0
     assert target.read_bytes()[:4] == b"GGUF"
@@ -188,8 +188,8 @@ def test_models_that_cannot_be_quantized(specdec, wide, target, tmp_path):
         ([wide, "--output", wide, "--force"], 2, "is the source model itself"),
     ]:
         output = [] if "--output" in arguments else ["--output", target]
-        said = specdec.one_line(specdec("draft", "quantize", *arguments, *output), code)
-        assert what in said
+        error = specdec.one_line(specdec("draft", "quantize", *arguments, *output), code)
+        assert what in error
     assert files(target.parent) == []
 
 
