@@ -235,7 +235,7 @@ SETTINGS = {
 
 
 def every_case_under(settings):
-    """All cases under all settings; drawn trees, which have many branches, are slow under all but the first."""
+    """All cases under all settings; drawn trees have many branches: slow under all but the first."""
 
     def is_slow(name, how):
         return "tree, spectr" in name or ("tree, " in name and how != settings[0])

@@ -521,13 +521,13 @@ def test_the_bound_of_a_large_vocabulary_agrees_with_closed_forms():
 
 def test_acceptance_of_the_rules_for_a_large_vocabulary(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    from acceptance import RULES, accepted, pair
+    from acceptance import RULES, acceptance_rate, pair
 
     mean = {}
     for temperature in (1.0, 0.3):
         pairs = [pair(seed, temperature, 32_000) for seed in range(24)]
         for rule, k in itertools.product(RULES, (1, 2, 4)):
-            values = [accepted(rule, p, q, k, 4, seed) for seed, (p, q) in enumerate(pairs)]
+            values = [acceptance_rate(rule, p, q, k, 4, seed) for seed, (p, q) in enumerate(pairs)]
             mean[temperature, rule, k] = np.mean(values)
     for k in (1, 2, 4):
         top_one, sequoia, exact_match = (mean[1.0, rule, k] for rule in ("top-one", "sequoia", "exact-match"))
