@@ -1,6 +1,7 @@
 """Run a module in a child process, so that a crash inside llama.cpp does not end this one.
 
-The parent calls `run_child`, which returns what became of the child; the module's main block calls `child_main`.
+The parent calls `run_child`, which returns what became of the child; the module's main block calls
+`child_main`.
 """
 
 import contextlib
@@ -22,8 +23,9 @@ from spec_local.errors import SpecLocalError
 class ChildResult:
     """The outcome of a child process.
 
-    crash: the signal that killed the child, such as ``SIGILL``, or the last line of its stderr; None if it did not crash.
-    error: the message of the SpecLocalError that it raised, or None. facts: what its work returned.
+    crash: the signal that killed the child, such as ``SIGILL``, or the last line of its stderr; None if it
+    did not crash. error: the message of the SpecLocalError that it raised, or None. facts: what its work
+    returned.
     """
 
     crash: str | None

@@ -1,4 +1,4 @@
-"""Guesses for llama-cpp-python's own `Llama`: from earlier text, or of a GGUF draft model.
+"""Draft models for the `draft_model` argument of llama-cpp-python's `Llama`.
 
     from llama_cpp import Llama
     from spec_local.llama_cpp_python import GGUFDraft, LookupDraft
@@ -7,11 +7,12 @@
     llama = Llama("main.gguf", draft_model=LookupDraft(SuffixLookup()), logits_all=True)
     llama = Llama("main.gguf", draft_model=GGUFDraft("draft.gguf", "main.gguf"), logits_all=True)
 
-`Llama` draws a token of main's at every place and goes on for as long as the guesses were just these, so that no guess can
-change the distribution of what it says. What it does not see to itself:
+`Llama` samples from the main model at every position and accepts a draft token if it is that sample, so a
+draft does not change the distribution of the output. `Llama` does not check two conditions:
 
-- Without ``logits_all=True`` its buffer ends after n_batch tokens of text, and it raises ValueError there.
-- A guess must fit into a batch with the token before it: n must be below its n_batch (512 unless you say otherwise).
+- ``logits_all=True`` is required. Otherwise, its buffer ends after n_batch tokens, and it raises ValueError.
+- The draft tokens and the token before them must fit into a batch: n must be less than n_batch (512 by
+default).
 """
 
 from abc import abstractmethod
@@ -38,58 +39,59 @@ from spec_local.policies import Confidence
 from spec_local.proposers import Chain, DraftModel, Limit
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 
-_MOST = 64
+_MAX_DRAFT = 64
 
 
 class _Draft(LlamaDraftModel):  # type: ignore[misc]
-    """What `Llama` calls after each token of its own.
+    """A draft model as `Llama` calls it before each step.
 
     Args:
-        n: most guesses a call, 1 to 64.
-        p_min: guesses end where one is less probable than this, 0 to 1.
+        n: maximum number of draft tokens per call, 1 to 64.
+        p_min: minimum probability of a draft token, 0 to 1.
     """
 
     def __init__(self, n: int, p_min: float) -> None:
-        if not 1 <= n <= _MOST:
-            raise InvalidRequest(f"the number of guesses is {n}: give 1 to {_MOST}")
-        if not 0 <= p_min <= 1:  # catches NaN too
+        if not 1 <= n <= _MAX_DRAFT:
+            raise InvalidRequest(f"the number of draft tokens is {n}: give 1 to {_MAX_DRAFT}")
+        if not 0 <= p_min <= 1:  # NaN is rejected, too
             raise InvalidRequest(f"p_min is {p_min}: give 0 to 1")
         self._n, self._p_min = n, p_min
         self._ids: NDArray[np.intc] = np.empty(0, np.intc)
         self._history: list[int] = []
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        """What may follow these tokens.
+        """Return draft tokens to follow `input_ids`.
 
         Args:
-            input_ids: intc (n,): all tokens so far. A view of an array that `Llama` will write into.
+            input_ids: intc (length,): the history, a view of an array that `Llama` changes later.
 
         Returns:
-            intc (m,), m at most what the constructor was told; none are a fine answer.
+            intc (m,), where m is 0 to n.
         """
         known = len(self._ids)
         if np.array_equal(input_ids[:known], self._ids):
             self._history.extend(input_ids[known:].tolist())
         else:
-            self._history = input_ids.tolist()  # another list, by which a lookup sees that it is another text
+            self._history = input_ids.tolist()  # a new list tells a lookup that the history is another one
         self._ids = input_ids.copy()
-        # Llama cuts what is beyond llama.cpp's context, but that may be longer than its own array.
-        room = self._n if input_ids.base is None else np.size(input_ids.base) - len(input_ids)
-        n = min(self._n, room)
-        return np.array(self._guess(self._history, n) if self._history and n > 0 else (), np.intc)
+        # Llama truncates drafts to llama.cpp's context, which can be longer than its own array.
+        free = self._n if input_ids.base is None else np.size(input_ids.base) - len(input_ids)
+        n = min(self._n, free)
+        return np.array(self._propose(self._history, n) if self._history and n > 0 else (), np.intc)
 
     @abstractmethod
-    def _guess(self, history: Sequence[int], n: int) -> Sequence[int]:
-        """At most n tokens."""
+    def _propose(self, history: Sequence[int], n: int) -> Sequence[int]:
+        """Return at most `n` draft tokens."""
 
 
 class LookupDraft(_Draft):
-    """What a lookup finds in the text so far. It costs no model, and works with every main.
+    """Drafts from the history, without a draft model; works with every main model.
 
     Args:
-        lookup: who finds it, such as `spec_local.lookups.suffixes.SuffixLookup`.
-        n, p_min: most guesses a call; a copy ends where the chance that all of it stands, as the lookup sees it, falls
-            below p_min.
+        lookup: for example `spec_local.lookups.suffixes.SuffixLookup`.
+        n: maximum number of draft tokens per call.
+        p_min: a draft is cut where its probability to be accepted as a whole, estimated by the lookup, falls
+            below this.
 
     Raises:
         InvalidRequest: a number is out of range.
@@ -99,30 +101,30 @@ class LookupDraft(_Draft):
         super().__init__(n, p_min)
         self._lookup = lookup
 
-    def _guess(self, history: Sequence[int], n: int) -> Sequence[int]:
+    def _propose(self, history: Sequence[int], n: int) -> Sequence[int]:
         found = self._lookup.find(history, Limit(n, n, 1))
-        standing = np.cumprod(found.confidence)
-        return found.tokens[: int(np.count_nonzero(standing >= self._p_min))]
+        accepted = np.cumprod(found.confidence)
+        return found.tokens[: int(np.count_nonzero(accepted >= self._p_min))]
 
 
 class GGUFDraft(_Draft):
-    """What a small model finds most probable. Close it, or use it in a ``with``, to free its memory.
+    """Drafts from a small GGUF model. Close it, or use it in a ``with`` statement, to free its memory.
 
-    llama.cpp's own log is no longer printed then: errors quote it.
+    From its creation on, llama.cpp's log is not printed, but quoted by errors.
 
     Args:
-        draft: the small model. Where its vocabulary is another than main's it guesses the tokens of both.
-        main: the model that `Llama` loads; of this file only the header is read.
-        n: most guesses a call.
-        p_min: guesses end where the draft is less sure than this of its next one.
-        n_ctx: tokens of the draft's context; a longer text gets no guesses.
+        draft: the draft model. With a different vocabulary, it drafts the tokens that both models have.
+        main: the model that `Llama` loads; only the header of this file is read.
+        n: maximum number of draft tokens per call.
+        p_min: a draft ends before a token to which the draft model gives a lower probability than this.
+        n_ctx: context length of the draft model, in tokens; nothing is drafted for a longer history.
         threads, gpu_layers: see `Context` and `Model`.
 
     Raises:
-        ModelFileError, ModelError: a file cannot be used, or the draft is a recurrent model.
+        ModelFileError, ModelError: a file cannot be used, or the draft model is recurrent.
         VocabularyMismatch: the models have no token in common.
         InvalidRequest: a number is out of range.
-        ContextOverflow: there is no memory for the context.
+        ContextOverflow: there is not enough memory for the context.
         BackendError: llama.cpp failed.
     """
 
@@ -139,24 +141,25 @@ class GGUFDraft(_Draft):
     ) -> None:
         super().__init__(n, p_min)
         with ExitStack() as stack:
-            self._main = open_header(Path(main))  # its vocabulary ends with it
+            self._main = open_header(Path(main))
             stack.callback(self._main.close)
-            mains = self._main.vocabulary
+            vocabulary = self._main.vocabulary
             check_model_file(Path(draft), gpu_layers=gpu_layers)
             model = Model(draft, gpu_layers=gpu_layers)
             stack.callback(model.close)
             model.check_can_roll_back()
             context = Context(model, n_ctx=model.n_ctx(n_ctx), max_logits=1, threads=threads)
             stack.callback(context.close)
-            guesser: LanguageModel = context
-            if difference(mains, model.vocabulary):
-                guesser = IntersectionModel(context, VocabularyMap(mains, model.vocabulary), mains.n_tokens)
+            drafter: LanguageModel = context
+            if difference(vocabulary, model.vocabulary):
+                shared = VocabularyMap(vocabulary, model.vocabulary)
+                drafter = IntersectionModel(context, shared, vocabulary.n_tokens)
             self._draft = DraftModel(
-                guesser,
+                drafter,
                 Sampler(SamplingSettings(temperature=0)),
                 Chain(policy=Confidence(p_min)),
-                n_vocab=mains.n_tokens,
-                is_end=mains.is_end,
+                n_vocab=vocabulary.n_tokens,
+                is_end=vocabulary.is_end,
             )
             self.close = stack.pop_all().close
 
@@ -166,6 +169,6 @@ class GGUFDraft(_Draft):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _guess(self, history: Sequence[int], n: int) -> Sequence[int]:
-        rng = SeededRng(0)  # at temperature 0 nothing is left to it
+    def _propose(self, history: Sequence[int], n: int) -> Sequence[int]:
+        rng = SeededRng(0)  # not used at temperature 0
         return self._draft.propose(history, Limit(n, n, 1), rng, lambda part: None).tokens

@@ -85,7 +85,7 @@ class Context:
             if not low <= value <= high:
                 raise InvalidRequest(f"{name} is {value}: give {low} to {high}")
         if cache_type not in CACHE_TYPES:
-            raise InvalidRequest(f"unknown cache type {cache_type!r}: give {', '.join(CACHE_TYPES)}")
+            raise InvalidRequest(f"cache type {cache_type!r} is unknown: give {', '.join(CACHE_TYPES)}")
         if cache_type != "f16" and flash_attention is False:
             raise InvalidRequest(f"a {cache_type} cache requires flash attention: leave it on")
         need = model.kv_bytes(n_ctx, CACHE_TYPES[cache_type])

@@ -95,7 +95,7 @@ class Model:
 
     @functools.cached_property
     def n_ctx_original(self) -> int | None:
-        """Context length before its extension (longrope), or None; beyond it, all positions are rotated differently."""
+        """Context length before extension (longrope), or None: a longer context rotates positions differently."""
         length = self._metadata(
             f"{self._metadata('general.architecture')}.rope.scaling.original_context_length"
         )

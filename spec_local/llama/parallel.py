@@ -126,7 +126,7 @@ class ParallelContext:
         self._check_open()
         if not new_tokens or not all(0 <= s < self.n_sequences and len(t) for s, t in new_tokens.items()):
             raise InvalidRequest(
-                f"an unknown sequence, or one without tokens: give tokens for sequences 0 to {self.n_sequences - 1}"
+                f"no tokens, or an unknown sequence: give tokens for sequences 0 to {self.n_sequences - 1}"
             )
         for sequence, tokens in new_tokens.items():
             if min(tokens) < 0 or max(tokens) >= self.n_vocab:

@@ -66,7 +66,7 @@ def check_model_file(
                 f"the CPU kernels crash with {path} ({result.crash}): add --kernels off, and please report it"
             )
         raise ModelFileError(
-            f"{path} crashes llama.cpp ({result.crash}): the file is damaged or too large for the free memory; "
+            f"{path} crashes llama.cpp ({result.crash}): the file is damaged, or too large for this machine; "
             "download it again or use a smaller model"
         )
     with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time

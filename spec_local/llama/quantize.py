@@ -1,7 +1,7 @@
-"""Making a smaller copy of a model with llama.cpp's own quantizer.
+"""Make a quantized copy of a model with llama.cpp's quantizer.
 
-llama.cpp may answer a file that it does not like with an abort. As a program (``python -m spec_local.llama.quantize``) this
-module does the work in a process that may die: see `spec_local.models.quantized_copy`.
+llama.cpp can abort on files that it does not support. ``python -m spec_local.llama.quantize`` therefore does
+the same in a process of its own.
 """
 
 import contextlib
@@ -20,21 +20,22 @@ from spec_local.llama.model import check_header
 from spec_local.machine import default_threads
 
 KINDS = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
-"""Of a copy as a draft."""
+"""Quantization types for quantized copies."""
 BLOCK_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16")
-"""Those that fit a matrix of any width in 32s; the others want 256s, and llama.cpp takes another type for a matrix that has not."""
+"""Types for matrix widths that are multiples of 32. The others need multiples of 256; otherwise llama.cpp
+chooses another type."""
 
 
 def quantize(source: Path, target: Path, kind: str, *, threads: int | None = None) -> Path:
-    """Write a copy of `source` in another precision; `target` appears whole or not at all.
+    """Write a quantized copy of `source` to `target`, atomically.
 
     Args:
-        kind: one of `KINDS` or `BLOCK_KINDS`. A model that is quantized already may be quantized again.
+        kind: one of `KINDS` or `BLOCK_KINDS`. The source may be quantized, too.
 
     Raises:
         InvalidRequest: an unknown kind.
-        ModelFileError: the source is no model.
-        BackendError: llama.cpp could not do it; the message quotes its reason.
+        ModelFileError: the source is not a model file.
+        BackendError: llama.cpp failed; the message quotes its reason.
     """
     with replacing(target) as temporary:
         quantize_into(source, temporary, kind, threads=threads)
@@ -42,8 +43,11 @@ def quantize(source: Path, target: Path, kind: str, *, threads: int | None = Non
 
 
 def quantized_size(source: Path, kind: str) -> int:
-    """Bytes that all tensors of such a copy would take, to some kB; nothing is written. Raises as `quantize` does."""
-    log = io.StringIO()  # llama.cpp says it nowhere else
+    """Return the size in bytes of all tensors of such a copy, to within a few kB, without writing it.
+
+    Raises: see `quantize`.
+    """
+    log = io.StringIO()  # llama.cpp reports the size only in its log
     with contextlib.redirect_stderr(log):
         runtime.set_verbose(True)
         try:
@@ -53,7 +57,7 @@ def quantized_size(source: Path, kind: str) -> int:
     found = re.search(r"quant size *= *([0-9.]+) MiB", log.getvalue())
     if not found:
         raise BackendError(
-            f"llama.cpp did not say how large a {kind} copy of {source} gets: please report it"
+            f"llama.cpp did not report the size of a {kind} copy of {source}: please report it"
         )
     return round(float(found[1]) * 2**20)
 
@@ -67,12 +71,14 @@ def quantize_into(
     threads: int | None = None,
     dry_run: bool = False,
 ) -> None:
-    """As `quantize`, in place: a target that cannot be finished is left as it is.
+    """Write a quantized copy as `quantize` does, but directly: after a failure, an incomplete target remains.
 
-    embedding_kind: one of `BLOCK_KINDS` for the token embeddings and the output; None: `kind`, where it is among them, or else
-        as llama.cpp likes it. It spends Q6_K or Q8_0 on the output of a model that is to be read; of a draft whose errors main
-        refuses, that is a quarter of the time for half a guess in a hundred (docs/pairs.md).
-    dry_run: write nothing.
+    Args:
+        embedding_kind: type of the token embeddings and the output matrix, one of `BLOCK_KINDS`. None:
+            `kind` if it is one of them, otherwise llama.cpp's choice, Q6_K or Q8_0. For a draft model, that
+            precision takes a quarter of its time and improves the acceptance rate by half a percent
+            (docs/pairs.md).
+        dry_run: write nothing.
     """
     if kind not in (*KINDS, *BLOCK_KINDS):
         raise InvalidRequest(f"quantization {kind!r} is unknown: give {', '.join(KINDS)}")
@@ -85,7 +91,7 @@ def quantize_into(
     params = lib.llama_model_quantize_default_params()
     params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")
     if embedding_kind or kind in BLOCK_KINDS:
-        import gguf  # 0.1 s; the binding's own list is older
+        import gguf  # takes 0.1 s; the types in llama-cpp-python are outdated
 
         chosen = gguf.GGMLQuantizationType[embedding_kind or kind]
         params.token_embedding_type = params.output_tensor_type = chosen
@@ -96,12 +102,12 @@ def quantize_into(
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), params):
         raise BackendError(
             f"{source} cannot be quantized ({runtime.failure_reason()}): "
-            "see that the file is whole and the disk has room, or give another type"
+            "check that the file is complete and the disk has free space, or give another type"
         )
 
 
 def _main(source: str, kind: str, target: str = "", threads: str = "0") -> None:
-    """Without a target only the size is asked for. A target is written in place: give one that nobody else reads."""
+    """Write a copy to `target`, directly, or, without a target, report the copy's size."""
 
     def work() -> dict[str, Any]:
         if not target:

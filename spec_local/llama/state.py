@@ -1,11 +1,11 @@
-"""What models have read of a text, on disk: a long context goes on without being read again.
+"""Save the KV caches of contexts to a file, so that a long prompt need not be evaluated again.
 
-llama.cpp's reader trusts its bytes, and a wrong one can kill the process. So nothing reaches it that is not known
-to be whole (every part of the file has its hash) and to come from the same model file, build and settings. It is
-a guard against accidents: a file that somebody made on purpose is as safe as a model that somebody made.
+llama.cpp does not validate a state, and a damaged one can crash the process. So a state is only restored if
+its hash is right and it was saved with the same model file, build and settings. This protects against
+accidents, not against malicious files: do not load files from untrusted sources.
 
-The file: `_MAGIC`, the length of the header (8 bytes, the lowest first), the header (JSON), its hash; then of each part
-the bytes of `Context.state`, and their hash.
+File format: `_MAGIC`, the length of the header (8 bytes, little-endian), the header (JSON), its hash; then,
+for each part, the bytes of `Context.state` and their hash.
 """
 
 import hashlib
@@ -28,13 +28,16 @@ from spec_local.llama.memory import check_free_memory
 
 _FAMILY, _MAGIC = b"specdec state ", b"specdec state 1\n"
 _HASH_BYTES = 32
-_CHUNK = 1 << 22  # what is hashed and written at once; some systems take no more than 2 GiB a call
+_CHUNK = 1 << 22  # bytes to hash and write at once; some systems write at most 2 GiB per call
 _MAX_HEADER = 1 << 26
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 
 
 class _Part(BaseModel):
-    """conditions: all that the bytes depend on, by what people call it. size: bytes."""
+    """The state of one context.
+
+    conditions: everything that its bytes depend on, by a name for error messages. size: in bytes.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -51,25 +54,25 @@ class _Header(BaseModel):
 
 
 def size(contexts: Mapping[str, Context]) -> int:
-    """Bytes of the file that `save` would write now."""
+    """Return the size in bytes of the file that `save` would write now."""
     header = _header(contexts)
     frame = len(_MAGIC) + 8 + len(header.model_dump_json().encode())
     return frame + sum(part.size for part in header.parts) + _HASH_BYTES * (len(header.parts) + 1)
 
 
 def save(path: Path, contexts: Mapping[str, Context]) -> int:
-    """Write what contexts have read, atomically; takes memory for the largest part, beside the contexts.
+    """Write the states of contexts to a file, atomically. Needs memory for the largest of them.
 
     Args:
-        path: a file there is replaced at the very end.
-        contexts: by role; those that hold no text are left out.
+        path: an existing file is replaced when the new one is complete.
+        contexts: by role; empty ones are left out.
 
     Returns:
-        bytes of the file.
+        The size of the file in bytes.
 
     Raises:
         InvalidRequest: the file cannot be written.
-        ContextOverflow: there is no memory for a part.
+        ContextOverflow: there is not enough memory.
     """
     header = _header(contexts)
     with saving(path) as temporary, temporary.open("wb") as file:
@@ -87,18 +90,20 @@ def save(path: Path, contexts: Mapping[str, Context]) -> int:
 
 
 def load(path: Path, contexts: Mapping[str, Context]) -> list[str]:
-    """Let contexts hold what they held when the file was written; takes memory for the whole file.
+    """Restore the states of contexts from a file. Needs memory for the whole file.
 
     Args:
-        contexts: by role; the first must be in the file and fit. Others that do not are left as they are.
+        contexts: by role. The first one must be in the file and match its conditions; others that do not are
+            left as they are.
 
     Returns:
-        the roles that were loaded.
+        The roles that were restored.
 
     Raises:
-        InvalidRequest: the file is damaged, or of another model, build or setting; nothing has changed.
-        ContextOverflow: the first context is too short, or there is no memory; nothing has changed.
-        BackendError: llama.cpp refused the bytes all the same; contexts may be empty.
+        InvalidRequest: the file is damaged, or was saved with another model, build or setting; nothing has
+            changed.
+        ContextOverflow: the first context is too short, or there is not enough memory; nothing has changed.
+        BackendError: llama.cpp rejected a state; contexts may be empty.
     """
     with reading(path) as file:
         header = _read_header(file, path)
@@ -106,7 +111,7 @@ def load(path: Path, contexts: Mapping[str, Context]) -> list[str]:
         first = next(iter(contexts))
         if first not in parts:
             raise InvalidRequest(
-                f"{path} holds nothing that the {first} model has read: the text must be read again"
+                f"{path} has no state of the {first} model: the prompt must be evaluated again"
             )
         _check(path, parts[first], contexts[first])
         wanted = {first} | {role for role in contexts if role in parts and _fits(parts[role], contexts[role])}
@@ -142,9 +147,9 @@ def _read_header(file: BufferedReader, path: Path) -> _Header:
     if magic != _MAGIC:
         if magic.startswith(_FAMILY):
             raise InvalidRequest(
-                f"{path} was written by another version of specdec: the text must be read again"
+                f"{path} was saved by another version of specdec: the prompt must be evaluated again"
             )
-        raise InvalidRequest(f"{path} is no saved state: give a file that specdec has saved")
+        raise InvalidRequest(f"{path} is not a saved state: give a file saved by specdec")
     length = int.from_bytes(file.read(8), "little")
     text = file.read(length) if length <= _MAX_HEADER else b""
     if _hash(text) != file.read(_HASH_BYTES):
@@ -173,14 +178,14 @@ def _read_state(file: BufferedReader, n: int, path: Path) -> NDArray[np.uint8]:
 
 
 def _check(path: Path, part: _Part, context: Context) -> None:
-    """Raise what makes a part unfit for a context."""
-    ours = _conditions(context)
-    for name in ours | part.conditions:
-        if part.conditions.get(name) != ours.get(name):
-            raise InvalidRequest(f"{path} was saved with another {name}: the text must be read again")
+    """Raise an error if a part cannot be restored into a context."""
+    conditions = _conditions(context)
+    for name in conditions | part.conditions:
+        if part.conditions.get(name) != conditions.get(name):
+            raise InvalidRequest(f"{path} was saved with another {name}: the prompt must be evaluated again")
     if len(part.tokens) > context.n_ctx:
         raise ContextOverflow(
-            f"{path} holds {len(part.tokens)} tokens and the context {context.n_ctx}: give a larger --ctx"
+            f"{path} has {len(part.tokens)} tokens, the context only {context.n_ctx}: give a larger --ctx"
         )
     if max(part.tokens, default=0) >= context.n_vocab:
         raise _damaged(path)
@@ -195,11 +200,11 @@ def _fits(part: _Part, context: Context) -> bool:
 
 
 def _damaged(path: Path) -> InvalidRequest:
-    return InvalidRequest(f"{path} is damaged: the text must be read again")
+    return InvalidRequest(f"{path} is damaged: the prompt must be evaluated again")
 
 
 def _conditions(context: Context) -> dict[str, str]:
-    """All that evaluated bytes depend on. The length of the context and its branches do not matter."""
+    """Return everything that a state depends on. It does not depend on `n_ctx` and `max_branches`."""
     model = context.model
     facts: dict[str, Any] = {
         "model file": _identity(model.path),
@@ -215,7 +220,7 @@ def _conditions(context: Context) -> dict[str, str]:
 
 
 def _identity(path: Path) -> str:
-    """Names a model file by its size and samples of its bytes, wherever it lies and whatever it is called."""
+    """Return a hash of a model file's size and of samples of its bytes, independent of its path."""
     with reading(path) as file:
         n = os.fstat(file.fileno()).st_size
         digest = hashlib.blake2b(str(n).encode(), digest_size=_HASH_BYTES)

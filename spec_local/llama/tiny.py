@@ -1,8 +1,7 @@
-"""Tiny models with random weights: real GGUF files, made in a moment and without a download.
+"""Tiny models with random weights: real GGUF files, written in a moment and without a download.
 
-`specdec doctor` runs one to learn whether this machine's build of llama.cpp works at all, and the tests run
-llama.cpp on them. They say nothing sensible, but what they say depends on the whole context, is sure of itself
-and differs from place to place, as with a real model.
+`specdec doctor` uses them to check the build of llama.cpp, and the tests run on them. Their output makes no
+sense, but as in a real model, it depends on the whole context, its distributions are peaked, and it varies.
 """
 
 import zlib
@@ -17,7 +16,7 @@ TensorType = Literal["F32", "F16", "Q8_0", "Q4_0"]
 
 CONTROL_TOKENS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")  # ids 1 to 4, after <unk>
 FIRST_BYTE = 5
-"""Id of the token <0x00>; the other 255 bytes follow."""
+"""Id of the token <0x00>; those of the other 255 bytes follow."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -27,16 +26,16 @@ CHAT_TEMPLATE = (
 )
 
 _WORDS = (
-    "the of and to in is you that it he was for on are with as his they at be this from have or by one had not "
-    "but what all were when we there can an your which their said if do will each about how up out them then she "
-    "many some so these would other into has more her two like him see time could no make than first been its who "
-    "now people my made over did down only way find use may water long little very after words called just where "
-    "most know user assistant system ing ed er tion ly"
+    "the of and to in is you that it he was for on are with as his they at be this from have or by one "
+    "had not but what all were when we there can an your which their said if do will each about how up "
+    "out them then she many some so these would other into has more her two like him see time could no "
+    "make than first been its who now people my made over did down only way find use may water long "
+    "little very after words called just where most know user assistant system ing ed er tion ly"
 )
-_HEAD = 32  # a row of a quantized cache holds blocks of 32
+_HEAD = 32  # the block size of quantized caches
 _N_STATE, _N_CONV = 16, 4  # of mamba
 SLIDING_WINDOW = 8
-"""Tokens that every other layer of a tiny gemma3 sees."""
+"""Window size, in tokens, of every other layer of a tiny gemma3."""
 
 
 def write_tiny_model(
@@ -57,25 +56,25 @@ def write_tiny_model(
     """Write a model of a few hundred kB.
 
     Args:
-        path: the file; what is there is overwritten.
-        seed: equal seeds give equal weights; a layer's weights do not depend on the number of layers.
-        noise: how far the weights are from those of noise 0, so that a draft can agree with its main often
-            and not always: with 0.05 on two greedy tokens of three, with 0.2 on one of four, with 1 on none.
-        n_layers: transformer layers; with 0, loading the file aborts llama.cpp (for tests of crashes).
+        path: an existing file is overwritten.
+        seed: of the weights. A layer's weights do not depend on the number of layers.
+        noise: deviation from the weights of noise 0, for draft models. At 0.05, such a model has the same
+            greedy token as the original in two of three positions, at 0.2 in one of four, at 1 in none.
+        n_layers: transformer layers; with 0, loading the file crashes llama.cpp (to test crashes).
         n_embd: width, a multiple of 64; K-quants need 256.
-        n_ctx: context length that the file claims to be trained for.
-        tensor_type: of the matrices; the norms are always F32.
-        extra_tokens: texts to add to the vocabulary, whole, as user-defined tokens.
-        end_scale: how readily the model ends its answer: 0 next to never, 1 as readily as it says any token.
-        architecture: ``llama``; ``mamba`` is recurrent; ``gemma3`` has a sliding window of `SLIDING_WINDOW`
-            tokens; another name gives llama's tensors under that name.
-        space_prefix: the tokenizer puts a space before every text, as Llama 2's does.
-        n_experts: a llama's feed-forward networks, of which each token uses two; 0: one, for all tokens.
+        n_ctx: context length in training, as stated in the file.
+        tensor_type: type of the matrices; norms are always F32.
+        extra_tokens: user-defined tokens to add to the vocabulary.
+        end_scale: scale of the logits that end the answer: 0 almost never, 1 as often as any other token.
+        architecture: ``llama``; ``mamba``, which is recurrent; ``gemma3``, with a sliding window of
+            `SLIDING_WINDOW` tokens; any other name stores llama's tensors under that name.
+        space_prefix: whether the tokenizer adds a space before every text, as Llama 2's does.
+        n_experts: number of experts, of which each token uses two; 0: a dense model.
 
     Returns:
-        the path.
+        `path`.
     """
-    # Importing gguf costs 0.1 s, which no command but the doctor should pay.
+    # Importing gguf takes 0.1 s.
     import gguf
 
     path = Path(path)
@@ -106,7 +105,7 @@ def write_tiny_model(
         writer.add_key_length(_HEAD)
         writer.add_value_length(_HEAD)
         writer.add_sliding_window(SLIDING_WINDOW)
-        writer.add_sliding_window_pattern(2)  # the even layers see the window, the odd ones all
+        writer.add_sliding_window_pattern(2)  # the even layers have a window, the odd ones do not
     _add_tokenizer(writer, tokens, scores, types, space_prefix)
 
     kind = gguf.GGMLQuantizationType[tensor_type]
@@ -123,7 +122,7 @@ def write_tiny_model(
             or "gate_inp" in name
             or name.endswith(("bias", "ssm_a", "ssm_d"))
         )
-        if plain or shape[-1] % 32:  # llama.cpp wants these in F32, or they have no whole blocks
+        if plain or shape[-1] % 32:  # llama.cpp requires F32, or the width does not fit blocks
             writer.add_tensor(name, weights)
         else:
             writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
@@ -137,14 +136,14 @@ def write_tiny_model(
 
 
 def _vocabulary(extra: Sequence[str]) -> tuple[list[str], list[float], list[int]]:
-    """Texts, scores and types of a SentencePiece vocabulary."""
+    """Return the texts, scores and types of a SentencePiece vocabulary."""
     from gguf import TokenType
 
     kinds = {"<unk>": TokenType.UNKNOWN}
     kinds |= dict.fromkeys(CONTROL_TOKENS, TokenType.CONTROL)
     kinds |= {f"<0x{byte:02X}>": TokenType.BYTE for byte in range(256)}
     kinds |= dict.fromkeys(["▁", *map(chr, range(0x21, 0x7F)), "é"], TokenType.NORMAL)
-    # The tokenizer builds a word by joining two tokens, so that every beginning of a word must be one too.
+    # The tokenizer builds a word by merging two tokens at a time, so all prefixes must be tokens, too.
     for word in [*(f"▁{w}" for w in _WORDS.split()), *_WORDS.split(), "▁" * 16]:
         kinds |= dict.fromkeys((word[:n] for n in range(2, len(word) + 1)), TokenType.NORMAL)
     kinds |= dict.fromkeys(extra, TokenType.USER_DEFINED)
@@ -170,7 +169,7 @@ def _add_tokenizer(
 
 
 def _weights(name: str, shape: tuple[int, ...], scale: float, seed: int, noise: float) -> NDArray[np.float32]:
-    """Random values of deviation `scale`; a norm is `scale` everywhere."""
+    """Return random values with standard deviation `scale`; the values of a norm are all `scale`."""
     if name.endswith("norm.weight"):
         return np.full(shape, scale, np.float32)
     key = [seed, zlib.crc32(name.encode())]
@@ -179,19 +178,19 @@ def _weights(name: str, shape: tuple[int, ...], scale: float, seed: int, noise: 
         values += noise * np.random.default_rng([*key, 1]).normal(size=shape)
         values /= np.hypot(1, noise)
     values *= scale
-    if name.endswith("ssm_a"):  # a decay: negative
+    if name.endswith("ssm_a"):  # a decay rate, which is negative
         values = -np.exp(values)
     return values.astype(np.float32)
 
 
 def _llama_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[str, tuple[int, ...], float]]:
-    """Name, shape (as numpy has it) and deviation of each tensor, so that activations stay near 1."""
+    """Yield each tensor's name, shape (in numpy's order) and standard deviation; activations are near 1."""
     n_ff, n_kv = 2 * n_embd, n_embd // 2
     yield "token_embd.weight", (n_vocab, n_embd), 1.0
     for i in range(n_layers):
         block = f"blk.{i}."
         yield f"{block}attn_norm.weight", (n_embd,), 1.0
-        # Sharp attention: a flat one is a mean over the context, in which single tokens drown.
+        # Sharp attention: with a flat one, single tokens would hardly change the output.
         yield f"{block}attn_q.weight", (n_embd, n_embd), 2 * n_embd**-0.5
         yield f"{block}attn_k.weight", (n_kv, n_embd), n_embd**-0.5
         yield f"{block}attn_v.weight", (n_kv, n_embd), n_embd**-0.5
@@ -201,14 +200,14 @@ def _llama_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[s
         yield f"{block}ffn_up.weight", (n_ff, n_embd), n_embd**-0.5
         yield f"{block}ffn_down.weight", (n_embd, n_ff), n_ff**-0.5
     yield "output_norm.weight", (n_embd,), 1.0
-    # Logits of deviation 3: the best of some hundred tokens then has about a third of the probability.
+    # Logits with standard deviation 3: the best of some hundred tokens then has a probability of about 1/3.
     yield "output.weight", (n_vocab, n_embd), 3 * n_embd**-0.5
 
 
 def _with_experts(
     tensors: Iterator[tuple[str, tuple[int, ...], float]], n_experts: int
 ) -> Iterator[tuple[str, tuple[int, ...], float]]:
-    """The same tensors, with `n_experts` in place of each feed-forward network, and what chooses among them."""
+    """Yield the same tensors, with `n_experts` experts and a router for each feed-forward network."""
     for name, shape, scale in tensors:
         if not n_experts or ".ffn_" not in name or "norm" in name:
             yield name, shape, scale
@@ -219,9 +218,9 @@ def _with_experts(
 
 
 def _gemma3_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[str, tuple[int, ...], float]]:
-    """Llama's, with norms also after attention and feed-forward, and of each query and key."""
+    """Yield llama's tensors, and norms after attention and feed-forward, and of queries and keys."""
     for name, shape, scale in _llama_tensors(n_vocab, n_embd, n_layers):
-        # llama.cpp multiplies gemma's embeddings by the root of the width.
+        # llama.cpp multiplies gemma's embeddings by the square root of the width.
         yield name, shape, n_embd**-0.5 if name == "token_embd.weight" else scale
     for i in range(n_layers):
         block = f"blk.{i}."

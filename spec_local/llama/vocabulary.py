@@ -1,4 +1,4 @@
-"""Text to token ids and back, as a model's own tokenizer has it."""
+"""A model's tokenizer: text to token ids and back."""
 
 import ctypes
 import functools
@@ -12,16 +12,17 @@ from spec_local.core.text import bytes_of
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama.runtime import Weights
 
-# llama.cpp counts bytes in int32, and its tokenizer takes many times the text in memory.
+# llama.cpp counts bytes in int32, and its tokenizer needs many times the size of the text.
 _MAX_TEXT_BYTES = 1 << 24
-# Some of llama.cpp's pre-tokenizers are recursive regular expressions: a long run of one kind of
-# character overflows an ordinary stack, and that kills the process. They take up to 400 bytes of stack
-# for a character (measured with the tokenizer of deepseek-llm, where 512 MiB end at 1.5 million).
-_LONG_TEXT_BYTES, _SMALLEST_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
+# Some of llama.cpp's pre-tokenizers are recursive regular expressions. A long run of one kind of
+# character overflows an ordinary stack, which crashes the process. They need up to 400 bytes of
+# stack per character (measured with the tokenizer of deepseek-llm: 512 MiB suffice for 1.5 million
+# characters).
+_LONG_TEXT_BYTES, _MIN_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
 
 
 class Vocabulary:
-    """A view of one model's vocabulary, for which the model stays in memory, until it is closed."""
+    """The vocabulary of a model. It keeps the weights in memory until the model is closed."""
 
     def __init__(self, lib: Any, handle: int, weights: Weights) -> None:
         self._lib, self._pointer, self._weights = lib, handle, weights
@@ -43,7 +44,7 @@ class Vocabulary:
     @functools.cached_property
     def is_end(self) -> Callable[[int], bool]:
         """Whether a token ends the answer (end of sequence, of turn, of message)."""
-        # Not of `self`: in a circle, the weights would wait for the garbage collector.
+        # Without `self`: a reference cycle would keep the weights until the garbage collector runs.
         ask, handle, weights = self._lib.llama_vocab_is_eog, self._pointer, self._weights
 
         @functools.cache
@@ -55,15 +56,17 @@ class Vocabulary:
 
     @functools.cached_property
     def fill_in(self) -> tuple[int, int, int] | None:
-        """Tokens that mark what is before a gap, what is after it, and where its filling begins; None: there are none."""
+        """The fill-in-the-middle tokens (prefix, suffix, middle), or None."""
         kinds = ("pre", "suf", "mid")
         pre, suf, mid = (getattr(self._lib, f"llama_vocab_fim_{kind}")(self._handle) for kind in kinds)
         return (pre, suf, mid) if min(pre, suf, mid) >= 0 else None
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Names what the ordinary tokens are, by every 61st of them: the same for all sizes, quantizations and finetunes of a
-        family, whatever special tokens and padding they have besides."""
+        """A hash of every 61st token, without special ones: 32 hexadecimal digits.
+
+        It is the same for all sizes, quantizations and fine-tunes of a model family.
+        """
         lib = self._lib
         special = (
             lib.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -78,15 +81,16 @@ class Vocabulary:
         return digest.hexdigest()[:32]
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
         Args:
-            text: lone surrogates stand for the raw bytes of a text that is not UTF-8.
-            add_special: put the beginning-of-sequence token in front where the model wants one.
-            parse_special: read ``<|im_end|>`` and its like as the tokens they name.
+            text: bytes that are not UTF-8 are written as lone surrogates.
+            add_special: add the beginning-of-sequence token if the model uses one.
+            parse_special: tokenize the names of control tokens, such as ``<|im_end|>``, as these tokens.
 
         Raises:
-            InvalidRequest: the text is longer than 16 MiB, or holds surrogates that stand for no byte.
+            InvalidRequest: the text is longer than 16 MiB, or contains surrogates that stand for no byte.
+            BackendError: there is no memory, or the tokenizer failed.
         """
         raw = bytes_of(text)
         if len(raw) > _MAX_TEXT_BYTES:
@@ -95,7 +99,7 @@ class Vocabulary:
             )
         if len(raw) < _LONG_TEXT_BYTES:
             return self._tokenize(raw, add_special, parse_special)
-        result: Future[list[int]] = Future()  # carries an exception out of the thread, too
+        result: Future[list[int]] = Future()
 
         def work() -> None:
             try:
@@ -103,7 +107,7 @@ class Vocabulary:
             except BaseException as error:
                 result.set_exception(error)
 
-        previous = threading.stack_size(max(_SMALLEST_STACK, len(raw) * _STACK_PER_BYTE))
+        previous = threading.stack_size(max(_MIN_STACK, len(raw) * _STACK_PER_BYTE))
         try:
             worker = threading.Thread(target=work)
             worker.start()
@@ -117,8 +121,8 @@ class Vocabulary:
         return result.result()
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        # Mostly at most a token a byte, and the special ones; a byte that is not UTF-8 may become the three
-        # of U+FFFD, and then the answer -n is what it takes.
+        # Usually at most one token per byte, plus special ones. A byte that is not UTF-8 can become the three
+        # of U+FFFD; llama.cpp then returns -n, where n is the number of tokens needed.
         n = -(len(raw) + 8)
         for _ in range(2):
             tokens = (ctypes.c_int32 * -n)()
@@ -130,14 +134,14 @@ class Vocabulary:
         raise BackendError("the tokenizer failed on this text: please report it with the model's name")
 
     def continuation(self, text: str) -> list[int]:
-        """Token ids of a text that follows another one, special tokens among them: see `tokenize`.
+        """Return the token ids of a text that continues another one, with `parse_special`: see `tokenize`.
 
-        Some tokenizers put a space before every text, also where it is none of its own.
+        Some tokenizers add a space before every text, which does not belong into a continuation.
         """
         tokens, own = self.tokenize(text, parse_special=True), _indent(bytes_of(text))
         if _indent(self._spelled(tokens)) <= own:
             return tokens
-        for start in (b"\n", b".", b"a"):  # one of them will not melt into the text
+        for start in (b"\n", b".", b"a"):  # at least one of them is not merged with the text
             whole = self.tokenize(start.decode() + text, parse_special=True)
             n = next((n for n in range(1, 5) if self._spelled(whole[:n]).lstrip(b" ") == start), None)
             if n is not None:
@@ -145,39 +149,39 @@ class Vocabulary:
         return tokens
 
     def _spelled(self, tokens: Sequence[int]) -> bytes:
-        """With special tokens by name."""
+        """Return the text of tokens, with the names of special ones."""
         return b"".join(self.piece(token, special=True) for token in tokens)
 
     def piece(self, token: int, special: bool = False) -> bytes:
-        """The bytes of one token; often only a part of a UTF-8 character.
+        """Return the bytes of one token, which may be a part of a UTF-8 character.
 
         Args:
             token: an id of this vocabulary.
-            special: give control tokens their name; otherwise they are empty.
+            special: return the names of control tokens; otherwise they are empty.
         """
         known = self._pieces.get((token, special))
         if known is not None:
             return known
         self._check(token)
         n = self._lib.llama_token_to_piece(self._handle, token, self._buffer, len(self._buffer), 0, special)
-        if n < 0:  # the buffer is too small, and -n is what it takes
+        if n < 0:  # the buffer is too small: -n bytes are needed
             self._buffer = ctypes.create_string_buffer(-n)
             n = self._lib.llama_token_to_piece(self._handle, token, self._buffer, -n, 0, special)
         piece = self._pieces[token, special] = self._buffer.raw[:n]
         return piece
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; bytes that are not UTF-8 become lone surrogates."""
+        """Return the text of tokens; bytes that are not UTF-8 become lone surrogates."""
         return b"".join(map(self.piece, tokens)).decode("utf-8", "surrogateescape")
 
     def text(self, token: int) -> bytes:
-        """The token as the GGUF file spells it (for comparing vocabularies)."""
+        """Return a token as it is spelled in the GGUF file, to compare vocabularies."""
         self._check(token)
         return self._lib.llama_vocab_get_text(self._handle, token) or b""
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.n_tokens:
-            raise InvalidRequest(f"token {token} is outside of the vocabulary: give 0 to {self.n_tokens - 1}")
+            raise InvalidRequest(f"token {token} is outside the vocabulary: give 0 to {self.n_tokens - 1}")
 
 
 def _indent(text: bytes) -> int:

@@ -202,7 +202,7 @@ def test_save_state(chat, tmp_path):
     assert first + second == whole
     (tmp_path / "chat.json.state").write_bytes(b"rubbish" * 100)
     third, notes = chat("/load chat.json", "and again", options=["--temp", "0"])
-    assert "is no saved state" in notes[0]
+    assert "is not a saved state" in notes[0]
     assert third == second
 
 

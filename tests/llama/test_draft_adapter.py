@@ -157,7 +157,7 @@ def test_a_lookup_hears_of_a_growing_text_as_of_one_list(texts):
 
 @pytest.mark.parametrize("n", [0, -1, 65])
 def test_numbers_out_of_range(n):
-    with pytest.raises(InvalidRequest, match="guesses"):
+    with pytest.raises(InvalidRequest, match="draft tokens"):
         LookupDraft(Knows(), n=n)
     for p_min in (-0.1, 1.1, float("nan")):
         with pytest.raises(InvalidRequest, match="p_min"):

@@ -137,7 +137,7 @@ def test_an_empty_context_is_left_out(make, tmp_path):
     assert empty.cached == [5]
     nothing = tmp_path / "nothing.state"
     state.save(nothing, {"main": make("tiny_model")})
-    with pytest.raises(InvalidRequest, match="nothing that the main model has read"):
+    with pytest.raises(InvalidRequest, match="has no state of the main model"):
         state.load(nothing, {"main": full})
     assert full.cached == TEXT
 
@@ -183,10 +183,10 @@ def test_every_kind_of_damage_is_found(saved, reader):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(rng.integers(8))
         saved.write_bytes(damaged)
-        refuses(saved, {"main": reader, "draft": reader}, "damaged|another version|no saved state|another")
+        refuses(saved, {"main": reader, "draft": reader}, "damaged|another version|not a saved state|another")
     for n in [*range(60), *rng.integers(60, len(whole), 100), len(whole) - 1]:
         saved.write_bytes(whole[:n])
-        refuses(saved, {"main": reader}, "damaged|no saved state|another version")
+        refuses(saved, {"main": reader}, "damaged|not a saved state|another version")
     for more in (b"\0", whole):
         saved.write_bytes(whole + more)
         refuses(saved, {"main": reader}, "damaged")
@@ -276,7 +276,7 @@ def test_no_memory_is_told_before_it_is_taken(saved, reader, monkeypatch, tmp_pa
 @pytest.mark.parametrize("content", [b"", b"specdec state 2\n" + b"x" * 99, b"{}", b"GGUF" * 99])
 def test_other_files(saved, reader, content):
     saved.write_bytes(content)
-    refuses(saved, {"main": reader}, "another version" if b"specdec" in content else "no saved state")
+    refuses(saved, {"main": reader}, "another version" if b"specdec" in content else "not a saved state")
 
 
 def test_a_refusal_by_llama_cpp_leaves_an_empty_context(make, fresh_logits):

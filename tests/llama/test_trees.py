@@ -277,7 +277,7 @@ def test_rows_that_are_not_there_are_refused(text_model, n_logits):
 
 @pytest.mark.parametrize("path", BAD_PATHS, ids=str)
 def test_a_path_that_is_none_is_not_kept(text_model, path):
-    with pytest.raises(InvalidRequest, match=r"is (no|not a) child of"):
+    with pytest.raises(InvalidRequest, match="is not a child of"):
         text_model.commit(path)
     check_untouched(text_model)
 
