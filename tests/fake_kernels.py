@@ -1,11 +1,11 @@
-"""Kernels that compute nothing, and whose installation and self-test end as a test wants."""
+"""A kernel library that computes nothing, with an installation and a self-test that tests control."""
 
 import os
 import subprocess
 from pathlib import Path
 
-# FAKE_<instruction set>: "crash", "refuse", or the reason that the self-test gives.
-# FAKE_LOG: a file to which each installation adds a line.
+# FAKE_<instruction set>: "crash", "refuse", or the error that the self-test returns.
+# FAKE_LOG: a file to which each installation appends a line.
 SOURCE = r"""
 #include <csignal>
 #include <cstdio>
@@ -37,7 +37,7 @@ int fake_enabled() { return enabled; }
 
 
 def write_source(folder: Path) -> Path:
-    """A folder of sources that the build takes for the real ones."""
+    """Write sources that the build can use instead of the real ones."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "fake.cpp").write_text(SOURCE)
     (folder / "fake.h").touch()
@@ -45,7 +45,7 @@ def write_source(folder: Path) -> Path:
 
 
 def compile_library(folder: Path) -> Path:
-    """The fake library, compiled without the build."""
+    """Compile the fake library without the build."""
     write_source(folder)
     command = ["c++", "-shared", "-fPIC", "-o", "fake.so", "fake.cpp"]
     subprocess.run(command, cwd=folder, check=True)
@@ -53,7 +53,7 @@ def compile_library(folder: Path) -> Path:
 
 
 def compiler(folder: Path, script: str) -> str:
-    """A C++ compiler that is a shell script; "$@" are its arguments."""
+    """Write a shell script to use as C++ compiler; its arguments are "$@"."""
     path = folder / "fake-c++"
     path.write_text(f"#!/bin/sh\n{script}\n")
     os.chmod(path, 0o755)

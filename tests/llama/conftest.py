@@ -1,4 +1,4 @@
-"""Tiny models, written once a session, and real llama.cpp on them."""
+"""Tiny models, written once per test session, and contexts of them."""
 
 import os
 
@@ -10,12 +10,12 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import catalog
 
-os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assertion of llama.cpp would start a debugger
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger
 
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
-    """The user's cache folder, empty: neither verdicts nor costs of this machine are seen or kept."""
+    """An empty user cache folder, so that no results of checks and measurements are shared."""
     folder = tmp_path / "cache"
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(folder))
     return folder
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def extra_tokens():
-    """The last tokens of the vocabulary: one longer than any buffer, one of many bytes a character."""
+    """The last tokens of the vocabulary: one longer than the buffers, one with multi-byte characters."""
     return ["<long>" + "0123456789" * 30, "ญี่ปุ่น"]
 
 
@@ -39,7 +39,7 @@ def tiny_path(folder, extra_tokens):
 
 @pytest.fixture(scope="session")
 def tiny_draft_path(folder, extra_tokens):
-    """Agrees with the tiny model on two tokens of three."""
+    """A model with the same greedy token as the tiny model in two of three positions."""
     return write_tiny_model(folder / "draft.gguf", extra_tokens=extra_tokens, noise=0.05)
 
 
@@ -50,7 +50,7 @@ def recurrent_path(folder):
 
 @pytest.fixture(scope="session")
 def window_path(folder):
-    """Every other layer sees the last 8 tokens only."""
+    """A model with a sliding window of 8 tokens in every other layer."""
     return write_tiny_model(folder / "gemma3.gguf", architecture="gemma3")
 
 
@@ -76,7 +76,7 @@ def window_model(window_path):
 
 @pytest.fixture
 def make_context():
-    """Contexts small enough for a test, closed after it."""
+    """A function that creates small contexts; they are closed after the test."""
     made = []
 
     def make(model, **kwargs):
@@ -92,7 +92,7 @@ def make_context():
 
 @pytest.fixture
 def fresh_logits(make_context):
-    """One row for each token, from an empty context in as few calls as it allows."""
+    """A function that evaluates tokens in a new context and returns the logits of each."""
 
     def evaluate(model, tokens):
         context = make_context(model)

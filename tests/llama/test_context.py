@@ -1,4 +1,4 @@
-"""The KV cache of one context: what it refuses, and that it always holds what it says it holds."""
+"""Contexts: invalid calls are rejected, and the cache always holds the tokens in `cached`."""
 
 import ctypes
 import gc
@@ -12,8 +12,9 @@ from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, Mod
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 
-# A batch of another size sums in another order, and the cache is f16: 0.02 was the most that logits (of deviation 3)
-# differed in these tests. One other token anywhere among 90 moves some logit by 0.09 to 10, one lost by more than 1.
+# Calls of different sizes sum in a different order, and the cache is f16: the logits (standard
+# deviation 3) differ by at most 0.02 in these tests. Changing one of 90 tokens moves some logit by
+# 0.09 to 10, losing one by more than 1.
 CLOSE = {"atol": 0.05, "rtol": 0}
 
 TEXT = [1, 301, 330, 337, 758, 273, 415, 368, 359, 496, 292]
@@ -24,7 +25,7 @@ def context(make_context, tiny_model):
     return make_context(tiny_model, max_branches=4)
 
 
-# What the constructor refuses
+# Creation
 
 
 @pytest.mark.parametrize(
@@ -47,12 +48,12 @@ def context(make_context, tiny_model):
     ],
     ids=str,
 )
-def test_bad_values_are_refused(make_context, tiny_model, wrong):
+def test_invalid_arguments(make_context, tiny_model, wrong):
     with pytest.raises(InvalidRequest, match=r": (give|leave)"):
         make_context(tiny_model, **wrong)
 
 
-def test_more_context_than_memory_is_refused(make_context, tiny_model, monkeypatch):
+def test_too_little_memory(make_context, tiny_model, monkeypatch):
     n_ctx = 1 << 20
     need = tiny_model.kv_bytes(n_ctx)
     assert need == 2 * 2 * 32 * 2 * n_ctx  # keys and values, layers, width, bytes
@@ -62,12 +63,12 @@ def test_more_context_than_memory_is_refused(make_context, tiny_model, monkeypat
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "arguments",
     [
         {"n_ctx": 1, "max_tokens": 1, "max_logits": 1},
         {"n_ctx": 10},
         {"n_ctx": 257},
-        {"max_branches": 256, "max_logits": 1},  # llama.cpp keeps a row of logits for each sequence
+        {"max_branches": 256, "max_logits": 1},  # llama.cpp reserves a row of logits for each sequence
         {"max_branches": 256, "n_ctx": 8},
         {"max_tokens": 4096},
         {"max_tokens": 2, "max_logits": 1, "max_branches": 3},
@@ -80,8 +81,8 @@ def test_more_context_than_memory_is_refused(make_context, tiny_model, monkeypat
     ],
     ids=str,
 )
-def test_odd_values_work(make_context, tiny_model, odd):
-    context = make_context(tiny_model, **odd)
+def test_unusual_arguments(make_context, tiny_model, arguments):
+    context = make_context(tiny_model, **arguments)
     n = min(context.max_tokens, context.max_logits)
     logits = context.evaluate([1] * n, n)
     assert logits.shape == (n, context.n_vocab)
@@ -93,21 +94,21 @@ def test_odd_values_work(make_context, tiny_model, odd):
     context.commit([n - 1])
 
 
-def test_limits_are_no_larger_than_the_context(make_context, tiny_model):
+def test_limits_are_at_most_the_context_length(make_context, tiny_model):
     context = make_context(tiny_model, n_ctx=10)
     assert (context.n_ctx, context.max_tokens, context.max_logits) == (10, 10, 10)
     assert context.n_vocab == tiny_model.vocabulary.n_tokens
 
 
-def test_llama_cpp_says_why_it_makes_no_context(make_context, tiny_model, monkeypatch):
-    make_context(tiny_model)  # what it asks the model, the model remembers
+def test_the_error_quotes_llama_cpp_if_a_context_cannot_be_created(make_context, tiny_model, monkeypatch):
+    make_context(tiny_model)  # fills the model's cached properties
     monkeypatch.setattr(tiny_model, "kv_bytes", lambda *_: 0)
     monkeypatch.setattr(tiny_model, "_pointer", None)
     with pytest.raises(BackendError, match="model cannot be NULL"):
         make_context(tiny_model)
 
 
-# What a call refuses
+# Invalid calls
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_llama_cpp_says_why_it_makes_no_context(make_context, tiny_model, monkey
     ],
     ids=lambda value: f"{len(value)}x{value[:1]}" if isinstance(value, list) else f"{value}",
 )
-def test_bad_calls_are_refused_and_change_nothing(make_context, fresh_logits, tiny_model, tokens, n_logits):
+def test_invalid_calls_change_nothing(make_context, fresh_logits, tiny_model, tokens, n_logits):
     context = make_context(tiny_model, max_logits=32)
     context.evaluate([1, 2], 0)
     with pytest.raises(InvalidRequest):
@@ -135,7 +136,7 @@ def test_bad_calls_are_refused_and_change_nothing(make_context, fresh_logits, ti
     np.testing.assert_allclose(context.evaluate([3], 1), fresh_logits(tiny_model, [1, 2, 3])[-1:], **CLOSE)
 
 
-def test_only_tokens_of_the_vocabulary_are_taken(context):
+def test_tokens_outside_the_vocabulary(context):
     last = context.n_vocab - 1
     context.evaluate([0, last], 1)
     with pytest.raises(InvalidRequest, match=f"0 to {last}"):
@@ -144,7 +145,7 @@ def test_only_tokens_of_the_vocabulary_are_taken(context):
 
 
 @pytest.mark.parametrize("length", [-1, 3, 1 << 40])
-def test_lengths_that_the_text_does_not_have_are_refused(context, length):
+def test_truncating_to_an_invalid_length(context, length):
     context.evaluate([1, 2], 0)
     with pytest.raises(InvalidRequest, match="cannot truncate 2"):
         context.truncate(length)
@@ -152,7 +153,7 @@ def test_lengths_that_the_text_does_not_have_are_refused(context, length):
 
 
 @pytest.mark.parametrize("n_ctx", [1, 30, 256])
-def test_a_full_context_says_so_and_stays_usable(make_context, fresh_logits, tiny_model, n_ctx):
+def test_a_full_context_stays_usable(make_context, fresh_logits, tiny_model, n_ctx):
     context = make_context(tiny_model, n_ctx=n_ctx)
     tokens = [5 + i for i in range(n_ctx)]
     assert sum(prefill(context, tokens)) == n_ctx
@@ -164,7 +165,7 @@ def test_a_full_context_says_so_and_stays_usable(make_context, fresh_logits, tin
     np.testing.assert_allclose(context.evaluate(tokens[-1:], 1)[0], expected, **CLOSE)
 
 
-def test_a_closed_context_refuses_instead_of_crashing(tiny_path):
+def test_a_closed_context(tiny_path):
     model = Model(tiny_path)
     context = Context(model, n_ctx=64, threads=1)
     context.evaluate([1, 2], 1)
@@ -180,7 +181,7 @@ def test_a_closed_context_refuses_instead_of_crashing(tiny_path):
             call()
 
 
-def test_closing_the_model_first_is_no_crash(tiny_path):
+def test_closing_the_model_first(tiny_path):
     model = Model(tiny_path)
     context = Context(model, n_ctx=64, threads=1)
     model.close()
@@ -189,7 +190,7 @@ def test_closing_the_model_first_is_no_crash(tiny_path):
     context.close()
 
 
-def test_a_context_keeps_its_model_and_logits_keep_their_context(tiny_path):
+def test_contexts_keep_their_model_and_logits_keep_their_context(tiny_path):
     logits = Context(Model(tiny_path), n_ctx=64, threads=1).evaluate([1, 2, 3], 3)[1:]
     before = logits.copy()
     gc.collect()
@@ -198,12 +199,12 @@ def test_a_context_keeps_its_model_and_logits_keep_their_context(tiny_path):
     assert all(np.isfinite(other).all() for other in others)
 
 
-# What a call computes
+# Logits
 
 
-def test_rows_of_logits_are_those_of_the_last_tokens(context, fresh_logits, tiny_model):
+def test_logits_are_those_of_the_last_tokens(context, fresh_logits, tiny_model):
     expected = fresh_logits(tiny_model, TEXT)
-    assert len({int(row.argmax()) for row in expected}) > 5, "the model would not notice a wrong row"
+    assert len({int(row.argmax()) for row in expected}) > 5, "wrong rows would not be noticed"
     for n_logits in (1, 0, 4, len(TEXT), 4, 0, 1):
         context.truncate(0)
         logits = context.evaluate(TEXT, n_logits)
@@ -212,7 +213,7 @@ def test_rows_of_logits_are_those_of_the_last_tokens(context, fresh_logits, tiny
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_a_text_in_pieces_is_the_text_in_one(context, fresh_logits, tiny_model, size):
+def test_several_calls_give_the_same_logits_as_one(context, fresh_logits, tiny_model, size):
     rows = []
     for start in range(0, len(TEXT), size):
         chunk = TEXT[start : start + size]
@@ -221,7 +222,7 @@ def test_a_text_in_pieces_is_the_text_in_one(context, fresh_logits, tiny_model, 
     assert context.cached == TEXT
 
 
-def test_a_view_is_overwritten_by_the_next_call(context):
+def test_logits_are_overwritten_by_the_next_call(context):
     view = context.evaluate(TEXT[:4], 2)
     before = view.copy()
     after = context.evaluate(TEXT[4:6], 2)
@@ -235,18 +236,18 @@ def test_equal_calls_are_bit_identical(fresh_logits, tiny_model):
 
 
 @pytest.mark.parametrize("cache_type", ["q8_0", "q4_0"])
-def test_a_quantized_cache_is_nearly_the_same(make_context, fresh_logits, tiny_model, cache_type):
+def test_a_quantized_cache(make_context, fresh_logits, tiny_model, cache_type):
     context = make_context(tiny_model, cache_type=cache_type)
     expected = fresh_logits(tiny_model, TEXT)
     difference = np.abs(context.evaluate(TEXT, len(TEXT)) - expected)
     assert 0 < difference.mean() < {"q8_0": 0.05, "q4_0": 0.8}[cache_type]
 
 
-# Rolling back
+# Truncating
 
 
 @pytest.mark.parametrize("length", range(0, len(TEXT), 2))
-def test_after_a_trim_nothing_is_left_of_the_rest(context, fresh_logits, tiny_model, length):
+def test_logits_after_truncating(context, fresh_logits, tiny_model, length):
     context.evaluate(TEXT, 0)
     context.truncate(length)
     assert context.cached == TEXT[:length]
@@ -258,7 +259,7 @@ def test_after_a_trim_nothing_is_left_of_the_rest(context, fresh_logits, tiny_mo
     )
 
 
-def test_trimming_to_the_length_it_has_does_nothing(context):
+def test_truncating_to_the_current_length(context):
     context.truncate(0)
     context.evaluate(TEXT, 0)
     context.truncate(len(TEXT))
@@ -266,8 +267,8 @@ def test_trimming_to_the_length_it_has_does_nothing(context):
 
 
 @pytest.mark.parametrize("length", [0, 5, 30, 285, 299])
-def test_a_sliding_window_model_rolls_back_as_far_as_any(make_context, window_model, length):
-    """llama.cpp would keep 256 tokens for a window of 8, and say that it rolled back what it had thrown away."""
+def test_truncating_a_sliding_window_model(make_context, window_model, length):
+    """Without `swa_full`, llama.cpp keeps 256 tokens and reports success for lengths before them."""
     tokens = [5 + i * i % 500 for i in range(300)]
     context, fresh = (make_context(window_model, n_ctx=1024) for _ in range(2))
     assert sum(prefill(context, tokens)) == 300
@@ -276,11 +277,11 @@ def test_a_sliding_window_model_rolls_back_as_far_as_any(make_context, window_mo
     np.testing.assert_allclose(context.evaluate([20, 21], 2), fresh.evaluate([20, 21], 2), **CLOSE)
 
 
-# Calls that fail or are interrupted
+# Failed and interrupted calls
 
 
 class Broken:
-    """llama.cpp with another llama_decode."""
+    """llama.cpp with a replaced llama_decode."""
 
     def __init__(self, lib, decode):
         self._lib = lib
@@ -291,7 +292,7 @@ class Broken:
 
 
 class Interrupted:
-    """llama.cpp where one call of a function, after some others, meets Ctrl-C: before or after its work."""
+    """llama.cpp where one call of a function, after `n_before` others, raises KeyboardInterrupt."""
 
     def __init__(self, lib, name, n_before, works_first):
         self._lib, self._name, self._left, self._works_first = lib, name, n_before, works_first
@@ -309,7 +310,7 @@ class Interrupted:
 
 
 def check(context, fresh_logits):
-    """The cache holds the text that it says, and no tree."""
+    """Check that the cache holds the tokens in `cached`, and no tree."""
     assert context._ends == {0: -1}
     for sequence in range(1, context.max_branches):
         assert context._lib.llama_memory_seq_pos_max(context._memory, sequence) == -1
@@ -317,21 +318,21 @@ def check(context, fresh_logits):
     np.testing.assert_allclose(context.evaluate([33], 1)[0], expected, **CLOSE)
 
 
-def works_then_stops(lib, handle, batch):
+def interrupted_after(lib, handle, batch):
     assert lib.llama_decode(handle, batch) == 0
     raise KeyboardInterrupt
 
 
-def stops(lib, handle, batch):
+def interrupted_before(lib, handle, batch):
     raise KeyboardInterrupt
 
 
-def works_then_returns_2(lib, handle, batch):
+def aborted_after(lib, handle, batch):
     assert lib.llama_decode(handle, batch) == 0
     return 2
 
 
-def does_the_first_half(lib, handle, batch):
+def aborted_half_way(lib, handle, batch):
     n = batch.n_tokens
     batch.n_tokens = n // 2
     assert lib.llama_decode(handle, batch) == 0
@@ -341,20 +342,20 @@ def does_the_first_half(lib, handle, batch):
 
 FAILURES = {
     "aborted before": (lambda lib, handle, batch: 2, BackendError),
-    "aborted half-way": (does_the_first_half, BackendError),
-    "aborted after": (works_then_returns_2, BackendError),
+    "aborted half-way": (aborted_half_way, BackendError),
+    "aborted after": (aborted_after, BackendError),
     "bad batch": (lambda lib, handle, batch: -1, BackendError),
     "fatal": (lambda lib, handle, batch: -3, BackendError),
     "no slot": (lambda lib, handle, batch: 1, ContextOverflow),
-    "interrupted before": (stops, KeyboardInterrupt),
-    "interrupted after": (works_then_stops, KeyboardInterrupt),
+    "interrupted before": (interrupted_before, KeyboardInterrupt),
+    "interrupted after": (interrupted_after, KeyboardInterrupt),
 }
 
 
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("on_a_tree", [False, True])
 @pytest.mark.parametrize("model_name", ["tiny_model", "recurrent_model"])
-def test_after_a_failure_the_cache_holds_what_it_says(
+def test_the_cache_is_consistent_after_a_failure(
     request, make_context, fresh_logits, monkeypatch, failure, on_a_tree, model_name
 ):
     model = request.getfixturevalue(model_name)
@@ -376,7 +377,9 @@ def test_after_a_failure_the_cache_holds_what_it_says(
 
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("model_name", ["tiny_model", "recurrent_model"])
-def test_a_failed_text_is_not_there(request, make_context, fresh_logits, monkeypatch, failure, model_name):
+def test_tokens_of_a_failed_call_are_not_committed(
+    request, make_context, fresh_logits, monkeypatch, failure, model_name
+):
     model = request.getfixturevalue(model_name)
     context = make_context(model)
     decode, error = FAILURES[failure]
@@ -392,8 +395,8 @@ def test_a_failed_text_is_not_there(request, make_context, fresh_logits, monkeyp
 
 @pytest.mark.parametrize("model_name", ["tiny_model", "recurrent_model"])
 @pytest.mark.parametrize("n_nodes", [0, 10, 25])
-def test_a_real_abort_is_survived(request, make_context, fresh_logits, model_name, n_nodes):
-    """llama.cpp itself stops in the middle of its graph."""
+def test_abort_within_llama_cpp(request, make_context, fresh_logits, model_name, n_nodes):
+    """llama.cpp stops in the middle of its compute graph."""
     model = request.getfixturevalue(model_name)
     context = make_context(model, max_branches=3)
     lib = context._lib
@@ -412,7 +415,7 @@ def test_a_real_abort_is_survived(request, make_context, fresh_logits, model_nam
 @pytest.mark.parametrize("works_first", [False, True])
 @pytest.mark.parametrize("n_before", range(3))
 @pytest.mark.parametrize("length", [0, 4, len(TEXT)])
-def test_an_interrupted_trim(
+def test_interrupted_truncate(
     make_context, fresh_logits, tiny_model, monkeypatch, works_first, n_before, length
 ):
     context = make_context(tiny_model, max_branches=3)
@@ -432,9 +435,7 @@ def test_an_interrupted_trim(
     ("name", "n_before"),
     [("llama_memory_seq_cp", 0), *[("llama_memory_seq_rm", n) for n in range(3)]],
 )
-def test_an_interrupted_keep(
-    make_context, fresh_logits, tiny_model, monkeypatch, name, n_before, works_first
-):
+def test_interrupted_commit(make_context, fresh_logits, tiny_model, monkeypatch, name, n_before, works_first):
     context = make_context(tiny_model, max_branches=4)
     context.evaluate(TEXT, 0)
     context.decode_tree([20, 21, 22, 23, 24, 25], [-1, 0, -1, 2, 3, 2])
@@ -448,7 +449,7 @@ def test_an_interrupted_keep(
 
 @pytest.mark.parametrize("works_first", [False, True])
 @pytest.mark.parametrize("n_before", range(2))
-def test_an_interrupted_fork(make_context, fresh_logits, tiny_model, monkeypatch, works_first, n_before):
+def test_interrupted_fork(make_context, fresh_logits, tiny_model, monkeypatch, works_first, n_before):
     context = make_context(tiny_model, max_branches=4)
     context.evaluate(TEXT, 0)
     context.decode_tree([20, 21], [-1, 0])
@@ -462,10 +463,10 @@ def test_an_interrupted_fork(make_context, fresh_logits, tiny_model, monkeypatch
     check(context, fresh_logits)
 
 
-def test_a_failed_call_says_what_llama_cpp_said(context, monkeypatch):
-    """A real refusal: the batch would leave a gap in the positions."""
+def test_the_error_quotes_llama_cpp(context, monkeypatch):
+    """llama.cpp rejects a batch with a gap in the positions."""
     context.evaluate(TEXT, 0)
-    context._cached.append(1)  # as if an interrupted trim had left the list longer than the cache
+    context._cached.append(1)  # now the list is longer than the cache
     with pytest.raises(BackendError, match=r"code -1, .*position"):
         context.evaluate([2], 1)
     assert context.cached == TEXT
@@ -474,7 +475,7 @@ def test_a_failed_call_says_what_llama_cpp_said(context, monkeypatch):
 # Recurrent models
 
 
-def test_a_recurrent_model_cannot_roll_back_but_start_again(make_context, fresh_logits, recurrent_model):
+def test_a_recurrent_model_can_only_be_cleared(make_context, fresh_logits, recurrent_model):
     context = make_context(recurrent_model)
     context.evaluate(TEXT, 0)
     with pytest.raises(ModelError, match="--no-spec"):

@@ -18,7 +18,7 @@ from spec_local.llama.tiny import write_tiny_model
 SIMPLE = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q8_0, Type.IQ4_NL)
 K_QUANTS = (Type.Q4_K, Type.Q5_K, Type.Q6_K)
 PLAIN = (Type.F32, Type.F16)
-# Where the half-precision numbers of a block lie: random bits there would be infinite or no number.
+# Offsets of the half-precision numbers in a block, where random bits would be infinite or NaN.
 SCALES = {
     **dict.fromkeys((Type.Q4_0, Type.Q5_0, Type.Q8_0, Type.IQ4_NL), (0,)),
     **dict.fromkeys((Type.Q4_1, Type.Q4_K, Type.Q5_K), (0, 2)),
@@ -126,7 +126,7 @@ def test_random_matrices(multiply, instruction_sets, kind):
 
 
 @pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS, *PLAIN], ids=lambda kind: kind.name)
-def test_a_column_does_not_depend_on_how_many_there_are(multiply, instruction_sets, kind):
+def test_a_column_does_not_depend_on_their_number(multiply, instruction_sets, kind):
     rng = np.random.default_rng(1)
     matrix, _ = random_matrix(rng, kind, 37, 512)
     x = rng.normal(size=(17, 512)).astype(np.float32)
@@ -137,7 +137,7 @@ def test_a_column_does_not_depend_on_how_many_there_are(multiply, instruction_se
 
 
 @pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS], ids=lambda kind: kind.name)
-def test_no_less_exact_than_ggml(multiply, instruction_sets, kind):
+def test_at_least_as_exact_as_ggml(multiply, instruction_sets, kind):
     rng = np.random.default_rng(2)
     matrix, weights = random_matrix(rng, kind, 64, 2048)
     x = (rng.normal(size=(16, 2048)) * rng.lognormal(size=2048)).astype(np.float32)
@@ -145,13 +145,13 @@ def test_no_less_exact_than_ggml(multiply, instruction_sets, kind):
     ggml = np.sqrt(((as_ggml_rounds(x, kind) @ weights.T - exact) ** 2).mean())
     for name in instruction_sets:
         ours = np.sqrt(((multiply(name, kind, matrix, x) - exact) ** 2).mean())
-        # The codes are the same; ggml's rounding of scales to half precision adds and takes away at random.
+        # The codes are the same; ggml's rounding of scales to half precision changes the error at random.
         assert 0 < ours <= 1.005 * ggml
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
 @pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS, *PLAIN], ids=lambda kind: kind.name)
-def test_what_is_not_finite_stays_in_its_column(multiply, instruction_sets, kind, bad):
+def test_infinities_and_nans_stay_in_their_column(multiply, instruction_sets, kind, bad):
     rng = np.random.default_rng(3)
     matrix, _ = random_matrix(rng, kind, 20, 512)
     x = rng.normal(size=(5, 512)).astype(np.float32)
@@ -209,7 +209,7 @@ def text_of(n):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_logits_are_those_of_llama_cpp(quantized, make_context, capfd, kind):
-    """They differ only by the rounding of activations, and the matrices are in the kernels' own buffers."""
+    """They differ only by the rounding of activations, and the matrices are in the kernels' buffers."""
     logits = {}
     for mode in ("auto", "off"):
         kernels.use(mode)
@@ -221,15 +221,15 @@ def test_logits_are_those_of_llama_cpp(quantized, make_context, capfd, kind):
             runtime.set_verbose(False)
         packed = "CPU_SPECDEC model buffer" in capfd.readouterr().err
         assert packed == (mode == "auto" and kind not in ("F32", "F16"))
-        # One call of everything, and one after it that only a few tokens wide.
+        # One large call, then a small one.
         context = make_context(model, threads=2)
         context.evaluate(text_of(40), 1)
         logits[mode] = context.evaluate(text_of(5), 5).copy()
         context.close()
     kernels.use("auto")
     difference = np.abs(logits["auto"] - logits["off"])
-    assert difference.max() > 0 or kind == "F32"  # another way to compute it
-    # Where two experts are nearly equal, rounding decides which one a token goes to, and its row differs by much.
+    assert difference.max() > 0 or kind == "F32"  # computed differently
+    # With two nearly equal experts, rounding selects one of them, and the row differs by much.
     close = np.sqrt((difference**2).mean(axis=1)) < 0.05 * logits["off"].std()
     assert close.sum() >= 3 if kind.startswith("experts") else close.all()
 

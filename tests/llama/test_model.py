@@ -1,4 +1,4 @@
-"""Loading GGUF files, good and bad, and the tiny models that everything here runs on."""
+"""Loading valid and invalid GGUF files, and the tiny models of the tests."""
 
 import gc
 import os
@@ -19,14 +19,14 @@ from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 def greedy(model, prompt, n):
     context = Context(model, n_ctx=512, max_logits=1, threads=1)
     row = context.evaluate(model.vocabulary.tokenize(prompt, add_special=True), 1)
-    said = []
+    output = []
     for _ in range(n):
-        said.append(int(row[0].argmax()))
-        row = context.evaluate(said[-1:], 1)
-    return said
+        output.append(int(row[0].argmax()))
+        row = context.evaluate(output[-1:], 1)
+    return output
 
 
-# Files that are no model
+# Invalid files
 
 
 def test_a_missing_file(folder):
@@ -39,7 +39,7 @@ def test_a_folder(folder):
         Model(folder)
 
 
-def test_a_file_as_a_folder(tiny_path):
+def test_a_path_below_a_file(tiny_path):
     with pytest.raises(ModelFileError, match="cannot be read"):
         Model(tiny_path / "model.gguf")
 
@@ -52,14 +52,14 @@ def test_an_empty_file(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"G", b"GGU", b"GGML" * 9, b"<!DOCTYPE html>", b"\0" * 99])
-def test_something_else(tmp_path, content):
+def test_a_file_of_another_format(tmp_path, content):
     path = tmp_path / "page.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelFileError, match="is not a GGUF file"):
         Model(path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read all files")
 def test_an_unreadable_file(tmp_path):
     path = tmp_path / "secret.gguf"
     path.write_bytes(b"GGUF")
@@ -68,7 +68,7 @@ def test_an_unreadable_file(tmp_path):
         Model(path)
 
 
-def test_a_file_that_the_system_does_not_give(tmp_path, monkeypatch):
+def test_a_file_without_read_permission(tmp_path, monkeypatch):
     path = tmp_path / "secret.gguf"
     path.write_bytes(b"GGUF")
 
@@ -81,19 +81,19 @@ def test_a_file_that_the_system_does_not_give(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a\0b.gguf", "x" * 300])
-def test_an_impossible_name(tmp_path, name):
+def test_invalid_file_names(tmp_path, name):
     with pytest.raises(ModelFileError):
         Model(tmp_path / name)
 
 
-def test_a_pipe_is_refused_without_waiting_for_it(tmp_path):
+def test_a_pipe_is_rejected_without_opening_it(tmp_path):
     os.mkfifo(tmp_path / "pipe.gguf")
     with pytest.raises(ModelFileError, match="not a regular file"):
         Model(tmp_path / "pipe.gguf")
 
 
 @pytest.mark.parametrize("fraction", [0.0005, 0.02, 0.5, 0.999])
-def test_a_file_cut_short(tmp_path, tiny_path, fraction):
+def test_a_truncated_file(tmp_path, tiny_path, fraction):
     whole = tiny_path.read_bytes()
     path = tmp_path / "cut.gguf"
     path.write_bytes(whole[: int(len(whole) * fraction)])
@@ -101,13 +101,13 @@ def test_a_file_cut_short(tmp_path, tiny_path, fraction):
         Model(path)
 
 
-def test_the_error_gives_the_reason_of_llama_cpp(tmp_path):
+def test_the_error_quotes_llama_cpp(tmp_path):
     path = write_tiny_model(tmp_path / "unknown.gguf", architecture="nonsense")
     with pytest.raises(ModelFileError, match="unknown model architecture: 'nonsense'"):
         Model(path)
 
 
-def test_an_encoder_is_refused(tmp_path):
+def test_an_encoder_is_rejected(tmp_path):
     path = tmp_path / "t5.gguf"
     writer = gguf.GGUFWriter(path, "t5encoder")
     writer.write_header_to_file()
@@ -118,17 +118,17 @@ def test_an_encoder_is_refused(tmp_path):
         Model(path)
 
 
-def test_a_name_in_any_script(tmp_path, tiny_path):
+def test_file_names_that_are_not_ascii(tmp_path, tiny_path):
     for name in ["modèle ไทย 🙂.gguf", os.fsdecode(b"not-utf8-\xff.gguf")]:
         path = tmp_path / name
         path.write_bytes(tiny_path.read_bytes())
         assert Model(str(path)).vocabulary.n_tokens
 
 
-# A model
+# Properties
 
 
-def test_what_a_model_knows_of_itself(tiny_model, recurrent_model):
+def test_properties(tiny_model, recurrent_model):
     assert tiny_model.n_ctx_train == 2048
     assert tiny_model.can_roll_back
     assert not recurrent_model.can_roll_back
@@ -143,7 +143,7 @@ def test_any_number_of_gpu_layers(tiny_path, gpu_layers):
 
 
 def kv_cache_bytes(capsys, model, **kwargs):
-    """What llama.cpp says it took."""
+    """The size of the KV cache that llama.cpp logs."""
     runtime.set_verbose(True)
     try:
         Context(model, threads=1, **kwargs).close()
@@ -154,23 +154,23 @@ def kv_cache_bytes(capsys, model, **kwargs):
 
 
 @pytest.mark.parametrize(("cache_type", "width"), [("f16", 2.0), ("q8_0", 34 / 32), ("q4_0", 18 / 32)])
-def test_kv_bytes_is_what_llama_cpp_takes(capsys, tiny_model, cache_type, width):
-    took = kv_cache_bytes(capsys, tiny_model, n_ctx=4096, cache_type=cache_type)
-    assert tiny_model.kv_bytes(4096, width) == pytest.approx(took, rel=0.01)
+def test_kv_bytes_is_what_llama_cpp_allocates(capsys, tiny_model, cache_type, width):
+    allocated = kv_cache_bytes(capsys, tiny_model, n_ctx=4096, cache_type=cache_type)
+    assert tiny_model.kv_bytes(4096, width) == pytest.approx(allocated, rel=0.01)
 
 
 def test_kv_bytes_of_heads_wider_than_the_embedding(capsys, tmp_path, monkeypatch):
-    """As Qwen3 and Gemma have them: here each head of 32 is 128 wide."""
+    """As in Qwen3 and Gemma: here each head of 32 is 128 wide."""
 
     def add_head_size(writer, _):
         writer.add_key_length(128)
         writer.add_value_length(128)
         writer.add_uint32("llama.rope.dimension_count", 128)
 
-    usual = tiny._llama_tensors
+    llama_tensors = tiny._llama_tensors
 
     def widened(*args):
-        for name, (*shape,), scale in usual(*args):
+        for name, (*shape,), scale in llama_tensors(*args):
             if "attn_output" in name:
                 shape[1] *= 4
             elif name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
@@ -180,16 +180,16 @@ def test_kv_bytes_of_heads_wider_than_the_embedding(capsys, tmp_path, monkeypatc
     monkeypatch.setattr(gguf.GGUFWriter, "add_rope_dimension_count", add_head_size)
     monkeypatch.setattr(tiny, "_llama_tensors", widened)
     model = Model(write_tiny_model(tmp_path / "wide.gguf"))
-    took = kv_cache_bytes(capsys, model, n_ctx=4096)
-    assert model.kv_bytes(4096) == pytest.approx(took, rel=0.01)
+    allocated = kv_cache_bytes(capsys, model, n_ctx=4096)
+    assert model.kv_bytes(4096) == pytest.approx(allocated, rel=0.01)
 
 
-def test_a_recurrent_state_does_not_grow(recurrent_model):
+def test_the_size_of_a_recurrent_state_is_not_counted(recurrent_model):
     assert recurrent_model.kv_bytes(1 << 20) == 0
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_llama_cpp_speaks_only_when_asked(capfd, tiny_path, verbose):
+def test_the_log_is_printed_only_when_verbose(capfd, tiny_path, verbose):
     runtime.set_verbose(verbose)
     try:
         Context(Model(tiny_path), n_ctx=64, threads=1).evaluate([1], 1)
@@ -216,15 +216,15 @@ def test_llama_cpp_speaks_only_when_asked(capfd, tiny_path, verbose):
         "import sys; sys.exit()",
     ],
 )
-def test_leaving_in_any_order_is_quiet(tiny_path, end):
-    run_and_leave(tiny_path, "", end)
+def test_exit_in_any_order(tiny_path, end):
+    run_and_exit(tiny_path, "", end)
 
 
-def test_leaving_is_quiet_when_weakref_has_an_exit_hook_already(tiny_path):
-    run_and_leave(tiny_path, "import tempfile; keep = tempfile.TemporaryDirectory()", "")
+def test_exit_after_an_earlier_finalizer(tiny_path):
+    run_and_exit(tiny_path, "import tempfile; keep = tempfile.TemporaryDirectory()", "")
 
 
-def run_and_leave(path, start, end):
+def run_and_exit(path, start, end):
     code = f"""
 {start}
 from spec_local.llama.model import Model
@@ -238,19 +238,19 @@ logits = context.evaluate([1, 2], 1)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_vocabulary_keeps_its_model(tiny_path):
-    """Whoever writes Model(path).vocabulary has nothing else that would."""
+def test_a_vocabulary_keeps_the_weights(tiny_path):
+    """In `Model(path).vocabulary`, nothing else refers to the model."""
     vocabulary, is_end = Model(tiny_path).vocabulary, Model(tiny_path).vocabulary.is_end
     assert vocabulary.detokenize(vocabulary.tokenize("as before")) == "as before"
     assert vocabulary.is_end(vocabulary.eos)
     assert is_end(vocabulary.eos)
 
 
-def test_weights_are_freed_at_once_with_the_last_who_needs_them(tiny_path):
+def test_weights_are_freed_with_the_last_reference(tiny_path):
     model = Model(tiny_path)
     close, vocabulary = model.close, model.vocabulary
     assert vocabulary.is_end(vocabulary.eos)
-    gc.disable()  # not when the garbage collector finds a circle
+    gc.disable()  # they must not wait for the garbage collector
     try:
         del model
         assert close.alive
@@ -261,7 +261,7 @@ def test_weights_are_freed_at_once_with_the_last_who_needs_them(tiny_path):
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "call",
     [
         lambda model: model.vocabulary.tokenize("a"),
         lambda model: model.vocabulary.piece(65),
@@ -276,25 +276,25 @@ def test_weights_are_freed_at_once_with_the_last_who_needs_them(tiny_path):
         lambda model: Context(model, n_ctx=16),
     ],
 )
-def test_nothing_can_be_asked_of_a_closed_model(tiny_path, ask):
+def test_a_closed_model(tiny_path, call):
     model = Model(tiny_path)
-    ask(model)
+    call(model)
     other = Model(tiny_path)
     other.close()
     with pytest.raises(InvalidRequest, match="the model is closed"):
-        ask(other)
+        call(other)
 
 
-# The tiny models themselves
+# Tiny models
 
 
-def test_equal_seeds_are_equal_files(tmp_path, tiny_path):
+def test_equal_seeds_give_equal_files(tmp_path, tiny_path):
     one, two, other = (write_tiny_model(tmp_path / f"{i}.gguf", seed=s) for i, s in enumerate((3, 3, 4)))
     assert one.read_bytes() == two.read_bytes() != other.read_bytes()
     assert one.stat().st_size < 500_000
 
 
-def test_writing_needs_no_llama_cpp():
+def test_writing_a_model_does_not_import_llama_cpp():
     code = "import sys, spec_local.llama.tiny; sys.exit('llama_cpp' in sys.modules or 'gguf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -315,24 +315,24 @@ def test_writing_needs_no_llama_cpp():
     ],
     ids=str,
 )
-def test_what_a_tiny_model_says_varies(tmp_path, shape):
+def test_the_output_of_tiny_models_varies(tmp_path, shape):
     model = Model(write_tiny_model(tmp_path / "tiny.gguf", **shape))
-    said = greedy(model, "Hello, what is the time?", 100)
-    assert len(set(said)) > 30
-    assert not any(map(model.vocabulary.is_end, said))
+    output = greedy(model, "Hello, what is the time?", 100)
+    assert len(set(output)) > 30
+    assert not any(map(model.vocabulary.is_end, output))
     other = greedy(model, "So what is the time?", 100)
-    assert len(set(zip(said, other, strict=True))) > 30, "the prompt makes no difference"
+    assert len(set(zip(output, other, strict=True))) > 30, "the prompt makes no difference"
 
 
-def test_noise_makes_a_draft_that_often_agrees(tmp_path, tiny_model, extra_tokens):
-    said = greedy(tiny_model, "Hello, what is the time?", 150)
+def test_noise_lowers_the_agreement(tmp_path, tiny_model, extra_tokens):
+    output = greedy(tiny_model, "Hello, what is the time?", 150)
     agreement = []
     for noise in (0.0, 0.05, 0.2, 1.0):
         path = write_tiny_model(tmp_path / f"{noise}.gguf", noise=noise, extra_tokens=extra_tokens)
         draft = Context(Model(path), n_ctx=512, threads=1, max_tokens=256, max_logits=256)
         prompt = draft.model.vocabulary.tokenize("Hello, what is the time?", add_special=True)
-        guesses = draft.evaluate(prompt + said, len(said) + 1)[:-1].argmax(axis=1)
-        agreement.append(float((guesses == np.array(said)).mean()))
+        drafted = draft.evaluate(prompt + output, len(output) + 1)[:-1].argmax(axis=1)
+        agreement.append(float((drafted == np.array(output)).mean()))
     same, near, far, other = agreement
     assert same > 0.95
     assert 0.5 < near < 0.9

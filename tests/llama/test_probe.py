@@ -1,4 +1,4 @@
-"""What would kill the process is met in a child: damaged files by the hundred, and children that die."""
+"""Checking files and builds in a child process: damaged files, and children that crash."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from spec_local.llama import probe
 from spec_local.llama.probe import check_model_file, probe_build, probe_file
 from spec_local.llama.tiny import write_tiny_model
 
-# Does with each file what the probe does, many in one process, so that a crash is seen and costs one of them only.
+# Checks many files in one process, as the probe does with one; after a crash, a new process continues.
 WORKER = """
 import json, resource, sys
 from pathlib import Path
@@ -29,24 +29,24 @@ spec_local.machine.default_threads = lambda: 1
 for line in sys.stdin:
     try:
         _exercise(Path(line.strip()), -1)
-        answer = ["success", ""]
+        result = ["success", ""]
     except SpecLocalError as error:
-        answer = ["error", str(error)]
+        result = ["error", str(error)]
     except Exception as error:
-        answer = ["untyped", repr(error)]
-    print(json.dumps(answer), flush=True)
+        result = ["untyped", repr(error)]
+    print(json.dumps(result), flush=True)
 """
 
 
 class Worker:
-    """Loads files in a child, and takes another one when it has died."""
+    """Loads files in a child process, which is replaced after a crash."""
 
     def __init__(self, log):
         self._log = log
         self._child = None
 
     def load(self, path):
-        """What became of it (success, error, untyped, crash, hang), and what it said."""
+        """Return the outcome (success, error, untyped, crash, hang) and the message."""
         if self._child is None:
             self._child = subprocess.Popen(
                 [sys.executable, "-c", WORKER],
@@ -90,13 +90,13 @@ def load(tmp_path):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # or children crawl where something else runs too
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # otherwise children are slow on a busy machine
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache"))
 
 
 @pytest.fixture
 def fake_child(tmp_path, monkeypatch):
-    """Children run this shell script instead."""
+    """A function that replaces child processes by a shell script."""
 
     def fake(script):
         path = tmp_path / "python"
@@ -107,16 +107,16 @@ def fake_child(tmp_path, monkeypatch):
     return fake
 
 
-def borders(path):
-    """Where the header's parts begin, and where the tensors' data does."""
+def offsets(path):
+    """Return the offsets of the header's fields, and that of the tensor data."""
     reader = gguf.GGUFReader(path)
     fields = [field.offset for field in reader.fields.values()]
     return sorted(fields)[3:], int(reader.data_offset)
 
 
-def test_cut_files(whole, load, tmp_path):
+def test_truncated_files(whole, load, tmp_path):
     raw = whole.read_bytes()
-    fields, data = borders(whole)
+    fields, data = offsets(whole)
     rng = random.Random(0)
     cuts = {4, 5, 8, 12, 16, 23, 24, 25, data - 1, data, data + 1, len(raw) - 1, *fields[:12]}
     cuts |= {rng.randrange(24, data) for _ in range(10)} | {rng.randrange(data, len(raw)) for _ in range(6)}
@@ -124,21 +124,21 @@ def test_cut_files(whole, load, tmp_path):
     path = tmp_path / "cut.gguf"
     for cut in sorted(cuts):
         path.write_bytes(raw[:cut])
-        outcome, said = load(path)
-        assert outcome == "error", (cut, outcome, said)
-        assert str(path) in said
+        outcome, message = load(path)
+        assert outcome == "error", (cut, outcome, message)
+        assert str(path) in message
     path.write_bytes(raw)
     assert load(path)[0] == "success"
 
 
 def test_flipped_bits(whole, load, tmp_path):
-    """None hangs, none escapes as an untyped error, and those that crash llama.cpp are refused politely."""
+    """No file hangs or raises an untyped error, and files that crash llama.cpp raise ModelFileError."""
     raw = whole.read_bytes()
-    fields, data = borders(whole)
+    fields, data = offsets(whole)
     rng = random.Random(1)
     places = [rng.randrange(0, fields[-1] + 100) for _ in range(90)]
     places += [offset + rng.randrange(0, 40) for offset in fields] + [rng.randrange(0, 24) for _ in range(10)]
-    places += [rng.randrange(data - 1200, data) for _ in range(20)]  # what the tensors are
+    places += [rng.randrange(data - 1200, data) for _ in range(20)]  # descriptions of the tensors
     places += [rng.randrange(data, len(raw)) for _ in range(15)]
     assert len(places) > 150
     outcomes, crashing = Counter(), []
@@ -147,12 +147,12 @@ def test_flipped_bits(whole, load, tmp_path):
         damaged = bytearray(raw)
         damaged[place] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
-        outcome, said = load(path)
+        outcome, message = load(path)
         outcomes[outcome] += 1
-        assert outcome in ("success", "error", "crash"), (place, outcome, said)
+        assert outcome in ("success", "error", "crash"), (place, outcome, message)
         if outcome == "crash":
             crashing.append(bytes(damaged))
-    # All three happen, or this test says less than it seems to.
+    # Otherwise, the test would prove little.
     assert outcomes["success"] > 20
     assert outcomes["error"] > 20
     for damaged in crashing[:2]:
@@ -161,31 +161,31 @@ def test_flipped_bits(whole, load, tmp_path):
             check_model_file(path)
 
 
-def test_two_tokens_of_one_name(whole, tmp_path):
-    """The commonest crash: one flipped bit makes two tokens the same, and llama.cpp asserts that none are."""
+def test_duplicate_tokens(whole, tmp_path):
+    """The most common crash: a flipped bit makes two tokens equal, which fails an assertion of llama.cpp."""
     raw = whole.read_bytes()
     assert raw.count(b"<0x41>") == 1
     path = tmp_path / "twice.gguf"
     path.write_bytes(raw.replace(b"<0x41>", b"<0x40>"))
-    verdict = probe_file(path)
-    if verdict.crash is None:  # a newer llama.cpp may be kinder
+    result = probe_file(path)
+    if result.crash is None:  # newer versions may report an error
         pytest.skip("this llama.cpp loads it")
-    assert verdict.crash == "SIGABRT"
+    assert result.crash == "SIGABRT"
     with pytest.raises(ModelFileError, match=r"twice\.gguf crashes llama\.cpp \(SIGABRT\)"):
         check_model_file(path)
 
 
-def test_a_good_file_is_tried_once(whole, monkeypatch):
+def test_a_valid_file_is_checked_once(whole, monkeypatch):
     notices = []
     check_model_file(whole, log=notices.append)
     assert notices == ["checking model.gguf (first use on this machine)"]
-    monkeypatch.setattr(probe, "_run_child", lambda *a: pytest.fail("tried again"))
+    monkeypatch.setattr(probe, "_run_child", lambda *a: pytest.fail("checked again"))
     check_model_file(whole, log=notices.append)
     assert len(notices) == 1
 
 
 @pytest.mark.parametrize("change", ["content", "layers", "build", "processor"])
-def test_what_has_changed_is_tried_again(whole, tmp_path, monkeypatch, change):
+def test_a_file_is_checked_again_after_a_change(whole, tmp_path, monkeypatch, change):
     path = tmp_path / "model.gguf"
     path.write_bytes(whole.read_bytes())
     tried = []
@@ -204,7 +204,7 @@ def test_what_has_changed_is_tried_again(whole, tmp_path, monkeypatch, change):
     assert tried[0] == (str(path), "-1")
 
 
-def test_a_bad_file_is_not_remembered_as_good(tmp_path, whole):
+def test_a_damaged_file_is_not_recorded_as_valid(tmp_path, whole):
     path = tmp_path / "cut.gguf"
     path.write_bytes(whole.read_bytes()[:5000])
     for _ in range(2):
@@ -212,7 +212,7 @@ def test_a_bad_file_is_not_remembered_as_good(tmp_path, whole):
             check_model_file(path)
 
 
-def test_without_a_place_for_verdicts_it_is_tried_each_time(whole, tmp_path, monkeypatch):
+def test_without_a_cache_folder_the_file_is_checked_each_time(whole, tmp_path, monkeypatch):
     (tmp_path / "cache").touch()  # a file where the folder should be
     monkeypatch.setattr(probe, "_run_child", lambda *a: ChildResult(None, None, {}))
     notices = []
@@ -234,29 +234,29 @@ def test_without_a_place_for_verdicts_it_is_tried_each_time(whole, tmp_path, mon
         ("", "exit code 0"),
     ],
 )
-def test_deaths_of_a_child(whole, fake_child, monkeypatch, script, crash):
+def test_crashes_of_a_child(whole, fake_child, monkeypatch, script, crash):
     fake_child(script)
-    verdict = probe_file(whole)
-    assert verdict.crash == crash
-    assert not verdict.works
-    # The build does not work either: then the file is not to blame.
+    result = probe_file(whole)
+    assert result.crash == crash
+    assert not result.works
+    # If the build does not work either, the error is about the build.
     with pytest.raises(BackendCrash, match="specdec doctor"):
         check_model_file(whole)
-    # It works: then it is.
+    # If the build works, the error is about the file.
     monkeypatch.setattr(probe, "probe_build", lambda: ChildResult(None, None, {}))
     with pytest.raises(ModelFileError, match=r"crashes llama\.cpp"):
         check_model_file(whole)
 
 
-def test_an_error_of_a_child(whole, fake_child):
+def test_an_error_in_a_child(whole, fake_child):
     fake_child("""echo 'some log'; echo '{"error": "it is too big"}'""")
     assert probe_file(whole) == ChildResult(None, "it is too big", {"error": "it is too big"})
     with pytest.raises(ModelFileError, match="it is too big"):
         check_model_file(whole)
 
 
-def test_missing_and_foreign_files_need_no_child(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "_run_child", lambda *a: pytest.fail("tried"))
+def test_missing_files_and_other_formats_need_no_child(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "_run_child", lambda *a: pytest.fail("checked"))
     (tmp_path / "foreign").write_bytes(b"PK\x03\x04")
     for name in ("absent", "foreign", "."):
         with pytest.raises(ModelFileError):
@@ -264,19 +264,19 @@ def test_missing_and_foreign_files_need_no_child(tmp_path, monkeypatch):
 
 
 def test_this_build_works():
-    verdict = probe_build()
-    assert verdict.works, verdict
-    assert "CPU" in verdict.facts["system"] or verdict.facts["gpu"]
+    result = probe_build()
+    assert result.works, result
+    assert "CPU" in result.facts["system"] or result.facts["gpu"]
 
 
-def test_the_child_says_nothing_to_our_streams(whole, capfd):
+def test_the_child_prints_nothing(whole, capfd):
     assert probe_file(whole).works
     (whole.parent / "bad.gguf").write_bytes(whole.read_bytes()[:9999])
     assert probe_file(whole.parent / "bad.gguf").error
     assert capfd.readouterr() == ("", "")
 
 
-def test_logits_that_are_no_numbers(whole, tmp_path):
+def test_logits_that_are_not_numbers(whole, tmp_path):
     reader = gguf.GGUFReader(whole)
     tensor = next(t for t in reader.tensors if t.name == "output_norm.weight")
     raw = bytearray(whole.read_bytes())
@@ -287,8 +287,8 @@ def test_logits_that_are_no_numbers(whole, tmp_path):
         check_model_file(path)
 
 
-def test_a_file_on_which_only_the_cpu_kernels_crash(own_cache, tiny_path, monkeypatch):
-    """What to do is to turn them off; the file is not called damaged, and works without them."""
+def test_a_file_that_crashes_only_the_cpu_kernels(own_cache, tiny_path, monkeypatch):
+    """The error suggests to disable the kernels, and does not call the file damaged."""
     tried = []
 
     def child(*arguments):
@@ -301,12 +301,8 @@ def test_a_file_on_which_only_the_cpu_kernels_crash(own_cache, tiny_path, monkey
     monkeypatch.setattr(probe.kernels, "identity", lambda: "avx2:0123456789abcdef")
     with pytest.raises(BackendCrash, match=r"the CPU kernels crash with .* \(SIGSEGV\): add --kernels off"):
         check_model_file(tiny_path)
-    assert [len(arguments) for arguments in tried] == [
-        2,
-        0,
-        3,
-    ]  # the file, the build, the file without kernels
-    # Without kernels it is the file's fault, or the memory's.
+    assert [len(arguments) for arguments in tried] == [2, 0, 3]  # file, build, file without kernels
+    # If kernels are not in use, the file is damaged or too large.
     monkeypatch.setattr(probe.kernels, "status", lambda: probe.kernels.Status(None, "not built"))
     with pytest.raises(ModelFileError, match=r"crashes llama\.cpp"):
         check_model_file(tiny_path)

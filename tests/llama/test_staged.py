@@ -1,4 +1,4 @@
-"""Staged drafting on real llama.cpp: the same guesses from fewer calls, also behind a sliding window."""
+"""Staged tokens on llama.cpp: the same drafts from fewer calls, with sliding windows, too."""
 
 import pytest
 
@@ -14,10 +14,10 @@ from spec_local.verifiers import VERIFIERS
 PROMPT = list(range(5, 45))
 
 
-class Knows:
-    """A lookup that has read the answer before, and is wrong at every fourth place."""
+class KnownText:
+    """A lookup that drafts from the expected output, with a wrong token at every fourth position."""
 
-    name = "knows"
+    name = "known text"
     needs_logits = False
 
     def __init__(self, text):
@@ -30,8 +30,8 @@ class Knows:
 
 
 @pytest.mark.parametrize("model", ["tiny_draft", "window_model"])
-def test_the_same_guesses_in_fewer_calls(model, request, make_context):
-    model, how = request.getfixturevalue(model), SamplingSettings(temperature=0)
+def test_staged_tokens_give_the_same_drafts_in_fewer_calls(model, request, make_context):
+    model, greedy = request.getfixturevalue(model), SamplingSettings(temperature=0)
     main = model if model.has_window else request.getfixturevalue("tiny_model")
     text: list[int] = []
     found, calls = [], []
@@ -45,12 +45,14 @@ def test_the_same_guesses_in_fewer_calls(model, request, make_context):
 
         small.evaluate = counted
         chain = Chain(policy=Policy(n_staged=n_staged))
-        proposer = DraftModel(small, Sampler(how), chain, n_vocab=main.vocabulary.n_tokens, ahead=Knows(text))
-        steps, said = [], list(PROMPT)
+        proposer = DraftModel(
+            small, Sampler(greedy), chain, n_vocab=main.vocabulary.n_tokens, ahead=KnownText(text)
+        )
+        steps, history = [], list(PROMPT)
         for event in decode(
             make_context(main),
             PROMPT,
-            sampler=Sampler(how),
+            sampler=Sampler(greedy),
             proposer=proposer,
             verifier=VERIFIERS["exact-match"],
             rng=SeededRng(0),
@@ -59,11 +61,11 @@ def test_the_same_guesses_in_fewer_calls(model, request, make_context):
         ):
             if isinstance(event, Step):
                 steps.append((list(event.tokens), list(event.proposal.tokens)))
-                said += event.tokens
-                assert list(small.cached) == said[: len(small.cached)]
+                history += event.tokens
+                assert list(small.cached) == history[: len(small.cached)]
         assert isinstance(event, Finished)
         assert event.statistics.draft_n_accepted > 20
-        text = said
+        text = history
         found.append(steps)
         calls.append(len(n_calls))
     assert found[0] == found[1]

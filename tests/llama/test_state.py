@@ -1,4 +1,4 @@
-"""What contexts have read, on disk: it comes back bit by bit, and nothing else ever reaches llama.cpp."""
+"""Saved states: they are restored bit for bit, and no other bytes are passed to llama.cpp."""
 
 import contextlib
 import resource
@@ -23,7 +23,7 @@ from spec_local.settings import GenerationSettings
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-# Longer than the window of the model that has one.
+# Longer than the sliding window.
 TEXT = [1, 301, 330, 337, 758, 273, 415, 368, 359, 496, 292] * 4
 CLOSE = {"atol": 0.05, "rtol": 0}  # see test_context.py
 MODELS = ["tiny_model", "window_model", "recurrent_model"]
@@ -31,13 +31,13 @@ MODELS = ["tiny_model", "window_model", "recurrent_model"]
 
 @pytest.fixture
 def make(request, make_context):
-    """A context of a model by its fixture's name."""
+    """A function that creates a context of the model that a fixture returns."""
     return lambda name, **kwargs: make_context(request.getfixturevalue(name), **kwargs)
 
 
 @pytest.fixture
 def saved(make_context, tiny_model, tmp_path):
-    """A file that holds `TEXT` as main, and the beginning of it as draft."""
+    """A file with the states of the main model after `TEXT` and of the draft model after its beginning."""
     path = tmp_path / "a.state"
     contexts = {"main": make_context(tiny_model), "draft": make_context(tiny_model, n_ctx=64)}
     contexts["main"].evaluate(TEXT, 0)
@@ -46,14 +46,14 @@ def saved(make_context, tiny_model, tmp_path):
     return path
 
 
-# What comes back
+# Restoring
 
 
 @pytest.mark.parametrize("cache_type", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("branches", [(1, 4), (4, 1)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_the_next_logits_are_the_same_bits(make, tmp_path, name, branches, cache_type):
-    """In a context of another length, with another number of branches; and saving disturbs nothing."""
+def test_the_next_logits_are_bit_identical(make, tmp_path, name, branches, cache_type):
+    """With another `n_ctx` and `max_branches`, too; and saving changes nothing."""
     path = tmp_path / "a.state"
     before = make(name, max_branches=branches[0], cache_type=cache_type)
     before.evaluate(TEXT, 0)
@@ -72,8 +72,8 @@ def test_the_next_logits_are_the_same_bits(make, tmp_path, name, branches, cache
 
 @pytest.mark.parametrize("length", [0, 1, 5, 20, len(TEXT) - 1])
 @pytest.mark.parametrize("name", ["tiny_model", "window_model"])
-def test_what_was_loaded_can_be_rolled_back(make, tmp_path, name, length):
-    """Far behind a sliding window, too."""
+def test_a_restored_context_can_be_truncated(make, tmp_path, name, length):
+    """To a length far before the sliding window, too."""
     path, before, after = tmp_path / "a.state", make(name), make(name)
     before.evaluate(TEXT, 0)
     state.save(path, {"main": before})
@@ -83,7 +83,7 @@ def test_what_was_loaded_can_be_rolled_back(make, tmp_path, name, length):
     np.testing.assert_array_equal(after.evaluate([8, 9], 2), before.evaluate([8, 9], 2))
 
 
-def test_a_recurrent_model_starts_again_after_loading(make, tmp_path):
+def test_a_restored_recurrent_model_can_be_cleared(make, tmp_path):
     path, context = tmp_path / "a.state", make("recurrent_model")
     context.evaluate(TEXT, 0)
     state.save(path, {"main": context})
@@ -95,15 +95,15 @@ def test_a_recurrent_model_starts_again_after_loading(make, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tiny_model", "window_model"])
-def test_trees_before_and_after(make, fresh_logits, tmp_path, name):
-    """Trees leave the cache in disorder, and a window's cells must not be taken for free after loading."""
+def test_trees_before_saving_and_after_restoring(make, fresh_logits, tmp_path, name):
+    """Trees leave holes in the cache, and cells outside the window must not be reused after restoring."""
     path = tmp_path / "a.state"
     before = make(name, max_branches=4, n_ctx=128)
     for start in range(0, 40, 4):
         tokens = TEXT[start : start + 4]
         before.decode_tree([20, *tokens, 21, 22], [-1, -1, 1, 2, 3, 1, 2])
         before.commit([1, 2, 3, 4])
-    before.decode_tree([20, 21], [-1, -1])  # a tree on top is no part of the text
+    before.decode_tree([20, 21], [-1, -1])  # the tree is not saved
     state.save(path, {"main": before})
     after = make(name, max_branches=4, n_ctx=128)
     state.load(path, {"main": after})
@@ -112,16 +112,14 @@ def test_trees_before_and_after(make, fresh_logits, tmp_path, name):
     for step in range(20):
         tokens = [300 + step, 330 + step]
         for context in (before, after):
-            if (
-                step % 4
-            ):  # rejected guesses leave holes; where nothing branches, only the guard protects the text
+            if step % 4:  # rejected tokens leave holes; without branches, only the guard protects the cells
                 context.decode_tree([*tokens, 21, 22], [-1, 0, 1, 2])
                 context.commit([0, 1])
             else:
                 context.decode_tree([20, *tokens, 21, 22], [-1, -1, 1, 1, 2])
                 context.commit([1, 2])
         text += tokens
-    for length in (len(text), 20):  # what has left the window is still there to be rolled back to
+    for length in (len(text), 20):  # also to a length before the window
         expected = fresh_logits(after.model, [*text[:length], 8])[-1]
         for context in (before, after):
             context.truncate(length)
@@ -142,11 +140,11 @@ def test_an_empty_context_is_left_out(make, tmp_path):
     assert full.cached == TEXT
 
 
-# What does not
+# Rejecting
 
 
 def forbid(monkeypatch, context):
-    """From here on no bytes may reach llama.cpp's reader."""
+    """Fail the test if a state is passed to llama.cpp."""
 
     class Library:
         def __getattr__(self, name):
@@ -158,23 +156,23 @@ def forbid(monkeypatch, context):
 
 @pytest.fixture
 def reader(make_context, tiny_model, monkeypatch):
-    """A context with a text, which no state may reach."""
+    """A context with a few tokens, which fails the test if a state is passed to llama.cpp."""
     context = make_context(tiny_model)
     context.evaluate([5, 6, 7], 0)
     forbid(monkeypatch, context)
     return context
 
 
-def refuses(path, contexts, match, kind=InvalidRequest):
+def check_rejected(path, contexts, match, kind=InvalidRequest):
     before = {role: list(context.cached) for role, context in contexts.items()}
-    with pytest.raises(kind, match=match) as told:
+    with pytest.raises(kind, match=match) as caught:
         state.load(path, contexts)
-    assert "\n" not in str(told.value)
-    assert ": " in str(told.value)
+    assert "\n" not in str(caught.value)
+    assert ": " in str(caught.value)
     assert {role: list(context.cached) for role, context in contexts.items()} == before
 
 
-def test_every_kind_of_damage_is_found(saved, reader):
+def test_damage_is_detected(saved, reader):
     whole = saved.read_bytes()
     rng = np.random.default_rng(0)
     places = [*range(30), *rng.integers(30, 1500, 150), *rng.integers(1500, len(whole), 200)]
@@ -183,13 +181,15 @@ def test_every_kind_of_damage_is_found(saved, reader):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(rng.integers(8))
         saved.write_bytes(damaged)
-        refuses(saved, {"main": reader, "draft": reader}, "damaged|another version|not a saved state|another")
+        check_rejected(
+            saved, {"main": reader, "draft": reader}, "damaged|another version|not a saved state|another"
+        )
     for n in [*range(60), *rng.integers(60, len(whole), 100), len(whole) - 1]:
         saved.write_bytes(whole[:n])
-        refuses(saved, {"main": reader}, "damaged|not a saved state|another version")
+        check_rejected(saved, {"main": reader}, "damaged|not a saved state|another version")
     for more in (b"\0", whole):
         saved.write_bytes(whole + more)
-        refuses(saved, {"main": reader}, "damaged")
+        check_rejected(saved, {"main": reader}, "damaged")
     np.testing.assert_array_equal(reader.evaluate([8], 1).shape, (1, reader.n_vocab))
 
 
@@ -197,7 +197,7 @@ def test_a_header_that_claims_too_much(saved, reader):
     whole = saved.read_bytes()
     for length in (1 << 63, 1 << 40, (1 << 26) + 1, 1 << 26, 0):
         saved.write_bytes(whole[:16] + length.to_bytes(8, "little") + whole[24:])
-        refuses(saved, {"main": reader}, "damaged")
+        check_rejected(saved, {"main": reader}, "damaged")
 
 
 @pytest.mark.parametrize(
@@ -211,19 +211,19 @@ def test_a_header_that_claims_too_much(saved, reader):
         ("tiny_model", {"n_ctx": len(TEXT) - 1}, "larger --ctx"),
     ],
 )
-def test_what_does_not_fit(make, monkeypatch, saved, name, kwargs, match):
+def test_another_model_or_setting(make, monkeypatch, saved, name, kwargs, match):
     context = make(name, **kwargs)
     context.evaluate([5, 6], 0)
     forbid(monkeypatch, context)
-    refuses(saved, {"main": context}, match, ContextOverflow if "ctx" in match else InvalidRequest)
+    check_rejected(saved, {"main": context}, match, ContextOverflow if "ctx" in match else InvalidRequest)
 
 
-def test_another_build_or_place_of_layers(saved, reader, monkeypatch):
+def test_another_build_or_number_of_gpu_layers(saved, reader, monkeypatch):
     monkeypatch.setattr(reader.model, "gpu_layers", 3)
-    refuses(saved, {"main": reader}, "number of layers on the GPU")
+    check_rejected(saved, {"main": reader}, "number of layers on the GPU")
     monkeypatch.undo()
     monkeypatch.setattr("spec_local.machine.llama_cpp_build", lambda: "another")
-    refuses(saved, {"main": reader}, "build of llama.cpp")
+    check_rejected(saved, {"main": reader}, "build of llama.cpp")
 
 
 @pytest.mark.parametrize(("written", "read"), [("avx2:1", ""), ("", "avx2:1"), ("avx2:1", "avx2:2")])
@@ -233,28 +233,26 @@ def test_other_kernels(make_context, tiny_model, reader, tmp_path, monkeypatch, 
     monkeypatch.setattr(kernels, "identity", lambda: written)
     state.save(path, {"main": writer})
     monkeypatch.setattr(kernels, "identity", lambda: read)
-    refuses(path, {"main": reader}, "another set of CPU kernels")
+    check_rejected(path, {"main": reader}, "another set of CPU kernels")
 
 
-def test_a_model_that_turns_positions_by_the_length_of_the_context(
-    saved, make_context, tiny_path, monkeypatch
-):
-    """Longrope: the cache of a short context is none of a long one."""
+def test_longrope_models_depend_on_the_context_length(saved, make_context, tiny_path, monkeypatch):
+    """A state of a context within the original length is not valid in a longer one."""
     model = Model(tiny_path)
     model.__dict__["n_ctx_original"] = 100
     short, long = make_context(model, n_ctx=100), make_context(model, n_ctx=101)
     assert state.load(saved, {"main": short}) == ["main"]
-    refuses(saved, {"main": long}, "extension of the context")
+    check_rejected(saved, {"main": long}, "extension of the context")
 
 
-def test_one_part_alone(saved, make_context, tiny_model):
+def test_restoring_only_the_draft_model(saved, make_context, tiny_model):
     draft, expected = make_context(tiny_model), make_context(tiny_model)
     assert state.load(saved, {"draft": draft}) == ["draft"]
     expected.evaluate(TEXT[:30], 0)
     np.testing.assert_array_equal(draft.evaluate([8], 1), expected.evaluate([8], 1))
 
 
-def test_the_same_model_in_another_place_fits(saved, make_context, tiny_path, tmp_path):
+def test_a_copy_of_the_model_file_matches(saved, make_context, tiny_path, tmp_path):
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(tiny_path.read_bytes())
     context = make_context(Model(copy))
@@ -262,12 +260,12 @@ def test_the_same_model_in_another_place_fits(saved, make_context, tiny_path, tm
     content = bytearray(tiny_path.read_bytes())
     content[-len(content) // 3] ^= 1
     copy.write_bytes(content)
-    refuses(saved, {"main": context}, "another model file")
+    check_rejected(saved, {"main": context}, "another model file")
 
 
-def test_no_memory_is_told_before_it_is_taken(saved, reader, monkeypatch, tmp_path):
+def test_free_memory_is_checked_first(saved, reader, monkeypatch, tmp_path):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10}))
-    refuses(saved, {"main": reader}, "MiB are free", ContextOverflow)
+    check_rejected(saved, {"main": reader}, "MiB are free", ContextOverflow)
     with pytest.raises(ContextOverflow, match="MiB are free"):
         state.save(tmp_path / "b.state", {"main": reader})
     assert [p.name for p in tmp_path.iterdir()] == [saved.name]
@@ -276,10 +274,12 @@ def test_no_memory_is_told_before_it_is_taken(saved, reader, monkeypatch, tmp_pa
 @pytest.mark.parametrize("content", [b"", b"specdec state 2\n" + b"x" * 99, b"{}", b"GGUF" * 99])
 def test_other_files(saved, reader, content):
     saved.write_bytes(content)
-    refuses(saved, {"main": reader}, "another version" if b"specdec" in content else "not a saved state")
+    check_rejected(
+        saved, {"main": reader}, "another version" if b"specdec" in content else "not a saved state"
+    )
 
 
-def test_a_refusal_by_llama_cpp_leaves_an_empty_context(make, fresh_logits):
+def test_a_state_that_llama_cpp_rejects_leaves_an_empty_context(make, fresh_logits):
     context = make("tiny_model")
     context.evaluate(TEXT, 0)
     bits = context.state()
@@ -288,7 +288,7 @@ def test_a_refusal_by_llama_cpp_leaves_an_empty_context(make, fresh_logits):
     assert context.cached == []
     context.evaluate(TEXT[:10], 0)
     with pytest.raises(BackendError, match="rejected"):
-        context.restore(TEXT[:-1], bits)  # as many tokens as there are not
+        context.restore(TEXT[:-1], bits)  # one token too few
     assert context.cached == []
     expected = fresh_logits(context.model, TEXT[:5])[-1]
     np.testing.assert_allclose(context.evaluate(TEXT[:5], 1)[0], expected, **CLOSE)
@@ -296,7 +296,7 @@ def test_a_refusal_by_llama_cpp_leaves_an_empty_context(make, fresh_logits):
 
 @pytest.mark.parametrize("name", ["tiny_model", "window_model"])
 @pytest.mark.parametrize("call", ["llama_state_get_data", "llama_state_set_data"])
-def test_an_interrupt_leaves_a_context_that_can_be_used(make, fresh_logits, monkeypatch, name, call):
+def test_the_context_is_usable_after_an_interrupt(make, fresh_logits, monkeypatch, name, call):
     context = make(name, max_branches=4)
     context.evaluate(TEXT, 0)
     bits = context.state()
@@ -328,7 +328,7 @@ def test_an_interrupt_leaves_a_context_that_can_be_used(make, fresh_logits, monk
 
 
 def test_a_full_disk_leaves_the_old_file(saved, make_context, tiny_model):
-    """A limit on the size of files fails in the same place as a full disk does."""
+    """Simulated by a limit on file sizes, which fails in the same place."""
     context, before = make_context(tiny_model), saved.read_bytes()
     context.evaluate(TEXT[:30], 0)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -361,16 +361,16 @@ while True:
 """
 
 
-def test_a_kill_leaves_the_old_file_or_the_new_one(make_context, tiny_model, tiny_path, tmp_path):
+def test_a_killed_save_leaves_the_old_file_or_the_new_one(make_context, tiny_model, tiny_path, tmp_path):
     def size(part):
-        with contextlib.suppress(FileNotFoundError):  # it has just become the file
+        with contextlib.suppress(FileNotFoundError):  # it was just renamed
             return part.stat().st_size
         return 0
 
     path = tmp_path / "a.state"
     context = make_context(tiny_model, n_ctx=4096)
     n_cut = n_kills = 0
-    while n_cut < 2:  # kills in the middle of a file
+    while n_cut < 2:  # kills while a file was incomplete
         n_kills += 1
         assert n_kills < 40
         command = [sys.executable, "-c", KILLED, str(tiny_path), str(path)]
@@ -391,7 +391,7 @@ def test_a_kill_leaves_the_old_file_or_the_new_one(make_context, tiny_model, tin
 
 
 def answer(session, prompt, **kwargs):
-    """What is said, and tokens that each context read before it."""
+    """Return the output tokens, and the tokens that each context evaluated before them."""
     read = []
     for context in filter(None, (session.main, session.draft)):
         seen, grow = [], type(context).decode_tree
@@ -419,8 +419,8 @@ def other_draft(tmp_path_factory):
 
 
 @pytest.mark.parametrize("draft", ["tiny_draft", "other_draft", None])
-def test_a_session_goes_on_where_it_was(request, make, tmp_path, draft):
-    """With a draft of main's vocabulary, of another one, and with none."""
+def test_a_session_continues_after_restoring(request, make, tmp_path, draft):
+    """With a draft model of the same vocabulary, of a different one, and without one."""
 
     def opened():
         return Session(*(make(name, n_ctx=512) for name in ("tiny_model", draft) if name))
@@ -438,7 +438,7 @@ def test_a_session_goes_on_where_it_was(request, make, tmp_path, draft):
     assert max(read) <= 10
 
 
-def test_a_draft_of_another_vocabulary_that_holds_another_text(make, tmp_path):
+def test_a_draft_model_of_another_vocabulary_that_was_at_another_text(make, tmp_path):
     path, sessions = tmp_path / "a.state", []
     for _ in range(2):
         sessions.append(Session(*(make(name, n_ctx=512) for name in ("tiny_model", "other_draft"))))
@@ -453,7 +453,7 @@ def test_a_draft_of_another_vocabulary_that_holds_another_text(make, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["no draft now", "no draft then", "another draft now"])
-def test_drafts_that_come_and_go(make, tmp_path, kind):
+def test_restoring_with_another_draft_model(make, tmp_path, kind):
     path = tmp_path / "a.state"
     first = Session(
         *(make(n, n_ctx=512) for n in ("tiny_model", "tiny_draft")[: 1 + (kind != "no draft then")])

@@ -1,4 +1,4 @@
-"""Text to tokens and back, on a SentencePiece vocabulary with all 256 bytes."""
+"""Tokenizing and detokenizing with a SentencePiece vocabulary that has all 256 bytes."""
 
 import threading
 
@@ -31,7 +31,7 @@ TEXTS = {
 
 
 def spaced(text):
-    """SentencePiece writes ▁ for a space, and llama.cpp gives it back as it is behind bytes that are not UTF-8."""
+    """Replace ▁, which stands for a space: llama.cpp leaves it after bytes that are not UTF-8."""
     return text.replace("▁", " ")
 
 
@@ -41,7 +41,7 @@ def vocabulary(tiny_model):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_text_comes_back(vocabulary, name):
+def test_round_trip_of_text(vocabulary, name):
     text = TEXTS[name]
     tokens = vocabulary.tokenize(text)
     assert spaced(vocabulary.detokenize(tokens)) == spaced(text)
@@ -49,18 +49,18 @@ def test_a_text_comes_back(vocabulary, name):
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_come_back(tiny_model, raw):
+def test_round_trip_of_bytes(tiny_model, raw):
     text = raw.decode("utf-8", "surrogateescape")
     vocabulary = tiny_model.vocabulary
     for parse_special in (False, True):
         tokens = vocabulary.tokenize(text, parse_special=parse_special)
-        # Where they are read as what they are, control tokens have no bytes but their name.
+        # With parse_special, control tokens have no bytes except their names.
         pieces = [vocabulary.piece(token, special=parse_special) for token in tokens]
         assert spaced(b"".join(pieces).decode("utf-8", "surrogateescape")) == spaced(text)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udc00b", "\ud83d\ude42"])
-def test_surrogates_that_are_no_bytes_are_refused(vocabulary, text):
+def test_surrogates_that_stand_for_no_byte_are_rejected(vocabulary, text):
     with pytest.raises(InvalidRequest, match="lone surrogate"):
         vocabulary.tokenize(text)
 
@@ -71,7 +71,7 @@ def test_common_words_are_tokens(vocabulary):
 
 def test_every_piece(vocabulary, extra_tokens):
     pieces = [vocabulary.piece(t) for t in range(vocabulary.n_tokens)]
-    assert pieces == [vocabulary.piece(t) for t in range(vocabulary.n_tokens)]  # from memory, this time
+    assert pieces == [vocabulary.piece(t) for t in range(vocabulary.n_tokens)]  # cached, this time
     assert pieces[:FIRST_BYTE] == [b""] * FIRST_BYTE
     assert pieces[FIRST_BYTE : FIRST_BYTE + 256] == [bytes([b]) for b in range(256)]
     assert pieces[-2:] == [t.encode() for t in extra_tokens]
@@ -80,25 +80,25 @@ def test_every_piece(vocabulary, extra_tokens):
         assert vocabulary.text(token)
 
 
-def test_special_pieces_on_demand(vocabulary):
+def test_names_of_special_tokens(vocabulary):
     assert vocabulary.piece(3, special=True) == b"<|im_start|>"
     assert vocabulary.piece(3) == b""
     assert vocabulary.piece(3, True) == b"<|im_start|>"
 
 
-def test_a_piece_longer_than_any_buffer(vocabulary, extra_tokens):
+def test_a_piece_longer_than_the_buffer(vocabulary, extra_tokens):
     text = extra_tokens[0]
     assert len(text) > 256
     (token,) = vocabulary.tokenize(text)
     new = Vocabulary(vocabulary._lib, vocabulary._pointer, vocabulary._weights)
     for _ in range(2):
         assert new.piece(token) == text.encode()
-        assert new.piece(FIRST_BYTE + 65) == b"A"  # no rest of the long one in the buffer
+        assert new.piece(FIRST_BYTE + 65) == b"A"  # nothing of the long one is left in the buffer
     assert vocabulary.detokenize([token, token]) == text * 2
 
 
 @pytest.mark.parametrize("token", [-1, -(1 << 31), 1 << 31, 1 << 40])
-def test_tokens_outside_of_the_vocabulary(vocabulary, token):
+def test_tokens_outside_the_vocabulary(vocabulary, token):
     for call in (vocabulary.piece, vocabulary.text):
         with pytest.raises(InvalidRequest, match=f"give 0 to {vocabulary.n_tokens - 1}"):
             call(token)
@@ -106,7 +106,7 @@ def test_tokens_outside_of_the_vocabulary(vocabulary, token):
         vocabulary.detokenize([1, token])
 
 
-def test_the_first_token_that_is_none(vocabulary):
+def test_the_first_id_after_the_vocabulary(vocabulary):
     with pytest.raises(InvalidRequest):
         vocabulary.piece(vocabulary.n_tokens)
     with pytest.raises(InvalidRequest):
@@ -114,7 +114,7 @@ def test_the_first_token_that_is_none(vocabulary):
 
 
 @pytest.mark.parametrize("marker", CONTROL_TOKENS)
-def test_markers_are_tokens_only_when_asked(vocabulary, marker):
+def test_control_tokens_are_parsed_only_on_request(vocabulary, marker):
     token = 1 + CONTROL_TOKENS.index(marker)
     assert vocabulary.tokenize(marker, parse_special=True) == [token]
     assert vocabulary.tokenize(f"a{marker}b", parse_special=True)[1] == token
@@ -122,7 +122,7 @@ def test_markers_are_tokens_only_when_asked(vocabulary, marker):
     assert vocabulary.detokenize(vocabulary.tokenize(marker)) == marker
 
 
-def test_the_beginning_is_added_when_asked(vocabulary):
+def test_bos_is_added_only_on_request(vocabulary):
     assert vocabulary.add_bos
     assert not vocabulary.add_eos
     assert vocabulary.tokenize("", add_special=True) == [vocabulary.bos] == [1]
@@ -143,23 +143,23 @@ def test_a_long_run_of_one_character(vocabulary, character):
 
 @pytest.mark.parametrize("character", ["\n", "🙂", "\udcff"])
 def test_a_long_run_of_a_character_without_a_token(vocabulary, character):
-    # llama.cpp takes quadratic time for single bytes: 1 MB of line breaks would take half a minute.
+    # For single bytes, llama.cpp takes quadratic time: 1 MB of line breaks would take half a minute.
     text = character * ((1 << 16) // len(character.encode("utf-8", "surrogateescape")))
     assert vocabulary.detokenize(vocabulary.tokenize(text)) == text
 
 
-def test_a_text_is_cut_alike_on_either_stack(vocabulary):
+def test_long_texts_give_the_same_tokens_as_short_ones(vocabulary):
     line = "what is the time?\n"
     assert vocabulary.tokenize(line * 500) == vocabulary.tokenize(line) * 500
 
 
-def test_a_text_that_is_too_long(vocabulary):
+def test_a_text_over_the_limit(vocabulary):
     with pytest.raises(InvalidRequest, match="too long to tokenize"):
         vocabulary.tokenize("a" * ((1 << 24) + 1))
 
 
-class Refusing:
-    """llama.cpp with a tokenizer that wants `n` tokens of room and gives none."""
+class FakeTokenizer:
+    """llama.cpp with a tokenizer that needs a buffer of `n` tokens, or fails if `n` is negative."""
 
     def __init__(self, lib, n):
         self._lib, self._n = lib, n
@@ -174,20 +174,22 @@ class Refusing:
 
 
 @pytest.mark.parametrize("length", [10, 5000])
-def test_a_tokenizer_may_want_more_room(vocabulary, length):
-    """Falcon's does, for bytes that are no UTF-8."""
-    roomy = Vocabulary(Refusing(vocabulary._lib, 3 * length + 20), vocabulary._pointer, vocabulary._weights)
+def test_a_tokenizer_that_needs_a_larger_buffer(vocabulary, length):
+    """Falcon's does, for bytes that are not UTF-8."""
+    roomy = Vocabulary(
+        FakeTokenizer(vocabulary._lib, 3 * length + 20), vocabulary._pointer, vocabulary._weights
+    )
     assert roomy.tokenize("a" * length) == list(range(3 * length + 20))
 
 
 @pytest.mark.parametrize("length", [10, 5000])
-def test_a_tokenizer_that_fails_is_no_empty_text(vocabulary, length):
-    broken = Vocabulary(Refusing(vocabulary._lib, -3), vocabulary._pointer, vocabulary._weights)
+def test_a_tokenizer_that_fails(vocabulary, length):
+    broken = Vocabulary(FakeTokenizer(vocabulary._lib, -3), vocabulary._pointer, vocabulary._weights)
     with pytest.raises(BackendError, match="the tokenizer failed"):
         broken.tokenize("a" * length)
 
 
-def test_no_room_for_the_big_stack(vocabulary, monkeypatch):
+def test_no_memory_for_the_large_stack(vocabulary, monkeypatch):
     def refuse(_):
         raise RuntimeError("can't start new thread")
 
@@ -198,7 +200,7 @@ def test_no_room_for_the_big_stack(vocabulary, monkeypatch):
     assert threading.stack_size() == before
 
 
-def test_threads_of_others_keep_their_stack(vocabulary):
+def test_the_stack_size_of_other_threads_is_unchanged(vocabulary):
     before = threading.stack_size()
     vocabulary.tokenize("a" * 5000)
     assert threading.stack_size() == before

@@ -1,4 +1,4 @@
-"""Recipes for a llama.cpp that runs here, and the ladder from one to the next."""
+"""Builds of llama.cpp with fewer instruction sets, and trying one after the other."""
 
 import shlex
 import sys
@@ -17,56 +17,56 @@ SAPPHIRE = HASWELL | {
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    def pretend(features, kind="x86_64"):
+def processor(monkeypatch):
+    def replace(features, kind="x86_64"):
         monkeypatch.setattr("spec_local.machine.processor_features", lambda: frozenset(features))
         monkeypatch.setattr("platform.machine", lambda: kind)
 
-    return pretend
+    return replace
 
 
-def switched_on(recipe):
+def enabled(recipe):
     switches = dict(s.removeprefix("-DGGML_").split("=") for s in recipe.cmake_args.split())
     assert switches.pop("NATIVE") == "OFF"
     assert set(switches.values()) <= {"ON", "OFF"}
     return {name for name, value in switches.items() if value == "ON"}
 
 
-def test_a_new_processor(machine):
-    machine(SAPPHIRE)
+def test_a_new_processor(processor):
+    processor(SAPPHIRE)
     first, second, third = recipes()
-    assert {"AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AVX_VNNI"} <= switched_on(first)
-    assert switched_on(second) == {"SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"}
-    assert switched_on(third) == {"SSE42"}
+    assert {"AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AVX_VNNI"} <= enabled(first)
+    assert enabled(second) == {"SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"}
+    assert enabled(third) == {"SSE42"}
     assert not any("AMX" in recipe.cmake_args.replace("AVX512", "") for recipe in recipes())
 
 
-def test_half_of_avx512_is_none(machine):
-    machine(SAPPHIRE - {"avx512dq"})
-    assert "AVX512" not in switched_on(recipes()[0])
+def test_incomplete_avx512_is_not_used(processor):
+    processor(SAPPHIRE - {"avx512dq"})
+    assert "AVX512" not in enabled(recipes()[0])
 
 
-def test_avx512_is_not_asked_for_without_what_it_needs(machine):
-    machine(SAPPHIRE - {"f16c"})
-    assert not {o for o in switched_on(recipes()[0]) if o.startswith("AVX512")}
+def test_avx512_requires_the_older_instruction_sets(processor):
+    processor(SAPPHIRE - {"f16c"})
+    assert not {o for o in enabled(recipes()[0]) if o.startswith("AVX512")}
 
 
-def test_an_older_processor_has_no_two_equal_recipes(machine):
-    machine(HASWELL)
+def test_an_older_processor_has_no_duplicate_recipes(processor):
+    processor(HASWELL)
     made = recipes()
     assert len({r.cmake_args for r in made}) == len(made) == 2
 
 
-def test_other_machines(machine):
-    machine(set(), "arm64")
+def test_other_architectures(processor):
+    processor(set(), "arm64")
     (recipe,) = recipes()
     assert recipe.cmake_args == "-DGGML_NATIVE=OFF"
 
 
 @pytest.mark.parametrize("works_at", [0, 1, None])
-def test_mend(machine, works_at):
-    machine(SAPPHIRE)
-    ladder = recipes()
+def test_repair(processor, works_at):
+    processor(SAPPHIRE)
+    candidates = recipes()
     installed = []
 
     def install(recipe):
@@ -74,34 +74,34 @@ def test_mend(machine, works_at):
         return True
 
     events = list(repair(lambda: works_at is not None and len(installed) > works_at, install))
-    n = len(ladder) if works_at is None else works_at + 1
-    assert installed == ladder[:n]
-    assert [r for r, _ in events] == [r for r in ladder[:n] for _ in range(2)]
+    n = len(candidates) if works_at is None else works_at + 1
+    assert installed == candidates[:n]
+    assert [r for r, _ in events] == [r for r in candidates[:n] for _ in range(2)]
     assert [works for _, works in events[0::2]] == [None] * n
     assert [works for _, works in events[1::2]] == [i == works_at for i in range(n)]
 
 
-def test_mend_says_what_it_does_before_it_does_it(machine):
-    machine(SAPPHIRE)
+def test_repair_yields_a_recipe_before_installing_it(processor):
+    processor(SAPPHIRE)
     installed = []
     events = repair(lambda: True, lambda recipe: installed.append(recipe) or True)
     assert next(events)[1] is None
     assert installed == []
 
 
-def test_an_install_that_fails_is_not_probed(machine):
-    machine(SAPPHIRE)
-    events = list(repair(lambda: pytest.fail("probed what was not installed"), lambda recipe: False))
+def test_a_failed_build_is_not_tested(processor):
+    processor(SAPPHIRE)
+    events = list(repair(lambda: pytest.fail("tested a build that was not installed"), lambda recipe: False))
     assert [works for _, works in events][1::2] == [False, False, False]
 
 
-def test_the_command_can_be_typed(machine):
-    machine(SAPPHIRE)
+def test_command(processor):
+    processor(SAPPHIRE)
     assignment, *command = shlex.split(recipes()[0].command())
     assert assignment == f"CMAKE_ARGS={recipes()[0].cmake_args}"
     assert command[0] == sys.executable
     assert "install" in command
-    # Past pip's cache, from source, and nothing else but it.
+    # Without pip's cache, from source, and without other packages.
     for option in ("--force-reinstall", "--no-deps", "--no-cache-dir"):
         assert option in command
     assert command[command.index("--no-binary") + 1] == "llama-cpp-python"
@@ -109,8 +109,8 @@ def test_the_command_can_be_typed(machine):
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_install(machine, tmp_path, monkeypatch, capfd, code):
-    machine(SAPPHIRE)
+def test_install(processor, tmp_path, monkeypatch, capfd, code):
+    processor(SAPPHIRE)
     fake = tmp_path / "python"
     fake.write_text(f'#!/bin/sh\necho "$CMAKE_ARGS|$CMAKE_BUILD_PARALLEL_LEVEL|$*"\nexit {code}\n')
     fake.chmod(0o755)
@@ -119,11 +119,11 @@ def test_install(machine, tmp_path, monkeypatch, capfd, code):
     monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "3")
     assert build.install(recipes()[1]) is (code == 0)
     out, err = capfd.readouterr()
-    assert out == ""  # which is the report's
+    assert out == ""  # stdout is for the report
     assert err.startswith(f"{recipes()[1].cmake_args}|3|")
 
 
-def test_this_processor():
+def test_features_of_this_processor():
     features = processor_features()
     assert isinstance(features, frozenset)
     assert recipes()

@@ -1,4 +1,4 @@
-"""The CPU kernels: where they are built, which are chosen, and that nothing fails without them."""
+"""Building and selecting the CPU kernels. Nothing fails without them."""
 
 import ctypes
 import json
@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("c++"), reason="there is no
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """The fake library as the build makes it, once."""
+    """The fake library, compiled by the build once."""
     folder = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "SOURCES", fake_kernels.write_source(folder / "sources"))
@@ -33,24 +33,24 @@ def compiled(tmp_path_factory):
 
 
 @pytest.fixture
-def processor(tmp_path, monkeypatch, afresh):
-    """An x86-64 with all features, where nothing is built or loaded; a function that sets its features."""
+def processor(tmp_path, monkeypatch, new_process):
+    """An x86-64 processor with all features and no kernels; a function that sets its features."""
 
-    def has(features):
+    def set_features(features):
         monkeypatch.setattr(machine, "processor_features", lambda: frozenset(features))
-        afresh()
+        new_process()
 
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(build, "SOURCES", fake_kernels.write_source(tmp_path / "sources"))
     monkeypatch.setattr(build, "folders", lambda: [tmp_path / "env/kernels", tmp_path / "user/kernels"])
     monkeypatch.delenv("CXX", raising=False)
-    has(ALL)
-    return has
+    set_features(ALL)
+    return set_features
 
 
 @pytest.fixture
 def library(compiled, processor, tmp_path):
-    """The library, where it belongs."""
+    """The library, in its folder."""
     path = tmp_path / "env/kernels" / build._name()
     path.parent.mkdir(parents=True)
     shutil.copy(compiled, path)
@@ -59,21 +59,21 @@ def library(compiled, processor, tmp_path):
 
 @pytest.fixture
 def tested(monkeypatch):
-    """Self-tests pass without a child; the instruction sets that were tried."""
-    tried = []
-    monkeypatch.setattr(check, "run_child", lambda *a: tried.append(a[-1]) or ChildResult(None, None, {}))
-    return tried
+    """Self-tests pass without a child process; returns the instruction sets that were tested."""
+    names = []
+    monkeypatch.setattr(check, "run_child", lambda *a: names.append(a[-1]) or ChildResult(None, None, {}))
+    return names
 
 
 @pytest.fixture
-def afresh(monkeypatch):
-    """As in the next process."""
+def new_process(monkeypatch):
+    """A function that resets the state of the process."""
 
-    def begin():
+    def reset():
         monkeypatch.setenv(kernels.VARIABLE, "auto")
         monkeypatch.setattr(kernels, "_state", kernels._State())
 
-    return begin
+    return reset
 
 
 @needs_compiler
@@ -86,7 +86,7 @@ def test_the_build_leaves_one_library(compiled):
 
 
 @needs_compiler
-def test_the_best_that_passes_is_chosen_and_named(library):
+def test_the_best_set_that_passes_is_selected(library):
     assert kernels.status() == kernels.Status("avx512_vnni")
     assert str(kernels.status()) == "avx512_vnni"
     assert kernels.identity() == f"avx512_vnni:{build.digest()}"
@@ -96,19 +96,19 @@ def test_the_best_that_passes_is_chosen_and_named(library):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("outcomes", "chosen", "said"),
+    ("outcomes", "chosen", "results"),
     [
         ({"avx512_vnni": "crash"}, "avx_vnni", ["SIGILL", "passed"]),
         ({"avx512_vnni": "Q8_0", "avx_vnni": "refuse"}, "avx2", ["Q8_0", "they do not fit", "passed"]),
         ({"avx512_vnni": "crash", "avx_vnni": "crash", "avx2": "wrong"}, None, ["SIGILL", "SIGILL", "wrong"]),
     ],
 )  # fmt: skip
-def test_what_fails_its_self_test_is_not_used(library, monkeypatch, outcomes, chosen, said):
+def test_a_failed_self_test(library, monkeypatch, outcomes, chosen, results):
     for name, outcome in outcomes.items():
         monkeypatch.setenv(f"FAKE_{name}", outcome)
     status = kernels.status()
     assert status.instruction_set == chosen
-    assert list(check.verdict(library).self_tests.values()) == said
+    assert list(check.verdict(library).self_tests.values()) == results
     if chosen is None:
         assert status.reason == "the self-test failed with avx512_vnni: SIGILL; avx_vnni: SIGILL; avx2: wrong"
         assert str(status) == f"not used ({status.reason})"
@@ -116,12 +116,14 @@ def test_what_fails_its_self_test_is_not_used(library, monkeypatch, outcomes, ch
 
 
 @needs_compiler
-def test_only_what_the_processor_claims_is_tried(library, processor, tested, afresh):
+def test_only_reported_instruction_sets_are_tested(library, processor, tested, new_process):
     processor({"avx2", "fma", "f16c"})
     assert kernels.status().instruction_set == "avx2"
-    processor({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"})  # as macOS has it
+    processor(
+        {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"}
+    )  # spelled as on macOS
     assert kernels.status().instruction_set == "avx512_vnni"
-    processor(())  # nothing tells
+    processor(())  # unknown
     assert kernels.status().instruction_set == "avx512_vnni"
     assert tested == ["avx2", "avx512_vnni", "avx512_vnni"]
     processor({"sse4_2"})
@@ -129,43 +131,43 @@ def test_only_what_the_processor_claims_is_tried(library, processor, tested, afr
 
 
 @needs_compiler
-def test_a_self_test_is_remembered_for_one_processor(library, processor, tested, afresh):
+def test_results_are_recorded_for_one_processor(library, processor, tested, new_process):
     for _ in range(2):
-        afresh()
+        new_process()
         assert kernels.status().instruction_set == "avx512_vnni"
     assert len(tested) == 1
     processor(ALL | {"sse4_2"})
     for _ in range(2):
-        afresh()
+        new_process()
         kernels.status()
     assert len(tested) == 2
     library.with_suffix(".json").write_text('{"instruction_set": "avx2"')
-    afresh()
+    new_process()
     assert kernels.status().instruction_set == "avx512_vnni"
     assert len(tested) == 3
 
 
 @needs_compiler
-def test_a_record_that_cannot_be_kept_is_no_error(library, tested, monkeypatch, afresh):
+def test_results_that_cannot_be_recorded(library, tested, monkeypatch, new_process):
     def refuse(*arguments):
         raise PermissionError
 
     monkeypatch.setattr(check, "write_atomically", refuse)
     for _ in range(2):
-        afresh()
+        new_process()
         for _ in range(2):
             assert kernels.status().instruction_set == "avx512_vnni"
-    assert len(tested) == 2  # once a process
+    assert len(tested) == 2  # once per process
 
 
-def test_nothing_built(processor):
+def test_not_built(processor):
     assert kernels.status().reason == "not built: run specdec doctor --fix"
     assert kernels.identity() == ""
 
 
 @needs_compiler
 @pytest.mark.parametrize("change", ["sources", "llama.cpp", "flags"])
-def test_built_for_something_else(library, tested, monkeypatch, change):
+def test_built_for_another_version(library, tested, monkeypatch, change):
     match change:
         case "sources":
             (build.SOURCES / "fake.h").write_text("// newer\n")
@@ -179,7 +181,7 @@ def test_built_for_something_else(library, tested, monkeypatch, change):
     assert tested == []
 
 
-def test_machines_without_kernels(processor, monkeypatch):
+def test_unsupported_machines(processor, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert kernels.status().reason == "this processor is not x86-64: llama.cpp's own kernels are used"
     assert kernels.rebuild() == kernels.status().reason
@@ -207,21 +209,21 @@ def test_no_compiler(processor, tmp_path, monkeypatch, where):
         ("exit 3", "{} failed: exit code 3"),
     ],
 )  # fmt: skip
-def test_a_compiler_that_fails(processor, tmp_path, monkeypatch, script, reason):
+def test_compiler_errors(processor, tmp_path, monkeypatch, script, reason):
     compiler = fake_kernels.compiler(tmp_path, script)
     monkeypatch.setenv("CXX", compiler)
     old = tmp_path / "env/kernels/specdec-kernels-0123456789abcdef.so"
     old.parent.mkdir(parents=True)
     old.touch()
     assert kernels.rebuild() == reason.format(compiler)
-    assert list(old.parent.iterdir()) == [old]  # what was there stays, and nothing else
+    assert list(old.parent.iterdir()) == [old]  # the old library stays, and nothing is added
 
 
 TOUCH = """echo "$@" >> log; while [ $# -gt 0 ]; do [ "$1" = -o ] && touch "$2"; shift; done"""
 
 
-def test_what_the_compiler_is_told(processor, tmp_path, monkeypatch):
-    """Real sources: each has its own instruction set only, with llama.cpp's headers and libraries."""
+def test_compiler_arguments(processor, tmp_path, monkeypatch):
+    """Each real source file is compiled for its own instruction set, against the installed llama.cpp."""
     monkeypatch.setattr(build, "SOURCES", Path(kernels.__file__).parent)
     compiler = fake_kernels.compiler(tmp_path, TOUCH.replace("log", str(tmp_path / "log")))
     monkeypatch.setenv("CXX", f"{compiler} -v")
@@ -248,7 +250,7 @@ def test_what_the_compiler_is_told(processor, tmp_path, monkeypatch):
     assert list(Path(libraries).glob("libggml-cpu*"))
 
 
-def test_what_is_compiled_again_is_tested_again(processor, tested, tmp_path, monkeypatch):
+def test_a_rebuilt_library_is_tested_again(processor, tested, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", fake_kernels.compiler(tmp_path, TOUCH.replace("log", "/dev/null")))
     for _ in range(2):
         assert kernels.rebuild() is None
@@ -256,26 +258,26 @@ def test_what_is_compiled_again_is_tested_again(processor, tested, tmp_path, mon
     assert len(tested) == 2
 
 
-def test_an_environment_that_cannot_be_written_to(processor, tmp_path, monkeypatch):
+def test_a_read_only_environment(processor, tmp_path, monkeypatch):
     compiler = fake_kernels.compiler(tmp_path, TOUCH.replace("log", "/dev/null"))
     monkeypatch.setenv("CXX", compiler)
-    (tmp_path / "env").touch()  # a file where the folder should be
+    (tmp_path / "env").touch()  # a file in place of the folder
     assert kernels.rebuild() is None
     assert build.built() == tmp_path / "user/kernels" / build._name()
     (tmp_path / "user/kernels" / build._name()).unlink()
     (tmp_path / "user/kernels").rmdir()
     (tmp_path / "user/kernels").touch()
     assert kernels.rebuild() == f"File exists: {tmp_path / 'user/kernels'}"
-    monkeypatch.setenv("CXX", "'c++")  # no shell could read it
+    monkeypatch.setenv("CXX", "'c++")  # not valid in a shell
     assert kernels.rebuild() == "No closing quotation"
 
 
 @needs_compiler
-def test_loading_and_switching(library, tested):
+def test_loading_and_switching_off(library, tested):
     loaded = ctypes.CDLL(str(library))
     kernels.load()
     assert kernels.status() == kernels.Status("avx512_vnni")
-    assert loaded.fake_enabled() == -1  # as they were installed
+    assert loaded.fake_enabled() == -1  # unchanged since the installation
     kernels.use("off")
     assert loaded.fake_enabled() == 0
     assert kernels.status().reason == "--kernels off"
@@ -286,7 +288,7 @@ def test_loading_and_switching(library, tested):
 
 
 @needs_compiler
-def test_what_was_off_when_llama_was_loaded_stays_off(library, monkeypatch):
+def test_kernels_that_were_off_during_loading_stay_off(library, monkeypatch):
     monkeypatch.setattr(check, "run_child", lambda *a: pytest.fail("tried"))
     kernels.use("off")
     kernels.load()
@@ -296,18 +298,18 @@ def test_what_was_off_when_llama_was_loaded_stays_off(library, monkeypatch):
 
 
 @needs_compiler
-def test_loading_never_raises(library, tested, monkeypatch, afresh):
+def test_loading_never_raises(library, tested, monkeypatch, new_process):
     monkeypatch.setenv("FAKE_avx512_vnni", "refuse")
     kernels.load()
     assert kernels.status().reason == "they do not fit"
     assert kernels.identity() == ""
-    afresh()
+    new_process()
     library.unlink()
     library.write_bytes(b"not a library")
     kernels.load()
     assert kernels.status().instruction_set is None
     assert "\n" not in kernels.status().reason
-    afresh()
+    new_process()
 
     def fail():
         raise ModuleNotFoundError("llama-cpp-python\nis not installed")
@@ -318,26 +320,26 @@ def test_loading_never_raises(library, tested, monkeypatch, afresh):
 
 
 @needs_compiler
-def test_what_is_known_of_a_model_depends_on_the_kernels(library, tested, tmp_path, afresh):
+def test_the_fingerprint_of_a_model_depends_on_the_kernels(library, tested, tmp_path, new_process):
     model = tmp_path / "m.gguf"
     model.touch()
     used = runtime.fingerprint(model)
     kernels.use("off")
     off = runtime.fingerprint(model)
-    afresh()
+    new_process()
     assert runtime.fingerprint(model) == used
-    tested_as = json.loads(library.with_suffix(".json").read_text())
-    library.with_suffix(".json").write_text(json.dumps(tested_as | {"instruction_set": "avx2"}))
-    afresh()
+    record = json.loads(library.with_suffix(".json").read_text())
+    library.with_suffix(".json").write_text(json.dumps(record | {"instruction_set": "avx2"}))
+    new_process()
     other = runtime.fingerprint(model)
     library.unlink()
-    afresh()
-    assert runtime.fingerprint(model) == off  # without them nothing has changed
+    new_process()
+    assert runtime.fingerprint(model) == off  # as without kernels
     assert len({used, off, other}) == 3
 
 
 @pytest.mark.parametrize("mode", kernels.MODES)
-def test_children_are_told(processor, tmp_path, monkeypatch, mode):
+def test_children_have_the_same_mode(processor, tmp_path, monkeypatch, mode):
     path = tmp_path / "python"
     path.write_text(f"""#!/bin/sh\necho "{{\\"mode\\": \\"${kernels.VARIABLE}\\"}}"\n""")
     path.chmod(0o755)
