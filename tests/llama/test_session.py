@@ -1,4 +1,4 @@
-"""Sessions over real llama.cpp: what is said, what stays in the caches, and how answers end."""
+"""Sessions on llama.cpp: output, cache contents and finish reasons."""
 
 import itertools
 import random
@@ -31,15 +31,17 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 GREEDY = SamplingSettings(temperature=0)
 WARM = SamplingSettings(temperature=1.0)
-FEW = SamplingSettings(1.0, logit_bias=dict.fromkeys(range(270, 275), 9.0))  # few tokens: much to look up
+FEW = SamplingSettings(
+    1.0, logit_bias=dict.fromkeys(range(270, 275), 9.0)
+)  # few different tokens, so that lookups find many matches
 PROMPT = "one two three one two three one two"
-# Where batches of different sizes disagree by rounding, at most this far.
+# Logits from calls of different sizes differ by rounding, by at most this much.
 GAP = 0.05
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A main model, and a draft that agrees with it often. F32, so that batches and single tokens agree."""
+    """Main models, and draft models that often agree with them. F32 reduces rounding differences."""
     folder = tmp_path_factory.mktemp("session")
     made = {
         name: Model(write_tiny_model(folder / f"{name}.gguf", tensor_type="F32", **kwargs))
@@ -67,7 +69,7 @@ def make_session(models, make_context):
 
 
 def run(session, prompt=PROMPT, **kwargs):
-    """Tokens, text and the last event of an answer; temperature 0 and policy fixed unless said otherwise."""
+    """Return the tokens, the text and the last event of an answer; by default greedy, with policy fixed."""
     how = {name: kwargs.pop(name) for name in ("cancelled", "clock") if name in kwargs}
     settings = GenerationSettings(**{"sampling": GREEDY, "policy": "fixed"} | kwargs)
     events = list(session.generate(prompt, settings, **how))
@@ -80,35 +82,35 @@ def run(session, prompt=PROMPT, **kwargs):
     return tokens, text, events[-1]
 
 
-FLAT = {1: 1.0, 64: 1.0}  # made-up seconds by tokens of a call: many cost no more than one
-RISING = {1: 1.0, 2: 1.1, 64: 12.0}  # short guesses pay where they are good
+FLAT = {1: 1.0, 64: 1.0}  # seconds by tokens per call: many cost no more than one
+RISING = {1: 1.0, 2: 1.1, 64: 12.0}  # only short drafts pay
 CHEAP = {1: 0.01, 64: 0.01}
 FAIR = {1: 0.1, 64: 1.0}
-DEAR = {1: 1.2, 64: 12.0}
+EXPENSIVE = {1: 1.2, 64: 12.0}
 
 
-def pretend(session, main, draft=None):
-    """Let calls take these seconds on the clock that is returned, and the session know it; and no real clock matter."""
+def simulate_costs(session, main, draft=None):
+    """Replace the measured costs of a session by these; calls advance the returned clock accordingly."""
     now = [0.0]
 
-    def slow(context, costs):
-        grow, true = context.decode_tree, CostModel(costs)
+    def simulate(context, costs):
+        decode_tree, model = context.decode_tree, CostModel(costs)
 
-        def growing(tokens, parents, n_logits=None):
-            now[0] += true.seconds(len(tokens))
-            return grow(tokens, parents, n_logits)
+        def timed(tokens, parents, n_logits=None):
+            now[0] += model.seconds(len(tokens))
+            return decode_tree(tokens, parents, n_logits)
 
-        context.decode_tree = growing
+        context.decode_tree = timed
         return CostModel(costs)
 
-    session._costs = slow(session.main, main), slow(session.draft, draft) if draft else None
+    session._costs = simulate(session.main, main), simulate(session.draft, draft) if draft else None
     return lambda: now[0]
 
 
 def check_caches(session, history, tolerance=GAP):
-    """Both caches hold a prefix of what was said, and compute as fresh ones would.
+    """Check that both caches hold a prefix of the history, and that their logits are those of new contexts.
 
-    The logits of tiny models have a deviation of 3: tokens that do not belong move them by far more than GAP.
+    The logits of tiny models have a standard deviation of 3: a wrong token changes them by far more than GAP.
     """
     for context in filter(None, (session.main, session.draft)):
         cached = list(context.cached)
@@ -131,8 +133,8 @@ def check_caches(session, history, tolerance=GAP):
         context.truncate(len(cached))
 
 
-def same_but_for_near_ties(session, prompt, ours, theirs, tolerance=GAP):
-    """Equal, or at the first difference both tokens are almost equally probable."""
+def check_equal_except_near_ties(session, prompt, ours, theirs, tolerance=GAP):
+    """Check that two outputs are equal, or differ first at tokens of nearly equal probability."""
     if ours == theirs:
         return
     at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
@@ -140,11 +142,11 @@ def same_but_for_near_ties(session, prompt, ours, theirs, tolerance=GAP):
     logits = context.evaluate([*prompt, *theirs[:at]], 1)[0]
     gap = abs(float(logits[ours[at]] - logits[theirs[at]]))
     context.close()
-    assert gap < tolerance, f"token {at} differs, and not for a near-tie: {gap}"
+    assert gap < tolerance, f"token {at} differs, and it is not a near-tie: {gap}"
 
 
-def same_but_for_near_races(session, prompt, ours, theirs, sampling, seed, tolerance=GAP):
-    """As `same_but_for_near_ties`, of tokens that a seed drew: logits moved by the tolerance draw one or the other."""
+def check_equal_except_near_draws(session, prompt, ours, theirs, sampling, seed, tolerance=GAP):
+    """Check the same for sampled tokens: changing the logits by the tolerance samples either token."""
     if ours == theirs:
         return
     at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
@@ -158,7 +160,7 @@ def same_but_for_near_races(session, prompt, ours, theirs, sampling, seed, toler
         found = Sampler(sampling).distribution(moved)
         index = SeededRng(seed).choose_at(len(prompt) + at, found.probs, found.tokens)
         drawn = index if found.tokens is None else int(found.tokens[index])
-        assert drawn == favourite, f"token {at} differs, and not for a near-tie"
+        assert drawn == favourite, f"token {at} differs, and it is not a near-tie"
 
 
 PROPOSERS = {
@@ -176,7 +178,7 @@ SHAPES = {
     "beam": {"shape": "beam", "draft_max": 4, "tree_nodes": 16, "beam_width": 3},
     "auto": {"shape": "auto", "draft_max": 8, "policy": "adaptive"},
 }
-EVERY_GUESS = [
+DRAFTING = [
     pytest.param(settings, verifier, id=f"{name}-{verifier}")
     for name, settings in (PROPOSERS | SHAPES).items()
     for verifier in VERIFIERS
@@ -184,27 +186,27 @@ EVERY_GUESS = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "verifier"), EVERY_GUESS)
+@pytest.mark.parametrize(("settings", "verifier"), DRAFTING)
 def test_temperature_0_equals_plain_decoding(make_session, settings, verifier):
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     plain, text, _ = run(session, prompt, proposer="none", max_tokens=150)
     assert len(plain) == 150
-    # Shape auto: at costs that call for trees.
-    pretended = {"clock": pretend(session, FLAT, CHEAP)} if settings.get("shape") == "auto" else {}
-    tokens, said, done = run(session, prompt, max_tokens=150, verifier=verifier, **settings, **pretended)
-    same_but_for_near_ties(session, prompt, tokens, plain)
+    # For shape auto, use costs at which trees pay.
+    simulated = {"clock": simulate_costs(session, FLAT, CHEAP)} if settings.get("shape") == "auto" else {}
+    tokens, output, done = run(session, prompt, max_tokens=150, verifier=verifier, **settings, **simulated)
+    check_equal_except_near_ties(session, prompt, tokens, plain)
     if tokens == plain:
-        assert said == text
+        assert output == text
     s = done.statistics
     assert s.predicted_n == 150 == s.n_steps + s.draft_n_accepted
     if settings.get("proposer") != "lookup":
-        assert s.draft_n > s.draft_n_accepted > 10  # the draft is good, and not perfect
+        assert s.draft_n > s.draft_n_accepted > 10  # some draft tokens are rejected
     check_caches(session, [*prompt, *tokens])
 
 
 def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context, models):
-    """Written out, so that the runs above are not only equal to each other."""
+    """An independent reference for the comparisons above."""
     session = make_session(draft=None)
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     tokens, text, done = run(session, prompt, proposer="none", max_tokens=40)
@@ -214,7 +216,7 @@ def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context
         token = int(context.evaluate(unread, 1)[0].argmax())
         expected.append(token)
         unread = [token]
-    same_but_for_near_ties(session, prompt, tokens, expected)
+    check_equal_except_near_ties(session, prompt, tokens, expected)
     assert text == session.main.model.vocabulary.detokenize(tokens)
     assert done.reason == "length"
 
@@ -251,9 +253,9 @@ def test_caches_after_any_number_of_steps(make_session, settings, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_adaptive_asks_a_draft_that_costs_nearly_nothing(make_session, temperature):
+def test_adaptive_uses_a_draft_model_that_is_almost_free(make_session, temperature):
     session = make_session()
-    clock = pretend(session, FLAT, CHEAP)
+    clock = simulate_costs(session, FLAT, CHEAP)
     tokens, _, done = run(
         session,
         policy="adaptive",
@@ -264,18 +266,18 @@ def test_adaptive_asks_a_draft_that_costs_nearly_nothing(make_session, temperatu
     )
     steps = done.statistics.steps_by
     assert steps["draft"] > 0.7 * done.statistics.n_steps
-    assert "tree" not in steps  # nobody asked for one
+    assert "tree" not in steps  # the shape is chain
     assert clock() < len(tokens) + 10
     assert len(session.draft.cached) > len(tokens)
 
 
-def test_adaptive_never_asks_a_draft_dearer_than_main(make_session):
+def test_adaptive_does_not_use_a_draft_model_slower_than_main(make_session):
     session = make_session()
-    clock = pretend(session, FLAT, DEAR)
+    clock = simulate_costs(session, FLAT, EXPENSIVE)
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     for shape in ("chain", "auto"):
         tokens, _, done = run(session, prompt, policy="adaptive", shape=shape, max_tokens=100, clock=clock)
-        assert set(done.statistics.steps_by) <= {"none", *COPIES}
+        assert set(done.statistics.steps_by) <= {"none", *LOOKUPS}
         assert session.draft.cached == []
         assert len(run(session, policy="adaptive", shape=shape, proposer="draft", max_tokens=9)[0]) == 9
         assert session.draft.cached == []
@@ -283,7 +285,7 @@ def test_adaptive_never_asks_a_draft_dearer_than_main(make_session):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_adaptive_draws_trees_where_they_pay(make_session, temperature):
+def test_adaptive_drafts_trees_where_they_pay(make_session, temperature):
     def steps(session, main, draft, **kwargs):
         settings = {
             "shape": "auto",
@@ -291,7 +293,7 @@ def test_adaptive_draws_trees_where_they_pay(make_session, temperature):
             "sampling": SamplingSettings(temperature),
             "seed": 2,
         }
-        clock = pretend(session, main, draft)
+        clock = simulate_costs(session, main, draft)
         _, _, done = run(session, max_tokens=100, clock=clock, **settings | kwargs)
         return done.statistics.steps_by
 
@@ -307,73 +309,73 @@ def test_adaptive_draws_trees_where_they_pay(make_session, temperature):
         found = steps(session, FLAT, CHEAP, **kwargs)
         assert found["draft"] > 5, kwargs
         assert "tree" not in found, kwargs
-    assert "tree" not in steps(make_session(), RISING, FAIR)  # a tree has more nodes, each of which costs
-    assert set(steps(make_session(draft=None), FLAT, None)) <= {"none", *COPIES}
+    assert "tree" not in steps(make_session(), RISING, FAIR)  # each node of a tree takes time
+    assert set(steps(make_session(draft=None), FLAT, None)) <= {"none", *LOOKUPS}
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
-def test_adaptive_leaves_caches_right_over_several_turns(make_session, sampling):
+def test_caches_after_several_turns_with_adaptive(make_session, sampling):
     session = make_session(n_ctx=1024)
-    clock = pretend(session, {1: 1.0, 2: 1.3, 64: 20.0}, {1: 0.35, 64: 2.0})  # hardly worth it
+    clock = simulate_costs(session, {1: 1.0, 2: 1.3, 64: 20.0}, {1: 0.35, 64: 2.0})  # drafting hardly pays
     model = session.main.model
     conversation, seen = Conversation(model, ChatTemplate(model)), set()
     changes = set()
     for turn in range(4):
         prompt = conversation.ask(["one two three", "word " * 20, "x", "one two three one two three"][turn])
         settings = GenerationSettings(sampling, seed=turn, max_tokens=100)
-        said, kinds, text = [], [], ""
+        output, kinds, text = [], [], ""
         for event in session.generate(prompt, settings, clock=clock):
             if isinstance(event, Text):
-                said += event.tokens
+                output += event.tokens
                 kinds.append(event.proposal.source if event.proposal.tokens else "none")
             if isinstance(event, (Text, Done)):
                 text += event.text
-        check_caches(session, [*prompt, *said])
-        conversation.answer(text, said)
+        check_caches(session, [*prompt, *output])
+        conversation.answer(text, output)
         seen |= set(kinds)
         changes |= set(itertools.pairwise(kinds))
         alone = make_session(draft=None, n_ctx=1024)
         how = {"sampling": sampling, "seed": turn, "max_tokens": 100}
         plain, _, _ = run(alone, prompt, policy="off", **how)
         if sampling.temperature:
-            same_but_for_near_races(session, prompt, said, plain, sampling, turn)
+            check_equal_except_near_draws(session, prompt, output, plain, sampling, turn)
         else:
-            same_but_for_near_ties(session, prompt, said, plain)
-    assert {"draft", "suffix", "none"} <= seen <= {"draft", "none", *COPIES}
+            check_equal_except_near_ties(session, prompt, output, plain)
+    assert {"draft", "suffix", "none"} <= seen <= {"draft", "none", *LOOKUPS}
     assert {("none", "draft"), ("draft", "none")} <= changes
 
 
 @pytest.mark.parametrize(("staging", "pays"), [({1: 0.1, 9: 0.12}, True), ({1: 0.1, 9: 0.9}, False)])
 @pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
-def test_adaptive_lets_the_draft_read_along_what_pays(make_session, staging, pays, sampling):
-    def said(**kwargs):
+def test_adaptive_stages_tokens_if_that_pays(make_session, staging, pays, sampling):
+    def generate(**kwargs):
         session = make_session()
-        clock = pretend(session, FLAT, {1: 0.1, 64: 3.0})
+        clock = simulate_costs(session, FLAT, {1: 0.1, 64: 3.0})
         session._staging = CostModel(staging)
         rows, evaluate = [], session.draft.evaluate
 
-        def watching(tokens, n_logits):
+        def recorded(tokens, n_logits):
             rows.append(n_logits)
             return evaluate(tokens, n_logits)
 
-        session.draft.evaluate = watching
+        session.draft.evaluate = recorded
         prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
         settings = {"policy": "adaptive", "proposer": "draft", "sampling": sampling, "seed": 3}
         tokens, _, _ = run(session, prompt, max_tokens=60, clock=clock, **settings | kwargs)
         check_caches(session, [*prompt, *tokens])
         return session, prompt, tokens, rows
 
-    session, prompt, tokens, rows = said()
+    session, prompt, tokens, rows = generate()
     assert (max(rows) > 1) == pays
-    _, _, without, alone = said(staged=0)
+    _, _, without, alone = generate(staged=0)
     assert max(alone) == 1
     if sampling.temperature:
-        same_but_for_near_races(session, prompt, tokens, without, sampling, 3)
+        check_equal_except_near_draws(session, prompt, tokens, without, sampling, 3)
     else:
-        same_but_for_near_ties(session, prompt, tokens, without)
+        check_equal_except_near_ties(session, prompt, tokens, without)
 
 
-COPIES = {"suffix", "recycling"}  # who is asked beside a draft, or without one
+LOOKUPS = {"suffix", "recycling"}  # the lookups of proposer auto
 
 
 class Moody(Policy):
@@ -403,11 +405,11 @@ class Moody(Policy):
 @pytest.mark.parametrize("shape", ["chain", "auto"])
 @pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("verifier", ["auto", "block", "specinfer"])
-def test_caches_are_right_whatever_a_policy_decides(make_session, monkeypatch, shape, sampling, verifier):
-    """Steps by copies and by none let the draft fall behind; it has to catch up with what was said."""
+def test_caches_with_random_decisions_of_the_policy(make_session, monkeypatch, shape, sampling, verifier):
+    """After plain and lookup steps, the draft model has to catch up with the output."""
     monkeypatch.setattr("spec_local.assembly.Adaptive", Moody)
     session = make_session()
-    pretend(session, FLAT, CHEAP)
+    simulate_costs(session, FLAT, CHEAP)
     prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
     for n in (1, 2, 5, 80):
         tokens, _, done = run(
@@ -424,12 +426,12 @@ def test_caches_are_right_whatever_a_policy_decides(make_session, monkeypatch, s
         check_caches(session, [*prompt, *tokens])
         if not sampling.temperature:
             plain, _, _ = run(make_session(), prompt, policy="off", max_tokens=n)
-            same_but_for_near_ties(session, prompt, tokens, plain)
+            check_equal_except_near_ties(session, prompt, tokens, plain)
     trees = shape == "auto" and verifier != "block"
     assert set(done.statistics.steps_by) - {"recycling"} == {"draft", "suffix", "none", *["tree"] * trees}
 
 
-def test_who_may_guess(make_session):
+def test_proposers_by_settings(make_session):
     with_draft, alone = make_session(), make_session(draft=None)
     for settings, expected, expected_alone in [
         ({}, ["draft", "suffix"], ["suffix"]),
@@ -448,35 +450,41 @@ def test_who_may_guess(make_session):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("shape", ["chain", "tree", "beam"])
-def test_every_policy_says_mains_text(make_session, policy, shape):
+def test_no_policy_changes_the_output(make_session, policy, shape):
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     plain, _, _ = run(session, prompt, proposer="none", max_tokens=100)
-    clock = pretend(session, FLAT, CHEAP)
+    clock = simulate_costs(session, FLAT, CHEAP)
     settings = {"policy": policy, "draft_p_min": 0.3, "shape": shape, "max_tokens": 100}
     tokens, _, done = run(session, prompt, clock=clock, **settings)
-    same_but_for_near_ties(session, prompt, tokens, plain)
+    check_equal_except_near_ties(session, prompt, tokens, plain)
     assert (done.statistics.draft_n > 20) is (policy != "off")
     check_caches(session, [*prompt, *tokens])
 
 
-def test_a_policy_decides_how_far_a_draft_goes(make_session):
+def test_policies_limit_the_draft_length(make_session):
     session = make_session()
 
-    def guesses(**kwargs):
+    def draft_length(**kwargs):
         statistics = run(session, proposer="draft", max_tokens=100, **kwargs)[2].statistics
         return statistics.draft_n / statistics.n_steps
 
-    assert guesses(policy="confidence", draft_p_min=1.0) == 0
-    assert 0 < guesses(policy="confidence", draft_p_min=0.6) < guesses(policy="confidence", draft_p_min=0.2)
-    assert guesses(policy="confidence", draft_p_min=0.2) < guesses(policy="confidence", draft_p_min=0.0)
-    assert guesses(policy="confidence", draft_p_min=0.0) == guesses(draft_max=16)
-    assert guesses() == guesses(draft_max=4) > 3.5  # the usual number
-    assert guesses(policy="confidence", draft_p_min=0.0, draft_max=3) <= 3
-    assert 0 < guesses(policy="entropy") < guesses(draft_max=16)
+    assert draft_length(policy="confidence", draft_p_min=1.0) == 0
+    assert (
+        0
+        < draft_length(policy="confidence", draft_p_min=0.6)
+        < draft_length(policy="confidence", draft_p_min=0.2)
+    )
+    assert draft_length(policy="confidence", draft_p_min=0.2) < draft_length(
+        policy="confidence", draft_p_min=0.0
+    )
+    assert draft_length(policy="confidence", draft_p_min=0.0) == draft_length(draft_max=16)
+    assert draft_length() == draft_length(draft_max=4) > 3.5  # the default
+    assert draft_length(policy="confidence", draft_p_min=0.0, draft_max=3) <= 3
+    assert 0 < draft_length(policy="entropy") < draft_length(draft_max=16)
 
 
-OTHER_WAYS = [
+VARIANTS = [
     {"policy": "adaptive"},
     {"policy": "adaptive", "draft_max": 2},
     {"policy": "adaptive", "proposer": "lookup"},
@@ -502,28 +510,28 @@ OTHER_WAYS = [
     ],
     ids=["all", "nucleus", "penalty"],
 )
-def test_a_seed_says_the_same_text_with_and_without_guesses(make_session, sampling):
+def test_a_seed_gives_the_same_output_with_and_without_drafts(make_session, sampling):
     session = make_session()
-    clock = pretend(session, FLAT, CHEAP)
+    clock = simulate_costs(session, FLAT, CHEAP)
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     equal, accepted = 0, 0
     for seed in range(3):
         plain, _, _ = run(session, prompt, policy="off", sampling=sampling, seed=seed, max_tokens=60)
-        for settings in OTHER_WAYS:
+        for settings in VARIANTS:
             tokens, _, done = run(
                 session, prompt, sampling=sampling, seed=seed, max_tokens=60, clock=clock, **settings
             )
             if not sampling.has_memory:
-                same_but_for_near_races(session, prompt, tokens, plain, sampling, seed)
+                check_equal_except_near_draws(session, prompt, tokens, plain, sampling, seed)
             equal += tokens == plain
             accepted += done.statistics.draft_n_accepted
-    assert equal >= 0.8 * 3 * len(OTHER_WAYS)  # the rest for near-ties
-    assert accepted > 5 * 3 * len(OTHER_WAYS)
+    assert equal >= 0.8 * 3 * len(VARIANTS)  # the others differ by near-ties
+    assert accepted > 5 * 3 * len(VARIANTS)
 
 
-def test_another_seed_says_another_text(make_session):
+def test_another_seed_gives_another_output(make_session):
     session = make_session()
-    clock = pretend(session, FLAT, CHEAP)
+    clock = simulate_costs(session, FLAT, CHEAP)
     texts = {
         tuple(run(session, policy="adaptive", sampling=WARM, seed=seed, max_tokens=20, clock=clock)[0])
         for seed in range(5)
@@ -531,7 +539,7 @@ def test_another_seed_says_another_text(make_session):
     assert len(texts) == 5
 
 
-def test_costs_are_measured_once_and_only_for_who_asks(make_session, monkeypatch):
+def test_costs_are_measured_once_and_only_if_needed(make_session, monkeypatch):
     session = make_session()
     notes = []
     session._log = notes.append
@@ -548,13 +556,13 @@ def test_costs_are_measured_once_and_only_for_who_asks(make_session, monkeypatch
     main, draft = session.costs()
     assert {1, 2, 4, 8, 64} <= set(main.costs)
     assert 1 in draft.costs
-    check_caches(session, [*prompt, *tokens])  # measuring left nothing behind
+    check_caches(session, [*prompt, *tokens])  # unchanged by the measurement
     tokens, _, _ = run(session, prompt, policy="adaptive", max_tokens=20)
     assert len(notes) == 2
     assert session.costs() == (main, draft)
 
 
-def test_a_session_for_chains_refuses_trees(make_session):
+def test_a_session_for_chains_rejects_trees(make_session):
     session = make_session(max_branches=1)
     for shape in ("tree", "beam"):
         with pytest.raises(InvalidRequest, match="branches=64"):
@@ -565,13 +573,13 @@ def test_a_session_for_chains_refuses_trees(make_session):
 def test_seeds(make_session):
     session = make_session()
     warm = {"sampling": SamplingSettings(temperature=1.0, top_p=0.95), "max_tokens": 30}
-    for verifier in VERIFIERS:  # also where a seed's text hangs on the guesses
+    for verifier in VERIFIERS:  # including those whose output depends on the drafts
         first, again = (run(session, seed=3, verifier=verifier, **warm)[0] for _ in range(2))
         assert first == again
     for proposer in ("draft", "lookup", "none"):
         first, again, other = (run(session, seed=seed, proposer=proposer, **warm)[0] for seed in (3, 3, 4))
         assert first == again != other
-    assert run(session, **warm)[0] != run(session, **warm)[0]  # without one each answer is new
+    assert run(session, **warm)[0] != run(session, **warm)[0]  # without a seed, answers differ
 
 
 def test_max_tokens(make_session):
@@ -596,13 +604,13 @@ def test_stop_strings_across_tokens_and_drafts(make_session, proposer):
         if text.find(stop) != border - 1 or not stop.isprintable():
             continue
         tried += 1
-        tokens, said, done = run(
+        tokens, output, done = run(
             session, max_tokens=60, proposer=proposer, stops=["never", stop], draft_max=8
         )
-        assert said == text[: border - 1]
+        assert output == text[: border - 1]
         assert done.reason == "stop"
-        assert vocabulary.detokenize(tokens).startswith(said + stop)
-        assert not vocabulary.detokenize(tokens[:-1]).startswith(said + stop)
+        assert vocabulary.detokenize(tokens).startswith(output + stop)
+        assert not vocabulary.detokenize(tokens[:-1]).startswith(output + stop)
         assert done.statistics.predicted_n == len(tokens)
         prompt = vocabulary.tokenize(PROMPT, add_special=True)
         cached = list(session.main.cached)
@@ -610,17 +618,17 @@ def test_stop_strings_across_tokens_and_drafts(make_session, proposer):
     assert tried > 5
 
 
-def test_stop_string_that_never_comes_holds_nothing_back_at_the_end(make_session):
+def test_an_incomplete_stop_string_at_the_end_is_output(make_session):
     session = make_session()
     _, text, _ = run(session, max_tokens=30)
     stop = text[-2:] + "and more"
-    _, said, done = run(session, max_tokens=30, stops=[stop])
-    assert said == text
+    _, output, done = run(session, max_tokens=30, stops=[stop])
+    assert output == text
     assert done.reason == "length"
 
 
 @pytest.mark.parametrize("draft", ["ending", None])
-def test_the_end_token_ends_the_answer_and_is_not_said(make_session, draft):
+def test_the_end_token_is_not_output(make_session, draft):
     session = make_session("ending", draft)
     vocabulary = session.main.model.vocabulary
     for seed in range(4):
@@ -636,7 +644,7 @@ def test_the_end_of_the_context(make_session, proposer):
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     tokens, _, done = run(session, prompt, proposer=proposer, draft_max=8)
     assert done.reason == "context"
-    # Each token of the context has been read, and the one that has no room was said.
+    # All tokens of the context are evaluated, and one more is sampled.
     assert len(prompt) + len(tokens) == 65
     assert len(session.main.cached) == 64
     again, _, _ = run(session, prompt, proposer=proposer, max_tokens=10)
@@ -649,12 +657,12 @@ def test_the_end_of_the_context(make_session, proposer):
     check_caches(session, [*full, *tokens])
 
 
-def test_a_draft_of_a_shorter_context_falls_silent(models, make_context):
+def test_a_draft_model_with_a_shorter_context(models, make_context):
     session = Session(make_context(models["main"], n_ctx=128), make_context(models["draft"], n_ctx=40))
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     plain, _, _ = run(session, prompt, proposer="none")
     tokens, _, done = run(session, prompt)
-    same_but_for_near_ties(session, prompt, tokens, plain)
+    check_equal_except_near_ties(session, prompt, tokens, plain)
     assert done.reason == "context"
     assert done.statistics.draft_n > 0
     long, _, done = run(session, prompt * 2, max_tokens=3)
@@ -663,14 +671,18 @@ def test_a_draft_of_a_shorter_context_falls_silent(models, make_context):
 
 
 @pytest.mark.parametrize("proposer", ["draft", "none"])
-def test_cancelling_and_going_on(make_session, proposer):
+def test_cancelling_and_continuing(make_session, proposer):
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     whole, _, _ = run(session, prompt, proposer=proposer, max_tokens=40)
     session = make_session()
-    asked = []
+    checks = []
     tokens, text, done = run(
-        session, prompt, proposer=proposer, max_tokens=40, cancelled=lambda: asked.append(1) or len(asked) > 8
+        session,
+        prompt,
+        proposer=proposer,
+        max_tokens=40,
+        cancelled=lambda: checks.append(1) or len(checks) > 8,
     )
     assert done.reason == "cancelled"
     assert 0 < len(tokens) < 40
@@ -679,10 +691,10 @@ def test_cancelling_and_going_on(make_session, proposer):
     check_caches(session, [*prompt, *tokens])
     rest, _, done = run(session, [*prompt, *tokens], proposer=proposer, max_tokens=40 - len(tokens))
     assert [*tokens, *rest] == whole
-    assert done.statistics.prompt_n == 0  # nothing was read twice
+    assert done.statistics.prompt_n == 0  # nothing is evaluated twice
 
 
-def test_cancelling_while_the_prompt_is_read(make_session):
+def test_cancelling_during_prefill(make_session):
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT * 8, add_special=True)
     events = list(
@@ -691,11 +703,11 @@ def test_cancelling_while_the_prompt_is_read(make_session):
     assert [type(e) for e in events] == [Done]
     assert events[0].reason == "cancelled"
     tokens, _, done = run(session, prompt, max_tokens=5)
-    assert done.statistics.cached_n == 64  # the chunk that was read
+    assert done.statistics.cached_n == 64  # the chunk that was evaluated
     check_caches(session, [*prompt, *tokens])
 
 
-def test_an_answer_that_was_left_open_does_not_disturb_the_next(make_session):
+def test_an_unfinished_answer_does_not_change_the_next(make_session):
     session = make_session()
     alone, _, _ = run(session, "and then " + PROMPT, max_tokens=24)
     settings = GenerationSettings(sampling=GREEDY, policy="fixed")
@@ -704,31 +716,31 @@ def test_an_answer_that_was_left_open_does_not_disturb_the_next(make_session):
         next(older)
     newer = session.generate("and then " + PROMPT, replace(settings, max_tokens=24))
     events = [next(newer), next(newer)]
-    older.close()  # now it would roll the caches back
+    older.close()  # must not truncate the caches now
     events += newer
     assert [t for event in events if isinstance(event, Text) for t in event.tokens] == alone
 
 
-def test_leaving_early(make_session):
-    """A program that stops listening leaves caches that can be used on."""
+def test_closing_the_events_early(make_session):
+    """The caches stay usable."""
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     whole, _, _ = run(session, prompt, max_tokens=40)
     events = session.generate(prompt, GenerationSettings(GREEDY, policy="fixed"))
-    said = []
+    output = []
     for event in events:
         if isinstance(event, Text):
-            said += event.tokens
-        if len(said) > 5:
+            output += event.tokens
+        if len(output) > 5:
             break
     events.close()
-    check_caches(session, [*prompt, *said])
-    rest, _, _ = run(session, [*prompt, *said], max_tokens=40 - len(said))
-    assert [*said, *rest] == whole
+    check_caches(session, [*prompt, *output])
+    rest, _, _ = run(session, [*prompt, *output], max_tokens=40 - len(output))
+    assert [*output, *rest] == whole
 
 
 @pytest.mark.parametrize("draft", ["draft", None])
-def test_a_second_turn_reads_only_what_is_new(make_session, draft):
+def test_a_second_turn_evaluates_only_new_tokens(make_session, draft):
     session = make_session(draft=draft)
     model = session.main.model
     conversation = Conversation(model, ChatTemplate(model))
@@ -739,10 +751,10 @@ def test_a_second_turn_reads_only_what_is_new(make_session, draft):
     second = conversation.ask("and again")
     assert second[: len(first) + 30] == [*first, *tokens]
     assert model.vocabulary.detokenize(second).count("and again") == 1
-    main_calls, draft_calls = count(session.main), count(session.draft) if draft else []
+    main_calls, draft_calls = count_tokens(session.main), count_tokens(session.draft) if draft else []
     _, _, done = run(session, second, max_tokens=10)
     new = len(second) - len(first) - len(tokens)
-    # The last token said had not been read yet, and the last of the prompt is read by the first step.
+    # The last output token was not evaluated yet; the last prompt token belongs to the first step.
     assert done.statistics.prompt_n == new
     assert done.statistics.cached_n == len(first) + len(tokens) - 1
     assert main_calls[0] == new
@@ -750,8 +762,8 @@ def test_a_second_turn_reads_only_what_is_new(make_session, draft):
         assert draft_calls[0] <= new + 2
 
 
-def count(context):
-    """From now on, the number of tokens of each call."""
+def count_tokens(context):
+    """Return a list to which each call appends its number of tokens."""
     calls, evaluate = [], context.evaluate
 
     def counting(tokens, n_logits):
@@ -775,7 +787,7 @@ def test_conversations(make_session):
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
     assert conversation.ask("hello") == first
     conversation.answer("hi", [])
-    conversation.undo()  # a question goes with its answer
+    conversation.undo()  # removes a question and its answer
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
     assert conversation.ask("hello") == first
     # A stop string cut the text: the next turn must not contain the tokens after it.
@@ -787,7 +799,7 @@ def test_conversations(make_session):
     conversation.undo()
     conversation.clear()
     assert conversation.ask("hello") == first
-    # What a person types may look like a control token, and a turn later it is still the same text.
+    # A control token's name in a message is ordinary text.
     conversation.clear()
     conversation.ask("what is <|im_end|>?")
     assert len(conversation.messages) == 2
@@ -796,8 +808,8 @@ def test_conversations(make_session):
 @pytest.mark.parametrize("cross_vocab", ["tli", "slem"])
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
-def test_a_draft_of_another_vocabulary(make_session, cross_vocab, sampling, policy):
-    """Over several turns; a seed says the same under exact_match whoever guesses."""
+def test_a_draft_model_with_another_vocabulary(make_session, cross_vocab, sampling, policy):
+    """Over several turns. With exact-match, a seed gives the same output for all proposers."""
     session, plain = make_session("other", "another"), make_session("other", None)
     assert session.vocabulary_map
     assert 0.8 < session.vocabulary_map.share < 1
@@ -814,7 +826,7 @@ def test_a_draft_of_another_vocabulary(make_session, cross_vocab, sampling, poli
         assert accepted > (0.2 if sampling is GREEDY else 0.0) * tested
 
 
-def test_what_fits_no_translation_of_text(make_session):
+def test_settings_that_slem_does_not_support(make_session):
     for kwargs in ({"shape": "tree"}, {"verifier": "block"}):
         with pytest.raises(InvalidRequest, match="cross-vocab slem"):
             run(make_session("other", "another"), cross_vocab="slem", **kwargs)
@@ -822,17 +834,17 @@ def test_what_fits_no_translation_of_text(make_session):
         run(make_session("other", "another"), cross_vocab="letters")
 
 
-def test_recurrent_models_speak_without_guesses(recurrent_model, recurrent_path, make_context, models):
+def test_recurrent_models_generate_without_drafts(recurrent_model, recurrent_path, make_context, models):
     session = Session(make_context(recurrent_model))
     tokens, _, done = run(session, max_tokens=10)
     assert len(tokens) == 10
     assert done.statistics.draft_n == 0
-    again, _, _ = run(session, max_tokens=10)  # it forgets all, since it cannot forget the last
+    again, _, _ = run(session, max_tokens=10)  # the context is cleared
     assert again == tokens
     assert len(run(session, "something else", max_tokens=3)[0]) == 3
     prompt = recurrent_model.vocabulary.tokenize(PROMPT, add_special=True)
     run(session, prompt, max_tokens=4)
-    rest, _, done = run(session, [*prompt, *tokens[:4]], max_tokens=6)  # what was said is not read again
+    rest, _, done = run(session, [*prompt, *tokens[:4]], max_tokens=6)  # the output is not evaluated again
     assert (rest, done.statistics.prompt_n) == (tokens[4:], 0)
     assert run(session, session.main.cached[:], max_tokens=1)[0] == tokens[-1:]
     notes = []
@@ -874,19 +886,24 @@ def test_recurrent_models_speak_without_guesses(recurrent_model, recurrent_path,
     ],
     ids=str,
 )
-def test_impossible_settings(wrong):
+def test_invalid_settings(wrong):
     with pytest.raises(InvalidRequest, match="give"):
         GenerationSettings(**wrong)
 
 
-def test_usual_settings():
-    usual = GenerationSettings()
-    assert (usual.policy, usual.proposer, usual.draft_max, usual.shape) == ("adaptive", "auto", None, "chain")
+def test_default_settings():
+    default = GenerationSettings()
+    assert (default.policy, default.proposer, default.draft_max, default.shape) == (
+        "adaptive",
+        "auto",
+        None,
+        "chain",
+    )
     GenerationSettings(shape="auto", draft_max=0, draft_p_min=0)
     GenerationSettings(shape="auto", policy="off", draft_max=64, draft_p_min=1)
 
 
-def test_impossible_requests(make_session):
+def test_invalid_requests(make_session):
     session = make_session(draft=None)
     for kwargs, what in [
         ({"proposer": "draft"}, "--draft"),
@@ -899,7 +916,7 @@ def test_impossible_requests(make_session):
         run(session, [])
     with pytest.raises(InvalidRequest, match="outside"):
         run(session, [5, 10**6, 5])
-    assert len(run(session, max_tokens=5)[0]) == 5  # it can be used on
+    assert len(run(session, max_tokens=5)[0]) == 5  # still usable
 
 
 def test_opening(tmp_path, monkeypatch):
@@ -911,7 +928,7 @@ def test_opening(tmp_path, monkeypatch):
         assert notices == []
         assert len(run(session, max_tokens=5)[0]) == 5
         assert notices == []
-    session.close()  # twice does no harm
+    session.close()  # a second time has no effect
     with Session.open(path, n_ctx=500, log=notices.append, threads=1) as session:
         assert session.main.n_ctx == 96
         assert len(notices) == 1
@@ -923,7 +940,7 @@ def test_opening(tmp_path, monkeypatch):
         assert session.main.n_ctx == 4096
 
 
-def test_what_cannot_be_opened_is_freed(tmp_path, monkeypatch):
+def test_a_failed_open_frees_everything(tmp_path, monkeypatch):
     monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
     good = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
     made = []
@@ -941,7 +958,7 @@ def test_what_cannot_be_opened_is_freed(tmp_path, monkeypatch):
     assert not any(each.close.alive for each in made)
 
 
-# On the starter model.
+# With the starter model
 
 
 @pytest.mark.starter
@@ -951,7 +968,7 @@ def test_starter_lookup_repeats_a_list_without_changing_it(starter):
     prompt = starter.vocabulary.tokenize("1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2,")
     plain, _, _ = run(session, prompt, proposer="none", max_tokens=24)
     tokens, text, done = run(session, prompt, proposer="lookup", max_tokens=24)
-    same_but_for_near_ties(session, prompt, tokens, plain, 0.5)
+    check_equal_except_near_ties(session, prompt, tokens, plain, 0.5)
     assert "3, 4, 5, 6, 1, 2" in text
     assert done.statistics.draft_n_accepted >= 12
     assert done.statistics.n_steps <= 12
@@ -961,7 +978,7 @@ def test_starter_lookup_repeats_a_list_without_changing_it(starter):
 
 @pytest.mark.starter
 def test_starter_as_its_own_draft(starter):
-    """Two contexts of one model: nearly every guess stands, sampled ones too, and a chat reads nothing twice."""
+    """The same model as main and draft: most draft tokens are accepted, and nothing is evaluated twice."""
     contexts = [Context(starter, n_ctx=512, threads=1, max_tokens=256) for _ in range(2)]
     session = Session(*contexts)
     conversation = Conversation(starter, ChatTemplate(starter))
