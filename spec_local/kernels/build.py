@@ -40,7 +40,7 @@ _EXTRA_FLAGS = {
     ),
 }
 _ABANDONED = 3600.0  # seconds after which a temporary folder must be left over from a killed build
-_MOST = 200  # maximum number of characters quoted from a compiler message
+_MAX_QUOTED = 200  # maximum number of characters quoted from a compiler message
 
 # Best first. The names are those of `Kernels::name`; the features are spelled as on Linux.
 INSTRUCTION_SETS = {
@@ -50,7 +50,7 @@ INSTRUCTION_SETS = {
 }
 
 
-def claimed() -> list[str]:
+def reported() -> list[str]:
     """Return the instruction sets that this processor reports, best first; all if they are unknown."""
     # macOS spells them without underscores.
     features = {name.replace("_", "") for name in machine.processor_features()}
@@ -68,7 +68,7 @@ def unsupported() -> str | None:
         return f"this processor is not x86-64: {own}"
     if not sys.platform.startswith(("linux", "darwin")):
         return f"they are for Linux and macOS: {own}"
-    if not claimed():
+    if not reported():
         return f"this processor lacks AVX2: {own}"
     return None
 
@@ -191,12 +191,12 @@ def _run(folder: Path, command: Sequence[str]) -> str | None:
     )
     if done.returncode == 0:
         return None
-    said = done.stderr.decode("utf-8", "replace")
-    if unknown := re.search(r"(?:unrecognized|unknown|unsupported)\b.*?(-m\w+)", said):
-        return f"{command[0]} does not know {unknown[1]}: gcc 11, clang 12 or later is needed; name it in CXX"
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    output = done.stderr.decode("utf-8", "replace")
+    if unknown := re.search(r"(?:unrecognized|unknown|unsupported)\b.*?(-m\w+)", output):
+        return f"{command[0]} does not support {unknown[1]}: install gcc 11, clang 12 or later, or name it in CXX"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()] or lines or [f"exit code {done.returncode}"]
-    return f"{command[0]} failed: {errors[0][:_MOST]}"
+    return f"{command[0]} failed: {errors[0][:_MAX_QUOTED]}"
 
 
 def _remove_others(library: Path) -> None:

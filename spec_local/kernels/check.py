@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from spec_local import machine
 from spec_local.child_process import child_main, run_child
 from spec_local.files import write_atomically
-from spec_local.kernels.build import claimed
+from spec_local.kernels.build import reported
 from spec_local.kernels.native import Native
 
 _PASSED = "passed"
@@ -48,7 +48,7 @@ def verdict(library: Path) -> Record:
         if known.processor == processor:
             return known
     tests: dict[str, str] = {}
-    for name in claimed():
+    for name in reported():
         result = run_child("spec_local.kernels.check", str(library), name)
         tests[name] = result.crash or result.error or _PASSED
         if result.works:

@@ -40,7 +40,7 @@ def instruction_sets():
     """The instruction sets that this processor can execute: the selected one and all below it."""
     sets = list(build.INSTRUCTION_SETS)
     below = sets[sets.index(kernels.status().instruction_set) :]
-    return [name for name in below if name in build.claimed()]
+    return [name for name in below if name in build.reported()]
 
 
 @pytest.fixture(scope="module")
