@@ -193,7 +193,7 @@ def _run(folder: Path, command: Sequence[str]) -> str | None:
         return None
     output = done.stderr.decode("utf-8", "replace")
     if unknown := re.search(r"(?:unrecognized|unknown|unsupported)\b.*?(-m\w+)", output):
-        return f"{command[0]} does not support {unknown[1]}: install gcc 11, clang 12 or later, or name it in CXX"
+        return f"{command[0]} does not support {unknown[1]}: install gcc 11 or clang 12, or name it in CXX"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()] or lines or [f"exit code {done.returncode}"]
     return f"{command[0]} failed: {errors[0][:_MAX_QUOTED]}"

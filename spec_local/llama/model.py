@@ -95,7 +95,7 @@ class Model:
 
     @functools.cached_property
     def n_ctx_original(self) -> int | None:
-        """Context length before extension (longrope), or None: a longer context rotates positions differently."""
+        """Context length before extension (longrope), or None. Longer contexts use other rotations."""
         length = self._metadata(
             f"{self._metadata('general.architecture')}.rope.scaling.original_context_length"
         )
