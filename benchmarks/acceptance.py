@@ -65,7 +65,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--vocabulary", type=int, default=32_000, help="number of tokens")
     arguments.add_argument(
-        "--noise", type=float, default=0.9, help="of the draft's logits, standard deviation"
+        "--noise", type=float, default=0.9, help="standard deviation of the draft model's noise"
     )
     arguments.add_argument("--temperatures", type=numbers(float), default=[1.0, 0.3])
     arguments.add_argument("--k", type=numbers(int), default=[1, 2, 4], help="children")

@@ -1,5 +1,4 @@
-"""Measure token recycling: the calibration of its confidence, the acceptance of its trees, and the speed-up
-they allow.
+"""Measure the calibration, acceptance and possible speed-up of token recycling.
 
     python benchmarks/recycling.py --main main.gguf
 

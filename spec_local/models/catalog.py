@@ -82,7 +82,7 @@ class ModelEntry(_Table):
         if (self.file is None) == (not self.files):
             raise ValueError("needs either file or files")
         if self.files and self.sha256:
-            raise ValueError("sha256 is for a single file; remove it beside files")
+            raise ValueError("sha256 is for a single file; remove it when there are several files")
         if not self.repo and not (self.file and self.size and self.sha256):
             raise ValueError("a model that is not on the Hub needs file, size and sha256")
         return self

@@ -75,8 +75,10 @@ class ExpectedSpeedup:
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """One model of a pair. size: bytes of its tensors. n_ctx: context length in tokens. has_window:
-    sliding-window attention in some layers."""
+    """One model of a pair.
+
+    size: bytes of its tensors. n_ctx: context length. has_window: sliding-window attention in some layers.
+    """
 
     path: Path
     description: str

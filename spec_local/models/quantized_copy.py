@@ -1,5 +1,4 @@
-"""Copy a model in fewer bits to draft with: a copy of the main model itself, or a faster copy of a draft
-model.
+"""Quantized copies to draft with: of the main model itself, or of a draft model.
 
 A copy of the main model has its vocabulary and mostly agrees with it. Calls of one token mostly read the
 weights, so the cost of the copy's calls is taken to be in proportion to its bytes. A copy of half the size
