@@ -16,7 +16,7 @@ from pathlib import Path
 from common import chat_text, geometric_mean, machine, model_options, note, table, tokens_of
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
-from spec_local.datastore.text_store import Datastore
+from spec_local.datastore.datastore import Datastore
 
 # Pairs of requests, written once: {first|second}.
 REQUESTS: Mapping[str, str] = {
@@ -56,9 +56,9 @@ def main() -> None:
         def open_session() -> Session:
             return Session.open(options.main, n_ctx=options.ctx, threads=options.threads)
 
-        def open_datastore(session: Session, *, learning: bool) -> Datastore:
+        def open_datastore(session: Session, *, read_only: bool) -> Datastore:
             datastore = Datastore(Path(folder) / "texts", session.main.model.vocabulary.n_tokens)
-            datastore.learning = learning
+            datastore.read_only = read_only
             return datastore
 
         def rate(
@@ -77,9 +77,9 @@ def main() -> None:
         with open_session() as session:
             for name in REQUESTS:
                 note(f"{name}: the first request")
-                rate(session, request(name, 0), open_datastore(session, learning=True))
+                rate(session, request(name, 0), open_datastore(session, read_only=False))
         with open_session() as session:
-            datastore = open_datastore(session, learning=False)
+            datastore = open_datastore(session, read_only=True)
             variants = ["plain", "without", "with"]
             for name in REQUESTS:
                 rates: dict[str, list[float]] = {variant: [] for variant in variants}

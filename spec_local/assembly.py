@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from spec_local.core.language_model import LanguageModel
 from spec_local.core.sampling import Sampler
+from spec_local.datastore.datastore import Datastore
 from spec_local.datastore.lookup import DatastoreLookup
-from spec_local.datastore.text_store import Datastore
 from spec_local.errors import InvalidRequest
 from spec_local.llama.context import Context
 from spec_local.lookups import Lookup, PromptLookup, Recycling, SuffixLookup

@@ -20,8 +20,7 @@ from spec_local.core.proposal import Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, TokenLogprob
 from spec_local.core.text import TextStream
-from spec_local.datastore import text_store
-from spec_local.datastore.text_store import Datastore
+from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.decoding import check_prompt, decode
 from spec_local.engine.events import Event, Finished, FinishReason, Prefilled, Statistics
 from spec_local.errors import InvalidRequest
@@ -127,7 +126,7 @@ class Session:
                 proposes, so give several times the nodes of a tree, such as 64. 1: chains only, which takes
                 the least memory.
             datastore: keep what is said on disk, for those who guess in this and later sessions with main's vocabulary (see
-                `spec_local.datastore.text_store`), and guess from what was kept.
+                `spec_local.datastore.datastore`), and guess from what was kept.
             log: told, in a line, what takes time and what was decided.
 
         Raises:
@@ -158,7 +157,7 @@ class Session:
                 share = session.vocabulary_map.share
                 log(f"draft: another vocabulary, in which it can guess {share:.0%} of main's tokens")
             if datastore:
-                session.datastore = text_store.of_model(session.main.model, log)
+                session.datastore = open_datastore(session.main.model, log)
             session._log = log
             session._resources = stack.pop_all()
             return session
@@ -347,7 +346,7 @@ class Session:
 
     def _remember(self, before: Sequence[int], said: Sequence[int]) -> None:
         if self.datastore:
-            self.datastore.remember(said, before)
+            self.datastore.add_answer(said, before)
 
     def _constraint(self, settings: GenerationSettings) -> Constraint | None:
         text = settings.gbnf

@@ -1,4 +1,4 @@
-"""`specdec datastore`: the texts that are kept for guessing."""
+"""`specdec datastore`: show, fill and delete what `--datastore` keeps."""
 
 import sys
 from pathlib import Path
@@ -13,34 +13,32 @@ from specdec_cli import exits, progress, render
 from specdec_cli.options import MainArgument, resolve
 
 if TYPE_CHECKING:
-    from spec_local.datastore.text_store import Contents
+    from spec_local.datastore.datastore import Contents
 
 app = typer.Typer(
-    help="Texts that are kept for guessing, with --datastore: show, add to and delete them.",
+    help="Texts kept across sessions, from which --datastore drafts: show, add and delete them.",
     no_args_is_help=True,
 )
 
-_SHOWN = 3
+_MAX_NAMES = 3  # of skipped files in a line
 
 
 @app.command()
 def show() -> None:
-    """Show what is kept, by vocabulary.
+    """Show what the datastore holds, by vocabulary.
 
     Example:
 
       specdec datastore show
     """
     with exits.guarded():
-        from spec_local.datastore import text_store
+        from spec_local.datastore import datastore
 
         render.prepare_stdout()
-        kept = [text_store.contents(folder) for folder in text_store.stores()]
-        if not kept:
-            render.note(
-                "nothing is kept: --datastore keeps answers, and specdec datastore add the texts of files"
-            )
-        render.write("\n".join(map(_described, kept)))
+        found = [datastore.contents(folder) for folder in datastore.folders()]
+        if not found:
+            render.note("the datastore is empty: use --datastore, or add files with specdec datastore add")
+        render.write("\n".join(map(_described, found)))
 
 
 @app.command()
@@ -48,12 +46,12 @@ def add(
     main: MainArgument,
     paths: Annotated[
         list[Path],
-        Argument(metavar="FILES", help="Files of text, and folders of them.", show_default=False),
+        Argument(metavar="FILES", help="Text files, and folders of them.", show_default=False),
     ],
 ) -> None:
-    """Keep the texts of files: a model that quotes or edits them is guessed right.
+    """Add text files that the model will quote or edit.
 
-    A file that is added again takes the place of its older state. No weights are loaded.
+    A file that is added again replaces its older version. No weights are loaded.
 
     Examples:
 
@@ -62,65 +60,68 @@ def add(
       specdec datastore add main.gguf notes.txt
     """
     with exits.guarded():
-        from spec_local.datastore import text_sources, text_store
+        from spec_local.datastore import datastore, text_files
         from spec_local.files import expanded
         from spec_local.llama.headers import open_header
 
-        files = text_sources.files([expanded(path) for path in paths])
+        files = text_files.list_files([expanded(path) for path in paths])
         model = open_header(resolve(main))
         with progress.bar("reading", len(files)) as advance:
-            found = text_sources.read(files, model.vocabulary, text_store.MOST_TOKENS, lambda: advance(1))
+            found = text_files.tokenize_files(
+                files, model.vocabulary, datastore.MAX_TOKENS, lambda: advance(1)
+            )
         for reason, skipped in found.skipped.items():
-            more = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
-            render.note(f"skipped, {reason}: {', '.join(map(str, skipped[:_SHOWN]))}{more}")
+            more = f" and {len(skipped) - _MAX_NAMES} more" if len(skipped) > _MAX_NAMES else ""
+            render.note(f"skipped, {reason}: {', '.join(map(str, skipped[:_MAX_NAMES]))}{more}")
         if not found.texts:
-            raise InvalidRequest("none of these files is kept: name files of text")
-        store = text_store.of_model(model, render.note)
-        store.add(found.texts)
+            raise InvalidRequest("none of these files can be added: give UTF-8 text files")
+        opened = datastore.open_datastore(model, render.note)
+        opened.add(found.texts)
         n_tokens = sum(len(text.tokens) for text in found.texts)
         render.note(
-            f"added {_count(len(found.texts), 'file')} of {_count(n_tokens, 'token')}; the store holds "
-            f"{store.contents().n_tokens:,} of at most {text_store.MOST_TOKENS:,}"
+            f"added {_count(len(found.texts), 'file')} ({_count(n_tokens, 'token')}); the datastore holds "
+            f"{opened.contents().n_tokens:,} of at most {datastore.MAX_TOKENS:,} tokens"
         )
 
 
 @app.command()
-def clear(yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False) -> None:
-    """Delete all that is kept; asks first, on a terminal.
+def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking.")] = False) -> None:
+    """Delete the texts of all vocabularies; asks for confirmation on a terminal.
 
     Example:
 
       specdec datastore clear --yes
     """
     with exits.guarded():
-        from spec_local.datastore import text_store
+        from spec_local.datastore import datastore
 
-        folders = text_store.stores()
+        folders = datastore.folders()
         if not folders:
-            render.note("nothing is kept")
+            render.note("the datastore is empty")
             return
-        kept = [text_store.contents(folder) for folder in folders]
-        what = f"{_count(sum(each.n_texts for each in kept), 'text')} ({format_size(sum(each.size for each in kept))})"
+        found = [datastore.contents(folder) for folder in folders]
+        size = format_size(sum(each.size for each in found))
+        what = f"{_count(sum(each.n_texts for each in found), 'text')} ({size})"
         if not yes:
             if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
-                raise InvalidRequest(f"this would delete {what}: say --yes to do it")
+                raise InvalidRequest(f"this would delete {what}: pass --yes to confirm")
             try:
                 if not typer.confirm(f"Delete {what}?", err=True):
                     return
             except typer.Abort:  # Ctrl-C, Ctrl-D
                 raise KeyboardInterrupt from None
         for folder in folders:
-            text_store.clear(folder)
+            datastore.clear(folder)
         render.note(f"deleted {what}")
 
 
-def _described(kept: "Contents") -> str:
+def _described(contents: "Contents") -> str:
     rows = [
-        ("models", ", ".join(kept.models)),
-        ("texts", f"{kept.n_texts:,}"),
-        ("tokens", f"{kept.n_tokens:,}"),
-        ("size", format_size(kept.size)),
-        ("path", str(kept.folder)),
+        ("models", ", ".join(contents.models)),
+        ("texts", f"{contents.n_texts:,}"),
+        ("tokens", f"{contents.n_tokens:,}"),
+        ("size", format_size(contents.size)),
+        ("path", str(contents.folder)),
     ]
     return "".join(f"{name:<8}{text}\n" for name, text in rows)
 

@@ -118,7 +118,7 @@ def measure(
         SpecLocalError: as `Session.generate`.
     """
     if session.datastore:
-        session.datastore.learning = False  # else a variant would copy the output of another one
+        session.datastore.read_only = True  # else a variant would copy the output of another one
     for variant in variants:
         _run(session, prompts[0], _shortened(variant), 0, cancelled, lambda share: None)
     for i, prompt in enumerate(prompts):

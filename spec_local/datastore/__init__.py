@@ -1,0 +1,1 @@
+"""Texts kept across sessions, as a source of draft tokens."""

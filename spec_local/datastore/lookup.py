@@ -1,8 +1,8 @@
-"""What was said or read in earlier sessions, as guesses: copies from a store of texts.
+"""Lookup candidates from texts of earlier sessions.
 
-As suffix decoding keeps it (Oliaro et al. 2024, arXiv 2411.04975): the places whose context agrees longest with the history's
-end, and what followed there, merged into a tree and weighed by how often it did. Beside them stands the text that is just
-being said again with changes (`spec_local.datastore.followed`).
+As in suffix decoding (Oliaro et al. 2024, arXiv 2411.04975): the places whose context agrees longest with the end of the
+history, and the tokens that followed there, merged into a tree and weighted by frequency. In addition, a text that is being
+repeated with changes is tracked (`spec_local.datastore.alignment`).
 """
 
 import heapq
@@ -15,142 +15,143 @@ from numpy.typing import NDArray
 
 from spec_local.core.language_model import Logits
 from spec_local.core.proposal import ROOT, Limit
-from spec_local.datastore.followed import Followed
+from spec_local.datastore.alignment import Alignment
 from spec_local.lookups.base import Candidates
 
-_FORGIVEN = 0.5  # weight of a place for each token that its match is shorter than the longest
-_NEW = 14.0  # weight of what was never seen here, by the square of the match: measured on code, beside code
-_CHANGED = (
+_DISCOUNT = 0.5  # of a place's weight, for each token that its match is shorter than the longest
+_NOVELTY = (
+    14.0  # weight of an unseen token, by the square of the match: fitted to code, from a datastore of code
+)
+_CHANGE = (
     4 / 3
-)  # weight of a change, by the match: texts are said again with changes, see `base.match_confidence`
-_LEAST = 0.05  # chance of a branch; a row of main's logits costs more
-_AT_ONCE = 4  # tokens of a path; changing between paths takes time
-_BEYOND = 64  # tokens of a text, beyond what is guessed: after a change no search finds it
-_OF_PROMPT = 512  # tokens at its end, of which what they repeat is followed into the answer
-_APART = 4  # tokens from one search to the next in a prompt
+)  # weight of a changed token, by the match: texts are repeated with changes, see `match_confidence`
+_MIN_PROBABILITY = 0.05  # of a branch; a row of the main model's logits costs more than a rarer one gains
+_MIN_SEGMENT = 4  # tokens added to a path at once; switching between paths takes time
+_LOOKAHEAD = 64  # tokens beyond the proposal, for the alignment: after a change, no search finds them
+_PROMPT_TAIL = 512  # tokens at the end of a prompt with which the alignment starts
+_SEARCH_INTERVAL = 4  # tokens between two searches in a prompt
 
 
-class Texts(Protocol):
-    """What copies come from: a `spec_local.datastore.text_store.Datastore`, or anything else that can find."""
+class Searchable(Protocol):
+    """Texts that can be searched: a `spec_local.datastore.datastore.Datastore`, or a fake."""
 
     def find(self, history: Sequence[int], length: int) -> tuple[Sequence[int], NDArray[np.int32]]:
-        """The places with the longest contexts in common with the history's end, the longest first.
+        """Find the places whose contexts agree longest with the end of the history, the longest first.
 
         Returns:
-            how many tokens of context agree at each, and what followed there, int32 (places, length), with −1 from where
-            a text ended or cannot be guessed.
+            the number of tokens that agree at each place, and the tokens that followed there, int32 (places, length),
+            with −1 from the end of the text or from a token that cannot be proposed.
         """
 
 
 class DatastoreLookup:
-    """Candidates what followed in the texts of a store."""
+    """Candidates from searchable texts."""
 
-    name = "cache"
+    name = "datastore"
     needs_logits = False
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: Searchable) -> None:
         self._texts = texts
-        self._followed = Followed()
+        self._alignment = Alignment()
         self._history: Sequence[int] = ()
         self._n_read = 0
 
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:
-        self._read(history)
-        matches, rows = self._search(history, limit.depth + _BEYOND)
+        self._align(history)
+        matches, rows = self._search(history, limit.depth + _LOOKAHEAD)
         rows = rows[:, : limit.depth]
-        match = self._followed.match
-        if match and self._followed.is_changed:
-            ahead = self._followed.ahead(limit.depth)
+        match = self._alignment.match
+        if match and self._alignment.has_diverged:
+            continuation = self._alignment.continuation(limit.depth)
             row = np.full(limit.depth, -1, np.int32)
-            row[: len(ahead)] = ahead
-            place = sum(each >= match for each in matches)
-            matches = [*matches[:place], match, *matches[place:]]
-            rows = np.insert(rows, place, row, axis=0)
+            row[: len(continuation)] = continuation
+            rank = sum(each >= match for each in matches)
+            matches = [*matches[:rank], match, *matches[rank:]]
+            rows = np.insert(rows, rank, row, axis=0)
         return _tree(matches, rows, limit, self.name) if matches else Candidates(source=self.name)
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         pass
 
-    def _read(self, history: Sequence[int]) -> None:
-        """Bring what is followed to the history; to see what a prompt repeats takes some searches."""
-        # The loop's own list only grows; any other is another text.
+    def _align(self, history: Sequence[int]) -> None:
+        """Bring the alignment up to date with the history; a new prompt takes several searches."""
+        # The decoding loop's own list only grows; any other list is a new text.
         if history is not self._history or len(history) < self._n_read:
-            self._history, self._followed = history, Followed()
-            self._n_read = max(0, len(history) - _OF_PROMPT)
+            self._history, self._alignment = history, Alignment()
+            self._n_read = max(0, len(history) - _PROMPT_TAIL)
             for end in range(self._n_read, len(history)):
-                if end % _APART == 0 and not self._followed.is_followed:
-                    self._search(history[:end], _BEYOND)
-                self._followed.said(history[end])
+                if end % _SEARCH_INTERVAL == 0 and not self._alignment.in_sync:
+                    self._search(history[:end], _LOOKAHEAD)
+                self._alignment.advance(history[end])
         else:
             for token in history[self._n_read :]:
-                self._followed.said(token)
+                self._alignment.advance(token)
         self._n_read = len(history)
 
     def _search(self, history: Sequence[int], length: int) -> tuple[Sequence[int], NDArray[np.int32]]:
-        """The best places, after the followed text has heard of the first of them."""
+        """Find the best places, and offer the first of them to the alignment."""
         matches, rows = self._texts.find(history, length)
         if matches:
             text = rows[0].tolist()
-            self._followed.found(matches[0], text[: text.index(-1)] if -1 in text else text)
+            self._alignment.offer(matches[0], text[: text.index(-1)] if -1 in text else text)
         return matches, rows
 
 
-def _tree(matches: Sequence[int], followed: NDArray[np.int32], limit: Limit, source: str) -> Candidates:
-    """The likeliest nodes of the trie of what followed, the likeliest first.
+def _tree(matches: Sequence[int], rows: NDArray[np.int32], limit: Limit, source: str) -> Candidates:
+    """Merge continuations into a trie and take its most probable nodes, the most probable first.
 
-    A node's confidence is that of prediction by partial matching (Cleary and Witten 1984): the weight of the places that go
-    on so, in that of all places and of something new, which is the less likely the longer the context is.
+    Confidences are those of prediction by partial matching (Cleary and Witten 1984): the weight of the places that
+    continue with a token, over that of all places and of an unseen token, which falls with the length of the context.
 
     Args:
-        matches: tokens of context, the longest first.
-        followed: see `Texts.find`.
+        matches, rows: see `Searchable.find`.
     """
     tokens: list[int] = []
     parents: list[int] = []
     confidences: list[float] = []
     longest = matches[0]
-    weights = [_FORGIVEN ** (longest - match) for match in matches]
-    # How likely something new is at a depth, as a weight.
+    weights = [_DISCOUNT ** (longest - match) for match in matches]
     context = np.arange(longest, longest + limit.depth)
-    new = np.maximum(_NEW / context**2, _CHANGED / context)
-    # −chance of the whole path, number, confidence of the first token, places that go on so, their weight, depth, parent
-    waiting: list[tuple[float, int, float, list[int], float, int, int]] = []
-    numbers = itertools.count()
+    unseen = np.maximum(_NOVELTY / context**2, _CHANGE / context)  # weight of an unseen token, by depth
+    # −probability of the path, tie breaker, confidence of its last token, its places and their weight, depth, parent
+    queue: list[tuple[float, int, float, list[int], float, int, int]] = []
+    counter = itertools.count()
     inner, leaves = {ROOT}, 0
 
-    def branch(places: list[int], depth: int, parent: int, chance: float) -> None:
-        going: dict[int, list[int]] = {}
-        for place, token in zip(places, followed[places, depth].tolist(), strict=True):
-            going.setdefault(token, []).append(place)
-        total = sum(weights[place] for place in places) + new[depth]
-        for token, alike in going.items():
-            weight = sum(weights[place] for place in alike)
-            if token >= 0 and chance * weight / total >= _LEAST:
-                entry = alike, weight, depth, parent
-                heapq.heappush(waiting, (-chance * weight / total, next(numbers), weight / total, *entry))
+    def branch(places: list[int], depth: int, parent: int, probability: float) -> None:
+        """Queue the different tokens that follow at these places."""
+        by_token: dict[int, list[int]] = {}
+        for place, token in zip(places, rows[places, depth].tolist(), strict=True):
+            by_token.setdefault(token, []).append(place)
+        total = sum(weights[place] for place in places) + unseen[depth]
+        for token, group in by_token.items():
+            weight = sum(weights[place] for place in group)
+            if token >= 0 and probability * weight / total >= _MIN_PROBABILITY:
+                entry = group, weight, depth, parent
+                heapq.heappush(queue, (-probability * weight / total, next(counter), weight / total, *entry))
 
     branch(list(range(len(matches))), 0, ROOT, 1.0)
-    while waiting and len(tokens) < limit.nodes:
-        chance, _, confidence, places, weight, depth, parent = heapq.heappop(waiting)
-        leaves += parent in inner  # another child is another end of a path
+    while queue and len(tokens) < limit.nodes:
+        negated, _, confidence, places, weight, depth, parent = heapq.heappop(queue)
+        leaves += parent in inner  # a second child adds a leaf
         if leaves > limit.branches:
             break
         inner.add(parent)
-        # As long as all of them go on alike, it is a slice.
-        ahead = followed[places, depth:]
+        # Add a whole segment: as long as all places continue alike …
+        ahead = rows[places, depth:]
         alike = (ahead == ahead[0]).all(axis=0) & (ahead[0] >= 0)
         n = int(alike.argmin()) or len(alike)
-        sure = weight / (weight + new[depth : depth + n])
-        sure[0] = confidence
-        if waiting:  # or until something else is likelier
-            paths = np.cumprod(sure) * (chance / confidence)
-            n = min(n, max(_AT_ONCE, int(np.searchsorted(paths, waiting[0][0], side="right"))))
+        segment = weight / (weight + unseen[depth : depth + n])
+        segment[0] = confidence
+        if queue:  # … and until another path is more probable
+            paths = np.cumprod(segment) * (negated / confidence)
+            n = min(n, max(_MIN_SEGMENT, int(np.searchsorted(paths, queue[0][0], side="right"))))
         n = min(n, limit.nodes - len(tokens))
         first = len(tokens)
         tokens += ahead[0, :n].tolist()
         parents += [parent, *range(first, first + n - 1)]
-        confidences += sure[:n].tolist()
+        confidences += segment[:n].tolist()
         inner.update(range(first, first + n - 1))
         if depth + n < limit.depth:
-            branch(places, depth + n, first + n - 1, -chance * float(sure[1:n].prod()))
+            branch(places, depth + n, first + n - 1, -negated * float(segment[1:n].prod()))
     return Candidates(tokens, parents, confidences, source)

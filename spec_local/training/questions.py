@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from spec_local.bench import prompts
-from spec_local.datastore import text_sources
+from spec_local.datastore import text_files
 
 EVERY = 20
 """One topic, or passage, of so many is held out."""
@@ -91,21 +91,21 @@ def from_files(paths: Iterable[Path]) -> FromFiles:
         InvalidRequest: a path does not exist, or a file of prompts says something impossible.
     """
     found = FromFiles()
-    for path in text_sources.files(paths):
+    for path in text_files.list_files(paths):
         kind = path.suffix.lower()
         try:
-            text = text_sources.text(path)
+            text = text_files.read_text(path)
             if kind in _PROMPT_FILES and all(mark in text for mark in _PROMPT_FILES[kind]):
                 for prompt in prompts.load(path):
                     found.questions.append(Question(prompt.category, prompt.text, is_held_out(prompt.text)))
                 continue
             passages = cut(text)
             if not passages:
-                raise text_sources.Skipped("next to empty")
+                raise text_files.Skipped("almost empty")
             if language := _grammar().fences.get(kind[1:]):
                 passages = [f"```{language}\n{part}\n```" for part in passages if "```" not in part]
             found.passages.extend(passages)
-        except text_sources.Skipped as why:
+        except text_files.Skipped as why:
             found.skipped.setdefault(str(why), []).append(path)
     return found
 

@@ -1,4 +1,4 @@
-"""specdec datastore and --datastore, as a person uses them."""
+"""`specdec datastore` and `--datastore`, as real commands."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from spec_local.datastore.text_store import Datastore
+from spec_local.datastore.datastore import Datastore
 from spec_local.llama.model import Model
 from tests.cli.conftest import Specdec, folders
 
@@ -14,13 +14,13 @@ TINY = ["--threads", 1, "--ctx", 512]
 
 
 @pytest.fixture
-def apart(home, tmp_path):
-    """The command with what was checked and measured, and a store of its own."""
+def specdec(home, tmp_path):
+    """The command with the measurements of the other tests, and a datastore of its own."""
     own = tmp_path / "cache"
     (own / "specdec").mkdir(parents=True)
-    for kept in (home / "cache/specdec").iterdir():
-        if kept.name != "texts":
-            (own / "specdec" / kept.name).symlink_to(kept)
+    for entry in (home / "cache/specdec").iterdir():
+        if entry.name != "texts":
+            (own / "specdec" / entry.name).symlink_to(entry)
     return Specdec(tmp_path, folders(home) | {"XDG_CACHE_HOME": str(own)})
 
 
@@ -41,8 +41,8 @@ def sources(tmp_path):
     return folder
 
 
-def shown(apart):
-    done = apart("datastore", "show")
+def shown(specdec):
+    done = specdec("datastore", "show")
     assert done.returncode == 0, done.stderr
     blocks = done.stdout.decode().strip().split("\n\n")
     return [dict(re.split(r" +", line, maxsplit=1) for line in b.splitlines()) for b in blocks if b]
@@ -53,136 +53,136 @@ def notes(done, code=0):
     return done.stderr.decode()
 
 
-def answer(apart, main, *more):
+def answer(specdec, main, *more):
     arguments = ["generate", "--main", main, *TINY, "--temp", 0, "-n", 40, "--json", *more, "words"]
-    done = apart(*arguments)
+    done = specdec(*arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_nothing_is_kept_unless_asked_for(apart, main):
-    answer(apart, main)
-    done = apart("datastore", "show")
+def test_nothing_is_added_without_the_option(specdec, main):
+    answer(specdec, main)
+    done = specdec("datastore", "show")
     assert (done.returncode, done.stdout) == (0, b"")
-    assert b"nothing is kept" in done.stderr
-    assert b"nothing is kept" in apart("datastore", "clear").stderr
-    assert not list(apart.folder.rglob("texts"))
+    assert b"the datastore is empty" in done.stderr
+    assert b"the datastore is empty" in specdec("datastore", "clear").stderr
+    assert not list(specdec.folder.rglob("texts"))
 
 
-def test_an_answer_is_kept_and_shown(apart, main):
-    said = answer(apart, main, "--datastore")
-    [store] = shown(apart)
-    assert (store["models"], store["texts"], store["tokens"]) == ("main.gguf", "1", "50")
-    assert store["path"].startswith(str(apart.folder))
-    assert answer(apart, main, "--datastore")["content"] == said["content"]
-    assert shown(apart) == [store]  # the same answer is no other text
+def test_an_answer_is_added_and_shown(specdec, main):
+    first = answer(specdec, main, "--datastore")
+    [datastore] = shown(specdec)
+    assert (datastore["models"], datastore["texts"], datastore["tokens"]) == ("main.gguf", "1", "50")
+    assert datastore["path"].startswith(str(specdec.folder))
+    assert answer(specdec, main, "--datastore")["content"] == first["content"]
+    assert shown(specdec) == [datastore]  # the same answer is not added again
 
 
-def test_every_way_to_ask_for_it(apart, main, tmp_path):
+def test_the_option_the_environment_and_the_config_file(specdec, main, tmp_path):
     (tmp_path / "c.toml").write_text("datastore = true\n")
-    told = {"SPECDEC_DATASTORE": "1"}
+    environment = {"SPECDEC_DATASTORE": "1"}
 
-    def say(word, *arguments, env=None):
-        done = apart("generate", "--main", main, *TINY, "-n", 8, *arguments, word, env=env)
+    def generate(word, *arguments, env=None):
+        done = specdec("generate", "--main", main, *TINY, "-n", 8, *arguments, word, env=env)
         assert done.returncode == 0, done.stderr
 
-    say("words", "--no-datastore", env=told)
-    say("words", "--config", tmp_path / "c.toml", "--no-datastore")
-    assert shown(apart) == []
-    say("some", "--config", tmp_path / "c.toml")
-    say("other", env=told)
-    assert shown(apart)[0]["texts"] == "2"
+    generate("words", "--no-datastore", env=environment)
+    generate("words", "--config", tmp_path / "c.toml", "--no-datastore")
+    assert shown(specdec) == []
+    generate("some", "--config", tmp_path / "c.toml")
+    generate("other", env=environment)
+    assert shown(specdec)[0]["texts"] == "2"
 
 
-def test_files_and_folders(apart, main, sources):
-    done = apart("datastore", "add", main, sources)
-    told = notes(done)
+def test_files_and_folders(specdec, main, sources):
+    done = specdec("datastore", "add", main, sources)
+    output = notes(done)
     assert done.stdout == b""
     for name, reason in (
-        ("picture.png", "no text in UTF-8"),
-        ("latin.txt", "no text in UTF-8"),
+        ("picture.png", "not UTF-8 text"),
+        ("latin.txt", "not UTF-8 text"),
         ("data.json", "larger than 1 MiB"),
-        ("empty.txt", "next to empty"),
-        ("pipe", "no ordinary file"),
+        ("empty.txt", "almost empty"),
+        ("pipe", "not a regular file"),
     ):
-        [line] = [line for line in told.splitlines() if reason in line]
+        [line] = [line for line in output.splitlines() if reason in line]
         assert name in line
-    assert "loop" not in told
-    assert "hidden" not in told
-    assert "added 2 files" in told
-    [store] = shown(apart)
-    assert store["texts"] == "2"
-    assert notes(apart("datastore", "add", main, sources)) == told
-    assert shown(apart) == [store]  # the same again does not double it
+    assert "loop" not in output
+    assert "hidden" not in output
+    assert "added 2 files" in output
+    [datastore] = shown(specdec)
+    assert datastore["texts"] == "2"
+    assert notes(specdec("datastore", "add", main, sources)) == output
+    assert shown(specdec) == [datastore]  # the same files replace themselves
     (sources / "one.py").write_text("def one():\n    return 2\n" * 50)
-    notes(apart("datastore", "add", main, sources / "one.py"))
-    [longer] = shown(apart)
+    notes(specdec("datastore", "add", main, sources / "one.py"))
+    [longer] = shown(specdec)
     assert longer["texts"] == "2"
-    assert int(longer["tokens"]) > int(store["tokens"])
+    assert int(longer["tokens"]) > int(datastore["tokens"])
 
 
-def test_what_was_said_is_guessed(apart, main):
+def test_an_earlier_answer_is_drafted(specdec, main):
     fixed = ["--policy", "fixed", "--draft-max", 8, "--datastore"]
-    first, again = answer(apart, main, *fixed), answer(apart, main, *fixed)
+    first, again = answer(specdec, main, *fixed), answer(specdec, main, *fixed)
     assert again["content"] == first["content"]
     accepted = [each["timings"].get("draft_n_accepted", 0) for each in (first, again)]
     assert accepted[1] >= 25 + accepted[0]
 
 
-def test_what_was_added_is_there_as_tokens(apart, main, tmp_path):
+def test_an_added_file_is_found_as_tokens(specdec, main, tmp_path):
     text = "The two of them were long in words.\n"
     (tmp_path / "two.txt").write_text("\ufeff" + text)
-    notes(apart("datastore", "add", main, tmp_path / "two.txt"))
+    notes(specdec("datastore", "add", main, tmp_path / "two.txt"))
     model = Model(main, weights=False)
     tokens = model.vocabulary.tokenize(text)
-    [folder] = apart.folder.glob("cache/specdec/texts/*")
+    [folder] = specdec.folder.glob("cache/specdec/texts/*")
     matches, rows = Datastore(folder, model.vocabulary.n_tokens).find(tokens[:6], len(tokens) - 6)
     assert (list(matches), rows.tolist()) == ([6], [tokens[6:]])
 
 
-def test_wrong_requests(apart, main, sources):
+def test_wrong_requests(specdec, main, sources):
     for arguments, what in (
         ([main, sources / "nothing.py"], "does not exist"),
         ([main, sources / "picture.png"], "none of these files"),
         ([main, sources / ".git/nothing"], "does not exist"),
     ):
-        done = apart("datastore", "add", *arguments)
+        done = specdec("datastore", "add", *arguments)
         assert done.returncode == 2
         assert what in done.stderr.decode().splitlines()[-1]
-    assert apart("datastore", "add", main).returncode == 2
-    assert apart("datastore", "add", sources / "one.py", sources / "one.py").returncode == 1
-    assert not list(apart.folder.rglob("texts"))
+    assert specdec("datastore", "add", main).returncode == 2
+    assert specdec("datastore", "add", sources / "one.py", sources / "one.py").returncode == 1
+    assert not list(specdec.folder.rglob("texts"))
 
 
-def test_clear_asks(apart, main):
-    answer(apart, main, "--datastore")
-    assert "--yes" in apart.one_line(apart("datastore", "clear"), 2)
-    assert shown(apart)
-    assert "deleted 1 text" in notes(apart("datastore", "clear", "--yes"))
-    assert not shown(apart)
-    assert not list(apart.folder.rglob("texts/*"))
+def test_clear_asks_for_confirmation(specdec, main):
+    answer(specdec, main, "--datastore")
+    assert "--yes" in specdec.one_line(specdec("datastore", "clear"), 2)
+    assert shown(specdec)
+    assert "deleted 1 text" in notes(specdec("datastore", "clear", "--yes"))
+    assert not shown(specdec)
+    assert not list(specdec.folder.rglob("texts/*"))
 
 
-def test_a_damaged_store_is_told_in_a_line_and_costs_no_answer(apart, main):
-    answer(apart, main, "--datastore")
-    for path in apart.folder.rglob("texts/*/journal"):
+def test_a_damaged_datastore_is_one_log_line_and_fails_no_answer(specdec, main):
+    answer(specdec, main, "--datastore")
+    for path in specdec.folder.rglob("texts/*/journal"):
         path.write_bytes(b"nonsense" * 20)
-    done = apart("generate", "--main", main, *TINY, "--temp", 0, "-n", 40, "--datastore", "words")
+    done = specdec("generate", "--main", main, *TINY, "--temp", 0, "-n", 40, "--datastore", "words")
     assert done.returncode == 0
     assert len(done.stderr.decode().splitlines()) == 1
     assert b"journal" in done.stderr
-    assert shown(apart)[0]["texts"] == "1"
+    assert shown(specdec)[0]["texts"] == "1"
 
 
-def test_bench_does_not_feed_what_it_compares(apart, main, tmp_path):
+def test_bench_adds_nothing(specdec, main, tmp_path):
     (tmp_path / "prompts.txt").write_text("words words\n")
     arguments = ["--prompts", tmp_path / "prompts.txt", "--tokens", 12, "--proposer", "lookup", "--datastore"]
-    done = apart("bench", "--main", main, *TINY, *arguments)
+    done = specdec("bench", "--main", main, *TINY, *arguments)
     assert done.returncode == 0, done.stderr
-    assert shown(apart)[0]["texts"] == "0"
+    assert shown(specdec)[0]["texts"] == "0"
 
 
-def test_in_chat(apart, main):
-    done = apart("chat", "--main", main, *TINY, "-n", 20, "--datastore", stdin=b"hello\nand more\n")
+def test_chat_adds_each_answer(specdec, main):
+    done = specdec("chat", "--main", main, *TINY, "-n", 20, "--datastore", stdin=b"hello\nand more\n")
     assert done.returncode == 0, done.stderr
-    assert shown(apart)[0]["texts"] == "2"
+    assert shown(specdec)[0]["texts"] == "2"

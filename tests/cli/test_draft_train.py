@@ -80,7 +80,7 @@ def test_a_draft(quick, inside, short_main, target, training, tmp_path):
     assert done.stdout == f"{target}\n".encode()
     said = done.stderr.decode().splitlines()
     assert said[:2] == [
-        f"skipped, no text in UTF-8: {tmp_path / 'picture.bin'}",
+        f"skipped, not UTF-8 text: {tmp_path / 'picture.bin'}",
         "your texts: 1 prompts, 0 passages",
     ]
     stages = ["measuring", "writing", "choosing tokens", "choosing the model", "learning", "exporting"]

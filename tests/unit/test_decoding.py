@@ -14,8 +14,8 @@ from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.proposal import Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.datastore.context_index import ContextIndex
 from spec_local.datastore.lookup import DatastoreLookup
-from spec_local.datastore.text_index import ContextIndex
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Prefilled, Step
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
@@ -49,13 +49,13 @@ class FakeDatastore:
     more: extra length of some matches, so that they are followed although the contexts differ.
     """
 
-    index = ContextIndex.of(np.append(np.random.default_rng(0).integers(0, 3, 300), -1))
+    index = ContextIndex.build(np.append(np.random.default_rng(0).integers(0, 3, 300), -1))
 
     def __init__(self, more=0):
         self.more = more
 
     def find(self, history, length):
-        found = self.index.find(history, least=1)
+        found = self.index.find(history, shortest=1)
         more = 0 if len(history) % 5 else self.more
         return [n + more for n, _ in found], self.index.continuations([place for _, place in found], length)
 

@@ -176,9 +176,9 @@ def test_other_files_become_passages(tmp_path):
     (tmp_path / ".hidden").write_text("\n".join(PROSE))
     found = from_files([tmp_path])
     assert {why: [p.name for p in paths] for why, paths in found.skipped.items()} == {
-        "no text in UTF-8": ["image.png", "latin.txt"],
+        "not UTF-8 text": ["image.png", "latin.txt"],
         "larger than 1 MiB": ["large.txt"],
-        "next to empty": ["short.txt"],
+        "almost empty": ["short.txt"],
     }
     assert found.questions == []
     kinds = Counter(passage.split("\n")[0] for passage in found.passages if passage.startswith("```"))

@@ -1,0 +1,301 @@
+"""The datastore: texts on disk, by vocabulary, from which later sessions draft.
+
+A datastore is a folder with two files. ``index`` holds texts and their sorted places; it is only ever replaced as a whole.
+``journal`` holds newer texts, one record each; records are appended, and merged into a new index when there are many. Each
+text has a label, and a newer text replaces the one with the same label: merging a journal twice, as after a kill between
+the two writes, changes nothing. Writers hold a lock. Readers do not: they rely on checksums, and may miss a text that is
+just being written.
+
+No fault of these files fails an answer: it is logged once, and a damaged file is rewritten.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+from filelock import FileLock, Timeout
+
+from spec_local.datastore import file_format
+from spec_local.datastore.context_index import SEPARATOR, ContextIndex
+from spec_local.datastore.file_format import Text, Tokens, joined
+from spec_local.errors import SpecLocalError
+from spec_local.files import write_atomically
+from spec_local.llama.model import Model
+
+MAX_TOKENS = 1_000_000
+"""Capacity of a datastore, at 8 bytes a token on disk; the oldest texts are dropped first."""
+_MAX_JOURNAL_TOKENS = 50_000  # sorted again after each answer, in about 10 ms
+_MIN_ANSWER = 4  # tokens
+_LOCK_TIMEOUT = 10.0  # seconds; another process needs one to merge
+_MAX_PLACES = 24
+_MAX_MODELS = 20
+_MAX_FILE_SIZE = 64 << 20  # bytes; larger files were not written here
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Summary of a datastore. size: of its files, in bytes. models: file names of the models that have used it."""
+
+    folder: Path
+    n_texts: int
+    n_tokens: int
+    size: int
+    models: Sequence[str]
+
+
+class Datastore:
+    """The texts of one vocabulary, as of the last `refresh`.
+
+    Args:
+        folder: named after the vocabulary; created by the first write.
+        n_vocab: size of the main model's vocabulary; other tokens are never proposed.
+        max_tokens: capacity.
+        log: called with one line about each fault, once.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        n_vocab: int,
+        *,
+        max_tokens: int = MAX_TOKENS,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.folder = folder
+        self.read_only = False
+        """Whether `add_answer` does nothing."""
+        self._n_vocab, self._max_tokens, self._log = n_vocab, max_tokens, log
+        self._key = hashlib.sha256(folder.name.encode()).digest()[:16]
+        self._logged: set[str] = set()
+        self._versions: dict[str, tuple[int, ...] | None] = {"index": None, "journal": None}
+        self._index, self._labels = ContextIndex(), list[int]()
+        self._journal_index, self._journal = ContextIndex(), list[Text]()
+        self._valid_size = 0  # bytes of the journal up to the end of the last whole record
+        self._index_damaged = False
+        self.refresh()
+
+    def find(self, history: Sequence[int], length: int) -> tuple[Sequence[int], Tokens]:
+        """Implement `spec_local.datastore.lookup.Searchable`."""
+        matches: list[int] = []
+        parts: list[Tokens] = []
+        for index in (self._journal_index, self._index):
+            if found := index.find(history, _MAX_PLACES):
+                matches += [match for match, _ in found]
+                parts.append(index.continuations([place for _, place in found], length, self._n_vocab))
+        if not parts:
+            return (), np.empty((0, length), np.int32)
+        rows = parts[0]
+        if len(parts) > 1:
+            longest = sorted(range(len(matches)), key=lambda i: -matches[i])[:_MAX_PLACES]
+            matches, rows = [matches[i] for i in longest], np.concatenate(parts)[longest]
+        return matches, rows
+
+    def refresh(self) -> None:
+        """Read what any process has written since; almost free if there is nothing new."""
+        for name, read in (("index", self._read_index), ("journal", self._read_journal)):
+            path = self.folder / name
+            try:
+                version = _version(path)
+                if version == self._versions[name]:
+                    continue
+                self._versions[name] = version
+                self._index_damaged = self._index_damaged and name != "index"
+                read(path.read_bytes() if version else b"")
+            except OSError as error:
+                read(b"")
+                self._log_once(f"{path} cannot be read ({error.strerror}) and is ignored")
+            except ValueError as error:
+                self._index_damaged = self._index_damaged or name == "index"
+                self._log_once(f"{path} {error}: its texts are lost, and it will be rewritten")
+
+    def add_answer(self, answer: Sequence[int], before: Sequence[int] = ()) -> None:
+        """Add an answer and the tokens before it, unless they are here already; faults are only logged."""
+        if self.read_only or len(answer) < _MIN_ANSWER or len(before) + len(answer) >= self._max_tokens:
+            return
+        try:
+            with self._locked():
+                text = Text.of([*before, *answer])
+                if text.label not in self._labels and all(text.label != each.label for each in self._journal):
+                    self._append(text)
+                n_tokens = sum(len(each.tokens) for each in self._journal)
+                if self._index_damaged or n_tokens > _MAX_JOURNAL_TOKENS:
+                    self._merge(())
+        except OSError as error:
+            self.read_only = True  # or every answer would wait for the lock, and fail
+            self._log_once(f"answers are not added to the datastore {self.folder} ({_reason(error)})")
+
+    def add(self, texts: Iterable[Text]) -> None:
+        """Add many texts at once.
+
+        Raises:
+            SpecLocalError: they could not be written; nothing has changed.
+        """
+        try:
+            with self._locked():
+                self._merge(texts)
+        except OSError as error:
+            raise SpecLocalError(
+                f"cannot write to the datastore {self.folder} ({_reason(error)}): fix this and try again"
+            ) from None
+
+    def contents(self) -> Contents:
+        """A summary for people."""
+        texts = self._texts(())
+        size = sum(version[0] for version in self._versions.values() if version)
+        n_tokens = sum(len(text.tokens) for text in texts)
+        return Contents(self.folder, len(texts), n_tokens, size, self._models())
+
+    def add_model(self, name: str) -> None:
+        """Add the file name of a model to `Contents.models`."""
+        known = self._models()
+        if name not in known:
+            with contextlib.suppress(OSError):
+                _make(self.folder)
+                names = "\n".join([*known[1 - _MAX_MODELS :], name])
+                write_atomically(self.folder / "models", names.encode("utf-8", "surrogateescape"))
+
+    def _models(self) -> list[str]:
+        with contextlib.suppress(OSError):
+            names = (self.folder / "models").read_text(encoding="utf-8", errors="replace")
+            return [name for name in names.splitlines() if name.isprintable()][-_MAX_MODELS:]
+        return []
+
+    def _texts(self, more: Iterable[Text]) -> list[Text]:
+        """The texts of both files, and more, the oldest first."""
+        tokens = self._index.tokens
+        old = np.split(tokens, np.flatnonzero(tokens == SEPARATOR) + 1)[:-1]
+        known = {label: Text(label, text[:-1]) for label, text in zip(self._labels, old, strict=True)}
+        for text in (*self._journal, *more):
+            known.pop(text.label, None)
+            known[text.label] = text
+        return list(known.values())
+
+    def _merge(self, more: Iterable[Text]) -> None:
+        """Write a new index of the latest texts that fit, and delete the journal."""
+        kept: list[Text] = []
+        room = self._max_tokens
+        for text in reversed(self._texts(more)):
+            room -= len(text.tokens) + 1
+            if room < 0:
+                break
+            kept.append(text)
+        write_atomically(self.folder / "index", file_format.encode_index(self._key, kept[::-1]))
+        (self.folder / "journal").unlink(missing_ok=True)  # after a kill before this, it is merged once more
+        self.refresh()
+
+    def _append(self, text: Text) -> None:
+        """Append a text to the journal."""
+        record = file_format.encode_record(text)
+        if not self._valid_size:
+            record = file_format.journal_header(self._key) + record
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        file = os.open(self.folder / "journal", flags, 0o600)
+        try:
+            os.ftruncate(file, self._valid_size)  # a kill or a full disk may have left a partial record
+            os.lseek(file, 0, os.SEEK_END)
+            while record:
+                record = record[os.write(file, record) :]
+        finally:
+            os.close(file)
+        self.refresh()
+
+    def _read_index(self, content: bytes) -> None:
+        self._index, self._labels = ContextIndex(), []
+        if content:
+            self._index, self._labels = file_format.decode_index(self._key, content)
+
+    def _read_journal(self, content: bytes) -> None:
+        self._valid_size, self._journal = 0, []
+        try:
+            if content:
+                for text, end in file_format.decode_journal(self._key, content):
+                    self._journal.append(text)
+                    self._valid_size = end
+        finally:
+            self._journal_index = ContextIndex.build(joined(self._journal))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the writers' lock, and read what other processes have written."""
+        _make(self.folder)
+        with FileLock(self.folder / "lock", timeout=_LOCK_TIMEOUT, mode=0o600):
+            self.refresh()
+            yield
+
+    def _log_once(self, line: str) -> None:
+        if line not in self._logged:
+            self._logged.add(line)
+            self._log(line)
+
+
+def folders() -> list[Path]:
+    """The folders of all datastores."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in _root().iterdir() if path.is_dir())
+    return []
+
+
+def open_datastore(model: Model, log: Callable[[str], None] = lambda line: None) -> Datastore:
+    """The datastore of a model's vocabulary, which all sizes and quantizations of its family share."""
+    vocabulary = model.vocabulary
+    datastore = Datastore(_root() / vocabulary.fingerprint, vocabulary.n_tokens, log=log)
+    datastore.add_model(model.path.name)
+    return datastore
+
+
+def contents(folder: Path) -> Contents:
+    """A summary of the datastore in a folder."""
+    return Datastore(folder, 0).contents()
+
+
+def clear(folder: Path) -> None:
+    """Delete the datastore in a folder; a session that has it open goes on without it.
+
+    Raises:
+        SpecLocalError: another process is writing to it.
+        OSError: a file cannot be deleted.
+    """
+    try:
+        with FileLock(folder / "lock", timeout=_LOCK_TIMEOUT, mode=0o600):
+            for path in folder.iterdir():
+                path.unlink()  # including the lock: a process that waits for it creates a new one
+    except Timeout:
+        raise SpecLocalError(f"another specdec process is writing to {folder}: try again later") from None
+    with contextlib.suppress(OSError):  # another process has already added something
+        folder.rmdir()
+
+
+def _root() -> Path:
+    return Path(platformdirs.user_cache_dir("specdec")) / "texts"
+
+
+def _make(folder: Path) -> None:
+    """Create a folder that only its owner can read."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _version(path: Path) -> tuple[int, ...] | None:
+    """Size, time of modification and inode, which change with the file; None: there is no file.
+
+    Raises:
+        OSError: it cannot be read, or is not a file that a datastore writes.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_FILE_SIZE:
+        raise OSError(errno.EINVAL, "not a file of a datastore")
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _reason(error: OSError) -> str:
+    return "another process holds its lock" if isinstance(error, Timeout) else str(error.strerror or error)

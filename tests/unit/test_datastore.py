@@ -1,0 +1,463 @@
+"""The datastore: what it keeps, what other processes see of it, and damage to its files."""
+
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spec_local.datastore.datastore import Datastore, clear
+from spec_local.datastore.file_format import Text
+from spec_local.errors import SpecLocalError
+
+VOCABULARY = 1000
+FIRST, SECOND = list(range(100, 140)), list(range(200, 260))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "texts" / "a vocabulary"
+
+
+def opened(folder, log=None, **kwargs):
+    return Datastore(folder, VOCABULARY, log=([] if log is None else log).append, **kwargs)
+
+
+def finds(datastore, text):
+    """Whether a search for the beginning of a text finds its end."""
+    _, rows = datastore.find(text[:8], len(text) - 8)
+    return any(row == text[8:] for row in rows.tolist())
+
+
+def kept(folder):
+    """The texts of a datastore that logs no fault."""
+    log = []
+    datastore = opened(folder, log)
+    assert log == []
+    return {tuple(text.tokens.tolist()) for text in datastore._texts(())}
+
+
+def test_an_empty_datastore_finds_nothing_and_makes_no_folder(folder):
+    datastore = opened(folder)
+    matches, rows = datastore.find([1, 2, 3, 4], 5)
+    assert (len(matches), rows.shape) == (0, (0, 5))
+    assert not folder.exists()
+    assert datastore.contents().n_tokens == 0
+
+
+def test_an_answer_is_found_at_once_and_after_reopening(folder):
+    datastore = opened(folder)
+    datastore.add_answer(FIRST[8:], FIRST[:8])
+    assert finds(datastore, FIRST)
+    assert finds(opened(folder), FIRST)
+    assert not finds(datastore, SECOND)
+    assert kept(folder) == {tuple(FIRST)}
+
+
+def test_a_very_short_answer_is_not_added(folder):
+    datastore = opened(folder)
+    datastore.add_answer([1, 2, 3], [5] * 8)
+    assert datastore.contents().n_texts == 0
+
+
+def test_a_repeated_answer_is_kept_once(folder):
+    datastore = opened(folder)
+    for merged in (False, True):
+        for _ in range(2):
+            datastore.add_answer(FIRST)
+            assert datastore.contents().n_texts == 1
+            assert (folder / "journal").exists() != merged
+            assert len(datastore._journal) == (not merged)
+        datastore.add([])
+
+
+def test_a_merge_keeps_everything(folder):
+    datastore = opened(folder)
+    datastore.add_answer(FIRST)
+    datastore.add([Text.of(SECOND)])
+    assert not (folder / "journal").exists()
+    datastore.add_answer(list(range(300, 350)))
+    assert kept(folder) == {tuple(FIRST), tuple(SECOND), tuple(range(300, 350))}
+    for each in (datastore, opened(folder)):
+        assert finds(each, FIRST)
+        assert finds(each, SECOND)
+        assert each.contents().n_tokens == 150
+
+
+def test_a_newer_version_of_a_file_replaces_the_older(folder):
+    datastore = opened(folder)
+    datastore.add([Text.of(FIRST, "a.py"), Text.of(SECOND, "b.py")])
+    datastore.add([Text.of(SECOND[:30], "a.py")])
+    assert kept(folder) == {tuple(SECOND), tuple(SECOND[:30])}
+
+
+def test_the_oldest_texts_are_dropped_first(folder):
+    datastore = opened(folder, max_tokens=100)
+    datastore.add([Text.of(FIRST), Text.of(SECOND[:40])])
+    datastore.add([Text.of(range(300, 330))])
+    assert kept(folder) == {tuple(SECOND[:40]), tuple(range(300, 330))}
+    datastore.add([Text.of(SECOND[:40])])  # now the newest
+    datastore.add([Text.of(range(400, 430))])
+    assert kept(folder) == {tuple(SECOND[:40]), tuple(range(400, 430))}
+    datastore.add_answer(range(500))  # more than the capacity
+    assert kept(folder) == {tuple(SECOND[:40]), tuple(range(400, 430))}
+
+
+def test_a_long_journal_is_merged(folder, monkeypatch):
+    monkeypatch.setattr("spec_local.datastore.datastore._MAX_JOURNAL_TOKENS", 200)
+    datastore, texts = opened(folder), [[*range(n, n + 40)] for n in range(0, 900, 50)]
+    for text in texts:
+        datastore.add_answer(text)
+        assert sum(len(t.tokens) for t in datastore._journal) <= 200
+    assert kept(folder) == set(map(tuple, texts))
+
+
+def test_the_longest_matches_of_both_files_come_first(folder):
+    datastore = opened(folder)
+    datastore.add([Text.of([*range(10, 20), 7, 7, 7])])
+    datastore.add_answer([*range(14, 20), 8, 8, 8])
+    matches, rows = datastore.find([*range(10, 20)], 3)
+    assert (list(matches), rows.tolist()) == ([10, 6], [[7, 7, 7], [8, 8, 8]])
+
+
+def test_a_refresh_reads_what_another_session_added(folder):
+    ours, theirs = opened(folder), opened(folder)
+    theirs.add_answer(FIRST)
+    assert not finds(ours, FIRST)
+    ours.refresh()
+    assert finds(ours, FIRST)
+    theirs.add([Text.of(SECOND)])
+    ours.refresh()
+    assert finds(ours, FIRST)
+    assert finds(ours, SECOND)
+    ours.add_answer(range(300, 350))
+    theirs.refresh()
+    assert finds(theirs, list(range(300, 350)))
+
+
+def test_only_the_owner_may_read_the_files(folder):
+    datastore = opened(folder)
+    datastore.add_answer(FIRST)
+    datastore.add_model("main.gguf")
+    datastore.add([Text.of(SECOND)])
+    datastore.add_answer(SECOND[::-1])
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    names = {path.name for path in folder.iterdir()}
+    assert {"index", "journal", "models"} <= names
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_a_read_only_datastore_writes_nothing(folder):
+    datastore = opened(folder)
+    datastore.read_only = True
+    datastore.add_answer(FIRST)
+    assert not folder.exists()
+
+
+def test_tokens_outside_the_vocabulary_are_never_proposed(folder):
+    text = [*range(10), VOCABULARY - 1, VOCABULARY, 5]
+    for add in (lambda: opened(folder).add_answer(text), lambda: opened(folder).add([])):
+        add()
+        _, rows = opened(folder).find(range(10), 3)
+        assert rows.tolist() == [[VOCABULARY - 1, -1, -1]]
+
+
+def test_the_latest_models_are_listed(folder):
+    datastore = opened(folder)
+    for n in range(30):
+        datastore.add_model(f"{n}.gguf")
+        datastore.add_model(f"{n}.gguf")
+    assert list(datastore.contents().models) == [f"{n}.gguf" for n in range(10, 30)]
+
+
+def test_clear(folder):
+    datastore = opened(folder)
+    datastore.add_answer(FIRST)
+    clear(folder)
+    assert not folder.exists()
+    datastore.refresh()
+    assert not finds(datastore, FIRST)
+    datastore.add_answer(SECOND)
+    assert kept(folder) == {tuple(SECOND)}
+
+
+# Damage to the files
+
+
+def test_a_truncated_journal_loses_only_its_end(folder):
+    datastore = opened(folder)
+    datastore.add_answer(FIRST)
+    whole = (folder / "journal").read_bytes()
+    datastore.add_answer(SECOND)
+    longer = (folder / "journal").read_bytes()
+    for n in range(len(longer)):
+        (folder / "journal").write_bytes(longer[:n])
+        expected = {tuple(FIRST)} if n >= len(whole) else set()
+        assert kept(folder) == expected, n  # not logged: a writer may be active
+        if n % 20 == 7:
+            opened(folder).add_answer(range(300, 350))
+            assert kept(folder) == expected | {tuple(range(300, 350))}
+
+
+def test_a_truncated_index_is_logged_once_and_rewritten(folder):
+    datastore = opened(folder)
+    datastore.add([Text.of(FIRST)])
+    whole = (folder / "index").read_bytes()
+    for n in (1, 10, 40, 60, len(whole) - 1):
+        (folder / "index").write_bytes(whole[:n])
+        log = []
+        damaged = opened(folder, log)
+        damaged.refresh()
+        assert damaged.find(FIRST[:8], 4)[0] == ()
+        damaged.add_answer(SECOND)
+        damaged.add_answer(range(300, 350))
+        assert len(log) == 1
+        assert str(folder / "index") in log[0]
+        assert kept(folder) == {tuple(SECOND), tuple(range(300, 350))}
+        (folder / "journal").unlink()
+
+
+@pytest.mark.parametrize("name", ["index", "journal"])
+def test_a_changed_byte_loses_only_its_own_file(folder, name):
+    datastore = opened(folder)
+    datastore.add([Text.of(FIRST)])
+    datastore.add_answer(SECOND)
+    whole, other = (folder / name).read_bytes(), FIRST if name == "journal" else SECOND
+    for at in range(len(whole)):
+        content = bytearray(whole)
+        content[at] ^= 1
+        (folder / name).write_bytes(content)
+        left = {tuple(text.tokens.tolist()) for text in opened(folder)._texts(())}
+        assert left == {tuple(other)}, at
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_corrupt_tokens_are_never_proposed(folder, data):
+    for path in folder.glob("*"):
+        path.unlink()
+    datastore = opened(folder)
+    datastore.add([Text.of(FIRST)])
+    datastore.add_answer(SECOND)
+    path = folder / data.draw(st.sampled_from(["index", "journal"]))
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        content[data.draw(st.integers(0, len(content))) :] = data.draw(st.binary(max_size=40))
+    path.write_bytes(content)
+    log = []
+    datastore = opened(folder, log)
+    assert len(log) <= 1
+    known = {tuple(FIRST), tuple(SECOND)}
+    assert {tuple(text.tokens.tolist()) for text in datastore._texts(())} <= known
+    for text in (FIRST, SECOND):
+        for row in datastore.find(text[:8], 60)[1].tolist():
+            assert [t for t in row if t >= 0] == text[8:]
+    datastore.add_answer(range(300, 350))
+    assert finds(opened(folder), list(range(300, 350)))
+    assert len(log) <= 1
+
+
+def test_files_of_another_vocabulary_or_version_are_ignored(folder, tmp_path):
+    other = opened(tmp_path / "texts" / "other")
+    other.add([Text.of(FIRST)])
+    other.add_answer(SECOND)
+    for name in ("index", "journal"):
+        for content in ((other.folder / name).read_bytes(), b"specdec texts 2\n" + bytes(100), b"\0" * 100):
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+            log = []
+            datastore = opened(folder, log)
+            assert (len(log), datastore.contents().n_texts) == (1, 0)
+            assert "version or vocabulary" in log[0]
+            datastore.add_answer(SECOND)
+            assert kept(folder) == {tuple(SECOND)}
+            for path in folder.iterdir():
+                path.unlink()
+
+
+def test_inconsistent_content_with_a_valid_checksum_is_rejected(folder):
+    """As another program might write it."""
+    datastore = opened(folder)
+    datastore.add([Text.of(FIRST)])
+    import zlib
+
+    from spec_local.datastore import file_format
+
+    content = (folder / "index").read_bytes()
+    head, body = content[: file_format._INDEX.size], np.frombuffer(content[file_format._INDEX.size :], "<u4")
+    for at, value in ((0, 5), (41 + 3, 2**31), (41 + 3, 0), (7, 0)):
+        wrong = body.copy()
+        wrong[at] = value
+        new = head[:-4] + zlib.crc32(wrong.tobytes()).to_bytes(4, "little") + wrong.tobytes()
+        (folder / "index").write_bytes(new)
+        log = []
+        assert opened(folder, log).find(FIRST[:8], 3)[0] == ()
+        assert len(log) == 1
+
+
+@pytest.mark.parametrize("name", ["index", "journal"])
+def test_a_folder_in_place_of_a_file(folder, name):
+    opened(folder).add([Text.of(FIRST)])
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    log = []
+    datastore = opened(folder, log)
+    datastore.refresh()
+    assert len(log) == 1
+    datastore.add_answer(SECOND)
+    datastore.find(SECOND[:8], 4)
+    with pytest.raises(SpecLocalError, match="cannot write"):
+        datastore.add([Text.of(SECOND)])
+
+
+def test_opening_does_not_wait_for_a_pipe(folder):
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "index")
+    log = []
+    opened(folder, log)
+    assert len(log) == 1
+
+
+def test_a_huge_file_is_not_read(folder):
+    folder.mkdir(parents=True)
+    with (folder / "journal").open("wb") as file:
+        file.truncate(1 << 40)
+    log = []
+    assert opened(folder, log).contents().n_texts == 0
+    assert len(log) == 1
+
+
+def test_a_full_disk_loses_only_new_texts_and_is_logged_once(folder):
+    """Simulated by a limit on the size of files."""
+    opened(folder).add_answer(FIRST)
+    log = []
+    datastore = opened(folder, log)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((folder / "journal").stat().st_size + 20, limits[1]))
+        datastore.add_answer(SECOND)
+        datastore.add_answer(range(300, 350))
+        assert len(log) == 1
+        assert "not added" in log[0]
+        assert datastore.read_only
+        with pytest.raises(SpecLocalError, match="fix this"):
+            datastore.add([Text.of(range(400))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, previous)
+    assert finds(datastore, FIRST)
+    assert kept(folder) == {tuple(FIRST)}
+    assert not list(folder.glob("*.part"))
+    opened(folder).add_answer(SECOND)
+    assert kept(folder) == {tuple(FIRST), tuple(SECOND)}
+
+
+def test_waiting_for_the_lock_ends(folder, monkeypatch):
+    monkeypatch.setattr("spec_local.datastore.datastore._LOCK_TIMEOUT", 0.05)
+    opened(folder).add_answer(FIRST)
+    log = []
+    datastore = opened(folder, log)
+    with FileLock(folder / "lock"):
+        datastore.add_answer(SECOND)
+        datastore.add_answer(range(300, 350))
+        with pytest.raises(SpecLocalError, match="another process"):
+            datastore.add([])
+        with pytest.raises(SpecLocalError, match="another specdec"):
+            clear(folder)
+    assert len(log) == 1
+    assert kept(folder) == {tuple(FIRST)}
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from spec_local.datastore import datastore as module
+module._MAX_JOURNAL_TOKENS = 500
+datastore = module.Datastore(Path(sys.argv[1]), 100_000)
+first, n = int(sys.argv[2]), int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(n):
+    datastore.add_answer([first + i, *range(first + i, first + i + 30)])
+    print(i, flush=True)
+"""
+
+
+def writer(folder, first, n):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), str(first), str(n)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def written(first, i):
+    return (first + i, *range(first + i, first + i + 30))
+
+
+def test_concurrent_writers_lose_nothing(folder):
+    writers = {first: writer(folder, first, 60) for first in (10_000, 20_000)}
+    for process in writers.values():
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    for process in writers.values():
+        process.communicate()
+        assert process.returncode == 0
+    assert kept(folder) == {written(first, i) for first in writers for i in range(60)}
+    assert (folder / "index").exists()  # so there were merges, too
+
+
+def test_killed_writers_lose_no_finished_text(folder):
+    rng = np.random.default_rng(0)
+    finished = set()
+    for round_ in range(12):
+        first = 1000 * (round_ + 1)
+        process = writer(folder, first, 900)
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        time.sleep(rng.uniform(0, 0.1))
+        process.kill()
+        output = process.communicate()[0].split()
+        finished |= {written(first, int(i)) for i in output}
+        texts = kept(folder)
+        assert finished <= texts
+        assert all(text[1:] == tuple(range(text[0], text[0] + 30)) for text in texts)
+    assert len(finished) > 50
+
+
+def test_a_kill_between_the_two_writes_of_a_merge(folder, monkeypatch):
+    datastore = opened(folder)
+    datastore.add_answer(FIRST)
+    journal = (folder / "journal").read_bytes()
+    datastore.add([Text.of(SECOND)])
+    (folder / "journal").write_bytes(journal)
+    assert kept(folder) == {tuple(FIRST), tuple(SECOND)}
+    again = opened(folder)
+    assert again.contents().n_texts == 2
+    again.add([])
+    assert kept(folder) == {tuple(FIRST), tuple(SECOND)}
+
+
+def test_a_folder_that_cannot_be_written_to(folder):
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file")
+    log = []
+    datastore = opened(folder, log)
+    datastore.add_model("main.gguf")
+    datastore.add_answer(FIRST)
+    assert len(log) >= 1
+    with pytest.raises(SpecLocalError):
+        datastore.add([Text.of(FIRST)])
