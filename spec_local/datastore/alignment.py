@@ -1,9 +1,9 @@
 """Alignment of the output with a text that it repeats with changes.
 
-After a change, a search for the end of the history finds the text again only after several tokens, and its short match is
-uncertain. An alignment looks for the output where it left the text: one token that matches there is as strong evidence as
-several tokens elsewhere. It also learns substitutions: where the output replaced a name by another one, the same
-replacement is expected for the next occurrence.
+After a change, a search for the end of the history finds the text again only after several tokens, and its
+short match is uncertain. An alignment looks for the output where it left the text: one token that matches
+there is as strong evidence as several tokens elsewhere. It also learns substitutions: where the output
+replaced a name by another one, the same replacement is expected for the next occurrence.
 """
 
 from collections.abc import Sequence
@@ -42,9 +42,9 @@ class Alignment:
     def match(self) -> int:
         """Tokens of context with which a search result would be as reliable; 0: no token is expected.
 
-        Measured on variants of 20 answers of a 1.5B main model at temperature 0: after 1, 2 and 3 matching tokens, the
-        next token matched in 67, 79 and 83 % of cases if about as many tokens were replaced as left out, and in 35, 58
-        and 78 % otherwise.
+        Measured on variants of 20 answers of a 1.5B main model at temperature 0: after 1, 2 and 3 matching
+        tokens, the next token matched in 67, 79 and 83 % of cases if about as many tokens were replaced as
+        left out, and in 35, 58 and 78 % otherwise.
         """
         if not self.continuation(1):
             return 0
@@ -96,9 +96,10 @@ class Alignment:
         return abs(skipped - len(self._diverged)) < 2
 
     def _longest_match(self) -> tuple[int, int]:
-        """The longest suffix of the diverged output in the text: its length, and the tokens from the position to its end.
+        """Find the longest suffix of the diverged output in the text; of equally long ones, the nearest.
 
-        Of equally long matches the nearest.
+        Returns:
+            its length, and the number of text tokens from the position to its end.
         """
         output, text, n = self._diverged, self._text, len(self._diverged)
         best = 0, 0

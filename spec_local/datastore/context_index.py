@@ -1,8 +1,8 @@
 """A static index of texts by context: one binary search finds where the end of a history occurred before.
 
-A suffix array (Manber and Myers, SIAM J. Comput. 22, 1993) of the reversed texts: places are sorted by the tokens before
-them, read backwards, so that the neighbours of a place share the longest contexts with it. Built by prefix doubling in
-numpy.
+A suffix array (Manber and Myers, SIAM J. Comput. 22, 1993) of the reversed texts: places are sorted by the
+tokens before them, read backwards, so that the neighbours of a place share the longest contexts with it.
+Built by prefix doubling in numpy.
 """
 
 from bisect import bisect_left
@@ -55,8 +55,8 @@ class ContextIndex:
             shortest: minimum number of tokens that agree.
 
         Returns:
-            for each place the number of tokens that agree, up to 32, and the place; the longest match first, none more
-            than 4 tokens shorter; of equal contexts of 32 tokens, the latest first.
+            for each place the number of tokens that agree, up to 32, and the place; the longest match
+            first, none more than 4 tokens shorter; of equal contexts of 32 tokens, the latest first.
         """
         if len(history) < shortest or not self._places:
             return []

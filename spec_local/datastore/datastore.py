@@ -1,10 +1,10 @@
 """The datastore: texts on disk, by vocabulary, from which later sessions draft.
 
-A datastore is a folder with two files. ``index`` holds texts and their sorted places; it is only ever replaced as a whole.
-``journal`` holds newer texts, one record each; records are appended, and merged into a new index when there are many. Each
-text has a label, and a newer text replaces the one with the same label: merging a journal twice, as after a kill between
-the two writes, changes nothing. Writers hold a lock. Readers do not: they rely on checksums, and may miss a text that is
-just being written.
+A datastore is a folder with two files. ``index`` holds texts and their sorted places; it is only ever
+replaced as a whole. ``journal`` holds newer texts, one record each; records are appended, and merged into a
+new index when there are many. Each text has a label, and a newer text replaces the one with the same label:
+merging a journal twice, as after a kill between the two writes, changes nothing. Writers hold a lock.
+Readers do not: they rely on checksums, and may miss a text that is just being written.
 
 No fault of these files fails an answer: it is logged once, and a damaged file is rewritten.
 """
@@ -41,7 +41,10 @@ _MAX_FILE_SIZE = 64 << 20  # bytes; larger files were not written here
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Summary of a datastore. size: of its files, in bytes. models: file names of the models that have used it."""
+    """Summary of a datastore.
+
+    size: of its files, in bytes. models: file names of the models that have used it.
+    """
 
     folder: Path
     n_texts: int

@@ -1,6 +1,7 @@
 """Binary format of the datastore's files: an index of many texts, and a journal of the latest ones.
 
-Both start with a magic string and a key for the vocabulary; CRC-32 checksums protect the rest. Numbers are little-endian.
+Both start with a magic string and a key for the vocabulary; CRC-32 checksums protect the rest. Numbers are
+little-endian.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Lookup candidates from texts of earlier sessions.
 
-As in suffix decoding (Oliaro et al. 2024, arXiv 2411.04975): the places whose context agrees longest with the end of the
-history, and the tokens that followed there, merged into a tree and weighted by frequency. In addition, a text that is being
-repeated with changes is tracked (`spec_local.datastore.alignment`).
+As in suffix decoding (Oliaro et al. 2024, arXiv 2411.04975): the places whose context agrees longest with
+the end of the history, and the tokens that followed there, merged into a tree and weighted by frequency. In
+addition, a text that is being repeated with changes is tracked (`spec_local.datastore.alignment`).
 """
 
 import heapq
@@ -39,8 +39,8 @@ class Searchable(Protocol):
         """Find the places whose contexts agree longest with the end of the history, the longest first.
 
         Returns:
-            the number of tokens that agree at each place, and the tokens that followed there, int32 (places, length),
-            with −1 from the end of the text or from a token that cannot be proposed.
+            the number of tokens that agree at each place, and the tokens that followed there, int32
+            (places, length), with −1 from the end of the text or from a token that cannot be proposed.
         """
 
 
@@ -100,8 +100,9 @@ class DatastoreLookup:
 def _tree(matches: Sequence[int], rows: NDArray[np.int32], limit: Limit, source: str) -> Candidates:
     """Merge continuations into a trie and take its most probable nodes, the most probable first.
 
-    Confidences are those of prediction by partial matching (Cleary and Witten 1984): the weight of the places that
-    continue with a token, over that of all places and of an unseen token, which falls with the length of the context.
+    Confidences are those of prediction by partial matching (Cleary and Witten 1984): the weight of the
+    places that continue with a token, over that of all places and of an unseen token, which falls with the
+    length of the context.
 
     Args:
         matches, rows: see `Searchable.find`.
@@ -113,7 +114,7 @@ def _tree(matches: Sequence[int], rows: NDArray[np.int32], limit: Limit, source:
     weights = [_DISCOUNT ** (longest - match) for match in matches]
     context = np.arange(longest, longest + limit.depth)
     unseen = np.maximum(_NOVELTY / context**2, _CHANGE / context)  # weight of an unseen token, by depth
-    # −probability of the path, tie breaker, confidence of its last token, its places and their weight, depth, parent
+    # −probability of the path, tie breaker, confidence of its last token, places, their weight, depth, parent
     queue: list[tuple[float, int, float, list[int], float, int, int]] = []
     counter = itertools.count()
     inner, leaves = {ROOT}, 0

@@ -28,7 +28,7 @@ class Skipped(Exception):
 
 
 def list_files(paths: Iterable[Path]) -> list[Path]:
-    """The given files, and the files in given folders, sorted; without hidden files and without following links.
+    """List files, and the files in folders, sorted; hidden files and links to folders are left out.
 
     Raises:
         InvalidRequest: a path does not exist.

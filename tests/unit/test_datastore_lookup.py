@@ -1,4 +1,4 @@
-"""The datastore lookup: the tree of its candidates, and its alignment with a text that is repeated with changes."""
+"""The datastore lookup: the tree of its candidates, and its alignment with a repeated text."""
 
 import numpy as np
 import pytest
