@@ -1,6 +1,6 @@
-"""An answer in JSON, under the names that llama.cpp's server gives.
+"""Answers as JSON objects, with the keys of llama.cpp's server.
 
-Texts are real characters: what a model says that is not UTF-8 becomes U+FFFD. The tokens are there for who needs bytes.
+Bytes that are not UTF-8 become U+FFFD in texts; the tokens identify them exactly.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _LOWEST = -3.4e38  # JSON has no infinity
 
 
 def step(session: "Session", event: "Text") -> Object:
-    """What one step said, and how many guesses it took."""
+    """The object of one step: its text, its tokens, and how many draft tokens were accepted."""
     return {
         "content": printable(event.text),
         "tokens": list(event.tokens),
@@ -29,7 +29,7 @@ def step(session: "Session", event: "Text") -> Object:
 
 
 def end(session: "Session", event: "Done") -> Object:
-    """What is left to say, why the answer ends, and what it took."""
+    """The last object of a stream: the rest of the text, why the answer ended, and its statistics."""
     reasons = {"stop": "word" if event.stopping_word else "eos", "cancelled": "none"}
     return {
         "content": printable(event.text),
@@ -44,7 +44,7 @@ def end(session: "Session", event: "Done") -> Object:
 
 
 def whole(session: "Session", steps: Sequence["Text"], last: "Done") -> Object:
-    """All of an answer as one object."""
+    """A whole answer as one object."""
     text = "".join(event.text for event in steps) + last.text
     return (
         end(session, last)
@@ -54,7 +54,7 @@ def whole(session: "Session", steps: Sequence["Text"], last: "Done") -> Object:
 
 
 def timings(s: Statistics) -> Object:
-    """Figures of an answer: tokens, milliseconds, tokens a second."""
+    """Statistics of an answer: tokens, milliseconds, tokens per second."""
     return {
         "cache_n": s.cached_n,
         "prompt_n": s.prompt_n,
@@ -72,7 +72,7 @@ def timings(s: Statistics) -> Object:
 
 
 def _probabilities(vocabulary: Vocabulary, steps: Sequence["Text"]) -> Object:
-    """Log probabilities of the tokens, where they were asked for."""
+    """Log probabilities of the tokens, if they were requested."""
     found = [
         _token(vocabulary, chosen.token, chosen.logprob)
         | {"top_logprobs": [_token(vocabulary, token, logprob) for token, logprob in chosen.top]}

@@ -1,4 +1,4 @@
-"""`specdec generate --input`: many prompts, with a bar on a terminal."""
+"""`specdec generate --input`: many prompts from a file, with a progress bar on a terminal."""
 
 import contextlib
 import sys
@@ -29,17 +29,17 @@ def answer_all(
     """Answer the prompts of one file into another.
 
     Raises:
-        SpecLocalError: something is wrong with a line or a file, or, in the end, some prompts failed.
+        SpecLocalError: a line or a file is invalid, or, at the end, prompts have failed.
     """
     from spec_local import batch
 
     files = models.files()
     entries = batch.read_entries(*_lines(prompts), files[0], settings, system=system, raw=raw)
     with _answers(output) as answers:
-        left = answers.left(entries)
+        left = answers.unanswered(entries)
         figures = verbose or (sys.stderr is not None and sys.stderr.isatty())
         if not left and figures:
-            render.note(f"all {len(entries)} prompts have their answers in {answers.name}")
+            render.note(f"all {len(entries)} prompts are already answered in {answers.name}")
         if left:
             _answer(models, files, left, len(entries), answers, figures)
 
@@ -68,22 +68,21 @@ def _answer(
         seconds = time.perf_counter() - started
         if figures and n_answers:
             render.note(f"{n_answers} answers in {seconds:.1f} s · {n_tokens / seconds:.1f} tokens/s")
-        missing = len(left) - n_answers - n_failed
-        if missing and answers.durable:
-            render.note(
-                f"{n_entries - missing - n_failed} of {n_entries} prompts are answered: the same command goes on"
-            )
-        if missing:
+        if n_missing := len(left) - n_answers - n_failed:
+            if answers.durable:
+                n_done = n_entries - n_missing - n_failed
+                again = "run the same command again to resume"
+                render.note(f"stopped after {n_done} of {n_entries} prompts; {again}")
             raise KeyboardInterrupt
     if n_failed:
-        again = "; the same command tries them again" if answers.durable else ""
+        again = "; run the same command again to retry them" if answers.durable else ""
         raise SpecLocalError(
-            f'{n_failed} of {n_entries} prompts failed: their lines in {answers.name} say "error"{again}'
+            f'{n_failed} of {n_entries} prompts failed: see "error" in {answers.name}{again}'
         )
 
 
 def _lines(prompts: Path) -> tuple[list[bytes], str]:
-    """The lines of the file, and what errors call it."""
+    """The lines of the file, and its name for errors."""
     if prompts != STANDARD:
         return prompts.read_bytes().split(b"\n"), str(prompts)
     return (sys.stdin.buffer.read() if sys.stdin is not None else b"").split(b"\n"), "standard input"

@@ -1,7 +1,7 @@
-"""A file of answers as JSON lines, which is also the memory of a batch: what it holds is done.
+"""The output file of a batch, as JSON lines; it also records which prompts are done.
 
-Each line is on the disk before the next prompt is begun. A kill leaves whole lines and perhaps a torn last one, which
-goes when the file is opened again.
+Each line is on disk before the next prompt starts. A kill leaves whole lines and perhaps a partial last
+one, which is removed when the file is opened again.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from filelock import FileLock, Timeout
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.files import replacing
 
-_BEGINNING = b'{"index": '
+_LINE_START = b'{"index": '
 
 
 class Keyed(Protocol):
-    """What can be answered: its number, and a hash of all that decides what may be said."""
+    """A prompt as the output file sees it: its index, and its key as in `runner.Entry`."""
 
     @property
     def index(self) -> int: ...
@@ -32,16 +32,17 @@ class Keyed(Protocol):
     def key(self) -> str: ...
 
 
-_Asked = TypeVar("_Asked", bound=Keyed)
+_Prompt = TypeVar("_Prompt", bound=Keyed)
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Where the answers of a batch go, and what is known of those that are there.
+    """The output of a batch, and the answers that it already holds.
 
-    Made by `open_answers` for a file; of a stream, such as standard output, nothing is known.
+    Create it with `open_answers` for a file, or directly for a stream such as standard output, which is
+    only written.
 
-    keys: of the prompts that have been answered, by their index. durable: whether a line must be on the disk.
+    keys: of the prompts that have been answered, by index. durable: whether to flush each line to disk.
     """
 
     stream: BinaryIO
@@ -49,23 +50,23 @@ class Answers:
     keys: Mapping[int, str] = field(default_factory=dict)
     durable: bool = False
 
-    def left(self, entries: Sequence[_Asked]) -> list[_Asked]:
-        """The prompts that have no answer yet.
+    def unanswered(self, prompts: Sequence[_Prompt]) -> list[_Prompt]:
+        """The prompts without an answer.
 
         Raises:
-            InvalidRequest: there is an answer to a prompt that these are not.
+            InvalidRequest: an answer does not belong to these prompts.
         """
-        now = {entry.index: entry.key for entry in entries}
+        keys = {prompt.index: prompt.key for prompt in prompts}
         for index, key in self.keys.items():
-            if now.get(index) != key:
+            if keys.get(index) != key:
                 raise InvalidRequest(
-                    f"{self.name} answers another prompt {index}, or with other settings or another model: give "
-                    f'another --output, or remove the line with "index": {index}'
+                    f"{self.name} was written for another prompt {index}, other settings or another model: "
+                    f'give another --output, or remove the line with "index": {index}'
                 )
-        return [entry for entry in entries if entry.index not in self.keys]
+        return [prompt for prompt in prompts if prompt.index not in self.keys]
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write one line: when this returns it is on the disk, and when it raises none of it is there."""
+        """Write one line; after an error, none of it is in the file."""
         line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         start = self.stream.seek(0, os.SEEK_END) if self.durable else 0
         try:
@@ -85,81 +86,80 @@ class Answers:
 
 @contextlib.contextmanager
 def open_answers(path: Path) -> Iterator[Answers]:
-    """Open a file of answers to go on with it; what is no ordinary file (a pipe, a device) is only written to.
+    """Open an output file to resume a batch; a pipe or a device is only written.
 
-    A torn last line, as a kill may leave it, and the lines of prompts that failed are removed. While the file is open no
-    other process can open it like this; the lock of a process that was killed is gone with the process.
+    A partial last line and the lines of failed prompts are removed. A lock keeps other processes from
+    opening the file; it ends with the process.
 
     Raises:
-        InvalidRequest: the file holds something else than answers, and is left as it is.
-        SpecLocalError: another process writes to it.
+        InvalidRequest: the file holds something else; it is left unchanged.
+        SpecLocalError: another process is writing to it.
         OSError: it cannot be opened.
     """
-    shown = str(path)
+    name = str(path)
     if path.exists() and not path.is_file():
         with path.open("wb", buffering=0) as stream:
-            yield Answers(stream, shown)
+            yield Answers(stream, name)
         return
     path = path.resolve()
-    if not path.parent.is_dir():  # the lock would make it
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), shown)
-    with _locked(path, shown):
-        keys, tidy = _known(path, shown)
-        if not tidy:
+    if not path.parent.is_dir():  # FileLock would create it
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    with _locked(path, name):
+        keys, clean = _read_keys(path, name)
+        if not clean:
             with replacing(path) as temporary:
                 shutil.copymode(path, temporary)
                 with path.open("rb") as old, temporary.open("wb") as new:
-                    new.writelines(line.rstrip(b"\n") + b"\n" for line in old if _answered(line))
-        # Without a buffer: what could not be written is not tried again when the file is closed.
+                    new.writelines(line.rstrip(b"\n") + b"\n" for line in old if _parse(line))
+        # Unbuffered: closing the file must not retry a write that failed.
         with path.open("ab", buffering=0) as stream:
-            yield Answers(stream, shown, keys, durable=True)
+            yield Answers(stream, name, keys, durable=True)
 
 
 @contextlib.contextmanager
-def _locked(path: Path, shown: str) -> Iterator[None]:
+def _locked(path: Path, name: str) -> Iterator[None]:
     lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
     try:
         lock.acquire()
     except Timeout:
         raise SpecLocalError(
-            f"another specdec writes to {shown}: wait for it, or give another --output"
+            f"another specdec process is writing to {name}: wait for it or give another --output"
         ) from None
     try:
         yield
     finally:
-        with contextlib.suppress(
-            OSError
-        ):  # while it is held: who has it open sees that it is gone, and tries again
+        # Deleted while it is held: a process that has just opened it sees that it is gone, and tries again.
+        with contextlib.suppress(OSError):
             Path(lock.lock_file).unlink()
         lock.release()
 
 
-def _known(path: Path, shown: str) -> tuple[dict[int, str], bool]:
-    """The keys of the answers that a file holds, by index; and whether it holds nothing else."""
+def _read_keys(path: Path, name: str) -> tuple[dict[int, str], bool]:
+    """The keys of the answers in a file, by index; and whether it holds only whole lines with answers."""
     keys: dict[int, str] = {}
-    tidy = True
+    clean = True
     if not path.exists():
-        return keys, tidy
+        return keys, clean
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                answer = _answered(line)
+                answer = _parse(line)
             except ValueError:
                 raise InvalidRequest(
-                    f"{shown}, line {number}: this is no answer of a batch: give another --output"
+                    f"{name}, line {number} is not an answer of a batch: give another --output"
                 ) from None
             if answer:
                 index, key = answer
                 keys[index] = key
-            tidy = tidy and answer is not None and line.endswith(b"\n")
-    return keys, tidy
+            clean = clean and answer is not None and line.endswith(b"\n")
+    return keys, clean
 
 
-def _answered(line: bytes) -> tuple[int, str] | None:
-    """Index and key of an answer; None for a prompt that failed, and for the beginning of a line.
+def _parse(line: bytes) -> tuple[int, str] | None:
+    """Index and key of an answer; None for a failed prompt and for a partial line.
 
     Raises:
-        ValueError: it is nothing that a batch has written.
+        ValueError: the line was not written by a batch.
     """
     try:
         record = json.loads(line)
@@ -167,7 +167,7 @@ def _answered(line: bytes) -> tuple[int, str] | None:
         if not isinstance(index, int) or not isinstance(key, str) or not {"content", "error"} & record.keys():
             raise ValueError
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        if not line.endswith(b"\n") and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
+        if not line.endswith(b"\n") and line[: len(_LINE_START)] == _LINE_START[: len(line)]:
             return None
         raise ValueError from None
     return (index, key) if "content" in record else None

@@ -1,9 +1,9 @@
-"""Many prompts from a file of JSON lines, and their answers into another.
+"""Answer many prompts from one file of JSON lines into another.
 
-A run that was killed goes on where it was: the file of answers (`spec_local.batch.answers`) says what is done, by the number
-of the prompt and a hash of all that decides what may be said. A prompt or a setting that has changed since is an error,
-never an answer that stays beside the wrong prompt; lines that are removed from the file are answered anew. Prompts that
-failed are tried again by the next run.
+A batch that was stopped or killed can be resumed: its output (`spec_local.batch.answers`) records the index
+of each prompt and a hash of everything that affects the answer. A prompt or a setting that has changed
+since is an error, so that no answer stands beside the wrong prompt. Removed lines are generated again, and
+failed prompts are retried by the next run.
 """
 
 import codecs
@@ -30,9 +30,7 @@ from spec_local.validation import describe
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_SPEED = {
-    setting.name for setting in fields(GenerationSettings) if setting.metadata.get("affects") == "speed"
-}
+_SPEED = {field.name for field in fields(GenerationSettings) if field.metadata.get("affects") == "speed"}
 
 
 class _Message(BaseModel):
@@ -58,8 +56,9 @@ class _Line(BaseModel):
 class Entry:
     """A prompt of a batch.
 
-    index: its number, from 0. id: what the person calls it. settings: for its answer. key: a hash of what decides what
-    may be said, but for the length of the context and the precision of its cache.
+    index: its position, from 0. id: the user's name for it. key: a hash of the prompt, of the model, and of
+    all settings but those that affect only the speed; the context length and the precision of the KV cache
+    are not part of it.
     """
 
     index: int
@@ -71,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a prompt: an answer with its statistics, or an error."""
+    """The result of a prompt: the statistics of its answer, or an error."""
 
     entry: Entry
     statistics: Statistics | None = None
@@ -87,20 +86,23 @@ def read_entries(
     system: str | None = None,
     raw: bool = False,
 ) -> list[Entry]:
-    """The prompts of a file of JSON lines: each an object with ``prompt`` or ``messages`` (role and content), and perhaps
-    ``id``, ``system``, ``suffix``, ``seed``, ``max_tokens``. Empty lines do not count.
+    """Parse the prompts of a JSON lines file.
+
+    Each line is an object with ``prompt`` or ``messages`` (role and content), and optionally ``id``,
+    ``system``, ``suffix``, ``seed`` and ``max_tokens``. Empty lines are ignored.
 
     Args:
-        lines: as the file has them.
-        name: what errors call the file.
-        main: the model's file; another name or size makes it another batch.
-        settings: for every answer. A line's own seed and max_tokens go before; the settings' seed is for the first prompt,
-            the next number for the second, and so on, so that an answer depends on no other.
-        system: for lines that have none, and no messages.
-        raw: no chat template.
+        lines: of the file.
+        name: of the file, for errors.
+        main: the main model's file; a batch cannot be resumed with a file of another name or size.
+        settings: for every answer; a line's own seed and max_tokens take precedence. The seed is that of
+            the first
+            prompt, and grows by one with each prompt, so that an answer does not depend on the others.
+        system: system message of lines that have none and no messages.
+        raw: whether to leave out the chat template.
 
     Raises:
-        InvalidRequest: a line makes no sense, or there is none.
+        InvalidRequest: a line is invalid, or there are no prompts.
         OSError: the model's file cannot be found.
     """
     entries: list[Entry] = []
@@ -140,16 +142,17 @@ def run(
     *,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
-    """Answer prompts in their order: those of `Answers.left`, so that none is answered twice.
+    """Answer prompts in order.
 
-    What neighbours have in common at their beginning, such as a system message, is evaluated once.
+    A prefix that consecutive prompts share, such as a system message, is evaluated once.
 
     Args:
-        cancelled: True ends the run; the answer that was under way is not kept.
+        entries: as given by `Answers.unanswered`.
+        cancelled: returns True to stop; an unfinished answer is dropped.
 
     Raises:
-        OSError: an answer could not be written; those before it are whole.
-        SpecLocalError: what no single prompt is to blame for.
+        OSError: an answer could not be written; the answers before it are complete.
+        SpecLocalError: a failure that is not specific to one prompt.
     """
     for entry in entries:
         if cancelled():
@@ -165,7 +168,7 @@ def run(
         answer = session.generate(tokens, entry.settings, cancelled=cancelled)
         try:
             events = list(answer)
-        except (DeadEnd, InvalidRequest) as error:  # a grammar in which this answer has come to nothing
+        except (DeadEnd, InvalidRequest) as error:  # a grammar that this answer cannot follow any further
             answers.append(head | {"error": str(error)})
             yield Outcome(entry, error=str(error))
             continue
@@ -189,21 +192,21 @@ def _own_settings(line: _Line, settings: GenerationSettings, index: int) -> Gene
 
 
 def _key(request: Request, settings: GenerationSettings, model: Sequence[object]) -> str:
-    """A hash of all that decides what may be said. What is as usual does not count, so that settings may be added."""
-    chosen = _unusual(settings) | {"sampling": _unusual(settings.sampling)}
-    facts = [_unusual(request), {k: v for k, v in chosen.items() if k not in _SPEED}, model]
+    """The key of an entry; defaults are left out, so that a setting added to specdec does not change it."""
+    changed = _non_defaults(settings) | {"sampling": _non_defaults(settings.sampling)}
+    facts = [_non_defaults(request), {k: v for k, v in changed.items() if k not in _SPEED}, model]
     text = json.dumps(facts, sort_keys=True, default=list)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _unusual(thing: "DataclassInstance") -> dict[str, Any]:
-    """The fields that are not as they are by default."""
+def _non_defaults(instance: "DataclassInstance") -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
     found = {}
-    for member in fields(thing):
-        usual = member.default if member.default_factory is MISSING else member.default_factory()
-        value = getattr(thing, member.name)
-        if isinstance(usual, tuple):  # a list may stand for it
-            usual, value = list(usual), list(value)
-        if value != usual:
-            found[member.name] = value
+    for field in fields(instance):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        value = getattr(instance, field.name)
+        if isinstance(default, tuple):  # any other sequence is accepted for it
+            default, value = list(default), list(value)
+        if value != default:
+            found[field.name] = value
     return found

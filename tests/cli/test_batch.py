@@ -1,4 +1,4 @@
-"""specdec generate --input: many prompts, and all that may happen to a long run."""
+"""`specdec generate --input`: many prompts, and interruptions and failures of a long run."""
 
 import json
 import os
@@ -48,11 +48,11 @@ def test_answers_are_those_of_single_runs(specdec, main, run, tmp_path):
     (single,) = specdec(*alone, "--seed", found[4]["seed"], "--json", PROMPTS[4]).stdout.splitlines()
     assert json.loads(single)["content"] == found[4]["content"]
     again = specdec(*run("-v"))
-    assert b"all 6 prompts have their answers in" in again.stderr
+    assert b"all 6 prompts are already answered in" in again.stderr
     assert records(tmp_path) == found
 
 
-def test_kills_lose_no_answer_and_repeat_none(specdec, run, tmp_path):
+def test_kills_lose_and_repeat_no_answer(specdec, run, tmp_path):
     path = tmp_path / "answers.jsonl"
     before = b""
     for n in (1, 2, 4):
@@ -62,7 +62,7 @@ def test_kills_lose_no_answer_and_repeat_none(specdec, run, tmp_path):
         now = path.read_bytes()
         assert now.startswith(before[: before.rfind(b"\n") + 1])
         before = now
-        path.write_bytes(now + b'{"index": 5, "id": nu')  # as a kill in the middle of writing leaves it
+        path.write_bytes(now + b'{"index": 5, "id": nu')  # as a kill during a write leaves it
     done = specdec(*run(n=300))
     assert done.returncode == 0
     assert [r["index"] for r in records(tmp_path)] == list(range(6))
@@ -74,7 +74,7 @@ def test_kills_lose_no_answer_and_repeat_none(specdec, run, tmp_path):
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_goes_on_later(specdec, run, tmp_path, signum, code):
+def test_a_stopped_run_can_be_resumed(specdec, run, tmp_path, signum, code):
     path = tmp_path / "answers.jsonl"
     with specdec.start(*run(n=900)) as process:
         wait_for_lines(path, 2)
@@ -83,43 +83,43 @@ def test_a_stopped_run_goes_on_later(specdec, run, tmp_path, signum, code):
         assert process.returncode == code
     found = records(tmp_path)
     assert 2 <= len(found) < 6
-    assert err.decode() == f"{len(found)} of 6 prompts are answered: the same command goes on\n"
+    assert err.decode() == f"stopped after {len(found)} of 6 prompts; run the same command again to resume\n"
     kept = path.read_bytes()
     assert specdec(*run(n=900)).returncode == 0
     assert path.read_bytes().startswith(kept)
     assert len(records(tmp_path)) == 6
 
 
-def test_failed_prompts_are_counted_and_tried_again(specdec, run, prompts, tmp_path):
+def test_failed_prompts_are_counted_and_retried(specdec, run, prompts, tmp_path):
     with prompts.open("a") as file:
         file.write(json.dumps({"id": "long", "prompt": "word " * 2000}) + "\n")
     for _ in range(2):
-        said = specdec.one_line(specdec(*run()), 1)
-        assert "1 of 7 prompts failed" in said
+        output = specdec.one_line(specdec(*run()), 1)
+        assert "1 of 7 prompts failed" in output
         assert [(r["index"], "error" in r) for r in records(tmp_path)] == [(n, n == 6) for n in range(7)]
     assert specdec(*run("--ctx", 8192)).returncode == 0
     assert records(tmp_path)[6]["id"] == "long"
     assert "error" not in records(tmp_path)[6]
 
 
-def test_everything_is_checked_before_anything_is_said(specdec, run, prompts, tmp_path):
+def test_everything_is_checked_before_the_first_answer(specdec, run, prompts, tmp_path):
     with prompts.open("a") as file:
         file.write("oops\n")
-    said = specdec.one_line(specdec(*run("--main", "absent.gguf")), 1)
-    assert "absent.gguf" in said
-    said = specdec.one_line(specdec(*run()), 2)
-    assert "prompts.jsonl, line 7: " in said
+    output = specdec.one_line(specdec(*run("--main", "absent.gguf")), 1)
+    assert "absent.gguf" in output
+    output = specdec.one_line(specdec(*run()), 2)
+    assert "prompts.jsonl, line 7: " in output
     assert not (tmp_path / "answers.jsonl").exists()
 
 
-def test_changed_settings_and_a_foreign_file_are_refused(specdec, run, prompts, tmp_path):
+def test_changed_settings_and_other_files_are_refused(specdec, run, prompts, tmp_path):
     assert specdec(*run()).returncode == 0
     found = records(tmp_path)
-    assert "answers another prompt 0" in specdec.one_line(specdec(*run("--seed", 4)), 2)
-    assert "answers another prompt 0" in specdec.one_line(specdec(*run("--raw")), 2)
+    assert "written for another prompt 0" in specdec.one_line(specdec(*run("--seed", 4)), 2)
+    assert "written for another prompt 0" in specdec.one_line(specdec(*run("--raw")), 2)
     assert records(tmp_path) == found
     before = prompts.read_bytes()
-    assert "line 1: this is no answer" in specdec.one_line(specdec(*run("--output", prompts)), 2)
+    assert "line 1 is not an answer" in specdec.one_line(specdec(*run("--output", prompts)), 2)
     assert prompts.read_bytes() == before
 
 
@@ -138,8 +138,8 @@ def test_pipes(specdec, main, prompts):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_disk(specdec, run):
-    said = specdec.one_line(specdec(*run("--output", "/dev/full")), 1)
-    assert said == "specdec: No space left on device: /dev/full"
+    output = specdec.one_line(specdec(*run("--output", "/dev/full")), 1)
+    assert output == "specdec: No space left on device: /dev/full"
 
 
 def test_a_terminal_shows_progress_and_figures(specdec, run):
@@ -148,8 +148,8 @@ def test_a_terminal_shows_progress_and_figures(specdec, run):
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
-    said = specdec.plain(child.before)
-    assert "answering" in said
-    assert "/6" in said
-    assert "time left" in said
-    assert "6 answers in" in said.splitlines()[-1]
+    output = specdec.plain(child.before)
+    assert "answering" in output
+    assert "/6" in output
+    assert "time left" in output
+    assert "6 answers in" in output.splitlines()[-1]

@@ -14,7 +14,7 @@ TINY = ["--threads", 1, "--ctx", 512]
 
 
 @pytest.fixture
-def specdec(home, tmp_path):
+def isolated(home, tmp_path):
     """The command with the measurements of the other tests, and a datastore of its own."""
     own = tmp_path / "cache"
     (own / "specdec").mkdir(parents=True)
@@ -41,8 +41,8 @@ def sources(tmp_path):
     return folder
 
 
-def shown(specdec):
-    done = specdec("datastore", "show")
+def shown(isolated):
+    done = isolated("datastore", "show")
     assert done.returncode == 0, done.stderr
     blocks = done.stdout.decode().strip().split("\n\n")
     return [dict(re.split(r" +", line, maxsplit=1) for line in b.splitlines()) for b in blocks if b]
@@ -53,49 +53,49 @@ def notes(done, code=0):
     return done.stderr.decode()
 
 
-def answer(specdec, main, *more):
+def answer(isolated, main, *more):
     arguments = ["generate", "--main", main, *TINY, "--temp", 0, "-n", 40, "--json", *more, "words"]
-    done = specdec(*arguments)
+    done = isolated(*arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_nothing_is_added_without_the_option(specdec, main):
-    answer(specdec, main)
-    done = specdec("datastore", "show")
+def test_nothing_is_added_without_the_option(isolated, main):
+    answer(isolated, main)
+    done = isolated("datastore", "show")
     assert (done.returncode, done.stdout) == (0, b"")
     assert b"the datastore is empty" in done.stderr
-    assert b"the datastore is empty" in specdec("datastore", "clear").stderr
-    assert not list(specdec.folder.rglob("texts"))
+    assert b"the datastore is empty" in isolated("datastore", "clear").stderr
+    assert not list(isolated.folder.rglob("texts"))
 
 
-def test_an_answer_is_added_and_shown(specdec, main):
-    first = answer(specdec, main, "--datastore")
-    [datastore] = shown(specdec)
+def test_an_answer_is_added_and_shown(isolated, main):
+    first = answer(isolated, main, "--datastore")
+    [datastore] = shown(isolated)
     assert (datastore["models"], datastore["texts"], datastore["tokens"]) == ("main.gguf", "1", "50")
-    assert datastore["path"].startswith(str(specdec.folder))
-    assert answer(specdec, main, "--datastore")["content"] == first["content"]
-    assert shown(specdec) == [datastore]  # the same answer is not added again
+    assert datastore["path"].startswith(str(isolated.folder))
+    assert answer(isolated, main, "--datastore")["content"] == first["content"]
+    assert shown(isolated) == [datastore]  # the same answer is not added again
 
 
-def test_the_option_the_environment_and_the_config_file(specdec, main, tmp_path):
+def test_the_option_the_environment_and_the_config_file(isolated, main, tmp_path):
     (tmp_path / "c.toml").write_text("datastore = true\n")
     environment = {"SPECDEC_DATASTORE": "1"}
 
     def generate(word, *arguments, env=None):
-        done = specdec("generate", "--main", main, *TINY, "-n", 8, *arguments, word, env=env)
+        done = isolated("generate", "--main", main, *TINY, "-n", 8, *arguments, word, env=env)
         assert done.returncode == 0, done.stderr
 
     generate("words", "--no-datastore", env=environment)
     generate("words", "--config", tmp_path / "c.toml", "--no-datastore")
-    assert shown(specdec) == []
+    assert shown(isolated) == []
     generate("some", "--config", tmp_path / "c.toml")
     generate("other", env=environment)
-    assert shown(specdec)[0]["texts"] == "2"
+    assert shown(isolated)[0]["texts"] == "2"
 
 
-def test_files_and_folders(specdec, main, sources):
-    done = specdec("datastore", "add", main, sources)
+def test_files_and_folders(isolated, main, sources):
+    done = isolated("datastore", "add", main, sources)
     output = notes(done)
     assert done.stdout == b""
     for name, reason in (
@@ -110,79 +110,79 @@ def test_files_and_folders(specdec, main, sources):
     assert "loop" not in output
     assert "hidden" not in output
     assert "added 2 files" in output
-    [datastore] = shown(specdec)
+    [datastore] = shown(isolated)
     assert datastore["texts"] == "2"
-    assert notes(specdec("datastore", "add", main, sources)) == output
-    assert shown(specdec) == [datastore]  # the same files replace themselves
+    assert notes(isolated("datastore", "add", main, sources)) == output
+    assert shown(isolated) == [datastore]  # the same files replace themselves
     (sources / "one.py").write_text("def one():\n    return 2\n" * 50)
-    notes(specdec("datastore", "add", main, sources / "one.py"))
-    [longer] = shown(specdec)
+    notes(isolated("datastore", "add", main, sources / "one.py"))
+    [longer] = shown(isolated)
     assert longer["texts"] == "2"
     assert int(longer["tokens"]) > int(datastore["tokens"])
 
 
-def test_an_earlier_answer_is_drafted(specdec, main):
+def test_an_earlier_answer_is_drafted(isolated, main):
     fixed = ["--policy", "fixed", "--draft-max", 8, "--datastore"]
-    first, again = answer(specdec, main, *fixed), answer(specdec, main, *fixed)
+    first, again = answer(isolated, main, *fixed), answer(isolated, main, *fixed)
     assert again["content"] == first["content"]
     accepted = [each["timings"].get("draft_n_accepted", 0) for each in (first, again)]
     assert accepted[1] >= 25 + accepted[0]
 
 
-def test_an_added_file_is_found_as_tokens(specdec, main, tmp_path):
+def test_an_added_file_is_found_as_tokens(isolated, main, tmp_path):
     text = "The two of them were long in words.\n"
     (tmp_path / "two.txt").write_text("\ufeff" + text)
-    notes(specdec("datastore", "add", main, tmp_path / "two.txt"))
+    notes(isolated("datastore", "add", main, tmp_path / "two.txt"))
     model = Model(main, weights=False)
     tokens = model.vocabulary.tokenize(text)
-    [folder] = specdec.folder.glob("cache/specdec/texts/*")
+    [folder] = isolated.folder.glob("cache/specdec/texts/*")
     matches, rows = Datastore(folder, model.vocabulary.n_tokens).find(tokens[:6], len(tokens) - 6)
     assert (list(matches), rows.tolist()) == ([6], [tokens[6:]])
 
 
-def test_wrong_requests(specdec, main, sources):
+def test_wrong_requests(isolated, main, sources):
     for arguments, what in (
         ([main, sources / "nothing.py"], "does not exist"),
         ([main, sources / "picture.png"], "none of these files"),
         ([main, sources / ".git/nothing"], "does not exist"),
     ):
-        done = specdec("datastore", "add", *arguments)
+        done = isolated("datastore", "add", *arguments)
         assert done.returncode == 2
         assert what in done.stderr.decode().splitlines()[-1]
-    assert specdec("datastore", "add", main).returncode == 2
-    assert specdec("datastore", "add", sources / "one.py", sources / "one.py").returncode == 1
-    assert not list(specdec.folder.rglob("texts"))
+    assert isolated("datastore", "add", main).returncode == 2
+    assert isolated("datastore", "add", sources / "one.py", sources / "one.py").returncode == 1
+    assert not list(isolated.folder.rglob("texts"))
 
 
-def test_clear_asks_for_confirmation(specdec, main):
-    answer(specdec, main, "--datastore")
-    assert "--yes" in specdec.one_line(specdec("datastore", "clear"), 2)
-    assert shown(specdec)
-    assert "deleted 1 text" in notes(specdec("datastore", "clear", "--yes"))
-    assert not shown(specdec)
-    assert not list(specdec.folder.rglob("texts/*"))
+def test_clear_asks_for_confirmation(isolated, main):
+    answer(isolated, main, "--datastore")
+    assert "--yes" in isolated.one_line(isolated("datastore", "clear"), 2)
+    assert shown(isolated)
+    assert "deleted 1 text" in notes(isolated("datastore", "clear", "--yes"))
+    assert not shown(isolated)
+    assert not list(isolated.folder.rglob("texts/*"))
 
 
-def test_a_damaged_datastore_is_one_log_line_and_fails_no_answer(specdec, main):
-    answer(specdec, main, "--datastore")
-    for path in specdec.folder.rglob("texts/*/journal"):
+def test_a_damaged_datastore_is_one_log_line_and_fails_no_answer(isolated, main):
+    answer(isolated, main, "--datastore")
+    for path in isolated.folder.rglob("texts/*/journal"):
         path.write_bytes(b"nonsense" * 20)
-    done = specdec("generate", "--main", main, *TINY, "--temp", 0, "-n", 40, "--datastore", "words")
+    done = isolated("generate", "--main", main, *TINY, "--temp", 0, "-n", 40, "--datastore", "words")
     assert done.returncode == 0
     assert len(done.stderr.decode().splitlines()) == 1
     assert b"journal" in done.stderr
-    assert shown(specdec)[0]["texts"] == "1"
+    assert shown(isolated)[0]["texts"] == "1"
 
 
-def test_bench_adds_nothing(specdec, main, tmp_path):
+def test_bench_adds_nothing(isolated, main, tmp_path):
     (tmp_path / "prompts.txt").write_text("words words\n")
     arguments = ["--prompts", tmp_path / "prompts.txt", "--tokens", 12, "--proposer", "lookup", "--datastore"]
-    done = specdec("bench", "--main", main, *TINY, *arguments)
+    done = isolated("bench", "--main", main, *TINY, *arguments)
     assert done.returncode == 0, done.stderr
-    assert shown(specdec)[0]["texts"] == "0"
+    assert shown(isolated)[0]["texts"] == "0"
 
 
-def test_chat_adds_each_answer(specdec, main):
-    done = specdec("chat", "--main", main, *TINY, "-n", 20, "--datastore", stdin=b"hello\nand more\n")
+def test_chat_adds_each_answer(isolated, main):
+    done = isolated("chat", "--main", main, *TINY, "-n", 20, "--datastore", stdin=b"hello\nand more\n")
     assert done.returncode == 0, done.stderr
-    assert shown(specdec)[0]["texts"] == "2"
+    assert shown(isolated)[0]["texts"] == "2"

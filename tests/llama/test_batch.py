@@ -1,4 +1,4 @@
-"""Batches on real llama.cpp: seeds, order, resuming, and what a prompt that fails does to the others."""
+"""Batches on real llama.cpp: seeds, order, resuming, and prompts that fail."""
 
 import json
 from dataclasses import replace
@@ -25,41 +25,41 @@ def session(tiny_model, make_context):
 
 @pytest.fixture
 def batch(session, tiny_path, tmp_path):
-    """Answer these lines into a file; what it then holds, by index, and what the run said."""
+    """Answer lines into a file; returns its records by index, and the outcomes of the run."""
     path = tmp_path / "answers.jsonl"
 
     def answer(*lines, settings=SETTINGS, cancelled=lambda: False, **more):
         raw = [json.dumps({"prompt": line} if isinstance(line, str) else line).encode() for line in lines]
         entries = read_entries(raw, "prompts", tiny_path, settings, **more)
         with open_answers(path) as answers:
-            said = list(run(session, answers.left(entries), answers, cancelled=cancelled))
+            outcomes = list(run(session, answers.unanswered(entries), answers, cancelled=cancelled))
         records = [json.loads(line) for line in path.read_bytes().splitlines()]
         assert len({record["index"] for record in records}) == len(records)
-        return {record["index"]: record for record in records}, said
+        return {record["index"]: record for record in records}, outcomes
 
     answer.path = path
     return answer
 
 
-def test_each_answer_is_its_own_whatever_runs_before_it(batch):
-    records, said = batch(*TEXTS)
-    assert [outcome.entry.index for outcome in said] == [0, 1, 2, 3]
+def test_an_answer_does_not_depend_on_those_before_it(batch):
+    records, outcomes = batch(*TEXTS)
+    assert [outcome.entry.index for outcome in outcomes] == [0, 1, 2, 3]
     contents = [records[n]["content"] for n in range(4)]
-    assert contents[0] != contents[2]  # the same prompt, with another seed
+    assert contents[0] != contents[2]  # the same prompt with another seed
     assert [records[n]["seed"] for n in range(4)] == [11, 12, 13, 14]
     lines = batch.path.read_bytes().splitlines(True)
-    batch.path.write_bytes(lines[3] + lines[1][:-20])  # as if the last had come first, and another was torn
-    records, said = batch(*TEXTS)
-    assert [outcome.entry.index for outcome in said] == [0, 1, 2]
+    batch.path.write_bytes(lines[3] + lines[1][:-20])  # only the last answer, and a partial line
+    records, outcomes = batch(*TEXTS)
+    assert [outcome.entry.index for outcome in outcomes] == [0, 1, 2]
     assert [records[n]["content"] for n in range(4)] == contents
-    _, said = batch(*TEXTS)
-    assert said == []
+    _, outcomes = batch(*TEXTS)
+    assert outcomes == []
 
 
 @pytest.mark.parametrize(
     "error", [DeadEnd("no token may follow"), InvalidRequest("the grammar takes too long")]
 )
-def test_an_answer_that_comes_to_nothing_is_an_error_of_its_own(batch, session, monkeypatch, error):
+def test_an_answer_without_a_next_token_is_an_error_of_its_own(batch, session, monkeypatch, error):
     generate = session.generate
 
     def answer(tokens, settings, **kwargs):
@@ -74,16 +74,16 @@ def test_an_answer_that_comes_to_nothing_is_an_error_of_its_own(batch, session, 
         return fails()
 
     monkeypatch.setattr(session, "generate", answer)
-    records, said = batch(*TEXTS)
-    assert [bool(outcome.error) for outcome in said] == [False, True, False, False]
+    records, outcomes = batch(*TEXTS)
+    assert [bool(outcome.error) for outcome in outcomes] == [False, True, False, False]
     assert records[1]["error"] == str(error)
     monkeypatch.undo()
-    records, said = batch(*TEXTS)
-    assert [outcome.entry.index for outcome in said] == [1]  # tried again
+    records, outcomes = batch(*TEXTS)
+    assert [outcome.entry.index for outcome in outcomes] == [1]  # retried
     assert records[1]["content"]
 
 
-def test_a_seed_of_its_own_gives_the_same_answer_alone(batch, session, tiny_model):
+def test_the_recorded_seed_gives_the_same_answer_alone(batch, session, tiny_model):
     records, _ = batch(*TEXTS)
     settings = replace(SETTINGS, seed=records[2]["seed"])
     from spec_local.chat.request import Request
@@ -93,7 +93,7 @@ def test_a_seed_of_its_own_gives_the_same_answer_alone(batch, session, tiny_mode
     assert [t for e in alone for t in e.tokens] == records[2]["tokens"]
 
 
-def test_a_shared_system_message_is_read_once(batch):
+def test_a_shared_system_message_is_evaluated_once(batch):
     system = "people would like to know about the time of day " * 2
     records, _ = batch(*TEXTS, system=system)
     n = [records[i]["timings"]["prompt_n"] for i in range(4)]
@@ -103,24 +103,24 @@ def test_a_shared_system_message_is_read_once(batch):
     assert all(m < n[0] / 2 for m in n[1:])
 
 
-def test_a_prompt_that_fails_ends_no_run(batch):
+def test_a_failed_prompt_does_not_end_the_run(batch):
     lines = [TEXTS[0], "word " * 500, {"prompt": "a", "suffix": "b"}, TEXTS[1]]
-    records, said = batch(*lines)
-    assert [bool(outcome.error) for outcome in said] == [False, True, True, False]
+    records, outcomes = batch(*lines)
+    assert [bool(outcome.error) for outcome in outcomes] == [False, True, True, False]
     assert "context" in records[1]["error"]
     assert "no fill-in-the-middle tokens" in records[2]["error"]
     assert "content" in records[0]
     assert "content" in records[3]
-    _, said = batch(*lines)
-    assert [outcome.entry.index for outcome in said] == [1, 2]  # tried again, and nothing else
+    _, outcomes = batch(*lines)
+    assert [outcome.entry.index for outcome in outcomes] == [1, 2]  # only these are retried
 
 
-def test_a_run_that_is_stopped_keeps_whole_answers_only(batch):
+def test_a_stopped_run_keeps_only_whole_answers(batch):
     left = iter([False] * 20 + [True] * 1000)  # within the second answer
     records, _ = batch(*TEXTS, cancelled=lambda: next(left))
     assert set(records) == {0}
-    records, said = batch(*TEXTS)
-    assert [outcome.entry.index for outcome in said] == [1, 2, 3]
+    records, outcomes = batch(*TEXTS)
+    assert [outcome.entry.index for outcome in outcomes] == [1, 2, 3]
     assert len(records) == 4
 
 

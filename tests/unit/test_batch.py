@@ -1,4 +1,4 @@
-"""Batches: what a file of prompts may say, and what a file of answers remembers."""
+"""Batches: the lines of a file of prompts, and resuming with the answers in an output file."""
 
 import json
 import os
@@ -40,14 +40,15 @@ def answer(entry, **more):
     return {"index": entry.index, "id": entry.id, "key": entry.key, "content": "é 🎉"} | more
 
 
-def written(path, records):
+def write_records(path, records):
+    """Append records, and return the content of the file."""
     with open_answers(path) as answers:
         for record in records:
             answers.append(record)
     return path.read_bytes()
 
 
-def known(path):
+def read_keys(path):
     with open_answers(path) as answers:
         return dict(answers.keys)
 
@@ -65,12 +66,7 @@ def test_lines_and_their_settings(read):
     )
     assert [e.index for e in entries] == [0, 1, 2, 3]
     assert [e.id for e in entries] == ["first", 2, None, None]
-    assert [e.settings.seed for e in entries] == [
-        5,
-        70,
-        7,
-        8,
-    ]  # a prompt has its seed, whatever runs before it
+    assert [e.settings.seed for e in entries] == [5, 70, 7, 8]  # by index, whatever other lines set
     assert [e.settings.max_tokens for e in entries] == [9, 3, 9, 9]
     assert [e.request.system for e in entries] == ["shared", "own", None, None]
     assert entries[2].request.messages == messages
@@ -101,25 +97,25 @@ def test_lines_and_their_settings(read):
         ({"prompt": "a", "suffix": "b", "system": "c"}, "remove --system"),
     ],
 )
-def test_a_bad_line_is_told_with_its_place(read, line, what):
-    with pytest.raises(InvalidRequest, match=r"^prompts\.jsonl, line 3: ") as told:
+def test_an_invalid_line_is_an_error_with_its_number(read, line, what):
+    with pytest.raises(InvalidRequest, match=r"^prompts\.jsonl, line 3: ") as raised:
         read({"prompt": "fine"}, b"", line)
-    assert what in str(told.value)
+    assert what in str(raised.value)
 
 
-def test_no_lines(read):
+def test_a_file_without_prompts(read):
     for lines in ([], [b"", b"\n"]):
         with pytest.raises(InvalidRequest, match=r"^prompts\.jsonl has no prompts"):
             read(*lines)
 
 
-def test_a_key_is_all_that_decides_what_may_be_said_and_no_more(read, main):
+def test_the_key_depends_on_what_affects_the_output_only(read, main):
     def key(settings=SETTINGS, line=None, **more):
         return read(line or {"prompt": "a"}, settings=settings, **more)[0].key
 
-    usual = key()
+    default = key()
     different = {
-        usual,
+        default,
         key(line={"prompt": "b"}),
         key(line={"prompt": "a", "system": "s"}),
         key(line={"prompt": "a", "suffix": "s"}),
@@ -138,81 +134,80 @@ def test_a_key_is_all_that_decides_what_may_be_said_and_no_more(read, main):
     assert len(different) == 14
     main.write_bytes(b"GGUF" * 10)
     faster = replace(SETTINGS, proposer="lookup", policy="fixed", draft_max=3, verifier="token")
-    assert {key(faster), key(replace(SETTINGS, stops=[])), key(line={"prompt": "a", "id": "x"})} == {usual}
+    assert {key(faster), key(replace(SETTINGS, stops=[])), key(line={"prompt": "a", "id": "x"})} == {default}
 
 
 def test_every_setting_affects_either_the_output_or_only_the_speed():
-    """A new setting belongs into `output`, or is marked in `GenerationSettings`: then a batch resumes when it changes."""
+    """List a new setting here, or mark it in `GenerationSettings` so that a batch resumes when it changes."""
     output = {"sampling", "seed", "max_tokens", "stops", "grammar", "json_schema", "logprobs"}
     speed = {f.name for f in fields(GenerationSettings) if f.metadata == {"affects": "speed"}}
     assert {f.name for f in fields(GenerationSettings)} - speed == output
 
 
+def test_the_key_is_the_same_in_every_version(read):
+    # A different value makes every existing output file unusable.
+    key = read({"prompt": "a"}, settings=replace(SETTINGS, seed=1))[0].key
+    assert key == "e126e804ef156e46482f0b09f788e0af"
+
+
 def test_a_batch_resumes_with_another_number_of_staged_tokens(read, tmp_path):
     path = tmp_path / "answers.jsonl"
     entries = read({"prompt": "a"}, {"prompt": "b"})
-    written(path, [answer(entries[0])])
+    write_records(path, [answer(entries[0])])
     resumed = read({"prompt": "a"}, {"prompt": "b"}, settings=replace(SETTINGS, staged=0))
     with open_answers(path) as answers:
-        assert answers.left(resumed) == resumed[1:]
+        assert answers.unanswered(resumed) == resumed[1:]
 
 
-def test_a_key_stays_the_same_over_versions(read):
-    # Who finds another value here has made every file of answers unusable that there is.
-    assert (
-        read({"prompt": "a"}, settings=replace(SETTINGS, seed=1))[0].key == "e126e804ef156e46482f0b09f788e0af"
-    )
-
-
-def test_answers_are_remembered(read, tmp_path):
+def test_resumes_with_the_unanswered_prompts(read, tmp_path):
     entries = read({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})
     path = tmp_path / "answers.jsonl"
-    before = written(path, [answer(entries[0]), answer(entries[2])])
+    before = write_records(path, [answer(entries[0]), answer(entries[2])])
     with open_answers(path) as answers:
-        assert answers.left(entries) == [entries[1]]
+        assert answers.unanswered(entries) == [entries[1]]
         answers.append(answer(entries[1]))
     assert path.read_bytes().startswith(before)
     with open_answers(path) as answers:
-        assert answers.left(entries) == []
+        assert answers.unanswered(entries) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.jsonl", "main.gguf"]
 
 
-def test_an_edited_file_of_prompts_is_noticed(read, tmp_path):
+def test_an_edited_file_of_prompts_is_an_error(read, tmp_path):
     path = tmp_path / "answers.jsonl"
     entries = read({"prompt": "a"}, {"prompt": "b"})
-    written(path, map(answer, entries))
+    write_records(path, map(answer, entries))
     with open_answers(path) as answers:
         longer = read({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})
-        assert answers.left(longer) == longer[2:]
+        assert answers.unanswered(longer) == longer[2:]
         for edited in (["a", "B"], ["b", "a"], ["a"], ["x", "a", "b"]):
-            with pytest.raises(InvalidRequest, match=r"answers another prompt \d"):
-                answers.left(read(*({"prompt": text} for text in edited)))
+            with pytest.raises(InvalidRequest, match=r"written for another prompt \d"):
+                answers.unanswered(read(*({"prompt": text} for text in edited)))
         with pytest.raises(InvalidRequest, match="other settings"):
-            answers.left(read({"prompt": "a"}, {"prompt": "b"}, settings=replace(SETTINGS, seed=1)))
+            answers.unanswered(read({"prompt": "a"}, {"prompt": "b"}, settings=replace(SETTINGS, seed=1)))
 
 
-def test_a_line_torn_anywhere_is_cut_off(read, tmp_path):
+def test_a_partial_last_line_is_removed(read, tmp_path):
     entries = read({"prompt": "a"}, {"prompt": "b", "id": "ü"})
     path = tmp_path / "answers.jsonl"
-    whole = written(path, map(answer, entries))
+    whole = write_records(path, map(answer, entries))
     first = whole.index(b"\n") + 1
     for length in range(first, len(whole) + 1):
         path.write_bytes(whole[:length])
-        complete = length >= len(whole) - 1  # only the end of the line is missing: that is an answer
-        assert known(path) == {e.index: e.key for e in entries[: 1 + complete]}
+        complete = length >= len(whole) - 1  # without its newline, the answer is whole
+        assert read_keys(path) == {e.index: e.key for e in entries[: 1 + complete]}
         assert path.read_bytes() == (whole if complete else whole[:first])
 
 
-def test_failed_prompts_are_forgotten_and_nothing_else(read, tmp_path):
+def test_only_failed_prompts_are_removed(read, tmp_path):
     entries = read(*({"prompt": str(n)} for n in range(4)))
     path = tmp_path / "answers.jsonl"
     failed = {"index": 1, "id": None, "key": entries[1].key, "error": "too long"}
-    whole = written(path, [answer(entries[0]), failed, answer(entries[3])])
+    whole = write_records(path, [answer(entries[0]), failed, answer(entries[3])])
     path.chmod(0o640)
     link = tmp_path / "link"
     link.symlink_to(path)
     with open_answers(link) as answers:
-        assert answers.left(entries) == [entries[1], entries[2]]
+        assert answers.unanswered(entries) == [entries[1], entries[2]]
     assert link.is_symlink()
     assert path.read_bytes() == b"".join(line for line in whole.splitlines(True) if b"error" not in line)
     assert path.stat().st_mode & 0o777 == 0o640
@@ -233,26 +228,26 @@ def test_failed_prompts_are_forgotten_and_nothing_else(read, tmp_path):
         b"\n",
     ],
 )
-def test_a_file_of_something_else_is_left_as_it_is(tmp_path, content):
+def test_a_file_of_something_else_is_left_unchanged(tmp_path, content):
     path = tmp_path / "precious"
     path.write_bytes(content)
-    with pytest.raises(InvalidRequest, match=r"precious, line \d: this is no answer"), open_answers(path):
+    with pytest.raises(InvalidRequest, match=r"precious, line \d is not an answer"), open_answers(path):
         pass
     assert path.read_bytes() == content
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
 
-def test_two_writers(tmp_path, read):
+def test_a_second_writer_is_refused(tmp_path, read):
     path = tmp_path / "answers.jsonl"
     entry = read({"prompt": "a"})[0]
     with open_answers(path) as answers:
-        with pytest.raises(SpecLocalError, match="another specdec writes to"), open_answers(path):
+        with pytest.raises(SpecLocalError, match="another specdec process is writing to"), open_answers(path):
             pass
         answers.append(answer(entry))
-    assert known(path) == {0: entry.key}
+    assert read_keys(path) == {0: entry.key}
 
 
-def test_a_killed_writer_keeps_nobody_out(tmp_path):
+def test_a_killed_writer_leaves_no_lock(tmp_path):
     path = tmp_path / "answers.jsonl"
     script = "import sys, time\nfrom pathlib import Path\nfrom spec_local.batch.answers import open_answers\n"
     script += "with open_answers(Path(sys.argv[1])):\n    print('open', flush=True)\n    time.sleep(60)\n"
@@ -262,14 +257,14 @@ def test_a_killed_writer_keeps_nobody_out(tmp_path):
             pass
         process.kill()
         assert process.wait() == -signal.SIGKILL
-    assert known(path) == {}
+    assert read_keys(path) == {}
     assert not any("lock" in p.name for p in tmp_path.iterdir())
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path, read):
     entries = read({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})
     path = tmp_path / "answers.jsonl"
-    whole = written(path, map(answer, entries[:1]))
+    whole = write_records(path, map(answer, entries[:1]))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with open_answers(path) as answers:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, limits[1]))  # some of a line fits
@@ -280,10 +275,10 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, read):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         answers.append(answer(entries[2]))
-    assert known(path) == {0: entries[0].key, 2: entries[2].key}
+    assert read_keys(path) == {0: entries[0].key, 2: entries[2].key}
 
 
-def test_where_no_file_can_be(tmp_path):
+def test_a_path_where_no_file_can_be(tmp_path):
     with pytest.raises(FileNotFoundError), open_answers(tmp_path / "absent" / "answers.jsonl"):
         pass
     assert not (tmp_path / "absent").exists()
@@ -291,24 +286,24 @@ def test_where_no_file_can_be(tmp_path):
         pass
 
 
-def test_a_pipe_is_only_written_to(tmp_path, read):
+def test_a_pipe_is_only_written(tmp_path, read):
     entry = read({"prompt": "a"})[0]
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with (tmp_path / "copy").open("wb") as copy, subprocess.Popen(["cat", pipe], stdout=copy) as reader:
         with open_answers(pipe) as answers:
-            assert answers.left([entry]) == [entry]
+            assert answers.unanswered([entry]) == [entry]
             answers.append(answer(entry, content="x" * 200_000))
         assert reader.wait(timeout=20) == 0
     assert len(json.loads((tmp_path / "copy").read_bytes())["content"]) == 200_000
 
 
-def test_a_large_file_is_read_quickly(tmp_path):
+def test_a_large_file_opens_quickly(tmp_path):
     path = tmp_path / "answers.jsonl"
     record = {"index": 0, "id": None, "key": "k", "content": "x" * 1000}
     with path.open("w") as file:
         for index in range(20_000):
             file.write(json.dumps(record | {"index": index}) + "\n")
     started = time.perf_counter()
-    assert len(known(path)) == 20_000
+    assert len(read_keys(path)) == 20_000
     assert time.perf_counter() - started < 5
