@@ -221,7 +221,7 @@ def test_only_failed_prompts_are_removed(read, tmp_path):
         b"notes without an end of line",
         b'{"index": 0, "key": "k"}\n',
         b'{"index": "0", "key": "k", "content": ""}\n',
-        b'{"index": 0, "key": "k", "content": ""}\n{"index": 1, "ke\n{"index": 2, "key": "k", "content": ""}\n',
+        b'{"index": 0, "key": "k", "content": ""}\n{"index": 1, "k\n{"index": 2, "key": "", "content": ""}\n',
         b"[1]\n",
         b"null",
         b"\0" * 20,
