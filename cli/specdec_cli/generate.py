@@ -39,7 +39,7 @@ def generate(
             "--file",
             "-f",
             metavar="FILE",
-            help="Text file before the prompt; repeatable; - is standard input, the default if it is a pipe.",
+            help="Text file before the prompt; repeatable; - is standard input, the default off a terminal.",
         ),
     ] = None,
     system: Annotated[str | None, Option(help="System message.")] = None,
@@ -56,8 +56,8 @@ def generate(
     echo: Annotated[
         bool, _Output("--echo", help="Print the prompt before the answer, and a suffix after it.")
     ] = False,
-    as_object: Annotated[bool, _Output("--json", help="Print one JSON object at the end.")] = False,
-    as_lines: Annotated[
+    as_json: Annotated[bool, _Output("--json", help="Print one JSON object at the end.")] = False,
+    as_jsonl: Annotated[
         bool, _Output("--jsonl", help="Print a JSON object for each step as it completes.")
     ] = False,
     logprobs: Annotated[
@@ -66,7 +66,7 @@ def generate(
             metavar="N", help="Add log probabilities of each token and of the N most probable to JSON output."
         ),
     ] = None,
-    many: Annotated[
+    input_file: Annotated[
         Path | None,
         _Batch(
             "--input",
@@ -75,7 +75,7 @@ def generate(
             '"max_tokens"; - is standard input.',
         ),
     ] = None,
-    answers: Annotated[
+    output_file: Annotated[
         Path | None,
         _Batch(
             "--output",
@@ -115,15 +115,15 @@ def generate(
 
       specdec generate --input prompts.jsonl --output answers.jsonl --seed 1
 
-    In a shell loop that reads lines, redirect the input of each command: < /dev/null
+    In a shell loop that reads lines, add < /dev/null, or the command reads them.
     """
     with exits.guarded():
         # Before any model is loaded, so that an invalid value is reported at once.
         settings = generation_settings(models, sampling)
-        if as_object and as_lines:
+        if as_json and as_jsonl:
             raise InvalidRequest("--json and --jsonl are two output formats: give one of them")
         if logprobs is not None:
-            if not (as_object or as_lines or many):
+            if not (as_json or as_jsonl or input_file):
                 raise InvalidRequest("--logprobs needs JSON output: add --json or --jsonl")
             settings = dataclasses.replace(settings, logprobs=logprobs)
         if suffix is not None and suffix_file:
@@ -132,14 +132,16 @@ def generate(
 
         runtime.set_verbose(verbose > 1)
         render.prepare_stdout()
-        if many or answers:
-            single = prompt or file or suffix is not None or suffix_file or echo or as_object or as_lines
-            if single or not many:
+        if input_file or output_file:
+            single = prompt or file or suffix is not None or suffix_file or echo or as_json or as_jsonl
+            if single or not input_file:
                 raise InvalidRequest(
                     "--output needs --input, which provides the prompts and produces JSON Lines: "
                     "remove the prompt, --file, --suffix, --echo and --json"
                 )
-            batch_view.answer_all(models, settings, many, answers or STANDARD, system, raw, verbose > 0)
+            batch_view.answer_all(
+                models, settings, input_file, output_file or STANDARD, system, raw, verbose > 0
+            )
             return
         request = _request(prompt, file or [], suffix, suffix_file, system, raw)
         with models.open(render.note) as session, render.interruptible() as cancelled:
@@ -149,9 +151,9 @@ def generate(
             if not raw and request.suffix is None and request.is_plain(session.main.model):
                 render.note("this model has no chat template: continuing the text as it is")
             events = session.generate(request.tokens(session.main.model), settings, cancelled=cancelled)
-            if as_object or as_lines:
+            if as_json or as_jsonl:
                 done = _in_json(
-                    session, events, {"prompt": printable(request.prompt)} if echo else {}, as_lines
+                    session, events, {"prompt": printable(request.prompt)} if echo else {}, as_jsonl
                 )
             else:
                 view = answer_view.view(session.main.model.vocabulary.piece, show_drafts=show_drafts)
@@ -200,6 +202,7 @@ def _as_text(
 
 
 def _before(request: "Request") -> str:
+    """Return the text to echo before the answer."""
     continued = request.raw or request.suffix is not None
     return request.prompt if continued else request.prompt + "\n\n"
 
@@ -240,6 +243,7 @@ def _request(
     system: str | None,
     raw: bool,
 ) -> "Request":
+    """Compose the prompt: files, or piped standard input, then the argument."""
     from spec_local.chat.request import Request
 
     if suffix_file:
