@@ -1,4 +1,4 @@
-"""The command as a person runs it: a real process, with folders of its own."""
+"""Fixtures that run the command in a process, with its own folders."""
 
 import contextlib
 import os
@@ -21,13 +21,13 @@ from specdec_cli.app import app
 FIRST_USE = re.compile(r"(checking|measuring) .* \(first use")
 COMMAND = [sys.executable, "-m", "specdec_cli"]
 
-# Whoever runs the tests under nohup ignores it, and their children would, too.
+# Under nohup it is ignored, also by child processes.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @dataclass
 class Specdec:
-    """Runs the command, and helps to judge what came of it."""
+    """Runs the command, and checks its result."""
 
     command = COMMAND
     folder: Path
@@ -56,7 +56,7 @@ class Specdec:
         )
 
     def shell(self, script, *arguments):
-        """Run a line of sh in which "$@" is the command."""
+        """Run a line of sh, with the command as "$@"."""
         return subprocess.run(
             ["sh", "-c", script, "sh", *COMMAND, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
@@ -69,27 +69,27 @@ class Specdec:
 
     @staticmethod
     def wait_for(process, text, timeout=30):
-        """Read a process's stderr up to a line that holds a text; one that does not say it is killed."""
-        late = threading.Timer(timeout, process.kill)
-        late.start()
+        """Read a process's stderr up to a line that contains a text; kill the process after a timeout."""
+        timer = threading.Timer(timeout, process.kill)
+        timer.start()
         try:
-            said = [b""]
-            while text not in said[-1]:
-                said.append(process.stderr.readline())
-                assert said[-1], (text, said)
+            lines = [b""]
+            while text not in lines[-1]:
+                lines.append(process.stderr.readline())
+                assert lines[-1], (text, lines)
         finally:
-            late.cancel()
+            timer.cancel()
 
     @staticmethod
     def sabotaged(folder, sitecustomize):
-        """An environment in which every Python starts with these lines."""
+        """Return an environment in which every Python process first runs these lines."""
         folder.mkdir(exist_ok=True)
         (folder / "sitecustomize.py").write_text(sitecustomize)
         return {"PYTHONPATH": str(folder)}
 
     @staticmethod
     def one_line(done, code):
-        """The one line of a failure: said on stderr, nothing on stdout, no traceback."""
+        """Return the one line of a failure on stderr; check the exit code, and that stdout is empty."""
         assert done.returncode == code, done
         assert done.stdout == b""
         lines = done.stderr.decode().splitlines()
@@ -100,12 +100,12 @@ class Specdec:
 
     @staticmethod
     def plain(screen):
-        """What a terminal shows, without its escape sequences."""
+        """Return a terminal's output without escape sequences."""
         return re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>()][0-9A-Z]?)", "", screen)
 
 
 class Inside(Specdec):
-    """The same within this process: many times as fast, where nothing is the process's own."""
+    """Runs the command in this process, which is much faster."""
 
     def __call__(self, *arguments, stdin=b"", env=None, cwd=None):
         with (
@@ -119,10 +119,10 @@ class Inside(Specdec):
 
 
 def folders(home):
-    """An environment in which nothing of the user's is touched or seen."""
+    """Return an environment with all folders below `home`, and without the user's settings."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "SPECDEC_", "PYTHON", "NO_"))}
     own = {"HOME": str(home), "TERM": "xterm", "COLUMNS": "80", "PROMPT_TOOLKIT_NO_CPR": "1"}
-    own["OMP_WAIT_POLICY"] = "passive"  # or the tests are slow on a machine that does something else too
+    own["OMP_WAIT_POLICY"] = "passive"  # active waiting is slow on a busy machine
     for kind in ("config", "cache", "data", "state"):
         own[f"XDG_{kind.upper()}_HOME"] = str(home / kind)
     return kept | own
@@ -130,7 +130,7 @@ def folders(home):
 
 SMALL = ["--threads", 1, "--ctx", 256, "-n", 1]
 
-# A runner in the background ignores Ctrl-C, and what it starts would inherit that.
+# A test runner in the background ignores Ctrl-C, also in child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -151,7 +151,7 @@ def inside(home):
 
 @pytest.fixture(scope="session")
 def main(home, specdec):
-    """A model that never ends its answer, checked and measured. F32: batches and single tokens agree closely."""
+    """A main model that never ends its answer, checked and measured; F32, so that batches are accurate."""
     path = write_tiny_model(home / "main.gguf", n_layers=1, tensor_type="F32", n_ctx=1 << 17)
     assert specdec("generate", "--main", path, *SMALL, "x").returncode == 0
     return path
@@ -159,7 +159,7 @@ def main(home, specdec):
 
 @pytest.fixture(scope="session")
 def draft(home, specdec, main):
-    """A draft that often agrees with main; already checked, and measured as one."""
+    """A draft model that often agrees with the main model, already checked and measured."""
     path = write_tiny_model(home / "draft.gguf", n_layers=1, tensor_type="F32", n_ctx=1 << 17, noise=0.1)
     assert specdec("generate", "--main", main, "--draft", path, *SMALL, "x").returncode == 0
     return path
@@ -167,12 +167,12 @@ def draft(home, specdec, main):
 
 @pytest.fixture
 def fresh(tmp_path):
-    """The command on a machine where nothing has been done yet."""
+    """The command with empty folders, as on a new machine."""
     return Specdec(tmp_path, folders(tmp_path))
 
 
 class Terminal:
-    """A person at a terminal; what the program shows is read without its escape sequences."""
+    """A chat on a pseudo-terminal, whose output is read without escape sequences."""
 
     def __init__(self, specdec, *arguments, env=None):
         self.specdec = specdec
@@ -188,7 +188,7 @@ class Terminal:
         )
 
     def until(self, *what):
-        """What came before each of these texts, and they themselves."""
+        """Wait for each of these texts; return the output up to the last one."""
         seen = ""
         for text in what:
             self.child.expect_exact(text)
@@ -196,19 +196,19 @@ class Terminal:
         return self.specdec.plain(seen)
 
     def prompt(self):
-        """Wait until the editor reads keys: it then switches bracketed paste on."""
+        """Wait until the editor reads keys, which it shows by switching bracketed paste on."""
         return self.until("\x1b[?2004h", "\x1b[?25h")
 
     def type(self, text):
         self.child.send(text)
 
     def say(self, text):
-        """A message, and all that comes until the next prompt."""
+        """Send a message; return the output up to the next prompt."""
         self.enter(text)
         return self.prompt()
 
     def enter(self, text):
-        """A message; the editor then switches bracketed paste off."""
+        """Send a message; the editor then switches bracketed paste off."""
         self.type(text + "\r")
         self.until("\x1b[?2004l")
 

@@ -1,4 +1,4 @@
-"""How an answer is shown: nothing of it is lost or added, however its text is cut into steps."""
+"""Test the views of an answer: no text is lost or added, however it is split into steps."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ WORDS = [
 
 
 class Screen(io.StringIO):
-    """Standard output that says whether it is a terminal."""
+    """Standard output that is a terminal or not."""
 
     def __init__(self, terminal=True):
         super().__init__(newline="")
@@ -43,7 +43,7 @@ class Screen(io.StringIO):
 
 @contextlib.contextmanager
 def standard_output(screen):
-    """Not sys.stdout itself, which pytest exchanges too."""
+    """Replace standard output in the modules under test, as pytest replaces sys.stdout itself."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (answer_view, render):
             patch.setattr(module, "sys", SimpleNamespace(stdout=screen))
@@ -66,7 +66,7 @@ def text_of(tokens):
 
 
 def events(steps, stops=()):
-    """Steps as a session tells them: (tokens, proposal, how many were accepted)."""
+    """Yield a session's events of steps: (tokens, proposal, number of accepted tokens)."""
     stream = TextStream(piece, stops)
     for tokens, proposal, n_accepted in steps:
         yield Text("".join(map(stream.feed, tokens)), tokens, proposal, n_accepted)
@@ -80,29 +80,29 @@ def shown(view, steps, stops=()):
     view.end(rest)
 
 
-def test_accepted_and_rejected_guesses_are_marked(screen):
+def test_accepted_and_rejected_draft_tokens_are_marked(screen):
     steps = [
         ([0], Proposal(), 0),
-        ([1, 2, 3], Proposal.chain([1, 2, 0, 1]), 2),  # " cat sat" stood, "the cat" did not
+        ([1, 2, 3], Proposal.chain([1, 2, 0, 1]), 2),  # " cat sat" is accepted, "the cat" rejected
         ([1], Proposal.chain([3]), 0),
     ]
     shown(answer_view.Drafts(piece, colour=False), steps)
     assert screen.getvalue() == "the« cat sat»~the cat~\n~⏎~ cat"
 
 
-def test_a_wholly_accepted_draft_has_no_struck_out_part(screen):
+def test_a_fully_accepted_draft_has_no_struck_out_part(screen):
     shown(answer_view.Drafts(piece, colour=False), [([1, 2, 0], Proposal.chain([1, 2]), 2)])
     assert screen.getvalue() == "« cat sat»the"
 
 
-def test_guesses_after_the_end_of_an_answer_are_struck_out(screen):
-    # Main ended its answer where the draft went on; the token that ends it is not among those said.
+def test_draft_tokens_after_the_end_of_an_answer_are_struck_out(screen):
+    # The main model ended its answer where the draft continued; the end token is not part of the output.
     shown(answer_view.Drafts(piece, colour=False), [([1], Proposal.chain([1, 2, 0]), 1)])
     assert screen.getvalue() == "« cat»~ satthe~"
 
 
-def test_of_a_tree_each_way_that_was_left_is_shown(screen):
-    # " cat" is accepted; below it stood " sat" with "the" or else " cat", and "\n"; main says " *x*"
+def test_every_rejected_branch_of_a_tree_is_shown(screen):
+    # " cat" is accepted; its children are " sat", followed by "the" or " cat", and "\n"; then " *x*"
     tree = Proposal([1, 2, 0, 3, 1], [-1, 0, 1, 0, 1])
     shown(answer_view.Drafts(piece, colour=False), [([1, 9], tree, 1)])
     assert screen.getvalue() == "« cat»~ satthe|⏎~ *x*"
@@ -124,8 +124,8 @@ def test_colours_and_no_colour(screen, monkeypatch):
     ),
     st.booleans(),
 )
-def test_marks_apart_the_text_is_what_was_said(steps, stops):
-    tokens = [(said, Proposal.chain([*said[: min(n, len(said))], 0]), min(n, len(said))) for said, n in steps]
+def test_without_marks_the_text_is_unchanged(steps, stops):
+    tokens = [(step, Proposal.chain([*step[: min(n, len(step))], 0]), min(n, len(step))) for step, n in steps]
     stops = [" END"] if stops else []
     plain, marked = Screen(), Screen()
     for screen, make in (
@@ -161,7 +161,7 @@ Last.
 """
 
 
-def test_markdown_is_rendered_and_no_word_is_lost(screen):
+def test_markdown_is_rendered_and_no_text_is_lost(screen):
     view = answer_view.Markdown()
     view.show(Text(ANSWER))
     view.end("")
@@ -182,8 +182,8 @@ def test_markdown_is_rendered_and_no_word_is_lost(screen):
 
 
 @given(st.lists(st.integers(1, len(ANSWER)), max_size=20), st.integers(0, len(ANSWER)))
-def test_markdown_only_ever_appends(cuts, end):
-    """However the text is cut into steps, the screen in the end is the same, and what stood there stays."""
+def test_markdown_only_appends(cuts, end):
+    """However the text is split into steps, the final screen is the same, and earlier output stays."""
     screens = []
     for borders in ([0, end], sorted({0, end, *(c for c in cuts if c < end)})):
         with standard_output(Screen()) as screen:
@@ -195,17 +195,17 @@ def test_markdown_only_ever_appends(cuts, end):
             view.end("")
             screens.append(screen.getvalue())
     assert screens[0] == screens[1]
-    assert not re.search("\x1b\\[[0-9;]*[A-HJKSTfsu]|\r", screens[0])  # nothing moves the cursor or erases
+    assert not re.search("\x1b\\[[0-9;]*[A-HJKSTfsu]|\r", screens[0])  # no cursor movement or erasing
 
 
-def test_markdown_of_what_is_no_utf8(screen):
+def test_markdown_with_invalid_utf8(screen):
     view = answer_view.Markdown()
     view.show(Text("caf\udce9 and"))
     view.end(" more")
     assert "caf� and more" in screen.getvalue()
 
 
-def test_markdown_has_no_padding_that_a_narrower_window_would_break(screen):
+def test_markdown_has_no_padding_that_could_wrap(screen):
     view = answer_view.Markdown()
     view.show(Text("# A title\n\nwords\n\n- one\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> said\n\nlast"))
     view.end("")
@@ -221,4 +221,4 @@ def test_markdown_keeps_the_paragraphs_of_a_list_item_in_the_list(screen):
     seen = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue())
     assert seen == " 1 one\n 2 two\n   more of two\n 3 three\n\nafter\n"
     view.show(Text("\n- an item with a line after it\n\n- the next\n"))
-    assert "an item" in screen.getvalue()  # it does not wait for the end of the list
+    assert "an item" in screen.getvalue()  # shown before the end of the list

@@ -1,4 +1,4 @@
-"""What a shell completes, by the protocol that the three shells speak, and in a real bash."""
+"""Test shell completion, by the protocol of the three shells and in bash."""
 
 import os
 import shutil
@@ -11,18 +11,18 @@ import pytest
 
 @pytest.fixture
 def complete(specdec, tmp_path):
-    """What each shell is offered for a line, as a set of words."""
+    """Return the completions that a shell receives for a line."""
 
     def complete(shell, line, **files):
         for name in files.get("files", ()):
             (tmp_path / name).touch()
         words = line.split(" ")
-        asked = {
+        variables = {
             "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
             "zsh": {"_TYPER_COMPLETE_ARGS": line},
             "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
         }[shell]
-        done = specdec(env=asked | {"_SPECDEC_COMPLETE": f"complete_{shell}"}, cwd=tmp_path)
+        done = specdec(env=variables | {"_SPECDEC_COMPLETE": f"complete_{shell}"}, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, b""), done
         return done.stdout.decode()
 
@@ -31,16 +31,16 @@ def complete(specdec, tmp_path):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_models_values_and_commands(complete, shell):
-    said = complete(shell, "specdec generate --main co", files=["code.gguf", "copy.txt"])
-    assert "coder-7b" in said
-    assert "code.gguf" in said
-    assert "starter" not in said
-    assert "copy.txt" not in said
+    found = complete(shell, "specdec generate --main co", files=["code.gguf", "copy.txt"])
+    assert "coder-7b" in found
+    assert "code.gguf" in found
+    assert "starter" not in found
+    assert "copy.txt" not in found
     assert "lookup" in complete(shell, "specdec chat --proposer lo")
     assert "quantize" in complete(shell, "specdec draft qu")
 
 
-def test_everywhere_a_model_is_named(complete):
+def test_every_model_parameter_is_completed(complete):
     for line in (
         "generate --draft",
         "bench --main",
@@ -51,24 +51,24 @@ def test_everywhere_a_model_is_named(complete):
         "models pull",
     ):
         assert "coder-7b" in complete("bash", f"specdec {line} coder-7"), line
-    assert complete("bash", "specdec generate --file a") == "\n"  # the shell's own business
+    assert complete("bash", "specdec generate --file a") == "\n"  # the shell completes paths
 
 
-def test_settings_are_no_obstacle(specdec, tmp_path):
+def test_completion_ignores_broken_settings(specdec, tmp_path):
     (tmp_path / "broken.toml").write_text("topk =")
-    asked = {
+    variables = {
         "COMP_WORDS": "specdec generate --proposer lo",
         "COMP_CWORD": "3",
         "_SPECDEC_COMPLETE": "complete_bash",
     }
-    more = {"SPECDEC_CONFIG": str(tmp_path / "broken.toml"), "SPECDEC_TYPO": "1"}
-    done = specdec(env=asked | more)
+    broken = {"SPECDEC_CONFIG": str(tmp_path / "broken.toml"), "SPECDEC_TYPO": "1"}
+    done = specdec(env=variables | broken)
     assert (done.stdout, done.stderr) == (b"lookup\n", b"")
 
 
-@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
 def test_in_bash(specdec, fresh):
-    script = fresh.folder / "specdec"  # the installed command, under its name
+    script = fresh.folder / "specdec"  # as the installed command is named
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m specdec_cli "$@"\n')
     script.chmod(0o755)
     environment = fresh.environment | {

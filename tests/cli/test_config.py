@@ -1,4 +1,4 @@
-"""Options set beforehand: flag, environment, config file, default, in this order, and one name in all of them."""
+"""Test option values from the command line, the environment, the config file and defaults, in this order."""
 
 import json
 import re
@@ -17,7 +17,7 @@ SMALL = {"SPECDEC_THREADS": "1", "SPECDEC_CTX": "256"}
 
 @pytest.fixture
 def configured(inside, tmp_path):
-    """Write the user's config file; the command on a machine that has it, and has checked the models."""
+    """Write the user's config file; return the command, which reads it."""
     run = type(inside)(
         tmp_path, inside.environment | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": f"{tmp_path}/config"}
     )
@@ -32,15 +32,15 @@ def configured(inside, tmp_path):
 
 
 def shown(inside, *arguments, env=None, code=0):
-    """What config show tells, as option -> (value, source)."""
+    """Return the output of config show, as option -> (value, source)."""
     done = inside("config", "show", *arguments, env=env)
     assert done.returncode == code, done
     rows = [line.split("\t") for line in done.stdout.decode().splitlines()]
     return {row[0]: tuple(row[1:]) for row in rows}
 
 
-def test_the_order_of_the_four(configured, main):
-    """By what the command does: how many tokens come."""
+def test_precedence_of_sources(configured, main):
+    """Observed by the number of tokens in the answer."""
     n = lambda done: json.loads(done.stdout)["timings"]["predicted_n"]  # noqa: E731
     run = configured(f"max-tokens = 2\nmain = {json.dumps(str(main))}\njson = true\n")
     assert n(run("generate", "x", env=SMALL)) == 2
@@ -49,11 +49,11 @@ def test_the_order_of_the_four(configured, main):
     configured(f"max-tokens = 2\nmain = {json.dumps(str(main))}\njson = true\n[generate]\nmax-tokens = 5\n")
     assert n(run("generate", "x", env=SMALL)) == 5
     assert n(run("generate", "x", env=SMALL | {"SPECDEC_MAX_TOKENS": "3"})) == 3
-    done = run("generate", "x", "-n", 1, env=SMALL | {"SPECDEC_JSON": "0"})  # a flag that the file has set
+    done = run("generate", "x", "-n", 1, env=SMALL | {"SPECDEC_JSON": "0"})  # a flag that the file sets
     assert not done.stdout.startswith(b"{")
 
 
-def test_show_tells_where_each_value_comes_from(configured):
+def test_show_prints_the_source_of_each_value(configured):
     run = configured('top-k = 3\nstop = ["a b", "c"]\nno-spec = true\n\n[chat]\ntemp = 1\n"top-k" = 4\n')
     path = run.folder / "config/specdec/config.toml"
     assert run("config", "path").stdout.decode() == f"{path}\n"
@@ -72,7 +72,7 @@ def test_show_tells_where_each_value_comes_from(configured):
     assert rows["chat.top-k"] == ("4", f"{path}:7")
     assert rows["chat.temp"] == ("1", f"{path}:6")
     assert rows["bench.temp"] == ("0.0", "default")
-    assert rows["offline"] == ("false", "default")  # that of models pull
+    assert rows["offline"] == ("false", "default")  # of models pull
     assert run("config", "show", "fly").returncode == 2
 
 
@@ -99,7 +99,7 @@ def test_every_option_of_every_command_can_be_set_in_the_environment(inside, mon
     assert shown(inside, "generate", env={"SPECDEC_TOP_K": ""})["top-k"] == ("40", "default")
 
 
-WRONG = [
+INVALID = [
     ("topk = 3", "line 1, topk: there is no such option (did you mean top-k?)"),
     ("\n[generat]\ntemp = 1", "line 2, generat: there is no such command (did you mean generate?)"),
     ("[chat]\nas-json = 1", "line 2, chat.as-json: chat has no such option"),
@@ -127,20 +127,22 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "told"), WRONG)
-def test_what_is_wrong_in_a_file_is_one_line_with_its_place(tmp_path, text, told):
+@pytest.mark.parametrize(("text", "error"), INVALID)
+def test_an_error_in_a_file_is_one_line_with_its_place(tmp_path, text, error):
     path = tmp_path / "c.toml"
     path.write_text(text)
-    done = CliRunner().invoke(app, ["generate", "x", "--config", str(path)])  # in this process, for speed
+    done = CliRunner().invoke(
+        app, ["generate", "x", "--config", str(path)]
+    )  # in this process, which is faster
     assert done.exit_code == 1
     assert done.stdout == ""
     [line] = done.stderr.splitlines()
-    assert line.lower().startswith(f"specdec: {path}, {told}".lower())
+    assert line.lower().startswith(f"specdec: {path}, {error}".lower())
     assert line.endswith("correct it")
 
 
 @pytest.mark.parametrize("text", ["topk = 3", "temp = 'warm'", "temp =", "\0", "top-k = [1]"])
-def test_a_broken_file_is_no_obstacle_to_help_and_config(configured, text):
+def test_help_and_config_work_with_a_broken_file(configured, text):
     run = configured(text)
     help_ = run("generate", "--help")
     for done in (help_, run("config", "path")):
@@ -154,13 +156,13 @@ def test_a_broken_file_is_no_obstacle_to_help_and_config(configured, text):
 
 def test_files_that_cannot_be_read(configured, fresh, tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, why in (("nowhere", "No such file"), (".", "Is a directory"), ("binary", "is not UTF-8")):
+    for name, why in (("absent", "No such file"), (".", "Is a directory"), ("binary", "is not UTF-8")):
         line = fresh.one_line(fresh("generate", "x", "--config", tmp_path / name), 1)
         assert why in line
         assert fresh("generate", "x", env={"SPECDEC_CONFIG": str(tmp_path / name)}).returncode == 1
 
 
-def test_another_file(configured):
+def test_selecting_another_file(configured):
     run = configured("top-k = 1")
     configured("top-k = 2", "second.toml")
     configured("top-k = 3", "third.toml")
@@ -172,17 +174,19 @@ def test_another_file(configured):
     assert run("config", "path", env=named).stdout == b"second.toml\n"
 
 
-def test_variables(inside):
+def test_unknown_and_invalid_variables(inside):
     done = inside("config", "show", env={"SPECDEC_TOPK": "3", "SPECDEC_OFFLINE": "1"})
     warnings = done.stderr.decode().splitlines()
     assert warnings == ["specdec: SPECDEC_TOPK is no option, and is ignored (did you mean SPECDEC_TOP_K?)"]
     line = inside.one_line(inside("generate", "x", env={"SPECDEC_TOP_K": "x"}), 2)
     assert line.startswith("specdec: SPECDEC_TOP_K: input should be a valid integer")
-    done = inside("generate", "x", "--top-k", "y", env={"SPECDEC_TOP_K": "x"})  # Typer's own words for a flag
+    done = inside(
+        "generate", "x", "--top-k", "y", env={"SPECDEC_TOP_K": "x"}
+    )  # Typer's error for the command line
     assert b"Usage" in done.stderr
 
 
-def test_paths_are_beside_the_file(configured, main):
+def test_paths_are_relative_to_the_file(configured, main):
     run = configured(
         'main = "m.gguf"\nprompts = "p.txt"\nfile = ["~/a", "-", "/b"]\nplot = "../x.png"\n', "here/c.toml"
     )
@@ -193,14 +197,14 @@ def test_paths_are_beside_the_file(configured, main):
     assert rows["prompts"][0] == str(here / "p.txt")
     assert rows["plot"][0] == str(here / "../x.png")
     assert rows["file"][0] == f"'{run.folder}/a', '-', '/b'"
-    run = configured('main = "starter"', "here/c.toml")  # a name stays one
+    run = configured('main = "starter"', "here/c.toml")  # a name is not a path
     assert shown(run, "--config", "here/c.toml")["main"][0] == "starter"
-    run = configured('main = "~nobody-of-this-name/m.gguf"\nsystem = "m.gguf"', "here/c.toml")
+    run = configured('main = "~no-such-user/m.gguf"\nsystem = "m.gguf"', "here/c.toml")
     assert shown(run, "--config", "here/c.toml")["system"][0] == "m.gguf"
 
 
 def test_no_color(terminal_colours, configured):
-    """Before the command, after it, in the environment and in the file."""
+    """It works before and after the command, in the environment and in the file."""
     assert terminal_colours("doctor", "--help")
     assert not terminal_colours("--no-color", "doctor", "--help")
     assert not terminal_colours("doctor", "--no-color", "--help")
@@ -214,7 +218,7 @@ def test_no_color(terminal_colours, configured):
 
 @pytest.fixture
 def terminal_colours(specdec, main, tmp_path):
-    """Whether a command colours anything on a terminal."""
+    """Return whether a command writes colours to a terminal."""
 
     def run(*arguments, env=None):
         child = pexpect.spawn(
@@ -230,7 +234,7 @@ def terminal_colours(specdec, main, tmp_path):
         out = child.read()
         child.close()
         assert child.exitstatus == 0, out
-        # Typer's help stays bold; our notes are dim, which we do not keep either
+        # Help may still be bold; notes must not even be dim.
         dim = rb"" if "--help" in arguments else rb"2|"
         return bool(re.search(rb"\x1b\[(\d+;)*(" + dim + rb"3\d|9\d)m", out))
 

@@ -1,4 +1,4 @@
-"""specdec generate: what it prints where, and how it ends."""
+"""Test specdec generate: its output, errors and exit codes."""
 
 import hashlib
 import json
@@ -27,20 +27,20 @@ def options(main, n=24):
 
 @pytest.fixture
 def library_text(main, monkeypatch):
-    """The same answer by way of the library, as bytes."""
+    """Generate the same answer with the library, as bytes."""
     monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
 
     def text(prompt, n):
         with Session.open(main, threads=1, n_ctx=256) as session:
             settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=n, proposer="none")
             events = session.generate(prompt, settings)
-            said = "".join(e.text for e in events if isinstance(e, (Text, Done)))
-        return said.encode("utf-8", "surrogateescape")
+            answer = "".join(e.text for e in events if isinstance(e, (Text, Done)))
+        return answer.encode("utf-8", "surrogateescape")
 
     return text
 
 
-def test_stdout_is_the_text_and_stderr_is_empty(specdec, main, library_text):
+def test_stdout_is_the_answer_and_stderr_is_empty(specdec, main, library_text):
     done = specdec(*options(main), "--raw", "hello there")
     expected = library_text("hello there", 24)
     assert len(expected) > 24
@@ -49,8 +49,8 @@ def test_stdout_is_the_text_and_stderr_is_empty(specdec, main, library_text):
     assert done.returncode == 0
 
 
-def test_bytes_that_are_no_characters_pass_unchanged(specdec, main, library_text):
-    # A long answer of the tiny model holds single bytes of every kind; the locale must not matter.
+def test_invalid_utf8_is_written_unchanged(specdec, main, library_text):
+    # A long answer of the tiny model has all kinds of single bytes; the locale must not matter.
     expected = library_text("bytes", 200)
     with pytest.raises(UnicodeDecodeError):
         expected.decode("utf-8")
@@ -58,7 +58,7 @@ def test_bytes_that_are_no_characters_pass_unchanged(specdec, main, library_text
     assert done.stdout == expected
 
 
-def test_the_statistics_say_who_guessed(inside, main, draft):
+def test_statistics_name_the_proposers(inside, main, draft):
     def line(*arguments):
         return inside(*options(main), *arguments, "-v", "hello").stderr.decode().splitlines()[-1]
 
@@ -71,19 +71,19 @@ def test_the_statistics_say_who_guessed(inside, main, draft):
         assert not re.search("proposers|draft tokens", line(*arguments))
 
 
-def test_statistics_and_setting_go_to_stderr(inside, main):
+def test_statistics_and_settings_go_to_stderr(inside, main):
     quiet = inside(*options(main), "hello")
-    talkative = inside(*options(main), "hello", "-v", "--profile")
-    assert talkative.stdout == quiet.stdout != b""
-    said = talkative.stderr.decode()
+    verbose = inside(*options(main), "hello", "-v", "--profile")
+    assert verbose.stdout == quiet.stdout != b""
+    notes = verbose.stderr.decode()
     for part in ("tokens/s", "first token", "24 tokens in", "main.gguf", "ms per step"):
-        assert part in said
+        assert part in notes
     build = r"^llama\.cpp \(llama-cpp-python \d+(\.\d+)+\) · (?!OPENMP)[A-Z]+ · 1 thread · \w+( \w+)*$"
-    assert re.search(build, said, re.MULTILINE)
-    assert "\x1b" not in said
+    assert re.search(build, notes, re.MULTILINE)
+    assert "\x1b" not in notes
 
 
-def test_the_first_use_says_that_the_model_is_checked(fresh, main):
+def test_the_first_use_reports_checking_and_measuring(fresh, main):
     first, second = (fresh(*options(main, 4), "x") for _ in range(2))
     assert first.stderr.splitlines() == [
         b"checking main.gguf (first use on this machine)",
@@ -93,16 +93,16 @@ def test_the_first_use_says_that_the_model_is_checked(fresh, main):
     assert first.stdout == second.stdout
 
 
-def test_only_who_wants_costs_measures(fresh, main, draft):
-    for more in (["--no-spec"], ["--policy", "off"], ["--policy", "fixed"], ["--draft-max", "0"]):
-        assert b"measuring" not in fresh(*options(main, 4), "--draft", draft, *more, "x").stderr
-    said = fresh(*options(main, 4), "--draft", draft, "x").stderr.splitlines()
-    assert sorted(said) == [
+def test_costs_are_measured_only_if_needed(fresh, main, draft):
+    for arguments in (["--no-spec"], ["--policy", "off"], ["--policy", "fixed"], ["--draft-max", "0"]):
+        assert b"measuring" not in fresh(*options(main, 4), "--draft", draft, *arguments, "x").stderr
+    notes = fresh(*options(main, 4), "--draft", draft, "x").stderr.splitlines()
+    assert sorted(notes) == [
         b"measuring %s (first use with these settings)" % name for name in (b"draft.gguf", b"main.gguf")
     ]
 
 
-def test_a_cache_folder_that_cannot_be_written(specdec, main):
+def test_an_unwritable_cache_folder(specdec, main):
     env = {"XDG_CACHE_HOME": "/dev/null/cache", "HOME": "/dev/null"}
     first, second = (specdec(*options(main, 4), "x", env=env) for _ in range(2))
     assert first.returncode == second.returncode == 0
@@ -111,7 +111,7 @@ def test_a_cache_folder_that_cannot_be_written(specdec, main):
     assert len(first.stderr.splitlines()) == 2
 
 
-def test_a_shorter_trained_context_is_told_only_to_who_asked_for_more(inside, tmp_path):
+def test_a_shorter_trained_context_is_reported_only_with_a_larger_ctx(inside, tmp_path):
     path = write_tiny_model(tmp_path / "short.gguf", n_layers=1, n_ctx=128)
     arguments = ["generate", "--main", path, "--threads", 1, "-n", 4, "x"]
     inside(*arguments)  # checks it
@@ -119,7 +119,7 @@ def test_a_shorter_trained_context_is_told_only_to_who_asked_for_more(inside, tm
     assert b"context: 128 tokens" in inside(*arguments, "--ctx", 4096).stderr
 
 
-def test_pipe_goes_before_the_argument(inside, main, tmp_path):
+def test_piped_text_precedes_the_argument(inside, main, tmp_path):
     whole = inside(*options(main), "--raw", "some text\nof two lines\n\nand a question")
     piped = inside(*options(main), "--raw", "and a question", stdin=b"some text\nof two lines\n")
     assert piped.stdout == whole.stdout
@@ -131,13 +131,13 @@ def test_pipe_goes_before_the_argument(inside, main, tmp_path):
     assert only_pipe.stdout == whole.stdout
 
 
-def test_system_message_and_template_matter(inside, main):
+def test_system_message_and_template_change_the_answer(inside, main):
     answers = [
         inside(*options(main), *more, "hello").stdout for more in ([], ["--system", "Be brief."], ["--raw"])
     ]
     assert len(set(answers)) == 3
-    said = inside.one_line(inside(*options(main), "--raw", "--system", "Be brief.", "hello"), 2)
-    assert "--system" in said
+    error = inside.one_line(inside(*options(main), "--raw", "--system", "Be brief.", "hello"), 2)
+    assert "--system" in error
 
 
 @pytest.mark.parametrize(
@@ -149,16 +149,16 @@ def test_no_prompt(inside, main, arguments, stdin):
     assert "no prompt" in inside.one_line(inside(*options(main), *arguments, stdin=stdin), 2)
 
 
-def test_input_that_is_no_utf8(inside, main, tmp_path):
+def test_input_that_is_not_utf8(inside, main, tmp_path):
     latin = "Größe".encode("latin-1")
-    said = inside.one_line(inside(*options(main), "x", stdin=latin), 2)
-    assert "standard input is not UTF-8 (byte 2)" in said
+    error = inside.one_line(inside(*options(main), "x", stdin=latin), 2)
+    assert "standard input is not UTF-8 (byte 2)" in error
     (tmp_path / "latin.txt").write_bytes(latin)
-    said = inside.one_line(inside(*options(main), "-f", tmp_path / "latin.txt"), 2)
-    assert "latin.txt is not UTF-8" in said
+    error = inside.one_line(inside(*options(main), "-f", tmp_path / "latin.txt"), 2)
+    assert "latin.txt is not UTF-8" in error
 
 
-def test_prompt_file_that_cannot_be_read(inside, main, tmp_path):
+def test_an_unreadable_prompt_file(inside, main, tmp_path):
     assert "No such file" in inside.one_line(inside(*options(main), "-f", tmp_path / "absent"), 2)
     assert "larger than 16 MiB" in inside.one_line(inside(*options(main), "-f", "/dev/zero"), 2)
     assert "directory" in inside.one_line(inside(*options(main), "-f", tmp_path), 2)
@@ -168,7 +168,7 @@ def test_closed_stdout(specdec, main):
     assert "standard output is closed" in specdec.one_line(specdec.shell('"$@" >&-', *options(main), "x"), 1)
 
 
-def test_closed_stderr_and_stdin_do_not_matter(specdec, main):
+def test_closed_stderr_and_stdin_are_ignored(specdec, main):
     done = specdec.shell('"$@" 2>&- <&-', *options(main), "-v", "x")
     assert done.returncode == 0
     assert done.stdout == specdec(*options(main), "x").stdout
@@ -182,13 +182,13 @@ def test_full_disk(specdec, main, more):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_notes_that_cannot_be_written_do_not_matter(specdec, main):
+def test_notes_that_cannot_be_written_are_ignored(specdec, main):
     done = specdec.shell('"$@" 2>/dev/full', *options(main), "-v", "x")
     assert done.returncode == 0
     assert done.stdout
 
 
-def test_a_reader_that_has_seen_enough(specdec, main):
+def test_a_reader_that_closes_the_pipe(specdec, main):
     arguments = ["--main", main, "--threads", "1", "--ctx", "100000", "--no-spec", "x"]
     with specdec.start("generate", *arguments) as process:
         assert len(process.stdout.read(5)) == 5
@@ -197,22 +197,22 @@ def test_a_reader_that_has_seen_enough(specdec, main):
         assert process.wait(timeout=20) == 0
 
 
-def test_interrupt_keeps_what_was_said(specdec, main):
+def test_an_interrupt_keeps_the_answer_so_far(specdec, main):
     arguments = ["--main", main, "--temp", "0", "--threads", "1", "--ctx", "100000", "--no-spec", "x"]
     with specdec.start("generate", *arguments) as process:
-        begun = process.stdout.read(5)
+        start = process.stdout.read(5)
         process.send_signal(signal.SIGINT)
-        text = begun + process.stdout.read()
+        text = start + process.stdout.read()
         assert process.stderr.read() == b""
         assert process.wait(timeout=20) == 130
     assert len(text) >= 5
-    whole = specdec("generate", *arguments, "-n", len(text))  # a token says a byte at least
+    whole = specdec("generate", *arguments, "-n", len(text))  # a token has at least one byte
     assert whole.stdout.startswith(text)
     assert len(whole.stdout) > len(text) or len(text) < 20
 
 
 def test_interrupt_while_a_model_is_checked(fresh, main, tmp_path):
-    # A terminal's Ctrl-C reaches the checking child too: its death must not be laid at the model's door.
+    # A terminal's Ctrl-C also ends the checking child process, which is not the model's fault.
     env = fresh.sabotaged(
         tmp_path / "slow",
         "import sys, time\n"
@@ -235,7 +235,7 @@ def truncated(path, main):
     path.write_bytes(main.read_bytes()[:20000])
 
 
-def no_gguf(path, main):
+def not_gguf(path, main):
     path.write_bytes(b"PK\x03\x04" + bytes(1000))
 
 
@@ -247,7 +247,7 @@ def absurd_counts(path, main):
     path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + (2**63 - 1).to_bytes(8, "little") * 2)
 
 
-def killer(path, main):
+def crashing(path, main):
     write_tiny_model(path, n_layers=0)
 
 
@@ -257,43 +257,43 @@ def killer(path, main):
         (lambda path, main: None, "does not exist"),
         (lambda path, main: path.touch(), "is empty"),
         (lambda path, main: path.mkdir(), "is a folder"),
-        (no_gguf, "is not a GGUF file"),
+        (not_gguf, "is not a GGUF file"),
         (truncated, "cannot be loaded"),
         (header_only, "cannot be loaded"),
         (absurd_counts, "cannot be loaded"),
-        (killer, "crashes llama.cpp"),
+        (crashing, "crashes llama.cpp"),
     ],
-    ids=["missing", "empty", "folder", "no GGUF", "truncated", "header only", "absurd counts", "killer"],
+    ids=["missing", "empty", "folder", "not GGUF", "truncated", "header only", "absurd counts", "crashing"],
 )
-def test_model_file_that_cannot_be_used(specdec, main, tmp_path, make, what):
+def test_an_unusable_model_file(specdec, main, tmp_path, make, what):
     make(tmp_path / "bad.gguf", main)
-    said = specdec.one_line(specdec("generate", "--main", tmp_path / "bad.gguf", "x"), 1)
-    assert "bad.gguf" in said
-    assert what in said
+    error = specdec.one_line(specdec("generate", "--main", tmp_path / "bad.gguf", "x"), 1)
+    assert "bad.gguf" in error
+    assert what in error
 
 
-def test_draft_file_that_cannot_be_used(specdec, main, tmp_path):
+def test_an_unusable_draft_file(specdec, main, tmp_path):
     truncated(tmp_path / "bad.gguf", main)
-    said = specdec.one_line(specdec("generate", "--main", main, "--draft", tmp_path / "bad.gguf", "x"), 1)
-    assert "bad.gguf" in said
+    error = specdec.one_line(specdec("generate", "--main", main, "--draft", tmp_path / "bad.gguf", "x"), 1)
+    assert "bad.gguf" in error
 
 
-def test_names_that_no_file_can_have(specdec):
+def test_an_invalid_file_name(specdec):
     assert "too long" in specdec.one_line(specdec("generate", "--main", "x" * 300, "hi"), 1)
 
 
-def test_the_starter_is_named_when_it_is_missing(fresh):
+def test_a_missing_starter_is_named(fresh):
     assert "specdec models pull starter" in fresh.one_line(fresh("generate", "hi"), 1)
 
 
-def test_draft_of_another_vocabulary(inside, main, tmp_path):
+def test_draft_model_with_a_different_vocabulary(inside, main, tmp_path):
     write_tiny_model(tmp_path / "a.gguf", n_layers=1, extra_tokens=["wine"])
     write_tiny_model(tmp_path / "b.gguf", n_layers=1, extra_tokens=["beer"])
     arguments = ["--main", tmp_path / "a.gguf", "--draft", tmp_path / "b.gguf", "hi"]
     arguments += ["--temp", "0", "-n", "12"]
     plain = inside("generate", *arguments, "--no-spec")
     assert plain.returncode == 0
-    assert b"vocabulary" not in plain.stderr  # a draft that no step would ask is not even loaded
+    assert b"vocabulary" not in plain.stderr  # a draft model that is not used is not loaded
     for cross_vocab in ("auto", "tli", "slem"):
         done = inside("generate", *arguments, "--cross-vocab", cross_vocab, "--policy", "fixed", "-v")
         assert done.returncode == 0
@@ -303,35 +303,35 @@ def test_draft_of_another_vocabulary(inside, main, tmp_path):
 
 
 def test_prompt_longer_than_the_context(inside, main):
-    said = inside.one_line(inside("generate", "--main", main, "--ctx", "32", "word " * 100), 1)
-    assert "the context 32" in said
+    error = inside.one_line(inside("generate", "--main", main, "--ctx", "32", "word " * 100), 1)
+    assert "the context 32" in error
 
 
-def test_the_end_of_the_context_is_told(inside, main):
+def test_a_full_context_is_reported(inside, main):
     done = inside("generate", "--main", main, "--ctx", "64", "--threads", "1", "--raw", "x")
     assert done.returncode == 0
     assert b"the context of 64 tokens is full" in done.stderr
     assert done.stdout
 
 
-def test_a_build_that_crashes_is_not_the_models_fault(fresh, main, tmp_path):
+def test_a_crashing_build_is_not_reported_as_a_bad_model(fresh, main, tmp_path):
     env = fresh.sabotaged(
         tmp_path / "sabotage",
         "import os, signal, sys\n"
         "if 'spec_local.llama.probe' in sys.orig_argv:\n"
         "    os.kill(os.getpid(), signal.SIGILL)\n",
     )
-    said = fresh.one_line(fresh(*options(main), "x", env=env), 1)
-    assert "SIGILL" in said
-    assert "specdec doctor" in said
+    error = fresh.one_line(fresh(*options(main), "x", env=env), 1)
+    assert "SIGILL" in error
+    assert "specdec doctor" in error
 
 
-def test_modules_in_the_working_folder_are_not_taken_for_ours(fresh, main, tmp_path):
+def test_modules_in_the_working_folder_are_not_imported(fresh, main, tmp_path):
     folder = tmp_path / "here"
     folder.mkdir()
     for name in ("json", "numpy", "spec_local"):
         (folder / f"{name}.py").write_text("raise SystemExit('the wrong module')")
-    # As the installed script runs, which does not have the working folder on its path either.
+    # like the installed script, without the working folder on the path
     command = [sys.executable, "-P", *fresh.command[1:], *map(str, options(main, 4)), "x"]
     done = _run(command, fresh, folder)
     assert done.returncode == 0, done.stderr
@@ -349,7 +349,7 @@ def _run(command, specdec, folder):
     )
 
 
-def test_speculation_changes_nothing_at_temperature_0(inside, main, draft):
+def test_speculation_does_not_change_the_answer_at_temperature_0(inside, main, draft):
     plain_run = inside(*options(main, 40), "--no-spec", "--json", "a b a b a b")
 
     def run(*arguments, policy="fixed"):
@@ -377,14 +377,14 @@ def test_speculation_changes_nothing_at_temperature_0(inside, main, draft):
             assert answer["timings"]["draft_n"] > 0, name
         steps_by = answer["timings"]["steps_by"]
         assert sum(steps_by.values()) == answer["timings"]["steps_n"]
-        # On such models nothing that a draft says pays; a copy may.
-        copies = (
+        # With such models drafting does not pay; lookups may.
+        lookups = (
             {"suffix", "recycling"} if name in ("lookup", "adaptive", "adaptive lookup", "auto") else set()
         )
         drafts = (
             set() if "lookup" in name else {"draft", "tree"} if name in ("adaptive", "auto") else {"draft"}
         )
-        assert set(steps_by) <= {"none"} | copies | drafts
+        assert set(steps_by) <= {"none"} | lookups | drafts
     assert expected["timings"]["steps_by"] == {"none": 40}
     timings = json.loads(runs["draft"].stdout)["timings"]
     assert 0 < timings["draft_n_accepted"] < timings["draft_n"]
@@ -421,7 +421,7 @@ def test_json_of_an_interrupted_answer(specdec, main):
 
 
 def test_seeds(inside, main, draft):
-    def answer(seed, *more):
+    def answer(seed, *options):
         arguments = [
             "generate",
             "--main",
@@ -435,11 +435,11 @@ def test_seeds(inside, main, draft):
             "--temp",
             "1.5",
         ]
-        return inside(*arguments, "--seed", seed, *more, "x").stdout
+        return inside(*arguments, "--seed", seed, *options, "x").stdout
 
     assert answer(1) == answer(1) != answer(2)
     assert answer(1, "--draft", draft) == answer(1, "--draft", draft)
-    for seed in (1, 2):  # a seed says the same with and without guesses
+    for seed in (1, 2):  # the same output with and without speculation
         plain = answer(seed, "--no-spec")
         assert plain == answer(seed) == answer(seed, "--draft", draft)
         for policy in ("fixed", "confidence", "entropy"):
@@ -461,7 +461,7 @@ def test_stop_strings(inside, main, draft):
 def test_logit_bias_forbids(inside, main):
     answer = json.loads(inside(*options(main, 1), "--json", "--raw", "x").stdout)["content"]
     banned = []
-    while len(banned) < 3:  # forbid the favourite again and again, each time by its id
+    while len(banned) < 3:  # forbid the most probable token each time
         with Session.open(main, threads=1, n_ctx=64) as session:
             settings = GenerationSettings(
                 SamplingSettings(temperature=0, logit_bias={t: float("-inf") for t in banned}), max_tokens=1
@@ -476,7 +476,7 @@ def test_logit_bias_forbids(inside, main):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.parametrize("colour", [True, False])
 def test_terminal(specdec, main, colour):
-    """On a terminal the shell's prompt begins on a line of its own, and notes are dim unless NO_COLOR is set."""
+    """The output ends with a newline on a terminal, and notes are dim unless NO_COLOR is set."""
     env = specdec.environment | ({} if colour else {"NO_COLOR": "1"})
     arguments = [*specdec.command[1:], *map(str, options(main)), "-v", "hello"]
     child = pexpect.spawn(specdec.command[0], arguments, env=env, cwd=str(specdec.folder), timeout=20)
@@ -490,20 +490,20 @@ def test_terminal(specdec, main, colour):
     assert "tokens/s" in specdec.plain(screen.decode("utf-8", "replace")).splitlines()[-1]
 
 
-def test_nothing_is_left_in_the_working_folder(fresh, main, tmp_path):
+def test_no_files_are_left_in_the_working_folder(fresh, main, tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     assert fresh(*options(main, 4), "x", cwd=work).returncode == 0
     assert list(work.iterdir()) == []
-    verdicts = list(tmp_path.glob("cache/specdec/checked-models/*")) or list(
+    results = list(tmp_path.glob("cache/specdec/checked-models/*")) or list(
         tmp_path.rglob("checked-models/*")
     )
-    assert len(verdicts) == 1
-    assert stat.S_ISREG(verdicts[0].stat().st_mode)
+    assert len(results) == 1
+    assert stat.S_ISREG(results[0].stat().st_mode)
 
 
 @pytest.mark.starter
-def test_the_starter_knows_paris(specdec):
+def test_the_starter_answers(specdec):
     from spec_local.models import catalog
 
     starter = catalog.find("starter")

@@ -1,4 +1,4 @@
-"""specdec generate as a part of pipelines: what goes in, JSON, gaps to fill, and every byte as the model says it."""
+"""Test specdec generate in pipelines: prompts, JSON, filling gaps, and unchanged bytes."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def objects(done):
 
 @pytest.fixture(scope="module")
 def coder(home, inside):
-    """A model that can fill gaps, and knows some words of other scripts as tokens."""
+    """A fill-in-the-middle model with tokens for some words in other scripts."""
     path = write_tiny_model(home / "coder.gguf", n_layers=1, tensor_type="F32", extra_tokens=MARKS + WORDS)
     assert inside(*options(path, 1), "x").returncode == 0
     return path
@@ -39,7 +39,7 @@ def tokens_of(coder):
     model.close()
 
 
-def test_files_and_standard_input_in_the_order_given(inside, main, tmp_path):
+def test_files_and_standard_input_in_the_given_order(inside, main, tmp_path):
     (tmp_path / "a").write_bytes(b"one\n")
     (tmp_path / "b").write_bytes(b"two\n\n")
 
@@ -59,14 +59,14 @@ def test_echo(inside, main):
     assert inside(*options(main), "--raw", "--echo", "tell me").stdout == b"tell me" + answer
     answer = inside(*options(main), "tell me").stdout
     assert inside(*options(main), "--echo", "tell me").stdout == b"tell me\n\n" + answer
-    said = inside.one_line(inside(*options(main), "--echo", "--ctx", 16, "word " * 100), 1)
-    assert "the context 16" in said  # and nothing echoed
+    error = inside.one_line(inside(*options(main), "--echo", "--ctx", 16, "word " * 100), 1)
+    assert "the context 16" in error  # and no echo
 
 
-def test_lines_are_the_object_in_parts(inside, main, draft):
-    guessing = [*options(main, 60)[:-1], "--draft", draft, "--policy", "fixed", "--raw", "--echo", "a b a b"]
-    (whole,) = objects(inside(*guessing, "--json"))
-    *steps, last = objects(inside(*guessing, "--jsonl"))
+def test_jsonl_has_the_parts_of_the_json_object(inside, main, draft):
+    run = [*options(main, 60)[:-1], "--draft", draft, "--policy", "fixed", "--raw", "--echo", "a b a b"]
+    (whole,) = objects(inside(*run, "--json"))
+    *steps, last = objects(inside(*run, "--jsonl"))
     assert len(steps) == whole["timings"]["steps_n"] < 60
     assert "".join(part["content"] for part in [*steps, last]) == whole["content"]
     assert [token for step in steps for token in step["tokens"]] == whole["tokens"]
@@ -81,7 +81,7 @@ def test_lines_are_the_object_in_parts(inside, main, draft):
     assert set(whole) == set(last)
 
 
-def test_lines_come_as_they_are_said(specdec, main):
+def test_jsonl_is_streamed(specdec, main):
     arguments = ["--main", main, "--ctx", "100000", "--threads", "1", "--no-spec", "--jsonl", "x"]
     with specdec.start("generate", *arguments) as process:
         first = [json.loads(process.stdout.readline()) for _ in range(3)]
@@ -92,7 +92,7 @@ def test_lines_come_as_they_are_said(specdec, main):
     assert all(step["tokens"] and not step["stop"] for step in first)
 
 
-def test_why_an_answer_ends(inside, main, tmp_path):
+def test_stop_types(inside, main, tmp_path):
     def end(*arguments, model=main):
         (answer,) = objects(inside(*options(model, 60), "--raw", "--json", *arguments))
         return answer["stop_type"], answer["stopping_word"], answer["truncated"]
@@ -115,7 +115,7 @@ def test_log_probabilities(inside, main):
     for chosen in found:
         top = chosen["top_logprobs"]
         assert len(top) == 3
-        assert {k: chosen[k] for k in top[0]} == top[0]  # greedy: the most probable one was chosen
+        assert {k: chosen[k] for k in top[0]} == top[0]  # greedy: the most probable token was chosen
         assert sorted((t["logprob"] for t in top), reverse=True) == [t["logprob"] for t in top]
         assert 0 < sum(math.exp(t["logprob"]) for t in top) <= 1 + 1e-6
         assert bytes(chosen["bytes"]).decode(errors="replace") == chosen["token"]
@@ -137,11 +137,11 @@ def test_log_probabilities(inside, main):
         (["--input", "a", "--json"], "--json"),
     ],
 )
-def test_what_does_not_go_together(inside, main, arguments, what):
+def test_options_that_exclude_each_other(inside, main, arguments, what):
     assert what in inside.one_line(inside(*options(main), *arguments), 2)
 
 
-def test_a_gap_is_read_as_models_for_code_were_taught(inside, coder, tokens_of, tmp_path):
+def test_fill_in_the_middle_prompts(inside, coder, tokens_of, tmp_path):
     from spec_local.chat.request import Request
     from spec_local.llama.model import Model
 
@@ -161,13 +161,13 @@ def test_a_gap_is_read_as_models_for_code_were_taught(inside, coder, tokens_of, 
     assert answer.stderr == b""
     assert len({answer.stdout, inside(*run, "--suffix", "other", before).stdout}) == 2
     assert inside(*run, "--suffix-file", tmp_path / "after", before).stdout == answer.stdout
-    # What is piped in counts to the last space, and the argument goes on from there.
+    # Piped text keeps its trailing whitespace, and the argument continues it.
     assert inside(*run, "--suffix", after, before[6:], stdin=before[:6].encode()).stdout == answer.stdout
     whole = inside(*run, "--suffix", after, "--echo", before)
     assert whole.stdout == before.encode() + answer.stdout + after.encode()
 
 
-def test_a_gap_at_the_beginning_and_the_pad_ends_it(inside, coder, tokens_of):
+def test_a_gap_at_the_beginning_and_the_pad_token(inside, coder, tokens_of):
     assert len(inside(*options(coder), "--suffix", "the end", "").stdout) > 10
     (pad,) = tokens_of(MARKS[3], parse_special=True)
     (answer,) = objects(
@@ -176,12 +176,12 @@ def test_a_gap_at_the_beginning_and_the_pad_ends_it(inside, coder, tokens_of):
     assert (answer["content"], answer["stop_type"]) == ("", "eos")
 
 
-def test_a_model_that_cannot_fill_gaps(inside, main):
-    said = inside.one_line(inside(*options(main), "--suffix", "a", "x"), 1)
-    assert "main.gguf has no fill-in-the-middle tokens" in said
+def test_a_model_without_fill_in_the_middle_tokens(inside, main):
+    error = inside.one_line(inside(*options(main), "--suffix", "a", "x"), 1)
+    assert "main.gguf has no fill-in-the-middle tokens" in error
 
 
-def test_every_script_passes_byte_for_byte(specdec, coder, tokens_of):
+def test_every_script_is_written_unchanged(specdec, coder, tokens_of):
     bias = []
     for word in WORDS:
         (token,) = tokens_of(word)
@@ -195,25 +195,25 @@ def test_every_script_passes_byte_for_byte(specdec, coder, tokens_of):
     assert len(answer["content"].splitlines()) == 1  # a line of thousands of bytes
 
 
-def test_broken_characters_pass_byte_for_byte(inside, coder):
-    """Bytes of an emoji in any order: some whole, some torn, all of them as the model says them."""
+def test_incomplete_characters_are_written_unchanged(inside, coder):
+    """Bytes of an emoji in any order, some of them complete characters."""
     emoji = "🎉".encode()
     bias = [part for byte in emoji for part in ("--logit-bias", f"{FIRST_BYTE + byte}=1000")]
     run = ["generate", "--main", coder, "-n", 400, "--temp", 3, "--top-k", 4, "--min-p", 0, "--top-p", 1]
     run += ["--seed", 1, "--threads", 1, "--ctx", 512, *bias, "x"]
     (answer,) = objects(inside(*run, "--json"))
-    said = bytes(token - FIRST_BYTE for token in answer["tokens"])
-    assert set(said) == set(emoji)
-    assert emoji in said
-    assert emoji[1:2] * 2 in said
-    assert inside(*run).stdout == said
-    assert answer["content"] == said.decode("utf-8", "replace")
+    output = bytes(token - FIRST_BYTE for token in answer["tokens"])
+    assert set(output) == set(emoji)
+    assert emoji in output
+    assert emoji[1:2] * 2 in output
+    assert inside(*run).stdout == output
+    assert answer["content"] == output.decode("utf-8", "replace")
     parts = objects(inside(*run, "--jsonl"))
     assert "".join(part["content"] for part in parts) == answer["content"]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_show_drafts_marks_guesses_on_a_terminal_only(specdec, main, draft):
+def test_show_drafts_marks_draft_tokens_on_a_terminal_only(specdec, main, draft):
     arguments = ["generate", "--main", main, "--draft", draft, "--policy", "fixed", "--temp", "0"]
     arguments += ["--threads", "1", "--ctx", "256", "-n", "24", "--show-drafts", "hello"]
     piped = specdec(*arguments)

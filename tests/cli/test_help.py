@@ -1,4 +1,4 @@
-"""Help and version: at once, and at any width."""
+"""Test --help and --version: fast, and at any width."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("width", [60, 200])
 def test_help_of_every_command(specdec, width):
-    # All in one process, for speed.
+    # in one process, which is faster
     script = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
@@ -57,7 +57,7 @@ def test_help_of_every_command(specdec, width):
     for command in ("generate", "chat", "bench", "tune", "doctor", "models"):
         assert f" {command} " in overview
     page = next(p for p in pages if p.startswith("generate"))
-    # typer names what it documents; at 60 columns long ones may be cut, short ones never
+    # At 60 columns Typer may cut long option names.
     for option in ("--main", "--draft", "--temp", "--seed", "--stop", "--json"):
         assert option in page
     if width == 200:
@@ -78,8 +78,8 @@ def test_help_of_every_command(specdec, width):
         name, _, text = page.partition("\n")
         if name in groups or not name.strip() or name not in [" ".join(c) for c in COMMANDS]:
             continue
-        teaching = text.partition("Example")[2].partition("╭")[0]
-        assert f"specdec {name}" in " ".join(teaching.split()), name
+        examples = text.partition("Example")[2].partition("╭")[0]
+        assert f"specdec {name}" in " ".join(examples.split()), name
 
 
 def test_help_imports_nothing_slow(specdec):

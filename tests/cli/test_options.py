@@ -1,4 +1,4 @@
-"""Option values: possible ones give an answer, impossible ones one clear line; nothing else."""
+"""Test option values: valid ones give an answer, invalid ones a one-line error."""
 
 import subprocess
 import sys
@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 @pytest.fixture
 def invoke(inside, main):
-    """A short answer of main, with options."""
+    """Generate a short answer with options."""
 
     def invoke(*arguments):
-        usual = {"--threads": "1", "--ctx": "64", "-n": "6"}
-        words = [w for option, value in usual.items() if option not in arguments for w in (option, value)]
+        defaults = {"--threads": "1", "--ctx": "64", "-n": "6"}
+        words = [w for option, value in defaults.items() if option not in arguments for w in (option, value)]
         words += map(str, arguments)
         return inside("generate", "--main", main, *words, "--raw", "some words")
 
     return invoke
 
 
-UNKNOWN = "~nobody-of-this-name/x"
+UNKNOWN = "~no-such-user/x"
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ UNKNOWN = "~nobody-of-this-name/x"
         ("draft", "quantize", "{main}", "-o", UNKNOWN),
     ],
 )
-def test_a_home_folder_of_nobody(specdec, inside, main, tmp_path, monkeypatch, arguments):
+def test_home_folder_of_an_unknown_user(specdec, inside, main, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     line = specdec.one_line(inside(*(word.format(main=main) for word in arguments)), 2)
-    assert line.startswith(f"specdec: {UNKNOWN}: no home directory is known for ~nobody-of-this-name")
+    assert line.startswith(f"specdec: {UNKNOWN}: no home directory is known for ~no-such-user")
     assert not list(tmp_path.iterdir())
 
 
-IMPOSSIBLE = [
+INVALID = [
     ("--temp", "-1"),
     ("--temp", "nan"),
     ("--temp", "inf"),
@@ -92,21 +92,21 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize(("option", "value"), IMPOSSIBLE, ids=[f"{o}={v}" for o, v in IMPOSSIBLE])
-def test_impossible_value(invoke, option, value):
+@pytest.mark.parametrize(("option", "value"), INVALID, ids=[f"{o}={v}" for o, v in INVALID])
+def test_invalid_value(invoke, option, value):
     done = invoke(option, value)
     assert done.returncode == 2, done.stderr
     assert done.stdout == b""
     assert b"Traceback" not in done.stderr
-    said = done.stderr.decode().strip()
-    if said.startswith("specdec: "):
-        assert "\n" not in said
-        assert "give" in said
+    error = done.stderr.decode().strip()
+    if error.startswith("specdec: "):
+        assert "\n" not in error
+        assert "give" in error
     else:
-        assert "Invalid value" in said or "No such option" in said
+        assert "Invalid value" in error or "No such option" in error
 
 
-POSSIBLE = [
+VALID = [
     ["--temp", "0"],
     ["--temp", "100"],
     ["--temp", "1e-9"],
@@ -134,8 +134,8 @@ POSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize("arguments", POSSIBLE, ids=" ".join)
-def test_possible_value(invoke, arguments):
+@pytest.mark.parametrize("arguments", VALID, ids=" ".join)
+def test_valid_value(invoke, arguments):
     done = invoke(*arguments)
     assert done.returncode == 0, done.stderr
     if arguments != ["-n", "0"]:
@@ -153,13 +153,13 @@ NUMBERS = st.one_of(
     st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=5),
 )
 OPTIONS = [
-    "--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "--frequency-penalty", "--presence-penalty",
-    "--repeat-last-n", "--logit-bias", "--seed", "--stop", "--ctx", "--threads", "--gpu-layers",
-    "--cache-type", "--proposer", "--verifier", "--draft-max", "--draft-p-min", "--policy",
+    "--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "--frequency-penalty",
+    "--presence-penalty", "--repeat-last-n", "--logit-bias", "--seed", "--stop", "--ctx", "--threads",
+    "--gpu-layers", "--cache-type", "--proposer", "--verifier", "--draft-max", "--draft-p-min", "--policy",
 ]  # fmt: skip
 
 
-def test_shape_auto_is_for_the_adaptive_policy(invoke):
+def test_shape_auto_needs_the_adaptive_policy(invoke):
     for policy in ("fixed", "confidence", "entropy"):
         done = invoke("--shape", "auto", "--policy", policy)
         assert done.returncode == 2
@@ -189,13 +189,13 @@ def _number(text):
     policy=st.sampled_from(["adaptive", "fixed", "confidence", "entropy"]),
 )
 @example(chosen=[("--temp", "1e-30")], bias=[], with_draft=True, policy="fixed")
-def test_any_value_ends_well(invoke, draft, chosen, bias, with_draft, policy):
-    # Many threads are possible and would only cost time. For very small temperatures see test_sampling.
+def test_any_value_gives_an_answer_or_an_error(invoke, draft, chosen, bias, with_draft, policy):
+    # Many threads only take time. Very small temperatures are tested in test_sampling.
     chosen = [(o, v) for o, v in chosen if o != "--threads" or _number(v) < 3 or _number(v) > 512]
     chosen = [(o, v) for o, v in chosen if o != "--temp" or not 0 < _number(v) < 1e-30]
     arguments = [f"{option}={value}" for option, value in chosen]
     arguments += [f"--logit-bias={token}={value!r}" for token, value in bias]
-    arguments = ["--policy", policy, *arguments]  # of two the last one counts
+    arguments = ["--policy", policy, *arguments]  # the last of two takes precedence
     done = invoke(*arguments, *(["--draft", draft] if with_draft else []))
     assert done.returncode in (0, 1, 2)
     if done.returncode:
@@ -203,7 +203,7 @@ def test_any_value_ends_well(invoke, draft, chosen, bias, with_draft, policy):
         assert done.stderr.strip()
 
 
-def test_a_wrong_value_is_told_before_a_model_is_loaded():
+def test_an_invalid_value_is_reported_before_a_model_is_loaded():
     script = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
