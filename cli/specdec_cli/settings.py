@@ -148,7 +148,6 @@ def add_variables(command: TyperCommand) -> None:
         option.envvar = [*(option.envvar or ()), variable(key)]
         option.show_envvar = False
         if option.multiple:
-            option.split_envvar_value = _elements
             option.value_from_envvar = lambda ctx, option=option: _elements(option.resolve_envvar_value(ctx))
 
 
@@ -196,7 +195,7 @@ def unknown_variables(root: TyperGroup) -> list[str]:
     """Return a warning for each SPECDEC_* variable that sets no option."""
     known = {variable(key) for _, command in runnable(root) for key in keys(command)} | {FILE_VARIABLE}
     unknown = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
-    return [f"{name} is no option, and is ignored{nearest(name, known)}" for name in unknown]
+    return [f"{name} is not an option and is ignored{nearest(name, known)}" for name in unknown]
 
 
 def variable(key: str) -> str:

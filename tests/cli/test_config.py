@@ -177,7 +177,7 @@ def test_selecting_another_file(configured):
 def test_unknown_and_invalid_variables(inside):
     done = inside("config", "show", env={"SPECDEC_TOPK": "3", "SPECDEC_OFFLINE": "1"})
     warnings = done.stderr.decode().splitlines()
-    assert warnings == ["specdec: SPECDEC_TOPK is no option, and is ignored (did you mean SPECDEC_TOP_K?)"]
+    assert warnings == ["specdec: SPECDEC_TOPK is not an option and is ignored (did you mean SPECDEC_TOP_K?)"]
     line = inside.one_line(inside("generate", "x", env={"SPECDEC_TOP_K": "x"}), 2)
     assert line.startswith("specdec: SPECDEC_TOP_K: input should be a valid integer")
     done = inside(

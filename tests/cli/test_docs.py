@@ -124,7 +124,7 @@ def run(script, folder, environment):
     assert done.returncode == 0, (script, done.stderr.decode(), done.stdout.decode())
     for line in done.stderr.decode().splitlines():
         assert "Traceback" not in line
-        assert "is no option" not in line
+        assert "is not an option" not in line
     return done
 
 
