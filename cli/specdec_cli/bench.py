@@ -111,7 +111,8 @@ def bench(
 ) -> None:
     """Measure the speed-up of speculative decoding on this machine, with real prompts.
 
-    Plain and speculative runs of the same prompt alternate, and each run reads the prompt again.
+    Plain and speculative runs of the same prompt alternate, and each run reads
+    the prompt again.
 
     Examples:
 

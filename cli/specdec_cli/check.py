@@ -35,18 +35,19 @@ def check(
     ] = None,
     ctx: Annotated[int, Option(min=1, max=1 << 24, help="Context size of later sessions, in tokens.")] = 4096,
     threads: Annotated[
-        int | None, Option(min=1, max=512, help="Their number of threads (default: one per physical core).")
+        int | None,
+        Option(min=1, max=512, help="Number of threads in later sessions (default: one per physical core)."),
     ] = None,
     gpu_layers: Annotated[
-        int, Option(help="Their number of layers on the GPU; a negative number means all.")
+        int, Option(help="Number of layers on the GPU in later sessions; a negative number means all.")
     ] = -1,
-    cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = "f16",
+    cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
 ) -> None:
     """Check whether a draft model fits a main model: vocabularies, memory, and expected speed-up.
 
-    Only the headers of the files are read. The expected speed-up follows from costs measured on this
-    machine by specdec tune MAIN DRAFT.
+    Only the headers of the files are read. The expected speed-up requires costs
+    measured on this machine: run specdec tune MAIN DRAFT.
 
     Examples:
 

@@ -72,14 +72,15 @@ def quantize(
         ),
     ] = None,
     gpu_layers: Annotated[int, Option(help="Number of layers on the GPU in later sessions.")] = -1,
-    cache_type: Annotated[CacheChoice, Option(help="Precision of their KV caches.")] = "f16",
+    cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
 ) -> None:
     """Quantize a model for use as a draft model; prints the path of the copy.
 
-    A Q4_0 copy of a draft model (with --for MAIN) can be twice as fast, at nearly the same acceptance rate. A
-    copy of the main model as its own draft pays off if the main model is F16, but little if it is Q8_0. The
-    command first shows the expected speed-up, if specdec tune has measured the models.
+    A Q4_0 copy of a draft model (with --for MAIN) can be twice as fast, at nearly
+    the same acceptance rate. A copy of the main model as its own draft pays off
+    if the main model is F16, but little if it is Q8_0. The command first shows
+    the expected speed-up, if specdec tune has measured the models.
 
     Examples:
 

@@ -20,7 +20,9 @@ app = typer.Typer(
 )
 _Name = Annotated[
     str,
-    Argument(help="Name of a model or pair, or user/repo:quant.", autocompletion=completion.names),
+    Argument(
+        metavar="NAME", help="Name of a model or pair, or user/repo:quant.", autocompletion=completion.names
+    ),
 ]
 
 

@@ -40,8 +40,8 @@ def tune(
 ) -> None:
     """Measure the cost of model calls on this machine, and show when speculation pays off.
 
-    Later sessions use the results. Without them, the first session with a model measures for about a
-    second; tune takes longer and is more accurate.
+    Later sessions use the results. Without them, the first session with a model
+    measures for about a second; tune takes longer and is more accurate.
 
     Examples:
 
