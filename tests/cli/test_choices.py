@@ -1,5 +1,8 @@
 """Test that the choices of options are those of the library."""
 
+import os
+import subprocess
+import sys
 from typing import get_args
 
 from spec_local import kernels
@@ -25,3 +28,23 @@ def test_choices():
     assert get_args(CrossVocabChoice) == tuple(CROSS_VOCAB)
     assert set(get_args(CacheChoice)) == set(CACHE_TYPES)
     assert get_args(KernelsChoice) == tuple(kernels.MODES)
+
+
+def test_help_lists_new_names():
+    """A line in the registry is all that a new proposer, policy or verifier needs on the command line."""
+    script = (
+        "from spec_local import registry\n"
+        "for kind in ('PROPOSER', 'POLICY', 'VERIFIER', 'SHAPE', 'CROSS_VOCAB'):\n"
+        "    names = getattr(registry, f'{kind}_NAMES')\n"
+        "    setattr(registry, f'{kind}_NAMES', (*names, f'new-{kind.lower()}'))\n"
+        "import sys\n"
+        "sys.argv = ['specdec', 'generate', '--help']\n"
+        "from specdec_cli.__main__ import main\n"
+        "main()\n"
+    )
+    environment = os.environ | {"COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    for kind in ("proposer", "policy", "verifier", "shape", "cross_vocab"):
+        assert f"new-{kind}" in done.stdout
