@@ -1,4 +1,4 @@
-"""`specdec draft train`: a draft for a model that has none, made on the spot."""
+"""`specdec draft train`: train a draft model for any main model."""
 
 import contextlib
 from collections.abc import Iterator
@@ -32,43 +32,45 @@ def train(
         str,
         Argument(
             metavar="MAIN",
-            help="The model that answers: a file or a name.",
+            help="Main model to train a draft for: a file or a name.",
             autocompletion=completion.models,
         ),
     ],
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="The draft's file (default: beside main; of a name, in this folder)."),
+        Option(
+            "--output",
+            "-o",
+            help="The draft's file (default: beside the main model; for a name, in the current folder).",
+        ),
     ] = None,
     text: Annotated[
         list[Path] | None,
-        Option(
-            help="Files and folders of what you ask and work on: prompts (.toml, .jsonl) or texts. Repeatable."
-        ),
+        Option(help="Your own prompts (.toml, .jsonl), texts or code: a file or folder; repeatable."),
     ] = None,
     minutes: Annotated[
-        float, Option(help="For all but the report; what main wrote in earlier runs counts.")
+        float, Option(help="Time for everything but the report; data of earlier runs counts.")
     ] = 60.0,
     size: Annotated[
-        SizeChoice, Option(help="Of the draft: tiny for mains below a billion weights.")
+        SizeChoice, Option(help="Size of the draft: tiny for main models below a billion weights.")
     ] = SizeChoice.small,
-    device: Annotated[DeviceChoice, Option(help="What the draft learns on.")] = DeviceChoice.cpu,
-    seed: Annotated[int, Option(min=0, help="Of questions, sampling and learning.")] = 0,
+    device: Annotated[DeviceChoice, Option(help="PyTorch device to train on.")] = DeviceChoice.cpu,
+    seed: Annotated[int, Option(min=0, help="Random seed of prompts, sampling and training.")] = 0,
     plot: Annotated[
-        Path | None, Option(help="Draw how it learned, as a PNG (needs spec-local[plot]).")
+        Path | None, Option(help="Save a PNG of the training curve (needs spec-local[plot]).")
     ] = None,
-    force: Annotated[bool, Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
     threads: Annotated[
         int | None, Option(min=1, max=512, help="Threads (default: one per physical core).")
     ] = None,
-    gpu_layers: Annotated[int, Option(help="Layers of main on the GPU while it writes.")] = -1,
+    gpu_layers: Annotated[int, Option(help="Layers of the main model on the GPU.")] = -1,
     kernels: KernelsOption = "auto",
 ) -> None:
-    """Train a small draft for a model, on what the model itself writes; prints the draft's path.
+    """Train a small draft model on the main model's own output; prints the draft's path.
 
-    Main answers questions for a while, and a small model learns to foretell its answers. Nothing else is needed: no
-    original weights, no data, no network. A run that was stopped goes on when it is called again; with more --minutes a
-    finished one goes on, too. Needs PyTorch: pip install 'spec-local[train]'.
+    The main model answers prompts for a while, and a small model learns to predict its answers. Nothing else
+    is needed: no original weights, no data, no network. The same command resumes a run that was stopped; with
+    more --minutes it continues a finished one. Needs PyTorch: pip install 'spec-local[train]'.
 
     Examples:
 
@@ -80,27 +82,27 @@ def train(
         from spec_local import training
         from spec_local.files import expanded, saving
 
-        training.require()
+        training.check_torch()
         if plot:
             from specdec_cli import plots
 
             plots.check()
             if plot.exists() and not plot.is_file():
-                raise InvalidRequest(f"{plot} is no ordinary file: give another place for the picture")
+                raise InvalidRequest(f"{plot} is not a regular file: give another path for the plot")
         if not 0 < minutes < float("inf"):
-            raise InvalidRequest(f"--minutes {minutes:g} is no time: give a number above 0, such as 60")
+            raise InvalidRequest(f"--minutes {minutes:g} is not a positive number: give for instance 60")
         from spec_local.llama.probe import check_model_file
         from spec_local.models.quantized_copy import check_target
-        from spec_local.training import making
-        from spec_local.training.questions import from_files
+        from spec_local.training import pipeline
+        from spec_local.training.prompts import read_user_texts
         from spec_local.training.recipe import Recipe
 
         source = resolve(main)
-        beside = source.parent if expanded(main).exists() else Path()  # a folder of models is none of ours
+        # A name stands for a file in the folder of downloaded models, where no draft belongs.
+        folder = source.parent if expanded(main).exists() else Path()
         recipe = Recipe(
             main=source,
-            target=expanded(output) if output else beside / f"{source.stem}-draft.gguf",
-            texts=[expanded(path) for path in text or ()],
+            target=expanded(output) if output else folder / f"{source.stem}-draft.gguf",
             minutes=minutes,
             size=size.value,
             seed=seed,
@@ -108,36 +110,37 @@ def train(
             threads=threads,
             gpu_layers=gpu_layers,
         )
-        # A run that is gone on with may write its own file again.
+        # A resumed run may replace its own draft.
         check_target(recipe.target, recipe.main, force=force or recipe.folder.exists())
-        making.check(recipe)
-        own = from_files(recipe.texts)
-        for reason, skipped in own.skipped.items():
+        pipeline.check(recipe)
+        user_texts = read_user_texts(expanded(path) for path in text or ())
+        for reason, skipped in user_texts.skipped.items():
             render.note(f"skipped, {reason}: {', '.join(map(str, skipped))}")
-        if recipe.texts:
-            render.note(f"your texts: {len(own.questions):,} prompts, {len(own.passages):,} passages")
+        if text:
+            n_prompts, n_passages = len(user_texts.prompts), len(user_texts.passages)
+            render.note(f"your texts: {n_prompts:,} prompts, {n_passages:,} passages")
         check_model_file(source, gpu_layers=gpu_layers, log=render.note)
-        with _kept(recipe), draft_view.told(recipe) as told:
-            made = making.make(recipe, own, told)
-        for line in draft_view.report(made, recipe):
+        with _resumable(recipe), draft_view.progress(recipe) as on_progress:
+            draft = pipeline.run(recipe, user_texts, on_progress)
+        for line in draft_view.report(draft, recipe):
             render.note(line)
         if plot:
             with saving(plot) as picture:
-                plots.draw_learning(made.curve, picture)
+                plots.draw_training_curve(draft.curve, picture)
         render.prepare_stdout()
-        render.write(f"{made.path}\n")
+        render.write(f"{draft.path}\n")
 
 
 @contextlib.contextmanager
-def _kept(recipe: "Recipe") -> Iterator[None]:
-    """Whatever ends the work, say that it is not lost."""
+def _resumable(recipe: "Recipe") -> Iterator[None]:
+    """Tell the user how to resume when the run is stopped or the disk is full."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, SIGHUP
-        render.note(f"stopped: the same command goes on from {recipe.folder}")
+        render.note(f"stopped: run the same command again to resume from {recipe.folder}")
         raise
     except OSError as error:
         raise SpecLocalError(
             f"{recipe.folder} cannot be written ({error.strerror or error}): "
-            "mend that, and the same command goes on, or give another --output"
+            "fix that and run the same command again to resume, or give another --output"
         ) from None

@@ -1,4 +1,4 @@
-"""What a person sees of the training of a draft: how far it is, and what came of it."""
+"""Progress and report of `specdec draft train`."""
 
 import contextlib
 import os
@@ -13,16 +13,16 @@ from specdec_cli import render
 
 if TYPE_CHECKING:
     from spec_local.bench.figures import VariantFigures
-    from spec_local.training.making import Event, Made
+    from spec_local.training.pipeline import Event, TrainedDraft
     from spec_local.training.recipe import Recipe
 
-_EVERY = 30.0  # seconds between lines where nobody watches
+_INTERVAL = 30.0  # seconds between progress lines where stderr is not a terminal
 
 
 @contextlib.contextmanager
-def told(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
-    """Who hears of what happens: a line that changes on a terminal, else a line now and then."""
-    line = _Lines(60 * recipe.minutes)
+def progress(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
+    """Show events: on a terminal in one line that is updated, else in a line now and then."""
+    lines = _Lines(60 * recipe.minutes)
     if sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
         from rich.text import Text
@@ -31,105 +31,111 @@ def told(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
         with console.status("") as status:
 
             def show(event: "Event") -> None:
-                said, stays = line(event)
-                if stays:
-                    console.print(Text(said, "dim"))
+                line, is_permanent = lines(event)
+                if is_permanent:
+                    console.print(Text(line, "dim"))
                 else:
-                    text = Text(said)
-                    text.truncate(max(1, console.width - 2), overflow="ellipsis")  # beside what moves
+                    text = Text(line)
+                    text.truncate(
+                        max(1, console.width - 2), overflow="ellipsis"
+                    )  # leave room for the spinner
                     status.update(text)
 
             yield show
         return
     last = ("", 0.0)
 
-    def say(event: "Event") -> None:
+    def print_line(event: "Event") -> None:
         nonlocal last
-        said, stays = line(event)
-        if stays or line.stage != last[0] or time.monotonic() - last[1] > _EVERY:
-            render.note(said)
-            last = line.stage, time.monotonic()
+        line, is_permanent = lines(event)
+        if is_permanent or lines.stage != last[0] or time.monotonic() - last[1] > _INTERVAL:
+            render.note(line)
+            last = lines.stage, time.monotonic()
 
-    yield say
+    yield print_line
 
 
 class _Lines:
-    """What to say of an event, and whether it stays. seconds: for all stages."""
+    """The line for an event, and whether it stays on the screen; seconds: of the whole run."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self.stage, self._begun = seconds, "", 0.0
+        self._seconds, self.stage, self._started = seconds, "", 0.0
 
     def __call__(self, event: "Event") -> tuple[str, bool]:
-        from spec_local.training import making, recipe
+        from spec_local.training import pipeline
+        from spec_local.training.recipe import GENERATION_SHARE, SELECTION_SHARE
 
-        if isinstance(event, making.Stage):
-            self.stage, self._begun = event.name, time.monotonic()
+        if isinstance(event, pipeline.Stage):
+            self.stage, self._started = event.name, time.monotonic()
             return event.name, False
-        if isinstance(event, making.Rate):
-            who = "main" if event.kind == "main" else f"a {event.kind} copy of it"
-            return f"{who} would write {event.rate:,.0f} tokens a second", True
-        if isinstance(event, making.Raced):
-            e = event
-            return (
-                f"tried {e.name}: foretells {e.agreement:.1%}, costs {e.step:.2f} of main: {e.gain:.2f} times plain",
-                True,
-            )
-        if isinstance(event, making.Writing):
-            w, left = event.written, event.seconds_left
-            in_all = left + (1 - recipe.WRITING) * self._seconds
-            said = f"main writes: {w.tokens:,} tokens, {w.rate:,.0f} a second"
-            return f"{said} · {_clock(left)} left, {_clock(in_all)} in all", False
-        p = event.progress
-        share = f"foretells {max(0.0, p.agreement):.1%}"
-        if self.stage == "learning":
-            said = f"learning: step {p.step:,} of {p.n_steps:,}, loss {p.loss:.2f}, {share}"
-            return f"{said} · {_clock(p.seconds_left)} left", False
-        left = max(0.0, recipe.RACE * self._seconds - (time.monotonic() - self._begun))
-        in_all = left + (1 - recipe.WRITING - recipe.RACE) * self._seconds
-        return f"trying {event.name}: {share} · {_clock(left)} left, {_clock(in_all)} in all", False
+        if isinstance(event, pipeline.GenerationRate):
+            model = "the main model" if event.kind == "main" else f"a {event.kind} copy of it"
+            return f"{model} generates {event.rate:,.0f} tokens/s", True
+        if isinstance(event, pipeline.CandidateResult):
+            line = f"tried {event.name}: agreement {event.agreement:.1%}, cost {event.cost:.2f}"
+            return f"{line}, at best {event.speedup:.2f} times plain", True
+        if isinstance(event, pipeline.Generating):
+            p, left = event.progress, event.seconds_left
+            total = left + (1 - GENERATION_SHARE) * self._seconds
+            line = f"generated {p.n_tokens:,} tokens, {p.rate:,.0f} tokens/s"
+            return f"{line} · {_clock(left)} left, {_clock(total)} in all", False
+        step = event.progress
+        agreement = f"agreement {max(0.0, step.best_agreement):.1%}"
+        if self.stage == "training":
+            line = f"training: step {step.step:,} of {step.n_steps:,}, loss {step.loss:.2f}, {agreement}"
+            return f"{line} · {_clock(step.seconds_left)} left", False
+        left = max(0.0, SELECTION_SHARE * self._seconds - (time.monotonic() - self._started))
+        total = left + (1 - GENERATION_SHARE - SELECTION_SHARE) * self._seconds
+        return f"trying {event.name}: {agreement} · {_clock(left)} left, {_clock(total)} in all", False
 
 
-def _clock(seconds: float | None) -> str:
-    minutes, rest = divmod(max(0, round(seconds or 0)), 60)
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def report(made: "Made", recipe: "Recipe") -> list[str]:
-    """What came of it, as lines: what the draft is and costs, whether it pays, and how it guesses."""
-    figures, pair = made.figures, [str(recipe.main), str(made.path)]
-    if made.gain > 1:
-        pays = f"at best {made.gain:.2f} times plain at temperature 0; {shlex.join(['specdec', 'bench', '--main', pair[0], '--draft', pair[1]])} measures it"
+def report(draft: "TrainedDraft", recipe: "Recipe") -> list[str]:
+    """Return the lines of the report on a trained draft: size, cost, expected speed-up, evaluation."""
+    evaluation, pair = draft.evaluation, [str(recipe.main), str(draft.path)]
+    if draft.speedup > 1:
+        command = shlex.join(["specdec", "bench", "--main", pair[0], "--draft", pair[1]])
+        pays = f"at best {draft.speedup:.2f} times plain at temperature 0; {command} measures it"
     else:
-        pays = f"none, at best {made.gain:.2f} times plain: it does not pay here; {shlex.join(['specdec', 'tune', *pair])} shows what would"
+        command = shlex.join(["specdec", "tune", *pair])
+        pays = f"none, at best {draft.speedup:.2f} times plain; {command} shows the costs"
     scores = [
-        ("of main's tokens", figures.all),
-        *figures.by_category.items(),
-        *((f"from token {start + 1}", score) for start, score in figures.by_position.items()),
+        ("all tokens", evaluation.overall),
+        *evaluation.by_category.items(),
+        *((f"from token {start + 1}", score) for start, score in evaluation.by_position.items()),
     ]
-    kept = sum(path.stat().st_size for path in recipe.folder.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in recipe.folder.rglob("*") if path.is_file())
+    coverage = f"{draft.coverage:.1%} of the main model's output"
     return [
-        f"{'draft':<9} {made.name}, {format_size(made.size)}, {made.shape.n_vocab:,} tokens ({made.coverage:.1%} of what main writes)",
-        f"{'learned':<9} {made.n_learned:,} tokens, of {made.n_written:,} that main wrote",
-        f"{'cost':<9} a call takes {made.step:.3f} of main's",
+        f"{'draft':<9} {draft.name}, {format_size(draft.size)}, {draft.shape.n_vocab:,} tokens ({coverage})",
+        f"{'trained':<9} on {draft.n_trained:,} tokens, from {draft.n_generated:,} generated tokens",
+        f"{'cost':<9} a call takes {draft.cost:.3f} of a main model call",
         f"{'speed-up':<9} {pays}",
-        *(f"{'tried':<9} {_tried(variant)}" for variant in made.runs),
-        f"{'kept':<9} {recipe.folder} ({format_size(kept)}), to go on with more --minutes: else delete it",
+        *(f"{'benchmark':<9} {_benchmark(variant)}" for variant in draft.benchmark),
+        f"{'files':<9} {recipe.folder} ({format_size(size)}): needed to continue with more --minutes",
         "",
-        f"{'on texts held out':<18} {'foretold':>9} {'at temperature 1':>17} {'tokens':>9}",
+        f"{'held-out data':<18} {'agreement':>9} {'at temperature 1':>17} {'tokens':>9}",
         *(f"{name:<18} {s.agreement:>9.1%} {s.acceptance:>17.1%} {s.n:>9,}" for name, s in scores),
         *(
-            f"{f'surer than {level:.0%}':<18} {share:>9.1%} {'':>17} {n:>9,}"
-            for level, (n, share) in figures.sure.items()
+            f"{f'confidence > {level:.0%}':<18} {share:>9.1%} {'':>17} {n:>9,}"
+            for level, (n, share) in evaluation.by_confidence.items()
         ),
     ]
 
 
-def _tried(variant: "VariantFigures") -> str:
-    """What a variant did on the benchmark's prompts, which the draft has never seen."""
-    said = f"{variant.name}: {variant.speedup.value:.2f} times plain on {variant.speedup.n} prompts of the benchmark"
+def _benchmark(variant: "VariantFigures") -> str:
+    """Figures of a variant on the benchmark's prompts."""
+    line = f"{variant.name}: {variant.speedup.value:.2f} times plain on {variant.speedup.n} prompts"
     if variant.acceptance is None:
-        return f"{said}, no guess was worth a test"
-    shares = [a / t for a, t in zip(variant.accepted_at, variant.tested_at, strict=True) if t]
-    places = ", ".join(f"{share:.0%}" for share in shares[:4])
-    return f"{said}, accepted {variant.draft_n_accepted:,} of {variant.draft_n:,} guesses ({variant.acceptance:.0%}; by place {places})"
+        return f"{line}, no draft tokens tested"
+    rates = [a / t for a, t in zip(variant.accepted_at, variant.tested_at, strict=True) if t]
+    positions = ", ".join(f"{rate:.0%}" for rate in rates[:4])
+    return (
+        f"{line}, accepted {variant.draft_n_accepted:,} of {variant.draft_n:,} draft tokens "
+        f"({variant.acceptance:.0%}; by position {positions})"
+    )

@@ -50,8 +50,8 @@ def draw(variants: Sequence["VariantFigures"], path: Path) -> None:
     figure.savefig(path, format="png", dpi=150)
 
 
-def draw_learning(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a PNG: what a draft foretells on texts held out, by the tokens that it has read.
+def draw_training_curve(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a PNG of the agreement with the main model on held-out data, by category, over the tokens read.
 
     curve: as `spec_local.training.recipe.Journal` has it.
     """
@@ -64,9 +64,11 @@ def draw_learning(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
     read = [point["n_read"] for point in curve]
     for name in curve[0]["by_category"] if curve else ():
         axes.plot(read, [point["by_category"][name]["agreement"] for point in curve], linewidth=1, label=name)
-    axes.plot(read, [point["all"]["agreement"] for point in curve], color="black", linewidth=2, label="all")
+    axes.plot(
+        read, [point["overall"]["agreement"] for point in curve], color="black", linewidth=2, label="all"
+    )
     axes.set_xlabel("tokens read")
-    axes.set_ylabel("main's tokens foretold")
+    axes.set_ylabel("agreement with the main model")
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(path, format="png", dpi=150)

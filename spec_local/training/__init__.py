@@ -1,15 +1,15 @@
-"""Making a draft for any main: what main writes is kept, and a small model learns to write the same."""
+"""Train a draft model for any main model, by distillation from text that the main model generates."""
 
 import importlib.util
 
 from spec_local.errors import SpecLocalError
 
 
-def require() -> None:
-    """Say that PyTorch is missing before anything has been done for it.
+def check_torch() -> None:
+    """Check that PyTorch is installed, without importing it.
 
     Raises:
-        SpecLocalError: it is.
+        SpecLocalError: it is not.
     """
     if not importlib.util.find_spec("torch"):
         raise SpecLocalError("training a draft needs PyTorch: run pip install 'spec-local[train]'")

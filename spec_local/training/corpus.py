@@ -1,95 +1,80 @@
-"""Main's texts as a draft reads them, with what it shall think after each token: rows of numbers, no objects.
+"""The training data in the draft model's tokens, with soft targets, and batches of it.
 
-A draft of fewer tokens reads a token that it does not know in several pieces, and is asked only at the end of the last
-one: there alone a guess can be used. What main thought is cut down to what the draft can say, as when it guesses.
+A draft model with fewer tokens reads a token that it lacks as several of its own, and predicts only after the
+last of these, where decoding can use a prediction. As in decoding, the main model's distribution is
+restricted to the tokens that the draft model has.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.errors import InvalidRequest
-from spec_local.training.shards import TOP, Document
+from spec_local.training.shards import TOP_K, Document
 
-LONGEST = 512
-"""Tokens of a row; a longer text becomes several, each of which begins with the half of the one before."""
+MAX_ROW = 512
+"""Tokens of a row; longer texts become several rows, each overlapping the previous one by half."""
 
-Numbers = NDArray[np.unsignedinteger]
+TokenIds = NDArray[np.unsignedinteger]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """Texts one after another, and a target for each token of main's answers.
+    """Concatenated texts, with a target for each token of the main model's answers.
 
     Attributes:
-        ids: uint16 or uint32: all texts, in the draft's tokens.
-        starts: int64 (n_texts + 1,): where in `ids` each begins.
-        kinds: int64 (n_texts,): its category, as an index of `categories`.
-        first: int64 (n_texts + 1,): the number of each text's first target.
-        places: int64 (n_targets,): where in `ids` the guess is made: the last token before main's.
-        said: int64 (n_targets,): main's token, or -1 where the draft does not know it.
-        top: like `ids`, (n_targets, TOP): main's candidates, best first; 0 where the draft does not know one.
-        chances: float16 (n_targets, TOP): main's probability of each; 0 where the draft does not know it.
+        ids: uint16 or uint32, all texts in the draft's tokens.
+        text_starts: int64 (n_texts + 1,), offsets of the texts in `ids`.
+        text_categories: int64 (n_texts,), indices into `categories`.
+        first_targets: int64 (n_texts + 1,), index of each text's first target.
+        positions: int64 (n_targets,), index in `ids` of the token before each target.
+        next_tokens: int64 (n_targets,), the main model's token, or -1 if the draft lacks it.
+        top_ids: like `ids`, (n_targets, TOP_K), the main model's candidates, best first; 0: not in the draft.
+        top_probs: float16 (n_targets, TOP_K), their probabilities; 0: not in the draft.
     """
 
     categories: Sequence[str]
-    ids: Numbers
-    starts: NDArray[np.int64]
-    kinds: NDArray[np.int64]
-    first: NDArray[np.int64]
-    places: NDArray[np.int64]
-    said: NDArray[np.int32]
-    top: Numbers
-    chances: NDArray[np.float16]
-
-    def beginning(self, share: float) -> "Corpus":
-        """The first so many of the texts."""
-        n = round(share * len(self.kinds))
-        end, targets = self.starts[n], self.first[n]
-        return replace(
-            self,
-            ids=self.ids[:end],
-            starts=self.starts[: n + 1],
-            kinds=self.kinds[:n],
-            first=self.first[: n + 1],
-            places=self.places[:targets],
-            said=self.said[:targets],
-            top=self.top[:targets],
-            chances=self.chances[:targets],
-        )
+    ids: TokenIds
+    text_starts: NDArray[np.int64]
+    text_categories: NDArray[np.int64]
+    first_targets: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    next_tokens: NDArray[np.int32]
+    top_ids: TokenIds
+    top_probs: NDArray[np.float16]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows of texts and the targets in them.
+    """Rows of text and their targets.
 
     Attributes:
-        tokens: int64 (n_rows, length), filled up with 0 at the right.
-        n_tokens: without what fills up.
-        places: int64 (n,): of the targets, in the flattened tokens.
-        numbers: int64 (n,): of the targets, in the corpus.
-        asides: int64 (m,): places of the prompts, where only the next token is known.
-        following: int64 (m,): these next tokens.
+        tokens: int64 (n_rows, length), padded with 0 on the right.
+        n_tokens: without padding.
+        positions: int64 (n,), of the targets, in the flattened tokens.
+        targets: int64 (n,), their indices in the corpus.
+        prompt_positions: int64 (m,), positions in prompts, where only the next token is known.
+        prompt_targets: int64 (m,), these next tokens.
     """
 
     tokens: NDArray[np.int64]
     n_tokens: int
-    places: NDArray[np.int64]
-    numbers: NDArray[np.int64]
-    asides: NDArray[np.int64]
-    following: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    prompt_positions: NDArray[np.int64]
+    prompt_targets: NDArray[np.int64]
 
 
-class Reader:
-    """How the draft reads main's tokens, and which of them it can say.
+class TokenMap:
+    """The main model's tokens in the draft's.
 
     Args:
-        spellings: of each of main's tokens, the draft's (one or more).
-        kept: main's tokens that the draft can say: those that it reads as one of its own that stands for the same.
-        n_vocab: the draft's tokens.
+        spellings: of each token of the main model, the draft's tokens (one or more).
+        kept: tokens of the main model that the draft has.
+        n_vocab: of the draft.
     """
 
     def __init__(self, spellings: Sequence[Sequence[int]], kept: NDArray[np.integer], n_vocab: int) -> None:
@@ -97,66 +82,67 @@ class Reader:
         self._lengths = np.array([len(ids) for ids in spellings], np.int64)
         self._starts = np.cumsum(self._lengths) - self._lengths
         self._flat = np.array([token for ids in spellings for token in ids], self.dtype)
-        self.draft_of = np.full(len(spellings), -1, np.int32)
-        self.draft_of[kept] = self._flat[self._starts[kept]]
+        self.draft_ids = np.full(len(spellings), -1, np.int32)
+        self.draft_ids[kept] = self._flat[self._starts[kept]]
 
-    def read(self, tokens: NDArray[np.integer]) -> tuple[Numbers, NDArray[np.int64]]:
-        """The draft's ids of main's, and where in them each of main's tokens ends."""
+    def convert(self, tokens: NDArray[np.integer]) -> tuple[TokenIds, NDArray[np.int64]]:
+        """Return the draft's ids, and where each token of the main model ends in them."""
         lengths = self._lengths[tokens]
         ends = np.cumsum(lengths)
         inside = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
         return self._flat[np.repeat(self._starts[tokens], lengths) + inside], ends
 
 
-def build(documents: Iterable[Document], reader: Reader) -> Corpus:
-    """What is to be learned, or measured, of some documents.
+def build(documents: Iterable[Document], token_map: TokenMap) -> Corpus:
+    """Build a corpus from the documents that have a prompt and an answer.
 
     Raises:
         InvalidRequest: there is none.
     """
     categories: dict[str, int] = {}
-    starts, kinds, first = [0], [], [0]
-    ids, places, said, top, chances = [], [], [], [], []
+    starts, text_categories, first_targets = [0], [], [0]
+    ids, positions, next_tokens, top_ids, top_probs = [], [], [], [], []
     for document in documents:
         if document.n_prompt < 1 or document.n_prompt >= len(document.tokens):
-            continue  # nothing before the answer, or no answer
-        own, ends = reader.read(document.tokens)
-        candidates = reader.draft_of[document.top_ids]
+            continue
+        text, ends = token_map.convert(document.tokens)
+        candidates = token_map.draft_ids[document.top_ids]
         known = candidates >= 0
-        ids.append(own)
-        places.append(starts[-1] + ends[document.n_prompt - 1 : -1] - 1)
-        said.append(reader.draft_of[document.tokens[document.n_prompt :]])
-        top.append(np.where(known, candidates, 0).astype(reader.dtype))
-        chances.append(np.where(known, np.exp(document.top_logprobs, dtype=np.float32), 0).astype(np.float16))
-        kinds.append(categories.setdefault(document.category, len(categories)))
-        starts.append(starts[-1] + len(own))
-        first.append(first[-1] + len(candidates))
-    if not kinds:
-        raise InvalidRequest("main has written nothing to learn from yet: let it write for longer")
+        ids.append(text)
+        positions.append(starts[-1] + ends[document.n_prompt - 1 : -1] - 1)
+        next_tokens.append(token_map.draft_ids[document.tokens[document.n_prompt :]])
+        top_ids.append(np.where(known, candidates, 0).astype(token_map.dtype))
+        probs = np.where(known, np.exp(document.top_logprobs, dtype=np.float32), 0)
+        top_probs.append(probs.astype(np.float16))
+        text_categories.append(categories.setdefault(document.category, len(categories)))
+        starts.append(starts[-1] + len(text))
+        first_targets.append(first_targets[-1] + len(candidates))
+    if not text_categories:
+        raise InvalidRequest("there is no training data yet: give more --minutes to continue")
     return Corpus(
         categories=list(categories),
         ids=np.concatenate(ids),
-        starts=np.array(starts),
-        kinds=np.array(kinds),
-        first=np.array(first),
-        places=np.concatenate(places),
-        said=np.concatenate(said),
-        top=np.concatenate(top),
-        chances=np.concatenate(chances),
+        text_starts=np.array(starts),
+        text_categories=np.array(text_categories),
+        first_targets=np.array(first_targets),
+        positions=np.concatenate(positions),
+        next_tokens=np.concatenate(next_tokens),
+        top_ids=np.concatenate(top_ids),
+        top_probs=np.concatenate(top_probs),
     )
 
 
 def batches(corpus: Corpus, n_tokens: int, rng: np.random.Generator | None = None) -> Iterator[Batch]:
-    """Every target once, in batches of rows of like length.
+    """Yield every target once, in batches of rows of similar length.
 
     Args:
-        n_tokens: of a batch, at most, with what fills it up; never less than one row.
-        rng: they order the batches, and choose which rows go together; None: the shortest come first.
+        n_tokens: of a batch at most, with padding; at least one row.
+        rng: shuffles the batches and varies which rows go together; None: shortest rows first.
     """
     rows = _rows(corpus)
-    # Neighbours in length are not always the same; some more is filled up for it.
-    stretch = rng.uniform(0.95, 1.05, len(rows)) if rng else np.ones(len(rows))
-    order = rows[np.argsort((rows[:, 1] - rows[:, 0]) * stretch, kind="stable")]
+    # Jitter, so that rows meet other neighbours in each epoch, for a little more padding.
+    jitter = rng.uniform(0.95, 1.05, len(rows)) if rng else np.ones(len(rows))
+    order = rows[np.argsort((rows[:, 1] - rows[:, 0]) * jitter, kind="stable")]
     longest = np.maximum.accumulate(order[:, 1] - order[:, 0])
     cuts = [0]
     for i, length in enumerate(longest.tolist()):
@@ -170,42 +156,42 @@ def batches(corpus: Corpus, n_tokens: int, rng: np.random.Generator | None = Non
 
 
 def targets(
-    corpus: Corpus, batch: Batch, said: float, prompts: float
+    corpus: Corpus, batch: Batch, token_weight: float, prompt_weight: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """What is wanted at the places of a batch, and then at its asides.
+    """Return the targets at the positions of a batch, then at its prompt positions.
 
-    Of main's candidates, those that the draft can say are taken for all there are, as when it guesses: an acceptance rule
-    sees a draft's distribution over these only. Where it can say none, nothing is wanted of it.
+    The main model's candidates are renormalized over the tokens that the draft has, which is all that
+    verification sees of a draft's distribution. Where the draft has none of them, the weights are zero.
 
     Args:
-        said: weight of main's very token beside its candidates.
-        prompts: weight of an aside beside a place.
+        token_weight: of the main model's sampled token, against its candidates.
+        prompt_weight: of a prompt position, against one in an answer.
 
     Returns:
-        ids (n + m, TOP + 1), and the share of each, the sum of which is 1.
+        ids and float32 weights (n + m, TOP_K + 1); all weights sum to 1.
     """
-    chances = corpus.chances[batch.numbers].astype(np.float32)
-    known = chances.sum(1, keepdims=True)
-    own = corpus.said[batch.numbers]
-    n, n_all = len(own), len(own) + len(batch.asides)
-    ids, shares = np.zeros((n_all, TOP + 1), np.int64), np.zeros((n_all, TOP + 1), np.float32)
-    ids[:n, :TOP], ids[:n, TOP] = corpus.top[batch.numbers], np.maximum(own, 0)
-    ids[n:, TOP] = batch.following
-    shares[:n, :TOP] = np.divide((1 - said) * chances, known, out=chances, where=known > 0)
-    shares[:n, TOP] = said * (own >= 0)
-    shares[n:, TOP] = prompts
-    return ids, shares / max(float(shares.sum()), 1e-9)
+    probs = corpus.top_probs[batch.targets].astype(np.float32)
+    total = probs.sum(1, keepdims=True)
+    sampled = corpus.next_tokens[batch.targets]
+    n, n_all = len(sampled), len(sampled) + len(batch.prompt_positions)
+    ids, weights = np.zeros((n_all, TOP_K + 1), np.int64), np.zeros((n_all, TOP_K + 1), np.float32)
+    ids[:n, :TOP_K], ids[:n, TOP_K] = corpus.top_ids[batch.targets], np.maximum(sampled, 0)
+    ids[n:, TOP_K] = batch.prompt_targets
+    weights[:n, :TOP_K] = np.divide((1 - token_weight) * probs, total, out=probs, where=total > 0)
+    weights[:n, TOP_K] = token_weight * (sampled >= 0)
+    weights[n:, TOP_K] = prompt_weight
+    return ids, weights / max(float(weights.sum()), 1e-9)
 
 
 def _rows(corpus: Corpus) -> NDArray[np.int64]:
-    """(n_rows, 4): where each row begins and ends in the ids, and its first target and the end of them."""
+    """(n_rows, 4): start and end of each row in the ids, and start and end of its targets."""
     rows = []
-    starts, firsts = corpus.starts.tolist(), corpus.first.tolist()
-    for (start, end), (first, last) in zip(pairwise(starts), pairwise(firsts), strict=True):
-        while end - start > LONGEST:
-            done = first + int(np.searchsorted(corpus.places[first:last], start + LONGEST))
-            rows.append((start, start + LONGEST, first, done))
-            start, first = start + LONGEST // 2, done
+    text_starts, first_targets = corpus.text_starts.tolist(), corpus.first_targets.tolist()
+    for (start, end), (first, last) in zip(pairwise(text_starts), pairwise(first_targets), strict=True):
+        while end - start > MAX_ROW:
+            done = first + int(np.searchsorted(corpus.positions[first:last], start + MAX_ROW))
+            rows.append((start, start + MAX_ROW, first, done))
+            start, first = start + MAX_ROW // 2, done
         rows.append((start, end, first, last))
     return np.array([row for row in rows if row[2] < row[3]], np.int64).reshape(-1, 4)
 
@@ -213,19 +199,19 @@ def _rows(corpus: Corpus) -> NDArray[np.int64]:
 def _batch(corpus: Corpus, rows: NDArray[np.int64]) -> Batch:
     length = int((rows[:, 1] - rows[:, 0]).max())
     tokens = np.zeros((len(rows), length), np.int64)
-    places, numbers, asides, following = [], [], [], []
+    positions, targets, prompt_positions, prompt_targets = [], [], [], []
     for i, (start, end, first, last) in enumerate(rows.tolist()):
         tokens[i, : end - start] = corpus.ids[start:end]
-        numbers.append(np.arange(first, last))
-        places.append(corpus.places[first:last] - start + i * length)
-        before = int(corpus.places[first]) - start
-        asides.append(i * length + np.arange(before))
-        following.append(tokens[i, 1 : before + 1])
+        targets.append(np.arange(first, last))
+        positions.append(corpus.positions[first:last] - start + i * length)
+        n_prompt = int(corpus.positions[first]) - start
+        prompt_positions.append(i * length + np.arange(n_prompt))
+        prompt_targets.append(tokens[i, 1 : n_prompt + 1])
     return Batch(
         tokens=tokens,
         n_tokens=int((rows[:, 1] - rows[:, 0]).sum()),
-        places=np.concatenate(places),
-        numbers=np.concatenate(numbers),
-        asides=np.concatenate(asides),
-        following=np.concatenate(following),
+        positions=np.concatenate(positions),
+        targets=np.concatenate(targets),
+        prompt_positions=np.concatenate(prompt_positions),
+        prompt_targets=np.concatenate(prompt_targets),
     )

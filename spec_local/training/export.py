@@ -1,4 +1,4 @@
-"""The draft's file: any llama.cpp runs it, and knows by it which of main's tokens it speaks of."""
+"""Write a draft model as a GGUF file with a part of the main model's vocabulary."""
 
 import errno
 import functools
@@ -20,7 +20,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize_into
 from spec_local.proposers.vocabulary_map import VocabularyMap
 from spec_local.training import tokenizer
-from spec_local.training.model_shape import ModelShape, Weights, measures
+from spec_local.training.model_shape import ModelShape, Weights, tensor_shapes
 from spec_local.training.tokenizer import BPE, Tokenizer
 
 
@@ -35,38 +35,37 @@ def write_draft(
     embedding_kind: str | None = None,
     provenance: Mapping[str, str | int | float],
 ) -> Path:
-    """Write a model of llama's architecture with the part `kept` of main's vocabulary; it appears whole or not at all.
+    """Write a ``llama`` model, atomically; an existing file is replaced.
 
     Args:
-        path: the file; what is there is replaced.
-        kept: uint32 (shape.n_vocab,), main's tokens in the draft's order, as `trimming.choose` gives them.
-        weights: of all the tensors; the output is tied to ``token_embd.weight``.
-        kind: how the matrices are stored: of `spec_local.llama.quantize.KINDS` or `BLOCK_KINDS`.
-        embedding_kind: of `BLOCK_KINDS`, for the embeddings, which are also the output and most of a small draft; None: as
-            `spec_local.llama.quantize.quantize_into` has it.
-        provenance: how it was made; it is written as ``specdec.*``, with main's name and SHA-256.
+        kept: uint32 (shape.n_vocab,), the main model's tokens in the draft's order, from `select_tokens`.
+        weights: all tensors; the output is tied to ``token_embd.weight``.
+        kind: quantization of the matrices: of `spec_local.llama.quantize.KINDS` or `BLOCK_KINDS`.
+        embedding_kind: of `BLOCK_KINDS`, for the embeddings; None: as in `quantize_into`.
+        provenance: metadata, stored as ``specdec.*`` with the main model's name and SHA-256.
 
     Raises:
-        InvalidRequest: the file cannot be written or is main itself, a kind is unknown, or a token with a role is not kept.
-        BackendError: weights and shape are no model that llama.cpp takes.
-        ModelFileError, ModelError: main cannot be read, or has a tokenizer that cannot be trimmed.
+        InvalidRequest: the file cannot be written or is the main model itself, a kind is unknown, or `kept`
+            lacks a special token.
+        BackendError: llama.cpp rejects these weights with this shape.
+        ModelFileError, ModelError: the main model cannot be read, or its tokenizer cannot be trimmed.
     """
     if path.exists() and path.samefile(main_path):
-        raise InvalidRequest(f"{path} is main itself: give another name for the draft")
-    facts = tokenizer.metadata(main_path)
+        raise InvalidRequest(f"{path} is the main model itself: give another name for the draft")
+    metadata = tokenizer.read_metadata(main_path)
     about = {
-        "main.name": _name(main_path, facts),
+        "main.name": _name(main_path, metadata),
         "main.sha256": _hash(main_path, main_path.stat().st_mtime_ns),
         "version": spec_local.__version__,
         **provenance,
     }
     with saving(path) as target:
-        # Of this name it goes with the next draft, if this process is killed.
+        # With this prefix, a file that a killed process left behind is removed by the next `saving`.
         with tempfile.NamedTemporaryFile(
             dir=target.parent, prefix=f"{target.name}.", suffix=".part"
         ) as plain:
             source = Path(plain.name)
-            _write(source, main_path, facts, kept, shape, weights, about)
+            _write(source, main_path, metadata, kept, shape, weights, about)
             try:
                 quantize_into(source, target, kind, embedding_kind=embedding_kind)
                 Model(target, weights=False).close()
@@ -74,57 +73,54 @@ def write_draft(
                 if shutil.disk_usage(target.parent).free < source.stat().st_size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
                 raise BackendError(
-                    f"llama.cpp does not take the draft ({runtime.failure_reason()}): "
-                    "see that its weights are of its shape, and finite numbers"
+                    f"llama.cpp rejects the draft ({runtime.failure_reason()}): "
+                    "check that its weights match its shape and are finite"
                 ) from None
-        shutil.copymode(main_path, target)  # a temporary file is for its owner only
+        shutil.copymode(main_path, target)  # temporary files are private to their owner
     return path
 
 
-def spellings(main_path: Path, kept: NDArray[np.uint32]) -> list[tuple[int, ...]]:
-    """How a draft with the part `kept` of main's vocabulary reads each of main's tokens: as its own, one or more.
+def tokenize_vocabulary(main_path: Path, kept: NDArray[np.uint32]) -> list[tuple[int, ...]]:
+    """Return the draft's tokens, one or more, for each token of the main model.
 
-    It is asked as it is when decoding. There, a text that does not begin with the draft's bos gets one where main's
-    vocabulary says so: see `VocabularyMap.read`.
+    They are exactly those of decoding, where a text without the draft's BOS gets one if the main model's
+    vocabulary asks for it: see `VocabularyMap.read`.
 
     Raises:
-        ModelFileError, ModelError: main cannot be read, or has a tokenizer that cannot be trimmed.
-        InvalidRequest: a token with a role is not kept.
-        OSError: there is no room for a temporary file of about a megabyte.
+        ModelFileError, ModelError: the main model cannot be read, or its tokenizer cannot be trimmed.
+        InvalidRequest: `kept` lacks a special token.
+        OSError: no room for a temporary file of about a megabyte.
     """
     shape = ModelShape(len(kept), n_embd=2, n_layers=1, n_head=1, n_head_kv=1, head_dim=2, n_ff=2)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vocabulary.gguf"
-        _write(path, main_path, tokenizer.metadata(main_path), kept, shape, _zeros(shape), {})
+        _write(path, main_path, tokenizer.read_metadata(main_path), kept, shape, _zeros(shape), {})
         main, draft = Model(main_path, weights=False), Model(path, weights=False)
-        translation = VocabularyMap(main.vocabulary, draft.vocabulary)
-        read = [translation.read(token) for token in range(main.vocabulary.n_tokens)]
+        vocabulary_map = VocabularyMap(main.vocabulary, draft.vocabulary)
+        spellings = [vocabulary_map.read(token) for token in range(main.vocabulary.n_tokens)]
         main.close()
         draft.close()
-    return read
+    return spellings
 
 
 def _write(
     path: Path,
     main_path: Path,
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     kept: NDArray[np.uint32],
     shape: ModelShape,
     weights: Weights,
     about: Mapping[str, str | int | float],
 ) -> None:
-    """In full precision.
-
-    about: what there is to say of the draft as ``specdec.*``.
-    """
-    import gguf  # 0.1 s
+    """Write an F32 file; about: stored as ``specdec.*``."""
+    import gguf  # takes 0.1 s
 
     main = Model(main_path, weights=False)
     writer = gguf.GGUFWriter(path, "llama")
     try:
-        _add_tokenizer(writer, tokenizer.read(main, facts), kept)
+        _add_tokenizer(writer, tokenizer.read(main, metadata), kept)
         _add_shape(writer, shape)
-        _add_origin(writer, _name(main_path, facts), facts)
+        _add_origin(writer, _name(main_path, metadata), metadata)
         for key, value in about.items():
             add = writer.add_string if isinstance(value, str) else writer.add_float64
             add = writer.add_int64 if isinstance(value, int) else add
@@ -135,7 +131,7 @@ def _write(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
     except OSError as error:
-        if error.errno is None:  # NumPy wrote less than it was given, and does not know why
+        if error.errno is None:  # a short write by NumPy has no error number
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
         raise
     finally:
@@ -143,18 +139,18 @@ def _write(
         main.close()
 
 
-def _name(main_path: Path, facts: Mapping[str, Any]) -> str:
-    return str(facts.get("general.name", main_path.stem))
+def _name(main_path: Path, metadata: Mapping[str, Any]) -> str:
+    return str(metadata.get("general.name", main_path.stem))
 
 
-def _add_origin(writer: Any, main: str, facts: Mapping[str, Any]) -> None:
+def _add_origin(writer: Any, main: str, metadata: Mapping[str, Any]) -> None:
     writer.add_type("model")
     writer.add_name(f"{main} draft")
-    writer.add_description(f"Guesses what {main} would write, for speculative decoding; made by specdec")
+    writer.add_description(f"Draft model of {main} for speculative decoding, trained by specdec")
     writer.add_base_model_count(1)
     writer.add_base_model_name(0, main)
-    if "general.license" in facts:  # it learns main's words, and may have begun with main's weights
-        writer.add_license(str(facts["general.license"]))
+    if "general.license" in metadata:  # it is trained on the main model's output, perhaps from its weights
+        writer.add_license(str(metadata["general.license"]))
 
 
 def _add_shape(writer: Any, shape: ModelShape) -> None:
@@ -182,34 +178,36 @@ def _add_tokenizer(writer: Any, main: Tokenizer, kept: NDArray[np.uint32]) -> No
     writer.add_token_types(main.types[kept].tolist())
     if main.kind == BPE:
         known = set(texts)
-        merges = [pair for pair in main.merges if _makes(pair, known)]
-        writer.add_token_merges(merges or [b" "])  # a list of none is not written; this one joins nothing
+        merges = [pair for pair in main.merges if _is_known(pair, known)]
+        writer.add_token_merges(merges or [b" "])  # an empty list is not written; this pair never matches
     else:
         writer.add_token_scores(main.scores[kept].tolist())
-    for key, token in main.roles.items():
+    for key, token in main.special_ids.items():
         if token not in ids:
-            raise InvalidRequest(f"{key} of main, token {token}, is not among those of the draft: keep it")
+            raise InvalidRequest(
+                f"the draft's vocabulary lacks {key} of the main model, token {token}: keep it"
+            )
         writer.add_uint32(key, ids[token])
     writer.add_add_bos_token(main.add_bos)
     writer.add_add_eos_token(main.add_eos)
-    # The draft reads main's tokens one by one: what begins one of them does not begin a text.
+    # The draft tokenizes single tokens of the main model, which are not starts of texts.
     writer.add_add_space_prefix(False)
     if main.chat_template is not None:
         writer.add_chat_template(main.chat_template)
 
 
-def _makes(pair: bytes, known: set[bytes]) -> bool:
-    """Whether a merge joins known tokens into a known one; llama.cpp loses the text that it joins into an unknown one."""
+def _is_known(pair: bytes, known: set[bytes]) -> bool:
+    """Whether parts and result are known: llama.cpp loses text that it merges into an unknown token."""
     left, _, right = pair.partition(b" ")
     return left in known and right in known and left + right in known
 
 
 def _zeros(shape: ModelShape) -> Weights:
-    """A model of no use but for its vocabulary."""
-    return {name: np.zeros(size, np.float32) for name, size in measures(shape).items()}
+    """Weights of a model that is used only for its vocabulary."""
+    return {name: np.zeros(size, np.float32) for name, size in tensor_shapes(shape).items()}
 
 
 @functools.cache
 def _hash(path: Path, mtime_ns: int) -> str:
-    """A main may have gigabytes, and a draft is written in several kinds."""
+    """Cached: the main model may have gigabytes, and a run writes several drafts."""
     return sha256(path)

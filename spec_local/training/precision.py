@@ -1,8 +1,9 @@
-"""Which copy of main answers many texts quickest.
+"""Find the copy of the main model that generates many sequences fastest.
 
-A call of one token waits for memory, and few bits are quick; a call of many tokens multiplies, and which precision is quick
-then is up to the processor: on one with AVX512-BF16, bfloat16 wrote 2.5 times as many tokens a second as the Q4_1 that it
-was made from. Such a copy has main's weights, rounded at their ninth bit.
+A call with one token is bound by memory bandwidth and fast with few bits; a call with many tokens is bound by
+arithmetic, and the fastest precision depends on the processor: with AVX512-BF16, a bfloat16 copy of a Q4_1
+model generated 2.5 times as many tokens per second. Such a copy has the same weights, rounded to 8
+significant bits.
 """
 
 import shutil
@@ -19,44 +20,44 @@ from spec_local.llama.parallel import ParallelContext
 from spec_local.models.quantized_copy import quantize
 
 KINDS = ("BF16", "F16", "Q8_0")
-_MOST = 0.4  # of the free memory, and of the room on the disk, that a copy may take
-_WORTH = 1.15  # times main's own rate: less is not worth a copy
+_MAX_SHARE = 0.4  # of free memory and free disk space, for a copy
+_MIN_SPEEDUP = 1.15  # over the main model's own file
 _CALLS = 5
 
 
-def quickest(
+def fastest_copy(
     main: Path,
     folder: Path,
     *,
-    n_texts: int,
+    n_parallel: int,
     threads: int | None = None,
     gpu_layers: int = -1,
-    told: Callable[[str, float], None] = lambda kind, rate: None,
+    on_progress: Callable[[str, float], None] = lambda kind, rate: None,
 ) -> Path:
-    """The file to write with: main itself, or a copy of it, which is made in `folder`.
+    """Return the main model's file, or a faster copy written to `folder`.
 
     Args:
-        told: hears the tokens a second of each kind; main's own is called "main".
+        on_progress: receives each kind and its tokens per second; the main model's own file is called "main".
 
     Raises:
-        SpecLocalError: main itself cannot write so many texts.
-        OSError: a copy that is no good cannot be deleted.
+        SpecLocalError: the main model cannot generate so many sequences.
+        OSError: a slower copy cannot be deleted.
     """
-    best, best_rate = main, _rate(main, n_texts, threads, gpu_layers)
-    told("main", best_rate)
-    best_rate *= _WORTH
+    best, best_rate = main, _rate(main, n_parallel, threads, gpu_layers)
+    on_progress("main", best_rate)
+    best_rate *= _MIN_SPEEDUP
     for kind in KINDS:
         copy = folder / f"main-{kind}.gguf"
         try:
             size = quantize(main, kind)["size"]
-            if size > _MOST * min(psutil.virtual_memory().available, shutil.disk_usage(folder).free):
+            if size > _MAX_SHARE * min(psutil.virtual_memory().available, shutil.disk_usage(folder).free):
                 continue
             quantize(main, kind, copy, threads)
-            rate = _rate(copy, n_texts, threads, gpu_layers)
-        except SpecLocalError:  # this kind cannot be made of main, or not used here
+            rate = _rate(copy, n_parallel, threads, gpu_layers)
+        except SpecLocalError:  # the main model has no copy of this kind, or it does not run here
             copy.unlink(missing_ok=True)
             continue
-        told(kind, rate)
+        on_progress(kind, rate)
         if rate <= best_rate:
             copy.unlink()
             continue
@@ -66,16 +67,16 @@ def quickest(
     return best
 
 
-def _rate(path: Path, n_texts: int, threads: int | None, gpu_layers: int) -> float:
-    """Tokens a second: the best of some calls, since others only ever make a call slower."""
+def _rate(path: Path, n_parallel: int, threads: int | None, gpu_layers: int) -> float:
+    """Tokens per second of the fastest of a few calls: interference only slows a call down."""
     model = Model(path, gpu_layers=gpu_layers)
-    parallel = ParallelContext(model, n_texts, 256, threads=threads)
-    tokens = np.random.default_rng(0).integers(model.vocabulary.n_tokens, size=(_CALLS, n_texts)).tolist()
-    spans = []
+    parallel = ParallelContext(model, n_parallel, 256, threads=threads)
+    tokens = np.random.default_rng(0).integers(model.vocabulary.n_tokens, size=(_CALLS, n_parallel)).tolist()
+    times = []
     for row in tokens:
         start = time.perf_counter()
-        parallel.evaluate({text: [token] for text, token in enumerate(row)})
-        spans.append(time.perf_counter() - start)
+        parallel.evaluate({i: [token] for i, token in enumerate(row)})
+        times.append(time.perf_counter() - start)
     parallel.close()
     model.close()
-    return n_texts / min(spans)
+    return n_parallel / min(times)

@@ -1,4 +1,4 @@
-"""What a draft is made from and how, and how far that has come: enough to go on after a kill."""
+"""Settings of a training run, and the journal from which it resumes."""
 
 import contextlib
 import json
@@ -11,39 +11,35 @@ from filelock import FileLock, Timeout
 
 from spec_local.errors import InvalidRequest
 from spec_local.files import replacing, sha256
-from spec_local.training.questions import FromFiles, Question, question
+from spec_local.training.prompts import Prompt, UserTexts, synthetic_prompt
 
 Size = Literal["tiny", "small"]
 
-TOKENS: Mapping[Size, int] = {"tiny": 8192, "small": 12288}
-"""How many of main's tokens a draft knows."""
-WRITING = 0.6
-"""Of the time, what main gets to write; most of what is left goes into learning."""
-RACE = 0.08
-"""Of the time, what the short runs get that decide which model is trained."""
+N_VOCAB: Mapping[Size, int] = {"tiny": 8192, "small": 12288}
+"""Tokens of a draft model."""
 WIDTHS: Mapping[Size, tuple[int, int]] = {"tiny": (256, 4), "small": (384, 6)}
-"""Width and heads of a model that is made anew."""
-MAINS = "asked by main"
-"""The category of questions that main asks itself."""
+"""Width and attention heads of a new draft model."""
+GENERATION_SHARE = 0.6
+"""Of the time, for generating training data."""
+SELECTION_SHARE = 0.08
+"""Of the time, for the short runs that select the model; training gets the rest."""
+SELF_GENERATED = "self-generated"
+"""Category of the prompts that the main model generates."""
 _JOURNAL = "journal.json"
-_OWN_ROUNDS = (
-    4  # times that a question of the user's own is asked: at other temperatures it has other answers
-)
+_USER_ROUNDS = 4  # times that a user prompt is asked; at other temperatures it gets other answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a person asks for.
+    """What to train, and how.
 
-    main, target: files. texts: prompts and documents of the user's own. minutes: for all but the report; what main wrote in
-    runs that it goes on from counts. seed: of questions, sampling and learning. device: of the learning. threads: None: one
-    per physical core.
-    gpu_layers: of main, while it writes.
+    main, target: files. minutes: for everything but the report, including the generation time of earlier
+    runs. seed: of prompts, sampling and training. device: PyTorch's. threads: None: one per physical core.
+    gpu_layers: of the main model.
     """
 
     main: Path
     target: Path
-    texts: Sequence[Path] = ()
     minutes: float = 60.0
     size: Size = "small"
     seed: int = 0
@@ -53,7 +49,7 @@ class Recipe:
 
     @property
     def folder(self) -> Path:
-        """Where the shards and all else are that a later run goes on from."""
+        """Folder of the training data and everything else that a later run resumes from."""
         return self.target.parent / f"{self.target.name}.training"
 
 
@@ -62,23 +58,22 @@ class Journal:
     """How far a run has come.
 
     Attributes:
-        order: what must stay the same from run to run.
-        spent: seconds by what they went into.
-        rates: tokens a second that each copy of main would write.
-        writer: name of the copy of main that writes, "main" where main itself does; empty before that is known.
-        gains: what each model that was tried would gain.
-        chosen: name of the model that won; empty before.
-        plan: of the learning, as `distil.Plan` has it; empty before.
-        curve: what was measured while learning: `scoring.Figures`, and the tokens read until then.
+        settings: what must be the same in every run.
+        generation_seconds: spent so far.
+        generator: name of the main model's copy that generates, "main" for its own file; empty: not measured
+            yet.
+        speedups: expected of each candidate model that was tried.
+        selected: name of the best candidate; empty: not selected yet.
+        hyperparameters: of the training; empty: not set yet.
+        curve: tokens read and `Evaluation` of each evaluation during training.
     """
 
-    order: dict[str, Any]
-    spent: dict[str, float] = field(default_factory=dict)
-    rates: dict[str, float] = field(default_factory=dict)
-    writer: str = ""
-    gains: dict[str, float] = field(default_factory=dict)
-    chosen: str = ""
-    plan: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
+    generation_seconds: float = 0.0
+    generator: str = ""
+    speedups: dict[str, float] = field(default_factory=dict)
+    selected: str = ""
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)
 
     def save(self, recipe: Recipe) -> None:
@@ -87,51 +82,54 @@ class Journal:
 
 
 @contextlib.contextmanager
-def journal(recipe: Recipe) -> Iterator[Journal]:
-    """The journal of a recipe, its own while the block runs.
+def open_journal(recipe: Recipe) -> Iterator[Journal]:
+    """Load a recipe's journal, locked while the block runs.
 
     Raises:
-        InvalidRequest: another run is at work there, or an earlier one was of another main or settings.
+        InvalidRequest: another run holds it, or it belongs to another main model or other settings.
         OSError: the folder cannot be written.
     """
     recipe.folder.mkdir(parents=True, exist_ok=True)
-    path = recipe.folder / _JOURNAL
-    order = {"main": sha256(recipe.main), "size": recipe.size, "seed": recipe.seed}
+    settings = {"main": sha256(recipe.main), "size": recipe.size, "seed": recipe.seed}
     try:
         with FileLock(recipe.folder / "lock", timeout=0):
-            found = _found(path, order)
-            if found.order != order:
-                changed = ", ".join(name for name in order if found.order.get(name) != order[name])
+            journal = _load(recipe.folder / _JOURNAL, settings)
+            changed = [name for name in settings if journal.settings.get(name) != settings[name]]
+            if changed:
                 raise InvalidRequest(
-                    f"{recipe.folder} was begun with another {changed}: give the same, delete the folder, or give another --output"
+                    f"{recipe.folder} was started with another {', '.join(changed)}: "
+                    "use the same, delete the folder, or give another --output"
                 )
-            yield found
+            yield journal
     except Timeout:
-        raise InvalidRequest(f"another run is at work in {recipe.folder}: wait for it, or stop it") from None
+        raise InvalidRequest(f"another run is using {recipe.folder}: wait for it, or stop it") from None
 
 
-def _found(path: Path, order: dict[str, Any]) -> Journal:
+def _load(path: Path, settings: dict[str, Any]) -> Journal:
     if not path.exists():
-        return Journal(order)
+        return Journal(settings)
     try:
         return Journal(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"{path} is damaged ({error}): delete it; what main has written stays") from None
+        raise InvalidRequest(
+            f"{path} is damaged ({error}): delete it; the generated training data is kept"
+        ) from None
 
 
-def asking(seed: int, own: FromFiles) -> Callable[[int, Sequence[str]], Question]:
-    """The stream of questions: half of them main's own, half built-in ones and, as long as there are some, the user's.
+def prompt_source(seed: int, user_texts: UserTexts) -> Callable[[int, Sequence[str]], Prompt]:
+    """Return the stream of prompts: by number, given passages to ask about, for `DataGenerator`.
 
-    Returns:
-        the question of a number, for `production.Production`.
+    Half of them are left to the main model; the other half are synthetic and, while there are some, the
+    user's.
     """
 
-    def ask(i: int, written: Sequence[str]) -> Question:
-        turn, kind = divmod(i, 4)
+    def prompt(i: int, answers: Sequence[str]) -> Prompt:
+        block, kind = divmod(i, 4)
         if kind >= 2:
-            return Question(MAINS, "", False)  # what is asked decides whether it is held out
-        if kind == 0 and turn < _OWN_ROUNDS * len(own.questions):
-            return own.questions[turn % len(own.questions)]
-        return question(seed, 2 * turn + kind, own.passages if own.passages and turn % 2 else written)
+            return Prompt(SELF_GENERATED, "", False)  # its text will decide whether it is held out
+        if kind == 0 and block < _USER_ROUNDS * len(user_texts.prompts):
+            return user_texts.prompts[block % len(user_texts.prompts)]
+        passages = user_texts.passages if user_texts.passages and block % 2 else answers
+        return synthetic_prompt(seed, 2 * block + kind, passages)
 
-    return ask
+    return prompt

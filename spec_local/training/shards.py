@@ -1,11 +1,10 @@
-"""What main wrote, and what it thought while writing, in files that appear whole or not at all.
+"""Training data on disk, in shards that are written atomically.
 
-A shard is a NumPy archive of some hundred documents. Of each token that main wrote, its most likely candidates are kept
-with their probabilities: to learn from them is worth several times the token alone (Hinton et al. 2015, "Distilling the
-Knowledge in a Neural Network", section 2).
+A shard is a NumPy archive of some hundred documents. The main model's top candidates and their probabilities
+are kept for each token of an answer, because these soft targets teach several times as much as the token
+alone (Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2).
 """
 
-import json
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,23 +16,24 @@ from numpy.typing import NDArray
 from spec_local.errors import InvalidRequest
 from spec_local.files import replacing
 
-TOP = 16
-"""Candidates that are kept of each token."""
-_FILES = "[0-9][0-9][0-9][0-9][0-9].npz"
+TOP_K = 16
+"""Candidates kept per token."""
+_PATTERN = "[0-9][0-9][0-9][0-9][0-9].npz"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """A prompt and main's answer.
+    """A prompt and the main model's answer.
 
     Attributes:
-        tokens: uint32 (n,), the prompt's and the answer's, with the token that ended it, if one did.
-        n_prompt: how many of them are the prompt's.
-        category: what kind of prompt it was.
+        tokens: uint32 (n,), prompt and answer, including the end token if there is one.
+        n_prompt: tokens of the prompt.
+        category: of the prompt.
         temperature: at which the answer was sampled.
-        held_out: it is for measuring, and never learned from.
-        top_ids: uint32 (n - n_prompt, TOP): before each token of the answer, main's most likely ones, best first.
-        top_logprobs: float16 (n - n_prompt, TOP): their natural log-probabilities over the whole vocabulary, at temperature 1.
+        held_out: for evaluation only, never trained on.
+        top_ids: uint32 (n - n_prompt, TOP_K), the main model's candidates for each answer token, best first.
+        top_logprobs: float16 (n - n_prompt, TOP_K), their natural log-probabilities over the whole
+            vocabulary, at temperature 1.
     """
 
     tokens: NDArray[np.uint32]
@@ -47,23 +47,24 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Some documents, and the number of the question that was next when they were written."""
+    """Documents, and the index of the next prompt when they were written."""
 
     documents: Sequence[Document]
-    n_asked: int
+    next_prompt: int
 
 
 def write(folder: Path, number: int, shard: Shard) -> None:
-    """Raises OSError where it cannot be written; then no file of this number is there."""
+    """Write a shard, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     docs = shard.documents
-    about = {
-        "n_asked": shard.n_asked,
-        "categories": [doc.category for doc in docs],
-    }
     with replacing(folder / f"{number:05}.npz") as temporary, temporary.open("wb") as file:
         np.savez(
             file,
-            about=np.frombuffer(json.dumps(about).encode(), np.uint8),
+            next_prompt=shard.next_prompt,
+            categories=[doc.category for doc in docs],
             tokens=np.concatenate([doc.tokens for doc in docs]),
             lengths=np.array([len(doc.tokens) for doc in docs], np.uint32),
             prompts=np.array([doc.n_prompt for doc in docs], np.uint32),
@@ -74,42 +75,41 @@ def write(folder: Path, number: int, shard: Shard) -> None:
         )
 
 
-def following(folder: Path) -> int:
-    """The number of the next shard."""
-    return max((int(path.stem) for path in folder.glob(_FILES)), default=-1) + 1
+def next_number(folder: Path) -> int:
+    """Return the number of the next shard."""
+    return max((int(path.stem) for path in folder.glob(_PATTERN)), default=-1) + 1
 
 
 def read(folder: Path) -> Iterable[Shard]:
-    """The shards of a folder, in order.
+    """Read the shards of a folder, in order.
 
     Raises:
-        InvalidRequest: a file is none of ours, or damaged.
+        InvalidRequest: a file is not a shard, or damaged.
         OSError: it cannot be read.
     """
-    for path in sorted(folder.glob(_FILES)):
+    for path in sorted(folder.glob(_PATTERN)):
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 shard = _shard({name: arrays[name] for name in arrays.files})
         except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
             raise InvalidRequest(
-                f"{path} is damaged ({error}): delete it; what it held is lost, and the draft learns from the rest"
+                f"{path} is damaged ({error}): delete it, and training continues with the other files"
             ) from None
         yield shard
 
 
 def _shard(arrays: dict[str, NDArray[np.generic]]) -> Shard:
-    about = json.loads(arrays["about"].tobytes())
     lengths, prompts = arrays["lengths"].tolist(), arrays["prompts"].tolist()
     ends = np.cumsum(lengths)[:-1]
-    answers = np.cumsum(np.subtract(lengths, prompts))[:-1]
+    answer_ends = np.cumsum(np.subtract(lengths, prompts))[:-1]
     rows = zip(
         np.split(arrays["tokens"], ends),
         prompts,
-        about["categories"],
+        arrays["categories"].tolist(),
         arrays["temperatures"].tolist(),
         arrays["held_out"].tolist(),
-        np.split(arrays["top_ids"], answers),
-        np.split(arrays["top_logprobs"], answers),
+        np.split(arrays["top_ids"], answer_ends),
+        np.split(arrays["top_logprobs"], answer_ends),
         strict=True,
     )
-    return Shard([Document(*row) for row in rows], int(about["n_asked"]))
+    return Shard([Document(*row) for row in rows], int(arrays["next_prompt"]))

@@ -1,7 +1,7 @@
-"""What a main's file says of its tokenizer, all of it and at once.
+"""The main model's tokenizer as its GGUF file stores it.
 
-llama.cpp tells neither the merges nor what was written of a token, and the gguf package takes ten seconds to read
-150 thousand of them.
+llama.cpp exposes neither merges nor token texts as stored, and the gguf package takes ten seconds to read
+150,000 tokens.
 """
 
 import mmap
@@ -18,29 +18,29 @@ from spec_local.errors import ModelError
 from spec_local.llama.model import Model
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Types of tokens, as GGUF numbers them."""
+"""Token types, as GGUF numbers them."""
 SENTENCEPIECE, BPE = "llama", "gpt2"
-"""Kinds of tokenizers that can be trimmed, by the names they have in files."""
+"""Tokenizers that can be trimmed, by their names in GGUF files."""
 
 _SCALARS = dict(enumerate("BbHhIif?")) | dict(enumerate("Qqd", 10))
-_TEXT, _ARRAY = 8, 9
+_STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokenizer:
-    """A main's.
+    """A tokenizer's tables.
 
     Attributes:
         kind: `SENTENCEPIECE` or `BPE`.
-        pre: how texts are split into words; None: the file does not say.
-        texts: of each token, as the file spells it.
-        types: int32, of each token: `NORMAL` and the others, as llama.cpp takes them.
-        scores: float32, of each token; the best are joined first. Zeros in a BPE.
-        merges: pairs of texts, with a space between, in the order in which they are joined; empty in a SentencePiece.
-        roles: tokens by the metadata key that names them (``tokenizer.ggml.eos_token_id``).
-        ends: tokens that end an answer.
-        add_bos, add_eos: what stands around every text.
-        chat_template: as the file has it.
+        pre: the pre-tokenizer; None: not in the file.
+        texts: of each token, as stored in the file.
+        types: int32, of each token, as llama.cpp sees it.
+        scores: float32, of each token; the highest is merged first. Zeros for BPE.
+        merges: pairs separated by a space, in merge order; empty for SentencePiece.
+        special_ids: tokens by metadata key (``tokenizer.ggml.eos_token_id``).
+        end_ids: tokens that end an answer.
+        add_bos, add_eos: whether these tokens surround every text.
+        chat_template: as in the file.
     """
 
     kind: str
@@ -49,47 +49,50 @@ class Tokenizer:
     types: NDArray[np.int32]
     scores: NDArray[np.float32]
     merges: list[bytes]
-    roles: dict[str, int]
-    ends: list[int]
+    special_ids: dict[str, int]
+    end_ids: list[int]
     add_bos: bool
     add_eos: bool
     chat_template: str | None
 
 
-def read(main: Model, facts: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a model and its file's metadata.
+def read(main: Model, metadata: Mapping[str, Any]) -> Tokenizer:
+    """Read the tokenizer from a loaded model and its file's metadata.
 
     Raises:
-        ModelError: it is of a kind that cannot be trimmed.
+        ModelError: this kind of tokenizer cannot be trimmed.
     """
-    kind = str(facts.get("tokenizer.ggml.model", "none"))
+    kind = str(metadata.get("tokenizer.ggml.model", "none"))
     if kind not in (SENTENCEPIECE, BPE):
         raise ModelError(
-            f"{main.path.name} has a tokenizer of the kind {kind!r}, and a draft can be trained for "
-            f"{BPE!r} (BPE) and {SENTENCEPIECE!r} (SentencePiece): give another main, or a draft made for this one"
+            f"{main.path.name} has a tokenizer of kind {kind!r}; training a draft supports {BPE!r} (BPE) and "
+            f"{SENTENCEPIECE!r} (SentencePiece): give another main model, or a draft made for this one"
         )
     vocabulary, n = main.vocabulary, main.vocabulary.n_tokens
-    types = np.array(facts.get("tokenizer.ggml.token_type", np.full(n, NORMAL)), np.int32)
-    if kind == SENTENCEPIECE and np.count_nonzero(types == BYTE) < 256:  # llama.cpp dies where it misses one
+    types = np.array(metadata.get("tokenizer.ggml.token_type", np.full(n, NORMAL)), np.int32)
+    if kind == SENTENCEPIECE and np.count_nonzero(types == BYTE) < 256:  # llama.cpp aborts on a missing one
         raise ModelError(
-            f"the tokenizer of {main.path.name} does not know all single bytes, so that no draft can be trained for it: give another main"
+            f"the tokenizer of {main.path.name} lacks single-byte tokens, so no draft can be trained for it: "
+            "give another main model"
         )
-    roles = {k: int(v) for k, v in facts.items() if k.startswith("tokenizer.") and k.endswith("_token_id")}
-    # What the file leaves open llama.cpp finds by name, and of several names it takes any: so it is asked.
+    special = {
+        k: int(v) for k, v in metadata.items() if k.startswith("tokenizer.") and k.endswith("_token_id")
+    }
+    # llama.cpp finds missing ids by token text, and picks any of several candidates: ask it.
     found = {"bos": vocabulary.bos, "eos": vocabulary.eos, "eot": vocabulary.eot}
     found |= zip(("fim_pre", "fim_suf", "fim_mid"), vocabulary.fill_in or (), strict=False)
-    roles |= {f"tokenizer.ggml.{role}_token_id": token for role, token in found.items()}
+    special |= {f"tokenizer.ggml.{role}_token_id": token for role, token in found.items()}
     for token in found.values():
-        if token >= 0 and not vocabulary.piece(token):  # by its name it became one, whatever the file says
+        if token >= 0 and not vocabulary.piece(token):  # llama.cpp made it a control token by its text
             types[token] = CONTROL
     return Tokenizer(
         kind,
-        facts.get("tokenizer.ggml.pre"),
-        facts["tokenizer.ggml.tokens"],
+        metadata.get("tokenizer.ggml.pre"),
+        metadata["tokenizer.ggml.tokens"],
         types,
-        np.asarray(facts.get("tokenizer.ggml.scores", np.zeros(n)), np.float32),
-        facts.get("tokenizer.ggml.merges", []) if kind == BPE else [],
-        {key: token for key, token in roles.items() if 0 <= token < n},
+        np.asarray(metadata.get("tokenizer.ggml.scores", np.zeros(n)), np.float32),
+        metadata.get("tokenizer.ggml.merges", []) if kind == BPE else [],
+        {key: token for key, token in special.items() if 0 <= token < n},
         [token for token in range(n) if vocabulary.is_end(token)],
         vocabulary.add_bos,
         vocabulary.add_eos,
@@ -97,41 +100,41 @@ def read(main: Model, facts: Mapping[str, Any]) -> Tokenizer:
     )
 
 
-def metadata(path: Path) -> dict[str, Any]:
-    """All that a GGUF file says before its tensors; an array of texts is a list of bytes, one of numbers is NumPy's.
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Read a GGUF file's metadata; arrays of strings become lists of bytes, arrays of numbers NumPy arrays.
 
-    path: a file that llama.cpp has loaded; of another nothing is checked.
+    path: a file that llama.cpp can load; nothing is validated.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         reader = _Reader(data)
-        reader.at = 16  # after magic, version and number of tensors
-        return {reader.text().decode(): reader.value() for _ in range(reader.scalar("Q"))}
+        reader.offset = 16  # after magic, version and number of tensors
+        return {reader.string().decode(): reader.value() for _ in range(reader.scalar("Q"))}
 
 
 class _Reader:
     def __init__(self, data: mmap.mmap) -> None:
-        self._data, self.at = data, 0
+        self._data, self.offset = data, 0
 
     def scalar(self, code: str) -> Any:
-        (value,) = struct.unpack_from(f"<{code}", self._data, self.at)
-        self.at += struct.calcsize(f"<{code}")
+        (value,) = struct.unpack_from(f"<{code}", self._data, self.offset)
+        self.offset += struct.calcsize(f"<{code}")
         return value
 
-    def text(self) -> bytes:
-        start = self.at + 8
-        self.at = start + self.scalar("Q")
-        return self._data[start : self.at]
+    def string(self) -> bytes:
+        start = self.offset + 8
+        self.offset = start + self.scalar("Q")
+        return self._data[start : self.offset]
 
     def value(self) -> Any:
         kind = self.scalar("I")
-        if kind == _TEXT:
-            return self.text().decode("utf-8", "replace")
+        if kind == _STRING:
+            return self.string().decode("utf-8", "replace")
         return self._array() if kind == _ARRAY else self.scalar(_SCALARS[kind])
 
     def _array(self) -> Any:
         kind, n = self.scalar("I"), self.scalar("Q")
-        if kind in (_TEXT, _ARRAY):
-            return [self.text() if kind == _TEXT else self._array() for _ in range(n)]
-        values = np.frombuffer(self._data, np.dtype(_SCALARS[kind]).newbyteorder("<"), n, self.at).copy()
-        self.at += values.nbytes
+        if kind in (_STRING, _ARRAY):
+            return [self.string() if kind == _STRING else self._array() for _ in range(n)]
+        values = np.frombuffer(self._data, np.dtype(_SCALARS[kind]).newbyteorder("<"), n, self.offset).copy()
+        self.offset += values.nbytes
         return values

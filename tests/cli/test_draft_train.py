@@ -1,4 +1,4 @@
-"""specdec draft train: what it shows, makes, keeps when it is stopped, and refuses; what a draft learns is tested elsewhere."""
+"""specdec draft train: output, files, stopping and resuming, errors."""
 
 import importlib.util
 import json
@@ -16,20 +16,27 @@ import pytest
 
 from spec_local.bench.figures import Estimate, VariantFigures
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training import making
-from spec_local.training.making import Learning, Made, Raced, Rate, Stage, Writing
+from spec_local.training import pipeline
+from spec_local.training.evaluation import Evaluation, Score
+from spec_local.training.generation import GenerationProgress
 from spec_local.training.model_shape import ModelShape
-from spec_local.training.production import Progress as Written
+from spec_local.training.pipeline import (
+    CandidateResult,
+    Generating,
+    GenerationRate,
+    Stage,
+    TrainedDraft,
+    Training,
+)
 from spec_local.training.recipe import Recipe
-from spec_local.training.scoring import Figures, Score
 from specdec_cli import draft_train, draft_view
-from tests.llama.test_training_making import QUICK
+from tests.llama.test_training_pipeline import QUICK
 
 SHORT = ["--minutes", 0.03, "--size", "tiny", "--threads", 1]
 
 
 HALF = Score(2000, 0.5, 0.4567)
-FIGURES = Figures(
+EVALUATION = Evaluation(
     HALF, {"maths": HALF, "code editing": Score(12345, 1.0, 1.0)}, {0: HALF, 8: HALF}, {0.3: (100, 0.75)}
 )
 
@@ -37,21 +44,22 @@ FIGURES = Figures(
 @pytest.fixture
 def quick(monkeypatch):
     exec(QUICK, {"set": monkeypatch.setattr})
-    monkeypatch.setattr(making.distil, "pace", lambda *_, **__: 1.0)
+    monkeypatch.setattr(pipeline.distillation, "steps_per_second", lambda *_, **__: 1.0)
 
 
 @pytest.fixture
 def instant(quick, monkeypatch):
-    """Nothing is learned, and the plan's steps tell after how many tokens that was measured."""
+    """Training is skipped; its three evaluations show n_steps in their numbers of tokens."""
 
-    def train(start, shape, learned, held_out, plan, *, told, **_):
+    def train(start, shape, corpus, held_out, hyperparameters, *, on_progress, **_):
         for step in (1, 2, 3):
-            told(making.distil.Progress(step, 3, 1000 * step + plan.n_steps, 2.0, 0.0, FIGURES, 0.5))
-        return making.distil.Outcome(start, 3, FIGURES, 3, 3000)
+            n_read = 1000 * step + hyperparameters.n_steps
+            on_progress(pipeline.TrainingProgress(step, 3, n_read, 2.0, 0.0, EVALUATION, 0.5))
+        return pipeline.Result(start, 3, EVALUATION, 3, 3000)
 
-    monkeypatch.setattr(making.distil, "train", train)
-    monkeypatch.setattr(making, "_export", lambda path, *_: path.write_bytes(b"GGUF"))
-    monkeypatch.setattr(making, "_speed", lambda *_: (0.05, 1.25))
+    monkeypatch.setattr(pipeline.distillation, "train", train)
+    monkeypatch.setattr(pipeline, "write_draft", lambda path, *_, **__: path.write_bytes(b"GGUF"))
+    monkeypatch.setattr(pipeline, "_cost_and_speedup", lambda *_: (0.05, 1.25))
 
 
 @pytest.fixture(scope="module")
@@ -69,26 +77,33 @@ def training(target):
     return target.with_name("draft.gguf.training")
 
 
-def test_a_draft(quick, inside, short_main, target, training, tmp_path):
-    (tmp_path / "asked.jsonl").write_text('{"category": "pets", "name": "a", "text": "What is a bird?"}\n')
+def test_a_draft_is_trained(quick, inside, short_main, target, training, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"category": "pets", "name": "a", "text": "What is a bird?"}\n')
     (tmp_path / "picture.bin").write_bytes(b"\xff\0\xfe")
     picture = tmp_path / "curve.png"
-    texts = ["--text", tmp_path / "asked.jsonl", "--text", tmp_path / "picture.bin"]
+    texts = ["--text", tmp_path / "prompts.jsonl", "--text", tmp_path / "picture.bin"]
     command = ["draft", "train", short_main, "-o", target, *SHORT]
     done = inside(*command, *texts, "--plot", picture)
     assert done.returncode == 0, done
     assert done.stdout == f"{target}\n".encode()
-    said = done.stderr.decode().splitlines()
-    assert said[:2] == [
+    lines = done.stderr.decode().splitlines()
+    assert lines[:2] == [
         f"skipped, not UTF-8 text: {tmp_path / 'picture.bin'}",
         "your texts: 1 prompts, 0 passages",
     ]
-    stages = ["measuring", "writing", "choosing tokens", "choosing the model", "learning", "exporting"]
-    assert [line for line in said if line in stages] == stages
-    tried = [line for line in said if line.startswith("tried ")]
+    stages = [
+        "measuring",
+        "generating training data",
+        "selecting tokens",
+        "selecting the model",
+        "training",
+        "exporting",
+    ]
+    assert [line for line in lines if line in stages] == stages
+    tried = [line for line in lines if line.startswith("tried ")]
     assert len(tried) == 3
     assert all(
-        re.search(r"foretells \d+\.\d%, costs \d+\.\d\d of main: \d+\.\d\d times plain$", t) for t in tried
+        re.search(r"agreement \d+\.\d%, cost \d+\.\d\d, at best \d+\.\d\d times plain$", t) for t in tried
     )
     assert picture.read_bytes()[:4] == b"\x89PNG"
     answered = inside("generate", "--main", short_main, "--draft", target, "--threads", 1, "-n", 4, "x")
@@ -98,19 +113,21 @@ def test_a_draft(quick, inside, short_main, target, training, tmp_path):
     again = inside(*command, *texts)
     assert again.returncode == 0
     assert target.read_bytes() == before
-    assert not re.search(rb"^(writing|choosing the model|tried .*)$", again.stderr, re.MULTILINE)
-    assert "begun with another seed" in inside.one_line(inside(*command, "--seed", 1), 2)
+    assert not re.search(
+        rb"^(generating training data|selecting the model|tried .*)$", again.stderr, re.MULTILINE
+    )
+    assert "started with another seed" in inside.one_line(inside(*command, "--seed", 1), 2)
 
 
-def test_what_is_there_stays_without_force(quick, inside, short_main, target, monkeypatch):
+def test_an_existing_file_is_kept_without_force(quick, inside, short_main, target, monkeypatch):
     target.parent.mkdir()
     target.write_text("mine")
     command = ["draft", "train", short_main, "-o", target, *SHORT]
     assert "exists: give another --output" in inside.one_line(inside(*command), 2)
-    begun = []
-    monkeypatch.setattr(making, "make", lambda recipe, *_: begun.append(recipe) or stop())
+    recipes = []
+    monkeypatch.setattr(pipeline, "run", lambda recipe, *_: recipes.append(recipe) or stop())
     assert inside(*command, "--force").returncode == 130
-    assert [recipe.target for recipe in begun] == [target]
+    assert [recipe.target for recipe in recipes] == [target]
     assert target.read_text() == "mine"
 
 
@@ -118,21 +135,21 @@ def stop():
     raise KeyboardInterrupt
 
 
-def test_where_the_draft_goes(inside, short_main, tmp_path, monkeypatch):
-    """Beside a file; of a name the file lies among the models, and the draft shall not."""
-    begun = []
-    monkeypatch.setattr(making, "make", lambda recipe, *_: begun.append(recipe) or stop())
+def test_default_output(inside, short_main, tmp_path, monkeypatch):
+    """Beside a file; for a name in the current folder."""
+    recipes = []
+    monkeypatch.setattr(pipeline, "run", lambda recipe, *_: recipes.append(recipe) or stop())
     inside("draft", "train", short_main)
     monkeypatch.setattr(draft_train, "resolve", lambda name: short_main)
     inside("draft", "train", "starter", cwd=tmp_path)
-    assert [r.target for r in begun] == [short_main.with_name("main-draft.gguf"), Path("main-draft.gguf")]
+    assert [r.target for r in recipes] == [short_main.with_name("main-draft.gguf"), Path("main-draft.gguf")]
 
 
-def test_too_short_is_one_line_and_not_lost(instant, inside, short_main, target, training):
+def test_a_run_that_was_too_short_can_be_resumed(instant, inside, short_main, target, training):
     done = inside("draft", "train", short_main, "-o", target, "--size", "tiny", "--minutes", 1e-6)
     assert done.returncode == 2
     last = done.stderr.decode().splitlines()[-1]
-    assert last.startswith("specdec: main has written too little to learn from: give more")
+    assert last.startswith("specdec: too little training data: give more")
     assert not target.exists()
     assert inside("draft", "train", short_main, "-o", target, *SHORT).returncode == 0
 
@@ -140,25 +157,27 @@ def test_too_short_is_one_line_and_not_lost(instant, inside, short_main, target,
 @pytest.mark.parametrize(
     ("arguments", "code", "why"),
     [
-        (["MAIN", "--minutes", "0"], 2, "--minutes 0 is no time: give a number above 0"),
-        (["MAIN", "--minutes", "nan"], 2, "--minutes nan is no time"),
-        (["MAIN", "--minutes", "inf"], 2, "--minutes inf is no time"),
-        (["MAIN", "--minutes", "-1"], 2, "--minutes -1 is no time"),
+        (["MAIN", "--minutes", "0"], 2, "--minutes 0 is not a positive number: give"),
+        (["MAIN", "--minutes", "nan"], 2, "--minutes nan is not a positive number"),
+        (["MAIN", "--minutes", "inf"], 2, "--minutes inf is not a positive number"),
+        (["MAIN", "--minutes", "-1"], 2, "--minutes -1 is not a positive number"),
         (["MAIN", "--text", "nowhere"], 2, "nowhere does not exist: check the path"),
-        (["MAIN", "--plot", "."], 2, "is no ordinary file: give another place for the picture"),
+        (["MAIN", "--plot", "."], 2, "is not a regular file: give another path for the plot"),
         (["MAIN", "-o", "MAIN", "--force"], 2, "is the source model itself"),
         (["MAIN", "-o", "."], 2, "is a folder: give the path of a file"),
-        (["MAIN", "-o", "file/draft.gguf"], 1, "cannot be written (Not a directory): mend that"),
+        (["MAIN", "-o", "file/draft.gguf"], 1, "cannot be written (Not a directory): fix that"),
         (["absent.gguf"], 1, "absent.gguf does not exist: check the path"),
         (["file"], 1, "file is not a GGUF file"),
         (["mamba.gguf"], 1, "is a recurrent model, which cannot discard rejected draft tokens"),
-        (["t5.gguf"], 1, "has a tokenizer of the kind 't5'"),
+        (["t5.gguf"], 1, "has a tokenizer of kind 't5'"),
     ],
 )
-def test_refused_at_once(inside, short_main, target, tmp_path, arguments, code, why):
+def test_invalid_arguments_and_models_are_refused_at_once(
+    inside, short_main, target, tmp_path, arguments, code, why
+):
     (tmp_path / "file").write_text("no model")
     write_tiny_model(tmp_path / "mamba.gguf", n_layers=1, architecture="mamba")
-    # Of another kind of tokenizer; what the file loses in length the model's name gains.
+    # Another kind of tokenizer; the model's name makes up for the shorter string.
     t5 = short_main.read_bytes()
     for old, new in [(b"llama", b"t5"), (b"tiny-llama-0", b"tiny-llama-0...")]:
         old, new = (len(text).to_bytes(8, "little") + text for text in (old, new))
@@ -178,26 +197,26 @@ def test_wrong_usage(inside, arguments):
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.skipif(making.distil.torch.cuda.is_available(), reason="there is one")
-def test_a_device_that_is_not_there(inside, short_main, target):
-    said = inside.one_line(inside("draft", "train", short_main, "-o", target, "--device", "cuda"), 2)
-    assert said.startswith("specdec: PyTorch cannot use 'cuda' here (")
-    assert said.endswith(": give --device cpu")
+@pytest.mark.skipif(pipeline.distillation.torch.cuda.is_available(), reason="there is one")
+def test_an_unavailable_device(inside, short_main, target):
+    error = inside.one_line(inside("draft", "train", short_main, "-o", target, "--device", "cuda"), 2)
+    assert error.startswith("specdec: PyTorch cannot use 'cuda' here (")
+    assert error.endswith(": give --device cpu")
 
 
 def test_without_the_extras(inside, short_main, target, monkeypatch):
-    """They are missed before anything else is looked at."""
+    """They are reported before anything else is checked."""
     found = importlib.util.find_spec
     for missing, arguments in [("torch", []), ("matplotlib", ["--plot", "x.png"])]:
         with monkeypatch.context() as patch:
             patch.setattr(
                 importlib.util, "find_spec", lambda name, m=missing: None if name == m else found(name)
             )
-            said = inside.one_line(inside("draft", "train", "absent.gguf", *arguments), 1)
-        assert re.search(r"needs (PyTorch|matplotlib): run pip install 'spec-local\[(train|plot)\]'$", said)
+            error = inside.one_line(inside("draft", "train", "absent.gguf", *arguments), 1)
+        assert re.search(r"needs (PyTorch|matplotlib): run pip install 'spec-local\[(train|plot)\]'$", error)
 
 
-def test_help_needs_nothing_that_is_slow(specdec):
+def test_help_imports_nothing_slow(specdec):
     script = (
         "import runpy, sys\n"
         "sys.argv = ['specdec', 'draft', 'train', '--help']\n"
@@ -215,7 +234,7 @@ SITE = """
 import sys
 if 'train' in sys.orig_argv:
     from spec_local.training import precision
-    precision.quickest = lambda main, *_, **__: main
+    precision.fastest_copy = lambda main, *_, **__: main
 """
 
 
@@ -229,75 +248,77 @@ def test_ctrl_c_on_a_terminal(specdec, instant, inside, short_main, target, trai
         timeout=40,
         encoding="utf-8",
     )
-    child.expect(r"main writes: [\d,]+ tokens, [\d,]+ a second · 2:\d\d left, 4:\d\d in all")
-    child.expect(r"main writes: \d,\d+ tokens")
+    child.expect(r"generated [\d,]+ tokens, [\d,]+ tokens/s · 2:\d\d left, 4:\d\d in all")
+    child.expect(r"generated \d,\d+ tokens")
     child.sendintr()
-    child.expect(r"stopped: the same command goes on from ([^\r]*)\r\n")
-    # A line that is too long for the terminal would be wrapped, and leave its beginnings behind.
+    child.expect(r"stopped: run the same command again to resume from ([^\r]*)\r\n")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
     kept = json.loads((training / "journal.json").read_text())
-    assert kept["spent"]["writing"] > 0
+    assert kept["generation_seconds"] > 0
     assert list((training / "data").glob("*.npz"))
-    gone_on = inside(*command, "--minutes", kept["spent"]["writing"] / 60 / 0.6 + 0.01)
-    assert gone_on.returncode == 0, gone_on
-    learned = re.search(r"^learned .* of ([\d,]+) that main wrote$", gone_on.stderr.decode(), re.MULTILINE)
-    assert int(learned[1].replace(",", "")) > 1000
+    resumed = inside(*command, "--minutes", kept["generation_seconds"] / 60 / 0.6 + 0.01)
+    assert resumed.returncode == 0, resumed
+    trained = re.search(r"^trained .* from ([\d,]+) generated tokens$", resumed.stderr.decode(), re.MULTILINE)
+    assert int(trained[1].replace(",", "")) > 1000
 
 
-def test_sigterm_keeps_what_is_written(quick, inside, short_main, target, training, monkeypatch):
+def test_sigterm_saves_the_training_data(quick, inside, short_main, target, training, monkeypatch):
     real = draft_view._Lines.__call__
 
     def terminated(self, event):
-        if isinstance(event, Writing) and event.written.tokens > 300:
+        if isinstance(event, Generating) and event.progress.n_tokens > 300:
             signal.raise_signal(signal.SIGTERM)
         return real(self, event)
 
     monkeypatch.setattr(draft_view._Lines, "__call__", terminated)
     done = inside("draft", "train", short_main, "-o", target, *SHORT)
     assert done.returncode == 143
-    assert done.stderr.decode().splitlines()[-1] == f"stopped: the same command goes on from {training}"
+    assert (
+        done.stderr.decode().splitlines()[-1]
+        == f"stopped: run the same command again to resume from {training}"
+    )
     assert list((training / "data").glob("*.npz"))
 
 
-def test_stopped_between_two_models_it_tries_only_the_other_ones(
+def test_a_resumed_selection_skips_the_candidates_that_were_tried(
     instant, inside, short_main, target, training, monkeypatch
 ):
-    """And a copy of main of which a kill left half is not taken for one."""
+    """A partial copy of the main model, left by a kill, is deleted."""
     training.mkdir(parents=True)
     (training / "main-BF16.gguf").write_bytes(b"GGUF")
 
-    def quickest(main, folder, **_):
+    def fastest_copy(main, folder, **_):
         assert not list(folder.glob("*.gguf"))
         return main
 
-    monkeypatch.setattr(making.precision, "quickest", quickest)
+    monkeypatch.setattr(pipeline.precision, "fastest_copy", fastest_copy)
     tried = []
 
-    def speed(*arguments):
+    def cost_and_speedup(*arguments):
         tried.append(arguments)
         if len(tried) == 2:
             raise KeyboardInterrupt
         return 0.05, 1.25
 
-    monkeypatch.setattr(making, "_speed", speed)
+    monkeypatch.setattr(pipeline, "_cost_and_speedup", cost_and_speedup)
     command = ["draft", "train", short_main, "-o", target, *SHORT]
     assert inside(*command).returncode == 130
-    assert len(json.loads((training / "journal.json").read_text())["gains"]) == 1
+    assert len(json.loads((training / "journal.json").read_text())["speedups"]) == 1
     assert inside(*command).returncode == 0
-    assert len(tried) == 2 + 2 + 1  # of the finished draft, too
+    assert len(tried) == 2 + 2 + 1  # and once for the finished draft
 
-    # What is measured twice is drawn once, and of the last learning only.
+    # The curve has each evaluation once, of the last training only.
     assert inside(*command).returncode == 0
     n_first = curve(training)
-    monkeypatch.setattr(making.distil, "pace", lambda *_, **__: 100.0)
+    monkeypatch.setattr(pipeline.distillation, "steps_per_second", lambda *_, **__: 100.0)
     assert inside(*command, "--minutes", 0.04).returncode == 0
     assert curve(training) != n_first
 
 
 def curve(training):
-    """Tokens of the first measurement; there are three."""
+    """Tokens read at the first of three evaluations."""
     read = [point["n_read"] for point in json.loads((training / "journal.json").read_text())["curve"]]
     assert [n - read[0] for n in read] == [0, 1000, 2000]
     return read[0]
@@ -312,30 +333,32 @@ def test_a_full_disk_is_one_line(quick, inside, short_main, target, training):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert done.returncode == 1
     last = done.stderr.decode().splitlines()[-1]
-    assert last.startswith(f"specdec: {training} cannot be written (File too large): mend that, and the same")
+    assert last.startswith(
+        f"specdec: {training} cannot be written (File too large): fix that and run the same"
+    )
 
 
-def test_off_a_terminal_there_is_a_line_now_and_then(inside, capsys, monkeypatch, target):
+def test_without_a_terminal_lines_are_printed_now_and_then(inside, capsys, monkeypatch, target):
     now = [1000.0]
     monkeypatch.setattr(draft_view.time, "monotonic", lambda: now[0])
-    with draft_view.told(Recipe(main=target, target=target, minutes=100)) as told:
+    with draft_view.progress(Recipe(main=target, target=target, minutes=100)) as on_progress:
         for event in (
             Stage("measuring"),
-            Rate("main", 10),
-            Rate("BF16", 2000),
-            Stage("writing"),
-            *(Writing(Written(1234 + i, 56.7, 8, 0), 3600 - i) for i in range(100)),
+            GenerationRate("main", 10),
+            GenerationRate("BF16", 2000),
+            Stage("generating training data"),
+            *(Generating(GenerationProgress(1234 + i, 56.7, 8, 0), 3600 - i) for i in range(100)),
         ):
-            told(event)
-            now[0] += isinstance(event, Writing)
+            on_progress(event)
+            now[0] += isinstance(event, Generating)
     assert capsys.readouterr().err.splitlines() == [
         "measuring",
-        "main would write 10 tokens a second",
-        "a BF16 copy of it would write 2,000 tokens a second",
-        "writing",
+        "the main model generates 10 tokens/s",
+        "a BF16 copy of it generates 2,000 tokens/s",
+        "generating training data",
         *(
-            f"main writes: {1234 + i:,} tokens, 57 a second · {left} left, {in_all} in all"
-            for i, left, in_all in (
+            f"generated {1234 + i:,} tokens, 57 tokens/s · {left} left, {total} in all"
+            for i, left, total in (
                 (31, "59:29", "1:39:29"),
                 (62, "58:58", "1:38:58"),
                 (93, "58:27", "1:38:27"),
@@ -344,36 +367,36 @@ def test_off_a_terminal_there_is_a_line_now_and_then(inside, capsys, monkeypatch
     ]
 
 
-def test_time_left_in_all(monkeypatch):
+def test_time_left(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(draft_view.time, "monotonic", lambda: now[0])
     line = draft_view._Lines(6000)
-    progress = making.distil.Progress(7, 20, 9000, 2.345, 65, None, 0.25)
-    line(Stage("choosing the model"))
+    progress = pipeline.TrainingProgress(7, 20, 9000, 2.345, 65, None, 0.25)
+    line(Stage("selecting the model"))
     now[0] = 100
-    assert line(Learning("2 new layers", progress)) == (
-        "trying 2 new layers: foretells 25.0% · 6:20 left, 38:20 in all",
+    assert line(Training("2 new layers", progress)) == (
+        "trying 2 new layers: agreement 25.0% · 6:20 left, 38:20 in all",
         False,
     )
-    assert line(Raced("2 new layers", 0.25, 0.0512, 1.125)) == (
-        "tried 2 new layers: foretells 25.0%, costs 0.05 of main: 1.12 times plain",
+    assert line(CandidateResult("2 new layers", 0.25, 0.0512, 1.125)) == (
+        "tried 2 new layers: agreement 25.0%, cost 0.05, at best 1.12 times plain",
         True,
     )
-    line(Stage("learning"))
-    assert line(Learning("2 new layers", progress)) == (
-        "learning: step 7 of 20, loss 2.35, foretells 25.0% · 1:05 left",
+    line(Stage("training"))
+    assert line(Training("2 new layers", progress)) == (
+        "training: step 7 of 20, loss 2.35, agreement 25.0% · 1:05 left",
         False,
     )
 
 
-def test_the_report_says_whether_it_pays(tmp_path):
+def test_the_report(tmp_path):
     recipe = Recipe(main=Path("my main.gguf"), target=tmp_path / "draft.gguf")
     recipe.folder.mkdir()
     (recipe.folder / "shard").write_bytes(bytes(2_500_000))
 
-    def lines(gain):
+    def lines(speedup):
         tried = VariantFigures(
-            name="3 guesses a step",
+            name="3 draft tokens",
             speedup=Estimate(0.954, 0.9, 1.0, 8),
             by_category={},
             with_prompt=Estimate(0.96, 0.9, 1.0, 8),
@@ -390,17 +413,17 @@ def test_the_report_says_whether_it_pays(tmp_path):
             achieved=None,
             differences=[],
         )
-        made = Made(
+        made = TrainedDraft(
             path=recipe.target,
             name="2 new layers",
             shape=ModelShape(6144, 192, 2, 3, 3, 64, 512),
-            n_written=1000,
-            n_learned=3000,
+            n_generated=1000,
+            n_trained=3000,
             coverage=0.987,
-            figures=FIGURES,
-            step=0.0512,
-            gain=gain,
-            runs=[tried, replace(tried, name="adaptive", draft_n=0, draft_n_accepted=0)],
+            evaluation=EVALUATION,
+            cost=0.0512,
+            speedup=speedup,
+            benchmark=[tried, replace(tried, name="adaptive", draft_n=0, draft_n_accepted=0)],
             size=2_345_678,
             sha256="",
             curve=[],
@@ -410,17 +433,17 @@ def test_the_report_says_whether_it_pays(tmp_path):
     pays = lines(1.432)
     bench = shlex.join(["specdec", "bench", "--main", "my main.gguf", "--draft", str(recipe.target)])
     assert pays[4:6] == [
-        "tried     3 guesses a step: 0.95 times plain on 8 prompts of the benchmark, accepted 1,200 of 3,000 guesses "
-        "(40%; by place 60%, 40%, 20%)",
-        "tried     adaptive: 0.95 times plain on 8 prompts of the benchmark, no guess was worth a test",
+        "benchmark 3 draft tokens: 0.95 times plain on 8 prompts, accepted 1,200 of 3,000 draft tokens "
+        "(40%; by position 60%, 40%, 20%)",
+        "benchmark adaptive: 0.95 times plain on 8 prompts, no draft tokens tested",
     ]
     del pays[4:6]
     assert pays[:5] == [
-        "draft     2 new layers, 2.3 MB, 6,144 tokens (98.7% of what main writes)",
-        "learned   3,000 tokens, of 1,000 that main wrote",
-        "cost      a call takes 0.051 of main's",
+        "draft     2 new layers, 2.3 MB, 6,144 tokens (98.7% of the main model's output)",
+        "trained   on 3,000 tokens, from 1,000 generated tokens",
+        "cost      a call takes 0.051 of a main model call",
         f"speed-up  at best 1.43 times plain at temperature 0; {bench} measures it",
-        f"kept      {recipe.folder} (2.5 MB), to go on with more --minutes: else delete it",
+        f"files     {recipe.folder} (2.5 MB): needed to continue with more --minutes",
     ]
     table = pays[6:]
     assert len({len(line) for line in table}) == 1
@@ -429,7 +452,5 @@ def test_the_report_says_whether_it_pays(tmp_path):
         ["maths", "50.0%", "45.7%", "2,000"],
         ["editing", "100.0%", "100.0%", "12,345"],
     ]
-    assert [line.split("  ")[0] for line in table[4:]] == ["from token 1", "from token 9", "surer than 30%"]
-    assert (
-        "none, at best 0.81 times plain: it does not pay here; specdec tune 'my main.gguf'" in lines(0.81)[3]
-    )
+    assert [line.split("  ")[0] for line in table[4:]] == ["from token 1", "from token 9", "confidence > 30%"]
+    assert "none, at best 0.81 times plain; specdec tune 'my main.gguf'" in lines(0.81)[3]

@@ -1,4 +1,4 @@
-"""A draft's vocabulary and file: what is kept of main's tokens, and that llama.cpp reads it as it was meant."""
+"""A draft's trimmed vocabulary and GGUF file, as llama.cpp reads them."""
 
 import os
 import subprocess
@@ -17,9 +17,9 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.training import export, tokenizer
-from spec_local.training.export import spellings, write_draft
+from spec_local.training.export import tokenize_vocabulary, write_draft
 from spec_local.training.model_shape import ModelShape
-from spec_local.training.trimming import choose
+from spec_local.training.vocabulary_trimming import select_tokens
 
 MERGES = [
     "Ġ t",
@@ -42,14 +42,14 @@ TEMPLATE = "{{ '<|im_start|>' }}{{ messages[0]['content'] }}"
 
 
 def spelled(byte):
-    """A byte as a BPE of GPT-2's kind writes it."""
+    """A byte as the GPT-2 tokenizer writes it."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return chr(byte if byte in printable else 256 + [b for b in range(256) if b not in printable].index(byte))
 
 
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory):
-    """A main with merges. It says which token ends the text, but not which ends a turn: two of its names could be."""
+    """A BPE model that names its EOS token but not its EOT token, for which there are two candidates."""
     path = tmp_path_factory.mktemp("bpe") / "main.gguf"
     words = [spelled(b) for b in range(256)] + ["".join(m.split()) for m in MERGES]
     texts = [*words, *CONTROLS, "<tool>", "<other tool>"]
@@ -92,7 +92,7 @@ def small(n_vocab, n_embd=64, n_layers=2):
 
 
 def weights_of(shape):
-    """Of a draft that only looks at the last token: its layers add nothing."""
+    """Of a draft whose layers add nothing, so that it sees only the last token."""
     weights = export._zeros(shape)
     rng = np.random.default_rng(1)
     weights["token_embd.weight"] = rng.normal(size=(shape.n_vocab, shape.n_embd)).astype(np.float32)
@@ -101,7 +101,7 @@ def weights_of(shape):
 
 
 def counts_of(path, **times):
-    """How often each token occurred, by the names they have in the file."""
+    """Occurrences of tokens, given by their texts in the file."""
     model = Model(path, weights=False)
     vocabulary = model.vocabulary
     ids = {vocabulary.text(t).decode(): t for t in range(vocabulary.n_tokens)}
@@ -126,40 +126,40 @@ def files(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_a_token_is_kept_with_what_it_is_joined_of(bpe):
+def test_a_token_is_kept_with_its_merges(bpe):
     counts = counts_of(bpe, **{"Ġthe": 9, "oning": 1, "<tool>": 1, "<|asked|>": 1, "a": 4})
-    kept = choose(bpe, counts, 1000)
+    kept = select_tokens(bpe, counts, 1000)
     assert kept.dtype == np.uint32
     assert np.all(np.diff(kept.astype(int)) > 0)
     merged = texts_of(bpe, kept)[256:]
     assert merged == ["Ġt", "he", "in", "Ġthe", "ing", "on", "oning", *CONTROLS[:3], "<|asked|>", "<tool>"]
 
 
-def test_the_frequent_ones_come_first(bpe):
+def test_frequent_tokens_come_first(bpe):
     counts = counts_of(bpe, **{"Ġthe": 9, "Ġre": 8, "oning": 7, "on": 6})
-    n = 256 + 3  # the bytes and the control tokens with a role
-    assert texts_of(bpe, choose(bpe, counts, n + 3))[256:-3] == ["Ġt", "he", "Ġthe"]
-    # "Ġre" is joined of "re" and has no room; "on" alone has.
-    assert texts_of(bpe, choose(bpe, counts, n + 4))[256:-3] == ["Ġt", "he", "Ġthe", "on"]
-    assert texts_of(bpe, choose(bpe, counts, n + 5))[256:-3] == ["Ġt", "he", "re", "Ġthe", "Ġre"]
+    n = 256 + 3  # bytes and special tokens
+    assert texts_of(bpe, select_tokens(bpe, counts, n + 3))[256:-3] == ["Ġt", "he", "Ġthe"]
+    # "Ġre" needs "re" and does not fit; "on" does.
+    assert texts_of(bpe, select_tokens(bpe, counts, n + 4))[256:-3] == ["Ġt", "he", "Ġthe", "on"]
+    assert texts_of(bpe, select_tokens(bpe, counts, n + 5))[256:-3] == ["Ġt", "he", "re", "Ġthe", "Ġre"]
     with pytest.raises(
         InvalidRequest, match=f"^{n - 1} tokens are too few for main.gguf: give at least {n}$"
     ):
-        choose(bpe, counts, n - 1)
+        select_tokens(bpe, counts, n - 1)
     counts = counts_of(bpe, **{"on": 6, "<tool>": 1, "<|asked|>": 1})
-    assert texts_of(bpe, choose(bpe, counts, n + 2))[256:] == [*CONTROLS[:3], "<|asked|>", "<tool>"]
+    assert texts_of(bpe, select_tokens(bpe, counts, n + 2))[256:] == [*CONTROLS[:3], "<|asked|>", "<tool>"]
 
 
-def test_a_sentencepiece_joins_by_its_scores(sentencepiece):
+def test_sentencepiece_merges_by_score(sentencepiece):
     counts = counts_of(sentencepiece, **{"▁little": 1, "<long>": 1})
-    kept = texts_of(sentencepiece, choose(sentencepiece, counts, 1000))
+    kept = texts_of(sentencepiece, select_tokens(sentencepiece, counts, 1000))
     assert kept[:5] == ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     assert kept[5:261] == [f"<0x{byte:02X}>" for byte in range(256)]
     assert set(kept[261:]) == {"▁l", "▁li", "▁lit", "▁litt", "▁littl", "▁little", "<long>", *FILL_IN}
 
 
 @pytest.mark.parametrize("kind", ["bpe", "sentencepiece", "starter"])
-def test_the_draft_spells_every_kept_token_as_itself(kind, request, tmp_path):
+def test_the_draft_tokenizes_kept_tokens_as_themselves(kind, request, tmp_path):
     main = request.getfixturevalue(kind)
     path = main.path if kind == "starter" else main
     model = Model(path, weights=False)
@@ -169,12 +169,12 @@ def test_the_draft_spells_every_kept_token_as_itself(kind, request, tmp_path):
     if kind == "starter":
         text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
         counts = np.bincount(vocabulary.tokenize(text), minlength=vocabulary.n_tokens)
-    kept = choose(path, counts, min(4000, vocabulary.n_tokens - 3))
+    kept = select_tokens(path, counts, min(4000, vocabulary.n_tokens - 3))
     trimmed = Model(draft_of(tmp_path / "draft.gguf", path, kept))
     draft = trimmed.vocabulary
     translation = VocabularyMap(vocabulary, draft)
-    types = tokenizer.metadata(path)["tokenizer.ggml.token_type"]
-    # A byte and a character may be the same; VocabularyMap takes the character then.
+    types = tokenizer.read_metadata(path)["tokenizer.ggml.token_type"]
+    # Where a byte and a character are the same, VocabularyMap takes the character.
     expected = {t for t in kept.tolist() if types[t] != TokenType.BYTE}
     assert expected - set(translation.mains.tolist()) == set()
     plain = [(i, vocabulary.piece(t)) for i, t in enumerate(kept.tolist()) if types[t] == TokenType.NORMAL]
@@ -182,12 +182,12 @@ def test_the_draft_spells_every_kept_token_as_itself(kind, request, tmp_path):
     lost = [p for i, p in plain if draft.tokenize(p.decode("utf-8", "surrogateescape")) != [i]]
     assert [
         p for p in lost if "\ufffd" not in p.decode("utf-8", "replace")
-    ] == []  # main's cannot spell these, either
+    ] == []  # nor can the main model's tokenizer
 
 
-def test_what_is_not_kept_is_spelled_with_what_is(bpe):
-    kept = choose(bpe, counts_of(bpe, **{"Ġre": 2, "in": 1}), 300)
-    read = spellings(bpe, kept)
+def test_other_tokens_are_read_as_several_kept_ones(bpe):
+    kept = select_tokens(bpe, counts_of(bpe, **{"Ġre": 2, "in": 1}), 300)
+    read = tokenize_vocabulary(bpe, kept)
     names = texts_of(bpe, np.arange(len(read)))
     own = texts_of(bpe, kept)
     assert [own[i] for i in read[names.index("ing")]] == ["in", "g"]
@@ -196,20 +196,20 @@ def test_what_is_not_kept_is_spelled_with_what_is(bpe):
     assert all(read[token] == (i,) for i, token in enumerate(kept.tolist()))
 
 
-def test_a_space_before_a_text_is_none_before_a_token(sentencepiece):
-    """Main puts one before every text; the draft reads token by token."""
-    kept = choose(sentencepiece, counts_of(sentencepiece, **{"▁li": 1, "t": 1}), 300)
-    read = spellings(sentencepiece, kept)
+def test_tokens_get_no_space_prefix(sentencepiece):
+    """The main model prefixes every text with a space; the draft reads token by token."""
+    kept = select_tokens(sentencepiece, counts_of(sentencepiece, **{"▁li": 1, "t": 1}), 300)
+    read = tokenize_vocabulary(sentencepiece, kept)
     names, own = texts_of(sentencepiece, np.arange(len(read))), texts_of(sentencepiece, kept)
     assert [own[i] for i in read[names.index("▁lit")]] == ["▁li", "t"]
     assert [own[i] for i in read[names.index("é")]] == ["<0xC3>", "<0xA9>"]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "sentencepiece"])
-def test_roles_stay_with_their_tokens(kind, request, tmp_path):
+def test_special_tokens_keep_their_roles(kind, request, tmp_path):
     path = request.getfixturevalue(kind)
     main = Model(path, weights=False)
-    kept = choose(path, counts_of(path, t=1), 300)
+    kept = select_tokens(path, counts_of(path, t=1), 300)
     draft = Model(draft_of(tmp_path / "draft.gguf", path, kept))
     ours, theirs = main.vocabulary, draft.vocabulary
     for role in ("bos", "eos", "eot"):
@@ -220,23 +220,25 @@ def test_roles_stay_with_their_tokens(kind, request, tmp_path):
     assert draft.chat_template == main.chat_template
     fill_in = [[v.text(t) for t in v.fill_in or ()] for v in (ours, theirs)]
     assert fill_in[0] == fill_in[1] == ([t.encode() for t in FILL_IN] if kind == "sentencepiece" else [])
-    facts = tokenizer.metadata(draft.path)
-    assert theirs.text(facts["tokenizer.ggml.eot_token_id"]) == ours.text(ours.eot)  # main's file may not say
+    facts = tokenizer.read_metadata(draft.path)
+    assert theirs.text(facts["tokenizer.ggml.eot_token_id"]) == ours.text(
+        ours.eot
+    )  # missing in the main model's file
     if kind == "sentencepiece":
         assert theirs.text(facts["tokenizer.ggml.unknown_token_id"]) == b"<unk>"
         assert np.array_equal(
-            facts["tokenizer.ggml.scores"], tokenizer.metadata(path)["tokenizer.ggml.scores"][kept]
+            facts["tokenizer.ggml.scores"], tokenizer.read_metadata(path)["tokenizer.ggml.scores"][kept]
         )
     else:
         assert facts["tokenizer.ggml.pre"] == "gpt-2"
     without = kept[[theirs.text(i) != ours.text(ours.eos) for i in range(len(kept))]]
-    with pytest.raises(InvalidRequest, match=r"eos_token_id of main, token \d+, is not among .*: keep it$"):
-        spellings(path, without)
+    with pytest.raises(InvalidRequest, match=r"lacks .*eos_token_id of the main model, token \d+: keep it$"):
+        tokenize_vocabulary(path, without)
 
 
 @pytest.mark.parametrize("kind", ["BF16", "Q8_0"])
-def test_the_draft_says_what_its_weights_say(bpe, tmp_path, kind):
-    kept = choose(bpe, counts_of(bpe, **{"Ġthe": 1}), 300)
+def test_the_exported_draft_computes_the_same_logits(bpe, tmp_path, kind):
+    kept = select_tokens(bpe, counts_of(bpe, **{"Ġthe": 1}), 300)
     shape, n = small(len(kept)), len(kept)
     weights = weights_of(shape)
     path = write_draft(tmp_path / "draft.gguf", bpe, kept, shape, weights, kind=kind, provenance={})
@@ -247,9 +249,9 @@ def test_the_draft_says_what_its_weights_say(bpe, tmp_path, kind):
     embeddings = weights["token_embd.weight"]
     rows = embeddings[tokens]
     normed = rows / np.sqrt((rows**2).mean(1, keepdims=True) + 1e-6) * weights["output_norm.weight"]
-    wanted = normed @ embeddings.T
+    expected = normed @ embeddings.T
     got = context.evaluate(tokens, 3).copy()
-    assert np.abs(got - wanted).max() < 0.3  # of logits up to a hundred
+    assert np.abs(got - expected).max() < 0.3  # of logits up to a hundred
     context.truncate(0)
     main = Model(bpe, weights=False)
     translation = VocabularyMap(main.vocabulary, model.vocabulary)
@@ -271,8 +273,8 @@ def test_the_draft_says_what_its_weights_say(bpe, tmp_path, kind):
         ("BF16", None, 64, "BF16", "BF16"),
     ],
 )
-def test_matrices_are_stored_as_asked(bpe, tmp_path, kind, embedding_kind, n_embd, embedding, others):
-    kept = choose(bpe, counts_of(bpe), 300)
+def test_matrices_have_the_requested_type(bpe, tmp_path, kind, embedding_kind, n_embd, embedding, others):
+    kept = select_tokens(bpe, counts_of(bpe), 300)
     shape = small(len(kept), n_embd, 1)
     path = write_draft(
         tmp_path / "a.gguf",
@@ -290,13 +292,13 @@ def test_matrices_are_stored_as_asked(bpe, tmp_path, kind, embedding_kind, n_emb
     assert {t for name, t in types.items() if "norm" in name} == {"F32"}
 
 
-def test_the_file_says_where_it_is_from(bpe, tmp_path):
+def test_the_file_has_its_provenance(bpe, tmp_path):
     bpe.chmod(0o640)
     provenance = {"tokens": 2**33, "acceptance": 0.625, "device": "cpu"}
     path = draft_of(
-        tmp_path / "new" / "draft.gguf", bpe, choose(bpe, counts_of(bpe), 300), provenance=provenance
+        tmp_path / "new" / "draft.gguf", bpe, select_tokens(bpe, counts_of(bpe), 300), provenance=provenance
     )
-    facts = tokenizer.metadata(path)
+    facts = tokenizer.read_metadata(path)
     assert facts["general.name"] == "Tiny BPE draft"
     assert facts["general.license"] == "apache-2.0"
     assert facts["general.base_model.0.name"] == facts["specdec.main.name"] == "Tiny BPE"
@@ -311,9 +313,9 @@ def test_the_file_says_where_it_is_from(bpe, tmp_path):
 def test_metadata_is_read_as_the_gguf_package_reads_it(sentencepiece, bpe):
     for path in (sentencepiece, bpe):
         fields = gguf.GGUFReader(path).fields
-        wanted = {k: f.contents() for k, f in fields.items() if not k.startswith("GGUF.")}
-        read = tokenizer.metadata(path)
-        assert read.keys() == wanted.keys()
+        expected = {k: f.contents() for k, f in fields.items() if not k.startswith("GGUF.")}
+        read = tokenizer.read_metadata(path)
+        assert read.keys() == expected.keys()
         for key, value in read.items():
             plain = value.tolist() if isinstance(value, np.ndarray) else value
             texts = (
@@ -321,26 +323,24 @@ def test_metadata_is_read_as_the_gguf_package_reads_it(sentencepiece, bpe):
                 if isinstance(plain, list) and isinstance(plain[0], bytes)
                 else plain
             )
-            assert texts == wanted[key], key
+            assert texts == expected[key], key
 
 
-def test_other_tokenizers_are_refused(bpe, sentencepiece):
+def test_unsupported_tokenizers_are_refused(bpe, sentencepiece):
     main = Model(bpe, weights=False)
-    facts = tokenizer.metadata(bpe)
-    with pytest.raises(
-        ModelError, match=r"^main.gguf has a tokenizer of the kind 't5', and .*: give another main"
-    ):
+    facts = tokenizer.read_metadata(bpe)
+    with pytest.raises(ModelError, match=r"^main.gguf has a tokenizer of kind 't5'; .*: give another main"):
         tokenizer.read(main, facts | {"tokenizer.ggml.model": "t5"})
-    main, facts = Model(sentencepiece, weights=False), tokenizer.metadata(sentencepiece)
+    main, facts = Model(sentencepiece, weights=False), tokenizer.read_metadata(sentencepiece)
     types = np.full(len(facts["tokenizer.ggml.tokens"]), TokenType.NORMAL)
-    with pytest.raises(ModelError, match=r"does not know all single bytes, .*: give another main$"):
+    with pytest.raises(ModelError, match=r"lacks single-byte tokens, .*: give another main model$"):
         tokenizer.read(main, facts | {"tokenizer.ggml.token_type": types})
     with pytest.raises(ModelFileError, match="does not exist"):
-        choose(bpe.with_name("none.gguf"), np.zeros(3, int), 9)
+        select_tokens(bpe.with_name("none.gguf"), np.zeros(3, int), 9)
 
 
-def test_what_is_no_draft_leaves_the_old_file(bpe, tmp_path):
-    kept = choose(bpe, counts_of(bpe), 300)
+def test_a_failed_export_leaves_the_old_file(bpe, tmp_path):
+    kept = select_tokens(bpe, counts_of(bpe), 300)
     shape, path = small(len(kept)), tmp_path / "draft.gguf"
     path.write_text("old")
     good = weights_of(shape)
@@ -352,22 +352,20 @@ def test_what_is_no_draft_leaves_the_old_file(bpe, tmp_path):
         (less, "attn_q.*not found"),
         (nan, "attn_q.*invalid data"),
     ]:
-        with pytest.raises(
-            BackendError, match=rf"^llama.cpp does not take the draft \(.*{why}.*\): see that"
-        ):
+        with pytest.raises(BackendError, match=rf"^llama.cpp rejects the draft \(.*{why}.*\): check that"):
             write_draft(path, bpe, kept, shape, weights, provenance={})
     for kinds in ({"kind": "Q9"}, {"embedding_kind": "Q4_K"}):
         with pytest.raises(InvalidRequest, match=r"^quantization 'Q\w+' is .*: give "):
             draft_of(path, bpe, kept, **kinds)
-    with pytest.raises(InvalidRequest, match="is main itself: give another name"):
+    with pytest.raises(InvalidRequest, match="is the main model itself: give another name"):
         draft_of(bpe, bpe, kept)
     assert path.read_text() == "old"
     assert files(tmp_path) == ["draft.gguf"]
     assert files(bpe.parent) == ["main.gguf"]
 
 
-def test_a_place_that_cannot_be_written_is_named(bpe, tmp_path, monkeypatch):
-    kept = choose(bpe, counts_of(bpe), 300)
+def test_an_unwritable_path_is_named(bpe, tmp_path, monkeypatch):
+    kept = select_tokens(bpe, counts_of(bpe), 300)
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidRequest, match=r"file/draft.gguf cannot be written \(.*\): give another path$"):
         draft_of(tmp_path / "file" / "draft.gguf", bpe, kept)
@@ -385,16 +383,16 @@ def test_a_place_that_cannot_be_written_is_named(bpe, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_nothing(bpe, tmp_path):
-    """A limit on a file's size stands for it: the plain copy would have 600 kB, and the draft 100 kB."""
+    """Simulated by a limit on file sizes: the F32 file has 600 kB, the draft 100 kB."""
     program = """
 import resource, sys
 from pathlib import Path
 import numpy as np
 from spec_local.errors import InvalidRequest
-from spec_local.training import export, trimming
+from spec_local.training import export, vocabulary_trimming
 from spec_local.training.model_shape import ModelShape
 main, path = map(Path, sys.argv[1:])
-kept = trimming.choose(main, np.zeros(276, int), 300)
+kept = vocabulary_trimming.select_tokens(main, np.zeros(276, int), 300)
 shape = ModelShape(len(kept), 64, 2, 2, 1, 32, 128)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 sys.dont_write_bytecode = True

@@ -1,26 +1,43 @@
-"""Which copy of main writes: the quickest, if there is room for it; the others go."""
+"""The fastest copy of the main model is kept if there is room for it; the others are deleted."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from spec_local.llama.model import Model
+from spec_local.models.quantized_copy import quantize
 from spec_local.training import precision
-from spec_local.training.precision import KINDS, quickest
+from spec_local.training.precision import KINDS, fastest_copy
+
+
+@pytest.fixture(scope="module")
+def copies(tiny_path, tmp_path_factory):
+    """Path and result of a real quantization, by kind."""
+    folder = tmp_path_factory.mktemp("copies")
+    return {kind: (folder / kind, quantize(tiny_path, kind, folder / kind, 1)) for kind in KINDS}
 
 
 @pytest.fixture
-def rates(monkeypatch):
-    """Tokens a second by the kind of the copy; main's own is 100."""
+def rates(copies, monkeypatch):
+    """Tokens per second by kind of copy; 100 for the main model's own file."""
     found = {"BF16": 90.0, "F16": 90.0, "Q8_0": 90.0}
     monkeypatch.setattr(
         precision, "_rate", lambda path, *_: found.get(path.stem.removeprefix("main-"), 100.0)
     )
+
+    def copy(main, kind, target=None, threads=None):
+        path, result = copies[kind]
+        if target:
+            shutil.copy(path, target)
+        return result
+
+    monkeypatch.setattr(precision, "quantize", copy)
     return found
 
 
 @pytest.mark.parametrize(
-    ("quick", "chosen"),
+    ("fast", "chosen"),
     [
         ({}, "tiny.gguf"),
         ({"BF16": 114.0}, "tiny.gguf"),
@@ -29,18 +46,18 @@ def rates(monkeypatch):
         ({"BF16": 250.0, "F16": 200.0, "Q8_0": 240.0}, "main-BF16.gguf"),
     ],
 )
-def test_the_quickest_is_kept_alone(tiny_path, tmp_path, rates, quick, chosen):
-    rates |= quick
-    told = {}
-    path = quickest(tiny_path, tmp_path, n_texts=4, told=told.__setitem__)
+def test_only_the_fastest_is_kept(tiny_path, tmp_path, rates, fast, chosen):
+    rates |= fast
+    seen = {}
+    path = fastest_copy(tiny_path, tmp_path, n_parallel=4, on_progress=seen.__setitem__)
     assert path.name == chosen
     assert [p.name for p in tmp_path.iterdir()] == [chosen] * (path != tiny_path)
-    assert told == {"main": 100.0} | rates
+    assert seen == {"main": 100.0} | rates
     if path != tiny_path:
         assert chosen[5:-5] in Model(path, weights=False).description
 
 
-def test_no_copy_takes_most_of_the_memory_or_of_the_disk(tiny_path, tmp_path, rates, monkeypatch):
+def test_copies_leave_room_in_memory_and_on_disk(tiny_path, tmp_path, rates, monkeypatch):
     rates |= dict.fromkeys(KINDS, 500.0)
     size = tiny_path.stat().st_size
     for what, little in (
@@ -49,9 +66,9 @@ def test_no_copy_takes_most_of_the_memory_or_of_the_disk(tiny_path, tmp_path, ra
     ):
         with monkeypatch.context() as patch:
             patch.setattr(what, lambda *_, little=little: little)
-            assert quickest(tiny_path, tmp_path, n_texts=4) == tiny_path
+            assert fastest_copy(tiny_path, tmp_path, n_parallel=4) == tiny_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rate_is_measured_on_the_model(tiny_path):
+def test_the_rate_of_a_real_model_is_measured(tiny_path):
     assert precision._rate(tiny_path, 4, 1, 0) > 100

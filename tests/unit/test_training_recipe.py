@@ -1,14 +1,14 @@
-"""What is asked, and what of a run is remembered."""
+"""The order of prompts, and the journal of a run."""
 
 from pathlib import Path
 
 import pytest
 
 from spec_local.errors import InvalidRequest
-from spec_local.training.questions import FromFiles, Question, question
-from spec_local.training.recipe import MAINS, Journal, Recipe, asking, journal
+from spec_local.training.prompts import Prompt, UserTexts, synthetic_prompt
+from spec_local.training.recipe import SELF_GENERATED, Journal, Recipe, open_journal, prompt_source
 
-WRITTEN = [f"A text of main's, number {i}. " * 12 for i in range(5)]
+ANSWERS = [f"An answer of the main model, number {i}. " * 12 for i in range(5)]
 
 
 @pytest.fixture
@@ -18,54 +18,57 @@ def recipe(tmp_path):
     return Recipe(main=main, target=tmp_path / "draft.gguf")
 
 
-def test_without_files_half_are_built_in_and_half_are_mains_own():
-    asked = [asking(3, FromFiles())(i, WRITTEN) for i in range(400)]
-    built_in = [each for each in asked if each.text]
-    assert built_in == [question(3, i, WRITTEN) for i in range(200)]
-    mains = [each for each in asked if not each.text]
-    assert {each.category for each in mains} == {MAINS}
-    assert not any(each.held_out for each in mains)  # before they are asked
+def test_half_of_the_prompts_are_synthetic_and_half_self_generated():
+    asked = [prompt_source(3, UserTexts())(i, ANSWERS) for i in range(400)]
+    synthetic = [each for each in asked if each.text]
+    assert synthetic == [synthetic_prompt(3, i, ANSWERS) for i in range(200)]
+    self_generated = [each for each in asked if not each.text]
+    assert {each.category for each in self_generated} == {SELF_GENERATED}
+    assert not any(each.held_out for each in self_generated)  # before they are generated
 
 
-def test_ones_own_questions_are_every_fourth_until_each_was_asked_four_times():
-    own = [Question("mine", f"What is {i}?", False) for i in range(3)]
-    asked = [asking(3, FromFiles(questions=own))(i, ()) for i in range(100)]
-    mine = [i for i, each in enumerate(asked) if each in own]
+def test_every_fourth_prompt_is_the_users_until_each_was_used_four_times():
+    users = [Prompt("mine", f"What is {i}?", False) for i in range(3)]
+    asked = [prompt_source(3, UserTexts(prompts=users))(i, ()) for i in range(100)]
+    mine = [i for i, each in enumerate(asked) if each in users]
     assert mine == list(range(0, 48, 4))
-    assert [asked[i].text for i in mine] == [each.text for each in own] * 4
+    assert [asked[i].text for i in mine] == [each.text for each in users] * 4
 
 
-def test_ones_own_texts_are_asked_about():
+def test_user_passages_alternate_with_answers():
     passages = [
         f"Passage {i} tells of hedgehogs and of what they do at night in gardens. " * 4 for i in range(9)
     ]
-    ask = asking(3, FromFiles(passages=passages))
-    about = [ask(i, WRITTEN).text for i in range(400)]
+    ask = prompt_source(3, UserTexts(passages=passages))
+    about = [ask(i, ANSWERS).text for i in range(400)]
     mine = sum("hedgehogs" in text for text in about)
-    mains = sum("A text of main's" in text for text in about)
+    self_generated = sum("An answer of the main model" in text for text in about)
     assert mine > 20
-    assert mains > 20
-    none_of_mains = [asking(3, FromFiles(passages=passages))(i, ()).text for i in range(200)]
-    assert sum("hedgehogs" in text for text in none_of_mains) > 5
+    assert self_generated > 20
+    none_of_self_generated = [prompt_source(3, UserTexts(passages=passages))(i, ()).text for i in range(200)]
+    assert sum("hedgehogs" in text for text in none_of_self_generated) > 5
 
 
-def test_a_journal_is_read_back_and_belongs_to_one_recipe(recipe):
-    with journal(recipe) as log:
-        assert log == Journal(log.order)
-        log.spent["writing"] = 12.5
-        log.plan = {"n_steps": 3}
+def test_a_journal_is_reloaded_by_the_same_recipe_only(recipe):
+    with open_journal(recipe) as log:
+        assert log == Journal(log.settings)
+        log.generation_seconds = 12.5
+        log.hyperparameters = {"n_steps": 3}
         log.save(recipe)
-        with pytest.raises(InvalidRequest, match="another run is at work"), journal(recipe):
+        with pytest.raises(InvalidRequest, match="another run is using"), open_journal(recipe):
             pass
-    with journal(recipe) as log:
-        assert (log.spent, log.plan) == ({"writing": 12.5}, {"n_steps": 3})
+    with open_journal(recipe) as log:
+        assert (log.generation_seconds, log.hyperparameters) == (12.5, {"n_steps": 3})
     for changed, what in (({"size": "tiny"}, "size"), ({"seed": 4}, "seed")):
         other = Recipe(main=recipe.main, target=recipe.target, **changed)
-        with pytest.raises(InvalidRequest, match=f"begun with another {what}: give the same"), journal(other):
+        with (
+            pytest.raises(InvalidRequest, match=f"started with another {what}: use the same"),
+            open_journal(other),
+        ):
             pass
     Path(recipe.main).write_bytes(b"GGUF2")
-    with pytest.raises(InvalidRequest, match="begun with another main"), journal(recipe):
+    with pytest.raises(InvalidRequest, match="started with another main"), open_journal(recipe):
         pass
     (recipe.folder / "journal.json").write_text('{"no": 1}')
-    with pytest.raises(InvalidRequest, match=r"is damaged .* delete it"), journal(recipe):
+    with pytest.raises(InvalidRequest, match=r"is damaged .* delete it"), open_journal(recipe):
         pass

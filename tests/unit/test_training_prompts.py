@@ -1,4 +1,4 @@
-"""What main is asked for training: without end, the same each time, unlike the benchmark, and with topics held out."""
+"""Synthetic training prompts, held-out topics, and prompts and passages from files."""
 
 import re
 import subprocess
@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-from spec_local.bench import prompts
+from spec_local.bench.prompts import load
 from spec_local.errors import InvalidRequest
-from spec_local.training import questions
-from spec_local.training.questions import LONGEST, cut, from_files, question
+from spec_local.training import prompts
+from spec_local.training.prompts import MAX_PASSAGE, read_user_texts, split_passages, synthetic_prompt
 
-MANY = [question(7, i) for i in range(8000)]
+MANY = [synthetic_prompt(7, i) for i in range(8000)]
 NEED_A_TEXT = {"summarising", "translation", "extraction", "retrieval answer"}
 PROSE = [
     f"The barge number {i} left the quay of {{town}} with a load of peat and two sleepy dogs."
@@ -21,33 +21,37 @@ PROSE = [
 CODE = "Here you are:\n\n```python\ndef area(r):\n    return 3.14 * r * r\n```\n\nIt is simple."
 
 
-def test_categories_are_the_benchmarks_each_once_in_eight():
-    expected = Counter(p.category for p in prompts.load()).keys()
+def test_each_block_of_eight_has_every_category_of_the_benchmark():
+    expected = Counter(p.category for p in load()).keys()
     blocks = [[q.category for q in MANY[at : at + 8]] for at in range(0, len(MANY), 8)]
     assert all(set(block) == expected and len(block) == 8 for block in blocks)
     assert len({tuple(block) for block in blocks}) > 900  # shuffled
 
 
-def test_the_same_in_any_process():
+def test_prompts_are_reproducible_in_another_process():
     script = (
-        "from spec_local.training.questions import question\n"
-        "for i in (0, 12345): print(question(7, i))\n"
-        f"print([question(7, i, {PROSE[:100]}).held_out for i in range(400)])\n"
+        "from spec_local.training.prompts import synthetic_prompt\n"
+        "for i in (0, 12345): print(synthetic_prompt(7, i))\n"
+        f"print([synthetic_prompt(7, i, {PROSE[:100]}).held_out for i in range(400)])\n"
     )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    held_out = [question(7, i, PROSE[:100]).held_out for i in range(400)]
-    assert said.splitlines() == [str(question(7, 0)), str(question(7, 12345)), str(held_out)]
-    assert [question(7, i) for i in range(5000, 5040)] == MANY[5000:5040]
-    assert question(8, 0) != question(7, 0)
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    held_out = [synthetic_prompt(7, i, PROSE[:100]).held_out for i in range(400)]
+    assert output.splitlines() == [
+        str(synthetic_prompt(7, 0)),
+        str(synthetic_prompt(7, 12345)),
+        str(held_out),
+    ]
+    assert [synthetic_prompt(7, i) for i in range(5000, 5040)] == MANY[5000:5040]
+    assert synthetic_prompt(8, 0) != synthetic_prompt(7, 0)
 
 
-def test_hardly_any_comes_twice():
-    # With n questions, drawn evenly, k draws hold about k²/2n pairs: 100,000 would give 320.
+def test_duplicates_are_rare():
+    # k uniform draws of n prompts hold about k²/2n pairs: n = 100,000 would give 320.
     assert len(MANY) - len({q.text for q in MANY}) < 320
 
 
-def test_texts_are_whole():
-    names = "|".join([*questions._grammar().phrases, *questions._grammar().topics])
+def test_prompts_have_no_unfilled_slots():
+    names = "|".join([*prompts._grammar().phrases, *prompts._grammar().topics])
     for q in MANY:
         assert not re.search(rf"\{{({names}|\d+-\d+)(#\w+)?([*/]\d+)?\}}", q.text), q.text
         assert q.text == q.text.strip()
@@ -56,67 +60,73 @@ def test_texts_are_whole():
     assert sum(len(q.text.split()) > 60 for q in MANY) > len(MANY) / 4
     assert any(
         "{name, price" in q.text or "{ name, price" in q.text for q in MANY
-    )  # braces of code are no slots
+    )  # braces in code are not slots
 
 
-def test_every_slot_has_a_filler_and_every_filler_a_slot():
-    grammar = questions._grammar()
+def test_slots_and_lists_match():
+    grammar = prompts._grammar()
     known = {*grammar.phrases, *grammar.topics}
     texts = [
-        text for lists in (grammar.forms, grammar.phrases) for entries in lists.values() for text in entries
+        text
+        for lists in (grammar.templates, grammar.phrases)
+        for entries in lists.values()
+        for text in entries
     ]
     slots = {slot for text in texts for slot in re.findall(r"\{([a-z_]+)[}#*/]", text)}
     assert slots == known
-    assert all(12 <= len(forms) <= 30 for forms in grammar.forms.values())
+    assert all(12 <= len(templates) <= 30 for templates in grammar.templates.values())
     for entries in [*grammar.phrases.values(), *(a + b for a, b in grammar.topics.values())]:
         assert all(text == text.strip() for text in entries)
 
 
-def test_a_label_says_the_same_again_and_without_one_nothing_comes_twice():
-    pen = questions._Pen(questions._grammar(), questions.random.Random(3), False, {})
-    twice, other = pen.fill("{town#x} {town#x}|{town/20}").split("|")
+def test_labelled_slots_repeat_and_other_slots_do_not():
+    filler = prompts._TemplateFiller(prompts._grammar(), prompts.random.Random(3), False, {})
+    twice, other = filler.fill("{town#x} {town#x}|{town/20}").split("|")
     assert twice[: len(twice) // 2] == twice[len(twice) // 2 + 1 :]
     assert len({*other.split("\n"), twice[: len(twice) // 2]}) == 21
 
 
-def test_held_out_topics_are_never_learned_from():
-    """By what the questions say; short names are left out, for they are also parts of other words."""
+def test_held_out_topics_never_occur_in_training_prompts():
+    """Short topics are not checked, as they are also parts of other words."""
     assert 0.03 < sum(q.held_out for q in MANY) / len(MANY) < 0.07
     assert {q.category for q in MANY if q.held_out} == {q.category for q in MANY}
-    learned, measured = (
+    train, evaluation = (
         "\n".join(q.text.lower() for q in MANY if q.held_out == held_out) for held_out in (False, True)
     )
     seen = 0
-    for name, (training, held_out) in questions._grammar().topics.items():
+    for name, (training, held_out) in prompts._grammar().topics.items():
         assert len(held_out) == (len(training) + len(held_out) + 10) // 20 >= 1, name
         for topic in held_out:
             if len(topic) > 14:
-                assert topic.lower() not in learned
-                seen += topic.lower() in measured
-        assert not any(topic.lower() in measured for topic in training if len(topic) > 14)
+                assert topic.lower() not in train
+                seen += topic.lower() in evaluation
+        assert not any(topic.lower() in evaluation for topic in training if len(topic) > 14)
     assert seen > 20
 
 
 def _runs(text, length=8):
-    """So many words in a row, all numbers (and dates) taken for the same."""
+    """All sequences of `length` words, with numbers and dates replaced by 0."""
     words = re.findall(r"\w+", re.sub(r"\d+(\W+\d+)*", "0", text.lower()))
     return {" ".join(words[at : at + length]) for at in range(len(words) - length + 1)}
 
 
-def test_nothing_is_near_to_the_benchmark():
-    asked = set().union(*(_runs(p.text) for p in prompts.load()))
-    grammar = questions._grammar()
+def test_no_prompt_resembles_the_benchmark():
+    asked = set().union(*(_runs(p.text) for p in load()))
+    grammar = prompts._grammar()
     texts = [
-        text for lists in (grammar.forms, grammar.phrases) for entries in lists.values() for text in entries
+        text
+        for lists in (grammar.templates, grammar.phrases)
+        for entries in lists.values()
+        for text in entries
     ]
     texts += [topic for sides in grammar.topics.values() for side in sides for topic in side]
     for text in [*texts, *(q.text for q in MANY)]:
         assert _runs(text) & asked == set()
-    assert not {p.text for p in prompts.load()} & {q.text for q in MANY}
+    assert not {p.text for p in load()} & {q.text for q in MANY}
 
 
-def test_half_of_the_questions_that_need_a_text_are_about_passages():
-    asked = [question(1, i, [*PROSE, CODE]) for i in range(1600)]
+def test_half_of_the_prompts_that_need_a_text_are_about_passages():
+    asked = [synthetic_prompt(1, i, [*PROSE, CODE]) for i in range(1600)]
     for category in sorted(NEED_A_TEXT):
         texts = [q.text for q in asked if q.category == category]
         assert 0.4 < sum("sleepy dogs" in text for text in texts) / len(texts) < 0.6
@@ -124,11 +134,13 @@ def test_half_of_the_questions_that_need_a_text_are_about_passages():
     for q in asked:
         assert q.text.count("sleepy dogs") <= 1
         assert "sleepy dogs" not in q.text or q.category in NEED_A_TEXT
-        assert "sleepy dogs" not in q.text or "the quay of {town} with" in q.text  # no slot of ours
+        assert (
+            "sleepy dogs" not in q.text or "the quay of {town} with" in q.text
+        )  # braces in passages are not slots
 
 
-def test_passages_with_code_give_their_code_to_be_edited():
-    asked = [question(1, i, [CODE]) for i in range(800)]
+def test_code_of_passages_is_used_for_code_editing():
+    asked = [synthetic_prompt(1, i, [CODE]) for i in range(800)]
     edits = [q.text for q in asked if "def area" in q.text]
     assert 30 < len(edits) < 70
     assert {q.category for q in asked if "def area" in q.text} == {"code editing"}
@@ -136,10 +148,10 @@ def test_passages_with_code_give_their_code_to_be_edited():
     assert not any("Here you are" in text or "It is simple" in text for text in edits)
 
 
-def test_a_passage_is_held_out_or_not_whatever_is_asked_about_it():
+def test_a_passage_is_held_out_in_all_prompts_or_in_none():
     held_out: dict[str, set[bool]] = {}
     for i in range(8000):
-        q = question(2, i, PROSE)
+        q = synthetic_prompt(2, i, PROSE)
         if found := re.search(r"The barge number \d+", q.text):
             held_out.setdefault(found[0], set()).add(q.held_out)
     assert len(held_out) > 290
@@ -147,20 +159,20 @@ def test_a_passage_is_held_out_or_not_whatever_is_asked_about_it():
     assert 3 <= sum(True in sides for sides in held_out.values()) <= 30
 
 
-def test_questions_of_files_are_asked_as_they_are(tmp_path):
+def test_prompts_in_files_are_used_verbatim(tmp_path):
     (tmp_path / "a.toml").write_text('[[prompt]]\ncategory = "x"\nname = "y"\ntext = "Why?"\n')
     (tmp_path / "b.jsonl").write_text('{"category": "x", "name": "z", "text": "When?"}\n')
-    found = from_files([tmp_path])
-    assert [(q.category, q.text) for q in found.questions] == [("x", "Why?"), ("x", "When?")]
+    found = read_user_texts([tmp_path])
+    assert [(q.category, q.text) for q in found.prompts] == [("x", "Why?"), ("x", "When?")]
     assert (found.passages, found.skipped) == ([], {})
     lines = "".join(f'{{"category": "x", "name": "{i}", "text": "Why {i}?"}}\n' for i in range(1000))
     (tmp_path / "b.jsonl").write_text(lines)
-    many = from_files([tmp_path / "b.jsonl"]).questions
+    many = read_user_texts([tmp_path / "b.jsonl"]).prompts
     assert 25 < sum(q.held_out for q in many) < 80
-    assert from_files([tmp_path / "b.jsonl"]).questions == many
+    assert read_user_texts([tmp_path / "b.jsonl"]).prompts == many
     (tmp_path / "a.toml").write_text('[[prompt]]\ncategory = "x"\n')
     with pytest.raises(InvalidRequest, match="prompt 1 has category"):
-        from_files([tmp_path])
+        read_user_texts([tmp_path])
 
 
 def test_other_files_become_passages(tmp_path):
@@ -174,13 +186,13 @@ def test_other_files_become_passages(tmp_path):
     (tmp_path / "short.txt").write_text("Hello.")
     (tmp_path / "large.txt").write_text("word " * 300_000)
     (tmp_path / ".hidden").write_text("\n".join(PROSE))
-    found = from_files([tmp_path])
+    found = read_user_texts([tmp_path])
     assert {why: [p.name for p in paths] for why, paths in found.skipped.items()} == {
         "not UTF-8 text": ["image.png", "latin.txt"],
         "larger than 1 MiB": ["large.txt"],
         "almost empty": ["short.txt"],
     }
-    assert found.questions == []
+    assert found.prompts == []
     kinds = Counter(passage.split("\n")[0] for passage in found.passages if passage.startswith("```"))
     assert set(kinds) == {"```python", "```toml"}
     prose = [passage for passage in found.passages if not passage.startswith("```")]
@@ -189,25 +201,29 @@ def test_other_files_become_passages(tmp_path):
         p.removeprefix("```python\n").removesuffix("\n```") for p in found.passages if "def" in p
     )
     assert code == (tmp_path / "m.py").read_text()
-    assert any("return x + " in question(1, i, found.passages).text for i in range(200))
+    assert any("return x + " in synthetic_prompt(1, i, found.passages).text for i in range(200))
     with pytest.raises(InvalidRequest, match="does not exist"):
-        from_files([tmp_path / "absent"])
+        read_user_texts([tmp_path / "absent"])
 
 
 @pytest.mark.parametrize("joint", ["\n\n", "\n", " "])
-def test_long_texts_are_cut_where_it_hurts_least(joint):
+def test_long_texts_are_split_at_natural_boundaries(joint):
     text = joint.join(PROSE)
-    parts = cut(text)
-    assert all(LONGEST / 2 < len(part) <= LONGEST for part in parts[:-1])
+    parts = split_passages(text)
+    assert all(MAX_PASSAGE / 2 < len(part) <= MAX_PASSAGE for part in parts[:-1])
     assert all(part.startswith("The barge number") for part in parts)
     assert sum(part.count("sleepy dogs") for part in parts) == len(PROSE)
 
 
-def test_what_has_no_place_to_cut_is_cut_anywhere_and_what_is_short_dropped():
-    assert [len(part) for part in cut("x" * (2 * LONGEST + 200))] == [LONGEST, LONGEST, 200]
-    assert cut("A line.\n\n") == []
+def test_texts_without_boundaries_are_split_anywhere_and_short_ones_dropped():
+    assert [len(part) for part in split_passages("x" * (2 * MAX_PASSAGE + 200))] == [
+        MAX_PASSAGE,
+        MAX_PASSAGE,
+        200,
+    ]
+    assert split_passages("A line.\n\n") == []
 
 
-def test_some_are_typed_in_a_hurry():
+def test_some_prompts_have_typos():
     chats = [q.text for q in MANY if q.category in ("chat", "maths", "code writing")]
     assert 0.04 < sum(text == text.lower() for text in chats) / len(chats) < 0.15

@@ -1,4 +1,4 @@
-"""Main's answers in shards: what is kept is what main thought, and a run that was killed goes on."""
+"""Data generation: recorded distributions, sampling, self-generated prompts, and resuming."""
 
 import gc
 import itertools
@@ -17,10 +17,10 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training import production, shards
-from spec_local.training.production import Production, most_likely
-from spec_local.training.questions import FromFiles, Question, is_held_out
-from spec_local.training.recipe import MAINS, asking
+from spec_local.training import generation, shards
+from spec_local.training.generation import DataGenerator, top_logprobs
+from spec_local.training.prompts import Prompt, UserTexts, is_held_out
+from spec_local.training.recipe import SELF_GENERATED, prompt_source
 
 WORDS = [
     "the",
@@ -45,18 +45,22 @@ WORDS = [
 
 
 def ask(i, passages):
-    return Question(f"kind {i % 3}", " ".join(WORDS[i % 7 : i % 7 + 4 + i % 5]), i % 4 == 0)
+    return Prompt(f"kind {i % 3}", " ".join(WORDS[i % 7 : i % 7 + 4 + i % 5]), i % 4 == 0)
 
 
-def half_own(i, passages):
-    """Every other question is main's own."""
-    return Question("own", "" if i % 2 else "the of and", False)
+def half_generated(i, passages):
+    """Leave every other prompt to the main model."""
+    return Prompt("own", "" if i % 2 else "the of and", False)
 
 
-def produce(model, folder, n_tokens, **options):
-    options = {"n_texts": 5, "n_ctx": 256, "longest": 24} | options
-    running = Production(model, folder, ask, **options).run()
-    last = next(progress for progress in running if progress.tokens >= n_tokens)
+def generator(model, folder, next_prompt=ask, **options):
+    """One thread: tiny models gain nothing from more, and lose much on a busy machine."""
+    return DataGenerator(model, folder, next_prompt, **{"n_ctx": 256, "threads": 1} | options)
+
+
+def produce(model, folder, n_tokens):
+    running = generator(model, folder, n_parallel=5, max_tokens=24).run()
+    last = next(progress for progress in running if progress.n_tokens >= n_tokens)
     running.close()
     return last
 
@@ -65,15 +69,15 @@ def documents(folder):
     return [document for shard in shards.read(folder) for document in shard.documents]
 
 
-def test_what_is_kept_is_what_main_thought(tiny_model, make_context, tmp_path):
+def test_recorded_candidates_are_the_main_models_distribution(tiny_model, make_context, tmp_path):
     produce(tiny_model, tmp_path, 400)
     docs = documents(tmp_path)
-    assert sum(len(d.top_ids) for d in docs) >= 400 - 5 * 16  # what was hardly begun is left out
+    assert sum(len(d.top_ids) for d in docs) >= 400 - 5 * 16  # very short unfinished answers are dropped
     assert {d.temperature for d in docs} == {0.0, 0.5, np.float32(0.9).item()}
     assert {d.category for d in docs} == {"kind 0", "kind 1", "kind 2"}
     for doc in docs[:12]:
         n = len(doc.tokens) - doc.n_prompt
-        assert doc.top_ids.shape == doc.top_logprobs.shape == (n, shards.TOP)
+        assert doc.top_ids.shape == doc.top_logprobs.shape == (n, shards.TOP_K)
         assert 0 < n <= 24
         logits = make_context(tiny_model).evaluate(doc.tokens.tolist(), n + 1)[:n].astype(float)
         logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -87,66 +91,69 @@ def test_what_is_kept_is_what_main_thought(tiny_model, make_context, tmp_path):
             assert (answer == doc.top_ids[:, 0]).all()
 
 
-def test_answers_at_a_temperature_follow_mains_distribution(tiny_model, tmp_path):
-    """Of 16 candidates, at 0.9, one first token: a chi-square far beyond chance would say so."""
-    options = {"n_texts": 64, "longest": 1}
-    running = Production(tiny_model, tmp_path, lambda i, _: Question("x", "the", False), **options).run()
+def test_sampled_tokens_follow_the_distribution(tiny_model, tmp_path, monkeypatch):
+    """Chi-square test of first tokens at temperature 0.9, over 16 candidates."""
+    monkeypatch.setattr(type(tiny_model), "chat_template", None)  # for short prompts
+    options = {"n_parallel": 64, "max_tokens": 1}
+    running = generator(tiny_model, tmp_path, lambda i, _: Prompt("x", "the", False), **options).run()
     for _ in range(60):
         next(running)
     running.close()
     docs = [d for d in documents(tmp_path) if d.temperature > 0.8]
     weights = np.exp(docs[0].top_logprobs[0].astype(float) / 0.9)
-    wanted = weights / weights.sum() * len(docs)
+    expected = weights / weights.sum() * len(docs)
     found = np.bincount([int(np.flatnonzero(d.top_ids[0] == d.tokens[-1])[0]) for d in docs], minlength=16)
     assert len(docs) >= 900
-    assert ((found - wanted) ** 2 / wanted).sum() < 45  # 15 degrees of freedom: one in 10,000
+    assert ((found - expected) ** 2 / expected).sum() < 45  # 15 degrees of freedom: one in 10,000
 
 
-def test_a_second_run_goes_on_where_the_first_ended(tiny_model, tmp_path):
+def test_a_second_run_resumes(tiny_model, tmp_path):
     first = produce(tiny_model, tmp_path, 300)
-    n_files = len(list(tmp_path.glob("*.npz")))
-    n_asked = [shard.n_asked for shard in shards.read(tmp_path)][-1]
-    second = produce(tiny_model, tmp_path, first.tokens + 300)
-    assert second.tokens >= first.tokens + 300
-    assert second.documents > first.documents
-    assert len(list(tmp_path.glob("*.npz"))) > n_files
-    later = list(shards.read(tmp_path))[n_files:]
-    assert later[0].n_asked > n_asked
-    assert sum(len(d.top_ids) for d in documents(tmp_path)) >= second.tokens - 5 * 16  # what was hardly begun
+    n_shards = len(list(tmp_path.glob("*.npz")))
+    n_asked = [shard.next_prompt for shard in shards.read(tmp_path)][-1]
+    second = produce(tiny_model, tmp_path, first.n_tokens + 300)
+    assert second.n_tokens >= first.n_tokens + 300
+    assert second.n_documents > first.n_documents
+    assert len(list(tmp_path.glob("*.npz"))) > n_shards
+    later = list(shards.read(tmp_path))[n_shards:]
+    assert later[0].next_prompt > n_asked
+    assert (
+        sum(len(d.top_ids) for d in documents(tmp_path)) >= second.n_tokens - 5 * 16
+    )  # very short unfinished answers
 
 
-def test_unfinished_answers_are_kept_if_they_say_something(tiny_model, tmp_path):
-    running = Production(tiny_model, tmp_path, ask, n_texts=3, n_ctx=256, longest=200).run()
+def test_unfinished_answers_are_saved_unless_very_short(tiny_model, tmp_path):
+    running = generator(tiny_model, tmp_path, n_parallel=3, max_tokens=200).run()
     for _ in range(15):
         next(running)
     running.close()
     assert documents(tmp_path) == []
-    running = Production(tiny_model, tmp_path, ask, n_texts=3, n_ctx=256, longest=200).run()
+    running = generator(tiny_model, tmp_path, n_parallel=3, max_tokens=200).run()
     for _ in range(40):
         next(running)
     running.close()
     assert [len(d.top_ids) for d in documents(tmp_path)] == [40, 40, 40]
 
 
-def test_an_answer_that_repeats_itself_ends(tiny_model, tmp_path, monkeypatch):
-    production = Production(tiny_model, tmp_path, ask, n_texts=1, n_ctx=256, longest=200)
+def test_an_answer_that_loops_is_stopped(tiny_model, tmp_path, monkeypatch):
+    data_generator = generator(tiny_model, tmp_path, n_parallel=1, max_tokens=200)
     for period in (1, 3, 32):
         text = [*range(100, 117), *(list(range(200, 200 + period)) * 60)][:199]
-        ends = [n for n in range(1, len(text) + 1) if production._is_over(text[:n])]
+        ends = [n for n in range(1, len(text) + 1) if data_generator._is_over(text[:n])]
         assert ends
         assert 17 + 4 * period <= ends[0] < 17 + 4 * period + 16
-    assert not any(production._is_over([*range(200, 200 + n)]) for n in range(1, 200))
+    assert not any(data_generator._is_over([*range(200, 200 + n)]) for n in range(1, 200))
 
 
-def test_what_main_wrote_is_offered_as_a_text_to_ask_about(tiny_model, tmp_path):
+def test_answers_become_passages_for_prompts(tiny_model, tmp_path):
     seen = []
 
-    def curious(i, passages):
+    def record(i, passages):
         seen.append(list(passages))
         return ask(i, passages)
 
     def run():
-        running = Production(tiny_model, tmp_path, curious, n_texts=4, n_ctx=256, longest=120).run()
+        running = generator(tiny_model, tmp_path, record, n_parallel=4, max_tokens=120).run()
         for _ in range(260):
             next(running)
         running.close()
@@ -163,14 +170,14 @@ def test_what_main_wrote_is_offered_as_a_text_to_ask_about(tiny_model, tmp_path)
     assert set(seen[-1]) <= answers
     n = len(seen)
     run()
-    assert seen[n]  # after a restart, too
+    assert seen[n]  # after a restart too
 
 
-def test_long_questions_are_passed_over(tiny_model, tmp_path):
-    def wordy(i, passages):
-        return Question("x", "the " * (1 if i % 2 else 400), False)
+def test_long_prompts_are_skipped(tiny_model, tmp_path):
+    def long_prompts(i, passages):
+        return Prompt("x", "the " * (1 if i % 2 else 400), False)
 
-    running = Production(tiny_model, tmp_path, wordy, n_texts=4, n_ctx=256, longest=20).run()
+    running = generator(tiny_model, tmp_path, long_prompts, n_parallel=4, max_tokens=20).run()
     for _ in range(25):
         next(running)
     running.close()
@@ -178,11 +185,11 @@ def test_long_questions_are_passed_over(tiny_model, tmp_path):
     assert documents(tmp_path)
 
 
-def test_main_asks_itself(folder, make_context, tmp_path):
-    model = Model(write_tiny_model(folder / "ending.gguf", end_scale=1.5))
+def test_the_main_model_generates_prompts(folder, make_context, tmp_path):
+    model = Model(write_tiny_model(folder / "ending.gguf", end_scale=1.8))
 
-    running = Production(model, tmp_path, half_own, n_texts=8, n_ctx=640, longest=300).run()
-    next(progress for progress in running if progress.documents >= 30)
+    running = generator(model, tmp_path, half_generated, n_parallel=8, n_ctx=640, max_tokens=300).run()
+    next(progress for progress in running if progress.n_documents >= 30)
     running.close()
     around = ChatTemplate(model).render([{"role": "user", "content": "@"}]).split("@")
     head = model.vocabulary.tokenize(around[0], add_special=True, parse_special=True)
@@ -207,11 +214,11 @@ def test_main_asks_itself(folder, make_context, tmp_path):
         np.testing.assert_allclose(doc.top_logprobs, kept, atol=0.1)
 
 
-def test_main_asks_itself_only_as_far_as_there_is_room(folder, tmp_path):
-    model = Model(write_tiny_model(folder / "ending2.gguf", end_scale=1.5))
+def test_generated_prompts_leave_room_for_answers(folder, tmp_path):
+    model = Model(write_tiny_model(folder / "ending2.gguf", end_scale=1.8))
 
-    running = Production(model, tmp_path, half_own, n_texts=8, n_ctx=256, longest=200).run()
-    next(progress for progress in running if progress.documents >= 30)
+    running = generator(model, tmp_path, half_generated, n_parallel=8, max_tokens=200).run()
+    next(progress for progress in running if progress.n_documents >= 30)
     running.close()
     assert max(len(d.tokens) for d in documents(tmp_path)) <= 256
     assert {d.category for d in documents(tmp_path)} == {"own"}
@@ -219,36 +226,36 @@ def test_main_asks_itself_only_as_far_as_there_is_room(folder, tmp_path):
 
 def test_a_template_that_leaves_no_room_is_refused(tiny_model, tmp_path):
     with pytest.raises(ModelError, match=r"the chat template .* leaves too little of 256 for an answer"):
-        Production(tiny_model, tmp_path, ask, n_texts=1, n_ctx=256, longest=256)
+        generator(tiny_model, tmp_path, n_parallel=1, max_tokens=256)
 
 
-def test_every_kind_of_question_is_answered_at_every_temperature(tiny_model, tmp_path):
-    own = FromFiles(questions=[Question("mine", "the of and", False), Question("mine", "is that it", True)])
-    asked = asking(3, own)
+def test_every_kind_of_prompt_is_answered_at_every_temperature(tiny_model, tmp_path):
+    own = UserTexts(prompts=[Prompt("mine", "the of and", False), Prompt("mine", "is that it", True)])
+    asked = prompt_source(3, own)
 
     def short(i, passages):
         question = asked(i, passages)
-        return question if question.category == "mine" else Question(question.category, "to in is", False)
+        return question if question.category == "mine" else Prompt(question.category, "to in is", False)
 
-    running = Production(tiny_model, tmp_path, short, n_texts=16, n_ctx=256, longest=4).run()
-    next(progress for progress in running if progress.documents >= 400)
+    running = generator(tiny_model, tmp_path, short, n_parallel=16, max_tokens=4).run()
+    next(progress for progress in running if progress.n_documents >= 400)
     running.close()
-    found = {(d.category == MAINS, d.temperature) for d in documents(tmp_path)}
+    found = {(d.category == SELF_GENERATED, d.temperature) for d in documents(tmp_path)}
     assert len(found) == 2 * 3
 
 
 def test_the_caches_are_freed_before_the_model(tiny_path, tmp_path):
     model = Model(tiny_path)
-    production = Production(model, tmp_path, ask, n_texts=2, n_ctx=256, longest=8)
-    running = production.run()
+    data_generator = generator(model, tmp_path, n_parallel=2, max_tokens=8)
+    running = data_generator.run()
     next(running)
     running.close()
-    assert not production._parallel.close.alive
+    assert not data_generator._parallel.close.alive
     model.close()
 
 
-def test_what_is_left_when_a_shard_is_deleted_stays(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(production, "_SHARD", 100)
+def test_a_deleted_shard_leaves_the_others_unchanged(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "_SHARD_TOKENS", 100)
     produce(tiny_model, tmp_path, 500)
     _, second, *_ = paths = sorted(tmp_path.glob("*.npz"))
     second.unlink()
@@ -258,26 +265,28 @@ def test_what_is_left_when_a_shard_is_deleted_stays(tiny_model, tmp_path, monkey
     assert len(list(tmp_path.glob("*.npz"))) > len(before)
 
 
-def test_what_is_finished_is_kept_soon(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(production, "_SOON", 0.0)
-    running = Production(tiny_model, tmp_path, ask, n_texts=2, n_ctx=256, longest=8).run()
-    n_files = [next(running).n_files for _ in range(30)]
-    assert n_files[0] == 0
-    assert n_files[-1] == len(list(tmp_path.glob("*.npz"))) > 1
+def test_finished_answers_are_saved_soon(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "_SHARD_SECONDS", 0.0)
+    running = generator(tiny_model, tmp_path, n_parallel=2, max_tokens=8).run()
+    n_shards = [next(running).n_shards for _ in range(30)]
+    assert n_shards[0] == 0
+    assert n_shards[-1] == len(list(tmp_path.glob("*.npz"))) > 1
     running.close()
 
 
-def test_a_signal_between_a_token_and_its_candidates_shifts_nothing(tiny_model, tmp_path, monkeypatch):
+def test_an_interrupt_between_a_token_and_its_candidates_keeps_them_aligned(
+    tiny_model, tmp_path, monkeypatch
+):
     class Interrupted(list):
         def append(self, row):
             super().append(row)
             if len(self) == 20:
                 raise KeyboardInterrupt
 
-    running = Production(tiny_model, tmp_path, ask, n_texts=2, n_ctx=256, longest=40).run()
+    running = generator(tiny_model, tmp_path, n_parallel=2, max_tokens=40).run()
     next(running)
-    text = next(o for o in gc.get_objects() if isinstance(o, production._Text) and len(o.tokens) == 1)
-    text.ids = Interrupted(text.ids)
+    sequence = next(o for o in gc.get_objects() if isinstance(o, generation._Sequence) and len(o.tokens) == 1)
+    sequence.top_ids = Interrupted(sequence.top_ids)
     with pytest.raises(KeyboardInterrupt):
         for _ in running:
             pass
@@ -288,11 +297,11 @@ def test_a_signal_between_a_token_and_its_candidates_shifts_nothing(tiny_model, 
     )
 
 
-def test_without_a_template_main_is_asked_only(tiny_model, tmp_path, monkeypatch):
+def test_without_a_template_no_prompts_are_generated(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(type(tiny_model), "chat_template", None)
-    asked = itertools.cycle([Question("own", "", False), Question("x", "the of", False)])
-    running = Production(tiny_model, tmp_path, lambda *_: next(asked), n_texts=3, n_ctx=256, longest=20).run()
-    next(progress for progress in running if progress.documents >= 6)
+    asked = itertools.cycle([Prompt("own", "", False), Prompt("x", "the of", False)])
+    running = generator(tiny_model, tmp_path, lambda *_: next(asked), n_parallel=3, max_tokens=20).run()
+    next(progress for progress in running if progress.n_documents >= 6)
     running.close()
     assert {d.category for d in documents(tmp_path)} == {"x"}
 
@@ -307,17 +316,19 @@ def test_a_damaged_shard_is_named(tiny_model, tmp_path):
 
 WRITER = """
 import sys
+from pathlib import Path
 from spec_local.llama.model import Model
-from spec_local.training import production
-from spec_local.training.questions import Question
-production._SHARD = 200
-ask = lambda i, _: Question("x", "the of and", False)
-for progress in production.Production(Model(sys.argv[1]), __import__("pathlib").Path(sys.argv[2]), ask, n_texts=4, n_ctx=256, longest=24).run():
-    print(progress.tokens, flush=True)
+from spec_local.training import generation
+from spec_local.training.prompts import Prompt
+generation._SHARD_TOKENS = 200
+ask = lambda i, _: Prompt("x", "the of and", False)
+options = {"n_parallel": 4, "n_ctx": 256, "max_tokens": 24, "threads": 1}
+for progress in generation.DataGenerator(Model(sys.argv[1]), Path(sys.argv[2]), ask, **options).run():
+    print(progress.n_tokens, flush=True)
 """
 
 
-def test_a_killed_run_leaves_whole_shards_and_goes_on(tiny_path, tiny_model, tmp_path):
+def test_a_killed_run_leaves_whole_shards_and_resumes(tiny_path, tiny_model, tmp_path):
     known = 0
     for kill_after in (450, 1100):
         child = subprocess.Popen(
@@ -341,8 +352,8 @@ def test_a_killed_run_leaves_whole_shards_and_goes_on(tiny_path, tiny_model, tmp
         elements=st.floats(-50, 50, width=32),
     )
 )
-def test_the_best_columns_are_those_of_a_full_sort(logits):
-    ids, logprobs = most_likely(logits, 16)
+def test_top_logprobs_match_a_full_sort(logits):
+    ids, logprobs = top_logprobs(logits, 16)
     exact = logits.astype(float)
     exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(logprobs, -np.sort(-exact, axis=1)[:, :16], atol=1e-4)
