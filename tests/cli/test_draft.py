@@ -184,7 +184,7 @@ def test_models_that_cannot_be_quantized(specdec, wide, target, tmp_path):
     for arguments, code, what in [
         ([recurrent], 1, "recurrent"),
         ([tmp_path / "absent.gguf"], 1, "does not exist"),
-        ([wide, "--type", "F16"], 1, "already and a F16 copy would have"),
+        ([wide, "--type", "F16"], 1, "and a F16 copy would have"),
         ([wide, "--output", wide, "--force"], 2, "is the source model itself"),
     ]:
         output = [] if "--output" in arguments else ["--output", target]
