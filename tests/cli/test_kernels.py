@@ -50,7 +50,7 @@ def log(specdec):
 
 
 def test_doctor_shows_the_kernels(built):
-    best = build.claimed()[0]
+    best = build.reported()[0]
     assert kernels_line(built("doctor")) == f"CPU kernels: {best}"
     assert log(built) == [best]  # its self-test; llama.cpp is checked without them
     assert kernels_line(built("doctor", "--fix")) == f"CPU kernels: {best}"  # nothing to fix
@@ -78,7 +78,7 @@ def test_doctor_compiles(bare, compiled, tmp_path):
     lines = done.stdout.decode().splitlines()
     assert lines[-3] == "compiling the CPU kernels; this takes about half a minute"
     assert lines[-2].startswith("compiled in ")
-    assert kernels_line(done) == f"CPU kernels: {build.claimed()[0]}"
+    assert kernels_line(done) == f"CPU kernels: {build.reported()[0]}"
     assert kernels_line(bare("doctor")) == kernels_line(done)
 
 
@@ -102,7 +102,7 @@ def test_everything_works_without_kernels(bare, main, tmp_path):
 
 
 def test_generate_and_its_child_process_use_the_kernels(built, main):
-    best = build.claimed()[0]
+    best = build.reported()[0]
     assert kernels_line(built("generate", "--main", main, *SMALL)) == f"CPU kernels: {best}"
     assert log(built) == [best] * 3  # the self-test, the child that checks the model, and the command
 
