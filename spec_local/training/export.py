@@ -60,7 +60,7 @@ def write_draft(
         **provenance,
     }
     with saving(path) as target:
-        # With this prefix, a file that a killed process left behind is removed by the next `saving`.
+        # With this prefix, the next `saving` removes what a killed process left behind.
         with tempfile.NamedTemporaryFile(
             dir=target.parent, prefix=f"{target.name}.", suffix=".part"
         ) as plain:

@@ -26,7 +26,7 @@ from spec_local.training.shards import TOP_K, Document, Shard
 
 TEMPERATURES = (0.0, 0.0, 0.5, 0.9)
 """Each answer gets one at random."""
-_SHARD_TOKENS, _SHARD_SECONDS = 32768, 300.0  # a shard is written after either: the most that a kill can lose
+_SHARD_TOKENS, _SHARD_SECONDS = 32768, 300.0  # a shard is written after either
 _BLOCK = 64  # columns of logits that are represented by their maximum
 _MAX_PERIOD, _REPEATS = 32, 4  # an answer that repeats up to so many tokens so often is in a loop
 _MAX_PASSAGES = 64  # latest answers that prompts may be about

@@ -20,7 +20,7 @@ from spec_local.training.network import hidden_states
 
 _OUTPUT = "output.weight"
 _NORM = "output_norm.weight"
-# The last one, which slows RoPE at long distances (Llama 3), is dropped: drafting depends on near tokens.
+# The last one, which slows RoPE at long distances (Llama 3), is dropped: near tokens matter most.
 _SUPPORTED = {EMBEDDINGS, _OUTPUT, _NORM, "rope_freqs.weight"}
 _PAIRS_ARE_HALVES = {"llama": False, "qwen2": True}
 """Architectures that can be pruned; whether RoPE pairs are half a head apart instead of neighbours."""
@@ -74,7 +74,7 @@ def rescaled(shape: ModelShape, weights: Weights) -> Weights:
     with torch.inference_mode():
         parameters = {name: torch.from_numpy(values) for name, values in weights.items()}
         logits = hidden_states(parameters, shape, tokens) @ parameters[EMBEDDINGS].T
-    # Rounded: the last digits depend on the threads, and a resumed run needs the same initial weights.
+    # Rounded: last digits depend on the threads, and a resumed run needs the same weights.
     return weights | {_NORM: weights[_NORM] / np.float32(round(float(logits.std()), 3))}
 
 

@@ -46,7 +46,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]  # torch is 
             loss -= (weights[rows] * probs.clamp_min(1e-30).log()).sum()
             grad = q.mul_(weights[rows].sum(1, keepdim=True).to(q.dtype))
             flat = torch.arange(len(q), device=q.device)[:, None] * q.shape[1] + ids[rows]
-            # On the flat view: bfloat16 index_add_ along a dimension takes a tenth of a whole step on CPUs.
+            # Flat: along a dimension, bfloat16 index_add_ takes a tenth of a whole step on CPUs.
             grad.view(-1).index_add_(0, flat.flatten(), -weights[rows].to(q.dtype).flatten())
             grad_states[rows] = grad @ matrix
             grad_embeddings += grad.T @ states[rows]

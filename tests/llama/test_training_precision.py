@@ -13,9 +13,11 @@ from spec_local.training.precision import KINDS, fastest_copy
 
 @pytest.fixture(scope="module")
 def copies(tiny_path, tmp_path_factory):
-    """Path and result of a real quantization, by kind."""
+    """Path and size of a quantized copy, by kind."""
     folder = tmp_path_factory.mktemp("copies")
-    return {kind: (folder / kind, quantize(tiny_path, kind, folder / kind, 1)) for kind in KINDS}
+    for kind in KINDS:
+        quantize(tiny_path, kind, folder / kind, 1)
+    return {kind: (folder / kind, quantize(tiny_path, kind)) for kind in KINDS}
 
 
 @pytest.fixture
@@ -27,10 +29,10 @@ def rates(copies, monkeypatch):
     )
 
     def copy(main, kind, target=None, threads=None):
-        path, result = copies[kind]
+        path, size = copies[kind]
         if target:
             shutil.copy(path, target)
-        return result
+        return size
 
     monkeypatch.setattr(precision, "quantize", copy)
     return found
