@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spec_local.assembly import ProposerFactory
 from spec_local.calibration import cost_store
@@ -27,8 +28,6 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama import state
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import Context
-from spec_local.llama.grammar import Grammar
-from spec_local.llama.grammar_probe import check_grammar
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
 from spec_local.lookups import Lookup
@@ -36,6 +35,9 @@ from spec_local.policies.cost_model import CostModel, measure
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.settings import MAX_DRAFT, MAX_STAGED, GenerationSettings, ProposerName
 from spec_local.verifiers import VERIFIERS
+
+if TYPE_CHECKING:  # llguidance is loaded at its first use
+    from spec_local.grammar.matcher import Grammar
 
 _USUAL_CONTEXT = 4096
 _BEFORE = 256  # tokens of a prompt that are kept with its answer: by them a like question is known, and what differs in it
@@ -95,9 +97,7 @@ class Session:
         self._factory = ProposerFactory(
             main, draft, self.guesser, self.vocabulary_map, self.costs, self._staging_costs
         )
-        self._grammar: tuple[str, Grammar] | None = (
-            None  # the last one, which the next answer mostly follows, too
-        )
+        self._grammar: tuple[object, Grammar] | None = None  # the last one; most answers reuse it
         self._log: Callable[[str], None] = lambda line: None
         self._answer: Callable[[], _Answer | None] = lambda: None
         self._resources = ExitStack()
@@ -191,7 +191,7 @@ class Session:
             `Prefilled`, `Text` per step, and `Done`. Closing the iterator early is fine.
 
         Raises:
-            InvalidRequest: also a grammar that llama.cpp cannot cope with.
+            InvalidRequest: also a grammar that cannot be used, or is too ambiguous.
             BackendError: also a grammar that leaves the model no token.
             see `spec_local.engine.decoding.decode`.
         """
@@ -349,10 +349,19 @@ class Session:
             self.datastore.add_answer(said, before)
 
     def _constraint(self, settings: GenerationSettings) -> Constraint | None:
-        text = settings.gbnf
-        if text is None:
+        if not settings.constrained:
             return None
-        if not self._grammar or self._grammar[0] != text:
-            check_grammar(self.main.model.path, text, log=self._log)
-            self._grammar = text, Grammar(self.main.model, text)
+        from spec_local.grammar.matcher import Grammar
+
+        key = settings.grammar, settings.json_schema
+        if not self._grammar or self._grammar[0] != key:
+            vocabulary = self.main.model.vocabulary
+            self._grammar = (
+                key,
+                (
+                    Grammar.from_gbnf(vocabulary, settings.grammar)
+                    if settings.grammar is not None
+                    else Grammar.from_json_schema(vocabulary, settings.json_schema or "")
+                ),
+            )
         return Constraint(self._grammar[1].start())

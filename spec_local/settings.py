@@ -6,7 +6,6 @@ from typing import Literal
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
-from spec_local.grammar.json_schema import to_gbnf
 from spec_local.verifiers import VERIFIERS
 
 ShapeName = Literal["chain", "tree", "beam", "auto"]
@@ -55,7 +54,7 @@ class GenerationSettings:
         verifier: a name of `spec_local.verifiers.VERIFIERS`, all of them exact; ``auto``: ``exact-match``, for a drawn tree
             ``traversal``. Under ``exact-match`` a seed says the same whatever was guessed, and without guesses.
         greedy_draft: guess the draft's most probable token instead of drawing from it.
-        grammar: GBNF that the answer must follow (see `spec_local.llama.grammar`), from its first character to its end. An
+        grammar: GBNF that the answer must follow (see `spec_local.grammar.gbnf`), from its first character to its end. An
             answer that `max_tokens`, a stop string or a full context cuts is the beginning of one that does.
         json_schema: JSON, instead of a grammar: the answer is JSON and valid under it (see `spec_local.grammar.json_schema`).
         logprobs: 0 to 20: tell each token's log probability and so many alternatives', as the model has them before sampling
@@ -128,17 +127,15 @@ class GenerationSettings:
             raise InvalidRequest(f"logprobs is {self.logprobs}: give 0 to {MAX_LOGPROBS}")
         if self.grammar is not None and self.json_schema is not None:
             raise InvalidRequest("an answer cannot follow a grammar and a JSON schema: give one of them")
-        _ = self.gbnf  # a wrong schema is known before any model is loaded
+        if self.json_schema is not None:  # a wrong schema is known before any model is loaded
+            from spec_local.grammar.matcher import check_json_schema
+
+            check_json_schema(self.json_schema)
 
     @property
     def constrained(self) -> bool:
         """Whether the answer must follow a grammar."""
         return self.grammar is not None or self.json_schema is not None
-
-    @property
-    def gbnf(self) -> str | None:
-        """The grammar that the answer must follow."""
-        return self.grammar if self.json_schema is None else to_gbnf(self.json_schema)
 
     @property
     def rule(self) -> str:

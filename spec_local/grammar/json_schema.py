@@ -1,257 +1,176 @@
-"""From a JSON schema to a grammar: every text of the grammar is JSON, and valid under the schema.
+"""JSON schemas, made strict for llguidance: its answers are then valid under the original schema.
 
-What a grammar cannot hold an answer to is refused, never silently left out. Between two tokens of JSON there is one
-space at most, or a line break and up to 20 spaces: so whitespace cannot go on for ever.
+llguidance implements most of JSON Schema (https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md).
+What it does not implement is refused, never silently ignored. What is narrower here, so that small models
+end their answers and common readers accept them:
 
-===========  ==============================================================================================================
-objects      ``properties``, ``required``; the properties come in the order of the schema, without others (also where the
-             schema allows more). Without properties: ``additionalProperties``, ``propertyNames``, ``maxProperties``, and
-             ``minProperties`` of 1 at most, for a grammar cannot see to it that names differ.
-arrays       ``items``, ``minItems``, ``maxItems``; or ``prefixItems``, all of them and no more.
-strings      ``minLength``, ``maxLength``; ``format``: ``date``, ``time``, ``date-time``, ``uuid`` (others say nothing about
-             validity, as the standard has it).
-numbers      ``number`` and ``integer``, up to 16 digits before the point; ``minimum``, ``maximum``, ``exclusiveMinimum``,
-             ``exclusiveMaximum``. An integer is never -0. A number with bounds has no exponent, and as many decimals as make 15
-             digits of its longest bound: so many are apart also as floats.
-any          ``enum``, ``const``, ``anyOf``, ``oneOf`` (read as ``anyOf``), ``allOf`` of one, ``type`` as a list,
-             ``$ref`` into the schema itself, recursive or not. Nothing, or true: any JSON.
-===========  ==============================================================================================================
+===========  ================================================================================================
+whitespace   between two tokens of JSON at most one space, or a line break and up to 20 spaces
+objects      no properties but those of the schema, unless ``additionalProperties`` allows them
+arrays       all ``prefixItems`` and no more, unless ``items`` allows them
+integers     within ±2**53, which all readers of JSON represent
+numbers      with bounds: up to 10 decimals, no exponent, so that a float keeps to an exclusive bound
+strings      ``format``: ``date``, ``time``, ``date-time`` without leap days and leap seconds; formats that
+             llguidance does not know are annotations, as in the standard
+``oneOf``    read as ``anyOf``
+===========  ================================================================================================
 """
 
 import functools
 import json
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Set as AbstractSet
 from typing import Any
 from urllib.parse import unquote
 
 from spec_local.errors import InvalidRequest
-from spec_local.grammar import digits
 
-_MOST_REPEATED = 2000  # as in llama.cpp
+_OPTIONS = {
+    "whitespace_pattern": r"[ ]|\n[ \t]{0,20}",
+    "coerce_one_of": True,
+    "json_allow_general_unicode_escapes": True,
+}
 _NOTES = {
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly",
-    "$schema", "$id", "$comment", "$defs", "definitions", "discriminator",
-    "contentMediaType", "contentEncoding", "contentSchema",
+    "$schema", "$id", "$comment", "discriminator", "contentMediaType", "contentEncoding", "contentSchema",
 }  # fmt: skip
-_TYPES: dict[str, set[str]] = {  # and what may be asked of each
-    "object": {"properties", "required", "additionalProperties", "propertyNames", "minProperties", "maxProperties"},
+_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_BY_TYPE = {  # keywords that show the type where a schema leaves it out
+    "object": {
+        "properties", "required", "additionalProperties", "patternProperties",
+        "propertyNames", "minProperties", "maxProperties",
+    },
     "array": {"items", "prefixItems", "minItems", "maxItems"},
-    "string": {"format", "minLength", "maxLength"},
-    "number": digits.BOUNDS,
-    "integer": digits.BOUNDS,
-    "boolean": set(),
-    "null": set(),
+    "string": {"format", "pattern", "minLength", "maxLength"},
+    "number": _BOUNDS | {"multipleOf"},
 }  # fmt: skip
-_COMBINED = ("$ref", "anyOf", "oneOf", "allOf")
-_FORMATS = {"date": "date", "time": "time", "date-time": 'date "T" time', "uuid": "uuid"}
-_RULES = r"""
-ws ::= | " " | "\n" [ \t]{0,20}
-value ::= object | array | string | number | boolean | null
-object ::= "{" ws (string ws ":" ws value ws ("," ws string ws ":" ws value ws)*)? "}"
-array ::= "[" ws (value ws ("," ws value ws)*)? "]"
-string ::= "\"" char* "\""
-char ::= [^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" ([0-9a-cA-CefEF] hex | [dD] [0-7]) hex{2})
-hex ::= [0-9a-fA-F]
-whole ::= "0" | [1-9] [0-9]{0,15}
-integer ::= "0" | "-"? [1-9] [0-9]{0,15}
-number ::= "-"? whole ("." [0-9]{1,16})? ([eE] [-+]? [0-9]{1,2})?
-boolean ::= "true" | "false"
-null ::= "null"
-date ::= [0-9]{4} "-" ("02-" day | ("0" [469] | "11") "-" (day | "29" | "30") | ("0" [13578] | "1" [02]) "-" (day | "29" | "3" [01]))
-day ::= "0" [1-9] | "1" [0-9] | "2" [0-8]
-time ::= ([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{1,6})? ("Z" | [-+] ([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9])
-uuid ::= hex{8} "-" hex{4} "-" hex{4} "-" hex{4} "-" hex{12}
-"""
+_COMBINED = {"$ref", "anyOf", "oneOf", "allOf"}
+_NAMED = {"properties", "patternProperties", "$defs", "definitions"}  # hold schemas by name
+_KNOWN = {"type", "enum", "const"} | _COMBINED | _NAMED.union(*_BY_TYPE.values())
+_DATE = (
+    r"[0-9]{4}-(?:02-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01]))"
+)
+_TIME = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[-+](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+_KNOWN_FORMATS = {"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # to llguidance
+_LARGEST_INTEGER = 2**53
+_DIGITS, _DECIMALS = 15, 10  # that floats tell apart; that llguidance can limit a number to
 
 
 @functools.lru_cache(maxsize=8)
-def to_gbnf(schema: str) -> str:
-    """The grammar of a schema, given as JSON.
+def to_lark(schema: str) -> str:
+    """A Lark grammar of the JSON that is valid under a schema, itself given as JSON.
 
     Raises:
-        InvalidRequest: it is no JSON or no schema, or asks for what a grammar cannot promise.
+        InvalidRequest: it is not JSON or not a schema, or has a keyword that is not supported.
     """
     try:
-        return _Converter(json.loads(schema, parse_constant=_no_number)).gbnf()
+        strict = _Strict(json.loads(schema, parse_constant=_not_json)).schema()
+        return f"start: %json {json.dumps(strict | {'x-guidance': _OPTIONS})}"
     except InvalidRequest:
         raise
     except ValueError as error:
-        raise InvalidRequest(f"the JSON schema is not JSON ({error}): mend it") from None
+        raise InvalidRequest(f"the JSON schema is not JSON ({error}): correct it") from None
     except RecursionError:
         raise InvalidRequest("the JSON schema is nested too deeply: give a flatter one") from None
 
 
-class _Converter:
+class _Strict:
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._names: dict[str, str] = {}  # of rules, by $ref
-        self._rules: list[str] = []
 
-    def gbnf(self) -> str:
-        root = self._any(self._root, "the JSON schema")
-        return f"root ::= {root}\n" + "".join(self._rules) + _RULES.lstrip()
+    def schema(self) -> dict[str, Any]:
+        strict = self._schema({} if self._root is True else self._root, "the JSON schema")
+        if strict is False:
+            raise InvalidRequest("the JSON schema is false, so that no answer is valid: give another")
+        return dict(strict)
 
-    def _any(self, schema: Any, where: str) -> str:
-        """An expression of the grammar; `where` names the part of the schema."""
-        if schema is True:
-            return "value"
+    def _schema(self, schema: Any, where: str, *, part: bool = False) -> Any:
+        """A schema that accepts no more than the original.
+
+        Args:
+            where: names it in errors.
+            part: other schemas say more about the same object, so that it may have properties unknown here.
+        """
+        if isinstance(schema, bool):
+            return schema
         if not isinstance(schema, dict):
             raise InvalidRequest(f"{where} is {_short(schema)}: give an object")
         keys = schema.keys() - _NOTES
-        if not keys:
-            return "value"
-        for choice in ("const", "enum"):
-            if choice in keys:
-                self._only(keys, {choice, "type"}, where)
-                return self._values(schema, choice, where)
-        for choice in _COMBINED:
-            if choice in keys:
-                self._only(keys, {choice}, where)
-                return self._combined(choice, schema[choice], where)
-        kind = schema.get(
-            "type", "object" if "properties" in schema else "array" if "items" in schema else None
-        )
-        if isinstance(kind, list):
-            self._only(keys, {"type"}.union(*map(_keywords, kind)), where)
-            kinds = self._list(kind, f"type of {where}")
-            return self._one_of([{"type": k} | _part(schema, keys & _keywords(k)) for k in kinds], where)
-        if kind not in tuple(_TYPES):
+        _support(keys, _KNOWN, where)
+        parts = part or (bool(keys & _COMBINED) and len(keys - {"$defs", "definitions"}) > 1)
+        strict = {key: self._value(key, schema[key], where, parts) for key in schema if key in keys}
+        if not keys & {"type", "enum", "const"}:
+            types = [name for name, keywords in _BY_TYPE.items() if keywords & keys]
+            strict |= {"type": types[0]} if types else {}
+        types = strict.get("type", [])
+        types = types if isinstance(types, list) else [types]
+        self._objects(strict, where, closed=not parts)
+        if "prefixItems" in strict:
+            n = len(strict["prefixItems"])
+            strict = {"items": False, "minItems": min(n, strict.get("maxItems", n))} | strict
+        if "number" in types or "integer" in types:
+            _limit_numbers(strict, "number" in types, where)
+        if "format" in strict:
+            _limit_format(strict, where)
+        return strict
+
+    def _value(self, key: str, value: Any, where: str, parts: bool) -> Any:
+        if key in _NAMED:
+            if not isinstance(value, dict):
+                raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a schema for each name")
+            kind = "property" if key == "properties" else key
+            return {
+                name: self._schema(one, f"{kind} {_short(name)} of {where}") for name, one in value.items()
+            }
+        if key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            if not isinstance(value, list) or not value:
+                raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a list of schemas")
+            parts = key != "prefixItems" and (parts or (key == "allOf" and len(value) > 1))
+            return [self._schema(one, f"{key} {i} of {where}", part=parts) for i, one in enumerate(value)]
+        if key in ("items", "additionalProperties"):
+            return self._schema(value, f"{key} of {where}")
+        if key == "$ref":
+            self._target(value, where)
+        return value
+
+    def _objects(self, strict: dict[str, Any], where: str, *, closed: bool) -> None:
+        if "propertyNames" in strict:
+            _support(strict.keys() & _NAMED, {"$defs", "definitions"}, f'{where}, beside "propertyNames",')
+            pattern = self._pattern(strict.pop("propertyNames"), f"propertyNames of {where}")
+            strict["patternProperties"] = {pattern: strict.get("additionalProperties", True)}
+            strict["additionalProperties"] = False
+        if closed and strict.keys() & {"properties", "patternProperties"}:
+            strict.setdefault("additionalProperties", False)
+        free = strict.get("patternProperties") or strict.get("additionalProperties", True) is not False
+        if free and strict.get("minProperties", 0) not in (0, 1):
             raise InvalidRequest(
-                f"{where} has {'no type' if kind is None else f'type {_short(kind)}'}: give {', '.join(_TYPES)}"
+                f"{where} has minProperties above 1, but names might be repeated: give 1 at most, or properties"
             )
-        self._only(keys, {"type"} | _keywords(kind), where)
-        return str(getattr(self, f"_{kind}", self._plain)(schema, keys, where))
 
-    def _plain(self, schema: Any, keys: set[str], where: str) -> str:
-        return str(schema["type"])
-
-    def _number(self, schema: Any, keys: set[str], where: str) -> str:
-        bounds = _part(schema, keys & digits.BOUNDS)
-        return digits.within(schema["type"], bounds, where) if bounds else str(schema["type"])
-
-    _integer = _number
-
-    def _string(self, schema: Any, keys: set[str], where: str) -> str:
-        rule = _FORMATS.get(str(schema.get("format")))
-        if rule:
-            self._only(keys, {"type", "format"}, where)
-            return rf'"\"" {rule} "\""'
-        if not keys & {"minLength", "maxLength"}:
-            return "string"
-        return rf'"\"" char{_times(*self._bounds(schema, "Length", where))} "\""'
-
-    def _array(self, schema: Any, keys: set[str], where: str) -> str:
-        low, high = self._bounds(schema, "Items", where)
-        if "prefixItems" in keys:
-            parts = self._list(schema["prefixItems"], f"prefixItems of {where}")
-            if len(parts) < low or (high is not None and len(parts) > high):
-                raise InvalidRequest(
-                    f"{where} has {len(parts)} prefixItems, which its minItems or maxItems forbid: mend it"
-                )
-            items = [self._any(part, f"prefixItems {i} of {where}") for i, part in enumerate(parts)]
-            return '"[" ws ' + ' "," ws '.join(f"({item}) ws" for item in items) + ' "]"'
-        item = self._any(schema.get("items", True), f"items of {where}")
-        return f'"[" ws {self._listed(item, low, high)} "]"'
-
-    def _object(self, schema: Any, keys: set[str], where: str) -> str:
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict):
-            raise InvalidRequest(f"the properties of {where} are no object: give name and schema of each")
-        names = list(properties)
-        unknown = [n for n in self._list(required, f"required of {where}", least=0) if n not in names]
-        if unknown:
-            raise InvalidRequest(
-                f"{where} requires {_short(unknown[0])}, which is none of its properties: add it there"
-            )
-        if not properties:
-            return self._map(schema, where)
-        self._only(keys, {"type", "properties", "required", "additionalProperties"}, where)
-        pairs = [
-            f'{_literal(name)} ws ":" ws ({self._any(part, f"property {_short(name)} of {where}")}) ws'
-            for name, part in properties.items()
-        ]
-        return f'"{{" ws {self._in_order(pairs, [name in required for name in properties])} "}}"'
-
-    def _map(self, schema: Any, where: str) -> str:
-        low, high = self._bounds(schema, "Properties", where)
-        if low > 1:
-            raise InvalidRequest(
-                f"{where} has {_short(low)} minProperties, but a grammar cannot see to it that names differ: give 1 at most"
-            )
-        values = schema.get("additionalProperties", "properties" not in schema)
-        if values is False:
-            if low:
-                raise InvalidRequest(f"{where} has minProperties, but allows none: mend it")
-            return '"{" ws "}"'
-        key = self._key(schema.get("propertyNames", True), f"propertyNames of {where}")
-        value = self._any(values, f"additionalProperties of {where}")
-        pairs = self._listed(f'{key} ws ":" ws ({value})', low, high)
-        return f'"{{" ws {pairs} "}}"'
-
-    def _key(self, schema: Any, where: str) -> str:
+    def _pattern(self, schema: Any, where: str) -> str:
+        """A regular expression for the names that `propertyNames` allows."""
+        for _ in range(100):  # references may form a circle
+            if isinstance(schema, dict) and schema.keys() - _NOTES == {"$ref"}:
+                schema = self._target(schema["$ref"], where)
         if schema is True:
-            return "string"
-        if isinstance(schema, dict) and "$ref" in schema:
-            self._only(schema.keys() - _NOTES, {"$ref"}, where)
-            schema = self._target(schema["$ref"], where)
-        # Without a type, what is said of strings would be read as of anything, and what is no string is no name.
-        if (
-            not isinstance(schema, dict)
-            or schema.get("type", "string") != "string"
-            or schema.keys() & {*_COMBINED}
-        ):
-            raise InvalidRequest(f"the {where} are {_short(schema)}: give a string, an enum or a const")
-        return self._any(schema | {"type": "string"}, where)
-
-    def _listed(self, item: str, low: int, high: int | None) -> str:
-        """Low to high of an item, with commas between."""
-        if high == 0:
             return ""
-        item = self._rule(f"({item}) ws")
-        more = f'("," ws {item}){_times(max(low - 1, 0), None if high is None else high - 1)}'
-        return f"{item} {more}" if low else f"({item} {more})?"
-
-    def _in_order(self, pairs: Sequence[str], required: Sequence[bool]) -> str:
-        """Pairs of an object in their order, those that are not required present or not."""
-        # Two rules a pair: what may come from there on, as the first pair and after another one.
-        first, later = '""', '""'
-        for pair, needed in zip(reversed(pairs), reversed(required), strict=True):
-            here = f"{self._rule(pair)} {later}"
-            first = self._rule(here if needed else f"({here} | {first})")
-            later = self._rule(f'"," ws {here}' if needed else f'("," ws {here} | {later})')
-        return first
-
-    def _combined(self, how: str, parts: Any, where: str) -> str:
-        if how == "$ref":
-            return self._reference(parts, where)
-        parts = self._list(parts, f"{how} of {where}")
-        if how == "allOf" and len(parts) > 1:
-            raise InvalidRequest(
-                f"{where} has an allOf of several parts, which a grammar cannot hold to: merge them"
-            )
-        return self._one_of(parts, where)
-
-    def _one_of(self, parts: Sequence[Any], where: str) -> str:
-        return (
-            "(" + " | ".join(self._any(part, f"choice {i} of {where}") for i, part in enumerate(parts)) + ")"
-        )
-
-    def _values(self, schema: Any, choice: str, where: str) -> str:
-        values = [schema["const"]] if choice == "const" else self._list(schema["enum"], f"enum of {where}")
-        kinds = schema.get("type", list(_TYPES))
-        fitting = [
-            v for v in values if any(_is(v, k) for k in (kinds if isinstance(kinds, list) else [kinds]))
-        ]
-        if not fitting:
-            raise InvalidRequest(f"no value of the {choice} of {where} is of its type: mend it")
-        return "(" + " | ".join(map(_literal, fitting)) + ")"
-
-    def _reference(self, ref: Any, where: str) -> str:
-        target = self._target(ref, where)
-        if ref not in self._names:
-            self._names[ref] = name = f"ref-{len(self._names)}"
-            self._rules.append(f"{name} ::= {self._any(target, str(ref))}\n")
-        return self._names[ref]
+        rule = {k: v for k, v in schema.items() if k not in _NOTES} if isinstance(schema, dict) else {}
+        kind = rule.pop("type", "string")
+        names = [rule["const"]] if "const" in rule else rule.get("enum", ())
+        if kind != "string" or not rule or not all(isinstance(name, str) for name in names):
+            raise InvalidRequest(f"{where} is {_short(schema)}: give a string, an enum or a const")
+        if "enum" in rule or "const" in rule:
+            _support(rule.keys(), {"enum", "const"}, where)
+            return f"^(?:{'|'.join(map(re.escape, names))})$"
+        if len(rule) == 1 and ("pattern" in rule or rule.get("format") in _FORMATS):
+            return str(rule.get("pattern") or _FORMATS[rule["format"]])
+        _support(rule.keys(), {"minLength", "maxLength"}, where)
+        return f"^(?s:.){{{rule.get('minLength', 0)},{rule.get('maxLength', '')}}}$"
 
     def _target(self, ref: Any, where: str) -> Any:
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
@@ -264,70 +183,44 @@ class _Converter:
             try:
                 found = found[int(step)] if isinstance(found, list) else found[step]
             except (KeyError, IndexError, TypeError, ValueError):
-                raise InvalidRequest(
-                    f"{where} refers to {ref}, which is not there: mend the reference"
-                ) from None
+                raise InvalidRequest(f"{where} refers to {ref}, which does not exist: correct it") from None
         return found
 
-    def _rule(self, expression: str) -> str:
-        """A name for an expression that stands in several places."""
-        name = f"part-{len(self._rules)}"
-        self._rules.append(f"{name} ::= {expression}\n")
-        return name
 
-    def _bounds(self, schema: Any, of: str, where: str) -> tuple[int, int | None]:
-        low, high = schema.get(f"min{of}", 0), schema.get(f"max{of}")
-        for bound in (low, 0 if high is None else high):
-            if type(bound) is not int or not 0 <= bound <= _MOST_REPEATED:
-                raise InvalidRequest(
-                    f"min{of} or max{of} of {where} is {_short(bound)}: give 0 to {_MOST_REPEATED}"
-                )
-        if high is not None and high < low:
-            raise InvalidRequest(f"max{of} of {where} is less than min{of}: mend it")
-        return low, high
-
-    def _list(self, value: Any, where: str, least: int = 1) -> list[Any]:
-        if not isinstance(value, list) or len(value) < least:
-            raise InvalidRequest(f"the {where} is {_short(value)}: give a list")
-        return value
-
-    def _only(self, keys: set[str], known: set[str], where: str) -> None:
-        other = sorted(keys - known)
-        if other:
-            raise InvalidRequest(
-                f"{where} has {_short(other[0])}, which a grammar cannot hold an answer to here: take it out and check it afterwards"
-            )
+def _limit_numbers(strict: dict[str, Any], decimal: bool, where: str) -> None:
+    for key in strict.keys() & _BOUNDS:
+        if type(strict[key]) not in (int, float) or not math.isfinite(strict[key]):
+            raise InvalidRequest(f"{key} of {where} is {_short(strict[key])}: give a number")
+    if not decimal:
+        for key, limit, stricter in (("minimum", -_LARGEST_INTEGER, max), ("maximum", _LARGEST_INTEGER, min)):
+            strict[key] = stricter(strict.get(key, limit), limit)
+    elif strict.keys() & _BOUNDS and "multipleOf" not in strict:
+        before_point = max(len(str(int(abs(strict[key])))) for key in strict.keys() & _BOUNDS)
+        strict["multipleOf"] = float(f"1e-{max(0, min(_DECIMALS, _DIGITS - before_point))}")
 
 
-def _part(schema: Any, keys: set[str]) -> Any:
-    return {key: schema[key] for key in keys}
+def _limit_format(strict: dict[str, Any], where: str) -> None:
+    name = strict["format"]
+    if not isinstance(name, str):
+        raise InvalidRequest(f"format of {where} is {_short(name)}: give a string")
+    if name in _FORMATS:
+        if "pattern" in strict:
+            raise InvalidRequest(f"{where} has a format and a pattern: give one of them")
+        strict["pattern"] = _FORMATS[name]
+    if name not in _KNOWN_FORMATS:
+        del strict["format"]
 
 
-def _keywords(kind: Any) -> set[str]:
-    return _TYPES.get(kind, set()) if isinstance(kind, str) else set()
+def _support(keys: AbstractSet[str], known: AbstractSet[str], where: str) -> None:
+    other = sorted(keys - known)
+    if other:
+        raise InvalidRequest(
+            f"{where} has {_short(other[0])}, which is not supported here: remove it and validate the output yourself"
+        )
 
 
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _times(low: int, high: int | None) -> str:
-    return f"{{{low},{'' if high is None else high}}}"
-
-
-def _literal(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def _is(value: Any, kind: Any) -> bool:
-    if isinstance(value, bool):
-        return bool(kind == "boolean")
-    kinds: dict[str, Any] = {
-        "object": dict, "array": list, "string": str, "number": (int, float), "integer": int, "null": type(None),
-    }  # fmt: skip
-    return isinstance(kind, str) and isinstance(value, kinds.get(kind, ()))
+def _not_json(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _short(value: Any) -> str:

@@ -3,12 +3,11 @@
 import ctypes
 import functools
 import hashlib
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from spec_local.core.text import bytes_of
+from spec_local.deep_stack import call_with_stack
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama.runtime import Weights
 
@@ -99,26 +98,8 @@ class Vocabulary:
             )
         if len(raw) < _LONG_TEXT_BYTES:
             return self._tokenize(raw, add_special, parse_special)
-        result: Future[list[int]] = Future()
-
-        def work() -> None:
-            try:
-                result.set_result(self._tokenize(raw, add_special, parse_special))
-            except BaseException as error:
-                result.set_exception(error)
-
-        previous = threading.stack_size(max(_MIN_STACK, len(raw) * _STACK_PER_BYTE))
-        try:
-            worker = threading.Thread(target=work)
-            worker.start()
-        except RuntimeError:
-            raise BackendError(
-                f"there is no memory to tokenize {len(raw)} bytes: give a shorter text"
-            ) from None
-        finally:
-            threading.stack_size(previous)
-        worker.join()
-        return result.result()
+        stack = max(_MIN_STACK, len(raw) * _STACK_PER_BYTE)
+        return call_with_stack(stack, lambda: self._tokenize(raw, add_special, parse_special))
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         # Usually at most one token per byte, plus special ones. A byte that is not UTF-8 can become the three

@@ -77,7 +77,7 @@ INVALID = {
     "no schema": (["--json-schema", "{]"], "not JSON"),
     "no such schema": (["--json-schema", "schema.json"], "schema.json cannot be read"),
     "empty schema": (["--json-schema", ""], "cannot be read"),
-    "unsupported": (["--json-schema", '{"type": "integer", "multipleOf": 2}'], '"multipleOf"'),
+    "unsupported": (["--json-schema", '{"type": "array", "uniqueItems": true}'], '"uniqueItems"'),
     "both": (["--json-schema", "{}", "--grammar-file", "prompt"], "give one of them"),
 }
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("errors", "validation"),
+    ("deep_stack",),
     ("files", "toml_file", "registry", "machine", "child_process", "core", "grammar"),
     ("kernels", "verifiers", "lookups"),
     ("llama", "policies"),

@@ -1,0 +1,38 @@
+"""Calls of native code that recurses deeply, on a thread with a stack large enough."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from spec_local.errors import BackendError
+
+_Result = TypeVar("_Result")
+
+
+def call_with_stack(size: int, function: Callable[[], _Result]) -> _Result:
+    """Call a function on a thread with a stack of `size` bytes, and return or raise what it does.
+
+    An overflow of the stack would end the process.
+
+    Raises:
+        BackendError: there is no memory for the stack.
+    """
+    result: Future[_Result] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    previous = threading.stack_size(size)
+    try:
+        worker = threading.Thread(target=work)
+        worker.start()
+    except RuntimeError:
+        raise BackendError(f"no memory for a stack of {size >> 20} MiB: give a shorter input") from None
+    finally:
+        threading.stack_size(previous)
+    worker.join()
+    return result.result()

@@ -1,0 +1,183 @@
+"""GBNF, the grammar notation of llama.cpp, rewritten for llguidance in its dialect of Lark.
+
+A terminal of Lark is greedy: with ``NAME: /[a-z]+/``, the rule ``NAME "z"`` matches nothing. GBNF has no terminals.
+So each character becomes a lexeme of its own, and the Earley parser follows every way to read a text. One difference
+remains: where a set of tokens (``!<[5]>``) and text may both follow, llguidance follows only the set of tokens.
+
+GBNF: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
+"""
+
+import re
+from collections.abc import Callable, Iterator
+
+from spec_local.errors import InvalidRequest
+
+_MAX_BYTES = 1 << 20
+_WORD = re.compile(
+    r"""
+    (?P<space> [ \t\r\n]+ | \#[^\r\n]* )
+    | (?P<define> ::= )
+    | (?P<name> [\w-]+ )
+    | (?P<literal> "(?:\\.|[^"\\])*" )
+    | (?P<set> \[(?:\\.|[^\]\\])*\] )
+    | (?P<token> !?<[^<>]*> )
+    | (?P<repeat> [*+?] | \{\ *\d+\ *(?:,\ *\d*\ *)?\} )
+    | (?P<sign> [.|()] )
+    """,
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
+_CHARACTER = re.compile(
+    r'\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([nrt"\\\[\]])|([^\\])', re.DOTALL
+)
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def to_lark(text: str, token_id: Callable[[str], int | None]) -> str:
+    """Rewrite a grammar; its language stays the same.
+
+    Args:
+        text: GBNF with a rule ``root``, at most 1 MiB.
+        token_id: the id of the token that is spelled like this, for ``<name>``.
+
+    Raises:
+        InvalidRequest: it is not GBNF; the message gives the reason.
+    """
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest("the grammar is not UTF-8: convert it first, for instance with iconv") from None
+    if size > _MAX_BYTES:
+        raise InvalidRequest(f"the grammar has {size} bytes: give at most {_MAX_BYTES}")
+    if not text.strip():
+        raise InvalidRequest("the grammar is empty: give rules, the first of them root ::= ...")
+    return _Converter(token_id).convert(text)
+
+
+def refusal(reason: str) -> InvalidRequest:
+    """The error for a grammar that cannot be used."""
+    reason = " ".join(reason.split())
+    reason = reason if len(reason) < 120 else reason[:117] + "..."
+    return InvalidRequest(f"the grammar cannot be used ({reason}): see llama.cpp's grammars/README.md")
+
+
+class _Converter:
+    def __init__(self, token_id: Callable[[str], int | None]) -> None:
+        self._token_id = token_id
+        self._names: dict[str, str] = {}  # in Lark, by the name in GBNF
+        self._rules: dict[str, list[list[str]]] = {}  # alternatives, by the name in Lark
+
+    def convert(self, text: str) -> str:
+        unfinished: list[list[list[str]]] = []  # alternatives of the current rule and of each open group
+        words = [*_words(text), ("end", "")]
+        position = 0
+        while words[position][0] != "end":
+            kind, word = words[position]
+            if kind == "name" and words[position + 1][0] == "define":
+                if len(unfinished) > 1:
+                    raise refusal(f"expecting ')' before the rule {word}")
+                unfinished = [[[]]]
+                self._rules[self._name(word)] = unfinished[0]
+                position += 2
+                continue
+            if not unfinished:
+                raise refusal(f"expecting {'::= after' if kind == 'name' else 'a name at'} {word[:20]!r}")
+            self._read(kind, word, unfinished)
+            position += 1
+        if len(unfinished) > 1:
+            raise refusal("expecting ')', unexpected end of input")
+        for name, in_lark in self._names.items():
+            if in_lark not in self._rules:
+                raise refusal(f"Undefined rule identifier '{name}'")
+        if "root" not in self._names:
+            raise refusal("there is no rule 'root'")
+        lines = [f"start: {self._names['root']}"]
+        for name, alternatives in self._rules.items():
+            lines.append(f"{name}: " + " | ".join(" ".join(items) or '""' for items in alternatives))
+        return "\n".join(lines)
+
+    def _read(self, kind: str, word: str, unfinished: list[list[list[str]]]) -> None:
+        """Add a word to the last alternative; a group becomes a rule, as nesting has a limit in Lark."""
+        items = unfinished[-1][-1]
+        if word == "|":
+            unfinished[-1].append([])
+        elif word == "(":
+            unfinished.append([[]])
+        elif word == ")":
+            if len(unfinished) == 1:
+                raise refusal("unexpected ')'")
+            group = f"group{len(self._rules)}"
+            self._rules[group] = unfinished.pop()
+            unfinished[-1][-1].append(group)
+        elif kind == "repeat":
+            if not items:
+                raise refusal(f"expecting an item before {word}")
+            word = word.replace(" ", "")
+            items[-1] = '""' if word in ("{0}", "{0,0}") else items[-1] + word
+        elif kind == "name":
+            items.append(self._name(word))
+        elif kind == "literal":
+            lexemes = " ".join(f"/{_quoted(character)}/" for character, _ in _characters(word[1:-1]))
+            items.append(f"({lexemes})" if lexemes else '""')
+        elif kind == "set":
+            items.append(_set(word[1:-1]))
+        elif kind == "token":
+            items.append(self._token(word))
+        elif word == ".":
+            items.append("/(?s:.)/")
+        else:
+            raise refusal(f"unexpected {word}")
+
+    def _name(self, name: str) -> str:
+        return self._names.setdefault(name, f"rule{len(self._names)}")
+
+    def _token(self, word: str) -> str:
+        spelling = word.removeprefix("!")
+        number = re.fullmatch(r"<\[(\d+)\]>", spelling)
+        token = int(number[1]) if number else self._token_id(spelling)
+        if token is None:
+            raise refusal(f"invalid token {spelling}")
+        return f"<[{'^' if word[0] == '!' else ''}{token}]>"
+
+
+def _words(text: str) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position < len(text):
+        found = _WORD.match(text, position)
+        if not found:
+            rest = text[position : position + 20]
+            raise refusal("unexpected end of input" if rest[0] in '"[' else f"unexpected {rest!r}")
+        position = found.end()
+        if found.lastgroup != "space":
+            yield str(found.lastgroup), found[0]
+
+
+def _characters(text: str) -> Iterator[tuple[str, bool]]:
+    """Characters of a literal or a set, and whether each was escaped."""
+    position = 0
+    while position < len(text):
+        found = _CHARACTER.match(text, position)
+        if not found:
+            raise refusal(f"unknown escape {text[position : position + 2]}")
+        position = found.end()
+        code = found[1] or found[2] or found[3]
+        if code and int(code, 16) > 0x10FFFF:
+            raise refusal(f"there is no character {found[0]}")
+        yield chr(int(code, 16)) if code else _ESCAPES.get(found[4], found[4]) or found[5], not found[5]
+
+
+def _set(text: str) -> str:
+    """A set of characters as a regular expression."""
+    negated = text.startswith("^")
+    characters = list(_characters(text[negated:]))
+    ranges, position = "", 0
+    while position < len(characters):
+        ranges += _quoted(characters[position][0])
+        if characters[position + 1 : position + 2] == [("-", False)] and position + 2 < len(characters):
+            ranges += "-" + _quoted(characters[position + 2][0])
+            position += 2
+        position += 1
+    return f"/[{'^' if negated else ''}{ranges}]/"
+
+
+def _quoted(character: str) -> str:
+    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
