@@ -57,20 +57,23 @@ def train(
     device: Annotated[DeviceChoice, Option(help="PyTorch device to train on.")] = DeviceChoice.cpu,
     seed: Annotated[int, Option(min=0, help="Random seed of prompts, sampling and training.")] = 0,
     plot: Annotated[
-        Path | None, Option(help="Save a PNG of the training curve (needs spec-local[plot]).")
+        Path | None, Option(help="Save a PNG of the training curve (needs spec-local\\[plot]).")
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
     threads: Annotated[
-        int | None, Option(min=1, max=512, help="Threads (default: one per physical core).")
+        int | None, Option(min=1, max=512, help="Number of threads (default: one per physical core).")
     ] = None,
-    gpu_layers: Annotated[int, Option(help="Layers of the main model on the GPU.")] = -1,
+    gpu_layers: Annotated[int, Option(help="Number of layers of the main model on the GPU.")] = -1,
     kernels: KernelsOption = "auto",
 ) -> None:
     """Train a small draft model on the main model's own output; prints the draft's path.
 
-    The main model answers prompts for a while, and a small model learns to predict its answers. Nothing else
-    is needed: no original weights, no data, no network. The same command resumes a run that was stopped; with
-    more --minutes it continues a finished one. Needs PyTorch: pip install 'spec-local[train]'.
+    The main model answers prompts for a while, and a small model learns to
+    predict its answers. Nothing else is needed: no original weights, no data,
+    no network. The same command resumes a run that was stopped; with more
+    --minutes it continues a finished one.
+
+    Requires PyTorch: pip install 'spec-local\\[train]'.
 
     Examples:
 

@@ -216,6 +216,11 @@ def test_without_the_extras(inside, short_main, target, monkeypatch):
         assert re.search(r"needs (PyTorch|matplotlib): run pip install 'spec-local\[(train|plot)\]'$", error)
 
 
+def test_help_names_the_extra(inside):
+    """Square brackets are markup in help texts, and must be escaped."""
+    assert b"pip install 'spec-local[train]'" in inside("draft", "train", "--help").stdout
+
+
 def test_help_imports_nothing_slow(specdec):
     script = (
         "import runpy, sys\n"
