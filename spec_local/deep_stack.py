@@ -31,7 +31,9 @@ def call_with_stack(size: int, function: Callable[[], _Result]) -> _Result:
         worker = threading.Thread(target=work)
         worker.start()
     except RuntimeError:
-        raise BackendError(f"no memory for a stack of {size >> 20} MiB: give a shorter input") from None
+        raise BackendError(
+            f"there is no memory for a stack of {size >> 20} MiB: give a shorter text"
+        ) from None
     finally:
         threading.stack_size(previous)
     worker.join()

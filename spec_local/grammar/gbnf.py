@@ -1,8 +1,9 @@
 """GBNF, the grammar notation of llama.cpp, rewritten for llguidance in its dialect of Lark.
 
-A terminal of Lark is greedy: with ``NAME: /[a-z]+/``, the rule ``NAME "z"`` matches nothing. GBNF has no terminals.
-So each character becomes a lexeme of its own, and the Earley parser follows every way to read a text. One difference
-remains: where a set of tokens (``!<[5]>``) and text may both follow, llguidance follows only the set of tokens.
+A terminal of Lark is greedy: with ``NAME: /[a-z]+/``, the rule ``NAME "z"`` matches nothing. GBNF has no
+terminals. Each character therefore becomes a lexeme of its own, and the Earley parser follows every way
+to read a text. One difference remains: where a set of tokens (``!<[5]>``) and text could both follow,
+llguidance follows only the set of tokens.
 
 GBNF: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 """

@@ -1,19 +1,21 @@
-"""JSON schemas, made strict for llguidance: its answers are then valid under the original schema.
+"""JSON schemas, made stricter for llguidance: every answer is valid under the original schema.
 
-llguidance implements most of JSON Schema (https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md).
-What it does not implement is refused, never silently ignored. What is narrower here, so that small models
-end their answers and common readers accept them:
+llguidance implements most of JSON Schema; other keywords are refused, never silently ignored. Narrower than
+the standard, so that small models end their answers and common parsers accept them, are:
 
 ===========  ================================================================================================
 whitespace   between two tokens of JSON at most one space, or a line break and up to 20 spaces
 objects      no properties but those of the schema, unless ``additionalProperties`` allows them
 arrays       all ``prefixItems`` and no more, unless ``items`` allows them
-integers     within ±2**53, which all readers of JSON represent
-numbers      with bounds: up to 10 decimals, no exponent, so that a float keeps to an exclusive bound
+integers     within ±2**53, which all JSON parsers represent exactly
+numbers      with bounds: up to 10 decimals and no exponent, so that parsed floats
+             stay within exclusive bounds
 strings      ``format``: ``date``, ``time``, ``date-time`` without leap days and leap seconds; formats that
              llguidance does not know are annotations, as in the standard
 ``oneOf``    read as ``anyOf``
 ===========  ================================================================================================
+
+Source: https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
 """
 
 import functools
@@ -36,7 +38,7 @@ _NOTES = {
     "$schema", "$id", "$comment", "discriminator", "contentMediaType", "contentEncoding", "contentSchema",
 }  # fmt: skip
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
-_BY_TYPE = {  # keywords that show the type where a schema leaves it out
+_BY_TYPE = {  # keywords that imply the type where a schema leaves it out
     "object": {
         "properties", "required", "additionalProperties", "patternProperties",
         "propertyNames", "minProperties", "maxProperties",
@@ -57,8 +59,10 @@ _TIME = (
 )
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 _KNOWN_FORMATS = {"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # to llguidance
-_LARGEST_INTEGER = 2**53
-_DIGITS, _DECIMALS = 15, 10  # that floats tell apart; that llguidance can limit a number to
+_COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Length", "Items", "Properties")}
+_MAX_INTEGER = 2**53
+_DIGITS = 15  # a float distinguishes all decimal numbers of so many digits
+_MAX_DECIMALS = 10  # llguidance takes no finer multipleOf
 
 
 @functools.lru_cache(maxsize=8)
@@ -94,7 +98,7 @@ class _Strict:
 
         Args:
             where: names it in errors.
-            part: other schemas say more about the same object, so that it may have properties unknown here.
+            part: another schema applies to the same object, which may therefore have more properties.
         """
         if isinstance(schema, bool):
             return schema
@@ -102,6 +106,9 @@ class _Strict:
             raise InvalidRequest(f"{where} is {_short(schema)}: give an object")
         keys = schema.keys() - _NOTES
         _support(keys, _KNOWN, where)
+        for key in keys & _COUNTS:
+            if type(schema[key]) is not int or schema[key] < 0:
+                raise InvalidRequest(f"{key} of {where} is {_short(schema[key])}: give 0 or more")
         parts = part or (bool(keys & _COMBINED) and len(keys - {"$defs", "definitions"}) > 1)
         strict = {key: self._value(key, schema[key], where, parts) for key in schema if key in keys}
         if not keys & {"type", "enum", "const"}:
@@ -134,6 +141,8 @@ class _Strict:
             return [self._schema(one, f"{key} {i} of {where}", part=parts) for i, one in enumerate(value)]
         if key in ("items", "additionalProperties"):
             return self._schema(value, f"{key} of {where}")
+        if key == "enum" and not isinstance(value, list):
+            raise InvalidRequest(f"enum of {where} is {_short(value)}: give a list")
         if key == "$ref":
             self._target(value, where)
         return value
@@ -149,7 +158,7 @@ class _Strict:
         free = strict.get("patternProperties") or strict.get("additionalProperties", True) is not False
         if free and strict.get("minProperties", 0) not in (0, 1):
             raise InvalidRequest(
-                f"{where} has minProperties above 1, but names might be repeated: give 1 at most, or properties"
+                f"{where} has minProperties above 1, but a name could repeat: give 1 at most, or properties"
             )
 
     def _pattern(self, schema: Any, where: str) -> str:
@@ -161,13 +170,13 @@ class _Strict:
             return ""
         rule = {k: v for k, v in schema.items() if k not in _NOTES} if isinstance(schema, dict) else {}
         kind = rule.pop("type", "string")
-        names = [rule["const"]] if "const" in rule else rule.get("enum", ())
-        if kind != "string" or not rule or not all(isinstance(name, str) for name in names):
+        names = [rule["const"]] if "const" in rule else rule.get("enum", [])
+        if kind != "string" or not rule or type(names) is not list or any(type(n) is not str for n in names):
             raise InvalidRequest(f"{where} is {_short(schema)}: give a string, an enum or a const")
         if "enum" in rule or "const" in rule:
             _support(rule.keys(), {"enum", "const"}, where)
             return f"^(?:{'|'.join(map(re.escape, names))})$"
-        if len(rule) == 1 and ("pattern" in rule or rule.get("format") in _FORMATS):
+        if len(rule) == 1 and ("pattern" in rule or str(rule.get("format")) in _FORMATS):
             return str(rule.get("pattern") or _FORMATS[rule["format"]])
         _support(rule.keys(), {"minLength", "maxLength"}, where)
         return f"^(?s:.){{{rule.get('minLength', 0)},{rule.get('maxLength', '')}}}$"
@@ -192,11 +201,11 @@ def _limit_numbers(strict: dict[str, Any], decimal: bool, where: str) -> None:
         if type(strict[key]) not in (int, float) or not math.isfinite(strict[key]):
             raise InvalidRequest(f"{key} of {where} is {_short(strict[key])}: give a number")
     if not decimal:
-        for key, limit, stricter in (("minimum", -_LARGEST_INTEGER, max), ("maximum", _LARGEST_INTEGER, min)):
+        for key, limit, stricter in (("minimum", -_MAX_INTEGER, max), ("maximum", _MAX_INTEGER, min)):
             strict[key] = stricter(strict.get(key, limit), limit)
     elif strict.keys() & _BOUNDS and "multipleOf" not in strict:
         before_point = max(len(str(int(abs(strict[key])))) for key in strict.keys() & _BOUNDS)
-        strict["multipleOf"] = float(f"1e-{max(0, min(_DECIMALS, _DIGITS - before_point))}")
+        strict["multipleOf"] = float(f"1e-{max(0, min(_MAX_DECIMALS, _DIGITS - before_point))}")
 
 
 def _limit_format(strict: dict[str, Any], where: str) -> None:
@@ -215,7 +224,8 @@ def _support(keys: AbstractSet[str], known: AbstractSet[str], where: str) -> Non
     other = sorted(keys - known)
     if other:
         raise InvalidRequest(
-            f"{where} has {_short(other[0])}, which is not supported here: remove it and validate the output yourself"
+            f"{where} has {_short(other[0])}, which is not supported here: "
+            "remove it and validate the output yourself"
         )
 
 

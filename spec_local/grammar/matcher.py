@@ -15,7 +15,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.grammar import gbnf, json_schema
 
 _STACK = 256 << 20
-"""Bytes: llguidance recurses along chains of rules, of which there are at most 65,000, with 3.3 KB for each."""
+"""Bytes: llguidance recurses along chains of rules, 3.3 KB for each of at most 65,000."""
 _LIMITS = LLParserLimits(step_max_items=20_000_000, step_lexer_fuel=20_000_000)
 """About a second for a mask. The defaults stop where large sets of characters meet a large vocabulary."""
 _FEW = 64
@@ -41,8 +41,8 @@ class Vocabulary(Protocol):
 class Grammar:
     """A grammar or a JSON schema for one vocabulary.
 
-    Tokens without text (control tokens) are not allowed, unless the grammar names tokens (``<...>``). End tokens are
-    allowed where the text is complete.
+    Tokens without text (control tokens) are not allowed, unless the grammar names them (``<...>``).
+    End tokens are allowed where the text is complete.
     """
 
     def __init__(self, vocabulary: Vocabulary, lark: str) -> None:

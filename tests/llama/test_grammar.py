@@ -24,7 +24,7 @@ def follows(grammar, text):
     return state is not None
 
 
-def test_the_tokens_of_a_model_s_vocabulary_are_known(tiny_model):
+def test_masks_on_the_vocabulary_of_a_model(tiny_model):
     vocabulary = tiny_model.vocabulary
     mask = Grammar.from_gbnf(vocabulary, 'root ::= "the"').start().allowed()
     pieces = [vocabulary.piece(int(token)) for token in np.flatnonzero(mask)]
@@ -43,9 +43,9 @@ def test_the_tokens_of_a_model_s_vocabulary_are_known(tiny_model):
 
 
 def test_a_grammar_outlives_its_model(tiny_path):
-    with_weights = Model(tiny_path, weights=False)
-    grammar = Grammar.from_gbnf(with_weights.vocabulary, 'root ::= "a"')
-    with_weights.close()
+    model = Model(tiny_path, weights=False)
+    grammar = Grammar.from_gbnf(model.vocabulary, 'root ::= "a"')
+    model.close()
     assert follows(grammar, "a")
 
 
@@ -63,20 +63,20 @@ def answer(session, prompt="the people of", **settings):
     return "".join(e.text for e in events if isinstance(e, (Text, Done))), events
 
 
-WAYS = {
+VARIANTS = {
     "plain": {"policy": "off"},
     "chain": {"policy": "fixed", "draft_max": 4},
-    "drawn": {"policy": "fixed", "draft_max": 4, "verifier": "block"},
+    "block": {"policy": "fixed", "draft_max": 4, "verifier": "block"},
     "tree": {"policy": "fixed", "shape": "tree", "tree_nodes": 8},
     "lookup": {"policy": "fixed", "proposer": "lookup"},
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 @pytest.mark.parametrize(
     "sampling", [SamplingSettings(temperature=0), SamplingSettings(top_k=40), SamplingSettings()], ids=str
 )
-def test_every_answer_that_ends_is_what_the_schema_asks_for(session, way, sampling):
+def test_complete_answers_are_valid_under_the_schema(session, variant, sampling):
     schema = {
         "type": "object",
         "properties": {
@@ -88,7 +88,9 @@ def test_every_answer_that_ends_is_what_the_schema_asks_for(session, way, sampli
     }
     ended = 0
     for seed in range(4):
-        text, events = answer(session, json_schema=json.dumps(schema), sampling=sampling, seed=seed, **way)
+        text, events = answer(
+            session, json_schema=json.dumps(schema), sampling=sampling, seed=seed, **variant
+        )
         if events[-1].reason == "stop":
             ended += 1
             value = json.loads(text)
@@ -108,49 +110,49 @@ class Order(pydantic.BaseModel):
     stock: Annotated[dict[Literal["red", "blue"], pydantic.NonNegativeInt], Field(min_length=1, max_length=2)]
 
 
-def test_every_answer_that_ends_is_taken_by_the_model_of_pydantic(session):
+def test_complete_answers_are_valid_for_pydantic(session):
     schema, seen = json.dumps(Order.model_json_schema()), set()
     for seed in range(6):
-        text, events = answer(session, max_tokens=250, json_schema=schema, seed=seed, **WAYS["chain"])
+        text, events = answer(session, max_tokens=250, json_schema=schema, seed=seed, **VARIANTS["chain"])
         if events[-1].reason == "stop":
             seen.add(Order.model_validate_json(text).model_dump_json())
     assert len(seen) > 2
 
 
-def test_a_seed_says_the_same_with_guesses_and_without(session):
-    """Membership's promise, which a grammar does not touch; tiny models have no near ties here."""
+def test_a_seed_gives_the_same_output_with_and_without_draft_tokens(session):
+    """Exact-match verification guarantees it, also under a grammar; tiny models have no near ties here."""
     for temperature in (0.0, 0.8):
-        said = [
+        outputs = [
             answer(
                 session,
                 json_schema="{}",
                 sampling=SamplingSettings(temperature=temperature, top_k=40),
                 seed=3,
                 verifier="exact-match",
-                **way,
+                **variant,
             )[0]
-            for way in (WAYS["plain"], WAYS["chain"], WAYS["lookup"])
+            for variant in (VARIANTS["plain"], VARIANTS["chain"], VARIANTS["lookup"])
         ]
-        assert len(set(said)) == 1, said
+        assert len(set(outputs)) == 1, outputs
 
 
-def test_a_cut_answer_says_so_and_begins_what_the_grammar_holds(session, tiny_model):
+def test_a_cut_off_answer_is_the_beginning_of_one_that_follows_the_grammar(session, tiny_model):
     text, events = answer(session, grammar='root ::= "the " [a-z]{200}', max_tokens=9)
     assert events[-1].reason == "length"
     assert follows(Grammar.from_gbnf(tiny_model.vocabulary, 'root ::= "the " [a-z]{200}'), text)
 
 
-def test_turns_of_a_session_begin_their_grammar_anew(session):
+def test_each_answer_of_a_session_starts_its_grammar_anew(session):
     for _ in range(2):
         assert answer(session, grammar='root ::= "of" | "in"')[0] in ("of", "in")
     assert answer(session, grammar='root ::= "was"')[0] == "was"
     assert answer(session)[1][-1].reason == "length"
 
 
-def test_logprobs_are_as_many_as_tokens_also_where_an_answer_is_cut(session):
-    way = {"policy": "fixed", "draft_max": 4, "logprobs": 2}
+def test_every_token_has_logprobs_also_where_an_answer_is_cut_off(session):
+    variant = {"policy": "fixed", "draft_max": 4, "logprobs": 2}
     for settings in ({"grammar": 'root ::= "the people"'}, {"stops": ["o"]}, {}):
-        _, events = answer(session, **settings, **way, max_tokens=30)
+        _, events = answer(session, **settings, **variant, max_tokens=30)
         steps = [event for event in events if isinstance(event, Text)]
         for event in steps:
             assert [entry.token for entry in event.logprobs] == list(event.tokens)
