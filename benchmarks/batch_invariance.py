@@ -17,7 +17,7 @@ from spec_local import kernels
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 
-_TEXT = Path(__file__).parent.parent / "README.md"
+_TEXT = Path(__file__).parent.parent / "docs/training.md"
 _TOKENS = 40  # a multiple of the usual sizes
 
 

@@ -251,6 +251,6 @@ def test_links_lead_somewhere():
 def test_the_figure_is_a_figure():
     import xml.etree.ElementTree as ElementTree
 
-    figure = ElementTree.parse(ROOT / "docs/how-it-works.svg").getroot()
+    figure = ElementTree.parse(ROOT / "docs/images/how-it-works.svg").getroot()
     assert figure.tag.endswith("svg")
-    assert b"prefers-color-scheme: dark" in (ROOT / "docs/how-it-works.svg").read_bytes()
+    assert b"prefers-color-scheme: dark" in (ROOT / "docs/images/how-it-works.svg").read_bytes()
