@@ -26,7 +26,8 @@ PROMPT = ">\x08\x1b\\[2C"  # the line editor writes the space of "> " by moving 
 OTHER_THAN_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b[^\[]|\r")
 STYLE = """\
 svg { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace }
-rect { fill: #f6f8fa; stroke: #d1d9e0 } text { fill: #1f2328 } .note { fill: #59636e } .bold { font-weight: bold }
+rect { fill: #f6f8fa; stroke: #d1d9e0 } text { fill: #1f2328 }
+.note { fill: #59636e } .bold { font-weight: bold }
 .accepted { fill: #1a7f37 } .rejected { fill: #cf222e; text-decoration: line-through }
 @media (prefers-color-scheme: dark) {
   rect { fill: #151b23; stroke: #3d444d } text { fill: #f0f6fc } .note { fill: #9198a1 }
