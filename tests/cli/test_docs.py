@@ -1,4 +1,4 @@
-"""README and docs: every command line in them runs, as a person would run it, on tiny models under the names they use."""
+"""README and docs: every command line in them runs in a shell, on tiny models under the names they use."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,9 @@ def test_command_lines(script, world):
     folder, environment = world
     for copy in folder.glob("main-f16-*"):  # of another page
         copy.unlink()
-    whole = {"SPECDEC_MAX_TOKENS": "200"} if "--json-schema" in script else {}  # JSON that is cut is none
+    whole = (
+        {"SPECDEC_MAX_TOKENS": "200"} if "--json-schema" in script else {}
+    )  # JSON that is cut off is invalid
     run("\n".join(lines), folder, environment | whole)
     if "models rm" in script:
         run("specdec models pull coder-7b", folder, environment)
@@ -173,7 +176,7 @@ def test_settings_files(text, world, tmp_path):
     )  # which is short here
 
 
-def test_every_block_says_what_it_is():
+def test_every_block_has_a_known_language():
     for page in PAGES:
         for language, text, line in blocks(page):
             assert language in LANGUAGES, f"{page.name}:{line}"
@@ -183,7 +186,7 @@ def test_every_block_says_what_it_is():
                 )
 
 
-def test_all_that_is_not_run_is_there():
+def test_commands_that_are_not_run_occur_in_the_docs():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for known in NOT_RUN:
         assert re.search(rf"^{known}", text, re.MULTILINE), known
@@ -201,7 +204,7 @@ def commands():
                 yield f"{name} --help", line
 
 
-def test_what_is_named_in_passing_exists():
+def test_commands_and_options_in_running_text_exist():
     """Options and commands of lines that cannot be run as they stand, since they have FILE or MAIN in them."""
     known = dict(settings.runnable(typer.main.get_command(app)))
     root = {"--version", "--help", "--no-color", "--install-completion", "--show-completion"}
@@ -231,7 +234,7 @@ def test_what_is_named_in_passing_exists():
     assert checked > 20
 
 
-def test_links_lead_somewhere():
+def test_links_have_targets():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -248,9 +251,7 @@ def test_links_lead_somewhere():
     assert all(f"({page.name})" in index for page in PAGES[1:] if page.name != "index.md")
 
 
-def test_the_figure_is_a_figure():
-    import xml.etree.ElementTree as ElementTree
-
-    figure = ElementTree.parse(ROOT / "docs/images/how-it-works.svg").getroot()
-    assert figure.tag.endswith("svg")
-    assert b"prefers-color-scheme: dark" in (ROOT / "docs/images/how-it-works.svg").read_bytes()
+@pytest.mark.parametrize("figure", sorted((ROOT / "docs/images").glob("*.svg")), ids=lambda path: path.name)
+def test_figures_are_svg_with_a_dark_mode(figure):
+    assert ElementTree.parse(figure).getroot().tag.endswith("svg")
+    assert b"prefers-color-scheme: dark" in figure.read_bytes()
