@@ -23,11 +23,10 @@ from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench.figures import Estimate
 from spec_local.bench.prompts import load, select
 from spec_local.core.language_model import prefill
-from spec_local.core.proposal import ROOT
+from spec_local.core.proposal import MAX_DRAFT, ROOT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Distribution, Sampler
 from spec_local.proposers import Limit, Proposer
-from spec_local.settings import MAX_DRAFT
 from spec_local.verifiers import VERIFIERS, Verifier
 
 

@@ -19,9 +19,10 @@ from common import chat_text, machine, model_options, note, numbers, table, toke
 
 from spec_local import Done, GenerationSettings, Prefilled, SamplingSettings, Session
 from spec_local.bench.prompts import load, select
+from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama import runtime
 from spec_local.llama.quantize import quantize
-from spec_local.settings import MAX_DRAFT, SHAPES
+from spec_local.registry import SHAPE_NAMES
 
 MODELS = ("main model", "draft model")
 
@@ -72,7 +73,7 @@ def main() -> None:
     )
     arguments.add_argument("--seeds", type=numbers(int), default=[1, 2])
     arguments.add_argument("--proposer", default="draft", choices=["draft", "lookup", "none"])
-    arguments.add_argument("--shape", default="chain", choices=SHAPES)
+    arguments.add_argument("--shape", default="chain", choices=SHAPE_NAMES)
     arguments.add_argument("--tree-nodes", type=int, default=16)
     arguments.add_argument("--verifier", default="auto")
     options = arguments.parse_args()

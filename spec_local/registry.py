@@ -13,7 +13,8 @@ LOOKUPS: Mapping[str, str] = {
     "lookup": "spec_local.lookups.prompt_lookup:PromptLookup",
     "recycling": "spec_local.lookups.recycling:Recycling",
 }
-"""Proposers that need no model: classes of the form of `spec_local.lookups.base.Lookup`."""
+"""Proposers that need no model: implementations of `spec_local.lookups.base.Lookup` with a classmethod
+``create(calibrated)``, called for each answer; recycling is one object per session."""
 
 POLICIES: Mapping[str, str] = {
     "adaptive": "spec_local.policies.adaptive:Adaptive",

@@ -1,4 +1,4 @@
-"""A main model, a way to guess, and their caches: what a program that writes text holds on to.
+"""A session: a main model, an optional draft model, and their caches.
 
 with Session.open("main.gguf", "draft.gguf") as session:
     for event in session.generate("Once upon a time"):
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from spec_local.assembly import ProposerFactory
 from spec_local.calibration import cost_store
+from spec_local.calibration.measure import measure
 from spec_local.core.constraint import Constraint
 from spec_local.core.language_model import LanguageModel, common_prefix
-from spec_local.core.proposal import Proposal
+from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, TokenLogprob
 from spec_local.core.text import TextStream
@@ -31,25 +32,28 @@ from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
 from spec_local.lookups import Lookup
-from spec_local.policies.cost_model import CostModel, measure
+from spec_local.policies.cost_model import CostModel
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
-from spec_local.settings import MAX_DRAFT, MAX_STAGED, GenerationSettings, ProposerName
+from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
 if TYPE_CHECKING:  # llguidance is loaded at its first use
     from spec_local.grammar.matcher import Grammar
 
 _USUAL_CONTEXT = 4096
-_BEFORE = 256  # tokens of a prompt that are kept with its answer: by them a like question is known, and what differs in it
+_BEFORE = 256  # tokens of a prompt kept with its answer in the datastore, which finds similar prompts by them
 _USUAL = GenerationSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that has become certain with one step, or with the end; may be empty.
+    """The text of one step; may be empty, since half a character or a possible stop string is held back.
 
-    tokens: said in this step, without the one that ends the answer. proposal: what had been guessed.
-    n_accepted: the first so many of the tokens had been. logprobs: of each of the tokens, if they were asked for.
+    Attributes:
+        tokens: generated in this step, without the one that ends the answer.
+        proposal: what had been drafted.
+        n_accepted: how many of the tokens, from the first, were draft tokens.
+        logprobs: of each of the tokens, if requested.
     """
 
     text: str
@@ -61,7 +65,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last event. `text` is what was still held back; `stopping_word` the stop string that ended the answer."""
+    """The last event, with the text still held back and the stop string that ended the answer, if one did."""
 
     text: str
     reason: FinishReason
@@ -73,21 +77,21 @@ _Answer = Generator[Prefilled | Text | Done, None, None]
 
 
 class Session:
-    """Models and caches of one conversation at a time.
+    """Models and their caches, for one answer at a time.
 
-    Close it (or use it in a ``with``) to free the models' memory.
+    Close it, or use it in a ``with`` statement, to free the models' memory.
     """
 
     def __init__(self, main: Context, draft: Context | None = None) -> None:
-        self.guesser: LanguageModel | None = draft
-        """The draft, speaking main's vocabulary."""
+        self.drafter: LanguageModel | None = draft
+        """The draft model, reading and drafting the main model's tokens."""
         self.vocabulary_map: VocabularyMap | None = None
-        """Where the draft has another vocabulary than main."""
+        """Between the vocabularies of the two models, where they differ."""
         if draft:
             ours, theirs = main.model.vocabulary, draft.model.vocabulary
             if difference(ours, theirs):
                 self.vocabulary_map = VocabularyMap(ours, theirs)
-                self.guesser = IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
+                self.drafter = IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
             for context in (main, draft):
                 context.model.check_can_roll_back()
         self.main = main
@@ -95,7 +99,7 @@ class Session:
         self._costs: tuple[CostModel, CostModel | None] | None = None
         self._staging: CostModel | None = None
         self._factory = ProposerFactory(
-            main, draft, self.guesser, self.vocabulary_map, self.costs, self._staging_costs
+            main, draft, self.drafter, self.vocabulary_map, self.costs, self._staging_costs
         )
         self._grammar: tuple[object, Grammar] | None = None  # the last one; most answers reuse it
         self._log: Callable[[str], None] = lambda line: None
@@ -116,21 +120,21 @@ class Session:
         datastore: bool = False,
         log: Callable[[str], None] = lambda line: None,
     ) -> "Session":
-        """Load a main model, and a draft if one is given.
+        """Load a main model, and a draft model if one is given.
 
         Args:
-            main, draft: GGUF files; a file that this machine has not loaded before is tried in a
-                child process first.
-            n_ctx: tokens of the context, at most what the model was trained for; None: that, up to 4096.
-            branches: how many guesses the models may read side by side; the draft reads more of them than it
-                proposes, so give several times the nodes of a tree, such as 64. 1: chains only, which takes
-                the least memory.
-            datastore: keep what is said on disk, for those who guess in this and later sessions with main's vocabulary (see
-                `spec_local.datastore.datastore`), and guess from what was kept.
-            log: told, in a line, what takes time and what was decided.
+            main, draft: GGUF files; a file that this machine has not loaded before is first tried in a child process.
+            n_ctx: context length in tokens, at most what the model was trained for; None: that, up to 4096.
+            threads: of both models; None: the number of physical cores.
+            gpu_layers: layers to keep on the GPU; −1: all.
+            cache_type: element type of the KV caches.
+            branches: maximum number of branches of a tree in the caches. The draft model reads more of them than it
+                proposes, so give several times a tree's nodes, such as 64. 1: chains only, which takes least memory.
+            datastore: add answers to the datastore on disk, and propose from it (see `spec_local.datastore`).
+            log: called with one line on what takes time and what was decided.
 
         Raises:
-            SpecLocalError: one of its kinds; whatever was loaded has been freed.
+            SpecLocalError: one of its subclasses; everything loaded so far has been freed.
         """
         with ExitStack() as stack:
             contexts: list[Context] = []
@@ -142,7 +146,7 @@ class Session:
                 context = Context(
                     model,
                     n_ctx=length,
-                    # A row of logits takes memory: a draft needs as many as it reads side by side, or along.
+                    # Rows of logits take memory: a draft model needs one per branch, or per staged token.
                     max_logits=max(branches, MAX_STAGED + 1) if contexts else MAX_DRAFT + 1,
                     max_branches=branches,
                     threads=threads,
@@ -155,7 +159,7 @@ class Session:
                 log(f"context: {contexts[0].n_ctx} tokens, which is what the model was trained for")
             if session.vocabulary_map:
                 share = session.vocabulary_map.share
-                log(f"draft: another vocabulary, in which it can guess {share:.0%} of main's tokens")
+                log(f"draft model: different vocabulary, which covers {share:.0%} of the main model's tokens")
             if datastore:
                 session.datastore = open_datastore(session.main.model, log)
             session._log = log
@@ -185,28 +189,34 @@ class Session:
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Iterator[Prefilled | Text | Done]:
-        """Continue a prompt, a text or tokens, with exactly main's distribution.
+        """Generate an answer with exactly the main model's distribution.
+
+        Args:
+            prompt: text or token ids.
+            settings: of this answer.
+            cancelled: asked between calls; true ends the answer.
+            clock: seconds.
 
         Yields:
-            `Prefilled`, `Text` per step, and `Done`. Closing the iterator early is fine.
+            `Prefilled`, one `Text` per step, and `Done`. The iterator may be closed early.
 
         Raises:
-            InvalidRequest: also a grammar that cannot be used, or is too ambiguous.
-            BackendError: also a grammar that leaves the model no token.
-            see `spec_local.engine.decoding.decode`.
+            InvalidRequest: a setting does not suit these models, or the grammar cannot be used.
+            BackendError: a model failed, or the grammar allows no token.
+            ContextOverflow: the prompt is too long: see `spec_local.engine.decoding.decode`.
         """
         vocabulary = self.main.model.vocabulary
         tokens = vocabulary.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
-        check_prompt(self.main, tokens)  # before anything is measured
+        check_prompt(self.main, tokens)  # fail before costs are measured
         self._end_answer()
         if self.datastore:
             self.datastore.refresh()
         cached = self.main.cached
         if not self.main.model.can_roll_back and common_prefix(cached, list(tokens[:-1])) < len(cached):
-            self.main.truncate(0)  # another text: a recurrent model can forget all, and no less
+            self.main.truncate(0)  # a recurrent model can only start anew
         sampler = Sampler(settings.sampling, self._constraint(settings))
         events = decode(
             self.main,
@@ -227,7 +237,7 @@ class Session:
         return answer
 
     def _end_answer(self) -> None:
-        """Of answers there is one at a time: an older one would roll back the caches of the next, or caches that are gone."""
+        """Close an unfinished answer: it would roll back the caches of the next one."""
         if answer := self._answer():
             answer.close()
 
@@ -236,30 +246,30 @@ class Session:
         return state.size(self._contexts)
 
     def save_state(self, path: Path | str) -> int:
-        """Write what main and draft have read to a file, so that `load_state` need not read it again.
+        """Write the caches of both models to a file.
 
         Returns:
             bytes of the file.
 
         Raises:
-            InvalidRequest: it cannot be written; a file that was there still is.
+            InvalidRequest: the file cannot be written; an earlier one is left as it was.
             ContextOverflow: there is no memory for a copy of the KV cache.
         """
         return state.save(Path(path), self._contexts)
 
     def load_state(self, path: Path | str) -> int:
-        """Go on from what `save_state` has written; a draft that was not saved, or is another, reads the text again.
+        """Restore the caches from a file of `save_state`; a draft model that is not in it reads the text again.
 
         Returns:
-            tokens that main now holds.
+            tokens in the main model's cache.
 
         Raises:
             InvalidRequest: the file is damaged, or of another model, build or setting; nothing has changed.
             ContextOverflow: the context is too short, or there is no memory; nothing has changed.
         """
         loaded = state.load(Path(path), self._contexts)
-        if "draft" in loaded and isinstance(self.guesser, IntersectionModel):
-            self.guesser.recall(self.main.cached)
+        if "draft" in loaded and isinstance(self.drafter, IntersectionModel):
+            self.drafter.recall(self.main.cached)
         return len(self.main.cached)
 
     @property
@@ -268,25 +278,25 @@ class Session:
 
     @property
     def datastore(self) -> Datastore | None:
-        """Texts of other sessions, which may be guessed, and into which go this one's answers."""
+        """Answers of earlier sessions to propose from; this session's answers are added."""
         return self._factory.datastore
 
     @datastore.setter
     def datastore(self, datastore: Datastore | None) -> None:
         self._factory.datastore = datastore
 
-    def proposers(self, settings: GenerationSettings) -> list[ProposerName]:
-        """Who may guess: what the settings say, and what ``auto`` means with these models."""
+    def proposers(self, settings: GenerationSettings) -> list[str]:
+        """Names of the proposers that may draft; resolves ``auto``."""
         return self._factory.names(settings)
 
     def lookups(self, settings: GenerationSettings) -> list[Lookup]:
-        """Those among them that ask no model."""
+        """Lookups among them."""
         return self._factory.lookups(settings)
 
     def costs(self) -> tuple[CostModel, CostModel | None]:
-        """Seconds a call of main and of the draft: what is known from earlier, or else measured now, in a second or two.
+        """Seconds a call of the main and the draft model, from disk or measured now, in a second or two.
 
-        Generating with policy adaptive keeps them up to date, and closing the session keeps them on disk.
+        Policy adaptive keeps them up to date; closing the session writes them to disk.
         """
         if not self._costs:
             draft = self._known(self.draft, 0.5) if self.draft else None
@@ -294,7 +304,7 @@ class Session:
         return self._costs
 
     def _staging_costs(self) -> CostModel | None:
-        """Seconds a call of the draft that gives its opinion after each token; measured once a session."""
+        """Seconds a call of the draft model that returns logits for every token; measured once per session."""
         room = self.draft.n_ctx - len(self.draft.cached) if self.draft else 0
         if not self._staging and self.draft and room > 4:
             self._staging = measure(self.draft, (1, 2, 4), 2)
@@ -303,14 +313,14 @@ class Session:
     def _known(self, context: Context, budget: float) -> CostModel:
         rows = 1 if context is self.draft else None
         if context.n_ctx - len(context.cached) < MAX_DRAFT:
-            context.truncate(0)  # a poor table would be kept for long; the text is read again
+            context.truncate(0)  # too little room to measure well; the text is read again
         known = cost_store.load(context)
         if known:
-            # What was kept may be of a machine that was busy or had no plug, and what seems dear would never be tried again.
+            # The machine may have been busy or on battery then, and what seems expensive is never tried again.
             for _ in range(2):
                 now = measure(context, (1, 8), 1, rows)
                 if known.agrees_with(now):
-                    known.observe(1, now.seconds(1))  # all sizes become as dear as this one is today
+                    known.observe(1, now.seconds(1))  # scales all sizes to today's speed
                     return known
         else:
             self._log(f"measuring {context.model.path.name} (first use with these settings)")
@@ -318,7 +328,7 @@ class Session:
 
     def _texts(self, events: Iterator[Event], stops: Sequence[str], before: Sequence[int]) -> _Answer:
         vocabulary = self.main.model.vocabulary
-        said: list[int] = []
+        output: list[int] = []
         stream = TextStream(vocabulary.piece, stops)
         statistics = Statistics()
         for event in events:
@@ -326,7 +336,7 @@ class Session:
                 statistics = event.statistics
                 yield event
             elif isinstance(event, Finished):
-                self._remember(before, said)
+                self._store(before, output)
                 yield Done(stream.finish(), event.reason, event.statistics)
             else:
                 text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
@@ -336,17 +346,17 @@ class Session:
                         statistics.predicted_n -= len(event.tokens) - i - 1
                         tokens = tokens[: i + 1]
                         break
-                said += tokens
+                output += tokens
                 n_accepted, logprobs = min(event.n_accepted, len(tokens)), event.logprobs[: len(tokens)]
                 yield Text(text, tokens, event.proposal, n_accepted, logprobs)
                 if stream.stopped:
-                    self._remember(before, said)
+                    self._store(before, output)
                     yield Done("", "stop", statistics, stream.stopping_word)
                     break
 
-    def _remember(self, before: Sequence[int], said: Sequence[int]) -> None:
+    def _store(self, before: Sequence[int], output: Sequence[int]) -> None:
         if self.datastore:
-            self.datastore.add_answer(said, before)
+            self.datastore.add_answer(output, before)
 
     def _constraint(self, settings: GenerationSettings) -> Constraint | None:
         if not settings.constrained:

@@ -11,12 +11,11 @@ from specdec_cli import chat_settings, render
 from specdec_cli.chat_input import Command, EndOfChat
 
 if TYPE_CHECKING:
-    from spec_local.settings import ProposerName
     from specdec_cli.chat_view import ChatView
 
 _MAX_FILE_BYTES = 1 << 24  # more text than fits into any context
 _STATE = "--state"
-_PROPOSERS: "dict[str, ProposerName]" = {
+_PROPOSERS: dict[str, str] = {
     "on": "auto",
     "off": "none",
     "auto": "auto",

@@ -161,8 +161,8 @@ class ModelOptions:
 
     def open(self, log: Callable[[str], None], files: tuple[Path, Path | None] | None = None) -> "Session":
         """Load the models; `files` is the result of `self.files()` if the caller has it."""
+        from spec_local.core.proposal import MAX_DRAFT
         from spec_local.session import Session
-        from spec_local.settings import MAX_DRAFT
 
         main, draft = files or self.files()
         return Session.open(

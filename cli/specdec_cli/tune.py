@@ -51,8 +51,8 @@ def tune(
     """
     with exits.guarded(), ExitStack() as stack:
         from spec_local.calibration.tuning import thread_choices
+        from spec_local.core.proposal import MAX_DRAFT
         from spec_local.machine import default_threads
-        from spec_local.settings import MAX_DRAFT
 
         # Report invalid values before anything slow.
         choices = sorted(set(threads)) if threads else thread_choices()

@@ -17,11 +17,11 @@ from spec_local.bench.variants import PLAIN, Variant
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
 from spec_local.core.language_model import LanguageModel, Logits, common_prefix, prefill
+from spec_local.core.proposal import MAX_DRAFT
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.llama.model import Model
 from spec_local.lookups import Lookup, Recycling
 from spec_local.session import Done, Session, Text
-from spec_local.settings import MAX_DRAFT
 
 _WARM_UP = 16  # tokens
 
@@ -232,9 +232,9 @@ def _theory(
     lengths: dict[str, list[int]] = {}
     for name, lookup in lookups.items():
         lengths[name] = theory.lookup_run_lengths(lookup, prompt.tokens, answer, MAX_DRAFT)
-    if session.guesser and any("draft" in each for each in sources.values()):
+    if session.drafter and any("draft" in each for each in sources.values()):
         lengths["draft"] = theory.draft_run_lengths(
-            session.guesser, prompt.tokens, answer, session.main.n_vocab
+            session.drafter, prompt.tokens, answer, session.main.n_vocab
         )
     steps = dict.fromkeys(lookups, 0.0) | {"draft": draft_costs.seconds(1) if draft_costs else 0.0}
     n = len(answer)

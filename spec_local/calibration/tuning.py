@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import psutil
 
 from spec_local.calibration import cost_store
+from spec_local.calibration.measure import measure, measure_prefill
+from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.machine import default_threads
-from spec_local.policies.adaptive import MAX_READ
-from spec_local.policies.cost_model import CostModel, measure, measure_prefill
+from spec_local.policies.adaptive import MAX_CALLS
+from spec_local.policies.cost_model import CostModel
 from spec_local.policies.planner import Plan, plan_chain
-from spec_local.settings import MAX_DRAFT
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 32, 33, 48, 63, 64)
 """Tokens a call: around the steps of usual kernels, and up to the longest copy."""
@@ -69,5 +70,5 @@ def tune(
 def chain_plans(main: CostModel, draft: CostModel | None, chances: Sequence[float]) -> list[Plan]:
     """The best chain for each chance that a guess stands; without a draft, guesses cost nothing."""
     free = CostModel({1: 0.0})
-    most = MAX_READ if draft else MAX_DRAFT - 1
+    most = MAX_CALLS if draft else MAX_DRAFT - 1
     return [plan_chain((chance,), main, draft or free, most, most) for chance in chances]

@@ -10,6 +10,10 @@ from typing import Literal
 from spec_local.core.sampling import Distribution
 
 ROOT = -1
+MAX_DRAFT = 64
+"""Maximum number of draft tokens a step: the main model's context reserves a row of logits for each."""
+MAX_STAGED = 8
+"""Maximum number of staged tokens a call: the draft model's context reserves a row of logits for each."""
 
 Drawing = Literal["chosen", "one", "with replacement", "without replacement", "top and one"]
 """How the children of a node were selected, which decides the verifiers that are lossless for them.

@@ -31,6 +31,11 @@ class PromptLookup:
         self._history: Sequence[int] = ()
         self._text = array("i")
 
+    @classmethod
+    def create(cls, calibrated: bool) -> "PromptLookup":
+        """One for an answer; calibrated: the policy learns acceptance rates, so that weak candidates are of use."""
+        return cls(shortest=2 if calibrated else 3)
+
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:
         self._read(history)
         text = self._text.tobytes()  # bytes.rfind is fast

@@ -33,6 +33,11 @@ class SuffixLookup:
         self._automaton = SuffixAutomaton(_LONGEST)
         self._history: Sequence[int] = ()
 
+    @classmethod
+    def create(cls, calibrated: bool) -> "SuffixLookup":
+        """One for an answer."""
+        return cls()
+
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:
         self._read(history)
         state, match = self._automaton.repeated()

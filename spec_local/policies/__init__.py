@@ -1,13 +1,21 @@
-"""Length policies: who guesses in a step, and how far.
+"""Draft-length policies: what drafts in each step, and how many tokens.
 
-To add one: a subclass of `Policy` in a module here, and its name in `spec_local/settings.py`, a branch in `Session._policy` and
-`PolicyChoice` (`cli/specdec_cli/options.py`). The whole losslessness suite runs it from one line in `WAYS` of
-``tests/unit/test_policies.py``.
+To add one, subclass `Policy` in a module here and add its line to `spec_local.registry.POLICIES`.
 """
 
 from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import DraftOutput, Offer, Policy, Source
+from spec_local.policies.base import DraftOutput, Offer, Policy, PolicyOptions, Source
 from spec_local.policies.experience import Experience
 from spec_local.policies.thresholds import Confidence, Entropy
 
-__all__ = ["Adaptive", "Confidence", "DraftOutput", "Entropy", "Experience", "Offer", "Policy", "Source"]
+__all__ = [
+    "Adaptive",
+    "Confidence",
+    "DraftOutput",
+    "Entropy",
+    "Experience",
+    "Offer",
+    "Policy",
+    "PolicyOptions",
+    "Source",
+]

@@ -1,141 +1,191 @@
-"""What a length policy is asked and told; what goes into an answer is no matter of it."""
+"""The interface of a draft-length policy: what it is asked in each step, and what it observes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.lookups.base import Candidates
+from spec_local.policies.cost_model import CostModel
+
+if TYPE_CHECKING:
+    from spec_local.policies.experience import Experience
 
 Source = Literal["none", "lookup", "draft", "tree"]
-"""Who guesses in a step: `lookup` is `Policy.copy`, `tree` the draft model, asked for a tree."""
+"""What drafts in a step: nothing, a lookup (`Policy.lookup_proposal`), or the draft model (a chain or a tree)."""
 
 
 class DraftOutput(Protocol):
-    """The draft's distribution at a place, before a guess is drawn from it."""
+    """The draft model's distribution q at one position, before a token is drawn from it."""
 
     @property
     def confidence(self) -> float:
-        """How sure the draft is, 0 to 1.
-
-        The chance that two draws agree, Σ q²; at temperature 0, where q is certain, the largest probability of
-        temperature 1.
-        """
+        """Σ q², the probability that two draws agree; at temperature 0 the largest probability at temperature 1."""
 
     @property
     def entropy(self) -> float:
-        """−Σ q ln q, in nats; at temperature 0 that of temperature 1."""
+        """−Σ q ln q, in nats; at temperature 0 that of the distribution at temperature 1."""
 
     @property
     def n_read(self) -> int:
-        """Tokens that the draft has read for it, those read along among them; 0: it had, with an earlier opinion."""
+        """Tokens in the call that gave this output, staged ones included; 0: an earlier call gave it, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What there is to choose from in one step.
+    """What a policy can choose from in one step.
 
-    limit: of what may be guessed.
-    copies: what lookups have found, at least one token each.
-    unread: tokens that the draft model must read for its first guess; 0: there is no draft model.
+    Attributes:
+        limit: the largest proposal allowed.
+        candidates: what each lookup found, at least one token each.
+        n_unread: tokens that the draft model must read before it can draft; 0: there is no draft model, or no room left
+            in its context.
     """
 
     limit: Limit
-    copies: Sequence[Candidates] = ()
-    unread: int = 0
+    candidates: Sequence[Candidates] = ()
+    n_unread: int = 0
+
+    @classmethod
+    def none(cls) -> "Offer":
+        """Nothing to choose from."""
+        return cls(Limit(1, 1, 1))
 
     @property
-    def most(self) -> int:
-        """Tokens of a path, at most."""
+    def max_path(self) -> int:
+        """Maximum number of tokens on one path."""
         return min(self.limit.depth, self.limit.nodes)
 
 
-class Policy:
-    """Decides along each step who guesses and how far, and hears how it went. This one takes all there is.
+Costs = tuple[CostModel, CostModel | None]
 
-    A step goes: `begin`; for a chain of the draft model `reads_on`, a call of the model and `takes` for each
-    guess; `keeps`; `drafted`; a call of main; `learn`. Nothing here can change what is said, only how fast, as long as
-    `may_cut` is false where guesses are drawn and judged by their probabilities: to drop a guess after looking at what
-    follows it would then favour some tokens over others. To stop before a guess is drawn is always allowed.
 
-    Args:
-        may_cut: whether any guess may be dropped after it was drawn.
-        n_staged: most copied tokens that the draft reads along with one that it has to.
+def _unknown_costs() -> Costs:
+    raise ValueError("this policy needs measured costs")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """What policies are created from; each takes what it needs.
+
+    Attributes:
+        may_truncate: see `Policy`.
+        n_staged: maximum number of staged tokens a call; None: the policy's default.
+        p_min: minimum confidence of a draft token.
+        costs: measures seconds a call of the main and the draft model (None: there is no draft model) when first called.
+        staging: the same of draft calls that return logits for every token; None: staging does not pay.
+        experience: what earlier answers of the session taught; grows.
+        tree_nodes: maximum nodes of a tree; 0: chains only.
+        max_tokens: of the answer, if known.
+        clock: seconds.
     """
 
-    name = "fixed"
+    may_truncate: bool = True
+    n_staged: int | None = None
+    p_min: float = 0.75
+    costs: Callable[[], Costs] = _unknown_costs
+    staging: Callable[[], CostModel | None] = lambda: None
+    experience: "Experience | None" = field(default=None)
+    tree_nodes: int = 0
+    max_tokens: int | None = None
+    clock: Callable[[], float] = time.perf_counter
 
-    def __init__(self, may_cut: bool = True, n_staged: int = 0) -> None:
-        self.may_cut = may_cut
-        self._n_staged = n_staged
 
-    rests = 0
-    """So many steps may follow without guesses, `begin` and `learn`, as long as it `hopes` for nothing from what lookups find."""
+class Policy:
+    """Decides in each step what drafts and how many tokens. This one always drafts as many as allowed.
+
+    A step calls `choose`; for a chain of the draft model `should_continue` before each call and `should_draft` after
+    it, then `truncate`; `on_drafted` before the main model's call; `observe` after verification. A policy changes
+    speed, never output, provided that `may_truncate` is false where tokens are drawn from q and verified against it:
+    dropping a drawn token after looking at later ones would bias the output. Stopping before a draw is always allowed.
+
+    Args:
+        may_truncate: whether draft tokens may be dropped after they were drawn.
+        n_staged: maximum number of lookup tokens that the draft model reads ahead in one call.
+    """
+
+    draft_max = 4
+    """Default maximum of draft tokens a step."""
+
+    n_skippable = 0
+    """Number of coming steps that may pass without `choose` and `observe` while no candidates `could_pay`."""
     tree_nodes = 0
     tree_depth = 0
-    """Most nodes and levels of a tree, where `begin` says so."""
-    copy = Proposal()
-    """What is guessed without a model, where `begin` says so."""
+    """Limits of the tree when `choose` returns ``tree``."""
+    lookup_proposal = Proposal()
+    """What to propose when `choose` returns ``lookup``."""
 
-    def wants_draft(self, unread: int) -> bool:
-        """Whether the draft model shall read so many tokens of the prompt at once; asked before the first step."""
+    def __init__(self, may_truncate: bool = True, n_staged: int = 0) -> None:
+        self.may_truncate = may_truncate
+        self._max_staged = n_staged
+
+    @classmethod
+    def create(cls, options: PolicyOptions) -> Self:
+        """Create the policy for one answer."""
+        return cls(options.may_truncate, options.n_staged or 0)
+
+    def reads_prompt(self, n_unread: int) -> bool:
+        """Whether the draft model shall read this many tokens of the prompt; asked before the first step."""
         return True
 
-    def begin(self, offer: Offer) -> Source:
-        """Who guesses in this step."""
-        if offer.unread or not offer.copies:
-            return "draft" if offer.unread else "none"
-        first = offer.copies[0]
-        self.copy = Proposal(first.tokens, first.parents, source=first.source)
+    def choose(self, offer: Offer) -> Source:
+        """What drafts in this step."""
+        if offer.n_unread:
+            return "draft"
+        if not offer.candidates:
+            return "none"
+        first = offer.candidates[0]
+        self.lookup_proposal = Proposal(first.tokens, first.parents, source=first.source)
         return "lookup"
 
-    def reads_on(self) -> bool:
-        """Whether the draft model shall be called for another guess."""
+    def should_continue(self) -> bool:
+        """Whether to call the draft model for another token."""
         return True
+
+    def should_draft(self, output: DraftOutput) -> bool:
+        """Whether to draw a draft token from this output."""
+        return True
+
+    def truncate(self, n: int) -> int:
+        """How many of n draft tokens to verify; n where none may be dropped."""
+        return n
+
+    def on_drafted(self) -> None:
+        """Note that drafting is over; the time that follows is the main model's."""
+
+    def observe(self, drafted: Sequence[int], output: Sequence[int], n_verified: int) -> None:
+        """Learn from a step.
+
+        Args:
+            drafted: tokens that the draft model drafted along the output's path, truncated ones included.
+            output: tokens that the step generated.
+            n_verified: draft tokens that the main model read.
+        """
+
+    def could_pay(self, candidates: Candidates) -> bool:
+        """Whether verifying these candidates may be worth the main model's time."""
+        return True
+
+    def observe_skipped(self, steps: Sequence[tuple[Sequence[Candidates], int]]) -> None:
+        """Learn from skipped plain steps: what lookups found in each, and the token generated."""
 
     @property
     def may_stage(self) -> bool:
-        """Whether the draft may be given copied tokens to read along."""
-        return self._n_staged > 0
+        """Whether the draft model may read lookup tokens ahead."""
+        return self._max_staged > 0
 
-    def stages(self, confidence: Sequence[float], unread: int) -> int:
-        """How many copied tokens the draft shall read along, so that it need not be called if it guesses them.
-
-        Args:
-            confidence: of each of them the chance that the draft guesses it, if it does those before.
-            unread: tokens that the call has without them.
-        """
-        return min(self._n_staged, len(confidence))
-
-    def staged(self, confidence: Sequence[float], n_stood: int) -> None:
-        """Hear what became of tokens that were read along: the first `n_stood` were guessed, and the next, if any, was not.
-
-        Those after it, and those that the draft did not come to, are not told of.
-        """
-
-    def takes(self, opinion: DraftOutput) -> bool:
-        """Whether a guess is drawn from what the draft model just said."""
-        return True
-
-    def keeps(self, n: int) -> int:
-        """How many of n guesses main shall look at; n where none may be dropped."""
-        return n
-
-    def drafted(self) -> None:
-        """All guesses are made; the time that follows is main's."""
-
-    def learn(self, guesses: Sequence[int], said: Sequence[int], n_tested: int) -> None:
-        """Hear how a step went.
+    def n_staged(self, confidence: Sequence[float], n_unread: int) -> int:
+        """How many lookup tokens the draft model's next call shall read ahead.
 
         Args:
-            guesses: all that the draft drew, those that were dropped among them; of a tree the longest path that was said.
-            said: the tokens of the step.
-            n_tested: nodes that main looked at.
+            confidence: of each the probability that the draft model drafts it, given those before.
+            n_unread: tokens of the call without them.
         """
+        return min(self._max_staged, len(confidence))
 
-    def hopes(self, copies: Candidates) -> bool:
-        """Whether a copy may be worth main's time."""
-        return True
+    def observe_staged(self, confidence: Sequence[float], n_accepted: int) -> None:
+        """Learn that the draft model drafted the first `n_accepted` staged tokens, and not the next, if there is one.
 
-    def rested(self, steps: Sequence[tuple[Sequence[Candidates], int]]) -> None:
-        """Hear of steps without guesses that were passed over: what lookups had found in each, and what main said."""
+        Staged tokens beyond these are left out: they were not reached.
+        """

@@ -1,4 +1,4 @@
-"""How large a tree of guesses to draft, and how much of it to verify: what measured costs and acceptance say.
+"""How large a tree of draft tokens to draft, and how much of it to verify: what measured costs and acceptance say.
 
 The model of acceptance is Sequoia's (Chen et al. 2024, arXiv 2402.12374, section 3.1): the child of rank j is the one
 accepted with probability acceptance[j], the same at every node. A node is worth the product along its path: the

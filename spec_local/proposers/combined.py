@@ -1,4 +1,4 @@
-"""A policy chooses, step by step, among a draft model, copies of what stood before, and nothing."""
+"""In each step a policy chooses among lookups, a draft model, and a plain step."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,15 +14,15 @@ from spec_local.proposers.shapes import Shape
 
 
 class CombinedProposer:
-    """Asks whom the policy names, and tells it what became of the guesses.
+    """Proposes what the policy chooses, and reports to it what was accepted.
 
     Args:
-        policy: the same that the draft's chain asks how far to go.
-        draft: a draft model whose shape is that chain.
-        lookups: are asked in every step; of equals the first is taken.
-        tree: the draft's shape in steps where the policy wants a tree.
-        branches: most branches of what the lookups find. 1: chains.
-        nodes: most of their nodes, where they may branch.
+        policy: the one that the draft model's chain asks, too.
+        draft: a draft model whose shape is that chain; None: there is none.
+        lookups: searched in every step; of equal candidates the first lookup's are taken.
+        tree: the draft model's shape when the policy chooses a tree.
+        branches: maximum branches of lookup candidates; 1: chains.
+        nodes: maximum nodes of lookup candidates that branch.
     """
 
     def __init__(
@@ -41,51 +41,40 @@ class CombinedProposer:
         self.needs_logits = any(lookup.needs_logits for lookup in lookups)
         self._proposal = EMPTY
         self._length: int | None = None  # of the history that was proposed for
-        self._asked = False  # whether the draft was, since the last commit
-        # What was found in the last steps, of which the policy knows nothing yet, and the length of the history.
-        self._rested: list[tuple[Sequence[Candidates], int]] = []
-        self._rests = False  # in this step, too
+        self._draft_asked = False  # since the last commit
+        # Candidates of skipped steps that the policy has not observed, with the length of the history.
+        self._skipped: list[tuple[Sequence[Candidates], int]] = []
+        self._skips = False  # in this step
 
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         if not self._draft:
             return
-        self._draft.commit(history)  # it may have read another text
-        if self._policy.wants_draft(self._draft.unread(history)):
+        self._draft.commit(history)  # drops what it has read of another text
+        if self._policy.reads_prompt(self._draft.unread(history)):
             yield from self._draft.prefill(history)
 
     def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
-        copies: list[Candidates] = []
-        if self._lookups:
-            most = limit
-            if limit.branches > 1:
-                branches = min(limit.branches, self._branches)
-                nodes = min(limit.nodes, self._nodes if branches > 1 else limit.depth)
-                most = Limit(limit.depth, nodes, branches)
-            copies = [found for lookup in self._lookups if (found := lookup.find(history, most)).tokens]
-            lap("lookup")
         policy = self._policy
-        if len(self._rested) < policy.rests and not any(map(policy.hopes, copies)):
-            self._rested.append((copies, len(history)))
-            self._rests = True
+        candidates = self._find(history, limit, lap) if self._lookups else []
+        if len(self._skipped) < policy.n_skippable and not any(map(policy.could_pay, candidates)):
+            self._skipped.append((candidates, len(history)))
+            self._skips = True
             return EMPTY
-        self._tell(history)
-        unread = self._draft.unread(history) if self._draft else 0
-        source = policy.begin(Offer(limit, copies, unread))
+        self._report_skipped(history)
+        n_unread = self._draft.unread(history) if self._draft else 0
+        source = policy.choose(Offer(limit, candidates, n_unread))
         proposal = EMPTY
         if source == "lookup":
-            proposal = policy.copy
+            proposal = policy.lookup_proposal
         elif source in self._shapes and self._draft:
             self._draft.shape = self._shapes[source]
             if source == "tree":
-                limit = replace(
-                    limit,
-                    nodes=min(limit.nodes, policy.tree_nodes),
-                    depth=min(limit.depth, policy.tree_depth),
-                )
-            self._asked = True
+                nodes, depth = min(limit.nodes, policy.tree_nodes), min(limit.depth, policy.tree_depth)
+                limit = replace(limit, nodes=nodes, depth=depth)
+            self._draft_asked = True
             proposal = replace(self._draft.propose(history, limit, rng, lap), source=source)
         self._proposal, self._length = proposal, len(history)
-        policy.drafted()
+        policy.on_drafted()
         lap("policy")
         return proposal
 
@@ -95,20 +84,30 @@ class CombinedProposer:
                 lookup.observe(tokens, logits)
 
     def commit(self, history: Sequence[int]) -> None:
-        if self._rests:
-            self._rests = False
+        if self._skips:
+            self._skips = False
             return
         if self._length is not None and self._length < len(history):
-            guesses = self._draft.guesses if self._draft and self._asked else ()
-            self._policy.learn(guesses, history[self._length :], len(self._proposal.tokens))
-        if self._draft and (self._asked or self._length is None):
+            output = history[self._length :]
+            drafted = self._draft.drafted(output) if self._draft and self._draft_asked else ()
+            self._policy.observe(drafted, output, len(self._proposal.tokens))
+        if self._draft and (self._draft_asked or self._length is None):
             self._draft.commit(history)
-            self._asked = False
+            self._draft_asked = False
         if self._length is None:
-            self._tell(history)  # the answer has ended
+            self._report_skipped(history)  # the answer has ended
         self._length = None
 
-    def _tell(self, history: Sequence[int]) -> None:
-        if self._rested:
-            self._policy.rested([(copies, history[place]) for copies, place in self._rested])
-            self._rested = []
+    def _find(self, history: Sequence[int], limit: Limit, lap: Lap) -> list[Candidates]:
+        if limit.branches > 1:
+            branches = min(limit.branches, self._branches)
+            nodes = min(limit.nodes, self._nodes if branches > 1 else limit.depth)
+            limit = Limit(limit.depth, nodes, branches)
+        found = [c for lookup in self._lookups if (c := lookup.find(history, limit)).tokens]
+        lap("lookup")
+        return found
+
+    def _report_skipped(self, history: Sequence[int]) -> None:
+        if self._skipped:
+            self._policy.observe_skipped([(candidates, history[n]) for candidates, n in self._skipped])
+            self._skipped = []

@@ -67,12 +67,19 @@ class DraftModel:
             with contextlib.suppress(ContextOverflow):
                 yield from prefill(self.model, history[:-1])
 
-    @property
-    def guesses(self) -> Sequence[int]:
-        """All guesses of the last chain, those that were not proposed among them; of a tree those that were."""
-        return (
-            self._reader.tokens if self._reader and is_chain(self._reader.parents) else self._proposal.tokens
-        )
+    def drafted(self, output: Sequence[int]) -> Sequence[int]:
+        """Tokens drafted along the output's path, up to the first that differs from it.
+
+        Of a chain all of its tokens, truncated ones included; of a tree the first child of each accepted node.
+        """
+        if self._reader and is_chain(self._reader.parents):
+            return self._reader.tokens
+        children = self._proposal.children()
+        found: list[int] = []
+        for node in [ROOT, *self._proposal.follow(output)]:
+            if node in children:
+                found.append(self._proposal.tokens[children[node][0]])
+        return found
 
     def unread(self, history: Sequence[int]) -> int:
         """How many tokens the model has to read for its first guess; 0 where it has no room."""
@@ -235,7 +242,7 @@ class _Reader:
         # At the first guess that is another token the model is called again: there is at most one.
         n_known = min(len(self._copied), len(guessed))
         if n_known:
-            self._policy.staged(self._confidence[:n_known], common_prefix(self._copied, guessed))
+            self._policy.observe_staged(self._confidence[:n_known], common_prefix(self._copied, guessed))
 
     def _read_on(self) -> int:
         """Read the chain as far as it goes, and along with it what may follow; how many tokens were read."""
@@ -279,7 +286,7 @@ class _Reader:
         n_vocab = min(model.n_vocab, self._n_vocab)
         useful = list(takewhile(lambda t: 0 <= t < n_vocab and not self.is_end(t), found.tokens[:most]))
         confidence = found.confidence[: len(useful)]
-        n = self._policy.stages(confidence, unread) if useful else 0
+        n = self._policy.n_staged(confidence, unread) if useful else 0
         self._lap("lookup")
         self._copied, self._confidence = useful[:n], confidence[:n]
 

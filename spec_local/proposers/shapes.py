@@ -94,9 +94,9 @@ class Chain(Shape):
     def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
         distributions: list[Distribution] = []
         node = ROOT
-        while len(reader.tokens) < min(limit.depth, limit.nodes) and self.policy.reads_on():
+        while len(reader.tokens) < min(limit.depth, limit.nodes) and self.policy.should_continue():
             opinion = reader.read()
-            if not self.policy.takes(opinion):
+            if not self.policy.should_draft(opinion):
                 break
             q = opinion.distribution
             distributions.append(q)
@@ -107,7 +107,7 @@ class Chain(Shape):
             node = reader.add(token, node)
             if reader.is_end(token):
                 break
-        n = self.policy.keeps(len(reader.tokens))
+        n = self.policy.truncate(len(reader.tokens))
         return Proposal.chain(reader.tokens[:n], distributions[:n] if self._how == "drawn" else ())
 
 

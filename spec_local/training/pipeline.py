@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 
 from spec_local.bench.figures import VariantFigures
+from spec_local.calibration.measure import measure
 from spec_local.files import sha256
 from spec_local.llama.context import Context
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
 from spec_local.machine import default_threads
-from spec_local.policies.cost_model import measure
 from spec_local.training import distillation, draft_benchmark, precision, tokenizer
 from spec_local.training.candidates import Candidate, candidates
 from spec_local.training.dataset import Dataset

@@ -7,8 +7,13 @@ from typing import get_args
 
 from spec_local import kernels
 from spec_local.llama.context import CACHE_TYPES
-from spec_local.settings import CROSS_VOCAB, POLICIES, PROPOSERS, SHAPES
-from spec_local.verifiers import VERIFIERS
+from spec_local.registry import (
+    CROSS_VOCAB_NAMES,
+    POLICY_NAMES,
+    PROPOSER_NAMES,
+    SHAPE_NAMES,
+    VERIFIER_NAMES,
+)
 from specdec_cli.options import (
     CacheChoice,
     CrossVocabChoice,
@@ -21,11 +26,11 @@ from specdec_cli.options import (
 
 
 def test_choices():
-    assert get_args(VerifierChoice) == ("auto", *VERIFIERS)
-    assert set(get_args(ShapeChoice)) == set(SHAPES)
-    assert set(get_args(ProposerChoice)) == set(PROPOSERS)
-    assert get_args(PolicyChoice) == tuple(POLICIES)
-    assert get_args(CrossVocabChoice) == tuple(CROSS_VOCAB)
+    assert get_args(VerifierChoice) == VERIFIER_NAMES
+    assert get_args(ShapeChoice) == SHAPE_NAMES
+    assert get_args(ProposerChoice) == PROPOSER_NAMES
+    assert get_args(PolicyChoice) == POLICY_NAMES
+    assert get_args(CrossVocabChoice) == CROSS_VOCAB_NAMES
     assert set(get_args(CacheChoice)) == set(CACHE_TYPES)
     assert get_args(KernelsChoice) == tuple(kernels.MODES)
 

@@ -21,7 +21,7 @@ from spec_local.errors import (
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.policies import Policy
+from spec_local.policies import Adaptive, Policy
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
 from spec_local.settings import CHAIN_VERIFIERS, POLICIES, GenerationSettings
@@ -378,28 +378,34 @@ def test_adaptive_stages_tokens_if_that_pays(make_session, staging, pays, sampli
 LOOKUPS = {"suffix", "recycling"}  # the lookups of proposer auto
 
 
-class Moody(Policy):
-    """Decides at random, with no regard for what pays."""
+class Random(Policy):
+    """Decides at random, whatever pays."""
 
-    def __init__(self, *_, may_cut, tree, **__):
-        super().__init__(may_cut)
+    draft_max = 64
+
+    def __init__(self, may_truncate, tree):
+        super().__init__(may_truncate)
         self._random = random.Random(0)
         self.tree_nodes = tree
 
-    def begin(self, offer):
+    @classmethod
+    def create(cls, options):
+        return cls(options.may_truncate, options.tree_nodes)
+
+    def choose(self, offer):
         self.tree_depth = self._random.randint(1, 6)
-        super().begin(replace(offer, unread=0))  # what would be copied
-        sources = ["none", *["lookup"] * bool(offer.copies), *["draft"] * bool(offer.unread)]
-        return self._random.choice(sources + ["tree"] * bool(offer.unread and self.tree_nodes))
+        super().choose(replace(offer, n_unread=0))  # sets lookup_proposal
+        sources = ["none", *["lookup"] * bool(offer.candidates), *["draft"] * bool(offer.n_unread)]
+        return self._random.choice(sources + ["tree"] * bool(offer.n_unread and self.tree_nodes))
 
-    def reads_on(self):
+    def should_continue(self):
         return self._random.random() < 0.8
 
-    def takes(self, opinion):
+    def should_draft(self, output):
         return self._random.random() < 0.8
 
-    def keeps(self, n):
-        return self._random.randint(0, n) if self.may_cut else n
+    def truncate(self, n):
+        return self._random.randint(0, n) if self.may_truncate else n
 
 
 @pytest.mark.parametrize("shape", ["chain", "auto"])
@@ -407,7 +413,7 @@ class Moody(Policy):
 @pytest.mark.parametrize("verifier", ["auto", "block", "specinfer"])
 def test_caches_with_random_decisions_of_the_policy(make_session, monkeypatch, shape, sampling, verifier):
     """After plain and lookup steps, the draft model has to catch up with the output."""
-    monkeypatch.setattr("spec_local.assembly.Adaptive", Moody)
+    monkeypatch.setattr(Adaptive, "create", Random.create)
     session = make_session()
     simulate_costs(session, FLAT, CHEAP)
     prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)

@@ -21,7 +21,7 @@ class Scripted:
     """A session whose answers depend on proposer and prompt; a call takes a second, a draft token 0.25."""
 
     def __init__(self, answers, draft=None):
-        self.main, self.draft, self.guesser, self._answers = FakeModel(), draft, draft, answers
+        self.main, self.draft, self.drafter, self._answers = FakeModel(), draft, draft, answers
         self.calls = []
 
     def generate(self, prompt, settings, *, cancelled):

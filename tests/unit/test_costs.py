@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.core.fake import FakeModel
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.policies.cost_model import CostModel, measure, measure_prefill
+from spec_local.policies.cost_model import CostModel
 
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}  # a 1.5B model on two cores; a call of one token is 1
 POSITIVE = st.floats(1e-6, 1e3)

@@ -1,4 +1,4 @@
-"""Length policies: whatever they decide, main's distribution stays; and what they decide is what pays."""
+"""Draft-length policies: whatever they decide, the output keeps the main model's distribution; and they decide what pays."""
 
 import itertools
 import random
@@ -21,7 +21,6 @@ from spec_local.lookups import Candidates, PromptLookup, Recycling, SuffixLookup
 from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
 from spec_local.policies.base import Offer
 from spec_local.policies.cost_model import CostModel
-from spec_local.policies.experience import Chances, Yield
 from spec_local.proposers import Chain, CombinedProposer, DraftModel
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
@@ -40,7 +39,7 @@ def _remember(cached_logits):
 
 
 class TimedModel(FakeModel):
-    """A fake model whose calls take what its costs say, on the clock of its world."""
+    """A fake model whose calls take the seconds of its cost model, on the clock of its world."""
 
     def __init__(self, world, costs, n_vocab, noise=0.0):
         super().__init__(n_vocab, seed=2, scale=1.0, noise=noise, max_logits=65, max_tokens=128, n_ctx=2_000)
@@ -52,19 +51,19 @@ class TimedModel(FakeModel):
 
 
 class World:
-    """A main, a draft more or less like it, lookup, and a policy among them.
+    """A main model, a draft model more or less like it, lookups, and a policy.
 
     Args:
-        policy: makes it of this world and `may_cut`.
-        main, draft: seconds a call, by its tokens.
-        how, rule: how guesses are made, and what judges them.
-        lookup: fewest tokens of a match; 0: no lookup.
-        several: whether lookups of all kinds guess together, and in trees.
+        policy: creates it from this world and `may_truncate`.
+        main, draft: seconds a call, by number of tokens.
+        how, rule: how draft tokens are drawn, and what verifies them.
+        lookup: minimum tokens of a match; 0: no lookup.
+        several: whether lookups of all kinds propose together, and trees.
     """
 
     def __init__(
         self, policy, main=FLAT, draft=CHEAP, how="coupled", rule="exact-match", *, sampling=GREEDY, noise=0.3,
-        n_vocab=8, lookup=1, several=False, may_cut=None,
+        n_vocab=8, lookup=1, several=False, may_truncate=None,
     ):  # fmt: skip
         self.now = 0.0
         self.costs = tuple(CostModel(costs) for costs in (main, draft))
@@ -73,9 +72,9 @@ class World:
             for costs, unlike in ((main, 0.0), (draft, noise))
         )
         self._sampler, self._rule = Sampler(sampling), rule
-        # What session.py says: a chain that is judged by its probabilities must be as long as it was drawn.
+        # As in assembly.py: a chain that is verified against q must be as long as it was drawn.
         drawn = how == "drawn" and sampling.temperature > 0
-        self.policy = policy(self, not drawn if may_cut is None else may_cut)
+        self.policy = policy(self, not drawn if may_truncate is None else may_truncate)
         chain = DraftModel(self.draft, self._sampler, Chain(how, self.policy), n_vocab=n_vocab)
         lookups = [PromptLookup(longest=3 if lookup == 1 else 8, shortest=lookup)] if lookup else []
         if several:
@@ -83,7 +82,7 @@ class World:
         self.proposer = CombinedProposer(self.policy, chain, lookups, branches=4 if several else 1, nodes=6)
 
     def say(self, prompt, n=60, draft_max=64, rng=None):
-        """The tokens of an answer, and its statistics."""
+        """Tokens of an answer, and its statistics."""
         said, event = [], None
         for event in decode(
             self.main,
@@ -108,51 +107,51 @@ def plain(prompt, n, sampling=GREEDY, rng=None):
     return said
 
 
-def adaptive(world, may_cut, experience=None, tree=0, kind=Adaptive):
-    return kind(*world.costs, experience, may_cut=may_cut, tree=tree, clock=lambda: world.now)
+def adaptive(world, may_truncate, experience=None, tree=0, kind=Adaptive):
+    return kind(*world.costs, experience, may_truncate=may_truncate, tree=tree, clock=lambda: world.now)
 
 
 class Whimsical(Policy):
-    """Decides at random, and otherwise with the least change in all that it may look at."""
+    """Decides at random, and differently with the least change in anything it may look at."""
 
-    def __init__(self, world, may_cut, whim=0):
-        super().__init__(may_cut)
+    def __init__(self, world, may_truncate, whim=0):
+        super().__init__(may_truncate)
         self._seen = [whim]
 
     def _whim(self, n, *facts):
         self._seen += facts
         return random.Random(repr(self._seen)).randrange(n)
 
-    def begin(self, offer):
-        super().begin(replace(offer, unread=0))  # what would be copied
-        return ("none", "lookup" if offer.copies else "draft", "draft", "draft")[self._whim(4, offer)]
+    def choose(self, offer):
+        super().choose(replace(offer, n_unread=0))  # sets lookup_proposal
+        return ("none", "lookup" if offer.candidates else "draft", "draft", "draft")[self._whim(4, offer)]
 
-    def reads_on(self):
+    def should_continue(self):
         return self._whim(4) > 0
 
-    def takes(self, opinion):
-        return self._whim(4, opinion.confidence, opinion.entropy) > 0
+    def should_draft(self, output):
+        return self._whim(4, output.confidence, output.entropy) > 0
 
-    def keeps(self, n):
-        return self._whim(n + 1, n) if self.may_cut else n
+    def truncate(self, n):
+        return self._whim(n + 1, n) if self.may_truncate else n
 
-    def learn(self, guesses, said, n_tested):
-        self._seen += [tuple(guesses), tuple(said), n_tested]
+    def observe(self, drafted, output, n_verified):
+        self._seen += [tuple(drafted), tuple(output), n_verified]
 
 
 def torn(seconds):
-    """Two guesses may be worth a call, one alone never: where the second is unsure, the first is dropped, too."""
+    """Two draft tokens may be worth a call, one alone never: without a confident second the first is dropped, too."""
     return {"main": {1: 1.0, 2: 4.0, 3: seconds, 64: 60.0}, "draft": {1: 0.01}, "noise": 1.0, "lookup": 0}
 
 
-WHIMS = (1, 9, 13)  # by which the first drafts are long enough to be cut
-# A policy, its world, and who guesses in it at temperature 0.
+WHIMS = (1, 9, 13)  # that draft chains long enough to be truncated
+# A policy, its world, and what drafts in it at temperature 0.
 CASES = {
-    "fixed": (lambda world, may_cut: Policy(may_cut), {}, {"draft"}),
-    "confidence": (lambda world, may_cut: Confidence(0.4, may_cut), {}, {"draft", "none"}),
-    "entropy": (lambda world, may_cut: Entropy(may_cut=may_cut), {}, {"draft", "none"}),
+    "fixed": (lambda world, may_truncate: Policy(may_truncate), {}, {"draft"}),
+    "confidence": (lambda world, may_truncate: Confidence(0.4, may_truncate), {}, {"draft", "none"}),
+    "entropy": (lambda world, may_truncate: Entropy(may_truncate=may_truncate), {}, {"draft", "none"}),
     **{f"whim {i}": (partial(Whimsical, whim=i), {}, {"draft", "lookup", "none"}) for i in WHIMS},
-    "adaptive, all is cheap": (adaptive, {}, {"draft", "lookup"}),
+    "adaptive, all cheap": (adaptive, {}, {"draft", "lookup"}),
     "adaptive, only the draft": (adaptive, {"lookup": 0}, {"draft"}),
     "adaptive, all lookups in a tree": (
         partial(adaptive, tree=6),
@@ -162,7 +161,7 @@ CASES = {
     "adaptive, jumpy costs": (adaptive, {"main": JUMPY}, {"draft", "lookup"}),
     "adaptive, torn": (adaptive, torn(1.8), {"draft", "none"}),
     "adaptive, unlike draft": (adaptive, {"noise": 9.0, "lookup": 0}, {"draft", "none"}),
-    "adaptive, dear draft": (adaptive, {"draft": {1: 1.2}}, {"lookup", "none"}),
+    "adaptive, expensive draft": (adaptive, {"draft": {1: 1.2}}, {"lookup", "none"}),
     "adaptive, nothing pays": (adaptive, {"main": STEEP}, {"none"}),
 }
 WAYS = {
@@ -183,21 +182,21 @@ def world(case, way="coupled", **kwargs):
 
 @EVERY_CASE
 @EVERY_WAY
-def test_at_temperature_0_a_policy_says_what_plain_decoding_says(case, way):
+def test_temperature_0_generates_what_plain_decoding_does(case, way):
     for prompt, draft_max in itertools.product(PROMPTS, (1, 3, 64)):
         said, _ = world(case, way).say(prompt, 80, draft_max)
         assert said == plain(prompt, 80)
 
 
 @EVERY_CASE
-def test_all_who_may_guess_in_a_case_do(case):
-    """Or else the tests around this one would test less than they say."""
+def test_cases_cover_every_source(case):
+    """Otherwise the tests around this one would test less than they claim."""
     seen = {source for prompt in PROMPTS for source in world(case).say(prompt, 200)[1].steps_by}
     assert seen >= CASES[case][2]
 
 
 def worst_error(make, n=3):
-    """How far the chance of any first three tokens is from what main says."""
+    """The largest error of the probability of any first three tokens."""
     prompt, sampler = [0, 1, 2, 0, 1], Sampler(FREE)
 
     def run(rng):
@@ -216,47 +215,50 @@ def worst_error(make, n=3):
 
 @EVERY_CASE
 @EVERY_WAY
-def test_the_first_three_tokens_have_exactly_mains_distribution(case, way):
+def test_first_three_tokens_have_the_main_models_distribution(case, way):
     assert worst_error(lambda: world(case, way, sampling=FREE, n_vocab=3)) < 1e-12
 
 
 class Backwards(Policy):
-    """Drops all guesses where the draft is unsure after the first: that favours some first guesses over others."""
+    """Drops all draft tokens if the draft model is unsure of the second: that favours some first tokens."""
 
-    def __init__(self, world, may_cut):
-        super().__init__(may_cut)
+    def __init__(self, world, may_truncate):
+        super().__init__(may_truncate)
 
-    def begin(self, offer):
-        self._sure = []
-        return super().begin(offer)
+    def choose(self, offer):
+        self._confidence = []
+        return super().choose(offer)
 
-    def takes(self, opinion):
-        self._sure.append(opinion.confidence)
+    def should_draft(self, output):
+        self._confidence.append(output.confidence)
         return True
 
-    def keeps(self, n):
-        return 0 if self.may_cut and len(self._sure) > 1 and self._sure[1] < 0.4 else n
+    def truncate(self, n):
+        unsure = len(self._confidence) > 1 and self._confidence[1] < 0.4
+        return 0 if self.may_truncate and unsure else n
 
 
-CUTTERS = {
+TRUNCATING = {
     "backwards": [(Backwards, {})],
     "whimsical": [(partial(Whimsical, whim=i), {}) for i in range(12)],
     "adaptive": [(adaptive, torn(seconds)) for seconds in (1.6, 1.7, 1.75, 1.8, 1.85, 1.9)],
 }
 
 
-@pytest.mark.parametrize("who", CUTTERS)
+@pytest.mark.parametrize("who", TRUNCATING)
 @pytest.mark.parametrize("way", ["drawn, block", "drawn, token", "coupled"])
-def test_the_enumeration_notices_who_cuts_a_drawn_chain(who, way):
-    """So it is not blind: `may_cut` keeps the tests above green, and coupling is what makes cutting harmless."""
+def test_enumeration_notices_truncated_drawn_chains(who, way):
+    """So the tests above can fail: `may_truncate` keeps them green, and coupling makes truncation harmless."""
     wrong, right = (
         max(
             worst_error(
-                partial(World, policy, **costs, **WAYS[way], sampling=FREE, n_vocab=3, may_cut=may_cut)
+                partial(
+                    World, policy, **costs, **WAYS[way], sampling=FREE, n_vocab=3, may_truncate=may_truncate
+                )
             )
-            for policy, costs in CUTTERS[who]
+            for policy, costs in TRUNCATING[who]
         )
-        for may_cut in (True, False)
+        for may_truncate in (True, False)
     )
     assert right < 1e-12
     assert wrong < 1e-12 if way == "coupled" else wrong > 1e-3
@@ -281,14 +283,16 @@ SAMPLINGS = {
     prompt=st.lists(st.integers(0, 7), min_size=1, max_size=20),
     draft_max=st.integers(1, 20),
 )
-def test_under_membership_a_seed_says_the_same_whoever_guesses(case, way, sampling, seed, prompt, draft_max):
+def test_under_exact_match_a_seed_gives_the_same_output_whatever_drafts(
+    case, way, sampling, seed, prompt, draft_max
+):
     how = SAMPLINGS[sampling]
     said, _ = world(case, way, sampling=how).say(prompt, 40, draft_max, SeededRng(seed))
     assert said == plain(prompt, 40, how, SeededRng(seed))
 
 
-def test_coupled_guesses_stand_about_as_often_as_drawn_ones_and_greedy_ones_less_often():
-    """Above temperature 0, with a main that is unsure: what the coupling is for."""
+def test_coupled_tokens_are_accepted_about_as_often_as_drawn_ones_and_greedy_ones_less_often():
+    """Above temperature 0, with a main model of high entropy: this is what coupling is for."""
     stood = {}
     for way in WAYS:
         answers = [world("fixed", way, sampling=FREE).say([1, 2], 300, 4, SeededRng(i))[1] for i in range(4)]
@@ -297,8 +301,8 @@ def test_coupled_guesses_stand_about_as_often_as_drawn_ones_and_greedy_ones_less
     assert stood["coupled"] > stood["greedy"] + 0.2
 
 
-def test_nothing_is_guessed_where_nothing_pays():
-    """Not even by a draft that is always right."""
+def test_nothing_is_drafted_where_nothing_pays():
+    """Not even by a draft model that is always right."""
     for draft in (CHEAP, {1: 1e-4}):
         there = World(adaptive, STEEP, draft, noise=0.0)
         _, statistics = there.say([1, 2, 3] * 5, 200)
@@ -306,64 +310,63 @@ def test_nothing_is_guessed_where_nothing_pays():
         assert there.draft.calls == []
 
 
-class Restless(Adaptive):
-    """Is asked and told in every step."""
+class NeverSkipped(Adaptive):
+    """Chooses and observes in every step."""
 
-    rests = property(lambda self: 0, lambda self, n: None)
+    n_skippable = property(lambda self: 0, lambda self, n: None)
 
 
-class Asked(Adaptive):
-    """Counts how often it is."""
+class Counted(Adaptive):
+    """Counts its choices."""
 
     n = 0
 
-    def begin(self, offer):
+    def choose(self, offer):
         self.n += 1
-        return super().begin(offer)
+        return super().choose(offer)
 
 
 @pytest.mark.parametrize("draft", [CHEAP, {1: 9.0}])
-def test_a_policy_that_rests_learns_what_it_would_have_learned(draft):
-    known = {kind: Experience() for kind in (Asked, Restless)}
+def test_skipped_steps_teach_what_others_do(draft):
+    known = {kind: Experience() for kind in (Counted, NeverSkipped)}
     for kind, experience in known.items():
         for seed in range(3):
             there = World(partial(adaptive, experience=experience, kind=kind), STEEP, draft, sampling=FREE)
             _, statistics = there.say([1, 2, 3], 101, rng=SeededRng(seed))
             assert set(statistics.steps_by) == {"none"}
-            assert experience.said == 100  # before the last token there is no room for a guess
-            if kind is Asked:
+            assert experience.n_tokens == 100  # before the last token there is no room for a draft token
+            if kind is Counted:
                 assert there.policy.n < 20
-    rested, told = known.values()
+    skipped, every = known.values()
     confidence = np.linspace(0, 1, 50)
-    assert rested.copies["lookup"].of_each(confidence) == pytest.approx(
-        told.copies["lookup"].of_each(confidence)
-    )
-    assert rested.copies["lookup"].of(0.5) != Experience().copies["lookup"].of(0.5)
-    assert rested.purse == pytest.approx(told.purse)
-    assert rested.length == told.length
+    learned = [each.acceptance.lookups["lookup"] for each in (skipped, every)]
+    assert learned[0].rates(confidence) == pytest.approx(learned[1].rates(confidence))
+    assert learned[0].rate(0.5) != Experience().acceptance.lookups["lookup"].rate(0.5)
+    assert skipped.budget.may_lose("lookup") == pytest.approx(every.budget.may_lose("lookup"))
+    assert skipped.length == every.length
 
 
-def test_a_policy_that_rests_takes_a_copy_as_soon_as_it_is_there():
-    """Long texts without a repetition come before one."""
+def test_a_skipping_policy_takes_candidates_as_soon_as_there_are_any():
+    """After a long text without repetition."""
     n_steps = []
-    for kind in (Adaptive, Restless):
+    for kind in (Adaptive, NeverSkipped):
         there = World(partial(adaptive, kind=kind), FLAT, {1: 9.0}, lookup=2, n_vocab=100)
         counting(there.main)
         n_steps.append(there.say([0, 1, 2], 300)[1].n_steps)
     assert n_steps[0] == n_steps[1] < 120
 
 
-def test_a_draft_dearer_than_main_is_never_asked_and_reads_no_prompt():
+def test_a_draft_model_slower_than_the_main_model_is_never_asked_and_reads_no_prompt():
     there = World(adaptive, FLAT, {1: 1.2}, noise=0.0)
     assert list(there.proposer.prefill([1, 2, 3] * 5)) == []
-    assert there.say([1, 2, 3] * 5, 200)[1].n_steps < 200  # lookup goes on
+    assert there.say([1, 2, 3] * 5, 200)[1].n_steps < 200  # lookups still draft
     assert there.draft.calls == []
     asked = World(adaptive, FLAT, CHEAP)
     assert sum(asked.proposer.prefill([1, 2, 3] * 5)) == 14
 
 
-def test_a_draft_that_never_gained_does_not_read_a_long_text_for_a_trial():
-    """Costs of a small main; the same draft is tried where it has little to read."""
+def test_a_draft_model_does_not_read_a_long_text_for_a_trial():
+    """Costs of a small main model; the same draft model is tried where it has little to read."""
     main, draft = {1: 1.0, 2: 2.1, 4: 3.2, 8: 4.5, 64: 30.0}, {1: 0.1, 400: 0.6, 800: 1.1}
     calls = []
     for n_prompt in (8, 600):
@@ -375,7 +378,7 @@ def test_a_draft_that_never_gained_does_not_read_a_long_text_for_a_trial():
 
 
 def counting(model):
-    """Let it count up to 99 and begin again: a text that lookup knows after one round."""
+    """Make it count to 99 and start again: a text that a lookup predicts after one round."""
     model.logits = lambda history: np.eye(100, dtype=np.float32)[(history[-1] + 1) % 100]
 
 
@@ -385,19 +388,18 @@ STEP = {1: 1.0, 8: 1.3, 9: 2.0, 64: 16.0}  # 8 tokens a call are the most a seco
 @pytest.mark.parametrize(
     ("costs", "usual", "most"), [(FLAT, 60, 64), (STEP, 7, 7), ({1: 1.0, 2: 2.2, 64: 20.0}, 24, 64)]
 )
-def test_a_long_copy_is_guessed_as_far_as_it_pays(costs, usual, most):
-    """As far as main can test, or up to a step in the costs; also where few guesses would not pay."""
+def test_a_long_match_is_proposed_as_far_as_it_pays(costs, usual, most):
+    """Up to the maximum, or to a step in the costs; also where short proposals would not pay."""
     there = World(adaptive, costs, {1: 9.0}, lookup=2, n_vocab=100)
     counting(there.main)
     said, statistics = there.say([0, 1, 2], 1_800)
     assert said == [(i + 3) % 100 for i in range(1_800)]
     reach = statistics.tested_at
     assert len(reach) <= most
-    assert reach[usual - 1] > 0.7 * reach[0]  # nearly all copies were so long
+    assert reach[usual - 1] > 0.7 * reach[0]  # nearly all proposals were so long
 
 
-def test_a_sure_draft_is_asked_further_than_an_unsure_one():
-    """And only while main's call is worth it."""
+def test_a_better_draft_model_drafts_longer_chains():
     reach = {}
     for noise in (0.0, 0.3, 1.0):
         _, statistics = World(adaptive, FLAT, CHEAP, noise=noise, lookup=0).say([1, 2, 3], 300)
@@ -406,7 +408,7 @@ def test_a_sure_draft_is_asked_further_than_an_unsure_one():
 
 
 def test_experience_carries_over_to_the_next_answer():
-    """A draft that was always wrong is asked less often in the next answer, if at all; one that was right, more."""
+    """A draft model that was always wrong is asked less often in the next answer; one that was right, more."""
     n_calls = {}
     for shift in (0, 1):
         experience, n_calls[shift] = Experience(), []
@@ -422,8 +424,8 @@ def test_experience_carries_over_to_the_next_answer():
     assert n_calls[0][0] < n_calls[0][2]
 
 
-def test_a_policy_keeps_the_costs_up_to_date():
-    """What it was told is worth nothing where the clock says otherwise."""
+def test_costs_are_kept_up_to_date():
+    """The clock overrules the costs that the policy started with."""
     there = World(adaptive, FLAT, CHEAP, lookup=0)
     for model in (there.main, there.draft):
         model.costs = CostModel({1: 7.0, 64: 7.0})
@@ -432,7 +434,7 @@ def test_a_policy_keeps_the_costs_up_to_date():
 
 
 class NoDraws(SeededRng):
-    """Rng that know what was drawn outside of a place: by a draft that is drawn from, and by no one else here."""
+    """Counts draws that belong to no position: those of a drawn chain, and no others here."""
 
     def __init__(self):
         super().__init__(0)
@@ -443,12 +445,14 @@ class NoDraws(SeededRng):
         return super().choose(weights)
 
 
-def test_p_min_stops_before_a_guess_is_drawn():
-    """To draw and then to drop what is improbable would not be lossless."""
+def test_p_min_stops_before_a_token_is_drawn():
+    """Drawing and then dropping what is improbable would not be lossless."""
     for p_min, drafts in ((1.0, False), (0.0, True)):
         rng = NoDraws()
         there = World(
-            lambda _, may_cut, p_min=p_min: Confidence(p_min, may_cut), **WAYS["drawn, block"], sampling=FREE
+            lambda _, may_truncate, p_min=p_min: Confidence(p_min, may_truncate),
+            **WAYS["drawn, block"],
+            sampling=FREE,
         )
         _, statistics = there.say([1, 2, 3], 20, 4, rng)
         assert bool(statistics.draft_n) == bool(rng.n_draws) == drafts
@@ -456,7 +460,7 @@ def test_p_min_stops_before_a_guess_is_drawn():
 
 
 class Unsure:
-    """An opinion of some entropy, in nats."""
+    """A draft output of some entropy, in nats."""
 
     confidence = 0.5
 
@@ -467,77 +471,25 @@ class Unsure:
 def test_the_entropy_bound_is_adaedls():
     """1 − √(γ·H) against a threshold that is 0.5 at first, with γ = 0.2."""
     limit = 0.25 / 0.2
-    assert Entropy().takes(Unsure(limit - 1e-9))
-    assert not Entropy().takes(Unsure(limit + 1e-9))
+    assert Entropy().should_draft(Unsure(limit - 1e-9))
+    assert not Entropy().should_draft(Unsure(limit + 1e-9))
 
 
 @pytest.mark.parametrize(("said", "bolder"), [([1, 2, 3, 4], True), ([9], False), ([1, 9], False)])
 def test_the_entropy_threshold_goes_where_the_wanted_share_is(said, bolder):
     policy = Entropy(wanted=0.9)
     for _ in range(200):
-        policy.learn([1, 2, 3], said, 3)
-    assert policy.takes(Unsure(1.4)) == bolder
-    assert policy.takes(Unsure(1.1)) == bolder
+        policy.observe([1, 2, 3], said, 3)
+    assert policy.should_draft(Unsure(1.4)) == bolder
+    assert policy.should_draft(Unsure(1.1)) == bolder
 
 
-def test_the_entropy_threshold_falls_while_nothing_is_guessed():
+def test_the_entropy_threshold_falls_while_nothing_is_drafted():
     policy = Entropy()
-    assert not policy.takes(Unsure(3.0))
+    assert not policy.should_draft(Unsure(3.0))
     for _ in range(100):
-        policy.learn([], [1], 0)
-    assert policy.takes(Unsure(3.0))
-
-
-def test_chances_start_as_believed_and_bins_begin_at_their_edges():
-    chances = Chances((0.3, 0.6), (0.2, 0.5, 0.8))
-    assert [chances.of(x) for x in (0.0, 0.29, 0.3, 0.59, 0.6, 1.0)] == [0.2, 0.2, 0.5, 0.5, 0.8, 0.8]
-    for i in range(50):
-        chances.count((0.1, 0.4, 0.9)[i % 3], i % 4 > 0)
-    xs = np.array([0.0, 0.3, 0.5, 0.9])
-    assert chances.of_each(xs).tolist() == [chances.of(x) for x in xs]
-
-
-@pytest.mark.parametrize("stood", [True, False])
-def test_chances_follow_what_is_seen(stood):
-    """Most in the bin it was seen in, and never as far as certainty."""
-    chances, before = Chances((0.5,), (0.5, 0.5)), (0.5, 0.5)
-    moved = []
-    for _ in range(500):
-        chances.count(0.7, stood)
-        after = chances.of(0.1), chances.of(0.7)
-        assert 0 < min(after) <= max(after) < 1
-        moved.append([abs(a - b) for a, b in zip(after, before, strict=True)])
-    assert moved[0][1] < moved[9][1] < moved[-1][1]
-    assert moved[-1][0] < moved[-1][1]
-    assert abs(chances.of(0.7) - stood) < 0.12
-
-
-def test_chances_tell_frequencies_and_forget():
-    chances = Chances((0.5,), (0.5, 0.5), memory=40.0)
-    generator = np.random.default_rng(0)
-    for often in (0.9, 0.2):
-        found = []
-        for _ in range(600):
-            chances.count(0.9, bool(generator.random() < often))
-            found.append(chances.of(0.9))
-        assert np.mean(found[100:]) == pytest.approx(often, abs=0.05)
-
-
-@pytest.mark.parametrize("expected", [(), (0.5,), (0.5, 0.5, 0.5)])
-def test_chances_need_a_belief_for_each_bin(expected):
-    with pytest.raises(ValueError, match="2 bins"):
-        Chances((0.5,), expected)
-
-
-def test_yields_are_means_that_forget():
-    brings = Yield(2.0, 1.0, 3.0, memory=4.0)
-    brings.count(6.0, 5.0)
-    assert brings.weight == pytest.approx(0.75 * 3 + 1)
-    assert brings.tokens == pytest.approx((0.75 * 3 * 2 + 6) / 3.25)
-    assert brings.seconds == pytest.approx((0.75 * 3 * 1 + 5) / 3.25)
-    for _ in range(100):
-        brings.count(1.0, 9.0)
-    assert (brings.tokens, brings.seconds, brings.weight) == pytest.approx((1.0, 9.0, 4.0), rel=1e-6)
+        policy.observe([], [1], 0)
+    assert policy.should_draft(Unsure(3.0))
 
 
 @pytest.mark.parametrize(
@@ -551,7 +503,7 @@ def test_yields_are_means_that_forget():
     ],
     ids=str,
 )
-def test_settings_that_name_no_policy_are_refused(wrong):
+def test_invalid_policy_settings_are_refused(wrong):
     with pytest.raises(InvalidRequest):
         GenerationSettings(**wrong)
 
@@ -563,67 +515,66 @@ STAGED = {
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_the_draft_reads_along_what_pays(name):
-    """By the price of the draft's calls with all opinions, and by how often it guesses what it read along."""
+def test_the_draft_model_reads_ahead_what_pays(name):
+    """By the costs of its calls with logits for all tokens, and by how often it drafts the staged tokens."""
     costs, pays = STAGED[name]
     policy = Adaptive(CostModel(FLAT), CostModel(CHEAP), staging=CostModel(costs), n_staged=5)
     assert policy.may_stage
-    assert policy.stages([0.9] * 9, 1) == (5 if pays else 0)
-    assert policy.stages([0.01] * 9, 1) == 0
-    assert policy.stages([0.9] * 9, 1_000) == 0  # a prompt to be read is no time for it
+    assert policy.n_staged([0.9] * 9, 1) == (5 if pays else 0)
+    assert policy.n_staged([0.01] * 9, 1) == 0
+    assert policy.n_staged([0.9] * 9, 1_000) == 0  # not while reading a prompt
     for _ in range(200):
-        policy.staged([0.9], 0)
-    assert policy.stages([0.9] * 9, 1) == 0
-    assert Adaptive(CostModel(FLAT), CostModel(CHEAP)).stages([0.9] * 9, 1) == 0
+        policy.observe_staged([0.9], 0)
+    assert policy.n_staged([0.9] * 9, 1) == 0
+    assert Adaptive(CostModel(FLAT), CostModel(CHEAP)).n_staged([0.9] * 9, 1) == 0
 
 
 @pytest.mark.parametrize(
-    ("unread", "draft", "expected"),
+    ("n_unread", "draft", "expected"),
     [
         (10, CHEAP, True),
-        (50_000, CHEAP, False),  # it would take longer than it may save
-        (0, CHEAP, False),  # it has no room
+        (50_000, CHEAP, False),  # reading takes longer than drafting may save
         (10, {1: 0.9, 64: 9.0}, False),  # it saves nothing
     ],
 )
-def test_a_draft_reads_a_prompt_that_is_worth_it(unread, draft, expected):
-    assert Adaptive(CostModel(FLAT), CostModel(draft)).wants_draft(unread) == expected
+def test_the_draft_model_reads_a_prompt_that_is_worth_it(n_unread, draft, expected):
+    assert Adaptive(CostModel(FLAT), CostModel(draft)).reads_prompt(n_unread) == expected
 
 
-def test_how_long_answers_were_decides_about_the_next_prompt():
-    """Long ones are worth more reading than short ones, and a draft that saved nothing is worth none, for a while."""
+def test_earlier_answers_decide_whether_the_prompt_is_read():
+    """Long ones justify more reading than short ones, and a draft model that gained nothing none, for a while."""
 
     def worth(experience, most=None):
-        policy = Adaptive(CostModel(FLAT), CostModel({1: 0.05, 64: 3.2}), experience, most=most)
-        return max((n for n in range(1, 5_000) if policy.wants_draft(n)), default=0)
+        policy = Adaptive(CostModel(FLAT), CostModel({1: 0.05, 64: 3.2}), experience, max_tokens=most)
+        return max((n for n in range(1, 5_000) if policy.reads_prompt(n)), default=0)
 
     usual, short, useless = worth(Experience()), Experience(), Experience()
     for _ in range(8):
         short.start(0.7)
-        short.said, short.saved = 20, 14.0
+        short.n_tokens, short.gained = 20, 14.0
         useless.start(0.7)
-        useless.said, useless.saved = 200, -2.0
+        useless.n_tokens, useless.gained = 200, -2.0
     assert 0 < worth(short) < 0.5 * usual
     assert worth(Experience(), most=20) < 0.2 * usual
     assert worth(useless) < 0.4 * usual
-    for _ in range(60):
+    for _ in range(300):
         useless.start(0.7)
-        useless.said, useless.saved = 200, None
+        useless.n_tokens, useless.gained = 200, None
     assert worth(useless) > 0.9 * usual
 
 
 @pytest.mark.parametrize("branches", [1, 2, 3])
-def test_a_tree_of_several_copies_has_no_more_branches_than_main_reads(branches):
+def test_a_tree_of_several_lookups_has_no_more_branches_than_allowed(branches):
     policy = Adaptive(CostModel({1: 1.0, 64: 1.0}), tree=16)
     several = [Candidates([first, 7, 8], [-1, 0, -1], [0.9, 0.9, 0.5], "suffix") for first in (1, 2, 3)]
-    assert policy.begin(Offer(Limit(8, 16, branches), several)) == "lookup"
-    parents = policy.copy.parents
+    assert policy.choose(Offer(Limit(8, 16, branches), several)) == "lookup"
+    parents = policy.lookup_proposal.parents
     assert 1 <= len(set(range(len(parents))) - set(parents)) <= branches
 
 
 @pytest.mark.parametrize("parents", [range(-1, 19), [*range(-1, 19)]], ids=["range", "list"])
-def test_a_chain_is_one_however_its_parents_are_written(parents):
+def test_a_chain_is_recognised_however_its_parents_are_written(parents):
     policy = Adaptive(CostModel({1: 1.0, 64: 1.0}))
-    copies = Candidates([*range(20)], parents, [0.95] * 20, "cache")
-    assert policy.begin(Offer(Limit(64, 64, 1), [copies])) == "lookup"
-    assert list(policy.copy.tokens) == [*range(20)]
+    candidates = Candidates([*range(20)], parents, [0.95] * 20, "datastore")
+    assert policy.choose(Offer(Limit(64, 64, 1), [candidates])) == "lookup"
+    assert list(policy.lookup_proposal.tokens) == [*range(20)]

@@ -48,23 +48,23 @@ class Foresees:
 
 
 class Noted(Policy):
-    """Writes down all that it hears."""
+    """Records all that it is asked and observes."""
 
-    def __init__(self, n_staged, may_cut=True):
-        super().__init__(may_cut, n_staged)
+    def __init__(self, n_staged, may_truncate=True):
+        super().__init__(may_truncate, n_staged)
         self.read, self.asked, self.judged, self.opinions = [], [], [], []
 
-    def takes(self, opinion):
-        self.read.append(opinion.n_read)
-        self.opinions.append((opinion.confidence, opinion.entropy))
+    def should_draft(self, output):
+        self.read.append(output.n_read)
+        self.opinions.append((output.confidence, output.entropy))
         return True
 
-    def stages(self, confidence, unread):
-        self.asked.append((list(confidence), unread))
-        return super().stages(confidence, unread)
+    def n_staged(self, confidence, n_unread):
+        self.asked.append((list(confidence), n_unread))
+        return super().n_staged(confidence, n_unread)
 
-    def staged(self, confidence, n_stood):
-        self.judged.append((list(confidence), n_stood))
+    def observe_staged(self, confidence, n_accepted):
+        self.judged.append((list(confidence), n_accepted))
 
 
 def main_model(n_vocab=8, **kwargs):

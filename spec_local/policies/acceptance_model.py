@@ -1,0 +1,186 @@
+"""How likely draft tokens are to be accepted, learned from what became of earlier ones."""
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.proposal import ROOT
+from spec_local.lookups.base import Candidates
+
+Floats = NDArray[np.float64]
+
+_KEEP_PER_STEP = 1.0 - 1.0 / 128.0
+
+
+class Calibration:
+    """Acceptance rate by a drafter's confidence: discounted Beta counts in bins of confidence.
+
+    The prior of every bin moves with the observations in all bins, by one step of logistic regression each: a text that
+    is harder than usual is harder at every confidence, and few observations must suffice.
+
+    Args:
+        edges: lower bounds of all bins but the first, ascending.
+        prior: expected acceptance rate of each bin, 0 to 1, exclusive.
+        rejections: weight of the prior: as if observed until so many tokens were rejected.
+        memory: observations of a bin that count.
+        rate: of the logistic regression, per observation.
+
+    Raises:
+        ValueError: there is not one prior per bin.
+    """
+
+    def __init__(
+        self,
+        edges: Sequence[float],
+        prior: Sequence[float],
+        rejections: float = 2.0,
+        memory: float = 40.0,
+        rate: float = 0.2,
+    ) -> None:
+        if len(prior) != len(edges) + 1:
+            raise ValueError(f"{len(edges)} edges make {len(edges) + 1} bins, not {len(prior)}")
+        self.edges, self._keep, self._rate = list(edges), 1.0 - 1.0 / memory, rate
+        self._weight = [min(rejections / (1.0 - p), 80.0) for p in prior]
+        self._logits = [math.log(p / (1.0 - p)) for p in prior]
+        self._shift = 0.0  # of all logits
+        self._accepted, self._seen = [0.0] * len(prior), [0.0] * len(prior)
+
+    def rate(self, confidence: float) -> float:
+        """Expected acceptance rate."""
+        return self._mean(bisect_right(self.edges, confidence))
+
+    def rates(self, confidence: Floats) -> Floats:
+        """The same for each of many."""
+        means = np.array([self._mean(i) for i in range(len(self._logits))])
+        found: Floats = means[np.searchsorted(self.edges, confidence, side="right")]
+        return found
+
+    def observe(self, confidence: float, accepted: bool) -> None:
+        """Count one verified token."""
+        i = bisect_right(self.edges, confidence)
+        self._shift = min(3.0, max(-3.0, self._shift + self._rate * (accepted - self._mean(i))))
+        self._accepted[i] = self._keep * self._accepted[i] + accepted
+        self._seen[i] = self._keep * self._seen[i] + 1.0
+
+    def _mean(self, i: int) -> float:
+        prior = 1.0 / (1.0 + math.exp(-self._logits[i] - self._shift))
+        return (self._weight[i] * prior + self._accepted[i]) / (self._weight[i] + self._seen[i])
+
+
+class RecentRate:
+    """Acceptance rate of late: a Beta distribution whose evidence decays, so that doubt grows back with time.
+
+    Args:
+        accepted, rejected: pseudo-counts of the prior.
+        memory: observations, or plain steps without one, after which evidence counts 1/e.
+    """
+
+    def __init__(self, accepted: float, rejected: float, memory: float) -> None:
+        self._prior = accepted, rejected
+        self._keep = 1.0 - 1.0 / memory
+        self._accepted = self._rejected = 0.0
+
+    def observe(self, accepted: bool) -> None:
+        """Count one verified token."""
+        self._accepted = self._keep * self._accepted + accepted
+        self._rejected = self._keep * self._rejected + (not accepted)
+
+    def forget(self, steps: int = 1) -> None:
+        """Let evidence decay for plain steps that brought none."""
+        keep = _KEEP_PER_STEP**steps
+        self._accepted *= keep
+        self._rejected *= keep
+
+    @property
+    def mean(self) -> float:
+        """Expected acceptance rate."""
+        a, b = self._counts
+        return a / (a + b)
+
+    @property
+    def upper(self) -> float:
+        """Upper confidence bound: one standard deviation above the mean; below 1."""
+        return _upper(*self._counts)
+
+    @property
+    def _counts(self) -> tuple[float, float]:
+        return self._prior[0] + self._accepted, self._prior[1] + self._rejected
+
+
+def _upper(accepted: float, rejected: float) -> float:
+    n = accepted + rejected
+    mean = accepted / n
+    return min(0.99, mean + math.sqrt(mean * (1.0 - mean) / (n + 1.0)))
+
+
+def _draft() -> Calibration:
+    # Means of a 0.5B draft and a 1.5B main model at temperature 0.8, top-k 40, top-p 0.95, min-p 0.05.
+    edges = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 0.995)
+    return Calibration(edges, (0.2, 0.4, 0.52, 0.63, 0.69, 0.82, 0.9, 0.96, 0.985))
+
+
+def _lookup() -> Calibration:
+    # A lookup's own confidence is calibrated on average: see `spec_local.lookups.base.match_confidence`.
+    edges = (0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985)
+    return Calibration(edges, (0.08, 0.22, 0.37, 0.54, 0.65, 0.75, 0.84, 0.9, 0.94, 0.96, 0.978, 0.992))
+
+
+@dataclass(slots=True)
+class AcceptanceModel:
+    """What a session has learned about each drafter.
+
+    Attributes:
+        draft: the draft model's tokens, by its confidence.
+        staged: lookup tokens that the draft model read ahead: whether it drafted them, too.
+        lookups: candidates by their source and its confidence.
+        recent: the draft model's tokens lately, whatever its confidence. Prior: 4 of 5, as usual pairs reach.
+        recycled: the likeliest tokens of recycling, over many answers. Prior: 2 of 5, as a 1.5B main model's first
+            four recycled tokens reach on the built-in prompts.
+    """
+
+    draft: Calibration = field(default_factory=_draft)
+    staged: Calibration = field(default_factory=_lookup)
+    lookups: dict[str, Calibration] = field(default_factory=lambda: defaultdict(_lookup))
+    recent: RecentRate = field(default_factory=lambda: RecentRate(4.0, 1.0, 32.0))
+    recycled: RecentRate = field(default_factory=lambda: RecentRate(2.0, 3.0, 1000.0))
+
+    def observe_draft(
+        self, drafted: Sequence[int], output: Sequence[int], confidence: Sequence[float]
+    ) -> None:
+        """Learn from the draft model's tokens, up to the first that was rejected; of trees confidence is unknown."""
+        for i, (token, generated) in enumerate(zip(drafted, output, strict=False)):
+            if i < len(confidence):
+                self.draft.observe(confidence[i], token == generated)
+            self.recent.observe(token == generated)
+            if token != generated:
+                break
+
+    def observe_lookups(self, candidates: Sequence[Candidates], output: Sequence[int]) -> None:
+        """Learn from what lookups found, whether or not it was verified."""
+        for found in candidates:
+            calibration = self.lookups[found.source]
+            last_parent = None
+            for node, accepted in outcomes(found, output):
+                calibration.observe(found.confidence[node], accepted)
+                if found.source == "recycling" and found.parents[node] != last_parent:
+                    self.recycled.observe(accepted)
+                    last_parent = found.parents[node]
+
+
+def outcomes(candidates: Candidates, output: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    """Nodes whose parent was generated, and whether they were, too; those beyond the output are unknown."""
+    position = {ROOT: 0}  # of each node's children in the output
+    for node, (token, parent) in enumerate(zip(candidates.tokens, candidates.parents, strict=True)):
+        at = position.get(parent)
+        if at is None or at == len(output):
+            if isinstance(candidates.parents, range):  # a chain: nothing further is known
+                break
+            continue
+        yield node, token == output[at]
+        if token == output[at]:
+            position[node] = at + 1

@@ -1,0 +1,59 @@
+"""Of all options, the one with the highest expected tokens per second."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from spec_local.policies.acceptance_model import Floats
+from spec_local.policies.cost_model import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step is expected to bring.
+
+    Attributes:
+        tokens: generated, the main model's own included.
+        seconds: of all calls.
+        n: draft tokens.
+    """
+
+    tokens: float
+    seconds: float
+    n: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Expected tokens per second."""
+        return self.tokens / self.seconds
+
+
+def best_size(values: Floats, seconds: Floats) -> Step:
+    """The best number of nodes to verify, 0 included; of equals the smallest.
+
+    Args:
+        values: of each node the probability that it is accepted, in the order in which they would be taken.
+        seconds: of a step that verifies 0, 1, … nodes; shorter than ``len(values) + 1`` where no more may be verified.
+    """
+    tokens = np.concatenate(([1.0], 1.0 + values.cumsum()))[: len(seconds)]
+    n = int((tokens / seconds[: len(tokens)]).argmax())
+    return Step(float(tokens[n]), float(seconds[n]), n)
+
+
+def best_chain(
+    acceptance: float, main: CostModel, draft: CostModel | None, n_max: int, n_unread: int = 1
+) -> Step:
+    """The best chain of at least one draft token, each accepted with the same probability if those before are.
+
+    Args:
+        main, draft: seconds a call; draft None: draft tokens cost nothing, as those of a lookup.
+        n_max: maximum number of draft tokens, at least 1.
+        n_unread: tokens that the draft model's first call reads.
+    """
+    n = np.arange(1, n_max + 1)
+    seconds = main.first(n_max + 1)[2:]
+    if draft:
+        seconds = seconds + draft.seconds(n_unread) + (n - 1) * draft.seconds(1)
+    tokens = 1.0 + np.cumsum(acceptance**n)
+    best = int((tokens / seconds).argmax())
+    return Step(float(tokens[best]), float(seconds[best]), best + 1)
