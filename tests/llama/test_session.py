@@ -24,7 +24,8 @@ from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies import Adaptive, Policy
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
-from spec_local.settings import CHAIN_VERIFIERS, POLICIES, GenerationSettings
+from spec_local.registry import POLICY_NAMES
+from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -454,7 +455,7 @@ def test_proposers_by_settings(make_session):
         assert alone.proposers(GenerationSettings(**settings)) == expected_alone
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICY_NAMES)
 @pytest.mark.parametrize("shape", ["chain", "tree", "beam"])
 def test_no_policy_changes_the_output(make_session, policy, shape):
     session = make_session()
