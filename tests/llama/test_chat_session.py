@@ -263,7 +263,7 @@ def test_the_state_of_another_conversation_is_not_used(chat, tmp_path):
     lines = []
     state_path(path).write_bytes(b"rubbish")
     c.load(path, lines.append)
-    assert "no saved state" in lines[0]
+    assert "is not a saved state" in lines[0]
 
 
 def test_unknown_when_full(chat):
