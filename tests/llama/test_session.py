@@ -23,8 +23,8 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies import Adaptive, Policy
 from spec_local.policies.cost_model import CostModel
-from spec_local.session import Done, Session, Text
 from spec_local.registry import POLICY_NAMES
+from spec_local.session import Done, Session, Text
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
