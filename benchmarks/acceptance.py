@@ -3,7 +3,7 @@
     python benchmarks/acceptance.py
 
 No model is needed: the main model's logits fall with the logarithm of a token's rank, roughly as a language
-model's do, with some noise, and the draft model's are the same with more noise. A cell is the mean
+model's do, with some noise; the draft model's logits are the same with more noise. Each cell shows the mean
 probability that one of k children is accepted / the mean of α* for children drawn in this way. Given the
 draws, the probability is exact; nothing is timed. Traversal equals sequoia where only one node has
 children.
@@ -54,7 +54,7 @@ def children(q: Floats, k: int, drawing: Drawing, rng: Rng) -> list[int]:
 
 
 def acceptance_rate(rule: str, p: Floats, q: Floats, k: int, draws: int, seed: int = 0) -> float:
-    """Mean acceptance probability over several draws of the children; where nothing is drawn, of one."""
+    """Mean acceptance probability over several draws of the children; over one if they are not drawn."""
     drawing, node_rule = RULES[rule]
     rng = SeededRng(seed)
     n = 1 if drawing == "chosen" else draws
@@ -70,7 +70,7 @@ def main() -> None:
     arguments.add_argument("--temperatures", type=numbers(float), default=[1.0, 0.3])
     arguments.add_argument("--k", type=numbers(int), default=[1, 2, 4], help="children")
     arguments.add_argument("--pairs", type=int, default=30, help="of p and q")
-    arguments.add_argument("--draws", type=int, default=50, help="of the children of each pair")
+    arguments.add_argument("--draws", type=int, default=50, help="number of draws of the children per pair")
     options = arguments.parse_args()
 
     columns = [(temperature, k) for temperature in options.temperatures for k in options.k]

@@ -7,9 +7,9 @@ specdec's variants (a session) and llama.cpp's (`llama-speculative-simple`; `lla
 decoding) alternate. Both use the same files, prompt tokens (their number is checked), context, batch sizes,
 threads, F16 caches and temperature, and no top-k, top-p or min-p. "draft K" drafts a fixed number of tokens
 on both sides; specdec draws them and verifies with the block rule, llama.cpp takes the draft model's most
-probable token. Rates are each program's own, after the prompt, and a second time with the prompt's time.
-The best variant of llama.cpp is the one with the best geometric mean, chosen in hindsight. Prompts that
-FILE already has are not run again.
+probable token. Rates are those that each program reports, once without and once with the time for the prompt.
+The best variant of llama.cpp is the one with the best geometric mean, chosen in hindsight. Prompts whose
+results are already in FILE are not run again.
 """
 
 import json
@@ -51,7 +51,7 @@ LLAMA_CPP: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Tokens generated, seconds to read the prompt and seconds after it."""
+    """Number of generated tokens, seconds of prefill and seconds after it."""
 
     n: int
     prompt_s: float
@@ -67,7 +67,7 @@ class Outcome:
 
 
 def specdec(session: Session, variant: str, prompt: list[int], seed: int, options: Any) -> Outcome:
-    """Answer with empty KV caches, as the peer does."""
+    """Generate an answer with empty KV caches, as llama.cpp's programs do."""
     for context in (session.main, session.draft):
         if context:
             context.truncate(0)
@@ -138,7 +138,7 @@ def main() -> None:
     arguments.add_argument("--specdec", nargs="*", choices=SPECDEC, default=["plain", "adaptive"])
     arguments.add_argument("--llama-cpp", nargs="*", choices=LLAMA_CPP, help="default: all")
     arguments.add_argument("--temperature", type=float, default=0.0)
-    arguments.add_argument("--runs", type=int, default=1, help="of each variant; run N has seed N")
+    arguments.add_argument("--runs", type=int, default=1, help="runs of each variant; run N has seed N")
     options = arguments.parse_args()
 
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []

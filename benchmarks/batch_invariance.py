@@ -22,7 +22,7 @@ _TOKENS = 40  # a multiple of the usual sizes
 
 
 def distributions(context: Context, text: list[int], start: int, n: int) -> NDArray[np.float64]:
-    """Return the probabilities after each token, float64 (tokens, vocabulary), from calls of n tokens."""
+    """Probabilities after each token, float64 (tokens, vocabulary), from calls of n tokens."""
     rows = [
         context.evaluate(part, len(part)).copy()
         for i in range(start, start + _TOKENS, n)
@@ -59,7 +59,7 @@ def main() -> None:
         context.close()
         model.close()
     print(f"kernels: {kernels.status()}; {machine()}\n")
-    table(["mean, maximum by tokens a call", *(str(n) for n in options.sizes)], rows)
+    table(["mean, maximum by tokens per call", *(str(n) for n in options.sizes)], rows)
 
 
 if __name__ == "__main__":

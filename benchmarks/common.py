@@ -1,7 +1,7 @@
-"""What the benchmarks share: command-line options, prompts as tokens, ratios with intervals, and tables.
+"""Functions shared by the benchmarks: options, prompts as tokens, ratios with intervals, and tables.
 
-On a machine that others use, calls can take 10 times as long for seconds. So no absolute time is quoted:
-the variants that are compared alternate, and a ratio has a 95 % interval.
+On a shared machine, calls can be 10 times slower for seconds. Absolute times are therefore not reported:
+the variants that are compared alternate, and each ratio has a 95 % interval.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def model_options(
     description: str | None, *, draft: Literal["none", "optional", "required"], n: int | None = None
 ) -> argparse.ArgumentParser:
-    """A parser with the options for models; n: the default for the tokens of an answer."""
+    """A parser with the options for models; n: default maximum number of tokens in an answer."""
     options = parser(description)
     options.add_argument("--main", type=Path, required=True, help="GGUF file of the main model")
     if draft != "none":

@@ -18,7 +18,7 @@ from spec_local.llama.model import Model
 from spec_local.machine import default_threads
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
-_LOGITS = 16  # rows of logits at most: those of a prompt are not read
+_LOGITS = 16  # maximum number of rows of logits; those of a prompt are not needed
 
 
 def main() -> None:

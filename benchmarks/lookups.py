@@ -1,10 +1,9 @@
-"""Measure the time to feed and to query the lookups, with long histories.
+"""Measure the time to update and to query the lookups with long histories.
 
     python benchmarks/lookups.py
 
 Histories of 100,000 tokens: one without repetition, one of two distinct tokens, one of a single token, and
-one with repeated passages, as in edited code. Times are medians, so that occasional disturbances do not
-count.
+one with repeated passages, as in edited code. Times are medians, which occasional disturbances do not affect.
 """
 
 import random
@@ -44,7 +43,7 @@ def median(work: Callable[[], object], times: int) -> float:
 
 
 def query(lookup: Lookup, text: list[int], limit: Limit) -> float:
-    """Microseconds to add a token to the history and to propose."""
+    """Microseconds to add a token to the history and propose."""
     history, rng = list(text), random.Random(2)
     lookup.find(history, limit)
 
@@ -57,7 +56,7 @@ def query(lookup: Lookup, text: list[int], limit: Limit) -> float:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--n", type=int, default=100_000, help="tokens of a history")
+    arguments.add_argument("--n", type=int, default=100_000, help="number of tokens in a history")
     options = arguments.parse_args()
 
     rows = []

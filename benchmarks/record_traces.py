@@ -1,10 +1,11 @@
-"""Record what a draft model would have guessed along answers of main, for `simulate.py`.
+"""Record what a draft model would have drafted along answers of the main model, for `simulate.py`.
 
     python benchmarks/record_traces.py --main main.gguf --draft draft.gguf
 
-Main answers some of the built-in prompts plainly, at temperature 0; then the draft reads prompt and answer once. A trace
-holds, for every token of the answer, whether the draft's favourite was it, and how probable the draft thought its
-favourite. Tokens are numbered as they first occur in a trace: nothing but their being alike matters.
+The main model answers some of the built-in prompts by plain decoding at temperature 0. Then the draft model
+evaluates each prompt and answer once. For every token of the answer, a trace records whether it was the draft
+model's most probable token, and the probability of the latter. Tokens are numbered in the order in which they
+first occur in a trace: a replay depends only on which tokens are equal.
 """
 
 import json
@@ -22,18 +23,18 @@ TRACES = Path(__file__).with_name("traces.json")
 
 
 def answer_of(session: Session, prompt: Sequence[int], n: int) -> list[int]:
-    """What main says, up to n tokens; without the token that ends the answer."""
+    """The main model's answer, up to n tokens, without the end token."""
     settings = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=n, policy="off")
-    said: list[int] = []
+    answer: list[int] = []
     for event in session.generate(prompt, settings):
         if isinstance(event, Text):
-            said += event.tokens
-    return said
+            answer += event.tokens
+    return answer
 
 
-def opinions(draft: Context, prompt: Sequence[int], answer: Sequence[int]) -> tuple[list[int], list[float]]:
-    """The draft's favourite at each place of the answer, and its probability at temperature 1."""
-    favourites: list[int] = []
+def predict(draft: Context, prompt: Sequence[int], answer: Sequence[int]) -> tuple[list[int], list[float]]:
+    """The draft model's most probable token at each position of the answer, and its probability."""
+    best: list[int] = []
     confidences: list[float] = []
     draft.truncate(0)
     text = [*prompt, *answer]
@@ -43,17 +44,17 @@ def opinions(draft: Context, prompt: Sequence[int], answer: Sequence[int]) -> tu
     for first in range(start, len(text) - 1, draft.max_logits):
         chunk = text[first : min(first + draft.max_logits, len(text) - 1)]
         for row in draft.evaluate(chunk, len(chunk)):
-            favourites.append(int(row.argmax()))
+            best.append(int(row.argmax()))
             confidences.append(float(1.0 / np.exp(row - row.max(), dtype=np.float64).sum()))
-    return favourites, confidences
+    return best, confidences
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--main", required=True, help="GGUF file")
-    arguments.add_argument("--draft", required=True, help="GGUF file")
-    arguments.add_argument("--prompts", type=int, default=6, help="of each category")
-    arguments.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
+    arguments.add_argument("--main", required=True, help="GGUF file of the main model")
+    arguments.add_argument("--draft", required=True, help="GGUF file of the draft model")
+    arguments.add_argument("--prompts", type=int, default=6, help="number of prompts in each category")
+    arguments.add_argument("--tokens", type=int, default=128, help="maximum number of tokens in an answer")
     arguments.add_argument("--out", type=Path, default=TRACES)
     options = arguments.parse_args()
 
@@ -65,9 +66,9 @@ def main() -> None:
             note(str(asked))
             prompt = tokens_of(model, chat_text(model, asked.text))
             answer = answer_of(session, prompt, options.tokens)
-            favourites, confidences = opinions(session.draft, prompt, answer)
+            best, confidences = predict(session.draft, prompt, answer)
             number = {token: i for i, token in enumerate(dict.fromkeys([*prompt, *answer]))}
-            right = [int(guess == token) for guess, token in zip(favourites, answer, strict=True)]
+            right = [int(drafted == token) for drafted, token in zip(best, answer, strict=True)]
             traces.append(
                 {
                     "category": asked.category,

@@ -27,7 +27,7 @@ from spec_local.lookups.recycling import Recycling
 from spec_local.proposers.base import Lap, Limit
 from spec_local.verifiers import VERIFIERS
 
-COSTS = {  # of a call of 1, 2, 4, 8, 16 and 32 tokens, in calls of one
+COSTS = {  # of calls of 1, 2, 4, 8, 16 and 32 tokens, relative to a call of one
     "flat (as on Metal)": (1.0, 1.03, 1.08, 1.15, 1.35, 2.2),
     "steep (two x86 cores, Q4_K_M)": (1.0, 1.72, 2.75, 4.9, 5.65, 9.0),
 }
@@ -36,7 +36,7 @@ EDGES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 1.01)
 
 
 class Recorder:
-    """Proposes what recycling finds, and records the candidates and the times."""
+    """Proposes the candidates of recycling, and records them and the times."""
 
     needs_logits = True
 
@@ -67,14 +67,14 @@ class Recorder:
 
 
 def n_accepted(step: Step, nodes: int) -> int:
-    """Accepted tokens, had the tree been its first nodes only."""
+    """Number of accepted tokens if the tree had had only its first nodes."""
     part = Proposal(step.proposal.tokens[:nodes], step.proposal.parents[:nodes])
     return len(part.follow(step.tokens[: step.n_accepted]))
 
 
 def main() -> None:
     arguments = model_options(__doc__, draft="none", n=128)
-    arguments.add_argument("--per-category", type=int, default=1, help="prompts of each category")
+    arguments.add_argument("--per-category", type=int, default=1, help="number of prompts in each category")
     arguments.add_argument("--nodes", type=int, default=31, help="maximum size of a tree")
     options = arguments.parse_args()
 
@@ -138,7 +138,7 @@ def main() -> None:
         tokens = sum(n_accepted(step, n) + 1 for step in steps)
         speedups = [tokens / sum(cost(costs, step, n) for step in steps) for costs in COSTS.values()]
         rows.append((n, tokens / len(steps), *speedups))
-    table(("maximum nodes", "tokens a step", *(f"times plain, {name}" for name in COSTS)), rows)
+    table(("maximum nodes", "tokens per step", *(f"times plain, {name}" for name in COSTS)), rows)
     for what, times in (("find", finding), ("observe, a row", observing)):
         print(f"{what}: median {1e6 * np.median(times):.0f} µs ({model.vocabulary.n_tokens} tokens)")
 

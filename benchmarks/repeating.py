@@ -2,10 +2,11 @@
 
     python benchmarks/repeating.py --main MAIN.gguf
 
-A class with one more method, a letter to another person, the same questions about the next record: the
-first request of each pair is answered once, in a session of its own that writes to the datastore. Then the
-second one is answered at temperature 0 by plain decoding, and by the adaptive policy without and with the
-datastore; the variants alternate, and none adds to it. Rates are of the time after the prompt.
+The requests come in pairs, such as a class and the same class with one more method, or a letter to another
+person. The first request of each pair is answered once, in a separate session that writes to the datastore.
+The second one is then answered at temperature 0 by plain decoding, and by the adaptive policy without and
+with the datastore; the variants alternate, and none of them writes to it. Rates exclude the time for the
+prompt.
 """
 
 import re
@@ -18,7 +19,7 @@ from common import chat_text, geometric_mean, machine, model_options, note, tabl
 from spec_local import Done, GenerationSettings, SamplingSettings, Session
 from spec_local.datastore.datastore import Datastore
 
-# Pairs of requests, written once: {first|second}.
+# Each entry is a pair of requests; {first|second} is where they differ.
 REQUESTS: Mapping[str, str] = {
     "class": "Write a Python class Stack with push, pop, peek{|, clear} and __len__, with a docstring for "
     "every method.",

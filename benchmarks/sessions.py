@@ -1,12 +1,14 @@
-"""Whole sessions on the virtual clock of `simulate.py`, and what the draft reads of prompts counted.
+"""Simulate whole sessions on the virtual clock of `simulate.py`, including the draft model's prefill.
 
     python benchmarks/sessions.py
 
-All recorded answers follow each other in random orders, so that the policy comes to each with what others taught it; all
-times are a few percent off, and now and then a neighbour makes some calls 10 to 30 times slower. Figures are geometric means of the ratios of single answers to plain decoding: after the prompt, as
-`specdec bench` measures them; with the time that the draft takes for the prompt; and the least of the first kind. Beside
-them, after the prompt and without noise, what fixed ways come to: the best one for all answers, and the best one for each,
-both chosen in hindsight; and what they would come to who knew the answers.
+A session consists of all recorded answers in random order, so that the policy uses for each answer what it
+learned from earlier ones. Times vary by a few percent, and occasionally another process makes some calls 10
+to 30 times slower. The first columns are speed-ups over plain decoding: the geometric mean over all answers,
+after the prompt, as `specdec bench` measures it; the same with the draft model's prefill; and the minimum
+over the answers, after the prompt. The other columns are for comparison, after the prompt and without noise:
+the best fixed variant for all answers, and the best one for each answer, both chosen in hindsight; and the
+fastest division into steps.
 """
 
 from collections.abc import Sequence
@@ -17,14 +19,19 @@ from simulate import PAIRS, Machine, Pair, adaptive, costs, fixed_calls, least, 
 from traces import MOST, Group, Trace, recorded
 
 # fmt: off
-_F16 = {1: 1, 2: 1.27, 3: 1.37, 4: 1.45, 5: 1.62, 6: 1.7, 7: 1.76, 8: 2.03, 9: 1.98, 12: 2.36, 16: 2.67, 24: 3.63, 32: 4.71, 64: 7.88}
-_BF16 = {1: 1, 2: 1.28, 3: 1.34, 4: 1.47, 5: 1.57, 6: 1.66, 7: 1.7, 8: 1.87, 9: 1.96, 12: 2.3, 16: 2.54, 24: 3.42, 32: 3.96, 64: 6.54}
-_SMALL = {1: 1, 2: 2.74, 3: 3.25, 4: 3.47, 5: 4.72, 8: 4.87, 9: 6.03, 16: 7.36, 24: 8.51, 32: 10.31, 64: 18.88}
-_LIGHT = {1: 1, 2: 1.62, 3: 2.28, 4: 1.53, 5: 2.21, 6: 2.86, 7: 3.53, 8: 2.72, 9: 3.38, 12: 3.9, 16: 4.04, 24: 6.48, 32: 7.93, 64: 14.93}
+_F16 = {1: 1, 2: 1.27, 3: 1.37, 4: 1.45, 5: 1.62, 6: 1.7, 7: 1.76, 8: 2.03, 9: 1.98, 12: 2.36, 16: 2.67,
+        24: 3.63, 32: 4.71, 64: 7.88}
+_BF16 = {1: 1, 2: 1.28, 3: 1.34, 4: 1.47, 5: 1.57, 6: 1.66, 7: 1.7, 8: 1.87, 9: 1.96, 12: 2.3, 16: 2.54,
+         24: 3.42, 32: 3.96, 64: 6.54}
+_SMALL = {1: 1, 2: 2.74, 3: 3.25, 4: 3.47, 5: 4.72, 8: 4.87, 9: 6.03, 16: 7.36, 24: 8.51, 32: 10.31,
+          64: 18.88}
+_LIGHT = {1: 1, 2: 1.62, 3: 2.28, 4: 1.53, 5: 2.21, 6: 2.86, 7: 3.53, 8: 2.72, 9: 3.38, 12: 3.9, 16: 4.04,
+          24: 6.48, 32: 7.93, 64: 14.93}
 # fmt: on
-# The first of the machines on another day: neighbours use the memory, and arithmetic is as fast as ever.
+# The first machine while other processes use memory bandwidth; arithmetic is as fast as before.
 BUSY = Pair("x86 F16, memory busy", costs(79.9, _F16), costs(17.6, _SMALL))
-# The same days with a copy of the draft that is Q4_0 throughout, which foretells a fiftieth less than these answers say.
+# The same machines with a copy of the draft model that is all Q4_0; it agrees 2 % less often than in the
+# traces.
 LIGHT = costs(8.9, _LIGHT)
 LIGHTER = (
     Pair("x86 F16, copy of the draft", PAIRS[0].main, LIGHT),
@@ -36,7 +43,7 @@ LIGHTER = (
 
 
 def session(pair: Pair, traces: Sequence[Trace], seed: int) -> list[tuple[float, float]]:
-    """Of each answer the times plain, without and with the draft's reading."""
+    """Speed-up over plain decoding for each answer, without and with the draft model's prefill."""
     machine = Machine(pair, Group("session", traces, noisy=True), seed)
     way = adaptive(machine)
     found = []
@@ -52,7 +59,7 @@ def session(pair: Pair, traces: Sequence[Trace], seed: int) -> list[tuple[float,
 
 
 def hindsight(pair: Pair, answers: Sequence[Group]) -> tuple[float, float, float]:
-    """Times plain of the best fixed way for all answers, of the best one for each, and of who knows the answers."""
+    """Speed-ups of the best fixed variant for all answers, the best for each, and the fastest division."""
     gains: dict[str, list[float]] = {}
     most = []
     for group in answers:
@@ -68,7 +75,7 @@ def hindsight(pair: Pair, answers: Sequence[Group]) -> tuple[float, float, float
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--orders", type=int, default=4, help="of the answers, each a session")
+    arguments.add_argument("--orders", type=int, default=4, help="number of random orders, a session each")
     options = arguments.parse_args()
 
     traces = [trace for several in recorded().values() for trace in several]
@@ -84,8 +91,8 @@ def main() -> None:
         figures = geometric_mean(after), geometric_mean(whole), min(after), *hindsight(pair, answers)
         rows.append([pair.name, *(f"{figure:.2f}" for figure in figures)])
     note("")
-    head = ["machine", "after the prompt", "the draft's reading counted", "least of all answers"]
-    table([*head, "best fixed way", "best fixed way of each answer", "who knows the answers"], rows)
+    head = ["machine", "after the prompt", "with the draft model's prefill", "minimum"]
+    table([*head, "best fixed", "best fixed for each answer", "oracle"], rows)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Compare chains, trees and beams of equal size: tokens a step, and tokens a second.
+"""Compare chains, trees and beams of equal size: tokens per step and tokens per second.
 
     python benchmarks/shapes.py --main MAIN.gguf --draft DRAFT.gguf --plot shapes.png
 
 The main model answers every prompt by plain decoding. Then, at the same positions of these answers, each
-variant proposes once with each size; the main model evaluates the proposal, and the verifier judges it with
-several random seeds. So all variants are compared on the same contexts, and most of the randomness is
-averaged out. A chain of n draft tokens is n deep; a tree or beams of n nodes may be. Tokens a step show the
-gain where verification costs nothing; tokens a second, from the time of drafting, evaluation and one
-judgement, show the gain on this machine.
+variant proposes once with each size; the main model evaluates the proposal, and the verifier processes it
+with several random seeds. All variants are thus compared on the same contexts, and most of the randomness is
+averaged out. A chain of n draft tokens has depth n; a tree or beams of n nodes have at most that depth.
+Tokens per step show the gain if verification cost nothing; tokens per second, computed from the time of
+drafting, evaluation and one verification, show the gain on this machine.
 """
 
 import time
@@ -56,9 +56,9 @@ def main() -> None:
     arguments.add_argument(
         "--variants", nargs="+", default=["chain", "tree", "beam"], help="a shape, or shape:verifier"
     )
-    arguments.add_argument("--per-category", type=int, default=3, help="prompts of each category")
+    arguments.add_argument("--per-category", type=int, default=3, help="number of prompts in each category")
     arguments.add_argument("--positions", type=int, default=4, help="of each answer")
-    arguments.add_argument("--every", type=int, default=10, help="tokens from one position to the next")
+    arguments.add_argument("--every", type=int, default=10, help="number of tokens between two positions")
     arguments.add_argument("--plot", type=Path, help="draw the figure into this file (needs matplotlib)")
     options = arguments.parse_args()
     figure: dict[tuple[float, str], list[float]] = {}
@@ -67,7 +67,7 @@ def main() -> None:
     ) as session:
         print(
             f"main {options.main.name}, draft {options.draft.name}, "
-            f"{options.per_category} prompts a category, {options.positions} positions each; {machine()}\n"
+            f"{options.per_category} prompts per category, {options.positions} positions each; {machine()}\n"
         )
         for temperature in options.temperatures:
             print(f"## Temperature {temperature:g}\n")
@@ -83,7 +83,7 @@ def main() -> None:
                         cells += [f"{rate(found):.2f}", interval(ratio(found, first, rate))]
                     rows.append(cells)
             base = f"against {options.variants[0]}"
-            table(["nodes", "variant", "tokens a step", base, "tokens/s", base], rows)
+            table(["nodes", "variant", "tokens per step", base, "tokens/s", base], rows)
     if options.plot:
         plot(options, figure)
 
@@ -166,7 +166,7 @@ def tokens_a_step(outcomes: Sequence[Outcome]) -> float:
 
 
 def tokens_a_second(outcomes: Sequence[Outcome]) -> float:
-    """Rate from the median step, which a few disturbed steps do not change."""
+    """Rate from the median time per step, which a few disturbed steps do not affect."""
     return tokens_a_step(outcomes) / float(np.median([o.seconds for o in outcomes]))
 
 
@@ -190,9 +190,9 @@ def plot(options: Any, figure: dict[tuple[float, str], list[float]]) -> None:
     for panel, temperature in zip(panels[0], options.temperatures, strict=True):
         for name in options.variants:
             panel.plot(options.nodes, figure[temperature, name], marker="o", label=name)
-        panel.set(title=f"temperature {temperature:g}", xlabel="nodes a step", xticks=options.nodes)
+        panel.set(title=f"temperature {temperature:g}", xlabel="nodes per step", xticks=options.nodes)
         panel.grid(alpha=0.3)
-    panels[0][0].set_ylabel("tokens a step")
+    panels[0][0].set_ylabel("tokens per step")
     panels[0][-1].legend()
     plt.tight_layout()
     plt.savefig(options.plot, dpi=120)

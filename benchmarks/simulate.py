@@ -1,15 +1,18 @@
-"""Length policies on a virtual clock: the real loop and the real policies, with models that replay a recorded text.
+"""Test draft-length policies on a virtual clock, with the real decoding loop and models that replay answers.
 
     python benchmarks/simulate.py
 
-Main says the text of a trace, whatever is guessed; the draft guesses as it did when the trace was recorded, and is
-as sure of it. A call takes what a measured table says. So a policy can be tried in a millisecond on machines that are
-elsewhere, and on misfortunes that seldom happen; and every figure is the same each time.
+The main model generates the answer of a trace, whatever was drafted. The draft model proposes the same tokens
+with the same confidence as when the trace was recorded. The duration of a call comes from a table of measured
+costs. A policy can therefore be tested in milliseconds on machines that are not at hand and under rare
+conditions, and the results are reproducible.
 
-`best fixed` is the fastest, in hindsight, of plain decoding, the draft with 1 to 16 guesses a step and lookup with 1 to 63,
-for that machine and that group of answers, which are one session: the adaptive policy may remember. `oracle` is the
-quickest division of the same answers into steps: see `spec_local.bench.theory`. Reading the prompt does not count; but
-the policy leaves prompts unread that would take the draft longer than it may save. Where a clock is disturbed, the policy sees the disturbed times, and is judged by the undisturbed ones.
+`best fixed` is the fastest, in hindsight, of plain decoding, the draft model with 1 to 16 draft tokens per
+step, and prompt lookup with 1 to 63, for this machine and this group of answers. A group is one session, so
+the adaptive policy may use what it learned from earlier answers. `oracle` is the fastest division of the same
+answers into steps: see `spec_local.bench.theory`. Prefill does not count; but the policy does not let the
+draft model read a prompt if that would take longer than the draft could save. Where the clock is disturbed,
+the policy sees the disturbed times, and its result is computed from the undisturbed ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +43,7 @@ GREEDY = Sampler(SamplingSettings(temperature=0))
 
 
 def costs(milliseconds: float, ratios: dict[int, float]) -> Floats:
-    """Seconds of a call of 0 … 4096 tokens: between measured sizes linear, and beyond the last, too."""
+    """Seconds of a call of 0 … 4096 tokens, interpolated linearly, and extrapolated beyond the last size."""
     sizes = sorted(ratios)
     last, before = sizes[-1], sizes[-2]
     slope = (ratios[last] - ratios[before]) / (last - before)
@@ -52,7 +55,7 @@ def costs(milliseconds: float, ratios: dict[int, float]) -> Floats:
 
 @dataclass(frozen=True)
 class Pair:
-    """What calls of main and draft take on some machine; draft None: there is none."""
+    """Seconds of the main and the draft model's calls on one machine; draft None: there is no draft model."""
 
     name: str
     main: Floats = field(repr=False)
@@ -65,14 +68,14 @@ class Pair:
 
 
 # fmt: off
-_F16 = {1: 1, 2: 1.58, 3: 1.75, 4: 1.86, 5: 2.09, 6: 2.19, 7: 2.4, 8: 2.66, 9: 2.66, 12: 3.15, 16: 3.67, 17: 3.83,
-        24: 4.88, 32: 6.15, 33: 6.25, 48: 8.45, 64: 10.62}
-_Q8_0 = {1: 1, 2: 2.91, 3: 3.47, 4: 3.95, 5: 5.46, 6: 5.87, 7: 6.3, 8: 4.16, 9: 5.69, 12: 5.26, 16: 6.38, 17: 8.08,
-         24: 8.88, 32: 10.97, 33: 12.6, 48: 16.11, 64: 20.02}
-_Q4_K_M = {1: 1, 2: 1.72, 3: 2.24, 4: 2.75, 5: 3.46, 6: 4.05, 7: 5.09, 8: 4.9, 9: 5.31, 12: 6.13, 16: 5.65, 17: 7.08,
-           24: 9.05, 32: 10.2, 33: 11.38, 48: 14.57, 64: 18.32}
-_SMALL = {1: 1, 2: 2.44, 3: 3.09, 4: 3.29, 5: 4.59, 8: 4.29, 9: 5.55, 16: 5.35, 17: 6.54, 24: 8.34, 32: 10.45,
-          48: 14.83, 64: 18.33}
+_F16 = {1: 1, 2: 1.58, 3: 1.75, 4: 1.86, 5: 2.09, 6: 2.19, 7: 2.4, 8: 2.66, 9: 2.66, 12: 3.15, 16: 3.67,
+        17: 3.83, 24: 4.88, 32: 6.15, 33: 6.25, 48: 8.45, 64: 10.62}
+_Q8_0 = {1: 1, 2: 2.91, 3: 3.47, 4: 3.95, 5: 5.46, 6: 5.87, 7: 6.3, 8: 4.16, 9: 5.69, 12: 5.26, 16: 6.38,
+         17: 8.08, 24: 8.88, 32: 10.97, 33: 12.6, 48: 16.11, 64: 20.02}
+_Q4_K_M = {1: 1, 2: 1.72, 3: 2.24, 4: 2.75, 5: 3.46, 6: 4.05, 7: 5.09, 8: 4.9, 9: 5.31, 12: 6.13, 16: 5.65,
+           17: 7.08, 24: 9.05, 32: 10.2, 33: 11.38, 48: 14.57, 64: 18.32}
+_SMALL = {1: 1, 2: 2.44, 3: 3.09, 4: 3.29, 5: 4.59, 8: 4.29, 9: 5.55, 16: 5.35, 17: 6.54, 24: 8.34,
+          32: 10.45, 48: 14.83, 64: 18.33}
 _135M = {1: 1, 2: 2.09, 4: 3.02, 8: 4.52, 16: 7.27, 32: 13.5, 64: 26.7}
 _F16_B = {1: 1, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}
 _Q8_0_B = {1: 1, 2: 1.08, 4: 1.41, 8: 2.07, 16: 3.0}  # 16: not measured
@@ -98,17 +101,17 @@ PAIRS = (
 
 
 class Machine:
-    """A clock that calls of models advance, and a list of them."""
+    """A clock that the models' calls advance, and a record of these calls."""
 
     def __init__(self, pair: Pair, group: Group, seed: int = 7) -> None:
         self._now = 0.0
         self.pair, self._group = pair, group
         self._rng = np.random.default_rng(seed)
-        self._disturbed = 0  # calls that a neighbour has still to disturb
+        self._disturbed = 0  # number of the next calls that another process slows down
         self.calls: list[tuple[Role, int, int]] = []
-        """Who, of how many tokens, and after how many tokens of the session."""
+        """Model, number of tokens, and tokens of the session before the call."""
         self.reading: list[tuple[Role, int, int]] = []
-        """The same of the calls that read prompts."""
+        """The same for the calls that evaluate prompts."""
 
     def clock(self) -> float:
         return self._now
@@ -130,7 +133,7 @@ class Machine:
         return spike * float(self._rng.lognormal(0.0, 0.04))
 
     def measured(self, role: Role) -> CostModel:
-        """What a session finds out before it begins."""
+        """The costs that a session measures before it begins."""
         found = CostModel()
         for n in (1, 2, 3, 4, 5, 8, 16, 32, 64):
             for _ in range(3):
@@ -140,7 +143,7 @@ class Machine:
 
 
 class Replay:
-    """A `LanguageModel` of chains that says a trace, and books its calls.
+    """A `LanguageModel` for chains that replays a trace and records its calls.
 
     Args:
         before: tokens of the session before this answer.
@@ -189,11 +192,11 @@ class Replay:
 # What is compared -----------------------------------------------------------------------------------------
 
 Way = Callable[[Replay], Proposer | None]
-"""From a draft model to who guesses."""
+"""Creates the proposer that is compared, given the draft model."""
 
 
 def run(group: Group, machine: Machine, way: Way, draft_max: int) -> None:
-    """Say all answers of a session; the calls stay in `machine`."""
+    """Generate all answers of a session; the calls are recorded in `machine`."""
     said = 0
     for trace in group.traces:
         calls = len(machine.calls)
@@ -220,7 +223,7 @@ def run(group: Group, machine: Machine, way: Way, draft_max: int) -> None:
 
 
 def seconds(calls: Sequence[tuple[Role, int, int]], pair: Pair, group: Group) -> float:
-    """What the calls take in the end, without noise."""
+    """Total duration of the calls, without noise."""
     total = 0.0
     roles: tuple[Role, Role] = ("main", "draft")
     for role, slower in zip(roles, group.slower, strict=True):
@@ -256,7 +259,7 @@ FIXED: dict[str, tuple[Way, int]] = {
 
 @cache
 def fixed_calls(group: Group) -> dict[str, list[tuple[Role, int, int]]]:
-    """The calls of all fixed ways: they hang on no cost, so that one run serves all machines."""
+    """The calls of all fixed variants. They do not depend on costs, so one run serves all machines."""
     found = {}
     for name, (way, k) in FIXED.items():
         machine = Machine(PAIRS[0], group)
@@ -273,7 +276,7 @@ def adaptive_calls(pair: Pair, group: Group) -> list[tuple[Role, int, int]]:
 
 
 def adaptive(machine: Machine) -> Way:
-    """The adaptive policy with all that it may ask, and one memory for all answers."""
+    """The adaptive policy with all proposers, and the same experience for all answers."""
     experience, main = Experience(), machine.measured("main")
     draft = None if machine.pair.draft is None else machine.measured("draft")
 
@@ -286,7 +289,7 @@ def adaptive(machine: Machine) -> Way:
 
 @dataclass(frozen=True)
 class Cell:
-    """Tokens a second of one group of answers on one machine."""
+    """Tokens per second for one group of answers on one machine."""
 
     pair: str
     group: str
@@ -320,7 +323,7 @@ def simulate(pair: Pair, group: Group) -> Cell:
 
 
 def least(pair: Pair, trace: Trace) -> float:
-    """Seconds of the quickest division of an answer into steps."""
+    """Seconds of the fastest division of an answer into steps."""
     runs = {"lookup": trace.copies}
     step = {"lookup": 0.0}
     if pair.draft is not None:
@@ -346,8 +349,8 @@ def row(cell: Cell) -> list[str]:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--quick", action="store_true", help="a few machines and groups only")
-    arguments.add_argument("--pair", default="", help="only machines whose name holds this")
-    arguments.add_argument("--group", default="", help="only groups whose name holds this")
+    arguments.add_argument("--pair", default="", help="only machines whose name contains this")
+    arguments.add_argument("--group", default="", help="only groups whose name contains this")
     options = arguments.parse_args()
 
     pairs = [p for p in PAIRS if options.pair in p.name and (not options.quick or p.name in QUICK_PAIRS)]
@@ -373,9 +376,8 @@ def main() -> None:
         print(f"of plain at least {plain.of_plain:.3f} ({plain.pair}, {plain.group})")
         for cell in some:
             if cell.of_best < 0.95 or cell.of_plain < 0.98:
-                print(
-                    f"  {cell.pair}, {cell.group}: {cell.of_best:.3f} of {cell.which}, {cell.of_plain:.3f} of plain"
-                )
+                shares = f"{cell.of_best:.3f} of {cell.which}, {cell.of_plain:.3f} of plain"
+                print(f"  {cell.pair}, {cell.group}: {shares}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Measure how the time of a step divides, and what share of it is spent outside llama.cpp.
+"""Measure how much time each part of a step takes, and what share is spent outside llama.cpp.
 
     python benchmarks/step_profile.py --main MAIN.gguf --draft DRAFT.gguf
 
-Without --draft, a Q4_0 copy of the main model drafts. The wall clock runs from the first step to the last
-event. "main model" and "draft model" are the decoding loop's own laps; the time inside llama_decode is
-measured below them, so that the binding's share of a lap shows as well.
+Without --draft, a Q4_0 copy of the main model is the draft model. Wall time is measured from the first step
+to the last event. "main model" and "draft model" are the decoding loop's own timings; the time inside
+llama_decode is measured separately, which shows the overhead of the binding as well.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ MODELS = ("main model", "draft model")
 
 @contextmanager
 def timed_decode() -> Iterator[list[float]]:
-    """Sum the seconds inside llama_decode, as the one item of the list."""
+    """Sum the seconds inside llama_decode in the single item of a list."""
     library: Any = runtime.library()
     original = library.llama_decode
     inside = [0.0]
@@ -69,7 +69,7 @@ def main() -> None:
     arguments.add_argument("--draft-max", type=int, default=7)
     arguments.add_argument("--settings", nargs="+", default=["0:1", "0.8:0.95"], help="temperature:top-p")
     arguments.add_argument(
-        "--category", nargs="+", default=["code writing", "chat"], help="of prompts, one each"
+        "--category", nargs="+", default=["code writing", "chat"], help="categories, one prompt each"
     )
     arguments.add_argument("--seeds", type=numbers(int), default=[1, 2])
     arguments.add_argument("--proposer", default="draft", choices=["draft", "lookup", "none"])

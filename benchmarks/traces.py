@@ -1,4 +1,4 @@
-"""Answers to replay: recorded ones, made-up ones, and misfortunes. See `simulate`."""
+"""Answers to replay in `simulate.py`: recorded, synthetic and adversarial ones."""
 
 import json
 from collections.abc import Sequence
@@ -15,14 +15,15 @@ from spec_local.core.language_model import Logits
 from spec_local.lookups import PromptLookup, SuffixLookup
 
 Floats = NDArray[np.float64]
-MOST = 64  # guesses a step
+MOST = 64  # maximum number of draft tokens per step
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """An answer, and the draft's opinion at each of its places.
+    """An answer, and what the draft model predicts at each of its positions.
 
-    right: whether the draft's favourite is what main says. sure: the favourite's probability at temperature 1.
+    right: whether the draft model's most probable token is the main model's. sure: the probability of that
+    token at temperature 1.
     """
 
     prompt: Sequence[int]
@@ -32,10 +33,10 @@ class Trace:
 
     @cached_property
     def n_vocab(self) -> int:
-        return max(*self.prompt, *self.answer) + 2  # the last token is said by nobody but a draft that errs
+        return max(*self.prompt, *self.answer) + 2  # the last token stands for a wrong draft token
 
     def rows(self, tokens: Sequence[int], sure: Sequence[float]) -> Logits:
-        """Logits (places, V) of these favourites, and of one probability for all the rest."""
+        """Logits (positions, V) that give these tokens these probabilities, and all others an equal share."""
         odds = np.clip(sure, 2 / self.n_vocab, 0.9995)
         rows = np.zeros((len(tokens), self.n_vocab), np.float32)
         rows[np.arange(len(tokens)), tokens] = np.log(odds / (1 - odds) * (self.n_vocab - 1))
@@ -53,7 +54,7 @@ class Trace:
 
     @cached_property
     def astray(self) -> Logits:
-        """What the draft says after a guess that was wrong."""
+        """The draft model's logits after a draft token that was wrong."""
         return self.rows([self.n_vocab - 1] * len(self.answer), self.sure)
 
     @cached_property
@@ -62,14 +63,18 @@ class Trace:
 
 
 def _text(rng: np.random.Generator, n: int) -> list[int]:
-    """Tokens among which nothing repeats that a lookup could find, or hardly."""
+    """Random tokens, with almost no repetition that a lookup could find."""
     return [int(token) for token in rng.integers(0, 400, n)]
 
 
 def _opinions(
     rng: np.random.Generator, accepted: Sequence[float], believed: Sequence[float] | None = None
 ) -> tuple[list[bool], list[float]]:
-    """Guesses that stand so often on average, with confidences that tell the truth unless others are believed."""
+    """Whether each draft token is right, and the draft model's confidence in it.
+
+    accepted: mean acceptance rate at each position. believed: mean confidence there; None: the confidences
+    are the acceptance rates.
+    """
     truth = np.clip(accepted, 1e-3, 1 - 1e-3)
     chances = rng.beta(3 * truth, 3 * (1 - truth))
     right = rng.random(len(chances)) < (chances if believed is None else truth)
@@ -80,7 +85,7 @@ def _opinions(
 
 
 def drafted(accepted: Sequence[float], believed: Sequence[float] | None = None, seed: int = 0) -> list[Trace]:
-    """Two answers that nothing can be copied for."""
+    """Two answers for which lookups find nothing."""
     traces = []
     for i in range(2):
         rng = np.random.default_rng([seed, i])
@@ -90,7 +95,7 @@ def drafted(accepted: Sequence[float], believed: Sequence[float] | None = None, 
 
 
 def copies(n: int = 256, seed: int = 1) -> list[Trace]:
-    """Answers that quote long passages of their prompts, with some words of their own between."""
+    """Two answers that quote long passages of their prompts, with some other tokens in between."""
     traces = []
     for i in range(2):
         rng = np.random.default_rng([seed, i])
@@ -104,15 +109,13 @@ def copies(n: int = 256, seed: int = 1) -> list[Trace]:
 
 
 def traps(match: int, accepted: float, n: int = 192, seed: int = 2) -> list[Trace]:
-    """Answers whose every so many tokens stand in the prompt, too, and are followed there by something else."""
+    """Two answers whose n-grams of `match` tokens all occur in the prompt, followed by a different token."""
     traces = []
     for i in range(2):
         rng = np.random.default_rng([seed, i])
         answer = _text(rng, n)
         prompt = _text(rng, match)
-        for end in reversed(
-            range(n)
-        ):  # so that of all places where the end of the text stands, the trap is the last
+        for end in reversed(range(n)):  # backwards, so that the last occurrence of an n-gram is its trap
             before = [*prompt[:match], *answer[:end]][-match:]
             prompt += [*before, (answer[end] + 1 + int(rng.integers(0, 300))) % 400]
         prompt += prompt[:match]
@@ -133,11 +136,11 @@ def recorded() -> dict[str, list[Trace]]:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Answers of one session, and what befalls them.
+    """The answers of one session, and the conditions under which they are generated.
 
-    slower: factors on main's and on the draft's costs in the second half of the session.
-    noisy: every time is a few percent off, and now and then a neighbour makes some calls 10 to 30 times slower.
-    draft: what a call of the draft costs, as a share of main's; None: what the machine says.
+    slower: factors on the costs of the main and the draft model in the second half of the session.
+    noisy: times vary by a few percent, and occasionally another process slows some calls by 10 to 30 times.
+    draft: cost of a call of the draft model as a share of the main model's; None: as on the machine.
     """
 
     name: str
