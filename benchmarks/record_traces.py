@@ -1,8 +1,10 @@
-"""Record what a draft model would have drafted along answers of the main model, for `simulate.py`.
+r"""Record what a draft model would have drafted along answers of the main model, for `simulate.py`.
 
     python benchmarks/record_traces.py --main main.gguf --draft draft.gguf
+    python benchmarks/record_traces.py --main main.gguf --draft draft.gguf \
+        --prompts benchmarks/held_out_prompts.toml --out benchmarks/held_out_traces.json
 
-The main model answers some of the built-in prompts by plain decoding at temperature 0. Then the draft model
+The main model answers prompts by plain decoding at temperature 0. Then the draft model
 evaluates each prompt and answer once. For every token of the answer, a trace records whether it was the draft
 model's most probable token, and the probability of the latter. Tokens are numbered in the order in which they
 first occur in a trace: a replay depends only on which tokens are equal.
@@ -53,7 +55,8 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--main", required=True, help="GGUF file of the main model")
     arguments.add_argument("--draft", required=True, help="GGUF file of the draft model")
-    arguments.add_argument("--prompts", type=int, default=6, help="number of prompts in each category")
+    arguments.add_argument("--prompts", type=Path, help="TOML file; default: the built-in prompts")
+    arguments.add_argument("--per-category", type=int, default=6, help="prompts of each category")
     arguments.add_argument("--tokens", type=int, default=128, help="maximum number of tokens in an answer")
     arguments.add_argument("--out", type=Path, default=TRACES)
     options = arguments.parse_args()
@@ -62,7 +65,7 @@ def main() -> None:
     with Session.open(options.main, options.draft, n_ctx=2048, branches=64) as session:
         assert session.draft
         model = session.main.model
-        for asked in select(load(), per_category=options.prompts):
+        for asked in select(load(options.prompts), per_category=options.per_category):
             note(str(asked))
             prompt = tokens_of(model, chat_text(model, asked.text))
             answer = answer_of(session, prompt, options.tokens)

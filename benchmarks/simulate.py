@@ -1,6 +1,7 @@
 """Test draft-length policies on a virtual clock, with the real decoding loop and models that replay answers.
 
     python benchmarks/simulate.py
+    python benchmarks/simulate.py --kind real --traces benchmarks/held_out_traces.json
 
 The main model generates the answer of a trace, whatever was drafted. The draft model proposes the same tokens
 with the same confidence as when the trace was recorded. The duration of a call comes from a table of measured
@@ -18,11 +19,12 @@ the policy sees the disturbed times, and its result is computed from the undistu
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from common import note, parser, table
-from traces import MOST, Floats, Group, Trace, groups
+from common import geometric_mean, note, parser, table
+from traces import MOST, TRACES, Floats, Group, Trace, groups
 
 from spec_local.bench.theory import best_seconds, run_lengths
 from spec_local.core.language_model import Logits
@@ -191,11 +193,11 @@ class Replay:
 
 # What is compared -----------------------------------------------------------------------------------------
 
-Way = Callable[[Replay], Proposer | None]
+Variant = Callable[[Replay], Proposer | None]
 """Creates the proposer that is compared, given the draft model."""
 
 
-def run(group: Group, machine: Machine, way: Way, draft_max: int) -> None:
+def run(group: Group, machine: Machine, way: Variant, draft_max: int) -> None:
     """Generate all answers of a session; the calls are recorded in `machine`."""
     said = 0
     for trace in group.traces:
@@ -227,7 +229,9 @@ def seconds(calls: Sequence[tuple[Role, int, int]], pair: Pair, group: Group) ->
     total = 0.0
     roles: tuple[Role, Role] = ("main", "draft")
     for role, slower in zip(roles, group.slower, strict=True):
-        n = np.array([(n, 2 * said >= group.n_tokens) for who, n, said in calls if who == role], np.intp)
+        n = np.array(
+            [(n, 2 * position >= group.n_tokens) for of, n, position in calls if of == role], np.intp
+        )
         if len(n):
             total += float((pair.seconds(role)[n[:, 0]] * np.where(n[:, 1], slower, 1.0)).sum())
     return total
@@ -250,7 +254,7 @@ def _fixed_lookup(model: Replay) -> Proposer:
     return CombinedProposer(Policy(), lookups=[PromptLookup()])
 
 
-FIXED: dict[str, tuple[Way, int]] = {
+FIXED: dict[str, tuple[Variant, int]] = {
     "plain": (_plain, 0),
     **{f"draft {k}": (_fixed_draft, k) for k in range(1, 17)},
     **{f"lookup {k}": (_fixed_lookup, k) for k in (1, 2, 3, 4, 7, 10, 15, 31, 63)},
@@ -275,7 +279,7 @@ def adaptive_calls(pair: Pair, group: Group) -> list[tuple[Role, int, int]]:
     return machine.calls
 
 
-def adaptive(machine: Machine) -> Way:
+def adaptive(machine: Machine) -> Variant:
     """The adaptive policy with all proposers, and the same experience for all answers."""
     experience, main = Experience(), machine.measured("main")
     draft = None if machine.pair.draft is None else machine.measured("draft")
@@ -351,10 +355,20 @@ def main() -> None:
     arguments.add_argument("--quick", action="store_true", help="a few machines and groups only")
     arguments.add_argument("--pair", default="", help="only machines whose name contains this")
     arguments.add_argument("--group", default="", help="only groups whose name contains this")
+    arguments.add_argument(
+        "--kind", default="", choices=("", "real", "made", "adversarial"), help="only such groups"
+    )
+    arguments.add_argument("--traces", type=Path, default=TRACES, help="recorded answers")
     options = arguments.parse_args()
 
     pairs = [p for p in PAIRS if options.pair in p.name and (not options.quick or p.name in QUICK_PAIRS)]
-    asked = [g for g in groups() if options.group in g.name and (not options.quick or g.name in QUICK_GROUPS)]
+    asked = [
+        group
+        for group in groups(options.traces)
+        if options.group in group.name
+        and options.kind in ("", group.kind)
+        and (not options.quick or group.name in QUICK_GROUPS)
+    ]
     cells: list[tuple[str, Cell]] = []
     for group in asked:
         for pair in pairs:
@@ -370,10 +384,12 @@ def main() -> None:
         if not some:
             continue
         best, plain = min(some, key=lambda c: c.of_best), min(some, key=lambda c: c.of_plain)
-        mean = float(np.exp(np.mean([np.log(c.of_best) for c in some])))
-        print(f"{kind}: {len(some)} cells, of best {mean:.3f} on average and at least ", end="")
-        print(f"{best.of_best:.3f} ({best.pair}, {best.group}); ", end="")
-        print(f"of plain at least {plain.of_plain:.3f} ({plain.pair}, {plain.group})")
+        of_plain, of_best = ([getattr(c, name) for c in some] for name in ("of_plain", "of_best"))
+        print(
+            f"{kind}: {len(some)} cells\n"
+            f"  of plain {geometric_mean(of_plain):.3f}, least {plain.of_plain:.3f} ({plain.pair}, {plain.group})\n"
+            f"  of best {geometric_mean(of_best):.3f}, least {best.of_best:.3f} ({best.pair}, {best.group})"
+        )
         for cell in some:
             if cell.of_best < 0.95 or cell.of_plain < 0.98:
                 shares = f"{cell.of_best:.3f} of {cell.which}, {cell.of_plain:.3f} of plain"

@@ -124,10 +124,13 @@ def traps(match: int, accepted: float, n: int = 192, seed: int = 2) -> list[Trac
     return traces
 
 
-def recorded() -> dict[str, list[Trace]]:
+TRACES = Path(__file__).with_name("traces.json")
+
+
+def recorded(path: Path = TRACES) -> dict[str, list[Trace]]:
     """Real answers by category: see `record_traces.py`."""
     groups: dict[str, list[Trace]] = {}
-    for entry in json.loads(Path(__file__).with_name("traces.json").read_text()):
+    for entry in json.loads(path.read_text()):
         sure = [per_mille / 1000 for per_mille in entry["per_mille"]]
         trace = Trace(entry["prompt"], entry["answer"], [bool(ok) for ok in entry["right"]], sure)
         groups.setdefault(entry["category"], []).append(trace)
@@ -155,8 +158,9 @@ class Group:
         return sum(len(trace.answer) for trace in self.traces)
 
 
-def groups() -> list[Group]:
-    n, real = 256, recorded()
+def groups(path: Path = TRACES) -> list[Group]:
+    """All groups; path: of the recorded answers."""
+    n, real = 256, recorded(path)
     mixed = [trace for several in zip(*real.values(), strict=True) for trace in several]
     good, half = drafted([0.8] * n, seed=10), n // 2
     stretches = [0.96 if i // 40 % 2 else 0.4 for i in range(n)]
