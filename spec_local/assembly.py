@@ -121,7 +121,7 @@ class ProposerFactory:
     def _draft_model(self, settings: GenerationSettings, sampler: Sampler, policy: Policy) -> DraftModel:
         assert self._draft is not None
         assert self._drafter is not None
-        ahead = PromptLookup.create(calibrated=True) if policy.may_stage else None
+        lookup = PromptLookup.create(calibrated=True) if policy.may_stage else None
         if self._map and settings.cross_vocab == "slem":
             return StringLevelDraft(
                 self._draft,
@@ -130,7 +130,7 @@ class ProposerFactory:
                 Chain("greedy", policy),  # tokens of different vocabularies cannot be coupled
                 self._map,
                 is_end=self._draft.model.vocabulary.is_end,
-                ahead=ahead,
+                lookup=lookup,
             )
         vocabulary = self._main.model.vocabulary
         return DraftModel(
@@ -139,7 +139,7 @@ class ProposerFactory:
             self._shape(settings, policy),
             n_vocab=vocabulary.n_tokens,
             is_end=vocabulary.is_end,
-            ahead=ahead,
+            lookup=lookup,
         )
 
     def _policy(self, settings: GenerationSettings, clock: Callable[[], float]) -> Policy:

@@ -269,7 +269,7 @@ class Session:
         """
         loaded = state.load(Path(path), self._contexts)
         if "draft" in loaded and isinstance(self.drafter, IntersectionModel):
-            self.drafter.recall(self.main.cached)
+            self.drafter.restore(self.main.cached)
         return len(self.main.cached)
 
     @property

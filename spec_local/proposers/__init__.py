@@ -1,8 +1,10 @@
-"""Where guesses come from.
+"""Proposers: everything that drafts tokens for the main model to verify.
 
-`guided` chooses among them step by step, as a length policy (`spec_local.policies`) says. To add a proposer: a module here with
-a class of `Proposer`'s form, a branch in `spec_local.session.Session._proposer`, and its name in ``tests/unit/test_decoding.py``, which proves for each
-that it changes nothing of what is said. What a draft model is asked to read is a shape: `shapes`.
+`CombinedProposer` chooses in each step among lookups (`spec_local.lookups`) and a draft model, as a policy
+(`spec_local.policies`) decides. A draft model drafts a chain or a tree: `shapes`.
+
+To add a lookup, a policy or a verifier, write one module and add one line to `spec_local.registry`;
+``tests/unit/test_decoding.py`` then checks that it leaves the output distribution unchanged.
 """
 
 from spec_local.proposers.base import Limit, Proposer

@@ -1,4 +1,4 @@
-"""What every proposer takes and returns."""
+"""The interface of a proposer."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -10,31 +10,32 @@ from spec_local.core.rng import Rng
 __all__ = ["Lap", "Limit", "Proposer"]
 
 Lap = Callable[[str], None]
-"""``lap("draft model")`` books the time since the last lap under that name."""
+"""``lap("draft model")`` adds the time since the last lap to that part of the profile."""
 
 
 class Proposer(Protocol):
-    """Guesses how a history goes on. Any guess is allowed: the verifier keeps what is said exact.
+    """Drafts tokens that may follow a history. Any draft is allowed: verification keeps the output exact.
 
-    One rule keeps it so: whether a sampled token is proposed must not depend on tokens drawn after it, nor
-    on how improbable it turned out to be. Stopping after a token is always allowed.
+    One rule applies to drawn tokens: whether one is proposed must not depend on tokens drawn after it, nor
+    on its own probability. Stopping after a token is always allowed.
     """
 
     @property
     def needs_logits(self) -> bool:
-        """Whether it wants to `observe`."""
+        """Whether `observe` must be called."""
 
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
-        """Read a prompt, in chunks between which the caller may stop; yields evaluated tokens."""
+        """Read a prompt. Yields the number of evaluated tokens after each call; the caller may stop there."""
 
     def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
-        """Guess what may come after `history`; nothing is a fine answer."""
+        """Draft tokens that may follow `history`, within the limit; possibly none."""
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
-        """Hear main's logits (n, V), of guesses that will be rejected, too: row i is what it expects after tokens[i].
+        """Receive the main model's logits (n, V), a view: row i scores the token after tokens[i].
 
-        The first token is the history's last, those after it are the proposal's. Gone when this returns.
+        The first token is the last of the history; the others are those of the proposal, rejected ones
+        included.
         """
 
     def commit(self, history: Sequence[int]) -> None:
-        """Forget guesses that did not become history."""
+        """Discard draft tokens that are not part of the history."""

@@ -1,9 +1,8 @@
-"""A small model of main's vocabulary guesses; a shape decides what it is asked to read.
+"""Drafting with a language model; a shape decides which tokens it reads.
 
-Staged drafting (Spector and Ré 2023, arXiv 2308.04623, section 3.2) makes its chains quicker as it makes main's: where a
-lookup finds how the text may go on, the draft reads that along, in the same call, and need not be called again for a
-guess that turns out to be the copied token. The draft's probabilities are what they would have been, so that all
-that follows from them is, too.
+Staged drafting (Spector and Ré 2023, arXiv 2308.04623, section 3.2) shortens chains of calls: where a lookup
+finds tokens that may come next, the draft model reads them in the same call, and is not called again for a
+draft token that equals the staged one. The draft model's probabilities are the same as without staging.
 """
 
 import contextlib
@@ -20,22 +19,21 @@ from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler
 from spec_local.errors import ContextOverflow
 from spec_local.lookups.base import Lookup
-from spec_local.policies.base import Policy
 from spec_local.proposers.base import Lap, Limit
 from spec_local.proposers.shapes import Ranked, Shape
 
 
 class DraftModel:
-    """Drafts with a language model through the same sampler as main.
+    """Drafts with a language model through the same sampler as the main model.
 
     Args:
-        model: its cache is this proposer's own.
-        sampler: main's sampler, so that q is shaped as p is, under the same constraint.
-        shape: what grows: a chain, a tree, beams.
-        n_vocab: main's; a draft's padding beyond it is never guessed.
-        is_end: nothing is guessed after such a token.
-        ahead: finds what the draft may read along with a chain, as the shape's policy says; asked about tokens as the
-            model reads them, and about texts that are taken back.
+        model: the draft model; its cache belongs to this proposer.
+        sampler: the main model's, so that q has the same settings and constraint as p.
+        shape: a chain, a tree or beams.
+        n_vocab: of the main model; padding of the draft model beyond it is never drafted.
+        is_end: whether a token ends the draft.
+        lookup: proposes tokens to stage with a chain, as many as the shape's policy decides. Its histories
+            contain draft tokens, which may be gone from the next one.
     """
 
     needs_logits = False
@@ -48,32 +46,33 @@ class DraftModel:
         *,
         n_vocab: int,
         is_end: Callable[[int], bool] = lambda token: False,
-        ahead: Lookup | None = None,
+        lookup: Lookup | None = None,
     ) -> None:
         self.model = model
         self.shape = shape
-        self._sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True)
-        self._n_vocab = n_vocab
-        self._is_end = is_end
-        self._ahead = ahead
-        self._reader: _Reader | None = None
+        self.is_end = is_end
+        self.lookup = lookup
+        self.sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True)
+        self.n_vocab = n_vocab
+        self._tree: _DraftTree | None = None
         self._proposal = Proposal()
 
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         history = self._readable(history)
-        # A prompt beyond the draft's own context cannot be continued: see propose.
+        # A prompt beyond the draft model's own context cannot be continued: see propose.
         if len(history) < self.model.n_ctx:
-            # A draft of another vocabulary may need more tokens for the same text.
+            # A draft model with a different vocabulary may need more tokens for the same text.
             with contextlib.suppress(ContextOverflow):
                 yield from prefill(self.model, history[:-1])
 
     def drafted(self, output: Sequence[int]) -> Sequence[int]:
         """Tokens drafted along the output's path, up to the first that differs from it.
 
-        Of a chain all of its tokens, truncated ones included; of a tree the first child of each accepted node.
+        Of a chain all of its tokens, truncated ones included; of a tree the first child of each accepted
+        node.
         """
-        if self._reader and is_chain(self._reader.parents):
-            return self._reader.tokens
+        if self._tree and is_chain(self._tree.parents):
+            return self._tree.tokens
         children = self._proposal.children()
         found: list[int] = []
         for node in [ROOT, *self._proposal.follow(output)]:
@@ -82,7 +81,7 @@ class DraftModel:
         return found
 
     def unread(self, history: Sequence[int]) -> int:
-        """How many tokens the model has to read for its first guess; 0 where it has no room."""
+        """Number of tokens to read before the first draft token; 0 if the context is full."""
         n = len(self._readable(history))
         return n - len(self.model.cached) if n <= self.model.n_ctx else 0
 
@@ -95,21 +94,11 @@ class DraftModel:
         limit = Limit(min(limit.depth, room), min(limit.nodes, room), branches)
         try:
             model.truncate(common_prefix(model.cached, history[:-1]))
-            self._reader = reader = _Reader(
-                model,
-                self._sampler,
-                self._n_vocab,
-                self._is_end,
-                history,
-                limit,
-                lap,
-                self._ahead,
-                self.shape.policy,
-            )
-            self._proposal = replace(self.shape.build(reader, limit, rng), source="draft")
-            reader.judge()
-        except ContextOverflow:  # as above
-            self._reader, self._proposal = None, Proposal()
+            self._tree = _DraftTree(self, history, limit, lap)
+            self._proposal = replace(self.shape.build(self._tree, limit, rng), source="draft")
+            self._tree.report_staged()
+        except ContextOverflow:  # of a different vocabulary, as in prefill
+            self._tree, self._proposal = None, Proposal()
         return self._proposal
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
@@ -117,26 +106,26 @@ class DraftModel:
 
     def commit(self, history: Sequence[int]) -> None:
         history = self._readable(history)
-        model, reader = self.model, self._reader
-        if reader and common_prefix(model.cached, history) >= reader.place:
-            said = history[reader.place :]
-            path = self._proposal.follow(said)
+        model, tree = self.model, self._tree
+        if tree and common_prefix(model.cached, history) >= tree.n_history:
+            output = history[tree.n_history :]
+            path = self._proposal.follow(output)
             end = path[-1] if path else ROOT
-            self.shape.learn(len(path), exhausted=end not in self._proposal.parents)
-            model.commit(reader.path(said))
+            self.shape.observe(len(path), exhausted=end not in self._proposal.parents)
+            model.commit(tree.evaluated_path(output))
         model.truncate(common_prefix(model.cached, history))
-        self._reader, self._proposal = None, Proposal()
+        self._tree, self._proposal = None, Proposal()
 
     def _readable(self, history: Sequence[int]) -> Sequence[int]:
-        """The history as the draft can read it: main's padding beyond the draft's vocabulary becomes token 0."""
-        if self.model.n_vocab >= self._n_vocab:
+        """The history in draft model tokens: main model padding beyond its vocabulary becomes token 0."""
+        if self.model.n_vocab >= self.n_vocab:
             return history
         return [token if token < self.model.n_vocab else 0 for token in history]
 
 
 @dataclass(frozen=True, slots=True)
-class _DraftOutput:
-    """See `spec_local.policies.base.DraftOutput`; to be asked before the model's next call, which overwrites the logits."""
+class _ChainOutput:
+    """See `spec_local.proposers.shapes.ChainOutput`; valid until the next call overwrites the logits."""
 
     distribution: Distribution
     n_read: int
@@ -159,139 +148,125 @@ class _DraftOutput:
         return float(-(probs * np.log(probs)).sum())
 
 
-class _Reader:
-    """The draft's opinion on a growing tree: see `spec_local.proposers.shapes.Reader`."""
+class _DraftTree:
+    """A tree that a draft model evaluates: see `spec_local.proposers.shapes.DraftTree`."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        sampler: Sampler,
-        n_vocab: int,
-        is_end: Callable[[int], bool],
-        history: Sequence[int],
-        limit: Limit,
-        lap: Lap,
-        ahead: Lookup | None,
-        policy: Policy,
-    ) -> None:
+    def __init__(self, draft: DraftModel, history: Sequence[int], limit: Limit, lap: Lap) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.place = len(history)
-        self.is_end = is_end
-        self._model, self._sampler, self._n_vocab = model, sampler, n_vocab
+        self.n_history = len(history)
+        self.is_end = draft.is_end
+        self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
+        self._lookup, self._policy = draft.lookup, draft.shape.policy
         self._history, self._limit, self._lap = history, limit, lap
-        self._ahead, self._policy = ahead, policy
-        self._recent = list(history[-sampler.window :]) if sampler.window else []
-        self._read = {ROOT: ROOT}  # the model's number of each node that it has read
-        # A chain is read as text; what does not stand is trimmed off. Of the last call for it:
-        self._first = 0  # how many guesses there were
-        self._copied: Sequence[int] = []  # what was read along after them
-        self._confidence: Sequence[float] = ()  # in each of these
-        self._rows: Logits = np.empty((0, 0), np.float32)  # after those guesses, and after each of these
+        self._recent = list(history[-self._sampler.window :]) if self._sampler.window else []
+        self._evaluated = {ROOT: ROOT}  # the model's number of each evaluated node
+        # A chain is evaluated without nodes, and rejected tokens are truncated. Of the last call for it:
+        self._n_before = 0  # draft tokens that were in the chain
+        self._staged: Sequence[int] = []
+        self._confidence: Sequence[float] = ()  # of each staged token
+        self._rows: Logits = np.empty((0, 0), np.float32)  # after the chain, and after each staged token
 
     def add(self, token: int, parent: int) -> int:
         self.tokens.append(token)
         self.parents.append(parent)
         return len(self.tokens) - 1
 
-    def read(self) -> "_DraftOutput":
-        guessed = self.tokens[self._first :]
-        is_read = len(guessed) < len(self._rows) and guessed == self._copied[: len(guessed)]
-        n_read = 0 if is_read else self._read_on()
-        logits = self._rows[len(self.tokens) - self._first]
+    def next_output(self) -> _ChainOutput:
+        drafted = self.tokens[self._n_before :]
+        is_known = len(drafted) < len(self._rows) and drafted == self._staged[: len(drafted)]
+        n_read = 0 if is_known else self._extend()
+        logits = self._rows[len(self.tokens) - self._n_before]
         last = len(self.tokens) - 1
-        opinion = _DraftOutput(self._sampler.distribution(logits, self._before(last)), n_read, logits)
+        output = _ChainOutput(self._sampler.distribution(logits, self._sampler_history(last)), n_read, logits)
         self._lap("draft sampling")
-        return opinion
+        return output
 
     def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
-        logits = self._evaluate(nodes)
-        found = [
-            self._sampler.distribution(row, self._before(n)) for row, n in zip(logits, nodes, strict=True)
-        ]
+        rows = zip(self._evaluate(nodes), nodes, strict=True)
+        found = [self._sampler.distribution(row, self._sampler_history(n)) for row, n in rows]
         self._lap("draft sampling")
         return found
 
     def most_probable(self, nodes: Sequence[int], k: int) -> list[Ranked]:
-        logits = self._evaluate(nodes)
-        found = [
-            self._sampler.most_probable(row, k, self._before(n)) for row, n in zip(logits, nodes, strict=True)
-        ]
+        rows = zip(self._evaluate(nodes), nodes, strict=True)
+        found = [self._sampler.most_probable(row, k, self._sampler_history(n)) for row, n in rows]
         self._lap("draft sampling")
         return found
 
-    def path(self, tokens: Sequence[int]) -> list[int]:
-        """The model's nodes that spell the beginning of these tokens."""
+    def evaluated_path(self, tokens: Sequence[int]) -> list[int]:
+        """The model's numbers of the nodes on the longest evaluated path that is a prefix of these tokens."""
         path = Proposal(self.tokens, self.parents).follow(tokens)
-        return [self._read[node] for node in takewhile(self._read.__contains__, path)]
+        return [self._evaluated[node] for node in takewhile(self._evaluated.__contains__, path)]
+
+    def report_staged(self) -> None:
+        """Report to the policy which of the last call's staged tokens were drafted."""
+        drafted = self.tokens[self._n_before :]
+        # At most one of them differs: the next draft token after it needs another call.
+        n_reached = min(len(self._staged), len(drafted))
+        if n_reached:
+            self._policy.observe_staged(self._confidence[:n_reached], common_prefix(self._staged, drafted))
 
     def _evaluate(self, nodes: Sequence[int]) -> Logits:
         if nodes[0] == ROOT:  # comes first, and alone
             logits = self._model.evaluate(self._unread(), 1)
         else:
             tokens = [self.tokens[n] for n in nodes]
-            logits = self._model.decode_tree(tokens, [self._read[self.parents[n]] for n in nodes])
-            n_read = len(self._read) - 1
-            self._read.update(zip(nodes, range(n_read, n_read + len(nodes)), strict=True))
+            logits = self._model.decode_tree(tokens, [self._evaluated[self.parents[n]] for n in nodes])
+            n_evaluated = len(self._evaluated) - 1
+            self._evaluated.update(zip(nodes, range(n_evaluated, n_evaluated + len(nodes)), strict=True))
         self._lap("draft model")
         return logits[:, : self._n_vocab]
 
-    def judge(self) -> None:
-        """Tell the policy what became of the tokens that were read along last."""
-        guessed = self.tokens[self._first :]
-        # At the first guess that is another token the model is called again: there is at most one.
-        n_known = min(len(self._copied), len(guessed))
-        if n_known:
-            self._policy.observe_staged(self._confidence[:n_known], common_prefix(self._copied, guessed))
-
-    def _read_on(self) -> int:
-        """Read the chain as far as it goes, and along with it what may follow; how many tokens were read."""
+    def _extend(self) -> int:
+        """Evaluate the rest of the chain and staged tokens in one call; returns the number of tokens read."""
         model = self._model
-        self.judge()
-        if self.tokens:  # the last of them is new, and not what was read along
-            model.truncate(self.place + len(self.tokens) - 1)
-        n_before = len(model.cached)
+        self.report_staged()
+        if self.tokens:  # the last one is new, and differs from the staged one
+            model.truncate(self.n_history + len(self.tokens) - 1)
+        n_cached = len(model.cached)
         unread = self._unread()
-        self._copy(len(unread))
-        self._first = len(self.tokens)
-        logits = model.evaluate([*unread, *self._copied], 1 + len(self._copied))
+        self._stage(len(unread))
+        self._n_before = len(self.tokens)
+        logits = model.evaluate([*unread, *self._staged], 1 + len(self._staged))
         self._rows = logits[:, : self._n_vocab]
         self._lap("draft model")
-        return len(model.cached) - n_before
+        return len(model.cached) - n_cached
 
     def _unread(self) -> Sequence[int]:
-        """The end of the text that goes with the next opinion, in one call of the draft.
+        """The last tokens of history and chain, which fit in one call; reads those before them.
 
-        Usually one token, or two after a wholly accepted draft, whose last token the draft has not read.
+        Usually one token, or two after a draft that was accepted as a whole: its last token was not
+        evaluated.
         """
         model = self._model
         if self.tokens:
             return self.tokens[-1:]
-        while self.place - len(model.cached) > model.max_tokens:
+        while self.n_history - len(model.cached) > model.max_tokens:
             start = len(model.cached)
             model.evaluate(self._history[start : start + model.max_tokens], 0)
             self._lap("draft model")
         return self._history[len(model.cached) :]
 
-    def _copy(self, unread: int) -> None:
-        """Choose what the next call shall read along with so many tokens that it has to."""
+    def _stage(self, n_unread: int) -> None:
+        """Choose the tokens to stage in the next call, which has to read `n_unread` others."""
         model = self._model
-        self._copied, self._confidence = [], ()
-        left = self._limit.depth - len(self.tokens) - 1  # the last guess is not read
-        most = min(left, model.max_logits - 1, model.max_tokens - unread)
-        if not self._ahead or most < 1:
+        self._staged, self._confidence = [], ()
+        left = self._limit.depth - len(self.tokens) - 1  # the last draft token is not evaluated
+        n_max = min(left, model.max_logits - 1, model.max_tokens - n_unread)
+        if not self._lookup or n_max < 1:
             return
-        text = [*self._history, *self.tokens] if self.tokens else self._history
-        found = self._ahead.find(text, Limit(most, most, 1))
+        history = [*self._history, *self.tokens] if self.tokens else self._history
+        found = self._lookup.find(history, Limit(n_max, n_max, 1))
         n_vocab = min(model.n_vocab, self._n_vocab)
-        useful = list(takewhile(lambda t: 0 <= t < n_vocab and not self.is_end(t), found.tokens[:most]))
-        confidence = found.confidence[: len(useful)]
-        n = self._policy.n_staged(confidence, unread) if useful else 0
+        usable = list(takewhile(lambda t: 0 <= t < n_vocab and not self.is_end(t), found.tokens[:n_max]))
+        confidence = found.confidence[: len(usable)]
+        n = self._policy.n_staged(confidence, n_unread) if usable else 0
         self._lap("lookup")
-        self._copied, self._confidence = useful[:n], confidence[:n]
+        self._staged, self._confidence = usable[:n], confidence[:n]
 
-    def _before(self, node: int) -> Sequence[int]:
-        """The tokens that a penalty or a constraint looks at."""
+    def _sampler_history(self, node: int) -> Sequence[int]:
+        """The tokens up to this node that penalties and constraints depend on."""
         if not self._recent:
             return ()
         return [*self._recent, *(self.tokens[n] for n in path_to(self.parents, node))]

@@ -1,8 +1,8 @@
-"""Shapes of a draft: what a draft model is asked to read, and which guesses come of it.
+"""Shapes of a draft: which tokens a draft model evaluates, and which of them it proposes.
 
-A shape that draws tokens (`Drawn`) decides how many children a node gets before it draws any of them; every rule is
-lossless then. A shape that chooses tokens (`BestFirst`, `Beam`) may look at anything, and is judged by
-exact_match.
+A shape that draws tokens (`Drawn`) fixes the number of a node's children before it draws any of them; every
+verifier for its drawing is lossless then. A shape that chooses tokens (`BestFirst`, `Beam`) may look at
+anything, since its proposals have no probabilities.
 """
 
 import heapq
@@ -23,146 +23,150 @@ from spec_local.policies.planner import worth_verifying
 from spec_local.proposers.base import Limit
 
 Ranked = tuple[NDArray[np.intp], NDArray[np.float64]]
-"""Tokens, the most probable first, and their probabilities (n,)."""
+"""Tokens by falling probability, and their probabilities (n,)."""
 
 
-class Read(DraftOutput, Protocol):
-    """The draft's opinion, and the distribution that it is of."""
+class ChainOutput(DraftOutput, Protocol):
+    """The draft model's output after a chain."""
 
     @property
     def distribution(self) -> Distribution:
         """q."""
 
 
-class Reader(Protocol):
-    """A growing tree, and a draft model that reads a level of it in one call."""
+class DraftTree(Protocol):
+    """A growing tree of draft tokens, and a draft model that evaluates a level of it in one call."""
 
     tokens: list[int]
     parents: list[int]
-    place: int
-    """How many tokens the text has."""
+    n_history: int
+    """Number of tokens before the tree."""
 
     def add(self, token: int, parent: int) -> int:
-        """A new node; its number."""
+        """Add a node; returns its number."""
 
     def is_end(self, token: int) -> bool:
         """Whether nothing can follow a token."""
 
-    def read(self) -> Read:
-        """The draft's opinion after the chain so far."""
+    def next_output(self) -> ChainOutput:
+        """The output after a tree that is a chain."""
 
     def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
-        """The draft's distribution after each node, in ONE call: first of all after `ROOT` alone."""
+        """The draft model's distribution after each node, in ONE call; the first call is for `ROOT` alone."""
 
     def most_probable(self, nodes: Sequence[int], k: int) -> list[Ranked]:
-        """The same, the k most probable tokens only; also where temperature is 0 with real probabilities."""
+        """The k most probable tokens after each; at temperature 0 with the probabilities at temperature 1."""
 
 
 class Shape(ABC):
-    """What grows on a reader.
+    """Which tree to draft.
 
     Attributes:
-        policy: says how many copied tokens the draft reads along with a chain.
+        policy: decides how many tokens to stage with a chain.
     """
 
     policy = Policy()
 
     @abstractmethod
-    def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
-        """Ask the reader, and propose a tree within the limits."""
+    def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
+        """Grow a tree within the limit, and propose it or a part of it."""
 
-    def learn(self, n_accepted: int, exhausted: bool) -> None:  # noqa: B027
-        """Hear how far the last proposal was accepted, and whether it simply went no further."""
+    def observe(self, n_accepted: int, exhausted: bool) -> None:  # noqa: B027
+        """Learn from verification.
+
+        Args:
+            n_accepted: accepted tokens of the last proposal.
+            exhausted: whether a whole path was accepted.
+        """
 
 
-Guess = Literal["drawn", "coupled", "greedy"]
+Selection = Literal["drawn", "coupled", "greedy"]
 
 
 class Chain(Shape):
-    """One token after another, for as long as a policy likes.
+    """One token after another, as many as a policy decides.
 
     Args:
-        how: ``drawn`` from the draft's distribution, to be judged by a rule that knows of it; ``coupled``: drawn with the
-            randomness of the place, which main's own draw shares (see `spec_local.core.rng`), to be judged by exact_match;
-            ``greedy``: the most probable. At temperature 0 all are the same.
-        policy: is asked before each call of the draft model and after it, and at the end.
+        selection: ``drawn`` from q, for a verifier that uses q; ``coupled``: drawn from q with random
+            numbers of the position, which the main model's draw shares (see `spec_local.core.rng`), for
+            exact-match verification; ``greedy``: the most probable token. At temperature 0 all are the same.
+        policy: called before and after each call of the draft model, and at the end.
     """
 
-    def __init__(self, how: Guess = "drawn", policy: Policy | None = None) -> None:
-        self._how, self.policy = how, policy or Policy()
+    def __init__(self, selection: Selection = "drawn", policy: Policy | None = None) -> None:
+        self._selection, self.policy = selection, policy or Policy()
 
-    def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
+    def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
         distributions: list[Distribution] = []
         node = ROOT
-        while len(reader.tokens) < min(limit.depth, limit.nodes) and self.policy.should_continue():
-            opinion = reader.read()
-            if not self.policy.should_draft(opinion):
+        while len(tree.tokens) < min(limit.depth, limit.nodes) and self.policy.should_continue():
+            output = tree.next_output()
+            if not self.policy.should_draft(output):
                 break
-            q = opinion.distribution
+            q = output.distribution
             distributions.append(q)
-            if self._how == "coupled":
-                token = q.draw(rng, reader.place + len(reader.tokens))
+            if self._selection == "coupled":
+                token = q.draw(rng, tree.n_history + len(tree.tokens))
             else:
-                token = (q.most_probable() if self._how == "greedy" else q).draw(rng)
-            node = reader.add(token, node)
-            if reader.is_end(token):
+                token = (q.most_probable() if self._selection == "greedy" else q).draw(rng)
+            node = tree.add(token, node)
+            if tree.is_end(token):
                 break
-        n = self.policy.truncate(len(reader.tokens))
-        return Proposal.chain(reader.tokens[:n], distributions[:n] if self._how == "drawn" else ())
+        n = self.policy.truncate(len(tree.tokens))
+        return Proposal.chain(tree.tokens[:n], distributions[:n] if self._selection == "drawn" else ())
 
 
 class Drawn(Shape):
-    """A tree of drawn children.
+    """A tree of drawn tokens.
 
-    A node has a budget of nodes below it, and shares it out among its children as if each went on as a chain that
-    is accepted as usual: where the draft is sure, that gives a chain, and where it is not, branches.
+    A node divides a budget of nodes among its children as if each continued as a chain with the usual
+    acceptance rate. Where the draft model is confident that gives a chain, elsewhere branches.
 
     Args:
         drawing: how children are drawn; the verifier's.
-        nodes: most nodes of a tree.
-        width: most children of a node.
+        nodes: maximum number of nodes.
+        width: maximum number of children of a node.
     """
 
     def __init__(self, drawing: Drawing, nodes: int, width: int = 4) -> None:
         self._drawing: Drawing = drawing
         self._nodes, self._width = nodes, 1 if drawing == "one" else width
-        self._stood, self._tested = 8.0, 10.0  # how often a guess stood, at first as if 8 of 10 had
+        self._accepted, self._tested = 8.0, 10.0  # prior: an acceptance rate of 0.8
 
-    def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
-        usual = min(0.98, max(0.05, self._stood / self._tested))
+    def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
+        rate = min(0.98, max(0.05, self._accepted / self._tested))
         distributions: dict[int, Distribution] = {}
         draws: list[int] = []
         level = {ROOT: min(limit.nodes, limit.branches, self._nodes)}
         depth = 0
         while level and depth < limit.depth:
             below: dict[int, int] = {}
-            for (parent, budget), q in zip(level.items(), reader.distributions(list(level)), strict=True):
+            for (parent, budget), q in zip(level.items(), tree.distributions(list(level)), strict=True):
                 distributions[parent] = q
-                shares = self._share(q, budget, usual, limit.depth - depth)
+                shares = self._share(q, budget, rate, limit.depth - depth)
                 by_token: dict[int, int] = {}
-                for token, share in zip(
-                    draw_children(q, len(shares), self._drawing, rng), shares, strict=True
-                ):
+                tokens = draw_children(q, len(shares), self._drawing, rng)
+                for token, share in zip(tokens, shares, strict=True):
                     if token not in by_token:
-                        by_token[token] = reader.add(token, parent)
+                        by_token[token] = tree.add(token, parent)
                     node = by_token[token]
                     draws.append(node)
-                    if share > 1 and not reader.is_end(token):
+                    if share > 1 and not tree.is_end(token):
                         below[node] = below.get(node, 0) + share - 1
             level, depth = below, depth + 1
-        return Proposal(reader.tokens, reader.parents, self._drawing, distributions, draws)
+        return Proposal(tree.tokens, tree.parents, self._drawing, distributions, draws)
 
-    def learn(self, n_accepted: int, exhausted: bool) -> None:
-        self._stood = 0.98 * self._stood + n_accepted
+    def observe(self, n_accepted: int, exhausted: bool) -> None:
+        self._accepted = 0.98 * self._accepted + n_accepted
         self._tested = 0.98 * self._tested + n_accepted + (not exhausted)
 
-    def _share(self, q: Distribution, budget: int, usual: float, depth: int) -> list[int]:
-        """How many nodes each child gets, itself included: the best way to spend the budget on 1 to `width` chains."""
+    def _share(self, q: Distribution, budget: int, rate: float, depth: int) -> list[int]:
+        """Nodes for each child, itself included: the best division of the budget into 1 to `width` chains."""
         top = q.top(min(self._width, budget))[1]
-        chain = usual ** np.arange(min(budget, depth))
+        chain = rate ** np.arange(min(budget, depth))
         best, shares = 0.0, [budget]
         for n in range(1, len(top) + 1):
-            values = np.outer(self._chances(top, n, usual), chain)
+            values = np.outer(self._child_rates(top, n, rate), chain)
             order = np.argsort(-values, axis=None, kind="stable")[:budget]
             value = float(values.ravel()[order].sum())
             counts = np.bincount(order // len(chain), minlength=n)
@@ -170,21 +174,21 @@ class Drawn(Shape):
                 best, shares = value, counts.tolist()
         return shares
 
-    def _chances(self, top: NDArray[np.float64], n: int, usual: float) -> NDArray[np.float64]:
-        """The chance that main goes to each of n children, as far as q tells before they are drawn."""
-        # Figures measured with a 0.5B draft for a 1.5B main (docs/trees.md), bent to what this draft usually gets.
-        bent = math.log(usual) / math.log(0.85)
+    def _child_rates(self, top: NDArray[np.float64], n: int, rate: float) -> NDArray[np.float64]:
+        """Estimated acceptance of n children before they are drawn, from the largest probabilities of q."""
+        # Fitted to a 0.5B draft model of a 1.5B main model (docs/trees.md) at an acceptance rate of 0.85.
+        power = math.log(rate) / math.log(0.85)
         if self._drawing == "top and one" and n > 1:
             chosen = 0.9 * top[: n - 1]
-            return np.append(chosen, 0.7**bent * (1.0 - chosen.sum()))
-        sure = float((top**2).sum())  # the chance of drawing the same token twice
-        first = (0.35 + 0.62 * sure) ** bent
+            return np.append(chosen, 0.7**power * (1.0 - chosen.sum()))
+        confidence = float((top**2).sum())  # the probability that two draws agree
+        first = (0.35 + 0.62 * confidence) ** power
         second = (1.0 - first) * 0.5 * first
         return np.append(first, second * 0.5 ** np.arange(n - 1, dtype=np.float64))
 
 
 def draw_children(q: Distribution, n: int, drawing: Drawing, rng: Rng) -> list[int]:
-    """n tokens for the children of a node, in draw order; q must be able to give so many."""
+    """Draw n tokens for the children of a node; q must have as many tokens."""
     if drawing == "with replacement":
         return [q.draw(rng) for _ in range(n)]
     if drawing == "top and one":
@@ -197,85 +201,86 @@ def draw_children(q: Distribution, n: int, drawing: Drawing, rng: Rng) -> list[i
 
 
 class BestFirst(Shape):
-    """The n most probable nodes of the tree that the draft spans, wherever they are.
+    """The n most probable nodes of the whole tree.
 
-    OPT-Tree (Wang et al. 2024, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858): a node is worth the
-    product of the probabilities on its path, which is at most its parent's. So the best n are found by
-    reading, level by level, all that are among the best n so far.
+    OPT-Tree (Wang et al. 2024, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858): the value
+    of a node is the product of the probabilities on its path, which is at most its parent's. The best n
+    nodes are therefore found by evaluating, level by level, all nodes that are among the best n so far.
 
     Args:
-        nodes: most nodes of a tree.
-        width: most children of a node.
-        costs: main's and the draft's, where only those nodes shall be proposed that are worth main's time.
+        nodes: maximum number of nodes.
+        width: maximum number of children of a node.
+        costs: of the main and the draft model, to propose only nodes worth the main model's time; None: all
+            of them.
     """
 
     def __init__(self, nodes: int, width: int = 8, costs: tuple[CostModel, CostModel] | None = None) -> None:
         self._nodes, self._width, self._costs = nodes, width, costs
 
-    def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
+    def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
         n = min(limit.nodes, limit.branches, self._nodes)
         values: list[float] = []
         depths: list[int] = []
-        read: set[int] = set()
+        evaluated: set[int] = set()
         level, spent = [ROOT], 0.0
         while level:
-            ranked = reader.most_probable(level, min(n, self._width))
+            ranked = tree.most_probable(level, min(n, self._width))
             spent += self._costs[1].seconds(len(level)) if self._costs else 0.0
-            read.update(level)
+            evaluated.update(level)
             for parent, (tokens, probs) in zip(level, ranked, strict=True):
-                worth, depth = (1.0, 0) if parent == ROOT else (values[parent], depths[parent])
+                value, depth = (1.0, 0) if parent == ROOT else (values[parent], depths[parent])
                 for token, prob in zip(tokens.tolist(), probs.tolist(), strict=True):
-                    reader.add(token, parent)
-                    values.append(worth * prob)
+                    tree.add(token, parent)
+                    values.append(value * prob)
                     depths.append(depth + 1)
             best = heapq.nlargest(n, range(len(values)), key=values.__getitem__)
             level = [
                 node
                 for node in best
-                if node not in read and depths[node] < limit.depth and not reader.is_end(reader.tokens[node])
-            ][: limit.branches - len(read)]
+                if node not in evaluated and depths[node] < limit.depth and not tree.is_end(tree.tokens[node])
+            ][: limit.branches - len(evaluated)]
         if self._costs:
             best = best[: worth_verifying([values[node] for node in best], spent, self._costs[0])]
-        return _part(reader, best)
+        return _subtree(tree, best)
 
 
 class Beam(Shape):
-    """The paths of a beam search, merged where they begin alike.
+    """The paths of a beam search, merged into a tree.
 
     Args:
-        width: paths.
-        nodes: most nodes of the merged tree; the search stops where it would grow larger.
+        width: number of paths.
+        nodes: maximum number of nodes of the tree; the search stops before it exceeds them.
     """
 
     def __init__(self, width: int, nodes: int) -> None:
         self._width, self._nodes = width, nodes
 
-    def build(self, reader: Reader, limit: Limit, rng: Rng) -> Proposal:
-        most = min(limit.nodes, self._nodes)
-        width = min(self._width, most, limit.branches)
-        n_read = 0
-        beams = {ROOT: 1.0}
+    def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
+        max_nodes = min(limit.nodes, self._nodes)
+        width = min(self._width, max_nodes, limit.branches)
+        n_evaluated = 0
+        beams = {ROOT: 1.0}  # probability of each path by its last node
         kept: set[int] = set()
         for _ in range(limit.depth):
-            level = [b for b in beams if b == ROOT or not reader.is_end(reader.tokens[b])]
-            n_read += len(level)
-            if not level or n_read > limit.branches:
+            level = [b for b in beams if b == ROOT or not tree.is_end(tree.tokens[b])]
+            n_evaluated += len(level)
+            if not level or n_evaluated > limit.branches:
                 break
-            candidates = [(worth, b, None) for b, worth in beams.items() if b not in level]
-            for parent, (tokens, probs) in zip(level, reader.most_probable(level, width), strict=True):
+            candidates = [(value, b, None) for b, value in beams.items() if b not in level]
+            for parent, (tokens, probs) in zip(level, tree.most_probable(level, width), strict=True):
                 for token, prob in zip(tokens.tolist(), probs.tolist(), strict=True):
                     candidates.append((beams[parent] * prob, parent, token))
             best = heapq.nlargest(width, candidates, key=lambda c: c[0])
-            beams = {node if token is None else reader.add(token, node): worth for worth, node, token in best}
-            merged = {node for beam in beams for node in path_to(reader.parents, beam)}
-            if len(merged) > most:
+            beams = {node if token is None else tree.add(token, node): value for value, node, token in best}
+            merged = {node for beam in beams for node in path_to(tree.parents, beam)}
+            if len(merged) > max_nodes:
                 break
             kept = merged
-        return _part(reader, kept)
+        return _subtree(tree, kept)
 
 
-def _part(reader: Reader, nodes: Sequence[int] | set[int]) -> Proposal:
-    """The proposal of some nodes of what was read, with all their ancestors among them."""
+def _subtree(tree: DraftTree, nodes: Sequence[int] | set[int]) -> Proposal:
+    """Propose some nodes of a tree, all their ancestors included."""
     order = sorted(nodes)  # parents come before their children
     number = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
-    return Proposal([reader.tokens[n] for n in order], [number[reader.parents[n]] for n in order])
+    return Proposal([tree.tokens[n] for n in order], [number[tree.parents[n]] for n in order])

@@ -1,8 +1,8 @@
-"""A draft of another vocabulary guesses text, which is spelled again in main's tokens.
+"""Drafting text with a different vocabulary, tokenized again with the main model's.
 
-String-level exact match (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
-Heterogeneous Vocabularies", algorithm 2): the draft may say any of its tokens, and what it said is judged by
-exact_match, which needs no probabilities.
+String-level exact match (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding
+Algorithms for Heterogeneous Vocabularies", algorithm 2): the draft model may draft any of its tokens. The
+text is verified with exact match, which needs no probabilities.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,20 +17,20 @@ from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from spec_local.proposers.vocabulary_map import VocabularyMap
 
-_LOOK_BEHIND = 8
-"""Tokens of main's history that are spelled again with the guess: a border may be inside of a word."""
+_CONTEXT = 8
+"""Tokens of the history that are tokenized again with the draft: it may begin within a word."""
 
 
 class StringLevelDraft(DraftModel):
-    """Chains of a draft of another vocabulary.
+    """Chains of a draft model with a different vocabulary.
 
     Args:
-        model: in its own vocabulary; its cache is this proposer's own.
-        sampler: like main's, without what it says of single tokens.
-        chain: what grows, in the draft's tokens.
-        translation: how the draft reads main's tokens, and main the draft's text.
-        is_end: nothing is guessed after such a token of the draft's.
-        ahead: see `DraftModel`; it is asked about the draft's tokens.
+        model: the draft model, in its own vocabulary; its cache belongs to this proposer.
+        sampler: the main model's, without logit biases and constraints, which are of the main model's tokens.
+        chain: the shape, in draft model tokens.
+        vocabulary_map: between the vocabularies of the two models.
+        is_end: whether a draft model token ends the draft.
+        lookup: see `DraftModel`; it searches draft model tokens.
     """
 
     def __init__(
@@ -38,39 +38,40 @@ class StringLevelDraft(DraftModel):
         model: LanguageModel,
         sampler: Sampler,
         chain: Chain,
-        translation: VocabularyMap,
+        vocabulary_map: VocabularyMap,
         *,
         is_end: Callable[[int], bool] = lambda token: False,
-        ahead: Lookup | None = None,
+        lookup: Lookup | None = None,
     ) -> None:
-        super().__init__(model, sampler, chain, n_vocab=model.n_vocab, is_end=is_end, ahead=ahead)
-        self._translation = translation
-        self._history: list[int] = []  # main's tokens as far as they were spelled
-        self._spelled: list[int] = []  # the same in the draft's
-        self._ends: list[int] = []  # of each of them, where it ends there
-        self._guesses: Sequence[int] = ()
+        super().__init__(model, sampler, chain, n_vocab=model.n_vocab, is_end=is_end, lookup=lookup)
+        self._map = vocabulary_map
+        self._history: list[int] = []  # main model tokens
+        self._tokens: list[int] = []  # the same history in draft model tokens
+        self._ends: list[int] = []  # len(_tokens) after each main model token
+        self._drafted: Sequence[int] = ()
 
-    @property
-    def guesses(self) -> Sequence[int]:
-        return self._guesses
+    def drafted(self, output: Sequence[int]) -> Sequence[int]:
+        return self._drafted
 
     def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
-        own = super().propose(history, limit, rng, lap)
-        said = self._reader.tokens if self._reader else ()
-        self._guesses = self._translation.respell(history[-_LOOK_BEHIND:], said)[: limit.depth]
-        guesses = self._guesses
-        if len(own.tokens) < len(said):
-            guesses = self._translation.respell(history[-_LOOK_BEHIND:], own.tokens)[: limit.depth]
+        kept = super().propose(history, limit, rng, lap).tokens
+        drafted = self._tree.tokens if self._tree else ()
+
+        def retokenized(tokens: Sequence[int]) -> list[int]:
+            return self._map.to_main(history[-_CONTEXT:], tokens)[: limit.depth]
+
+        self._drafted = retokenized(drafted)
+        proposed = self._drafted if len(kept) == len(drafted) else retokenized(kept)
         lap("draft sampling")
-        return Proposal.chain(guesses, source="draft")
+        return Proposal.chain(proposed, source="draft")
 
     def _readable(self, history: Sequence[int]) -> Sequence[int]:
-        known = common_prefix(self._history, history)
-        if known < len(self._history):
-            del self._history[known:], self._ends[known:]
-            del self._spelled[self._ends[-1] if known else 0 :]
-        for token in history[known:]:
-            self._spelled += self._translation.read(token, not self._history)
+        n = common_prefix(self._history, history)
+        if n < len(self._history):
+            del self._history[n:], self._ends[n:]
+            del self._tokens[self._ends[-1] if n else 0 :]
+        for token in history[n:]:
+            self._tokens += self._map.to_draft(token, not self._history)
             self._history.append(token)
-            self._ends.append(len(self._spelled))
-        return self._spelled
+            self._ends.append(len(self._tokens))
+        return self._tokens

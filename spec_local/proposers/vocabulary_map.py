@@ -1,9 +1,9 @@
-"""A draft of another vocabulary, made to look like a model of main's.
+"""A draft model with a different vocabulary behind the interface of a model with the main model's vocabulary.
 
-Token-level intersection (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
-Heterogeneous Vocabularies", algorithm 4): tokens of both vocabularies that stand for the same bytes are one token, and
-the draft guesses these only. Its distribution, so restricted, is a distribution over main's tokens like any other, so
-that every acceptance rule stays exact; nothing above this module knows of it.
+Token-level intersection (Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding
+Algorithms for Heterogeneous Vocabularies", algorithm 4): tokens of the two vocabularies with the same bytes
+are shared, and only these are drafted. The restricted distribution is an ordinary distribution over main
+model tokens, so that every verifier stays lossless and no other module depends on the difference.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ from spec_local.errors import InvalidRequest, VocabularyMismatch
 _TURN_STARTS = (b"<|im_start|>", b"<start_of_turn>", b"<|start_header_id|>", b"<|turn>", b"[INST]")
 
 
-class Spelling(Protocol):
-    """What is to be known of a vocabulary: see `spec_local.llama.vocabulary.Vocabulary`."""
+class Vocabulary(Protocol):
+    """The part of `spec_local.llama.vocabulary.Vocabulary` that is needed here."""
 
     n_tokens: int
     bos: int
@@ -28,93 +28,98 @@ class Spelling(Protocol):
     add_bos: bool
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token stands for; none of control tokens."""
+        """The bytes of a token; none for control tokens."""
 
     def text(self, token: int) -> bytes:
         """The name of a token."""
 
     def tokenize(self, text: str) -> list[int]:
-        """Tokens of a text; lone surrogates stand for bytes that are no UTF-8."""
+        """Tokens of a text; lone surrogates encode bytes that are not UTF-8."""
 
 
 class VocabularyMap:
-    """Which of main's tokens the draft can guess, and how it reads all of them.
+    """The shared tokens of two vocabularies, and conversions of all others.
 
     Attributes:
-        mains, drafts: intp (n,), ids of the shared tokens in both vocabularies, ascending in main's.
+        main_ids, draft_ids: intp (n,), ids of the shared tokens in both vocabularies; `main_ids` ascend.
 
     Raises:
         VocabularyMismatch: no token is shared.
     """
 
-    def __init__(self, main: Spelling, draft: Spelling) -> None:
+    def __init__(self, main: Vocabulary, draft: Vocabulary) -> None:
         self._main, self._draft = main, draft
-        ours, theirs = _Names(main), _Names(draft)
-        self._bytes = [theirs.texts.get(bytes([byte])) for byte in range(256)]
-        shared = dict(_by_role(ours, theirs))
+        ours, theirs = _TokenIndex(main), _TokenIndex(draft)
+        self._bytes = [theirs.by_bytes.get(bytes([byte])) for byte in range(256)]
+        shared = dict(_same_role(ours, theirs))
         shared |= {
-            ours.texts[piece]: theirs.texts[piece] for piece in ours.texts.keys() & theirs.texts.keys()
+            ours.by_bytes[piece]: theirs.by_bytes[piece]
+            for piece in ours.by_bytes.keys() & theirs.by_bytes.keys()
         }
         if not shared:
             raise VocabularyMismatch(
-                "main and draft have no token in common: give another draft, or none (prompt lookup works with every model)"
+                "the main and the draft model have no token in common: use another draft model, or none "
+                "(prompt lookup works with every model)"
             )
-        self.mains: NDArray[np.intp] = np.array(sorted(shared), np.intp)
-        self.drafts: NDArray[np.intp] = np.array([shared[token] for token in sorted(shared)], np.intp)
-        self._mains_of = dict(zip(self.drafts.tolist(), self.mains.tolist(), strict=True))
-        self._read: dict[int, tuple[int, ...]] = {token: (other,) for token, other in shared.items()}
+        self.main_ids: NDArray[np.intp] = np.array(sorted(shared), np.intp)
+        self.draft_ids: NDArray[np.intp] = np.array([shared[token] for token in sorted(shared)], np.intp)
+        self._to_main = dict(zip(self.draft_ids.tolist(), self.main_ids.tolist(), strict=True))
+        self._to_draft: dict[int, tuple[int, ...]] = {token: (other,) for token, other in shared.items()}
 
     @property
     def share(self) -> float:
-        """Of main's tokens, those that the draft can guess."""
-        return len(self.mains) / self._main.n_tokens
+        """The share of the main model's tokens that are shared, 0 to 1."""
+        return len(self.main_ids) / self._main.n_tokens
 
-    def read(self, token: int, is_first: bool = False) -> tuple[int, ...]:
-        """A token of main's as the draft reads it: one or more of its own.
+    def to_draft(self, token: int, is_first: bool = False) -> tuple[int, ...]:
+        """Convert a main model token to one or more draft model tokens.
 
         Args:
-            is_first: it begins the text, where the draft may want a token of its own.
+            is_first: whether it is the first token of the context, before which the draft model may need BOS.
         """
-        found = self._read.get(token)
+        found = self._to_draft.get(token)
         if found is None:
-            # Piece by piece, and not as the draft would spell the whole text: so what was read once stays as it is.
-            found = self._read[token] = self._spell(self._main.piece(token) or self._main.text(token)) or (0,)
+            # Token by token instead of the whole text, so that tokens that were read never change.
+            piece = self._main.piece(token) or self._main.text(token)
+            found = self._to_draft[token] = self._tokenize(piece) or (0,)
         if is_first and self._draft.add_bos and found[0] != self._draft.bos:
             return (self._draft.bos, *found)
         return found
 
-    def _spell(self, piece: bytes) -> tuple[int, ...]:
-        """A piece of main's in the draft's tokens."""
+    def to_main(self, before: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        """Convert draft model tokens to main model tokens.
+
+        Args:
+            before: last main model tokens of the history. If the tokenizer would merge the draft with them,
+                the draft is tokenized without them.
+            drafted: draft model tokens. A control token is converted only as the last one, and only if it is
+                shared.
+        """
+        is_control = bool(drafted) and not self._draft.piece(drafted[-1])
+        end = self._to_main.get(drafted[-1], -1) if is_control else -1
+        text = b"".join(map(self._draft.piece, drafted))
+        controls = [i for i, token in enumerate(before) if not self._main.piece(token)]
+        known = b"".join(map(self._main.piece, before[controls[-1] + 1 if controls else 0 :]))
+        tokens = self._continuation(known, text)
+        if tokens is None:
+            tokens = self._continuation(b"", text) or []
+        return tokens if end < 0 else [*tokens, end]
+
+    def _tokenize(self, piece: bytes) -> tuple[int, ...]:
+        """Draft model tokens of a main model token."""
         try:
             return tuple(self._draft.tokenize(piece.decode()))
-        except UnicodeDecodeError:  # a part of a character: a tokenizer may put U+FFFD in its place
+        except UnicodeDecodeError:  # part of a character, which a tokenizer may replace by U+FFFD
             singles = tuple(token for byte in piece if (token := self._bytes[byte]) is not None)
             if len(singles) == len(piece):
                 return singles
             return tuple(self._draft.tokenize(piece.decode("utf-8", "surrogateescape")))
 
-    def respell(self, before: Sequence[int], said: Sequence[int]) -> list[int]:
-        """What the draft said, in main's tokens.
-
-        Args:
-            before: the end of the text, in main's tokens: a word that they begin is spelled as a whole.
-            said: the draft's tokens.
-        """
-        spelled = list(said)
-        end = self._mains_of.get(spelled[-1], -1) if spelled and not self._draft.piece(spelled[-1]) else -1
-        text = b"".join(map(self._draft.piece, spelled))
-        controls = [i for i, token in enumerate(before) if not self._main.piece(token)]
-        known = b"".join(map(self._main.piece, before[controls[-1] + 1 if controls else 0 :]))
-        tokens = self._after(known, text)
-        if tokens is None:
-            tokens = self._after(b"", text) or []
-        return tokens if end < 0 else [*tokens, end]
-
-    def _after(self, known: bytes, text: bytes) -> list[int] | None:
-        """Main's tokens of a text, as they would follow what is known; None: they would begin within it."""
+    def _continuation(self, before: bytes, text: bytes) -> list[int] | None:
+        """Main model tokens of a text after another; None if a token contains parts of both."""
         if not text:
             return []
-        tokens = self._main.tokenize((known + text).decode("utf-8", "surrogateescape"))
+        tokens = self._main.tokenize((before + text).decode("utf-8", "surrogateescape"))
         left = len(text)
         for i in range(len(tokens) - 1, -1, -1):
             left -= len(self._main.piece(tokens[i]))
@@ -123,25 +128,25 @@ class VocabularyMap:
         return None
 
 
-class _Names:
-    """A vocabulary the other way round.
+class _TokenIndex:
+    """Token ids of a vocabulary by content.
 
     Attributes:
-        texts: tokens by their bytes; of equal ones the last: SentencePiece lists single bytes before the characters
-            that they are.
-        controls: those that stand for no bytes, by their names.
+        by_bytes: ordinary tokens; of several with the same bytes the last, since SentencePiece lists single
+            bytes before the characters that they are.
+        controls: tokens without bytes, by name.
     """
 
-    def __init__(self, vocabulary: Spelling) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.texts = {vocabulary.piece(token): token for token in range(vocabulary.n_tokens)}
-        self.texts.pop(b"", None)
-        nameless = set(range(vocabulary.n_tokens)) - set(self.texts.values())
-        self.controls = {vocabulary.text(t): t for t in nameless if not vocabulary.piece(t)}
+        self.by_bytes = {vocabulary.piece(token): token for token in range(vocabulary.n_tokens)}
+        self.by_bytes.pop(b"", None)
+        others = set(range(vocabulary.n_tokens)) - set(self.by_bytes.values())
+        self.controls = {vocabulary.text(t): t for t in others if not vocabulary.piece(t)}
 
 
-def _by_role(main: _Names, draft: _Names) -> Iterable[tuple[int, int]]:
-    """Control tokens: those of one name, and those that begin and end a text or a turn."""
+def _same_role(main: _TokenIndex, draft: _TokenIndex) -> Iterable[tuple[int, int]]:
+    """Control tokens with the same name, and those that begin and end a text or a turn."""
     ours, theirs = main.vocabulary, draft.vocabulary
     starts = [next((v.controls[n] for n in _TURN_STARTS if n in v.controls), -1) for v in (main, draft)]
     end_of_turn = theirs.eot if theirs.eot >= 0 else theirs.eos
@@ -151,29 +156,29 @@ def _by_role(main: _Names, draft: _Names) -> Iterable[tuple[int, int]]:
 
 
 class IntersectionModel:
-    """A `LanguageModel` of main's vocabulary, which a draft of another one computes.
+    """A `LanguageModel` with the main model's vocabulary, computed by a draft model with a different one.
 
     Args:
-        model: the draft; others may roll its text back, but not add to it.
-        translation: between the vocabularies of main and of this draft.
-        n_vocab: columns of main's logits.
+        model: the draft model; others may truncate its cache, but not extend it.
+        vocabulary_map: between the vocabularies of the main model and this draft model.
+        n_vocab: columns of the main model's logits; −inf for tokens that are not shared.
     """
 
-    def __init__(self, model: LanguageModel, translation: VocabularyMap, n_vocab: int) -> None:
+    def __init__(self, model: LanguageModel, vocabulary_map: VocabularyMap, n_vocab: int) -> None:
         self.n_vocab = n_vocab
-        self._model, self._translation = model, translation
-        self._text: list[int] = []
-        self._ends: list[int] = []  # of each token of the text: how many tokens the draft has read with it
+        self._model, self._map = model, vocabulary_map
+        self._history: list[int] = []
+        self._ends: list[int] = []  # for each token of the history: draft model tokens up to its end
         self._nodes: list[
             tuple[int, list[int]]
-        ] = []  # of the tree: the token, and the draft's nodes that it is
+        ] = []  # of the tree: the token, and its nodes in the draft model
         self._logits: Logits = np.full((model.max_logits, n_vocab), -np.inf, np.float32)
 
     @property
     def n_ctx(self) -> int:
-        """As if the draft read every token to come as one: `evaluate` raises where it has no room."""
+        """Context length if all further tokens are one draft model token each; else `evaluate` raises."""
         used = self._ends[-1] if self.cached else 0
-        return self._model.n_ctx - used + len(self._text)
+        return self._model.n_ctx - used + len(self._history)
 
     @property
     def max_tokens(self) -> int:
@@ -189,32 +194,32 @@ class IntersectionModel:
 
     @property
     def cached(self) -> Sequence[int]:
-        n_read = len(self._model.cached)
-        while self._ends and self._ends[-1] > n_read:
+        n_cached = len(self._model.cached)
+        while self._ends and self._ends[-1] > n_cached:
             self._ends.pop()
-            self._text.pop()
-        return self._text
+            self._history.pop()
+        return self._history
 
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
-        known = len(self.cached)
-        self._model.truncate(self._ends[-1] if known else 0)
-        n_read = len(self._model.cached)
-        spelled: list[int] = []
+        n_history = len(self.cached)
+        self._model.truncate(self._ends[-1] if n_history else 0)
+        n_cached = len(self._model.cached)
+        converted: list[int] = []
         ends: list[int] = []
         for i, token in enumerate(tokens):
-            spelled += self._translation.read(token, known + i == 0)
-            ends.append(n_read + len(spelled))
+            converted += self._map.to_draft(token, n_history + i == 0)
+            ends.append(n_cached + len(converted))
         self._nodes = []
-        wanted = [end - n_read - 1 for end in ends[len(ends) - n_logits :]]
+        wanted = [end - n_cached - 1 for end in ends[len(ends) - n_logits :]]
         size = self.max_tokens if n_logits < 2 else min(self.max_tokens, self.max_logits)
-        for start in range(0, len(spelled), size):
-            chunk = spelled[start : start + size]
+        for start in range(0, len(converted), size):
+            chunk = converted[start : start + size]
             rows = [(row, i - start) for row, i in enumerate(wanted) if start <= i < start + len(chunk)]
             first = rows[0][1] if rows else len(chunk)
             logits = self._model.evaluate(chunk, len(chunk) - first)
             for row, i in rows:
-                self._translate(logits[i - first], row)
-        self._text += tokens
+                self._set_row(row, logits[i - first])
+        self._history += tokens
         self._ends += ends
         return self._logits[:n_logits]
 
@@ -223,33 +228,33 @@ class IntersectionModel:
     ) -> Logits:
         n_logits = len(tokens) if n_logits is None else n_logits
         n_before = sum(len(nodes) for _, nodes in self._nodes)
-        spelled: list[int] = []
+        converted: list[int] = []
         above: list[int] = []
-        grown = list(self._nodes)
+        tree = list(self._nodes)
         for token, parent in zip(tokens, parents, strict=True):
-            if not -1 <= parent < len(grown):
-                raise InvalidRequest(f"node {len(grown)} has parent {parent}: give -1 to {len(grown) - 1}")
-            own = self._translation.read(token)
-            nodes = [n_before + len(spelled) + i for i in range(len(own))]
-            above += [grown[parent][1][-1] if parent >= 0 else -1, *nodes[:-1]]
-            spelled += own
-            grown.append((token, nodes))
-        logits = self._model.decode_tree(spelled, above)
-        for row, (_, nodes) in enumerate(grown[len(grown) - n_logits :]):
-            self._translate(logits[nodes[-1] - n_before], row)
-        self._nodes = grown
+            if not -1 <= parent < len(tree):
+                raise InvalidRequest(f"node {len(tree)} has parent {parent}: give -1 to {len(tree) - 1}")
+            own = self._map.to_draft(token)
+            nodes = [n_before + len(converted) + i for i in range(len(own))]
+            above += [tree[parent][1][-1] if parent >= 0 else -1, *nodes[:-1]]
+            converted += own
+            tree.append((token, nodes))
+        logits = self._model.decode_tree(converted, above)
+        for row, (_, nodes) in enumerate(tree[len(tree) - n_logits :]):
+            self._set_row(row, logits[nodes[-1] - n_before])
+        self._nodes = tree
         return self._logits[:n_logits]
 
-    def recall(self, text: Sequence[int]) -> None:
-        """Know of a text, in main's tokens, as far as the model holds it already."""
-        held, end = self._model.cached, 0
-        self._text, self._ends, self._nodes = [], [], []
-        for token in text:
-            spelled = self._translation.read(token, not self._text)
-            if tuple(held[end : end + len(spelled)]) != spelled:
+    def restore(self, history: Sequence[int]) -> None:
+        """Take over main model tokens as history, as far as the draft model's cache contains them already."""
+        cached, end = self._model.cached, 0
+        self._history, self._ends, self._nodes = [], [], []
+        for token in history:
+            converted = self._map.to_draft(token, not self._history)
+            if tuple(cached[end : end + len(converted)]) != converted:
                 break
-            end += len(spelled)
-            self._text.append(token)
+            end += len(converted)
+            self._history.append(token)
             self._ends.append(end)
 
     def commit(self, path: Sequence[int]) -> None:
@@ -258,16 +263,16 @@ class IntersectionModel:
         for step in path:
             token, nodes = self._nodes[step]
             end += len(nodes)
-            self._text.append(token)
+            self._history.append(token)
             self._ends.append(end)
         self._nodes = []
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= len(self.cached):
-            raise InvalidRequest(f"cannot trim {len(self._text)} tokens to {length}")
+            raise InvalidRequest(f"cannot truncate {len(self._history)} tokens to {length}")
         self._model.truncate(self._ends[length - 1] if length else 0)
-        del self._text[length:], self._ends[length:]
+        del self._history[length:], self._ends[length:]
         self._nodes = []
 
-    def _translate(self, logits: NDArray[np.float32], row: int) -> None:
-        self._logits[row, self._translation.mains] = logits[self._translation.drafts]
+    def _set_row(self, row: int, logits: NDArray[np.float32]) -> None:
+        self._logits[row, self._map.main_ids] = logits[self._map.draft_ids]

@@ -84,7 +84,7 @@ def tokenize_vocabulary(main_path: Path, kept: NDArray[np.uint32]) -> list[tuple
     """Return the draft's tokens, one or more, for each token of the main model.
 
     They are exactly those of decoding, where a text without the draft's BOS gets one if the main model's
-    vocabulary asks for it: see `VocabularyMap.read`.
+    vocabulary asks for it: see `VocabularyMap.to_draft`.
 
     Raises:
         ModelFileError, ModelError: the main model cannot be read, or its tokenizer cannot be trimmed.
@@ -97,7 +97,7 @@ def tokenize_vocabulary(main_path: Path, kept: NDArray[np.uint32]) -> list[tuple
         _write(path, main_path, tokenizer.read_metadata(main_path), kept, shape, _zeros(shape), {})
         main, draft = Model(main_path, weights=False), Model(path, weights=False)
         vocabulary_map = VocabularyMap(main.vocabulary, draft.vocabulary)
-        spellings = [vocabulary_map.read(token) for token in range(main.vocabulary.n_tokens)]
+        spellings = [vocabulary_map.to_draft(token) for token in range(main.vocabulary.n_tokens)]
         main.close()
         draft.close()
     return spellings

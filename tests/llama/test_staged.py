@@ -46,7 +46,7 @@ def test_staged_tokens_give_the_same_drafts_in_fewer_calls(model, request, make_
         small.evaluate = counted
         chain = Chain(policy=Policy(n_staged=n_staged))
         proposer = DraftModel(
-            small, Sampler(greedy), chain, n_vocab=main.vocabulary.n_tokens, ahead=KnownText(text)
+            small, Sampler(greedy), chain, n_vocab=main.vocabulary.n_tokens, lookup=KnownText(text)
         )
         steps, history = [], list(PROMPT)
         for event in decode(

@@ -172,11 +172,11 @@ def test_the_draft_tokenizes_kept_tokens_as_themselves(kind, request, tmp_path):
     kept = select_tokens(path, counts, min(4000, vocabulary.n_tokens - 3))
     trimmed = Model(draft_of(tmp_path / "draft.gguf", path, kept))
     draft = trimmed.vocabulary
-    translation = VocabularyMap(vocabulary, draft)
+    vocabulary_map = VocabularyMap(vocabulary, draft)
     types = tokenizer.read_metadata(path)["tokenizer.ggml.token_type"]
     # Where a byte and a character are the same, VocabularyMap takes the character.
     expected = {t for t in kept.tolist() if types[t] != TokenType.BYTE}
-    assert expected - set(translation.mains.tolist()) == set()
+    assert expected - set(vocabulary_map.main_ids.tolist()) == set()
     plain = [(i, vocabulary.piece(t)) for i, t in enumerate(kept.tolist()) if types[t] == TokenType.NORMAL]
     assert len(plain) > 250
     lost = [p for i, p in plain if draft.tokenize(p.decode("utf-8", "surrogateescape")) != [i]]
@@ -254,8 +254,8 @@ def test_the_exported_draft_computes_the_same_logits(bpe, tmp_path, kind):
     assert np.abs(got - expected).max() < 0.3  # of logits up to a hundred
     context.truncate(0)
     main = Model(bpe, weights=False)
-    translation = VocabularyMap(main.vocabulary, model.vocabulary)
-    seen = IntersectionModel(context, translation, main.vocabulary.n_tokens)
+    vocabulary_map = VocabularyMap(main.vocabulary, model.vocabulary)
+    seen = IntersectionModel(context, vocabulary_map, main.vocabulary.n_tokens)
     row = seen.evaluate([int(kept[t]) for t in tokens], 1)[0]
     assert np.array_equal(np.flatnonzero(np.isfinite(row)), kept)
     context.close()

@@ -98,9 +98,9 @@ def staged(how):
 
     def make(sampler, n_vocab, is_end=lambda token: False):
         chain = Chain(how, Policy(how != "drawn", n_staged=2))
-        ahead = PromptLookup(longest=3, shortest=1)
+        lookup = PromptLookup(longest=3, shortest=1)
         model = main_model(n_vocab, noise=0.5)
-        return DraftModel(model, sampler, chain, n_vocab=n_vocab, is_end=is_end, ahead=ahead)
+        return DraftModel(model, sampler, chain, n_vocab=n_vocab, is_end=is_end, lookup=lookup)
 
     return make
 
@@ -350,8 +350,8 @@ def test_the_enumeration_detects_a_shape_that_drops_improbable_tokens():
     """A shape must not drop a token because of its probability after it was drawn."""
 
     class Dropping(Chain):
-        def build(self, reader, limit, rng):
-            proposal = super().build(reader, limit, rng)
+        def build(self, tree, limit, rng):
+            proposal = super().build(tree, limit, rng)
             q = proposal.distributions[-1].dense(3)
             return proposal if q[proposal.tokens[0]] > 0.4 else Proposal()
 

@@ -1,4 +1,4 @@
-"""Staged drafting: what a draft reads along changes how often it is called, and nothing else."""
+"""Staged drafting: staged tokens change the number of draft model calls, and nothing else."""
 
 import itertools
 
@@ -25,46 +25,46 @@ from tests.exact import assert_main_distribution
 NEVER = 10**9
 
 
-class Foresees:
-    """A lookup that knows what a model finds most probable, and is wrong at every n-th place of a text."""
+class GreedyLookup:
+    """A lookup that predicts the most probable tokens of a model, with a wrong one at every n-th position."""
 
-    name = "foresees"
+    name = "greedy"
     needs_logits = False
 
     def __init__(self, model, wrong_at=NEVER):
         self.model, self.wrong_at = model, wrong_at
-        self.texts = []
+        self.histories = []
 
     def find(self, history, limit):
-        self.texts.append(list(history))
-        text = list(history)
+        self.histories.append(list(history))
+        extended = list(history)
         for _ in range(min(limit.depth, limit.nodes)):
-            best = int(self.model.logits(text).argmax())
-            text.append((best + (len(text) % self.wrong_at == 0)) % self.model.n_vocab)
-        tokens = text[len(history) :]
+            best = int(self.model.logits(extended).argmax())
+            extended.append((best + (len(extended) % self.wrong_at == 0)) % self.model.n_vocab)
+        tokens = extended[len(history) :]
         return Candidates(
             tokens, range(ROOT, len(tokens) - 1), [0.5 + 0.01 * i for i in range(len(tokens))], "test"
         )
 
 
-class Noted(Policy):
-    """Records all that it is asked and observes."""
+class RecordingPolicy(Policy):
+    """Records its arguments."""
 
     def __init__(self, n_staged, may_truncate=True):
         super().__init__(may_truncate, n_staged)
-        self.read, self.asked, self.judged, self.opinions = [], [], [], []
+        self.n_read, self.offered, self.observed, self.outputs = [], [], [], []
 
     def should_draft(self, output):
-        self.read.append(output.n_read)
-        self.opinions.append((output.confidence, output.entropy))
+        self.n_read.append(output.n_read)
+        self.outputs.append((output.confidence, output.entropy))
         return True
 
     def n_staged(self, confidence, n_unread):
-        self.asked.append((list(confidence), n_unread))
+        self.offered.append((list(confidence), n_unread))
         return super().n_staged(confidence, n_unread)
 
     def observe_staged(self, confidence, n_accepted):
-        self.judged.append((list(confidence), n_accepted))
+        self.observed.append((list(confidence), n_accepted))
 
 
 def main_model(n_vocab=8, **kwargs):
@@ -75,8 +75,8 @@ def draft_model(n_vocab=8, **kwargs):
     return FakeModel(n_vocab, seed=2, scale=1.0, noise=0.5, **kwargs)
 
 
-class Recorded(DraftModel):
-    """Keeps every proposal, with the distributions that the loop's events leave out."""
+class RecordingDraft(DraftModel):
+    """Records every proposal with its distributions, which the events of the loop do not contain."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -84,13 +84,13 @@ class Recorded(DraftModel):
 
     def propose(self, history, limit, rng, lap):
         found = super().propose(history, limit, rng, lap)
-        rows = [found.distributions[i].dense(self._n_vocab).tolist() for i in sorted(found.distributions)]
+        rows = [found.distributions[i].dense(self.n_vocab).tolist() for i in sorted(found.distributions)]
         self.proposals.append((list(found.tokens), rows))
         return found
 
 
 def run(proposer, how, rule="block", rng=None, prompt=(1, 2, 3), main=None, constraint=None, **kwargs):
-    main, said = main or main_model(), list(prompt)
+    main, history = main or main_model(), list(prompt)
     event = None
     for event in decode(
         main,
@@ -102,105 +102,105 @@ def run(proposer, how, rule="block", rng=None, prompt=(1, 2, 3), main=None, cons
         **kwargs,
     ):
         if isinstance(event, Step):
-            said += event.tokens
-            assert list(proposer.model.cached) == said[: len(proposer.model.cached)]
+            history += event.tokens
+            assert list(proposer.model.cached) == history[: len(proposer.model.cached)]
     assert isinstance(event, Finished)
-    return said[len(prompt) :], event.statistics
+    return history[len(prompt) :], event.statistics
 
 
-# Each guess kind with the rules that are right for it.
-KINDS = [
+# Each way to select tokens, with verifiers that are lossless for it.
+SELECTIONS = [
     ("drawn", "token"),
     ("drawn", "block"),
     ("coupled", "exact-match"),
     ("greedy", "token"),
     ("greedy", "block"),
 ]
-KINDS += [("greedy", "exact-match"), ("drawn", "traversal")]
-EVERY_KIND = pytest.mark.parametrize(("guess", "rule"), KINDS)
+SELECTIONS += [("greedy", "exact-match"), ("drawn", "traversal")]
+EVERY_SELECTION = pytest.mark.parametrize(("selection", "rule"), SELECTIONS)
 SETTINGS = {
-    "as it is": SamplingSettings(),
+    "defaults": SamplingSettings(),
     "greedy": SamplingSettings(temperature=0),
     "penalties": SamplingSettings(repeat_penalty=1.5, frequency_penalty=0.3, penalty_window=3),
     "top-k": SamplingSettings(temperature=0.7, top_k=2),
 }
 EVERY_SETTING = pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS.keys())
-WRONG_AT = {"right": NEVER, "in between": 2, "wrong": 1}
+WRONG_AT = {"right": NEVER, "half right": 2, "wrong": 1}
 EVERY_LOOKUP = pytest.mark.parametrize("wrong_at", WRONG_AT.values(), ids=WRONG_AT.keys())
 
 
-@EVERY_KIND
+@EVERY_SELECTION
 @EVERY_LOOKUP
 @EVERY_SETTING
-def test_the_first_three_tokens_have_exactly_mains_distribution(cached_logits, guess, rule, wrong_at, how):
+def test_three_tokens_have_exactly_the_main_distribution(cached_logits, selection, rule, wrong_at, how):
     n_vocab, prompt, sampler, main = 3, [0, 1, 2, 0, 1], Sampler(how), main_model(3)
 
     def answer(rng):
-        ahead = Foresees(draft_model(n_vocab), wrong_at)
-        chain = Chain(guess, Policy(guess != "drawn", n_staged=2))
-        proposer = DraftModel(draft_model(n_vocab), sampler, chain, n_vocab=n_vocab, ahead=ahead)
+        lookup = GreedyLookup(draft_model(n_vocab), wrong_at)
+        chain = Chain(selection, Policy(selection != "drawn", n_staged=2))
+        proposer = DraftModel(draft_model(n_vocab), sampler, chain, n_vocab=n_vocab, lookup=lookup)
         limits = {"draft_max": 3, "max_tokens": 3, "main": main_model(n_vocab), "prompt": prompt}
         return tuple(run(proposer, how, rule, rng, **limits)[0])
 
     assert_main_distribution(enumerate_outcomes(answer), main, sampler, prompt)
 
 
-@EVERY_KIND
+@EVERY_SELECTION
 @EVERY_LOOKUP
 @EVERY_SETTING
-def test_every_guess_is_drawn_from_the_same_probabilities_as_without(guess, rule, wrong_at, how):
+def test_draft_tokens_and_distributions_are_those_without_staging(selection, rule, wrong_at, how):
     found = []
     for n_staged in (0, 1, 3, 8):
-        chain, small = Chain(guess, Policy(guess != "drawn", n_staged)), draft_model()
-        ahead = Foresees(draft_model(), wrong_at)
-        proposer = Recorded(small, Sampler(how), chain, n_vocab=8, ahead=ahead)
+        chain, small = Chain(selection, Policy(selection != "drawn", n_staged)), draft_model()
+        lookup = GreedyLookup(draft_model(), wrong_at)
+        proposer = RecordingDraft(small, Sampler(how), chain, n_vocab=8, lookup=lookup)
         tokens, statistics = run(proposer, how, rule, draft_max=6, max_tokens=60)
         found.append((tokens, proposer.proposals, statistics.draft_n, statistics.draft_n_accepted))
         assert len(small.calls) > 0
     assert found[1:] == found[:1] * 3
 
 
-@EVERY_KIND
+@EVERY_SELECTION
 @pytest.mark.parametrize("allowed", [{0, 1, 5}, {3}], ids=str)
-def test_under_a_constraint_too(guess, rule, allowed):
+def test_so_they_are_under_a_constraint(selection, rule, allowed):
     found = []
     for n_staged in (0, 3):
         constraint = Constraint(FakeState(8, lambda answer: allowed if len(answer) % 3 else {2, 4}))
-        how, chain = SamplingSettings(), Chain(guess, Policy(guess != "drawn", n_staged))
+        how, chain = SamplingSettings(), Chain(selection, Policy(selection != "drawn", n_staged))
         sampler = Sampler(how, constraint)
-        ahead = Foresees(draft_model(), 3)
-        proposer = Recorded(draft_model(), sampler, chain, n_vocab=8, ahead=ahead)
+        lookup = GreedyLookup(draft_model(), 3)
+        proposer = RecordingDraft(draft_model(), sampler, chain, n_vocab=8, lookup=lookup)
         tokens, _ = run(proposer, how, rule, draft_max=5, max_tokens=40, constraint=constraint)
         assert all(t in (allowed if i % 3 else {2, 4}) for i, t in enumerate(tokens))
         found.append((tokens, proposer.proposals))
     assert found[0] == found[1]
 
 
-def test_a_lookup_that_is_right_makes_all_guesses_in_one_call():
+def test_a_lookup_that_is_right_drafts_all_tokens_in_one_call():
     how, small = SamplingSettings(temperature=0), main_model()
     chain = Chain(policy=Policy(n_staged=8))
-    proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, ahead=Foresees(main_model()))
+    proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, lookup=GreedyLookup(main_model()))
     _, statistics = run(proposer, how, draft_max=4, max_tokens=50)
     assert statistics.n_steps == 10
-    # The last token of the prompt, or the last guess and main's own token; and three of four guesses with it.
+    # One token of the prompt or two of the last step, and three of four draft tokens, staged.
     assert small.calls == [2, 1 + 3, *[2 + 3] * 9]
 
 
-def test_a_lookup_that_is_wrong_costs_no_call():
+def test_a_lookup_that_is_wrong_needs_no_further_calls():
     how, small = SamplingSettings(temperature=0), main_model()
     chain = Chain(policy=Policy(n_staged=2))
-    proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, ahead=Foresees(main_model(), 1))
+    proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, lookup=GreedyLookup(main_model(), 1))
     run(proposer, how, draft_max=4, max_tokens=50)
-    # Never more is read along than could be of use: nothing after the third guess.
+    # No more is staged than could be used: nothing after the third draft token.
     assert small.calls == [2, 3, 3, 2, 1, *[4, 3, 2, 1] * 9]
 
 
-def test_in_between_each_right_token_saves_a_call():
+def test_a_lookup_that_is_partly_right_saves_calls():
     how, calls = SamplingSettings(temperature=0), {}
     for n_staged in (0, 1, 2, 4):
         small = draft_model()
         chain = Chain(policy=Policy(n_staged=n_staged))
-        proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, ahead=Foresees(draft_model(), 3))
+        proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, lookup=GreedyLookup(draft_model(), 3))
         run(proposer, how, draft_max=6, max_tokens=80)
         calls[n_staged] = len(small.calls)
     assert calls[0] > calls[1] > calls[2] == calls[4]
@@ -208,48 +208,47 @@ def test_in_between_each_right_token_saves_a_call():
 
 @pytest.mark.parametrize("wrong_at", [1, 2, 3, 5, NEVER])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_policy_hears_what_was_read_and_what_became_of_it(wrong_at, temperature):
-    how, small, policy = SamplingSettings(temperature=temperature), draft_model(), Noted(3)
-    ahead = Foresees(draft_model(), wrong_at)
-    proposer = DraftModel(small, Sampler(how), Chain("greedy", policy), n_vocab=8, ahead=ahead)
+def test_a_policy_observes_the_tokens_read_and_those_drafted(wrong_at, temperature):
+    how, small, policy = SamplingSettings(temperature=temperature), draft_model(), RecordingPolicy(3)
+    lookup = GreedyLookup(draft_model(), wrong_at)
+    proposer = DraftModel(small, Sampler(how), Chain("greedy", policy), n_vocab=8, lookup=lookup)
     run(proposer, how, "exact-match", draft_max=6, max_tokens=60)
-    assert sum(policy.read) == sum(small.calls[1:])  # the first was the prompt's
-    assert [n for n in policy.read if n] == small.calls[1:]
-    saved = policy.read.count(0)
-    assert sum(n_stood for _, n_stood in policy.judged) >= saved
-    for confidence, n_stood in policy.judged:
+    assert sum(policy.n_read) == sum(small.calls[1:])  # the first one read the prompt
+    assert [n for n in policy.n_read if n] == small.calls[1:]
+    saved = policy.n_read.count(0)
+    assert sum(n_accepted for _, n_accepted in policy.observed) >= saved
+    for confidence, n_accepted in policy.observed:
         assert confidence == [0.5 + 0.01 * i for i in range(len(confidence))]
-        assert n_stood <= len(confidence) <= min(n_stood + 1, 3)
+        assert n_accepted <= len(confidence) <= min(n_accepted + 1, 3)
     if wrong_at == 1:
         assert saved == 0
-        assert {n_stood for _, n_stood in policy.judged} == {0}
+        assert {n_accepted for _, n_accepted in policy.observed} == {0}
     if wrong_at == NEVER:
-        assert all(len(confidence) == n_stood for confidence, n_stood in policy.judged)
-    assert all(1 <= unread <= 2 and 1 <= len(confidence) <= 5 for confidence, unread in policy.asked)
+        assert all(len(confidence) == n_accepted for confidence, n_accepted in policy.observed)
+    assert all(1 <= n_unread <= 2 and 1 <= len(confidence) <= 5 for confidence, n_unread in policy.offered)
 
 
-def test_a_policy_sees_the_same_opinions_with_and_without():
+def test_a_policy_receives_the_same_outputs_with_and_without_staging():
     for how in SETTINGS.values():
         seen = []
         for n_staged in (0, 4):
-            policy = Noted(n_staged)
+            policy = RecordingPolicy(n_staged)
             proposer = DraftModel(
                 draft_model(),
                 Sampler(how),
                 Chain("greedy", policy),
                 n_vocab=8,
-                ahead=Foresees(draft_model(), 4),
+                lookup=GreedyLookup(draft_model(), 4),
             )
             run(proposer, how, "exact-match", draft_max=6, max_tokens=60)
-            seen.append(policy.opinions)
+            seen.append(policy.outputs)
         assert seen[0] == seen[1]
 
 
-def test_a_chain_that_ends_early_leaves_nothing_behind():
-    """What was read along, and never guessed, is no part of the text."""
+def test_a_chain_that_ends_early_leaves_no_staged_tokens_behind():
     how, small = SamplingSettings(temperature=0), draft_model()
     chain = Chain(policy=Confidence(0.35, n_staged=4))
-    proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, ahead=Foresees(draft_model()))
+    proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, lookup=GreedyLookup(draft_model()))
     tokens, statistics = run(proposer, how, draft_max=8, max_tokens=60)
     plain, _ = run(DraftModel(draft_model(), Sampler(how), Chain(), n_vocab=8), how, max_tokens=60)
     assert tokens == plain
@@ -257,22 +256,22 @@ def test_a_chain_that_ends_early_leaves_nothing_behind():
 
 
 class Garbage:
-    """A lookup of which nothing can be expected."""
+    """A lookup that returns arbitrary tokens."""
 
     name = "garbage"
     needs_logits = False
 
-    def __init__(self, answers):
-        self.answers = itertools.cycle(answers)
+    def __init__(self, found):
+        self.found = itertools.cycle(found)
 
     def find(self, history, limit):
-        tokens = next(self.answers)
+        tokens = next(self.found)
         return Candidates(tokens, range(ROOT, len(tokens) - 1), [0.5] * len(tokens))
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    answers=st.lists(st.lists(st.integers(-2, 11), max_size=12), min_size=1, max_size=6),
+    found=st.lists(st.lists(st.integers(-2, 11), max_size=12), min_size=1, max_size=6),
     prompts=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=20), min_size=1, max_size=3),
     n_staged=st.integers(0, 40),
     draft_max=st.integers(1, 8),
@@ -281,11 +280,11 @@ class Garbage:
     max_logits=st.integers(1, 12),
     temperature=st.sampled_from([0.0, 1.0]),
 )
-def test_nothing_that_a_lookup_says_can_do_harm(
-    answers, prompts, n_staged, draft_max, n_ctx, max_tokens, max_logits, temperature
+def test_arbitrary_staged_tokens_do_not_change_the_output(
+    found, prompts, n_staged, draft_max, n_ctx, max_tokens, max_logits, temperature
 ):
-    how, found = SamplingSettings(temperature=temperature), []
-    for ahead in (None, Garbage(answers)):
+    how, outputs = SamplingSettings(temperature=temperature), []
+    for lookup in (None, Garbage(found)):
         limits = {"n_ctx": n_ctx, "max_tokens": max_tokens, "max_logits": min(max_logits, max_tokens)}
         proposer = DraftModel(
             draft_model(**limits),
@@ -293,16 +292,16 @@ def test_nothing_that_a_lookup_says_can_do_harm(
             Chain("drawn", Policy(False, n_staged)),
             n_vocab=8,
             is_end=lambda token: token == 7,
-            ahead=ahead,
+            lookup=lookup,
         )
         main = main_model()
         ends = {"is_end": lambda token: token == 7, "draft_max": draft_max, "max_tokens": 20}
-        found.append([run(proposer, how, main=main, prompt=prompt, **ends)[0] for prompt in prompts])
-    assert found[0] == found[1]
+        outputs.append([run(proposer, how, main=main, prompt=prompt, **ends)[0] for prompt in prompts])
+    assert outputs[0] == outputs[1]
 
 
 class Failing(FakeModel):
-    """Its n-th call fails, after it was made."""
+    """A model whose n-th call fails after its cache has changed."""
 
     left = NEVER
 
@@ -314,33 +313,33 @@ class Failing(FakeModel):
         return logits
 
 
-def test_a_failing_draft_leaves_only_what_was_said():
-    how, wanted = SamplingSettings(temperature=0), main_model()
+def test_a_failing_draft_model_leaves_only_the_history_in_its_cache():
+    how, reference = SamplingSettings(temperature=0), main_model()
     for fails_at in range(10):
         small, main = Failing(8, seed=2, scale=1.0, noise=0.5), main_model()
         chain = Chain(policy=Policy(n_staged=3))
-        proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, ahead=Foresees(draft_model(), 3))
-        said, small.left = [1, 2, 3], fails_at
-        events = decode(main, said, sampler=Sampler(how), proposer=proposer, rng=SeededRng(0))
+        proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, lookup=GreedyLookup(draft_model(), 3))
+        history, small.left = [1, 2, 3], fails_at
+        events = decode(main, history, sampler=Sampler(how), proposer=proposer, rng=SeededRng(0))
         with pytest.raises(BackendError):
-            said.extend(token for event in events if isinstance(event, Step) for token in event.tokens)
-        assert list(small.cached) == said[: len(small.cached)]
+            history.extend(token for event in events if isinstance(event, Step) for token in event.tokens)
+        assert list(small.cached) == history[: len(small.cached)]
         small.left = NEVER
-        tokens, _ = run(proposer, how, prompt=said, main=main, max_tokens=9)
+        tokens, _ = run(proposer, how, prompt=history, main=main, max_tokens=9)
         for token in tokens:
-            assert token == int(wanted.logits(said).argmax())
-            said.append(token)
+            assert token == int(reference.logits(history).argmax())
+            history.append(token)
 
 
-def test_a_tree_reads_nothing_along():
-    how, small, ahead = SamplingSettings(temperature=0), draft_model(), Foresees(draft_model())
-    proposer = DraftModel(small, Sampler(how), BestFirst(6, 3), n_vocab=8, ahead=ahead)
+def test_nothing_is_staged_with_a_tree():
+    how, small, lookup = SamplingSettings(temperature=0), draft_model(), GreedyLookup(draft_model())
+    proposer = DraftModel(small, Sampler(how), BestFirst(6, 3), n_vocab=8, lookup=lookup)
     run(proposer, how, "exact-match", max_tokens=30)
-    assert ahead.texts == []
+    assert lookup.histories == []
 
 
 class Letters:
-    """A vocabulary whose tokens are pieces of text."""
+    """A vocabulary with these tokens."""
 
     bos = eos = eot = -1
     add_bos = False
@@ -367,17 +366,17 @@ MAIN, DRAFT = Letters(b"a", b"b", b"ab", b"c"), Letters(b"c", b"b", b"a", b"cc")
 
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("wrong_at", [1, 2, NEVER])
-def test_a_translated_draft_reads_along_too(temperature, wrong_at):
-    """One token of main's may be two of the draft's, so that a call of it is more than one of the model."""
+def test_staging_with_a_different_vocabulary(temperature, wrong_at):
+    """A main model token may be two draft model tokens, so that one call becomes several."""
     how, found, n_calls = SamplingSettings(temperature=temperature), [], []
     for n_staged in (0, 3):
         other = FakeModel(4, seed=5, max_logits=5)
-        translated = IntersectionModel(other, VocabularyMap(MAIN, DRAFT), 4)
+        intersection = IntersectionModel(other, VocabularyMap(MAIN, DRAFT), 4)
         chain = Chain("drawn", Policy(False, n_staged))
-        known = IntersectionModel(FakeModel(4, seed=5), VocabularyMap(MAIN, DRAFT), 4)
-        known.logits = lambda text, known=known: _after(known, text)
-        ahead = Foresees(known, wrong_at)
-        proposer = Recorded(translated, Sampler(how), chain, n_vocab=4, ahead=ahead)
+        same = IntersectionModel(FakeModel(4, seed=5), VocabularyMap(MAIN, DRAFT), 4)
+        same.logits = lambda history, same=same: _logits_after(same, history)
+        lookup = GreedyLookup(same, wrong_at)
+        proposer = RecordingDraft(intersection, Sampler(how), chain, n_vocab=4, lookup=lookup)
         main = FakeModel(4, seed=3)
         tokens, _ = run(proposer, how, main=main, prompt=[0, 2, 1], draft_max=5, max_tokens=40)
         found.append((tokens, proposer.proposals))
@@ -387,20 +386,20 @@ def test_a_translated_draft_reads_along_too(temperature, wrong_at):
         assert n_calls[1] < 0.8 * n_calls[0]
 
 
-def _after(model, text):
+def _logits_after(model, history):
     model.truncate(0)
-    return model.evaluate(text, 1)[0].copy()
+    return model.evaluate(history, 1)[0].copy()
 
 
 @pytest.mark.parametrize("wrong_at", [1, 2, NEVER])
-def test_a_draft_that_is_spelled_again_reads_along_in_its_own_tokens(wrong_at):
+def test_string_level_drafts_stage_draft_model_tokens(wrong_at):
     how, found, n_calls = SamplingSettings(temperature=0), [], []
     for n_staged in (0, 3):
         other = FakeModel(4, seed=5)
-        ahead = Foresees(FakeModel(4, seed=5), wrong_at)
-        chain, translation = Chain("greedy", Policy(True, n_staged)), VocabularyMap(MAIN, DRAFT)
-        proposer = StringLevelDraft(other, Sampler(how), chain, translation, ahead=ahead)
-        said = []
+        lookup = GreedyLookup(FakeModel(4, seed=5), wrong_at)
+        chain, vocabulary_map = Chain("greedy", Policy(True, n_staged)), VocabularyMap(MAIN, DRAFT)
+        proposer = StringLevelDraft(other, Sampler(how), chain, vocabulary_map, lookup=lookup)
+        steps = []
         for event in decode(
             FakeModel(4, seed=3),
             [0, 2, 1],
@@ -412,8 +411,8 @@ def test_a_draft_that_is_spelled_again_reads_along_in_its_own_tokens(wrong_at):
             max_tokens=40,
         ):
             if isinstance(event, Step):
-                said.append((event.tokens, event.proposal.tokens))
-        found.append(said)
+                steps.append((event.tokens, event.proposal.tokens))
+        found.append(steps)
         n_calls.append(len(other.calls))
     assert found[0] == found[1]
     assert n_calls[1] <= n_calls[0]
@@ -421,12 +420,12 @@ def test_a_draft_that_is_spelled_again_reads_along_in_its_own_tokens(wrong_at):
         assert n_calls[1] < 0.6 * n_calls[0]
 
 
-def test_rows_are_views_until_they_are_used():
-    """An opinion must be asked before the next call, and is: a fake model's old rows are not numbers."""
+def test_logits_are_used_before_the_next_call_overwrites_them():
+    """The fake model overwrites old rows with NaN."""
     how = SamplingSettings(temperature=0)
-    policy = Noted(5)
+    policy = RecordingPolicy(5)
     proposer = DraftModel(
-        draft_model(), Sampler(how), Chain(policy=policy), n_vocab=8, ahead=Foresees(draft_model(), 4)
+        draft_model(), Sampler(how), Chain(policy=policy), n_vocab=8, lookup=GreedyLookup(draft_model(), 4)
     )
     run(proposer, how, draft_max=6, max_tokens=30)
-    assert np.isfinite(policy.opinions).all()
+    assert np.isfinite(policy.outputs).all()

@@ -1,4 +1,4 @@
-"""Drafts of another vocabulary: what is shared, how they read main's text, and that what is said stays exact."""
+"""Draft models with a different vocabulary: shared tokens, conversions, and an exact output distribution."""
 
 import numpy as np
 import pytest
@@ -11,13 +11,13 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import ContextOverflow, InvalidRequest, VocabularyMismatch
-from spec_local.proposers import BestFirst, Chain, DraftModel, Drawn, StringLevelDraft
+from spec_local.proposers import BestFirst, Chain, DraftModel, Drawn, Limit, StringLevelDraft
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.verifiers import VERIFIERS
 
 
 class Toy:
-    """A vocabulary of these pieces; names in angle brackets are control tokens."""
+    """A vocabulary with these pieces; names in angle brackets are control tokens."""
 
     def __init__(self, *pieces, bos=-1, eos=-1, eot=-1, add_bos=False):
         self.n_tokens = len(pieces)
@@ -34,7 +34,7 @@ class Toy:
         return self._pieces[token].startswith(b"<") and len(self._pieces[token]) > 1
 
     def tokenize(self, text):
-        """The longest piece first; what no piece begins is left out."""
+        """Greedy longest match; bytes that no piece begins with are dropped."""
         left, tokens = text.encode("utf-8", "surrogateescape"), []
         while left:
             fitting = [t for t in range(self.n_tokens) if self.piece(t) and left.startswith(self.piece(t))]
@@ -47,12 +47,12 @@ MAIN = Toy("a", "b", "ab", "c", "<end>", eos=4)
 DRAFT = Toy("<stop>", "c", "b", "a", "ba", "d", eos=0)
 
 
-def test_what_is_shared():
-    translation = VocabularyMap(MAIN, DRAFT)
-    assert translation.mains.tolist() == [0, 1, 3, 4]
-    assert translation.drafts.tolist() == [3, 2, 1, 0]
-    assert translation.share == 0.8
-    assert [translation.read(token) for token in range(5)] == [(3,), (2,), (3, 2), (1,), (0,)]
+def test_shared_tokens():
+    vocabulary_map = VocabularyMap(MAIN, DRAFT)
+    assert vocabulary_map.main_ids.tolist() == [0, 1, 3, 4]
+    assert vocabulary_map.draft_ids.tolist() == [3, 2, 1, 0]
+    assert vocabulary_map.share == 0.8
+    assert [vocabulary_map.to_draft(token) for token in range(5)] == [(3,), (2,), (3, 2), (1,), (0,)]
 
 
 def test_control_tokens_by_role_and_name():
@@ -60,110 +60,110 @@ def test_control_tokens_by_role_and_name():
     draft = Toy(
         "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<pad>", "x", bos=0, eos=1, eot=3, add_bos=True
     )
-    translation = VocabularyMap(main, draft)
-    shared = dict(zip(translation.mains.tolist(), translation.drafts.tolist(), strict=True))
+    vocabulary_map = VocabularyMap(main, draft)
+    shared = dict(zip(vocabulary_map.main_ids.tolist(), vocabulary_map.draft_ids.tolist(), strict=True))
     assert shared == {0: 5, 1: 2, 2: 3, 3: 4}
-    assert translation.read(0, is_first=True) == (0, 5)
-    assert translation.read(0) == (5,)
-    assert translation.read(4) == (0,)  # the draft has no letter of its name
+    assert vocabulary_map.to_draft(0, is_first=True) == (0, 5)
+    assert vocabulary_map.to_draft(0) == (5,)
+    assert vocabulary_map.to_draft(4) == (0,)  # none of the bytes of its name is a token of the draft model
 
 
-def test_of_equal_spellings_the_last():
-    assert VocabularyMap(Toy("a"), Toy(b"a", "b", "a")).drafts.tolist() == [2]
+def test_of_several_tokens_with_the_same_bytes_the_last_is_shared():
+    assert VocabularyMap(Toy("a"), Toy(b"a", "b", "a")).draft_ids.tolist() == [2]
 
 
-def test_bytes_that_are_no_text():
+def test_bytes_that_are_not_utf_8():
     whole = "é".encode()
-    translation = VocabularyMap(Toy(whole[:1], whole[1:], whole), Toy(whole[1:], whole[:1]))
-    assert [translation.read(token) for token in range(3)] == [(1,), (0,), (1, 0)]
+    vocabulary_map = VocabularyMap(Toy(whole[:1], whole[1:], whole), Toy(whole[1:], whole[:1]))
+    assert [vocabulary_map.to_draft(token) for token in range(3)] == [(1,), (0,), (1, 0)]
 
 
-def test_parts_of_characters_are_spelled_by_their_bytes():
-    class Careful(Toy):
-        def tokenize(self, text):  # as BPE: what is no text becomes the sign for that
+def test_parts_of_characters_are_converted_byte_by_byte():
+    class Replacing(Toy):
+        def tokenize(self, text):  # like BPE tokenizers: invalid bytes become U+FFFD
             raw = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
             return super().tokenize(raw)
 
     main = Toy("é", "x", b"\xe2\x82", b"\xe2\x83")
-    draft = Careful("x", "\ufffd", b"\xe2", b"\x82", "é")
-    assert VocabularyMap(main, draft).read(2) == (2, 3)
-    assert set(VocabularyMap(main, draft).read(3)) == {1}  # one of its bytes has no token
+    draft = Replacing("x", "\ufffd", b"\xe2", b"\x82", "é")
+    assert VocabularyMap(main, draft).to_draft(2) == (2, 3)
+    assert set(VocabularyMap(main, draft).to_draft(3)) == {1}  # one of its bytes has no token
 
 
-def test_nothing_in_common():
+def test_vocabularies_without_shared_tokens():
     with pytest.raises(VocabularyMismatch, match="no token in common"):
         VocabularyMap(Toy("a", "<x>"), Toy("b", "<y>"))
 
 
-def translated(seed=1, main=MAIN, draft=DRAFT, **limits):
+def intersection(seed=1, main=MAIN, draft=DRAFT, **limits):
     model = FakeModel(draft.n_tokens, seed, **limits)
     return model, IntersectionModel(model, VocabularyMap(main, draft), main.n_tokens)
 
 
-def expected(model, translation, text):
-    """What the draft says after main's text, in main's columns."""
-    spelled = [t for i, token in enumerate(text) for t in translation.read(token, i == 0)]
+def expected(model, vocabulary_map, history):
+    """Return the draft model's logits after main model tokens, in the main model's columns."""
+    converted = [t for i, token in enumerate(history) for t in vocabulary_map.to_draft(token, i == 0)]
     row = np.full(MAIN.n_tokens, -np.inf, np.float32)
-    row[translation.mains] = model.logits(spelled)[translation.drafts]
+    row[vocabulary_map.main_ids] = model.logits(converted)[vocabulary_map.draft_ids]
     return row.tolist()
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.data())
-def test_it_is_a_language_model_like_any_other(data):
-    """Any calls, against what the draft says of the same text from nothing."""
+def test_the_intersection_model_is_a_language_model(data):
+    """Any sequence of calls gives the logits of a fresh draft model."""
     tokens = st.lists(st.integers(0, 4), min_size=1, max_size=4)
-    model, ours = translated(n_ctx=64, max_tokens=data.draw(st.sampled_from([1, 3, 32])))
-    translation, text = VocabularyMap(MAIN, DRAFT), []
+    model, shared = intersection(n_ctx=64, max_tokens=data.draw(st.sampled_from([1, 3, 32])))
+    vocabulary_map, text = VocabularyMap(MAIN, DRAFT), []
     for _ in range(data.draw(st.integers(1, 8))):
-        match data.draw(st.sampled_from(["evaluate", "rows", "grow", "trim", "outside"])):
+        match data.draw(st.sampled_from(["evaluate", "rows", "tree", "truncate", "outside"])):
             case "evaluate":
                 text += (more := data.draw(tokens))
-                assert ours.evaluate(more, 1).tolist() == [expected(model, translation, text)]
+                assert shared.evaluate(more, 1).tolist() == [expected(model, vocabulary_map, text)]
             case "rows":
                 more = data.draw(tokens)
                 n = data.draw(st.integers(0, len(more)))
-                rows = ours.evaluate(more, n).tolist()
+                rows = shared.evaluate(more, n).tolist()
                 text += more
                 ends = range(len(text) - n + 1, len(text) + 1)
-                assert rows == [expected(model, translation, text[:end]) for end in ends]
-            case "grow" if text and ours.max_tokens > 3:
+                assert rows == [expected(model, vocabulary_map, text[:end]) for end in ends]
+            case "tree" if text and shared.max_tokens > 3:
                 nodes = data.draw(tokens)
                 parents = [data.draw(st.integers(-1, i - 1)) for i in range(len(nodes))]
                 paths = []
                 for token, parent in zip(nodes, parents, strict=True):
                     paths.append([*(paths[parent] if parent >= 0 else []), token])
-                rows = ours.decode_tree(nodes, parents).tolist()
-                assert rows == [expected(model, translation, text + path) for path in paths]
+                rows = shared.decode_tree(nodes, parents).tolist()
+                assert rows == [expected(model, vocabulary_map, text + path) for path in paths]
                 kept = data.draw(st.integers(-1, len(nodes) - 1))
                 path = []
                 while kept >= 0:
                     path, kept = [kept, *path], parents[kept]
-                ours.commit(path)
+                shared.commit(path)
                 text += [nodes[node] for node in path]
-            case "trim":
+            case "truncate":
                 del text[data.draw(st.integers(0, len(text))) :]
-                ours.truncate(len(text))
-            case "outside":  # as a benchmark does
+                shared.truncate(len(text))
+            case "outside":  # benchmarks truncate the draft model itself
                 model.truncate(0)
                 text = []
-        assert list(ours.cached) == text
-        spelled = [t for i, token in enumerate(text) for t in translation.read(token, i == 0)]
-        assert list(model.cached) == spelled
+        assert list(shared.cached) == text
+        converted = [t for i, token in enumerate(text) for t in vocabulary_map.to_draft(token, i == 0)]
+        assert list(model.cached) == converted
 
 
 def test_limits():
-    _, ours = translated(n_ctx=8)
-    ours.evaluate([2, 2, 2], 0)
-    assert ours.n_ctx == 5  # two tokens more of one each
+    _, shared = intersection(n_ctx=8)
+    shared.evaluate([2, 2, 2], 0)
+    assert shared.n_ctx == 5  # room for two more tokens of one each
     with pytest.raises(ContextOverflow):
-        ours.evaluate([2, 2], 1)
-    assert list(ours.cached) == [2, 2, 2]
-    ours.evaluate([0, 0], 1)
-    with pytest.raises(InvalidRequest, match="trim"):
-        ours.truncate(6)
+        shared.evaluate([2, 2], 1)
+    assert list(shared.cached) == [2, 2, 2]
+    shared.evaluate([0, 0], 1)
+    with pytest.raises(InvalidRequest, match="truncate"):
+        shared.truncate(6)
     with pytest.raises(InvalidRequest, match="parent"):
-        ours.decode_tree([0], [3])
+        shared.decode_tree([0], [3])
 
 
 SAMPLING = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -174,13 +174,13 @@ SHAPES = {
     "greedy": (lambda: Chain("greedy"), "exact-match"),
     "tree, traversal": (lambda: Drawn("without replacement", 3, 2), "traversal"),
     "best first": (lambda: BestFirst(3), "exact-match"),
-    "text": (lambda: Chain("coupled"), "exact-match"),
+    "string level": (lambda: Chain("coupled"), "exact-match"),
 }
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_what_is_said_has_exactly_mains_distribution(name):
-    """Every branch of the loop's randomness, with main's tokens that the draft cannot guess among them."""
+def test_the_output_has_exactly_the_main_distribution(name):
+    """Enumerate all outcomes, including main model tokens that cannot be drafted."""
     shape, verifier = SHAPES[name]
     main = FakeModel(MAIN.n_tokens, 0, scale=1.0)
     sampler = Sampler(SAMPLING)
@@ -188,43 +188,43 @@ def test_what_is_said_has_exactly_mains_distribution(name):
 
     def run(rng):
         main.truncate(0)
-        model, draft = translated(scale=1.0)
+        model, draft = intersection(scale=1.0)
         proposer = DraftModel(draft, sampler, shape(), n_vocab=MAIN.n_tokens)
-        if name == "text":
+        if name == "string level":
             proposer = StringLevelDraft(model, sampler, shape(), VocabularyMap(MAIN, DRAFT))
-        said = []
+        output = []
         for event in decode(
             main, prompt, sampler=sampler, rng=rng, proposer=proposer,
             verifier=VERIFIERS[verifier], draft_max=2, max_tokens=n,
         ):  # fmt: skip
             if isinstance(event, Step):
-                said += event.tokens
-        return tuple(said)
+                output += event.tokens
+        return tuple(output)
 
     found = enumerate_outcomes(run)
 
-    def chance(text):
+    def main_probability(text):
         rows = [sampler.distribution(main.logits([*prompt, *text[:i]])).probs for i in range(n)]
         return float(np.prod([row[token] for row, token in zip(rows, text, strict=True)]))
 
     assert sum(found.values()) == pytest.approx(1, abs=1e-12)
     assert len(found) == MAIN.n_tokens**n
     for text, probability in found.items():
-        assert probability == pytest.approx(chance(text), abs=1e-12)
+        assert probability == pytest.approx(main_probability(text), abs=1e-12)
 
 
-def test_a_draft_that_has_no_room_for_its_longer_text_says_nothing():
+def test_a_draft_model_drafts_nothing_if_its_longer_history_does_not_fit():
     main, sampler = FakeModel(MAIN.n_tokens, 0), Sampler(SAMPLING)
-    _, draft = translated(n_ctx=40)
+    _, draft = intersection(n_ctx=40)
     proposer = DraftModel(draft, sampler, Chain("coupled"), n_vocab=MAIN.n_tokens)
-    n_guessed = []
+    n_drafted = []
     for event in decode(
         main, [2] * 30, sampler=sampler, rng=SeededRng(1), proposer=proposer,
         verifier=VERIFIERS["exact-match"], draft_max=4, max_tokens=30,
     ):  # fmt: skip
         if isinstance(event, Step):
-            n_guessed.append(len(event.proposal.tokens))
-    assert not any(n_guessed)
+            n_drafted.append(len(event.proposal.tokens))
+    assert not any(n_drafted)
 
 
 TEXTS = st.lists(st.sampled_from("abc"), max_size=12).map("".join)
@@ -232,54 +232,64 @@ TEXTS = st.lists(st.sampled_from("abc"), max_size=12).map("".join)
 
 @settings(deadline=None, max_examples=200)
 @given(TEXTS, TEXTS)
-def test_what_the_draft_says_is_spelled_as_main_would(before, said):
-    translation = VocabularyMap(MAIN, DRAFT)
-    known, drafted = MAIN.tokenize(before), DRAFT.tokenize(said)
-    found = translation.respell(known, drafted)
-    assert "".join(MAIN.piece(token).decode() for token in found) == said
-    whole = MAIN.tokenize(before + said)
-    if whole[: len(known)] == known:
-        assert found == whole[len(known) :]
-    assert translation.respell([*known, 4], drafted) == MAIN.tokenize(said)  # a control token is a border
-    assert translation.respell(known, [*drafted, 0]) == [*found, 4]  # and the draft's end is main's
+def test_drafts_are_tokenized_as_the_main_model_does(before, text):
+    vocabulary_map = VocabularyMap(MAIN, DRAFT)
+    history, drafted = MAIN.tokenize(before), DRAFT.tokenize(text)
+    found = vocabulary_map.to_main(history, drafted)
+    assert "".join(MAIN.piece(token).decode() for token in found) == text
+    whole = MAIN.tokenize(before + text)
+    if whole[: len(history)] == history:
+        assert found == whole[len(history) :]
+    # Tokens do not extend across a control token; the end token is converted.
+    assert vocabulary_map.to_main([*history, 4], drafted) == MAIN.tokenize(text)
+    assert vocabulary_map.to_main(history, [*drafted, 0]) == [*found, 4]
 
 
-class Says(FakeModel):
-    """Says one text for certain, whatever tokens it is spelled in so far."""
+class OneText(FakeModel):
+    """Generates one text, whatever tokens its beginning consists of."""
 
     def __init__(self, vocabulary, text, **limits):
         super().__init__(vocabulary.n_tokens, **limits)
-        self._vocabulary, self._said = vocabulary, text
+        self._vocabulary, self._text = vocabulary, text
 
     def logits(self, history):
-        said = b"".join(self._vocabulary.piece(token) for token in history).decode()
-        left = self._said[len(said) :] if self._said.startswith(said) else ""
+        known = b"".join(self._vocabulary.piece(token) for token in history).decode()
+        left = self._text[len(known) :] if self._text.startswith(known) else ""
         row = np.zeros(self.n_vocab, np.float32)
         row[self._vocabulary.tokenize(left)[0] if left else 0] = 9.0
         return row
 
 
-def test_one_that_thinks_alike_is_wholly_accepted_whatever_its_tokens():
-    """Main has no "ba", and the draft no "ab"; tokens that both have would often be wrong here."""
+def test_string_level_drafts_are_accepted_although_tokens_differ():
+    """The main model has no token "ba", the draft model no "ab": shared tokens are often wrong here."""
     text = "abcbaabbacabab" * 4
     greedy = Sampler(SamplingSettings(temperature=0))
     counts = {}
-    for how in ("tokens", "text"):
-        main, model = Says(MAIN, text, n_ctx=128), Says(DRAFT, text, n_ctx=128)
+    for how in ("token level", "string level"):
+        main, model = OneText(MAIN, text, n_ctx=128), OneText(DRAFT, text, n_ctx=128)
         proposer = StringLevelDraft(model, greedy, Chain("coupled"), VocabularyMap(MAIN, DRAFT))
-        if how == "tokens":
+        if how == "token level":
             draft = IntersectionModel(model, VocabularyMap(MAIN, DRAFT), MAIN.n_tokens)
             proposer = DraftModel(draft, greedy, Chain("coupled"), n_vocab=MAIN.n_tokens)
-        said, tested, accepted = [0], 0, 0
+        history, tested, accepted = [0], 0, 0
         for event in decode(
-            main, said, sampler=greedy, rng=SeededRng(0), proposer=proposer,
+            main, history, sampler=greedy, rng=SeededRng(0), proposer=proposer,
             verifier=VERIFIERS["exact-match"], draft_max=4, max_tokens=30,
         ):  # fmt: skip
             if isinstance(event, Step):
-                said = [*said, *event.tokens]
+                history = [*history, *event.tokens]
                 tested += len(event.proposal.tokens)
                 accepted += event.n_accepted
-        assert text.startswith("".join(MAIN.piece(token).decode() for token in said))
+        assert text.startswith("".join(MAIN.piece(token).decode() for token in history))
         counts[how] = accepted / tested
-    assert counts["text"] > 0.9
-    assert counts["text"] > counts["tokens"]
+    assert counts["string level"] > 0.9
+    assert counts["string level"] > counts["token level"]
+
+
+def test_a_policy_observes_string_level_drafts_in_main_model_tokens():
+    """So that they can be compared with the output."""
+    text = "abcbaabbacabab" * 4
+    greedy, model = Sampler(SamplingSettings(temperature=0)), OneText(DRAFT, text)
+    proposer = StringLevelDraft(model, greedy, Chain("coupled"), VocabularyMap(MAIN, DRAFT))
+    proposal = proposer.propose([0], Limit(4, 4, 1), SeededRng(0), lambda part: None)
+    assert proposer.drafted([]) == proposal.tokens == [1, 3, 1, 0]

@@ -1,4 +1,4 @@
-"""Who guesses in an answer, by its settings."""
+"""The proposer of an answer, assembled from its settings."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from spec_local.settings import GenerationSettings
 
 
 @pytest.mark.parametrize(("policy", "shortest"), [("adaptive", 2), ("fixed", 3), ("confidence", 3)])
-def test_prompt_lookup_follows_short_matches_where_a_policy_judges_them(policy, shortest):
-    guessing = ProposerFactory(None, None, None, None, costs=lambda: (None, None), staging=lambda: None)
-    [lookup] = guessing.lookups(GenerationSettings(policy=policy, proposer="lookup"))
+def test_prompt_lookup_accepts_short_matches_only_with_a_policy_that_calibrates_them(policy, shortest):
+    factory = ProposerFactory(None, None, None, None, costs=lambda: (None, None), staging=lambda: None)
+    [lookup] = factory.lookups(GenerationSettings(policy=policy, proposer="lookup"))
     for match in (1, 2, 3):
         history = [7, 8, 9, 1, *[7, 8, 9][3 - match :]]
         assert bool(lookup.find(history, Limit(8, 8, 1)).tokens) == (match >= shortest)
