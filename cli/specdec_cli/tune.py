@@ -13,7 +13,7 @@ from specdec_cli.options import CacheChoice, KernelsOption, MainArgument, resolv
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spec_local.calibration.tuning import Tuned
+    from spec_local.calibration.tuning import Measurement
     from spec_local.llama.model import Model
     from spec_local.policies.cost_model import CostModel
 
@@ -100,7 +100,7 @@ def _opened(path: "Path", gpu_layers: int, stack: ExitStack) -> "Model":
 
 def _tuned(
     model: "Model", threads: list[int], ctx: int, max_logits: int, cache_type: str, rounds: int
-) -> list["Tuned"]:
+) -> list["Measurement"]:
     from spec_local.calibration.tuning import tune
 
     several = tune(
@@ -128,7 +128,7 @@ def _copy_hint(draft: "Model", share: float, main: str) -> str:
     return ""
 
 
-def _show(role: str, several: list["Tuned"], best: "Tuned") -> None:
+def _show(role: str, several: list["Measurement"], best: "Measurement") -> None:
     table = _table(
         f"{role}: milliseconds per call, by number of tokens",
         ["threads", *map(str, _CALL_SIZES), "prompt, tokens/s"],
@@ -145,7 +145,7 @@ def _show(role: str, several: list["Tuned"], best: "Tuned") -> None:
 
 
 def _show_speedups(
-    proposer: str, best: "Tuned", draft: "CostModel | None", acceptance_rates: tuple[float, ...]
+    proposer: str, best: "Measurement", draft: "CostModel | None", acceptance_rates: tuple[float, ...]
 ) -> None:
     from spec_local.calibration.tuning import chain_plans
 

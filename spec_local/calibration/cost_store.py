@@ -1,4 +1,4 @@
-"""Cost tables on disk, so that a pair of models is measured once on a machine and known better with every answer."""
+"""Measured costs on disk: measured once per model, machine and settings; answers refine them."""
 
 import contextlib
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from spec_local.llama.runtime import fingerprint
 from spec_local.policies.cost_model import CostModel
 
 
-class _File(BaseModel):
-    """model: for people who look. seconds: of a call, by its tokens."""
+class _CostFile(BaseModel):
+    """model: file name, for people who look. seconds: of a call, by its number of tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,10 +24,11 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a model's costs depend on, besides the machine: of a context, or of one that could be made.
+    """What a model's costs depend on, besides the machine.
 
-    path: the model's file. threads: as the context has them. max_tokens: most tokens a call; a context has no more than
-    n_ctx. branching: whether it reads trees.
+    path: the model's file. max_tokens: maximum number of tokens a call; never more than n_ctx. branching:
+        whether the
+    context can evaluate trees.
     """
 
     path: Path
@@ -40,7 +41,7 @@ class Conditions:
 
     @classmethod
     def of(cls, context: Context) -> "Conditions":
-        """Those of a context."""
+        """The conditions of a context."""
         return cls(
             context.model.path,
             context.model.gpu_layers,
@@ -53,12 +54,12 @@ class Conditions:
 
 
 def path_of(conditions: Context | Conditions) -> Path:
-    """Where costs are kept: by all that they depend on.
+    """The file for costs measured under these conditions.
 
     Raises:
-        OSError: the model's file is gone.
+        OSError: the model's file no longer exists.
     """
-    known = _described(conditions)
+    known = _conditions(conditions)
     name = fingerprint(
         known.path,
         known.gpu_layers,
@@ -72,20 +73,20 @@ def path_of(conditions: Context | Conditions) -> Path:
 
 
 def load(conditions: Context | Conditions) -> CostModel | None:
-    """What is known of costs; None: nothing, or the file is damaged."""
+    """Costs measured earlier; None if there are none, or their file is damaged."""
     with contextlib.suppress(OSError, ValueError, ValidationError):
-        known = _File.model_validate_json(path_of(conditions).read_bytes())
+        known = _CostFile.model_validate_json(path_of(conditions).read_bytes())
         if known.seconds:
             return CostModel(known.seconds)
     return None
 
 
-def save(conditions: Context | Conditions, table: CostModel) -> None:
-    """Keep a table for the next time; a cache folder that cannot be written to is no reason to fail."""
-    known = _File(model=_described(conditions).path.name, seconds=table.costs)
+def save(conditions: Context | Conditions, costs: CostModel) -> None:
+    """Write costs for later sessions. Nothing happens if the cache folder is not writable."""
+    content = _CostFile(model=_conditions(conditions).path.name, seconds=costs.costs)
     with contextlib.suppress(OSError):
-        write_atomically(path_of(conditions), known.model_dump_json().encode())
+        write_atomically(path_of(conditions), content.model_dump_json().encode())
 
 
-def _described(conditions: Context | Conditions) -> Conditions:
+def _conditions(conditions: Context | Conditions) -> Conditions:
     return conditions if isinstance(conditions, Conditions) else Conditions.of(conditions)

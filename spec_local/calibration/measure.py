@@ -1,4 +1,4 @@
-"""Time a model's calls by their number of tokens."""
+"""Measure how long calls of a model take, by number of tokens."""
 
 import math
 import time
@@ -17,35 +17,38 @@ def measure(
     budget: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostModel:
-    """Time calls that grow a chain on top of the text, which stays as it is; a tree on top is forgotten.
+    """Time calls that append a chain to the history. The history is unchanged; an uncommitted tree is
+    discarded.
 
     Args:
-        model: must be able to forget a tree. A recurrent one is not: it loses its text and raises.
-        sizes: tokens a call, the most important first; those that the model does not allow, or has no room for,
-            become the most that it does.
-        rounds: counted calls of each size, interleaved so that a disturbance hits all alike. A call of the
-            first and one of the last size come before and do not count: they touch memory for the first time.
-        rows: of logits a call wants, for its last tokens; None: one for each token.
-        budget: seconds after which nothing more is begun but the first round of the first three sizes.
+        model: must be able to discard nodes. A recurrent model cannot: it loses its history, and an error is
+            raised.
+        sizes: tokens a call, the most important first; sizes that are too large for the model or its context
+            are replaced by the largest possible one.
+        rounds: counted calls of each size, interleaved so that a disturbance affects all alike. A call of
+            the first and one of the third size come before and do not count: they touch memory for the first
+            time.
+        rows: rows of logits a call, for its last tokens; None: one for each token.
+        budget: seconds after which no further call starts, except in the first round of the first three
+            sizes.
         clock: seconds.
 
     Raises:
         ValueError: no sizes, one below 1, or no rounds.
-        ContextOverflow: the text leaves no room for a single token.
-        BackendError, ModelError: the model failed, or cannot forget.
+        ContextOverflow: the context has no room for a single token.
+        BackendError, ModelError: the model failed, or cannot discard nodes.
     """
     if not sizes or min(sizes) < 1 or rounds < 1:
         raise ValueError(f"cannot measure {rounds} rounds of {list(sizes)} tokens")
     cached = model.cached
-    most = min(
-        model.max_tokens, model.n_ctx - len(cached), model.max_logits if rows is None else model.max_tokens
-    )
-    if most < 1:
+    room = model.n_ctx - len(cached)
+    largest = min(model.max_tokens, room, model.max_logits if rows is None else model.max_tokens)
+    if largest < 1:
         raise ContextOverflow(
-            f"no room to measure the model: the text fills its {model.n_ctx} tokens; measure before prefill"
+            f"no room to measure: all {model.n_ctx} tokens of the context are used; measure before prefill"
         )
     token = cached[-1] if cached else 0
-    table = CostModel()
+    costs = CostModel()
     model.commit(())
 
     def call(n: int) -> float:
@@ -56,29 +59,31 @@ def measure(
         finally:
             model.commit(())
 
-    sizes = list(dict.fromkeys(min(n, most) for n in sizes))
+    sizes = list(dict.fromkeys(min(n, largest) for n in sizes))
     started = clock()
     for n in {sizes[0], sizes[min(2, len(sizes) - 1)]}:
         call(n)
     for round_ in range(rounds):
         for i, n in enumerate(sizes):
             if (round_ or i > 2) and clock() - started > budget:
-                return table
-            table.observe(n, call(n))
-    return table
+                return costs
+            costs.observe(n, call(n))
+    return costs
 
 
 def measure_prefill(model: LanguageModel, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Tokens a second at which a model reads a prompt: the better one of two full calls; the text is as before.
+    """Tokens per second of prompt processing: the faster of two full calls. The history is unchanged.
 
     Raises:
-        ContextOverflow: the text leaves no room.
+        ContextOverflow: the context is full.
         BackendError: the model failed.
     """
     length = len(model.cached)
     n = min(model.max_tokens, model.n_ctx - length)
     if n < 1:
-        raise ContextOverflow(f"no room to measure: the text fills its {model.n_ctx} tokens")
+        raise ContextOverflow(
+            f"no room to measure: all {model.n_ctx} tokens of the context are used; measure before prefill"
+        )
     seconds = []
     for _ in range(2):
         start = clock()

@@ -1,4 +1,4 @@
-"""A thorough measurement of models on this machine: what `specdec tune` shows, and what the adaptive policy starts from."""
+"""Thorough measurements: `specdec tune` shows them, and the adaptive policy starts from them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -17,14 +17,14 @@ from spec_local.policies.cost_model import CostModel
 from spec_local.policies.planner import Plan, plan_chain
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 32, 33, 48, 63, 64)
-"""Tokens a call: around the steps of usual kernels, and up to the longest copy."""
+"""Tokens a call: where kernels change their tile size, up to the longest draft and one more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
-    """What one model costs with one number of threads.
+class Measurement:
+    """Costs of a model with one number of threads.
 
-    costs: seconds a call by its tokens. prefill: tokens a second when it reads a prompt.
+    costs: seconds of a call, by number of tokens. prefill: tokens per second of prompt processing.
     """
 
     threads: int
@@ -33,7 +33,7 @@ class Tuned:
 
 
 def thread_choices() -> list[int]:
-    """Numbers of threads worth trying: half of the physical cores, all of them, and all logical ones."""
+    """Numbers of threads worth measuring: half of the physical cores, all of them, and all logical cores."""
     physical = default_threads()
     return sorted({max(1, physical // 2), physical, psutil.cpu_count() or physical})
 
@@ -47,15 +47,16 @@ def tune(
     cache_type: str = "f16",
     rounds: int = 5,
     log: Callable[[str], None] = lambda line: None,
-) -> Iterator[Tuned]:
-    """Measure a model with several numbers of threads, and keep what was found for later sessions.
+) -> Iterator[Measurement]:
+    """Measure a model with several numbers of threads, and write the costs for later sessions.
 
     Args:
-        n_ctx, max_logits, cache_type: of the contexts; costs are kept for these, so give those of the sessions to come.
-        rounds: of each size.
+        n_ctx, max_logits, cache_type: of the contexts; only sessions with the same values use the costs.
+        rounds: number of calls of each size.
+        log: called with one line per number of threads.
 
     Raises:
-        SpecLocalError: a context could not be made.
+        SpecLocalError: a context cannot be created.
     """
     for n in threads:
         log(f"measuring {model.path.name} with {n} thread{'s' if n > 1 else ''}")
@@ -64,11 +65,11 @@ def tune(
             stack.callback(context.close)
             costs = measure(context, SIZES, rounds, rows=1 if max_logits == 1 else None)
             cost_store.save(context, costs)
-            yield Tuned(n, costs, measure_prefill(context))
+            yield Measurement(n, costs, measure_prefill(context))
 
 
-def chain_plans(main: CostModel, draft: CostModel | None, chances: Sequence[float]) -> list[Plan]:
-    """The best chain for each chance that a guess stands; without a draft, guesses cost nothing."""
+def chain_plans(main: CostModel, draft: CostModel | None, acceptance_rates: Sequence[float]) -> list[Plan]:
+    """The best chain for each acceptance rate; without a draft model, drafting costs nothing."""
     free = CostModel({1: 0.0})
-    most = MAX_CALLS if draft else MAX_DRAFT - 1
-    return [plan_chain((chance,), main, draft or free, most, most) for chance in chances]
+    longest = MAX_CALLS if draft else MAX_DRAFT - 1
+    return [plan_chain((rate,), main, draft or free, longest, longest) for rate in acceptance_rates]

@@ -1,8 +1,8 @@
-"""How large a tree of draft tokens to draft, and how much of it to verify: what measured costs and acceptance say.
+"""The best tree to draft, and the best part of it to verify, from measured costs and acceptance rates.
 
-The model of acceptance is Sequoia's (Chen et al. 2024, arXiv 2402.12374, section 3.1): the child of rank j is the one
-accepted with probability acceptance[j], the same at every node. A node is worth the product along its path: the
-chance that it is reached. A step emits one token more than it accepts.
+The acceptance model is Sequoia's (Chen et al. 2024, arXiv 2402.12374, section 3.1): the child of rank j is
+accepted with probability acceptance[j], the same at every node. The value of a node is the product along its
+path: the probability that it is accepted. A step generates one token more than it accepts.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A shape of the draft, and what it promises.
+    """A tree, and what it is expected to yield.
 
-    parents: of each node, level by level, siblings by rank; none: do not speculate.
+    parents: of each node, level by level, siblings by rank; empty: do not speculate.
     tokens_per_step: expected, the bonus token included; 1 without speculation.
-    seconds: of one step, the draft model's calls and main's one.
+    seconds: of one step: the calls of the draft model and one of the main model.
     """
 
     parents: tuple[int, ...]
@@ -33,29 +33,29 @@ class Plan:
 
     @property
     def speed(self) -> float:
-        """Expected tokens a second."""
+        """Expected tokens per second."""
         return self.tokens_per_step / self.seconds
 
     @property
     def is_chain(self) -> bool:
-        """Whether no node has siblings; also of no nodes at all."""
+        """Whether no node has siblings; true without nodes."""
         return is_chain(self.parents)
 
     @property
     def depth(self) -> int:
-        """Nodes of the longest path: calls of the draft model."""
+        """Number of nodes on the longest path, which is the number of draft model calls."""
         return depth_of(self.parents)
 
 
 def node_values(acceptance: Sequence[float], parents: Sequence[int]) -> list[float]:
-    """The chance that each node is reached.
+    """The probability that each node is accepted.
 
     Args:
-        acceptance: by rank, from 0; ranks beyond are never accepted.
-        parents: parents before children; siblings count by rank in the order of their numbers.
+        acceptance: by rank, from 0; higher ranks are never accepted.
+        parents: of each node; parents come before children, and siblings in the order of their ranks.
 
     Raises:
-        ValueError: the acceptance is no part of a distribution.
+        ValueError: the acceptance is not in [0, 1], or its sum exceeds 1.
     """
     _check(acceptance)
     n_children: dict[int, int] = {}
@@ -75,13 +75,13 @@ def expected_tokens(acceptance: Sequence[float], parents: Sequence[int]) -> floa
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BestTrees:
-    """For every size m and depth d the tree that promises most, of exactly m nodes on at most d levels.
+    """For every size m and depth d the best tree of exactly m nodes on at most d levels.
 
-    tokens: float64 (d + 1, m + 1), expected tokens of a step; −inf where there is no such tree.
-    reads: (d + 1, m + 1, d), how many nodes of each level, from the root's, have children: what the draft model
-        must read to draft that tree, a level a call.
-    sizes: (d + 1, ranks, m + 1), nodes of the child of each rank, itself included, where m nodes are left for it and
-        the ranks after it; 0: no child.
+    tokens: float64 (d + 1, m + 1), expected tokens of a step; −inf if there is no such tree.
+    reads: intp (d + 1, m + 1, d), number of nodes with children on each level, from the root's: what the
+        draft model evaluates to draft that tree, a level a call.
+    sizes: intp (d + 1, ranks, m + 1), nodes of the child of each rank, itself included, if m nodes are left
+        for it and the ranks after it; 0: no child.
     """
 
     tokens: Floats
@@ -89,7 +89,7 @@ class BestTrees:
     sizes: Ints
 
     def parents(self, nodes: int, depth: int) -> tuple[int, ...]:
-        """The tree of that many nodes on at most that many levels: level by level, siblings by rank.
+        """The best tree of this size and depth: level by level, siblings by rank.
 
         Raises:
             ValueError: there is no such tree.
@@ -97,8 +97,8 @@ class BestTrees:
         if not np.isfinite(self.tokens[depth, nodes]):
             raise ValueError(f"no tree of {nodes} nodes has {depth} levels")
         parents: list[int] = []
-        todo = [(ROOT, nodes, depth)]  # a node, and the nodes and levels below it
-        for node, below, levels in todo:  # grows as it goes
+        todo = [(ROOT, nodes, depth)]  # node, nodes below it, levels below it
+        for node, below, levels in todo:  # the list grows meanwhile
             rank = 0
             while below:
                 size = int(self.sizes[levels, rank, below])
@@ -110,34 +110,33 @@ class BestTrees:
 
 
 def best_trees(acceptance: Sequence[float], max_nodes: int, max_depth: int) -> BestTrees:
-    """Sequoia's dynamic programme (algorithm 1 of the paper): O(depth · ranks · nodes²).
+    """Sequoia's dynamic program (algorithm 1 of the paper): O(depth · ranks · nodes²).
 
-    A tree of depth d is its root's children: the nodes go to the child of rank 0, which is best made into the best
-    tree of depth d−1 of that size, and to the ranks after it.
+    In a tree of depth d the nodes are divided between the child of rank 0, with the best tree of depth d−1
+    of that size, and the ranks after it.
 
     Args:
         acceptance: by rank; a node's children take the first ranks without gaps.
-        max_nodes, max_depth: the largest tree wanted, both at least 0. More levels than nodes are not looked at:
+        max_nodes, max_depth: limits of the tree, both at least 0. Deeper trees than nodes do not exist:
             `tokens` has min(max_nodes, max_depth) + 1 rows.
 
     Raises:
-        ValueError: the acceptance is no part of a distribution, or a limit is negative.
+        ValueError: the acceptance is not in [0, 1], its sum exceeds 1, or a limit is negative.
     """
     _check(acceptance)
     if max_nodes < 0 or max_depth < 0:
-        raise ValueError(f"a tree of {max_nodes} nodes on {max_depth} levels")
+        raise ValueError(f"there is no tree of {max_nodes} nodes on {max_depth} levels: give 0 or more")
     depth = min(max_nodes, max_depth)
     ranks = min(len(acceptance), max_nodes)
-    nothing = np.full(
-        max_nodes + 2, -np.inf
-    )  # of no nodes worth 0; its last entry stands for fewer than none
+    # Values of 0, 1, … nodes without children; the last entry, index −1, is for an impossible division.
+    nothing = np.full(max_nodes + 2, -np.inf)
     nothing[0] = 0.0
     tokens = np.full((depth + 1, max_nodes + 1), -np.inf)
     tokens[:, 0] = 1.0
     reads = np.zeros((depth + 1, max_nodes + 1, depth), np.intp)
     sizes = np.zeros((depth + 1, ranks, max_nodes + 1), np.intp)
     size = np.arange(1, max_nodes + 1)
-    left = size[:, None] - size  # (nodes there are, nodes that a child takes) -> nodes for the ranks after it
+    left = size[:, None] - size  # (nodes to divide, nodes of a child) -> nodes for the ranks after it
     left[left < 0] = -1
     for d in range(1, depth + 1):
         below = tokens[d - 1, :-1]
@@ -145,7 +144,7 @@ def best_trees(acceptance: Sequence[float], max_nodes: int, max_depth: int) -> B
         best = nothing
         for rank in reversed(range(ranks)):
             child = np.full(max_nodes, -np.inf)
-            child[possible] = acceptance[rank] * below[possible]  # 0 · inf would be no number
+            child[possible] = acceptance[rank] * below[possible]  # 0 · inf is NaN
             values = child + best[left]
             choice = values.argmax(axis=1)
             best = nothing.copy()
@@ -157,11 +156,11 @@ def best_trees(acceptance: Sequence[float], max_nodes: int, max_depth: int) -> B
 
 
 def _count_reads(reads: Ints, sizes: Ints, d: int) -> None:
-    """Fill in the trees of depth d, of all sizes at once, from those of depth d−1."""
+    """Compute `reads` of depth d, for all sizes at once, from those of depth d−1."""
     nodes = np.arange(reads.shape[1])
     reads[d, 1:, 0] = 1
     for chosen in sizes[d]:
-        having = nodes.nonzero()[0]  # trees that have nodes left for this rank
+        having = nodes.nonzero()[0]  # sizes with nodes left for this rank
         size = chosen[nodes[having]]
         reads[d, having, 1:] += reads[d - 1, size - 1, :-1]
         nodes[having] -= size
@@ -170,26 +169,28 @@ def _count_reads(reads: Ints, sizes: Ints, d: int) -> None:
 def plan(
     acceptance: Sequence[float], main: CostModel, draft: CostModel, max_nodes: int, max_depth: int
 ) -> Plan:
-    """The tree with the least time a token; a chain, or nothing, where verification is dear.
+    """The tree with the least time per token; a chain or nothing where verification is expensive.
 
-    The draft model reads a level a call, and of it the nodes that get children; main reads all nodes and the last
-    token of the text in one call. The dynamic programme knows nothing of what wide levels cost the draft, so that it
-    is asked for narrow trees too, and each best tree is judged at its full price. Where the draft's calls cost
-    the same whatever their size, the answer is the best of all trees; elsewhere within a percent or so of it.
+    The draft model evaluates a level a call, only nodes with children; the main model evaluates all nodes
+    and the last token of the history in one call. The dynamic program ignores that wide levels cost the
+    draft model more. It is therefore repeated for narrow trees, and the best trees are compared at their
+    full cost. If all calls of the draft model cost the same, the result is the best of all trees; otherwise
+    it is within about one percent of it.
 
     Args:
         acceptance: by rank; the sum is at most 1. No node gets more children than there are ranks.
         main, draft: seconds a call.
-        max_nodes, max_depth: the largest tree allowed, both at least 0.
+        max_nodes, max_depth: limits of the tree, both at least 0.
 
     Raises:
-        ValueError: the acceptance is no part of a distribution, a limit is negative, or a table is empty.
+        ValueError: the acceptance is not in [0, 1], its sum exceeds 1, a limit is negative, or a cost model
+            is empty.
     """
     best = plan_chain(acceptance, main, draft, max_nodes, max_depth)
     width = 2
     while width // 2 < min(len(acceptance), max_nodes):
         tree = _best(acceptance[:width], main, draft, max_nodes, max_depth)
-        # Rounding must not make a tree of what a chain does as well.
+        # A tree must not win against an equal chain by rounding.
         if tree.seconds / tree.tokens_per_step < best.seconds / best.tokens_per_step * (1 - 1e-9):
             best = tree
         width *= 2
@@ -199,30 +200,31 @@ def plan(
 def plan_chain(
     acceptance: Sequence[float], main: CostModel, draft: CostModel, max_nodes: int, max_depth: int
 ) -> Plan:
-    """The chain, or nothing, with the least time a token; arguments and errors of `plan`."""
+    """The chain, or nothing, with the least time per token; arguments and errors of `plan`."""
     _check(acceptance)
     return _best(acceptance[:1], main, draft, max_nodes, max_depth)
 
 
 def worth_verifying(values: Sequence[float], spent: float, main: CostModel) -> int:
-    """How many of the most valuable nodes main should look at; 0: it reads the last token only.
+    """How many of the most valuable nodes to verify; 0: none.
 
-    OPT-Tree (Wang et al. 2024, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858) verify the n best of a
-    drafted tree; n is here where expected tokens a second are most. Of equals the smallest.
+    OPT-Tree (Wang et al. 2024, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858) verify the n
+    best nodes of a drafted tree; here n maximizes expected tokens per second. Of equal n the smallest is
+    returned.
 
     Args:
-        values: of each node the chance that it is reached, in any order. No child's may exceed its parent's, so
-            that the n best (a parent before its equals) are a tree.
-        spent: seconds that went into the step already.
-        main: seconds a call.
+        values: of each node the probability that it is accepted, in any order. A child's must not exceed its
+            parent's, so that the n best nodes, parents first, are a tree.
+        spent: seconds that the step has taken already.
+        main: seconds a call of the main model.
 
     Raises:
-        ValueError: the table is empty.
+        ValueError: the cost model is empty.
     """
     tokens, best, least = 1.0, 0, spent + main.seconds(1)
     for n, value in enumerate(sorted(values, reverse=True), 1):
         tokens += value
-        # Time a token rather than its inverse: a clock may well say 0.
+        # Not its inverse: the time may be 0.
         per_token = (spent + main.seconds(n + 1)) / tokens
         if per_token < least:
             best, least = n, per_token
@@ -232,7 +234,7 @@ def worth_verifying(values: Sequence[float], spent: float, main: CostModel) -> i
 def _best(
     acceptance: Sequence[float], main: CostModel, draft: CostModel, max_nodes: int, max_depth: int
 ) -> Plan:
-    """Of the best trees of every size and depth the one with the least time a token; the smaller of equals."""
+    """Of the best trees of every size and depth the one with the least time per token, then the smallest."""
     trees = best_trees(acceptance, max_nodes, max_depth)
     verifying = np.array([main.seconds(n + 1) for n in range(max_nodes + 1)])
     drafting = np.array([0.0, *(draft.seconds(n) for n in range(1, max_nodes + 1))])
@@ -247,4 +249,6 @@ def _best(
 def _check(acceptance: Sequence[float]) -> None:
     total = sum(acceptance)
     if not all(0 <= a <= 1 for a in acceptance) or not total <= 1 + 1e-9:
-        raise ValueError(f"acceptance by rank must be chances that sum to at most 1, not {list(acceptance)}")
+        raise ValueError(
+            f"acceptance by rank must be probabilities that sum to at most 1, not {list(acceptance)}"
+        )

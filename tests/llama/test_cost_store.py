@@ -1,4 +1,4 @@
-"""Costs between sessions: measured once, kept under all that they depend on, and never a reason to fail."""
+"""Costs on disk: measured once, stored under everything they depend on, and never a reason to fail."""
 
 import contextlib
 import json
@@ -36,38 +36,38 @@ def open_session(paths, own_cache, monkeypatch):
 
 
 @pytest.fixture
-def talk(open_session):
-    """A session with one answer: what was said, and who was measured for it."""
+def answer(open_session):
+    """Generate one answer in a new session: returns its text, and the files of the models that were measured."""
 
-    def talk(draft=None, settings=None, **kwargs):
+    def answer(draft=None, settings=None, **kwargs):
         notes = []
         with open_session(draft, log=notes.append, **kwargs) as session:
             wanted = {"sampling": SamplingSettings(temperature=0), "max_tokens": 8} | (settings or {})
-            answer = session.generate("one two", GenerationSettings(**wanted))
-            said = "".join(event.text for event in answer if isinstance(event, (Text, Done)))
-        assert said
+            events = session.generate("one two", GenerationSettings(**wanted))
+            text = "".join(event.text for event in events if isinstance(event, (Text, Done)))
+        assert text
         measured = [note.removeprefix("measuring ").split()[0] for note in notes]
         assert notes == [f"measuring {name} (first use with these settings)" for name in measured]
-        return said, sorted(measured)
+        return text, sorted(measured)
 
-    return talk
+    return answer
 
 
 def files(cache):
     return sorted((cache / "costs").iterdir()) if (cache / "costs").is_dir() else []
 
 
-def test_what_was_measured_is_kept(talk, own_cache):
-    said, measured = talk("draft")
+def test_each_model_is_measured_once(answer, own_cache):
+    text, measured = answer("draft")
     assert measured == ["draft.gguf", "main.gguf"]
     assert len(files(own_cache)) == 2
-    assert talk("draft") == (said, [])
-    assert talk() == (said, [])  # main costs the same with and without a draft
-    assert len(files(own_cache)) == 2  # and nothing half written
+    assert answer("draft") == (text, [])
+    assert answer() == (text, [])  # the main model costs the same without a draft model
+    assert len(files(own_cache)) == 2  # no temporary files
 
 
-def test_a_file_says_what_it_is(talk, own_cache):
-    talk()
+def test_the_contents_of_a_file(answer, own_cache):
+    answer()
     (path,) = files(own_cache)
     known = json.loads(path.read_text())
     assert sorted(known) == ["model", "seconds"]
@@ -76,50 +76,50 @@ def test_a_file_says_what_it_is(talk, own_cache):
     assert all(0 < seconds < 10 for seconds in known["seconds"].values())
 
 
-def test_an_answer_adds_to_what_is_known(talk, own_cache, monkeypatch):
-    """Twice as fast as the machine is, and believed at first: then calls that were made outvote it."""
-    talk()
+def test_an_answer_refines_the_costs(answer, own_cache, monkeypatch):
+    """Costs of half the real time are used at first; then calls of the answer correct them."""
+    answer()
     (path,) = files(own_cache)
     content = json.loads(path.read_text())
-    kept = {n: seconds / 2 for n, seconds in content["seconds"].items()}
-    path.write_text(json.dumps(content | {"seconds": kept}))
-    looks = [CostModel({int(n): seconds for n, seconds in kept.items()})]
-    monkeypatch.setattr("spec_local.session.measure", lambda *args, **kwargs: looks.pop())
-    assert talk(settings={"max_tokens": 64})[1] == []
+    stored = {n: seconds / 2 for n, seconds in content["seconds"].items()}
+    path.write_text(json.dumps(content | {"seconds": stored}))
+    checks = [CostModel({int(n): seconds for n, seconds in stored.items()})]
+    monkeypatch.setattr("spec_local.session.measure", lambda *args, **kwargs: checks.pop())
+    assert answer(settings={"max_tokens": 64})[1] == []
     assert files(own_cache) == [path]
-    assert json.loads(path.read_text())["seconds"]["1"] > kept["1"]
+    assert json.loads(path.read_text())["seconds"]["1"] > stored["1"]
 
 
-@pytest.mark.parametrize(("looks", "believed"), [((0.1,), True), ((5.0, 0.1), True), ((5.0, 5.0), False)])
-def test_what_was_kept_is_believed_if_one_of_two_looks_says_so(
-    talk, open_session, own_cache, monkeypatch, looks, believed
+@pytest.mark.parametrize(("checks", "used"), [((0.1,), True), ((5.0, 0.1), True), ((5.0, 5.0), False)])
+def test_stored_costs_are_used_if_one_of_two_checks_agrees(
+    answer, open_session, own_cache, monkeypatch, checks, used
 ):
-    """looks: what 7 tokens more are seen to take, in calls of one token; 0.1 is what was kept.
+    """checks: measured time of 7 more tokens, in calls of one token; 0.1 is stored.
 
-    What is believed is how costs grow, and not how fast the machine was: a draft that was kept as dear would never be asked, and
-    never timed, again.
+    Only relative costs are used, not the speed that the machine had: a draft model stored as expensive would
+    never be timed again.
     """
-    talk()
+    answer()
     (path,) = files(own_cache)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": {"1": 7.0, "8": 7.7, "16": 9.0}}))
-    found = [CostModel({1: 1.0, 8: 1.0 + more}) for more in looks]
-    found.append(CostModel({1: 1.0, 16: 11.0}))  # of a whole measurement, if there is one
+    found = [CostModel({1: 1.0, 8: 1.0 + more}) for more in checks]
+    found.append(CostModel({1: 1.0, 16: 11.0}))  # a full measurement, if there is one
     monkeypatch.setattr("spec_local.session.measure", lambda *args, **kwargs: found.pop(0))
     with open_session() as session:
         main, _ = session.costs()
-        assert main.seconds(16) == pytest.approx(9.0 / 7.0 if believed else 11.0)
-    assert len(found) == believed
+        assert main.seconds(16) == pytest.approx(9.0 / 7.0 if used else 11.0)
+    assert len(found) == used
     known = json.loads(path.read_text())["seconds"]
-    assert known["16"] == pytest.approx(9.0 / 7.0 if believed else 11.0)
+    assert known["16"] == pytest.approx(9.0 / 7.0 if used else 11.0)
 
 
 @pytest.mark.parametrize("settings", [{"policy": "fixed"}, {"policy": "off"}, {"proposer": "none"}], ids=str)
-def test_who_does_not_ask_for_costs_pays_none(talk, own_cache, settings):
-    assert talk("draft", settings)[1] == []
+def test_nothing_is_measured_if_costs_are_not_needed(answer, own_cache, settings):
+    assert answer("draft", settings)[1] == []
     assert files(own_cache) == []
 
 
-def test_an_interrupted_answer_keeps_costs_too(open_session, own_cache):
+def test_an_interrupted_answer_saves_costs(open_session, own_cache):
     with open_session() as session:
         events = session.generate("one two", GenerationSettings())
         next(events)
@@ -132,50 +132,50 @@ def test_an_interrupted_answer_keeps_costs_too(open_session, own_cache):
     assert len(files(own_cache)) == 2
 
 
-ANOTHER_FORM = {"model": "main.gguf", "seconds": {"1": 0.1}, "watts": 3}
+OTHER_FIELDS = {"model": "main.gguf", "seconds": {"1": 0.1}, "watts": 3}
 DAMAGED = {
     "empty": b"",
     "half": b'{"model":"main.gguf","seconds":{"1":0.00',
     "bytes": bytes(range(256)),
-    "no object": b"[1, 2]",
-    "another form": json.dumps(ANOTHER_FORM).encode(),
+    "not an object": b"[1, 2]",
+    "other fields": json.dumps(OTHER_FIELDS).encode(),
     "no costs": b'{"model":"main.gguf","seconds":{}}',
-    "no seconds": b'{"model":"main.gguf","seconds":{"1":"x"}}',
-    "below zero": b'{"model":"main.gguf","seconds":{"1":-0.1}}',
-    "no number": b'{"model":"main.gguf","seconds":{"1":NaN}}',
-    "endless": b'{"model":"main.gguf","seconds":{"1":Infinity}}',
+    "not a number": b'{"model":"main.gguf","seconds":{"1":"x"}}',
+    "negative": b'{"model":"main.gguf","seconds":{"1":-0.1}}',
+    "NaN": b'{"model":"main.gguf","seconds":{"1":NaN}}',
+    "infinite": b'{"model":"main.gguf","seconds":{"1":Infinity}}',
     "no tokens": b'{"model":"main.gguf","seconds":{"0":0.1}}',
     "lists": b'{"model":"main.gguf","seconds":{"1":[0.1]}}',
 }
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_file_is_measured_anew_and_mended(talk, own_cache, content):
-    said, _ = talk()
+def test_a_damaged_file_is_replaced_by_a_new_measurement(answer, own_cache, content):
+    text, _ = answer()
     (path,) = files(own_cache)
     path.write_bytes(content)
-    assert talk() == (said, ["main.gguf"])
+    assert answer() == (text, ["main.gguf"])
     assert files(own_cache) == [path]
-    assert talk() == (said, [])
+    assert answer() == (text, [])
 
 
-def test_a_folder_in_the_place_of_a_file_is_no_error(talk, own_cache):
-    said, _ = talk()
+def test_a_folder_instead_of_a_file_is_no_error(answer, own_cache):
+    text, _ = answer()
     (path,) = files(own_cache)
     path.unlink()
     path.mkdir()
-    assert talk() == (said, ["main.gguf"])
+    assert answer() == (text, ["main.gguf"])
     assert files(own_cache) == [path]  # no temporary files
 
 
-def test_a_cache_folder_that_cannot_be_written_is_no_error(talk, own_cache):
+def test_a_cache_folder_that_is_not_writable_is_no_error(answer, own_cache):
     own_cache.touch()  # a file where the folder should be
-    said, measured = talk("draft")
-    assert (said, measured) == talk("draft")
+    text, measured = answer("draft")
+    assert (text, measured) == answer("draft")
     assert measured == ["draft.gguf", "main.gguf"]
 
 
-def test_costs_are_kept_for_what_they_depend_on(paths, make_context, own_cache, monkeypatch):
+def test_files_depend_on_everything_that_costs_depend_on(paths, make_context, own_cache, monkeypatch):
     model = Model(paths["main"])
     usual = {"n_ctx": 128, "threads": 1}
 
@@ -204,24 +204,23 @@ def test_costs_are_kept_for_what_they_depend_on(paths, make_context, own_cache, 
     assert len({known, *others}) == 1 + len(others)
 
 
-def test_sessions_of_other_settings_measure_for_themselves(talk):
-    assert talk()[1] == ["main.gguf"]
+def test_sessions_with_other_settings_measure_again(answer):
+    assert answer()[1] == ["main.gguf"]
     for kwargs in ({"n_ctx": 64}, {"threads": 2}, {"cache_type": "q8_0"}, {"branches": 64}):
-        assert talk(**kwargs)[1] == ["main.gguf"], kwargs
-        assert talk(**kwargs)[1] == [], kwargs
-    assert talk()[1] == []
+        assert answer(**kwargs)[1] == ["main.gguf"], kwargs
+        assert answer(**kwargs)[1] == [], kwargs
+    assert answer()[1] == []
 
 
-def test_a_table_comes_back_as_it_went(paths, make_context, own_cache):
+def test_saved_costs_can_be_loaded(paths, make_context, own_cache):
     context = make_context(Model(paths["main"]))
     assert cost_store.load(context) is None
-    table = CostModel({1: 0.25, 2: 0.4, 64: 3.0})
-    cost_store.save(context, table)
-    again = cost_store.load(context)
-    assert again.costs == table.costs
+    costs = CostModel({1: 0.25, 2: 0.4, 64: 3.0})
+    cost_store.save(context, costs)
+    assert cost_store.load(context).costs == costs.costs
 
 
-def test_a_model_file_that_is_gone_is_no_error(tmp_path, make_context, own_cache):
+def test_a_model_file_that_was_deleted_is_no_error(tmp_path, make_context, own_cache):
     path = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
     context = make_context(Model(path))
     path.unlink()

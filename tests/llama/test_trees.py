@@ -350,11 +350,11 @@ def random_parents(rng, tree, n, max_branches):
     return new
 
 
-def random_walk(model, rng, n_steps, most, check, every):
+def random_walk(model, rng, n_steps, max_length, check, every):
     """Decode, commit, truncate and evaluate at random; every few steps, `check` compares the logits."""
     text = []
     for step in range(n_steps):
-        if len(text) > most or rng.random() < 0.15:
+        if len(text) > max_length or rng.random() < 0.15:
             length = rng.randint(0, len(text)) if rng.random() < 0.5 else max(0, len(text) - 4)
             if rng.random() < 0.3:
                 model.decode_tree([5, 6], [-1, -1])
@@ -386,10 +386,10 @@ def random_walk(model, rng, n_steps, most, check, every):
 
 
 @pytest.mark.parametrize(
-    ("model_name", "n_steps", "most", "every"),
+    ("model_name", "n_steps", "max_length", "every"),
     [("tiny_model", 5000, 60, 250), ("window_model", 2000, 100, 20)],
 )
-def test_random_calls(request, make_context, fresh_logits, model_name, n_steps, most, every):
+def test_random_calls(request, make_context, fresh_logits, model_name, n_steps, max_length, every):
     model = request.getfixturevalue(model_name)
     context = make_context(model, max_branches=6)
 
@@ -398,7 +398,7 @@ def test_random_calls(request, make_context, fresh_logits, model_name, n_steps, 
         if not context._tree:
             check_freed(context)
 
-    random_walk(context, random.Random(0), n_steps, most, check, every)
+    random_walk(context, random.Random(0), n_steps, max_length, check, every)
 
 
 def test_random_calls_of_the_fake_model():

@@ -1,4 +1,4 @@
-"""Cost tables: which observations count, what is said between and beyond them, and how a model is timed."""
+"""Cost models: which observations count, estimates between and beyond them, and measuring a model."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from spec_local.core.fake import FakeModel
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.policies.cost_model import CostModel
 
-F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}  # a 1.5B model on two cores; a call of one token is 1
+F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}  # a 1.5B model on two cores, in calls of one token
 POSITIVE = st.floats(1e-6, 1e3)
 TABLES = st.dictionaries(st.integers(1, 64), POSITIVE, min_size=1, max_size=8)
 
@@ -26,7 +26,7 @@ def table(seconds):
 
 
 class TimedModel(FakeModel):
-    """A fake model whose calls take the time that `seconds(n, number of the call)` says."""
+    """A fake model whose calls take `seconds(n tokens, number of the call)`."""
 
     def __init__(self, seconds, **limits):
         super().__init__(**limits)
@@ -41,13 +41,13 @@ class TimedModel(FakeModel):
         return self.now
 
 
-def test_sizes_that_were_seen_have_their_own_time():
+def test_observed_sizes_have_their_own_time():
     costs = table(dict(reversed(F16.items())))
     assert tuple(costs.costs) == (1, 2, 4, 8, 16)
     assert [costs.seconds(n) for n in F16] == list(F16.values())
 
 
-def test_estimates_between_and_beyond():
+def test_estimates_between_and_beyond_observed_sizes():
     costs = table(F16)
     assert costs.seconds(3) == pytest.approx((1.17 + 1.35) / 2)
     assert costs.seconds(5) == pytest.approx(1.35 + (1.86 - 1.35) / 4)
@@ -55,16 +55,16 @@ def test_estimates_between_and_beyond():
     assert table({4: 2.0, 8: 3.0}).seconds(1) == 2.0
 
 
-def test_one_size_alone_promises_no_sharing():
+def test_one_size_alone_is_extrapolated_in_proportion():
     costs = table({4: 2.0})
     assert [costs.seconds(n) for n in (1, 4, 6, 8)] == [2.0, 2.0, 3.0, 4.0]
 
 
-def test_beyond_a_table_that_falls_is_not_below_its_end():
+def test_estimates_beyond_falling_costs_are_constant():
     assert table({1: 3.0, 8: 2.0}).seconds(64) == 2.0
 
 
-def test_a_noisy_neighbour_does_not_count():
+def test_outliers_do_not_count():
     costs = CostModel()
     for n, outlier in [(1, 50.0), (4, 9.0)]:
         for seconds in (n, outlier, n, n, outlier):
@@ -73,7 +73,7 @@ def test_a_noisy_neighbour_does_not_count():
     assert costs.seconds(4) == 4.0
 
 
-def test_of_two_observations_the_lower_counts():
+def test_the_lower_of_two_observations_counts():
     costs = table({2: 9.0})
     costs.observe(2, 1.0)
     assert costs.seconds(2) == 1.0
@@ -88,8 +88,8 @@ def test_a_lasting_change_counts():
     assert costs.seconds(1) == 2.0
 
 
-def test_calls_that_take_far_too_long_count_once_they_last():
-    """Five of nine are more than a median forgives, and a draft that seems dear is not asked, and so not timed, again."""
+def test_disturbed_calls_count_only_if_they_last():
+    """A median does not tolerate five of nine, and a draft model that seems expensive is not timed again."""
     costs = CostModel(F16)
     for seconds in [1.0, *[20.0] * 5, 1.0, *[20.0] * 5, 1.0, *[20.0] * 8]:
         costs.observe(1, seconds)
@@ -97,13 +97,13 @@ def test_calls_that_take_far_too_long_count_once_they_last():
     costs.observe(1, 20.0)
     assert costs.seconds(1) == 20.0
     costs.observe(1, 1.0)
-    assert costs.seconds(1) == 20.0  # it may be a lull
+    assert costs.seconds(1) == 20.0  # one fast call may be an exception
     for _ in range(4):
         costs.observe(1, 1.0)
     assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()))
 
 
-def test_all_sizes_follow_the_calls_of_one_token():
+def test_all_sizes_scale_with_one_token_calls():
     costs = CostModel(F16)
     for _ in range(9):
         costs.observe(1, 3.0)
@@ -113,24 +113,24 @@ def test_all_sizes_follow_the_calls_of_one_token():
     assert [costs.seconds(n) for n in F16] == pytest.approx([0.1 * s for s in F16.values()])
 
 
-def test_a_call_counts_by_those_of_one_token_around_it():
+def test_calls_are_relative_to_the_one_token_calls_around_them():
     costs = CostModel(F16)
     for n, seconds in [
         (1, 1.0),
         (8, 5.0),
         (1, 2.5),
         (1, 2.5),
-    ]:  # the machine had changed before the call of 8
+    ]:  # the machine slowed down before the call of 8
         costs.observe(n, seconds)
     assert costs.seconds(8) == pytest.approx(F16[8])  # the lower one of 1.86 and 5.0 / 2.5
-    for n, seconds in [(1, 1.0), (8, 1.6), (1, 40.0), (1, 1.0), (1, 1.0)]:  # only noise, after it
+    for n, seconds in [(1, 1.0), (8, 1.6), (1, 40.0), (1, 1.0), (1, 1.0)]:  # noise after it
         costs.observe(n, seconds)
     assert costs.seconds(8) == pytest.approx(F16[8])
     costs.observe(8, 1.6)
-    assert costs.seconds(8) == pytest.approx(1.6)  # as it is, until the next ones are known
+    assert costs.seconds(8) == pytest.approx(1.6)  # relative to the usual time until the next calls are known
 
 
-def test_a_call_that_none_of_one_token_follows_soon_counts_by_the_last_one():
+def test_calls_without_a_one_token_call_soon_after_are_relative_to_the_last_one():
     costs = CostModel({1: 1.0})
     for _ in range(20):
         costs.observe(8, 2.0)
@@ -141,11 +141,11 @@ def test_a_call_that_none_of_one_token_follows_soon_counts_by_the_last_one():
     assert costs.seconds(8) == 8.0
 
 
-def test_odd_calls_are_in_doubt_until_two_of_one_token_came():
+def test_costs_are_in_doubt_between_unusual_calls_and_two_one_token_calls():
     costs = CostModel(F16)
     for n, seconds, in_doubt in [
         (8, 1.86, False),
-        (8, 4.0, False),  # one may be noise
+        (8, 4.0, False),  # a single one may be noise
         (4, 3.0, True),
         (1, 2.2, True),
         (1, 2.2, False),
@@ -155,8 +155,8 @@ def test_odd_calls_are_in_doubt_until_two_of_one_token_came():
         assert costs.is_in_doubt == in_doubt
 
 
-def test_a_neighbour_who_comes_right_after_a_call_makes_it_no_cheaper():
-    """Nor, by what smaller calls may cost, any other."""
+def test_a_disturbance_right_after_a_call_does_not_make_it_cheaper():
+    """Nor other sizes, through what smaller calls imply."""
     costs = table(F16)
     for n, seconds in [(1, 1.0)] * 9 + [(35, 6.3), (1, 25.0), (1, 17.0), (1, 1.0), (1, 1.0)]:
         costs.observe(n, seconds)
@@ -165,8 +165,8 @@ def test_a_neighbour_who_comes_right_after_a_call_makes_it_no_cheaper():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_noise_moves_no_entry_far_however_long_it_lasts(seed):
-    """Entries that are seldom met change with the others, and must not drift away."""
+def test_long_noise_does_not_move_costs_far(seed):
+    """Rarely observed sizes scale with the others, and must not drift."""
     rng = np.random.default_rng(seed)
     costs, n, pace = table({n: 1 + 0.25 * n for n in (1, 2, 3, 4, 5, 8, 16, 32, 64)}), 1, 1.0
     for i in range(6000):
@@ -177,19 +177,19 @@ def test_noise_moves_no_entry_far_however_long_it_lasts(seed):
         spike = float(rng.uniform(5, 30)) if rng.random() < 0.02 else 1.0
         costs.observe(n, (1 + 0.25 * n) * pace * spike * float(rng.lognormal(0, 0.1)))
         if i % 1000 == 999:
-            costs = CostModel(costs.costs)  # kept on disk, and read again
+            costs = CostModel(costs.costs)  # as written to disk and loaded
             found = costs.first(64)[1:] / (1 + 0.25 * np.arange(1, 65)) / pace
             assert 0.25 < found.min() <= found.max() < 4.0
 
 
-def test_tables_agree_however_fast_the_machine_is():
+def test_agreement_does_not_depend_on_the_speed_of_the_machine():
     costs = CostModel(F16)
     assert costs.agrees_with(CostModel({1: 5.0, 8: 5 * 1.5}))
     assert not costs.agrees_with(CostModel({1: 5.0, 8: 5 * 2.7}))
     assert not costs.agrees_with(CostModel({1: 5.0, 8: 5 * 1.3}))
 
 
-def test_one_size_that_was_misjudged_is_corrected_alone():
+def test_a_wrong_cost_of_one_size_is_corrected_alone():
     costs = table(F16 | {8: 2.6})
     for _ in range(12):
         for n, seconds in F16.items():
@@ -197,11 +197,11 @@ def test_one_size_that_was_misjudged_is_corrected_alone():
     assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()), rel=0.01)
 
 
-def test_a_size_cannot_cost_far_more_than_others_imply():
+def test_a_size_costs_no_more_than_others_imply():
     assert table({1: 30.0, 2: 1.2, 4: 1.4}).seconds(1) == 1.2
     assert table({1: 1.0, 4: 90.0, 8: 2.0}).seconds(4) == pytest.approx(3.2)
     assert table({1: 1.0, 2: 1.2, 8: 90.0}).seconds(8) == pytest.approx(4 * 1.2 * 1.6)
-    q8_0 = {1: 1.0, 2: 2.91, 4: 3.95, 7: 6.3, 8: 4.16, 16: 6.38}  # what was measured stays as it is
+    q8_0 = {1: 1.0, 2: 2.91, 4: 3.95, 7: 6.3, 8: 4.16, 16: 6.38}  # real measurements stay unchanged
     assert [table(q8_0).seconds(n) for n in q8_0] == pytest.approx(list(q8_0.values()))
 
 
@@ -218,7 +218,7 @@ def test_all_sizes_at_once(seconds, n):
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 64), POSITIVE), min_size=1, max_size=60))
-def test_a_table_survives_being_written_down(calls):
+def test_costs_can_be_saved_and_loaded(calls):
     costs = CostModel()
     for n, seconds in calls:
         costs.observe(n, seconds)
@@ -227,61 +227,59 @@ def test_a_table_survives_being_written_down(calls):
     assert [again.seconds(n) for n in again.costs] == pytest.approx(list(costs.costs.values()))
 
 
-def test_an_empty_table_knows_nothing():
+def test_costs_without_observations_are_unknown():
     with pytest.raises(ValueError, match="unknown"):
         CostModel().seconds(1)
 
 
 @pytest.mark.parametrize(("n", "seconds"), [(0, 1.0), (1, -1.0), (1, math.nan), (1, math.inf)])
-def test_impossible_observations_are_refused(n, seconds):
+def test_invalid_observations_are_rejected(n, seconds):
     costs = CostModel()
     with pytest.raises(ValueError, match="cannot take"):
         costs.observe(n, seconds)
     assert costs.costs == {}
 
 
-def test_no_call_has_no_tokens():
+def test_the_cost_of_no_tokens_is_unknown():
     with pytest.raises(ValueError, match="unknown"):
         table(F16).seconds(0)
 
 
 @settings(deadline=None)
 @given(TABLES, st.integers(1, 200))
-def test_estimates_stay_within_their_neighbours(seconds, n):
-    climbing = dict(zip(sorted(seconds), sorted(seconds.values()), strict=True))
-    costs = table(climbing)
-    known = [
-        costs.seconds(size) for size in sorted(climbing)
-    ]  # of which some may be implausible, and be less
+def test_estimates_lie_between_neighbouring_sizes(seconds, n):
+    rising = dict(zip(sorted(seconds), sorted(seconds.values()), strict=True))
+    costs = table(rising)
+    known = [costs.seconds(size) for size in sorted(rising)]  # implausible ones are reduced
     estimate = costs.seconds(n)
-    below = [s for size, s in zip(sorted(climbing), known, strict=True) if size <= n][-1:]
-    above = [s for size, s in zip(sorted(climbing), known, strict=True) if size >= n][:1]
+    below = [s for size, s in zip(sorted(rising), known, strict=True) if size <= n][-1:]
+    above = [s for size, s in zip(sorted(rising), known, strict=True) if size >= n][:1]
     assert estimate >= min(below + above) * (1 - 1e-12)
     if above:
         assert estimate <= max(below + above) * (1 + 1e-12)
-    assert all(k <= s * (1 + 1e-12) for k, s in zip(known, climbing.values(), strict=True))
+    assert all(k <= s * (1 + 1e-12) for k, s in zip(known, rising.values(), strict=True))
 
 
 @settings(deadline=None)
 @given(TABLES)
-def test_costs_that_climb_give_estimates_that_climb(seconds):
-    climbing = dict(zip(sorted(seconds), sorted(seconds.values()), strict=True))
-    costs = table(climbing)
+def test_estimates_rise_if_costs_rise(seconds):
+    rising = dict(zip(sorted(seconds), sorted(seconds.values()), strict=True))
+    costs = table(rising)
     estimates = [costs.seconds(n) for n in range(1, 100)]
     assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(estimates))
 
 
-@pytest.mark.parametrize("text", [[], [3, 1, 4]])
-def test_measuring_leaves_the_text_alone_and_no_tree(text):
+@pytest.mark.parametrize("history", [[], [3, 1, 4]])
+def test_measuring_keeps_the_history_and_leaves_no_tree(history):
     model = TimedModel(lambda n, call: F16.get(n, 0.0), max_branches=1)
-    if text:
-        model.evaluate(text, 0)
+    if history:
+        model.evaluate(history, 0)
     model.decode_tree([5], [-1])
     costs = measure(model, tuple(F16), clock=model.clock)
     assert [costs.seconds(n) for n in F16] == pytest.approx(list(F16.values()))
-    assert list(model.cached) == text
+    assert list(model.cached) == history
     with pytest.raises(InvalidRequest, match="parent"):
-        model.decode_tree([0], [0])  # there would be a node 0, had any been left
+        model.decode_tree([0], [0])  # no node 0
 
 
 def test_measuring_warms_up_and_interleaves():
@@ -299,7 +297,7 @@ def test_measuring_ignores_one_disturbed_round():
     assert len(model.calls) == 2 + 3 * 3
 
 
-def test_measuring_keeps_to_its_budget_and_begins_with_what_matters():
+def test_measuring_respects_its_budget_and_starts_with_the_first_sizes():
     model = TimedModel(lambda n, call: 1.0)
     costs = measure(model, (1, 2, 4, 8, 16, 3), rounds=3, budget=6.5, clock=model.clock)
     assert tuple(costs.costs) == (1, 2, 4, 8, 16)
@@ -312,7 +310,7 @@ def test_measuring_one_row_of_logits():
     assert tuple(measure(model, tuple(F16), clock=model.clock).costs) == (1,)
 
 
-def test_the_rate_of_prefill():
+def test_prompt_processing_speed():
     model = TimedModel(lambda n, call: 3.0 if call == 1 else 0.5, max_tokens=8)
     assert measure_prefill(model, model.clock) == 16
     assert list(model.cached) == []
@@ -330,7 +328,7 @@ def test_the_rate_of_prefill():
     [
         ({"max_tokens": 6}, (1, 2, 3, 4, 5, 6)),
         ({"max_logits": 3}, (1, 2, 3)),
-        ({"n_ctx": 15}, (1, 2, 3, 4, 5)),  # 10 tokens are there already
+        ({"n_ctx": 15}, (1, 2, 3, 4, 5)),  # 10 tokens are used
         ({"n_ctx": 11}, (1,)),
         ({"max_branches": 1, "max_logits": 64}, (1, 2, 3, 4, 5, 8, 16, 32)),
     ],
@@ -350,7 +348,7 @@ def test_measuring_needs_room():
 
 
 @pytest.mark.parametrize(("sizes", "rounds"), [((), 3), ((0, 1), 3), ((1,), 0)])
-def test_measuring_nothing_is_refused(sizes, rounds):
+def test_measuring_nothing_is_rejected(sizes, rounds):
     with pytest.raises(ValueError, match="cannot measure"):
         measure(FakeModel(), sizes, rounds)
 
@@ -366,6 +364,6 @@ def test_a_failing_call_leaves_no_tree():
         FakeModel.decode_tree(model, [0], [0])
 
 
-def test_the_default_clock_measures_something():
+def test_the_default_clock():
     costs = measure(FakeModel(), (1, 16), rounds=7)
     assert 0 < costs.seconds(1) < costs.seconds(16)

@@ -1,6 +1,6 @@
-"""Planned shapes against brute force over all trees, and what the costs measured on a laptop imply.
+"""Planned trees, compared with brute force over all trees, and the plans for costs measured on a laptop.
 
-The times are measured ones: a call of n tokens over a call of one, of a 1.5B main and a 0.5B draft on two cores.
+Costs are those of a 1.5B main model and a 0.5B draft model on two cores, in calls of one token.
 """
 
 import itertools
@@ -27,12 +27,12 @@ from spec_local.policies.planner import (
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}
 Q8_0 = {1: 1.0, 2: 1.08, 4: 1.41, 8: 2.07}
 Q4_K_M = {1: 1.0, 2: 1.6, 4: 1.8, 8: 3.2, 16: 3.8, 32: 6.3}
-SMALL = {1: 1.0, 2: 1.1, 4: 1.4, 8: 2.2, 16: 3.4}  # 0.5B Q4_K_M, as a draft
+SMALL = {1: 1.0, 2: 1.1, 4: 1.4, 8: 2.2, 16: 3.4}  # 0.5B Q4_K_M, the draft model
 FLAT = {1: 1.0, 64: 1.05}  # a GPU
-DEAR = {1: 1.0, 2: 2.0}  # nothing shared
-SURE = (0.75, 0.1, 0.05, 0.03)
+PROPORTIONAL = {1: 1.0, 2: 2.0}  # n tokens cost as much as n calls
+CONFIDENT = (0.75, 0.1, 0.05, 0.03)
 SPREAD = (0.4, 0.2, 0.12, 0.08, 0.05, 0.04, 0.03, 0.02)
-MOST = 6  # nodes of the trees that are looked at one by one
+MAX_NODES = 6  # of the trees that are enumerated
 
 
 def table(seconds, unit=1.0):
@@ -54,12 +54,12 @@ def depths(parents):
 
 
 def fits(parents, acceptance):
-    """Whether no node has more children than there are ranks: those would be worth nothing."""
+    """Whether no node has more children than there are ranks: others are never accepted."""
     return all(parents.count(p) <= len(acceptance) for p in parents)
 
 
 def step_seconds(parents, main, draft):
-    """A step's time, the slow way."""
+    """Return the time of a step, computed node by node."""
     level = depths(parents)
     widths = {}
     for node in set(parents):
@@ -67,16 +67,16 @@ def step_seconds(parents, main, draft):
     return sum(draft.seconds(n) for n in widths.values()) + main.seconds(len(parents) + 1)
 
 
-TREES = [(t, max(depths(t).values())) for m in range(MOST + 1) for t in all_trees(m)]
+TREES = [(t, max(depths(t).values())) for m in range(MAX_NODES + 1) for t in all_trees(m)]
 
 
-def chances(weights):
-    """Acceptance by rank from integers; the last is the chance of none."""
+def probabilities(weights):
+    """Return acceptance by rank from integers; the last one is for no acceptance."""
     total = sum(weights) or 1
     return tuple(w / total for w in weights[:-1])
 
 
-ACCEPTANCE = st.lists(st.integers(0, 20), min_size=2, max_size=5).map(chances)
+ACCEPTANCE = st.lists(st.integers(0, 20), min_size=2, max_size=5).map(probabilities)
 FALLING = ACCEPTANCE.map(lambda a: tuple(sorted(a, reverse=True)))
 COSTS = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 100), min_size=1).map(
     lambda d: table({n: s / 10 for n, s in d.items()})
@@ -85,7 +85,7 @@ UNIT = st.sampled_from([0.0, 0.01, 0.1, 0.3, 0.6, 1.0])
 
 
 @settings(deadline=None)
-@given(ACCEPTANCE, st.integers(0, MOST), st.randoms(use_true_random=False))
+@given(ACCEPTANCE, st.integers(0, MAX_NODES), st.randoms(use_true_random=False))
 def test_expected_tokens_by_exact_enumeration(acceptance, n_nodes, random):
     parents = [random.randint(ROOT, node - 1) for node in range(n_nodes)]
     children = {p: [n for n in range(n_nodes) if parents[n] == p] for p in range(ROOT, n_nodes)}
@@ -107,17 +107,17 @@ def test_expected_tokens_by_exact_enumeration(acceptance, n_nodes, random):
         assert value == pytest.approx(sum(p for path, p in outcomes.items() if node in path), abs=1e-12)
 
 
-def test_a_chain_has_the_geometric_sum():
+def test_expected_tokens_of_a_chain_are_a_geometric_sum():
     a, k = 0.8, 5
     assert expected_tokens([a], range(ROOT, k - 1)) == pytest.approx((1 - a ** (k + 1)) / (1 - a))
 
 
 @pytest.mark.parametrize(
-    "acceptance", [SURE, SPREAD, (0.5, 0.5), (0.0, 0.6), (0.1, 0.5, 0.2), (1.0,), (0.3, 0.0, 0.3), ()]
+    "acceptance", [CONFIDENT, SPREAD, (0.5, 0.5), (0.0, 0.6), (0.1, 0.5, 0.2), (1.0,), (0.3, 0.0, 0.3), ()]
 )
-def test_the_dynamic_programme_is_brute_force(acceptance):
-    trees = best_trees(acceptance, MOST, MOST)
-    for m, d in itertools.product(range(MOST + 1), repeat=2):
+def test_the_dynamic_program_equals_brute_force(acceptance):
+    trees = best_trees(acceptance, MAX_NODES, MAX_NODES)
+    for m, d in itertools.product(range(MAX_NODES + 1), repeat=2):
         values = [
             expected_tokens(acceptance, t)
             for t, depth in TREES
@@ -137,10 +137,10 @@ def test_the_dynamic_programme_is_brute_force(acceptance):
         assert [level[n] for n in range(m)] == sorted(level[n] for n in range(m))
         assert expected_tokens(acceptance, parents) == pytest.approx(max(values), abs=1e-12)
         inner = [level[p] for p in set(parents)]
-        assert trees.reads[d, m].tolist() == [inner.count(i) for i in range(MOST)]
+        assert trees.reads[d, m].tolist() == [inner.count(i) for i in range(MAX_NODES)]
 
 
-def test_the_dynamic_programme_is_quick():
+def test_the_dynamic_program_is_fast():
     best_trees(SPREAD, 64, 16)
     times = []
     for _ in range(5):
@@ -152,7 +152,7 @@ def test_the_dynamic_programme_is_quick():
 
 @settings(deadline=None)
 @given(FALLING, st.integers(0, 20), st.integers(0, 8))
-def test_more_nodes_more_levels_and_more_acceptance_promise_more(acceptance, nodes, depth):
+def test_expected_tokens_rise_with_nodes_levels_and_acceptance(acceptance, nodes, depth):
     tokens = best_trees(acceptance, nodes, depth).tokens
     possible = np.isfinite(tokens)
     for axis in (0, 1):
@@ -169,8 +169,8 @@ def test_more_nodes_more_levels_and_more_acceptance_promise_more(acceptance, nod
 
 
 @settings(max_examples=25, deadline=None)
-@given(ACCEPTANCE, COSTS, UNIT, st.integers(0, MOST), st.integers(0, MOST))
-def test_with_a_flat_draft_no_tree_beats_the_plan(acceptance, main, unit, max_nodes, max_depth):
+@given(ACCEPTANCE, COSTS, UNIT, st.integers(0, MAX_NODES), st.integers(0, MAX_NODES))
+def test_no_tree_beats_the_plan_if_draft_calls_cost_the_same(acceptance, main, unit, max_nodes, max_depth):
     draft = table({1: 1.0, 64: 1.0}, unit)
     planned = plan(acceptance, main, draft, max_nodes, max_depth)
     least = min(
@@ -183,7 +183,9 @@ def test_with_a_flat_draft_no_tree_beats_the_plan(acceptance, main, unit, max_no
 
 @settings(max_examples=50, deadline=None)
 @given(ACCEPTANCE, COSTS, COSTS, UNIT, st.integers(0, 20), st.integers(0, 8))
-def test_a_plan_is_what_it_says_and_no_worse_than_less(acceptance, main, draft, unit, max_nodes, max_depth):
+def test_plans_are_consistent_and_no_worse_than_smaller_ones(
+    acceptance, main, draft, unit, max_nodes, max_depth
+):
     draft = table(draft.costs, unit)
     planned = plan(acceptance, main, draft, max_nodes, max_depth)
     chain = plan_chain(acceptance, main, draft, max_nodes, max_depth)
@@ -207,69 +209,69 @@ def test_a_plan_is_what_it_says_and_no_worse_than_less(acceptance, main, draft, 
 
 @settings(max_examples=20, deadline=None)
 @given(FALLING)
-def test_wide_levels_of_a_dear_draft_are_paid_for(acceptance):
-    """Not always the best of all trees there: 0.7 % off at worst, of hundreds that were tried."""
+def test_plans_account_for_the_cost_of_wide_levels(acceptance):
+    """The plan is not always the best tree: among hundreds, the largest difference was 0.7 %."""
     main, draft = table(F16), table(SMALL, 0.3)
     least = min(step_seconds(t, main, draft) / expected_tokens(acceptance, t) for t, _ in TREES)
-    planned = plan(acceptance, main, draft, MOST, MOST)
+    planned = plan(acceptance, main, draft, MAX_NODES, MAX_NODES)
     assert planned.seconds / planned.tokens_per_step <= least * 1.03
 
 
-@pytest.mark.parametrize("acceptance", [SURE, SPREAD, (0.9, 0.05), (0.99,)])
-def test_where_tokens_share_nothing_nothing_is_drafted(acceptance):
-    planned = plan(acceptance, table(DEAR), table(SMALL, 0.1), 64, 16)
+@pytest.mark.parametrize("acceptance", [CONFIDENT, SPREAD, (0.9, 0.05), (0.99,)])
+def test_nothing_is_drafted_if_costs_are_proportional_to_tokens(acceptance):
+    planned = plan(acceptance, table(PROPORTIONAL), table(SMALL, 0.1), 64, 16)
     assert planned.parents == ()
     assert (planned.tokens_per_step, planned.seconds, planned.speed) == (1.0, 1.0, 1.0)
     assert planned.depth == 0
 
 
-def test_a_draft_of_0_6_of_main_is_worth_it_for_near_copies_only():
-    """Q4_K_M with a draft of 0.6 of it, on two cores: plain decoding up to 93 % acceptance, and little to win above."""
+def test_a_draft_model_at_0_6_of_the_cost_pays_only_at_very_high_acceptance():
+    """Q4_K_M on two cores: plain decoding up to 93 % acceptance, and little gain above."""
     main, draft = table(Q4_K_M), table(SMALL, 0.6)
-    for acceptance in (SURE, SPREAD, (0.9, 0.05), (0.93, 0.05)):
+    for acceptance in (CONFIDENT, SPREAD, (0.9, 0.05), (0.93, 0.05)):
         assert plan(acceptance, main, draft, 64, 48).parents == ()
     assert plan((0.95,), main, draft, 64, 48).parents == (ROOT, 0, 1)
     assert plan((0.95,), main, draft, 64, 48).speed < 1.05
-    assert plan((0.98,), main, draft, 64, 48).depth == 15  # fills main's call of 16
+    assert plan((0.98,), main, draft, 64, 48).depth == 15  # fills a main model call of 16 tokens
     assert 1.2 < plan((1.0,), main, draft, 64, 48).speed < 1.3
 
 
 @pytest.mark.parametrize(("costs", "least"), [(F16, 0.78), (Q8_0, 0.69), (Q4_K_M, 0.94)])
-def test_the_acceptance_from_which_a_draft_of_0_6_pays(costs, least):
+def test_the_least_acceptance_at_which_a_draft_model_at_0_6_of_the_cost_pays(costs, least):
     main, draft = table(costs), table(SMALL, 0.6)
     assert plan_chain((least - 0.01,), main, draft, 64, 16).parents == ()
     assert plan_chain((least,), main, draft, 64, 16).parents != ()
 
 
-def test_a_copy_costs_no_draft_and_runs_long():
-    main, copied = table(Q4_K_M), table({1: 0.0})
-    assert plan((0.95,), main, copied, 64, 64).depth == 15
-    certain = plan((1.0,), main, copied, 64, 64)
+def test_lookups_are_free_and_may_be_long():
+    main, free = table(Q4_K_M), table({1: 0.0})
+    assert plan((0.95,), main, free, 64, 64).depth == 15
+    certain = plan((1.0,), main, free, 64, 64)
     assert certain.depth == 64
     assert certain.speed > 5
 
 
-def test_dear_verification_collapses_to_a_chain_of_three():
-    """Q4_K_M's steps: a call of 4 costs little more than one of 2, and the next one much more."""
+def test_expensive_verification_leaves_a_chain_of_three():
+    """Q4_K_M's costs rise in steps: a call of 4 costs little more than one of 2, and one of 5 much more."""
     main = table(Q4_K_M)
     for unit in (0.05, 0.1, 0.2):
-        planned = plan(SURE, main, table(SMALL, unit), 64, 16)
+        planned = plan(CONFIDENT, main, table(SMALL, unit), 64, 16)
         assert planned.parents == (ROOT, 0, 1)
-    assert plan(SURE, main, table(SMALL, 0.1), 64, 16).speed == pytest.approx(2.734 / 2.1, rel=1e-3)
+    assert plan(CONFIDENT, main, table(SMALL, 0.1), 64, 16).speed == pytest.approx(2.734 / 2.1, rel=1e-3)
     assert plan(SPREAD, main, table(SMALL, 0.1), 64, 16).parents == ()
 
 
-def test_f16_carries_longer_chains_and_small_trees():
+def test_f16_allows_longer_chains_and_small_trees():
     main, draft = table(F16), table(SMALL, 0.1)
-    assert plan(SURE, main, draft, 64, 16).parents == (ROOT, 0, 1)
+    assert plan(CONFIDENT, main, draft, 64, 16).parents == (ROOT, 0, 1)
     assert plan((0.9, 0.05, 0.02), main, draft, 64, 16).parents == tuple(range(ROOT, 5))
     spread = plan(SPREAD, main, draft, 64, 16)
     assert spread.parents == (ROOT, ROOT, ROOT)
     assert spread.speed > 1.05 * plan_chain(SPREAD, main, draft, 64, 16).speed
 
 
-@pytest.mark.parametrize("acceptance", [SURE, SPREAD])
-def test_where_verification_is_free_wide_trees_win(acceptance):
+@pytest.mark.parametrize("acceptance", [CONFIDENT, SPREAD])
+def test_large_trees_win_if_verification_is_free(acceptance):
     main, draft = table(FLAT), table(FLAT, 0.1)
     tree = plan(acceptance, main, draft, 64, 16)
     chain = plan_chain(acceptance, main, draft, 64, 16)
@@ -278,20 +280,20 @@ def test_where_verification_is_free_wide_trees_win(acceptance):
     assert tree.speed > 1.3 * chain.speed
 
 
-def test_of_a_chain_and_a_tree_as_good_the_chain_is_taken():
+def test_a_chain_is_preferred_to_an_equal_tree():
     assert plan((0.5, 0.25), table(F16), table({1: 0.0}), 2, 2).parents == (ROOT, 0)
 
 
-def test_no_time_at_all_is_no_division_by_zero():
+def test_costs_of_zero_do_not_divide_by_zero():
     free = table({1: 0.0})
-    planned = plan(SURE, free, free, 8, 4)
+    planned = plan(CONFIDENT, free, free, 8, 4)
     assert planned.parents == ()
     assert math.isfinite(planned.speed)
     assert worth_verifying([0.9], 0.0, free) == 0
 
 
 @pytest.mark.parametrize("acceptance", [(0.7, 0.7), (1.1,), (-0.1, 0.5), (float("nan"),)])
-def test_acceptance_that_is_no_distribution_is_refused(acceptance):
+def test_invalid_acceptance_is_rejected(acceptance):
     costs = table(F16)
     for call in (
         lambda: expected_tokens(acceptance, [ROOT]),
@@ -304,14 +306,14 @@ def test_acceptance_that_is_no_distribution_is_refused(acceptance):
 
 
 @pytest.mark.parametrize("limits", [(-1, 3), (3, -1)])
-def test_negative_limits_are_refused(limits):
+def test_negative_limits_are_rejected(limits):
     with pytest.raises(ValueError, match="levels"):
-        plan(SURE, table(F16), table(F16), *limits)
+        plan(CONFIDENT, table(F16), table(F16), *limits)
 
 
 @settings(deadline=None)
-@given(FALLING, st.integers(0, MOST), st.randoms(use_true_random=False), COSTS, st.floats(0, 5))
-def test_verifying_the_best_nodes_is_verifying_the_best_subtree(acceptance, n_nodes, random, main, spent):
+@given(FALLING, st.integers(0, MAX_NODES), st.randoms(use_true_random=False), COSTS, st.floats(0, 5))
+def test_the_best_nodes_are_the_best_subtree_to_verify(acceptance, n_nodes, random, main, spent):
     parents = [random.randint(ROOT, node - 1) for node in range(n_nodes)]
     values = node_values(acceptance, parents)
     speeds = {}
@@ -326,7 +328,7 @@ def test_verifying_the_best_nodes_is_verifying_the_best_subtree(acceptance, n_no
     assert all(speeds[m] < speeds[n] * (1 + 1e-9) for m in range(n))
 
 
-def test_what_was_spent_already_makes_verifying_more_worthwhile():
+def test_more_nodes_are_worth_verifying_the_more_time_was_spent():
     values = [0.8, 0.64, 0.5, 0.4, 0.3, 0.2, 0.1]
     sizes = [worth_verifying(values, spent, table(Q4_K_M)) for spent in (0.0, 0.2, 1.0, 3.0, 100.0)]
     assert sizes == sorted(sizes)
@@ -334,7 +336,7 @@ def test_what_was_spent_already_makes_verifying_more_worthwhile():
     assert sizes[-1] == len(values)
 
 
-def test_a_draft_that_is_unsure_is_not_verified():
+def test_improbable_nodes_are_not_verified():
     assert worth_verifying([0.4, 0.1], 0.3, table(Q4_K_M)) == 0
     assert worth_verifying([], 0.3, table(Q4_K_M)) == 0
     assert worth_verifying([0.2, 0.8, 0.7], 0.3, table(Q4_K_M)) == 3
