@@ -37,7 +37,7 @@ def open_session(paths, own_cache, monkeypatch):
 
 @pytest.fixture
 def answer(open_session):
-    """Generate one answer in a new session: returns its text, and the files of the models that were measured."""
+    """Generate an answer in a new session; returns its text and the measured models."""
 
     def answer(draft=None, settings=None, **kwargs):
         notes = []
