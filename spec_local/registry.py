@@ -1,7 +1,7 @@
 """Where every lookup, policy and verifier is implemented: to add one, write its module and add one line here.
 
-Values are `module:attribute`. Nothing is imported before it is used, so that `specdec --help` knows the names without
-loading numpy or llama.cpp.
+Values are `module:attribute`. Nothing is imported before it is used, so that `specdec --help` knows the
+names without loading numpy or llama.cpp.
 """
 
 import importlib

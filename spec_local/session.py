@@ -123,13 +123,15 @@ class Session:
         """Load a main model, and a draft model if one is given.
 
         Args:
-            main, draft: GGUF files; a file that this machine has not loaded before is first tried in a child process.
+            main, draft: GGUF files; a file that this machine has not loaded before is first tried in a child
+                process.
             n_ctx: context length in tokens, at most what the model was trained for; None: that, up to 4096.
             threads: of both models; None: the number of physical cores.
             gpu_layers: layers to keep on the GPU; −1: all.
             cache_type: element type of the KV caches.
-            branches: maximum number of branches of a tree in the caches. The draft model reads more of them than it
-                proposes, so give several times a tree's nodes, such as 64. 1: chains only, which takes least memory.
+            branches: maximum number of branches of a tree in the caches. The draft model reads more of them
+                than it proposes, so give several times a tree's nodes, such as 64. 1: chains only, which
+                takes least memory.
             datastore: add answers to the datastore on disk, and propose from it (see `spec_local.datastore`).
             log: called with one line on what takes time and what was decided.
 
@@ -258,7 +260,7 @@ class Session:
         return state.save(Path(path), self._contexts)
 
     def load_state(self, path: Path | str) -> int:
-        """Restore the caches from a file of `save_state`; a draft model that is not in it reads the text again.
+        """Restore the caches from a file of `save_state`; a draft model missing in it reads the text again.
 
         Returns:
             tokens in the main model's cache.
@@ -304,7 +306,7 @@ class Session:
         return self._costs
 
     def _staging_costs(self) -> CostModel | None:
-        """Seconds a call of the draft model that returns logits for every token; measured once per session."""
+        """Seconds of draft calls that return logits for every token; measured once per session."""
         room = self.draft.n_ctx - len(self.draft.cached) if self.draft else 0
         if not self._staging and self.draft and room > 4:
             self._staging = measure(self.draft, (1, 2, 4), 2)
@@ -316,7 +318,7 @@ class Session:
             context.truncate(0)  # too little room to measure well; the text is read again
         known = cost_store.load(context)
         if known:
-            # The machine may have been busy or on battery then, and what seems expensive is never tried again.
+            # The machine may have been busy then, and what seems expensive is never tried again.
             for _ in range(2):
                 now = measure(context, (1, 8), 1, rows)
                 if known.agrees_with(now):

@@ -23,32 +23,37 @@ class GenerationSettings:
     Args:
         sampling: applied to the main and the draft model alike.
         seed: random seed; the same seed gives the same output. None: a new one each time.
-        max_tokens: maximum number of tokens to generate; None: until the model ends its answer or the context is full.
+        max_tokens: maximum number of tokens to generate; None: until the model ends its answer or the
+            context is full.
         stops: strings that end the answer; they are not part of it.
-        proposer: ``draft`` (the draft model), ``suffix`` (a suffix automaton over all of the context), ``lookup``
-            (prompt lookup: the last occurrence), ``recycling`` (what the main model predicted after the same token
-            before), ``none``; ``auto``: the policy chooses in each step among those that may pay.
-        policy: how many tokens to draft. ``adaptive``: as many as measured costs and learned acceptance rates justify;
-            ``fixed``: always `draft_max`; ``confidence``: until the draft model's confidence falls below
-            `draft_p_min`; ``entropy``: AdaEDL; ``off``: none.
+        proposer: ``draft`` (the draft model), ``suffix`` (a suffix automaton over all of the context),
+            ``lookup`` (prompt lookup: the last occurrence), ``recycling`` (what the main model predicted
+            after the same token before), ``none``; ``auto``: the policy chooses in each step among those
+            that may pay.
+        policy: how many tokens to draft. ``adaptive``: as many as measured costs and learned acceptance
+            rates justify; ``fixed``: always `draft_max`; ``confidence``: until the draft model's confidence
+            falls below `draft_p_min`; ``entropy``: AdaEDL; ``off``: none.
         draft_max: maximum number of draft tokens on a path; None: the policy's default.
         draft_p_min: minimum confidence under policy ``confidence``, 0 to 1.
         staged: maximum number of lookup tokens that the draft model reads ahead in one call (see
-            `spec_local.proposers.draft_model`), 0 to 8; None: under policy ``adaptive`` as many as pay, else 0.
-        shape: of what the draft model drafts: ``chain``, ``tree`` or ``beam``; ``auto``: the adaptive policy chooses
-            between chains and trees.
+            `spec_local.proposers.draft_model`), 0 to 8; None: under policy ``adaptive`` as many as pay, else
+            0.
+        shape: of what the draft model drafts: ``chain``, ``tree`` or ``beam``; ``auto``: the adaptive policy
+            chooses between chains and trees.
         tree_nodes: maximum number of nodes of a tree or of beams.
         beam_width: number of beams.
-        verifier: a name of `spec_local.registry.VERIFIERS`, all of them exact; ``auto``: ``exact-match``, for drawn trees
-            ``traversal``. Under ``exact-match`` a seed gives the same output with and without draft tokens.
+        verifier: a name of `spec_local.registry.VERIFIERS`, all of them exact; ``auto``: ``exact-match``,
+            for drawn trees ``traversal``. Under ``exact-match`` a seed gives the same output with and
+            without draft tokens.
         greedy_draft: draft the most probable token instead of drawing from the draft model's distribution.
-        cross_vocab: how to draft with a different vocabulary. ``tli``: token-level intersection, for any shape and
-            verifier; ``slem``: string-level exact match, for chains under ``exact-match``; ``auto``: ``tli``.
-        grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`). An answer that `max_tokens`, a
-            stop string or a full context cuts short is the beginning of one that matches.
+        cross_vocab: how to draft with a different vocabulary. ``tli``: token-level intersection, for any
+            shape and verifier; ``slem``: string-level exact match, for chains under ``exact-match``;
+            ``auto``: ``tli``.
+        grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`). An answer that
+            `max_tokens`, a stop string or a full context cuts short is the beginning of one that matches.
         json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`).
-        logprobs: number of alternatives whose log probability to report for each token, 0 to 20, before sampling
-            settings and grammar; None: report none.
+        logprobs: number of alternatives whose log probability to report for each token, 0 to 20, before
+            sampling settings and grammar; None: report none.
 
     Raises:
         InvalidRequest: a value is out of range, or two exclude each other.
@@ -135,8 +140,9 @@ class GenerationSettings:
     def rule(self) -> str:
         """Name of the verifier; resolves ``auto``.
 
-        Exact match allows the most probable trees at temperature 0, and above it Gumbel-coupled chains, which are
-        accepted about as often as drawn ones and may be truncated anywhere. Trees have no coupling: they are drawn.
+        Exact match allows the most probable trees at temperature 0, and above it Gumbel-coupled chains,
+        which are accepted about as often as drawn ones and may be truncated anywhere. Trees have no
+        coupling: they are drawn.
         """
         if self.verifier != "auto":
             return self.verifier

@@ -287,7 +287,7 @@ def _text_of(path: Path) -> str:
 
 
 def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:
-    """Return the names of the main and the draft model; `main` may name a pair, whose draft `draft` overrides."""
+    """Return the names of both models; `main` may name a pair, whose draft model `draft` overrides."""
     from spec_local.files import expanded
     from spec_local.models import catalog
 

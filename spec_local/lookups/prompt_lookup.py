@@ -33,7 +33,7 @@ class PromptLookup:
 
     @classmethod
     def create(cls, calibrated: bool) -> "PromptLookup":
-        """One for an answer; calibrated: the policy learns acceptance rates, so that weak candidates are of use."""
+        """Create one for an answer; a calibrated policy can use short matches, too."""
         return cls(shortest=2 if calibrated else 3)
 
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:

@@ -35,7 +35,7 @@ class SuffixLookup:
 
     @classmethod
     def create(cls, calibrated: bool) -> "SuffixLookup":
-        """One for an answer."""
+        """Create one for an answer."""
         return cls()
 
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:

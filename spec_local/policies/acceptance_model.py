@@ -20,8 +20,9 @@ _KEEP_PER_STEP = 1.0 - 1.0 / 128.0
 class Calibration:
     """Acceptance rate by a drafter's confidence: discounted Beta counts in bins of confidence.
 
-    The prior of every bin moves with the observations in all bins, by one step of logistic regression each: a text that
-    is harder than usual is harder at every confidence, and few observations must suffice.
+    The prior of every bin moves with the observations in all bins, by one step of logistic
+    regression each: a text that is harder than usual is harder at every confidence, and few observations
+    must suffice.
 
     Args:
         edges: lower bounds of all bins but the first, ascending.
@@ -139,8 +140,8 @@ class AcceptanceModel:
         staged: lookup tokens that the draft model read ahead: whether it drafted them, too.
         lookups: candidates by their source and its confidence.
         recent: the draft model's tokens lately, whatever its confidence. Prior: 4 of 5, as usual pairs reach.
-        recycled: the likeliest tokens of recycling, over many answers. Prior: 2 of 5, as a 1.5B main model's first
-            four recycled tokens reach on the built-in prompts.
+        recycled: the likeliest tokens of recycling, over many answers. Prior: 2 of 5, as a 1.5B main model's
+            first four recycled tokens reach on the built-in prompts.
     """
 
     draft: Calibration = field(default_factory=_draft)
@@ -152,7 +153,7 @@ class AcceptanceModel:
     def observe_draft(
         self, drafted: Sequence[int], output: Sequence[int], confidence: Sequence[float]
     ) -> None:
-        """Learn from the draft model's tokens, up to the first that was rejected; of trees confidence is unknown."""
+        """Learn from the draft model's tokens, up to the first rejected one; confidence: none for trees."""
         for i, (token, generated) in enumerate(zip(drafted, output, strict=False)):
             if i < len(confidence):
                 self.draft.observe(confidence[i], token == generated)

@@ -1,8 +1,8 @@
 """The adaptive policy: in each step do what has the highest expected tokens per second, within a loss budget.
 
-Options are a plain step, a part of what lookups found, or asking the draft model; and after each of its tokens, one more
-call, or verifying the best part of what is there. `AcceptanceModel` gives expected tokens, `CostModel` expected
-seconds, `choice` compares them, and `LossBudget` bounds what wrong estimates may cost.
+The options are a plain step, a part of what lookups found, and the draft model; after each draft token,
+another call or verification. `AcceptanceModel` gives expected tokens, `CostModel` expected seconds, `choice`
+compares the options, and `LossBudget` bounds what wrong estimates may cost.
 """
 
 import time
@@ -194,7 +194,7 @@ class Adaptive(Policy):
             self._acceptance.recent.forget()
         self._acceptance.observe_lookups(self._offer.candidates, output)
         known.n_tokens += len(output)
-        # A neighbour's noise is no loss of speculation; the clock counts within bounds, as the table may be outdated.
+        # Noise is no loss of speculation, but the table may be outdated: the clock counts within bounds.
         usual = self._main.seconds(n_verified + 1) if n_verified else self._plain
         seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if n_verified else usual)
         gain = len(output) - seconds / self._plain
@@ -326,7 +326,7 @@ class Adaptive(Policy):
         return float((1.0 + values.sum()) / (self._spent + self._seconds[len(values)]))
 
     def _ahead(self, value: float, n: int, n_calls: int) -> Floats:
-        """Probabilities that the next n draft tokens are accepted, as far as so many may be drafted after more calls."""
+        """Acceptance of the next n draft tokens, or of fewer if the budget ends after n_calls more calls."""
         assert self._draft
         spent = self._spent + n_calls * self._draft.seconds(1)
         n_max = min(MAX_CALLS, self._offer.max_path, self._affordable(self._budget.may_lose("draft"), spent))
@@ -336,7 +336,7 @@ class Adaptive(Policy):
         return found
 
     def _rate_ahead(self, values: Floats, n_calls: int) -> float:
-        """The best tokens per second with more draft tokens: their probabilities, and calls before the first of them."""
+        """The best tokens per second with more draft tokens of these probabilities, the first after n_calls."""
         assert self._draft
         n = len(self._values)
         values = values[: len(self._seconds) - n]

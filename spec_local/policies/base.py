@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spec_local.policies.experience import Experience
 
 Source = Literal["none", "lookup", "draft", "tree"]
-"""What drafts in a step: nothing, a lookup (`Policy.lookup_proposal`), or the draft model (a chain or a tree)."""
+"""What drafts in a step: nothing, a lookup (`Policy.lookup_proposal`), or the draft model (chain or tree)."""
 
 
 class DraftOutput(Protocol):
@@ -21,7 +21,7 @@ class DraftOutput(Protocol):
 
     @property
     def confidence(self) -> float:
-        """Σ q², the probability that two draws agree; at temperature 0 the largest probability at temperature 1."""
+        """Σ q², the chance that two draws agree; at temperature 0 the largest probability of temperature 1."""
 
     @property
     def entropy(self) -> float:
@@ -39,8 +39,8 @@ class Offer:
     Attributes:
         limit: the largest proposal allowed.
         candidates: what each lookup found, at least one token each.
-        n_unread: tokens that the draft model must read before it can draft; 0: there is no draft model, or no room left
-            in its context.
+        n_unread: tokens that the draft model must read before it can draft; 0: there is no draft model, or
+            no room left in its context.
     """
 
     limit: Limit
@@ -73,7 +73,8 @@ class PolicyOptions:
         may_truncate: see `Policy`.
         n_staged: maximum number of staged tokens a call; None: the policy's default.
         p_min: minimum confidence of a draft token.
-        costs: measures seconds a call of the main and the draft model (None: there is no draft model) when first called.
+        costs: measures seconds a call of the main and the draft model (None: there is no draft model) when
+            first called.
         staging: the same of draft calls that return logits for every token; None: staging does not pay.
         experience: what earlier answers of the session taught; grows.
         tree_nodes: maximum nodes of a tree; 0: chains only.
@@ -95,10 +96,11 @@ class PolicyOptions:
 class Policy:
     """Decides in each step what drafts and how many tokens. This one always drafts as many as allowed.
 
-    A step calls `choose`; for a chain of the draft model `should_continue` before each call and `should_draft` after
-    it, then `truncate`; `on_drafted` before the main model's call; `observe` after verification. A policy changes
-    speed, never output, provided that `may_truncate` is false where tokens are drawn from q and verified against it:
-    dropping a drawn token after looking at later ones would bias the output. Stopping before a draw is always allowed.
+    A step calls `choose`; for a chain of the draft model `should_continue` before each call and
+    `should_draft` after it, then `truncate`; `on_drafted` before the main model's call; `observe` after
+    verification. A policy changes speed, never output, provided that `may_truncate` is false where tokens
+    are drawn from q and verified against it: dropping a drawn token after looking at later ones would bias
+    the output. Stopping before a draw is always allowed.
 
     Args:
         may_truncate: whether draft tokens may be dropped after they were drawn.
@@ -185,7 +187,7 @@ class Policy:
         return min(self._max_staged, len(confidence))
 
     def observe_staged(self, confidence: Sequence[float], n_accepted: int) -> None:
-        """Learn that the draft model drafted the first `n_accepted` staged tokens, and not the next, if there is one.
+        """Learn that the draft model drafted the first `n_accepted` staged tokens, and not the next one.
 
         Staged tokens beyond these are left out: they were not reached.
         """

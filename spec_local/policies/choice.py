@@ -33,7 +33,7 @@ def best_size(values: Floats, seconds: Floats) -> Step:
 
     Args:
         values: of each node the probability that it is accepted, in the order in which they would be taken.
-        seconds: of a step that verifies 0, 1, … nodes; shorter than ``len(values) + 1`` where no more may be verified.
+        seconds: of a step that verifies 0, 1, … nodes, up to the maximum.
     """
     tokens = np.concatenate(([1.0], 1.0 + values.cumsum()))[: len(seconds)]
     n = int((tokens / seconds[: len(tokens)]).argmax())
@@ -43,7 +43,7 @@ def best_size(values: Floats, seconds: Floats) -> Step:
 def best_chain(
     acceptance: float, main: CostModel, draft: CostModel | None, n_max: int, n_unread: int = 1
 ) -> Step:
-    """The best chain of at least one draft token, each accepted with the same probability if those before are.
+    """The best chain of at least one draft token, at one acceptance rate for all.
 
     Args:
         main, draft: seconds a call; draft None: draft tokens cost nothing, as those of a lookup.

@@ -22,7 +22,8 @@ class Experience:
         acceptance: how often draft tokens are accepted.
         budget: what speculation may lose.
         length: expected tokens of an answer.
-        gain: plain steps that the draft model saves per token of an answer, not counting the prompt; None: unknown.
+        gain: plain steps that the draft model saves per token of an answer, not counting the prompt; None:
+            unknown.
         n_tokens: generated in this answer.
         gained: plain steps that the draft model has saved in this answer; None: it was not asked.
     """
@@ -38,7 +39,8 @@ class Experience:
         """Begin an answer, and learn from the last one as a whole.
 
         Args:
-            expected_gain: of a draft model with usual acceptance; `gain` returns to it while the draft is not asked.
+            expected_gain: of a draft model with usual acceptance; `gain` returns to it while the draft is
+                not asked.
         """
         self.budget.start()
         if self.gain is None:

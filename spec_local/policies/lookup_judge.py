@@ -1,4 +1,4 @@
-"""Lookup candidates with calibrated acceptance rates: merged into one tree, and cut to the part worth verifying."""
+"""Lookup candidates with calibrated acceptance rates: their values, parts, and merged trees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Judged:
 
 
 def merged(several: Sequence[Judged]) -> Judged:
-    """One tree of all: a path found by several lookups takes the highest acceptance, the tree the first's source."""
+    """One tree of all; a path that several lookups found takes the highest acceptance."""
     tokens: list[int] = []
     parents: list[int] = []
     acceptance: list[float] = []

@@ -15,11 +15,11 @@ _SAFETY = 6.0  # times the expected loss is charged: in full unless 5 of 6 token
 
 
 class LossBudget:
-    """A balance shared by all drafters, and what each has gained in this answer, which only it may lose again.
+    """A balance shared by all drafters, plus what each has gained in this answer for itself.
 
-    A step may be chosen if the budget survives its failure. So a text that cannot be predicted costs what the balance
-    was and then 0.6 % of the time, however wrong the estimates are; and lookups that fail cannot spend what the draft
-    model gains.
+    A step may be chosen if the budget survives its failure. So a text that cannot be predicted costs what
+    the balance was and then 0.6 % of the time, however wrong the estimates are; and lookups that fail cannot
+    spend what the draft model gains.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class LossBudget:
         self._gains: dict[Kind, float] = {"lookup": 0.0, "draft": 0.0}
 
     def start(self) -> None:
-        """Begin an answer: gains end with the answer that made them, and the balance is at least the minimum."""
+        """Begin an answer: earlier gains end, and the balance is at least the minimum."""
         self._balance = min(_MOST, max(_LATER, self._balance + sum(self._gains.values())))
         self._gains = {"lookup": 0.0, "draft": 0.0}
 
@@ -39,8 +39,8 @@ class LossBudget:
         """Plain steps that a step may cost beyond a plain one.
 
         Args:
-            p_loss: probability that nothing is accepted. Where it is small, only `_SAFETY` times the expected loss
-                is charged, so that a long lookup after a long match need not be saved up for.
+            p_loss: probability that nothing is accepted. Where it is small, only `_SAFETY` times the
+                expected loss is charged, so that a long lookup after a long match need not be saved up for.
         """
         return max(0.0, self._balance + self._gains[kind]) / min(1.0, _SAFETY * p_loss)
 

@@ -32,8 +32,8 @@ class Confidence(Policy):
 class Entropy(Policy):
     """AdaEDL (Agrawal et al. 2024, arXiv 2410.18351): 1 − √(γ·H(q)) is a lower bound of the acceptance rate.
 
-    Drafting stops where the bound falls below a threshold, which moves so that the wanted share of draft tokens is
-    accepted (section 3.2 of the paper, with its constants).
+    Drafting stops where the bound falls below a threshold, which moves so that the wanted share of draft
+    tokens is accepted (section 3.2 of the paper, with its constants).
 
     Args:
         wanted: share of draft tokens to be accepted.

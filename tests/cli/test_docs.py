@@ -193,7 +193,8 @@ def test_commands_that_are_not_run_occur_in_the_docs():
 
 
 def commands():
-    """Command lines in running text and in tables, in the examples of --help, and in the messages of doctor and config."""
+    """Command lines in running text and in tables, in the examples of --help, and in the messages of doctor
+    and config."""
     for page in PAGES:
         running = FENCE.sub("", page.read_text(encoding="utf-8"))
         for inline in re.findall(r"`([^`\n]*\bspecdec [^`\n]*)`", running):
@@ -205,7 +206,8 @@ def commands():
 
 
 def test_commands_and_options_in_running_text_exist():
-    """Options and commands of lines that cannot be run as they stand, since they have FILE or MAIN in them."""
+    """Options and commands of lines that cannot be run as they stand, since they have FILE or MAIN in
+    them."""
     known = dict(settings.runnable(typer.main.get_command(app)))
     root = {"--version", "--help", "--no-color", "--install-completion", "--show-completion"}
     everywhere = {"--help", "--config", "-h"}

@@ -1,4 +1,5 @@
-"""Draft-length policies: whatever they decide, the output keeps the main model's distribution; and they decide what pays."""
+"""Draft-length policies: whatever they decide, the output keeps the main model's distribution; and they
+decide what pays."""
 
 import itertools
 import random
@@ -62,8 +63,8 @@ class World:
     """
 
     def __init__(
-        self, policy, main=FLAT, draft=CHEAP, how="coupled", rule="exact-match", *, sampling=GREEDY, noise=0.3,
-        n_vocab=8, lookup=1, several=False, may_truncate=None,
+        self, policy, main=FLAT, draft=CHEAP, how="coupled", rule="exact-match", *, sampling=GREEDY,
+        noise=0.3, n_vocab=8, lookup=1, several=False, may_truncate=None,
     ):  # fmt: skip
         self.now = 0.0
         self.costs = tuple(CostModel(costs) for costs in (main, draft))
@@ -140,7 +141,8 @@ class Whimsical(Policy):
 
 
 def torn(seconds):
-    """Two draft tokens may be worth a call, one alone never: without a confident second the first is dropped, too."""
+    """Two draft tokens may be worth a call, one alone never: without a confident second the first is
+    dropped, too."""
     return {"main": {1: 1.0, 2: 4.0, 3: seconds, 64: 60.0}, "draft": {1: 0.01}, "noise": 1.0, "lookup": 0}
 
 
@@ -248,7 +250,8 @@ TRUNCATING = {
 @pytest.mark.parametrize("who", TRUNCATING)
 @pytest.mark.parametrize("way", ["drawn, block", "drawn, token", "coupled"])
 def test_enumeration_notices_truncated_drawn_chains(who, way):
-    """So the tests above can fail: `may_truncate` keeps them green, and coupling makes truncation harmless."""
+    """So the tests above can fail: `may_truncate` keeps them green, and coupling makes truncation
+    harmless."""
     wrong, right = (
         max(
             worst_error(
@@ -408,7 +411,8 @@ def test_a_better_draft_model_drafts_longer_chains():
 
 
 def test_experience_carries_over_to_the_next_answer():
-    """A draft model that was always wrong is asked less often in the next answer; one that was right, more."""
+    """A draft model that was always wrong is asked less often in the next answer; one that was right,
+    more."""
     n_calls = {}
     for shift in (0, 1):
         experience, n_calls[shift] = Experience(), []
@@ -542,7 +546,8 @@ def test_the_draft_model_reads_a_prompt_that_is_worth_it(n_unread, draft, expect
 
 
 def test_earlier_answers_decide_whether_the_prompt_is_read():
-    """Long ones justify more reading than short ones, and a draft model that gained nothing none, for a while."""
+    """Long ones justify more reading than short ones, and a draft model that gained nothing none, for a
+    while."""
 
     def worth(experience, most=None):
         policy = Adaptive(CostModel(FLAT), CostModel({1: 0.05, 64: 3.2}), experience, max_tokens=most)
