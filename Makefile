@@ -13,7 +13,8 @@ demo: .venv/checked
 
 test: .venv/installed-dev .venv/checked lint
 	$(BIN)/specdec models pull starter
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto tests/unit
+	$(BIN)/python -m pytest tests/llama tests/cli
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check

@@ -298,7 +298,7 @@ def test_draft_model_with_a_different_vocabulary(inside, main, tmp_path):
         done = inside("generate", *arguments, "--cross-vocab", cross_vocab, "--policy", "fixed", "-v")
         assert done.returncode == 0
         assert done.stdout == plain.stdout
-        assert b"draft: another vocabulary, in which it can guess" in done.stderr
+        assert b"draft model: different vocabulary, which covers" in done.stderr
         assert b"proposers: draft" in done.stderr
 
 

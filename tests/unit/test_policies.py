@@ -247,6 +247,7 @@ TRUNCATING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", TRUNCATING)
 @pytest.mark.parametrize("way", ["drawn, block", "drawn, token", "coupled"])
 def test_enumeration_notices_truncated_drawn_chains(who, way):

@@ -95,6 +95,7 @@ def test_nobody_beats_the_oracle(simulated, pair, group):
 LAPTOP, F16_B, Q8_B = "laptop 7B, draft 0.15", "x86-b F16, draft 0.22", "x86-b Q8_0, draft 0.39"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pair", "group"),
     [
@@ -119,6 +120,7 @@ def test_the_policy_is_about_as_fast_as_the_best_fixed_choice_in_hindsight(simul
     assert cell.of_plain > 1.1  # there was something to gain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pair", "group"),
     [
@@ -138,6 +140,7 @@ def test_the_policy_is_hardly_ever_slower_than_plain_decoding(simulated, pair, g
     assert simulated(pair, group).of_plain > 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [F16, METAL, LAPTOP])
 def test_probes_of_a_draft_that_is_always_wrong_cost_little(sim, texts, pair):
     """In a session that is long enough for what was believed at first not to count."""
@@ -157,6 +160,7 @@ def test_a_draft_that_becomes_good_is_noticed(sim, texts):
     assert 128 / last.count("main") > 2  # tokens a step
 
 
+@pytest.mark.slow
 def test_a_neighbour_does_not_end_all_asking_of_a_draft(sim, texts):
     """Whatever his calls hit: there was a time when five disturbed ones made the draft look dear for good."""
     pair = next(p for p in sim.PAIRS if p.name == METAL)

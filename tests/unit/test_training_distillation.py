@@ -57,6 +57,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_training_converges_to_the_main_models_distribution(corpora):
     corpus, held_out = corpora
     best = (held_out.top_probs[:, 0] > 0).mean()  # tokens that the draft lacks cannot be predicted
