@@ -18,7 +18,7 @@ _LOWEST = -3.4e38  # JSON has no infinity
 
 
 def step(session: "Session", event: "Text") -> Object:
-    """The object of one step: its text, its tokens, and how many draft tokens were accepted."""
+    """The object for one step: its text, its tokens, and the number of accepted draft tokens."""
     return {
         "content": printable(event.text),
         "tokens": list(event.tokens),
@@ -29,7 +29,7 @@ def step(session: "Session", event: "Text") -> Object:
 
 
 def end(session: "Session", event: "Done") -> Object:
-    """The last object of a stream: the rest of the text, why the answer ended, and its statistics."""
+    """The last object of a stream: the rest of the text, the reason why the answer ended, and statistics."""
     reasons = {"stop": "word" if event.stopping_word else "eos", "cancelled": "none"}
     return {
         "content": printable(event.text),

@@ -34,14 +34,14 @@ from spec_local.verifiers import VERIFIERS
 
 
 class ProposerFactory:
-    """Creates the proposer of each answer in a session, and keeps what one answer teaches the next.
+    """Creates the proposer of each answer in a session, and keeps what was learned from earlier answers.
 
     Args:
         main, draft: contexts.
-        drafter: the draft model, reading and drafting the main model's tokens.
-        vocabulary_map: between the vocabularies, if they differ.
-        costs: measures seconds a call of the main and the draft model when first called.
-        staging: the same of draft calls that return logits for every token.
+        drafter: the draft model; it reads and drafts tokens of the main model's vocabulary.
+        vocabulary_map: maps between the vocabularies, if they differ.
+        costs: returns the seconds per call of the main and the draft model; measured when first called.
+        staging: the same for draft model calls that return logits for every token.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ProposerFactory:
         self._recycling: Lookup = registry.load(registry.LOOKUPS["recycling"])()  # learns across answers
 
     def names(self, settings: GenerationSettings) -> list[str]:
-        """Names of the proposers that may draft; resolves ``auto``."""
+        """Names of the proposers in use; resolves ``auto``."""
         if settings.policy == "off" or settings.draft_max == 0 or settings.proposer == "none":
             return []
         if settings.proposer != "auto":
@@ -72,9 +72,9 @@ class ProposerFactory:
         return ["draft", "suffix"] if self._draft else ["suffix"]
 
     def lookups(self, settings: GenerationSettings) -> list[Lookup]:
-        """Lookups that may draft; the datastore is one of them beside any other.
+        """Lookups in use; the datastore is added to any other lookup.
 
-        ``auto`` adds recycling where the main model's calls take little longer with more tokens.
+        ``auto`` adds recycling if the main model's calls take little longer with more tokens.
         """
         calibrated = settings.policy == "adaptive"
         found = [self._lookup(name, calibrated) for name in self.names(settings) if name in registry.LOOKUPS]
@@ -87,10 +87,10 @@ class ProposerFactory:
     def proposer(
         self, settings: GenerationSettings, sampler: Sampler, clock: Callable[[], float]
     ) -> Proposer | None:
-        """The proposer of one answer; None: nothing drafts.
+        """The proposer of one answer; None: plain decoding.
 
         Raises:
-            InvalidRequest, ModelError: these models cannot do what the settings ask for.
+            InvalidRequest, ModelError: the settings are not possible with these models.
         """
         names = self.names(settings)
         if not names:
@@ -125,7 +125,7 @@ class ProposerFactory:
         if self._map and settings.cross_vocab == "slem":
             return StringLevelDraft(
                 self._draft,
-                # Logit biases and constraints are of the main model's tokens: exact match enforces them.
+                # Logit biases and constraints refer to the main model's tokens: exact match enforces them.
                 Sampler(replace(settings.sampling, logit_bias={})),
                 Chain("greedy", policy),  # tokens of different vocabularies cannot be coupled
                 self._map,
@@ -147,7 +147,7 @@ class ProposerFactory:
         policy: type[Policy] = registry.load(registry.POLICIES[settings.policy])
         return policy.create(
             PolicyOptions(
-                # A chain that is verified against q must be as long as it was drawn.
+                # A chain that is verified against q must not be truncated after it was drawn.
                 may_truncate=greedy or settings.greedy_draft or settings.rule not in CHAIN_VERIFIERS,
                 n_staged=settings.staged,
                 p_min=settings.draft_p_min,
@@ -161,13 +161,13 @@ class ProposerFactory:
         )
 
     def _known(self, settings: GenerationSettings) -> Experience:
-        """What earlier answers of the same kind taught."""
+        """What was learned from earlier answers of the same kind."""
         kind = settings.sampling.temperature == 0, settings.shape, settings.constrained
         return self._experience.setdefault(kind, Experience())
 
     @property
     def _branches(self) -> int:
-        """Maximum number of branches that both models can read."""
+        """Maximum number of branches that both contexts support."""
         return min(context.max_branches for context in (self._main, self._draft) if context)
 
     def _may_branch(self, settings: GenerationSettings) -> bool:
@@ -189,7 +189,7 @@ class ProposerFactory:
         return Chain("drawn" if drawing == "one" else "coupled", policy)
 
     def _staging_costs(self, settings: GenerationSettings) -> CostModel | None:
-        """What staging costs; None where it would not gain even if every staged token were drafted."""
+        """The costs of staging; None if it would not pay even if every staged token were drafted."""
         main, draft = self._costs()
         if settings.staged == 0 or not draft or not could_gain(main, draft):
             return None
@@ -199,7 +199,7 @@ class ProposerFactory:
         return None
 
     def _recycling_pays(self, settings: GenerationSettings) -> bool:
-        """Whether recycled tokens gain at the main model's costs and the acceptance rate learned so far."""
+        """Whether recycling pays, given the main model's costs and the acceptance rate learned so far."""
         main, _ = self._costs()
         rate = self._known(settings).acceptance.recycled.mean
         return best_chain(rate, main, None, MAX_DRAFT).rate > 1.05 / main.seconds(1)

@@ -1,7 +1,6 @@
 """Run a module in a child process, so that a crash inside llama.cpp does not end this one.
 
-The parent calls `run_child`, which returns what became of the child; the module's main block calls
-`child_main`.
+The parent calls `run_child`, which returns the outcome; the module's main block calls `child_main`.
 """
 
 import contextlib
@@ -24,8 +23,8 @@ class ChildResult:
     """The outcome of a child process.
 
     crash: the signal that killed the child, such as ``SIGILL``, or the last line of its stderr; None if it
-    did not crash. error: the message of the SpecLocalError that it raised, or None. facts: what its work
-    returned.
+    did not crash. error: the message of the SpecLocalError that it raised, or None. facts: the result of its
+    work.
     """
 
     crash: str | None
@@ -42,9 +41,9 @@ def run_child(module: str, *arguments: str) -> ChildResult:
 
     The child is killed if this call is interrupted, and exits if this process dies.
     """
-    # -P: a file in the working directory must not shadow one of our modules.
+    # -P: a file in the working directory must not shadow one of this package's modules.
     command = [sys.executable, "-P", "-m", module, *arguments]
-    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # or ggml starts a debugger after a crash
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # otherwise ggml starts a debugger after a crash
     reading, writing = os.pipe()  # nothing is written: the pipe closes when this process ends
     try:
         child = subprocess.run(command, stdin=reading, capture_output=True, env=environment, check=False)
@@ -68,7 +67,7 @@ def child_main(work: Callable[[], dict[str, Any]], *, partial: Path | None = Non
 
     Args:
         work: returns the facts; a SpecLocalError is reported as the error.
-        partial: a file to delete if the parent dies before the work is done.
+        partial: file to delete if the parent dies before the work is done.
     """
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource

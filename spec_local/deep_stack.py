@@ -1,4 +1,4 @@
-"""Calls of native code that recurses deeply, on a thread with a stack large enough."""
+"""Call native code that recurses deeply, on a thread with a sufficiently large stack."""
 
 import threading
 from collections.abc import Callable
@@ -11,12 +11,12 @@ _Result = TypeVar("_Result")
 
 
 def call_with_stack(size: int, function: Callable[[], _Result]) -> _Result:
-    """Call a function on a thread with a stack of `size` bytes, and return or raise what it does.
+    """Call a function on a thread with a stack of `size` bytes, and return its result or raise its error.
 
-    An overflow of the stack would end the process.
+    A stack overflow would end the process.
 
     Raises:
-        BackendError: there is no memory for the stack.
+        BackendError: there is not enough memory for the stack.
     """
     result: Future[_Result] = Future()
 
@@ -32,7 +32,7 @@ def call_with_stack(size: int, function: Callable[[], _Result]) -> _Result:
         worker.start()
     except RuntimeError:
         raise BackendError(
-            f"there is no memory for a stack of {size >> 20} MiB: give a shorter text"
+            f"there is not enough memory for a stack of {size >> 20} MiB: give a shorter text"
         ) from None
     finally:
         threading.stack_size(previous)

@@ -1,4 +1,7 @@
-"""Atomic writes: after a crash, a file is the old one or the new one. Reading files that a user names."""
+"""Write files atomically, and read files that a user names.
+
+After a crash during a write, the file has either its old or its new content.
+"""
 
 import contextlib
 import glob
@@ -13,14 +16,14 @@ from pathlib import Path
 from spec_local.errors import InvalidRequest
 
 _ABANDONED = 3600.0
-"""Seconds after its last write at which a temporary file counts as left by a killed process."""
+"""Seconds after its last write when a temporary file is assumed to be left over from a killed process."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A temporary file beside `path` that replaces it if the block succeeds, and is deleted otherwise.
+    """A temporary file next to `path` that replaces it if the block succeeds, and is deleted otherwise.
 
-    durable: flush it to the disk before that, so that the old or the new file also survives a power loss.
+    durable: flush it to disk first, so that the old or the new content also survives a power loss.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix, suffix = f".{path.name}.", ".part"
@@ -65,9 +68,9 @@ def saving(path: Path) -> Iterator[Path]:
         InvalidRequest: it cannot be written; an existing file is unchanged.
     """
     try:
-        if path.exists() and not path.is_file():  # would replace a device by a file
+        if path.exists() and not path.is_file():  # a device would be replaced by a file
             raise InvalidRequest(f"{path} is not a regular file: give another path")
-        with replacing(Path(os.path.realpath(path))) as temporary:  # keeps a symbolic link
+        with replacing(Path(os.path.realpath(path))) as temporary:  # do not replace a symbolic link
             yield temporary
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be written ({error.strerror}): give another path") from None
@@ -121,13 +124,13 @@ def decoded(raw: bytes, source: str, max_bytes: int) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a small cache file, without flushing: one that a power loss damages is rebuilt."""
+    """Write a small cache file, without flushing it to disk: a file damaged by a power loss is rebuilt."""
     with replacing(path, durable=False) as temporary:
         temporary.write_bytes(content)
 
 
 def format_size(n: int) -> str:
-    """`n` bytes for people: 4.2 MB, 98 MB, 4.7 GB."""
+    """Format `n` bytes for display: 4.2 MB, 98 MB, 4.7 GB."""
     if n >= 1e9:
         return f"{n / 1e9:.1f} GB"
     return f"{n / 1e6:.0f} MB" if n >= 1e7 else f"{n / 1e6:.1f} MB"

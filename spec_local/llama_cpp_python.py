@@ -72,7 +72,7 @@ class _Draft(LlamaDraftModel):  # type: ignore[misc]
         if np.array_equal(input_ids[:known], self._ids):
             self._history.extend(input_ids[known:].tolist())
         else:
-            self._history = input_ids.tolist()  # a new list tells a lookup that the history is another one
+            self._history = input_ids.tolist()  # lookups recognize a different history by the new list
         self._ids = input_ids.copy()
         # Llama truncates drafts to llama.cpp's context, which can be longer than its own array.
         free = self._n if input_ids.base is None else np.size(input_ids.base) - len(input_ids)
@@ -90,8 +90,7 @@ class LookupDraft(_Draft):
     Args:
         lookup: for example `spec_local.lookups.suffixes.SuffixLookup`.
         n: maximum number of draft tokens per call.
-        p_min: a draft is cut where its probability to be accepted as a whole, estimated by the lookup, falls
-            below this.
+        p_min: a draft is cut where its estimated probability of being accepted as a whole falls below this.
 
     Raises:
         InvalidRequest: a number is out of range.
@@ -110,13 +109,13 @@ class LookupDraft(_Draft):
 class GGUFDraft(_Draft):
     """Drafts from a small GGUF model. Close it, or use it in a ``with`` statement, to free its memory.
 
-    From its creation on, llama.cpp's log is not printed, but quoted by errors.
+    Once it has been created, llama.cpp's log is no longer printed, but quoted in error messages.
 
     Args:
-        draft: the draft model. With a different vocabulary, it drafts the tokens that both models have.
+        draft: the draft model. With a different vocabulary, it drafts only tokens that both models have.
         main: the model that `Llama` loads; only the header of this file is read.
         n: maximum number of draft tokens per call.
-        p_min: a draft ends before a token to which the draft model gives a lower probability than this.
+        p_min: a draft ends before a token whose probability under the draft model is lower than this.
         n_ctx: context length of the draft model, in tokens; nothing is drafted for a longer history.
         threads, gpu_layers: see `Context` and `Model`.
 

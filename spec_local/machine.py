@@ -1,4 +1,4 @@
-"""This machine: its processor, and the installed build of llama.cpp."""
+"""Properties of this machine: its processor, and the installed build of llama.cpp."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ def processor_features() -> frozenset[str]:
 
 
 def default_threads() -> int:
-    """Return the number of physical cores: with more threads, most machines decode slower."""
+    """Return the number of physical cores: most machines decode more slowly with more threads."""
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
 
@@ -43,7 +43,7 @@ def llama_cpp_folder() -> Path:
 
 
 def llama_cpp_build() -> str:
-    """Identify the installed build: the binding's version, and size and time of its ggml libraries."""
+    """Identify the installed build by the binding's version and the size and time of its ggml libraries."""
     version = importlib.metadata.version("llama-cpp-python")
     stamp = [
         f"{f.name}:{f.stat().st_size}:{f.stat().st_mtime_ns}"

@@ -1,7 +1,7 @@
-"""Where every lookup, policy and verifier is implemented: to add one, write its module and add one line here.
+"""The implementations of all lookups, policies and verifiers. To add one, write its module and a line here.
 
-Values are `module:attribute`. Nothing is imported before it is used, so that `specdec --help` knows the
-names without loading numpy or llama.cpp.
+Values are `module:attribute`. Nothing is imported before it is used, so that `specdec --help` can list the
+names without loading NumPy or llama.cpp.
 """
 
 import importlib
@@ -14,7 +14,7 @@ LOOKUPS: Mapping[str, str] = {
     "recycling": "spec_local.lookups.recycling:Recycling",
 }
 """Proposers that need no model: implementations of `spec_local.lookups.base.Lookup` with a classmethod
-``create(calibrated)``, called for each answer; recycling is one object per session."""
+``create(calibrated)``, which is called for each answer. Recycling is one object per session."""
 
 POLICIES: Mapping[str, str] = {
     "adaptive": "spec_local.policies.adaptive:Adaptive",
@@ -34,7 +34,7 @@ VERIFIERS: Mapping[str, str] = {
     "top-one": "spec_local.verifiers.top_one:VERIFIER",
     "traversal": "spec_local.verifiers.traversal:VERIFIER",
 }
-"""Acceptance rules: a `spec_local.verifiers.base.Verifier` each."""
+"""Acceptance rules: instances of `spec_local.verifiers.base.Verifier`."""
 
 PROPOSER_NAMES = ("auto", "draft", *LOOKUPS, "none")
 POLICY_NAMES = (*POLICIES, "off")
@@ -44,6 +44,6 @@ CROSS_VOCAB_NAMES = ("auto", "tli", "slem")
 
 
 def load(target: str) -> Any:
-    """Import what a value of a table names."""
+    """Import the object that a value of one of the tables refers to."""
     module, attribute = target.split(":")
     return getattr(importlib.import_module(module), attribute)

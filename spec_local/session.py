@@ -41,19 +41,19 @@ if TYPE_CHECKING:  # llguidance is loaded at its first use
     from spec_local.grammar.matcher import Grammar
 
 _USUAL_CONTEXT = 4096
-_BEFORE = 256  # tokens of a prompt kept with its answer in the datastore, which finds similar prompts by them
+_BEFORE = 256  # tokens of the prompt stored with its answer in the datastore, to find similar prompts
 _USUAL = GenerationSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The text of one step; may be empty, since half a character or a possible stop string is held back.
+    """The text of one step; may be empty, as an incomplete character or a possible stop string is held back.
 
     Attributes:
-        tokens: generated in this step, without the one that ends the answer.
-        proposal: what had been drafted.
-        n_accepted: how many of the tokens, from the first, were draft tokens.
-        logprobs: of each of the tokens, if requested.
+        tokens: generated in this step, without the end token.
+        proposal: the draft tokens of this step.
+        n_accepted: number of accepted draft tokens at the start of `tokens`.
+        logprobs: log probability of each token, if requested.
     """
 
     text: str
@@ -65,7 +65,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last event, with the text still held back and the stop string that ended the answer, if one did."""
+    """The last event, with the text still held back, and the stop string that ended the answer, if any."""
 
     text: str
     reason: FinishReason
@@ -84,9 +84,9 @@ class Session:
 
     def __init__(self, main: Context, draft: Context | None = None) -> None:
         self.drafter: LanguageModel | None = draft
-        """The draft model, reading and drafting the main model's tokens."""
+        """The draft model; it reads and drafts tokens of the main model's vocabulary."""
         self.vocabulary_map: VocabularyMap | None = None
-        """Between the vocabularies of the two models, where they differ."""
+        """Maps between the vocabularies of the two models, if they differ."""
         if draft:
             ours, theirs = main.model.vocabulary, draft.model.vocabulary
             if difference(ours, theirs):
@@ -101,7 +101,7 @@ class Session:
         self._factory = ProposerFactory(
             main, draft, self.drafter, self.vocabulary_map, self.costs, self._staging_costs
         )
-        self._grammar: tuple[object, Grammar] | None = None  # the last one; most answers reuse it
+        self._grammar: tuple[object, Grammar] | None = None  # the most recent one, which most answers reuse
         self._log: Callable[[str], None] = lambda line: None
         self._answer: Callable[[], _Answer | None] = lambda: None
         self._resources = ExitStack()
@@ -123,20 +123,20 @@ class Session:
         """Load a main model, and a draft model if one is given.
 
         Args:
-            main, draft: GGUF files; a file that this machine has not loaded before is first tried in a child
-                process.
-            n_ctx: context length in tokens, at most what the model was trained for; None: that, up to 4096.
-            threads: of both models; None: the number of physical cores.
-            gpu_layers: layers to keep on the GPU; −1: all.
+            main, draft: GGUF files; a file that is new on this machine is first tested in a child process.
+            n_ctx: context length in tokens, limited to the model's training context; None: the training
+                context, up to 4096.
+            threads: number of threads for each model; None: the number of physical cores.
+            gpu_layers: number of layers to offload to the GPU; −1: all.
             cache_type: element type of the KV caches.
-            branches: maximum number of branches of a tree in the caches. The draft model reads more of them
-                than it proposes, so give several times a tree's nodes, such as 64. 1: chains only, which
-                takes least memory.
-            datastore: add answers to the datastore on disk, and propose from it (see `spec_local.datastore`).
-            log: called with one line on what takes time and what was decided.
+            branches: maximum number of branches of a tree in the caches. The draft model evaluates more
+                branches than it proposes, so use several times the number of a tree's nodes, such as 64. 1:
+                chains only, which takes the least memory.
+            datastore: add answers to the datastore on disk, and draft from it (see `spec_local.datastore`).
+            log: called with one line for each slow operation and each decision.
 
         Raises:
-            SpecLocalError: one of its subclasses; everything loaded so far has been freed.
+            SpecLocalError: one of its subclasses; everything loaded before the error has been freed.
         """
         with ExitStack() as stack:
             contexts: list[Context] = []
@@ -148,7 +148,7 @@ class Session:
                 context = Context(
                     model,
                     n_ctx=length,
-                    # Rows of logits take memory: a draft model needs one per branch, or per staged token.
+                    # Rows of logits take memory: the draft model needs one per branch or per staged token.
                     max_logits=max(branches, MAX_STAGED + 1) if contexts else MAX_DRAFT + 1,
                     max_branches=branches,
                     threads=threads,
@@ -195,17 +195,17 @@ class Session:
 
         Args:
             prompt: text or token ids.
-            settings: of this answer.
-            cancelled: asked between calls; true ends the answer.
-            clock: seconds.
+            settings: settings of this answer.
+            cancelled: called between model calls; True ends the answer.
+            clock: returns the time in seconds.
 
         Yields:
             `Prefilled`, one `Text` per step, and `Done`. The iterator may be closed early.
 
         Raises:
-            InvalidRequest: a setting does not suit these models, or the grammar cannot be used.
-            BackendError: a model failed, or the grammar allows no token.
-            ContextOverflow: the prompt is too long: see `spec_local.engine.decoding.decode`.
+            InvalidRequest: a setting is not possible with these models, or the grammar cannot be used.
+            BackendError: a model call failed, or the grammar allows no token.
+            ContextOverflow: the prompt is too long; see `spec_local.engine.decoding.decode`.
         """
         vocabulary = self.main.model.vocabulary
         tokens = vocabulary.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
@@ -218,7 +218,7 @@ class Session:
             self.datastore.refresh()
         cached = self.main.cached
         if not self.main.model.can_roll_back and common_prefix(cached, list(tokens[:-1])) < len(cached):
-            self.main.truncate(0)  # a recurrent model can only start anew
+            self.main.truncate(0)  # a recurrent model can only start from the beginning
         sampler = Sampler(settings.sampling, self._constraint(settings))
         events = decode(
             self.main,
@@ -239,35 +239,38 @@ class Session:
         return answer
 
     def _end_answer(self) -> None:
-        """Close an unfinished answer: it would roll back the caches of the next one."""
+        """Close an unfinished answer: closing it later would roll back the caches of the next one."""
         if answer := self._answer():
             answer.close()
 
     def state_size(self) -> int:
-        """Bytes that `save_state` would write now."""
+        """Number of bytes that `save_state` would write now."""
         return state.size(self._contexts)
 
     def save_state(self, path: Path | str) -> int:
         """Write the caches of both models to a file.
 
         Returns:
-            bytes of the file.
+            size of the file in bytes.
 
         Raises:
-            InvalidRequest: the file cannot be written; an earlier one is left as it was.
-            ContextOverflow: there is no memory for a copy of the KV cache.
+            InvalidRequest: the file cannot be written; an existing file is unchanged.
+            ContextOverflow: there is not enough memory for a copy of the KV cache.
         """
         return state.save(Path(path), self._contexts)
 
     def load_state(self, path: Path | str) -> int:
-        """Restore the caches from a file of `save_state`; a draft model missing in it reads the text again.
+        """Restore the caches from a file written by `save_state`.
+
+        A draft model whose state is not in the file evaluates the tokens again.
 
         Returns:
-            tokens in the main model's cache.
+            number of tokens in the main model's cache.
 
         Raises:
-            InvalidRequest: the file is damaged, or of another model, build or setting; nothing has changed.
-            ContextOverflow: the context is too short, or there is no memory; nothing has changed.
+            InvalidRequest: the file is damaged, or was saved with another model, build or setting; nothing
+                has changed.
+            ContextOverflow: the context is too short, or there is not enough memory; nothing has changed.
         """
         loaded = state.load(Path(path), self._contexts)
         if "draft" in loaded and isinstance(self.drafter, IntersectionModel):
@@ -280,7 +283,7 @@ class Session:
 
     @property
     def datastore(self) -> Datastore | None:
-        """Answers of earlier sessions to propose from; this session's answers are added."""
+        """The datastore to draft from, to which this session's answers are added."""
         return self._factory.datastore
 
     @datastore.setter
@@ -288,17 +291,17 @@ class Session:
         self._factory.datastore = datastore
 
     def proposers(self, settings: GenerationSettings) -> list[str]:
-        """Names of the proposers that may draft; resolves ``auto``."""
+        """Names of the proposers in use; resolves ``auto``."""
         return self._factory.names(settings)
 
     def lookups(self, settings: GenerationSettings) -> list[Lookup]:
-        """Lookups among them."""
+        """The lookups among the proposers in use."""
         return self._factory.lookups(settings)
 
     def costs(self) -> tuple[CostModel, CostModel | None]:
-        """Seconds a call of the main and the draft model, from disk or measured now, in a second or two.
+        """Seconds per call of the main and the draft model, from disk or measured now, in a second or two.
 
-        Policy adaptive keeps them up to date; closing the session writes them to disk.
+        The adaptive policy keeps them up to date; closing the session writes them to disk.
         """
         if not self._costs:
             draft = self._known(self.draft, 0.5) if self.draft else None
@@ -306,7 +309,7 @@ class Session:
         return self._costs
 
     def _staging_costs(self) -> CostModel | None:
-        """Seconds of draft calls that return logits for every token; measured once per session."""
+        """Seconds per draft model call that returns logits for every token; measured once per session."""
         room = self.draft.n_ctx - len(self.draft.cached) if self.draft else 0
         if not self._staging and self.draft and room > 4:
             self._staging = measure(self.draft, (1, 2, 4), 2)
@@ -315,14 +318,15 @@ class Session:
     def _known(self, context: Context, budget: float) -> CostModel:
         rows = 1 if context is self.draft else None
         if context.n_ctx - len(context.cached) < MAX_DRAFT:
-            context.truncate(0)  # too little room to measure well; the text is read again
+            context.truncate(0)  # too little room for a good measurement; the history is evaluated again
         known = cost_store.load(context)
         if known:
-            # The machine may have been busy then, and what seems expensive is never tried again.
+            # The machine may have been busy or on battery then, and sizes that seem expensive are not tried
+            # again.
             for _ in range(2):
                 now = measure(context, (1, 8), 1, rows)
                 if known.agrees_with(now):
-                    known.observe(1, now.seconds(1))  # scales all sizes to today's speed
+                    known.observe(1, now.seconds(1))  # scales the costs of all sizes to the current speed
                     return known
         else:
             self._log(f"measuring {context.model.path.name} (first use with these settings)")

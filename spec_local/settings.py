@@ -11,9 +11,9 @@ from spec_local.verifiers import VERIFIERS
 
 MAX_LOGPROBS = 20
 CHAIN_VERIFIERS = [name for name, verifier in VERIFIERS.items() if verifier.drawing == "one"]
-_TREE_DEPTH = 8  # default maximum of a path in trees and beams: deeper nodes are seldom accepted
+_TREE_DEPTH = 8  # default maximum depth of trees and beams: deeper nodes are rarely accepted
 _SPEED = {"affects": "speed"}
-"""Metadata of settings that affect how fast an answer comes, not its distribution."""
+"""Metadata of settings that affect the speed of an answer but not its distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,42 +21,42 @@ class GenerationSettings:
     """The settings of one answer; every value is validated.
 
     Args:
-        sampling: applied to the main and the draft model alike.
-        seed: random seed; the same seed gives the same output. None: a new one each time.
-        max_tokens: maximum number of tokens to generate; None: until the model ends its answer or the
-            context is full.
+        sampling: sampling settings for both the main and the draft model.
+        seed: random seed; the same seed gives the same output. None: a new seed for each answer.
+        max_tokens: maximum number of tokens to generate; None: until the model ends its answer or the context
+            is full.
         stops: strings that end the answer; they are not part of it.
-        proposer: ``draft`` (the draft model), ``suffix`` (a suffix automaton over all of the context),
-            ``lookup`` (prompt lookup: the last occurrence), ``recycling`` (what the main model predicted
-            after the same token before), ``none``; ``auto``: the policy chooses in each step among those
-            that may pay.
-        policy: how many tokens to draft. ``adaptive``: as many as measured costs and learned acceptance
-            rates justify; ``fixed``: always `draft_max`; ``confidence``: until the draft model's confidence
-            falls below `draft_p_min`; ``entropy``: AdaEDL; ``off``: none.
+        proposer: ``draft`` (the draft model), ``suffix`` (a suffix automaton over the whole context),
+            ``lookup`` (prompt lookup: the last occurrence), ``recycling`` (tokens that the main model
+            predicted after the same token before), ``none``; ``auto``: in each step, the policy chooses among
+            those that may pay.
+        policy: how many tokens to draft. ``adaptive``: as many as measured costs and learned acceptance rates
+            justify; ``fixed``: always `draft_max`; ``confidence``: until the draft model's confidence falls
+            below `draft_p_min`; ``entropy``: AdaEDL; ``off``: none.
         draft_max: maximum number of draft tokens on a path; None: the policy's default.
-        draft_p_min: minimum confidence under policy ``confidence``, 0 to 1.
+        draft_p_min: minimum confidence for policy ``confidence``, 0 to 1.
         staged: maximum number of lookup tokens that the draft model reads ahead in one call (see
-            `spec_local.proposers.draft_model`), 0 to 8; None: under policy ``adaptive`` as many as pay, else
-            0.
-        shape: of what the draft model drafts: ``chain``, ``tree`` or ``beam``; ``auto``: the adaptive policy
-            chooses between chains and trees.
-        tree_nodes: maximum number of nodes of a tree or of beams.
+            `spec_local.proposers.draft_model`), 0 to 8; None: with policy ``adaptive`` as many as pay,
+            otherwise 0.
+        shape: shape of the draft model's proposals: ``chain``, ``tree`` or ``beam``; ``auto``: the adaptive
+            policy chooses between chains and trees.
+        tree_nodes: maximum number of nodes in a tree or in all beams together.
         beam_width: number of beams.
-        verifier: a name of `spec_local.registry.VERIFIERS`, all of them exact; ``auto``: ``exact-match``,
-            for drawn trees ``traversal``. Under ``exact-match`` a seed gives the same output with and
-            without draft tokens.
+        verifier: a name in `spec_local.registry.VERIFIERS`; all of them are lossless. ``auto``: ``traversal``
+            for drawn trees, otherwise ``exact-match``. With ``exact-match``, a seed gives the same output
+            with and without draft tokens.
         greedy_draft: draft the most probable token instead of drawing from the draft model's distribution.
         cross_vocab: how to draft with a different vocabulary. ``tli``: token-level intersection, for any
-            shape and verifier; ``slem``: string-level exact match, for chains under ``exact-match``;
-            ``auto``: ``tli``.
-        grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`). An answer that
-            `max_tokens`, a stop string or a full context cuts short is the beginning of one that matches.
+            shape and verifier; ``slem``: string-level exact match, for chains with ``exact-match``; ``auto``:
+            ``tli``.
+        grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`). An answer that is cut
+            short by `max_tokens`, a stop string or a full context is the beginning of a matching one.
         json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`).
-        logprobs: number of alternatives whose log probability to report for each token, 0 to 20, before
-            sampling settings and grammar; None: report none.
+        logprobs: number of alternatives whose log probabilities to report for each token, 0 to 20, before
+            sampling settings and grammar; None: report no log probabilities.
 
     Raises:
-        InvalidRequest: a value is out of range, or two exclude each other.
+        InvalidRequest: a value is out of range, or two settings exclude each other.
     """
 
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -88,7 +88,7 @@ class GenerationSettings:
                 f"policy {self.policy!r} is unknown: give {', '.join(registry.POLICY_NAMES)}"
             )
         if self.shape == "auto" and self.policy not in ("adaptive", "off"):
-            raise InvalidRequest(f"shape auto is for policy adaptive: with {self.policy} give chain or tree")
+            raise InvalidRequest(f"shape auto needs policy adaptive: with {self.policy} give chain or tree")
         if self.cross_vocab not in registry.CROSS_VOCAB_NAMES:
             raise InvalidRequest(
                 f"cross-vocab {self.cross_vocab!r} is unknown: give {', '.join(registry.CROSS_VOCAB_NAMES)}"
@@ -140,9 +140,9 @@ class GenerationSettings:
     def rule(self) -> str:
         """Name of the verifier; resolves ``auto``.
 
-        Exact match allows the most probable trees at temperature 0, and above it Gumbel-coupled chains,
-        which are accepted about as often as drawn ones and may be truncated anywhere. Trees have no
-        coupling: they are drawn.
+        At temperature 0, exact match allows trees of the most probable tokens. Above it, exact match allows
+        Gumbel-coupled chains, which are accepted about as often as drawn ones and may be truncated anywhere.
+        There is no coupling for trees: they are drawn.
         """
         if self.verifier != "auto":
             return self.verifier

@@ -1,4 +1,4 @@
-"""TOML files that users write: errors in them name the file, the line and the key."""
+"""TOML files written by users: errors name the file, the line and the key."""
 
 import re
 import tomllib
@@ -21,7 +21,7 @@ _PLACE = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", r
 class ConfigFile:
     """A TOML file, and errors about it.
 
-    shown: name of the file in errors. advice: what to do, the end of each error.
+    shown: name of the file in error messages. advice: what to do, at the end of each message.
     """
 
     def __init__(self, path: Path, shown: str, advice: str) -> None:
@@ -37,7 +37,7 @@ class ConfigFile:
         """The content of the file, validated.
 
         Raises:
-            ConfigError: it is not valid TOML, or does not fit the schema; names the first error.
+            ConfigError: it is not valid TOML or does not fit the schema; the message names the first error.
         """
         try:
             return schema.model_validate(self.table())
@@ -63,7 +63,7 @@ class ConfigFile:
             raise self._error(None, "is nested too deeply") from None
 
     def place(self, location: Location) -> str:
-        """The place of a key, as ``file:line``."""
+        """The location of a key, as ``file:line``."""
         return f"{self._shown}:{_line(self._text, location)}"
 
     def error(self, location: Location, what: str) -> ConfigError:
@@ -75,7 +75,7 @@ class ConfigFile:
 
 
 def _line(text: str, location: Location) -> int:
-    """The line of a key, or of the innermost table around it."""
+    """The line of a key, or of the innermost table that contains it."""
     best, depth = 1, 0
     table: Location = ()
     for number, line in enumerate(text.splitlines(), 1):

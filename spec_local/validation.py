@@ -6,7 +6,7 @@ _LONGEST = 200
 
 
 def first_error(error: ValidationError) -> tuple[tuple[str, ...], str]:
-    """The first error: its place, as keys and indices from the outside in, and what is wrong."""
+    """The first error: its location, as keys and indices from the outside in, and what is wrong."""
     first = error.errors(include_url=False, include_input=False)[0]
     match first["type"]:
         case "missing":
@@ -22,6 +22,6 @@ def first_error(error: ValidationError) -> tuple[tuple[str, ...], str]:
 
 
 def describe(error: ValidationError) -> str:
-    """The first error, as ``place: what``."""
+    """The first error, as ``location: message``."""
     place, what = first_error(error)
     return f"{'.'.join(place)}: {what}" if place else what

@@ -1,7 +1,7 @@
 """Constraints: which tokens may follow the output so far.
 
-The main model and the draft model are restricted alike, before top-k and the other settings apply. p and
-q therefore remain functions of logits and path, and every verifier and proposer stays lossless.
+The main model and the draft model are restricted in the same way, before top-k and the other settings apply.
+p and q therefore remain functions of logits and path, and every verifier and proposer stays lossless.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 
 class State(Protocol):
-    """The tokens that may follow some output. Immutable."""
+    """The set of tokens that may follow an output. Immutable."""
 
     def allows(self, tokens: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """For each of these tokens (n,), whether it may follow."""
+        """Whether each of these tokens, (n,), may follow."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """The same for the whole vocabulary (V,); slower."""
+        """Whether each token of the vocabulary may follow, (V,); slower than `allows` for a few tokens."""
 
     def after(self, token: int) -> "State | None":
-        """The state after a token; None: anything may follow (after an end token, or one not allowed)."""
+        """The state after a token; None: any token may follow (after an end token, or one not allowed)."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Node:
 
 
 class Constraint:
-    """The states of one answer as it grows; those of draft tokens are kept until the next commit.
+    """The states of one answer; those of draft tokens are kept until the next commit.
 
     Args:
         start: the state before the first token of the answer.
@@ -51,11 +51,11 @@ class Constraint:
         self._length: int | None = None
 
     def commit(self, history: Sequence[int]) -> None:
-        """Set the history, which only grows. The first one is the prompt, which is not constrained."""
+        """Set the history, which only grows. The first history is the prompt, which is not constrained."""
         if self._length is not None:
             self._node = self._node.follow(history[self._length :])
         self._length = len(history)
 
     def after(self, history: Sequence[int]) -> State | None:
-        """The state after a history that begins with the committed one; None: anything may follow."""
+        """The state after a history that begins with the committed one; None: any token may follow."""
         return self._node.follow(history[self._length :]).state

@@ -1,6 +1,6 @@
 """A fake language model and an enumerating rng, to run everything above llama.cpp without a model file.
 
-They ship with the package, so that your own proposers and verifiers can be proved lossless too.
+They are part of the package so that you can prove your own proposers and verifiers lossless, too.
 """
 
 from collections import defaultdict
@@ -19,15 +19,14 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 class FakeModel:
     """A `LanguageModel` whose logits are a fixed random function of the last `order` tokens.
 
-    It raises wherever llama.cpp would fail.
+    It raises an error wherever llama.cpp would fail.
 
     Args:
         n_vocab: size of the vocabulary.
         seed: equal seeds give equal models.
-        noise: distance of the logits from those at noise 0, to make a draft model that resembles its main
-            model.
+        noise: deviation of the logits from those at noise 0, for a draft model that resembles its main model.
         scale: standard deviation of the logits; a large one gives confident predictions.
-        order: how many tokens the next one depends on.
+        order: number of tokens that the next one depends on.
         n_ctx, max_tokens, max_logits, max_branches: limits, see `LanguageModel`.
     """
 
@@ -142,7 +141,7 @@ class FakeState:
 
 
 class _ReplayRng:
-    """Rng that replays a script of branches, takes the first branch after its end, and records the others."""
+    """Rng that replays a script of branches, then takes the first branch each time and records the others."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = list(script)

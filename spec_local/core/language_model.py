@@ -18,7 +18,7 @@ class LanguageModel(Protocol):
 
     @property
     def n_vocab(self) -> int:
-        """Size of the vocabulary, and columns of every logits array."""
+        """Size of the vocabulary, and number of columns of every logits array."""
 
     @property
     def n_ctx(self) -> int:
@@ -26,7 +26,7 @@ class LanguageModel(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Maximum number of tokens of one call."""
+        """Maximum number of tokens per call."""
 
     @property
     def max_logits(self) -> int:
@@ -34,7 +34,7 @@ class LanguageModel(Protocol):
 
     @property
     def max_branches(self) -> int:
-        """Maximum number of leaves of the tree; 1: chains only."""
+        """Maximum number of leaves in the tree; 1: chains only."""
 
     @property
     def cached(self) -> Sequence[int]:
@@ -63,7 +63,7 @@ class LanguageModel(Protocol):
 
         Args:
             tokens: 1 to `max_tokens` ids.
-            parents: of each node: −1, an existing node, or an earlier one of this call.
+            parents: parent of each node: −1, an existing node, or an earlier one of this call.
             n_logits: return logits for this many of the last nodes; None: all.
 
         Returns:
@@ -77,7 +77,7 @@ class LanguageModel(Protocol):
         """
 
     def commit(self, path: Sequence[int]) -> None:
-        """Append a path of the tree, its nodes from the root down, to the history, and drop the others."""
+        """Append a path of the tree, as nodes from the root down, to the history, and drop the others."""
 
     def truncate(self, length: int) -> None:
         """Roll the history back to its first `length` tokens, and drop the tree."""
@@ -86,15 +86,15 @@ class LanguageModel(Protocol):
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Number of leading tokens that two sequences share."""
     n = min(len(a), len(b))
-    if a[:n] == b[:n]:  # the usual case, and fast
+    if a[:n] == b[:n]:  # the usual case, which is fast
         return n
     return next((i for i in range(n) if a[i] != b[i]), n)  # a list never equals a tuple
 
 
 def prefill(model: LanguageModel, tokens: Sequence[int]) -> Iterator[int]:
-    """Bring the cache to exactly `tokens`, reusing the prefix that it holds already.
+    """Make the cache contain exactly `tokens`, reusing the prefix that is already cached.
 
-    Yields the number of evaluated tokens after each call; the caller may stop there.
+    Yields the number of tokens evaluated in each call; the caller may stop after any of them.
     """
     model.truncate(common_prefix(model.cached, tokens))
     while len(model.cached) < len(tokens):

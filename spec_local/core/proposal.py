@@ -1,6 +1,6 @@
-"""A proposal: a tree of draft tokens, most often a chain.
+"""A proposal: a tree of draft tokens, usually a chain.
 
-A parent has a lower number than its children. The root, −1, is the context.
+A parent has a lower number than its children. The root, −1, stands for the context.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from spec_local.core.sampling import Distribution
 
 ROOT = -1
 MAX_DRAFT = 64
-"""Maximum number of draft tokens a step: the main model's context reserves a row of logits for each."""
+"""Maximum number of draft tokens per step: the main model's context reserves a row of logits for each."""
 MAX_STAGED = 8
-"""Maximum number of staged tokens a call: the draft model's context reserves a row of logits for each."""
+"""Maximum number of staged tokens per call: the draft model's context reserves a row of logits for each."""
 
 Drawing = Literal["chosen", "one", "with replacement", "without replacement", "top and one"]
-"""How the children of a node were selected, which decides the verifiers that are lossless for them.
+"""How the children of a node were selected, which determines the verifiers that are lossless for them.
 
-chosen: by any means (most probable tokens, a lookup, a beam), without probabilities.
+chosen: by any method (most probable tokens, a lookup, a beam), without probabilities.
 one: at most one child per node, drawn from q.
-with replacement: each drawn from q; a token that is drawn twice is one node, and occurs twice in `draws`.
+with replacement: each drawn from q; a token drawn twice is one node that occurs twice in `draws`.
 without replacement: each drawn from q without the tokens drawn before it.
 top and one: the most probable tokens of q, then one drawn from the rest of q.
 """
@@ -28,7 +28,7 @@ top and one: the most probable tokens of q, then one drawn from the rest of q.
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Maximum size of a proposal: its depth, nodes and leaves; each at least 1."""
+    """Maximum size of a proposal: depth, number of nodes, number of leaves; each at least 1."""
 
     depth: int
     nodes: int
@@ -36,7 +36,7 @@ class Limit:
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:
-    """The nodes from a child of the root down to this one; none for the root."""
+    """The nodes from a child of the root down to this node; empty for the root."""
     nodes = []
     while node != ROOT:
         nodes.append(node)
@@ -53,7 +53,7 @@ def depth_of(parents: Sequence[int]) -> int:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Whether no node has siblings; true without nodes."""
+    """Whether no node has siblings; True if there are no nodes."""
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
@@ -64,7 +64,7 @@ class Proposal:
     tokens, parents: one of each per node.
     drawing: how siblings were selected.
     distributions: by parent, the q that its first child was drawn from; empty for chosen nodes.
-    draws: nodes in draw order; None: in the order of their numbers.
+    draws: nodes in the order in which they were drawn; None: in the order of their numbers.
     source: name of the proposer, for statistics.
     """
 
@@ -79,7 +79,7 @@ class Proposal:
     def chain(
         cls, tokens: Sequence[int], distributions: Sequence[Distribution] = (), source: str = "none"
     ) -> "Proposal":
-        """A single path: token i was drawn from distribution i, or chosen if there are none."""
+        """A single path. Token i was drawn from distribution i; without distributions, tokens were chosen."""
         return cls(
             tokens,
             range(ROOT, len(tokens) - 1),
@@ -102,7 +102,7 @@ class Proposal:
         return path_to(self.parents, node)
 
     def children(self) -> dict[int, list[int]]:
-        """Children by parent, in draw order (a node drawn twice occurs twice); without leaves."""
+        """Children of each inner node, in draw order (a node drawn twice occurs twice)."""
         by_parent: dict[int, list[int]] = {}
         for node in range(len(self.tokens)) if self.draws is None else self.draws:
             by_parent.setdefault(self.parents[node], []).append(node)
@@ -124,4 +124,4 @@ class Proposal:
 
 
 EMPTY = Proposal()
-"""The proposal without nodes."""
+"""A proposal without nodes."""

@@ -1,8 +1,8 @@
 """The source of all randomness of a generation.
 
-Verifiers and samplers use nothing else. A seed therefore fixes the whole output, and a test can pass an
-rng that explores every branch with its exact probability (`spec_local.core.fake.enumerate_outcomes`), so
-that losslessness is proved by summation instead of sampling.
+Verifiers and samplers use no other source. A seed therefore determines the whole output, and a test can pass
+an rng that explores every branch with its exact probability (`spec_local.core.fake.enumerate_outcomes`), to
+prove losslessness by summation instead of sampling.
 """
 
 import hashlib
@@ -19,31 +19,31 @@ class Rng(Protocol):
         """True with this probability: never at 0 or below, always at 1 or above."""
 
     def choose(self, weights: NDArray[np.float64]) -> int:
-        """An index drawn in proportion to weights: float64 (n,), not negative, not all 0."""
+        """An index drawn in proportion to the weights: float64 (n,), not negative, not all 0."""
 
     def choose_at(
         self, position: int, weights: NDArray[np.float64], tokens: NDArray[np.intp] | None = None
     ) -> int:
-        """As `choose`, with random numbers that depend on the position only (Gumbel-coupled sampling).
+        """As `choose`, with random numbers that depend only on the position (Gumbel-coupled sampling).
 
-        Two calls for one position with similar weights mostly give the same token. A draft model that
-        samples this way agrees often with the main model, whose samples in turn do not depend on what was
-        drafted.
+        Two calls for the same position with similar weights usually give the same token. A draft model that
+        samples in this way often agrees with the main model, and the main model's samples do not depend on
+        what was drafted.
 
         Args:
             position: index in the history of the token to be drawn.
-            tokens: of each weight, ascending; None: 0 … n−1.
+            tokens: token id of each weight, ascending; None: 0 … n−1.
         """
 
 
 class SeededRng:
-    """Rng on numpy's generator. Equal seeds and equal calls give equal results.
+    """Rng based on NumPy's generator. Equal seeds and equal calls give equal results.
 
     `choose_at` is the Gumbel-max trick in its exponential form: the seed, the position and the token
     determine a variable E ~ Exp(1), and the token with the smallest E/weight is drawn. Two sparse
     distributions that share these variables agree with probability (1 − TV) / (1 + TV) or more (Daliri,
-    Musco and Suresh 2024, arXiv 2408.07978). Over a whole vocabulary a block of tokens is drawn first,
-    which may cost a little agreement.
+    Musco and Suresh 2024, arXiv 2408.07978). For a whole vocabulary, a block of tokens is drawn first,
+    which may slightly reduce the agreement.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -67,7 +67,7 @@ class SeededRng:
         digest = hashlib.blake2b(position.to_bytes(8, "little"), key=self._key, digest_size=16).digest()
         if tokens is not None:
             return _arg_min(weights, tokens, digest[:8])
-        # A block first here, too: 150,000 logarithms take longer than the rest of a step.
+        # Here, too, a block is drawn first: 150,000 logarithms take longer than the rest of a step.
         starts = np.arange(0, len(weights), _BLOCK)
         start = int(starts[_arg_min(np.add.reduceat(weights, starts), starts, digest[8:])])
         block = weights[start : start + _BLOCK]
@@ -90,7 +90,7 @@ def _arg_min(weights: NDArray[np.float64], tokens: NDArray[np.intp], key: bytes)
 
 
 def _pick(weights: NDArray[np.float64], u: float) -> tuple[int, float]:
-    """The index whose share of the sum contains u ∈ [0, 1), and the position of u within that share."""
+    """The index whose share of the sum contains u ∈ [0, 1), and the relative position of u in that share."""
     cumulative = weights.cumsum()
     at = u * cumulative[-1]
     index = int(cumulative.searchsorted(at, side="right"))

@@ -1,11 +1,11 @@
 """Sampling: from logits to the distribution that a token is drawn from.
 
 The order is that of llama.cpp: penalties and logit bias, constraint, top-k, top-p, min-p, temperature.
-The same settings apply to the main model and the draft model, and give p and q.
+The same settings apply to the main model and the draft model; they give p and q.
 
-Distributions are sparse: a few dozen of 150,000 tokens are left after top-k or top-p, and one at
-temperature 0. `align` converts several of them to dense rows over the tokens that have a probability in
-any of them.
+Distributions are sparse: after top-k or top-p, a few dozen of 150,000 tokens are left, and one at
+temperature 0. `align` converts several distributions to dense rows over the tokens that are possible in any
+of them.
 """
 
 import math
@@ -26,9 +26,9 @@ _NOT_NUMBERS = (
     "check the logit bias, or download the model again"
 )
 _DEAD_END = "no token may follow here: correct the grammar, or remove a logit bias that forbids what it needs"
-_MAX_BIAS = 1e30  # float32 must hold it with a logit on top
+_MAX_BIAS = 1e30  # the sum with a logit must be finite in float32
 _TESTED_FIRST = 64
-"""How many of the most probable tokens are tested against a constraint before the whole vocabulary is."""
+"""Number of most probable tokens tested against a constraint before the whole vocabulary is tested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SamplingSettings:
         repeat_penalty: divide positive logits of recent tokens by this, and multiply negative ones (1: off).
         frequency_penalty: subtract this from a logit for each recent occurrence (0: off).
         presence_penalty: subtract this once from the logit of a token that occurred recently (0: off).
-        penalty_window: the number of last tokens, including the prompt, that count as recent.
+        penalty_window: number of last tokens, including the prompt, that count as recent.
         logit_bias: added to the logits of these tokens; ``-inf`` forbids a token.
 
     Raises:
@@ -115,23 +115,23 @@ class Distribution:
         return Distribution.certain(best if self.ids is None else int(self.ids[best]))
 
     def draw(self, rng: Rng, position: int | None = None) -> int:
-        """Draw a token; with a position, by `Rng.choose_at`."""
+        """Draw a token; with `Rng.choose_at` if a position is given."""
         if len(self.probs) == 1:
             return 0 if self.ids is None else int(self.ids[0])
         index = rng.choose(self.probs) if position is None else rng.choose_at(position, self.probs, self.ids)
         return index if self.ids is None else int(self.ids[index])
 
     def top(self, k: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """The k most probable tokens, or fewer if fewer can be drawn, and their probabilities.
+        """The k most probable tokens, or all if there are fewer, and their probabilities.
 
-        In descending order; the lower id first among equals.
+        In descending order; equally probable tokens in ascending order of their ids.
         """
         best = _top(self.probs, k)
         best = best[: np.count_nonzero(self.probs[best])]
         return (best if self.ids is None else self.ids[best]), self.probs[best]
 
     def without(self, tokens: Sequence[int]) -> "Distribution":
-        """The distribution renormalized without these tokens; at least one other must have a probability."""
+        """The distribution renormalized without these tokens; at least one other token must be possible."""
         if not tokens:
             return self
         probs = self.probs.copy()
@@ -139,7 +139,7 @@ class Distribution:
         return Distribution(self.ids, probs / probs.sum())
 
     def dense(self, n_vocab: int) -> NDArray[np.float64]:
-        """float64 (n_vocab,), 0 for tokens that cannot be drawn."""
+        """Probabilities of all tokens, float64 (n_vocab,)."""
         row = np.zeros(n_vocab)
         self.fill(row)
         return row
@@ -153,7 +153,7 @@ class Sampler:
     """Computes the distribution of the next token, a pure function of settings, logits and history.
 
     Args:
-        constraint: the tokens that may follow; applied before top-k.
+        constraint: restricts the tokens that may follow; applied before top-k.
         for_draft: ignore the constraint where it leaves no token with a finite logit; draft tokens are
             verified anyway.
     """
@@ -178,7 +178,7 @@ class Sampler:
 
         Args:
             logits: float32 (V,); not changed.
-            history: the tokens before; only the last `window` matter.
+            history: the preceding tokens; only the last `window` matter.
 
         Raises:
             BackendError: the logits are not numbers, or no token is allowed.
@@ -187,7 +187,7 @@ class Sampler:
         logits = self._adjusted(logits, history)
         most = 1 if settings.temperature == 0 else settings.top_k
         ids, logits = self._possible(logits, history, most or len(logits))
-        best = int(logits.argmax())  # NaN, if there is any
+        best = int(logits.argmax())  # the index of a NaN, if there is any
         top = float(logits[best])
         if not math.isfinite(top):
             raise BackendError(_NOT_NUMBERS)
@@ -207,9 +207,9 @@ class Sampler:
     def most_probable(
         self, logits: NDArray[np.float32], k: int, history: Sequence[int] = ()
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """`Distribution.top` of the distribution; at temperature 0, of that at temperature 1.
+        """`Distribution.top` of the distribution; at temperature 0, of the one at temperature 1.
 
-        For draft tokens that are ranked instead of drawn.
+        Used for draft tokens that are ranked instead of drawn.
         """
         if self.settings.temperature > 0:
             return self.distribution(logits, history).top(k)
@@ -226,10 +226,11 @@ class Sampler:
     def _possible(
         self, logits: NDArray[np.float32], history: Sequence[int], n: int
     ) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
-        """Ids, ascending, and logits of allowed tokens: at least the n most probable, or all if fewer.
+        """Ids, ascending, and logits of allowed tokens: at least the n most probable, or all if there are
+        fewer.
 
-        Ids are None without a constraint. Testing the most probable tokens mostly suffices, and takes a
-        small part of the time for the whole vocabulary.
+        Ids are None without a constraint. Testing the most probable tokens usually suffices, and takes a
+        fraction of the time for the whole vocabulary.
         """
         state = self.constraint.after(history) if self.constraint else None
         if state is None:
@@ -294,7 +295,7 @@ def logprob(logits: NDArray[np.float32], token: int, n_top: int = 0) -> TokenLog
 def align(
     distributions: Sequence[Distribution], n_vocab: int
 ) -> tuple[NDArray[np.float64], NDArray[np.intp] | None]:
-    """Convert distributions to dense rows over the tokens that have a probability in any of them.
+    """Convert distributions to dense rows over the tokens that are possible in any of them.
 
     Returns:
         float64 (len(distributions), n), and the token id of each column (ascending; None: column = id).
@@ -318,7 +319,7 @@ def align(
 def _softmax(logits: NDArray[np.float32], top: float, temperature: float = 1.0) -> NDArray[np.float64]:
     probs = np.subtract(logits, top, dtype=np.float64)
     if temperature != 1:
-        with np.errstate(over="ignore"):  # overflow to −inf: a tiny temperature equals 0
+        with np.errstate(over="ignore"):  # overflow to −inf: a tiny temperature acts like 0
             probs /= temperature
     np.exp(probs, out=probs)
     probs /= probs.sum()
@@ -326,15 +327,15 @@ def _softmax(logits: NDArray[np.float32], top: float, temperature: float = 1.0) 
 
 
 def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """Ids of the k largest logits, ascending; the lower ids among equals."""
+    """Ids of the k largest logits, ascending; lower ids are preferred among equals."""
     return np.sort(_top(logits, k))
 
 
 def _top(weights: NDArray[np.floating], k: int) -> NDArray[np.intp]:
     """Indices of the k largest weights, largest first; the lower index first among equals.
 
-    Sorting 150,000 entries would take longer than all other steps together. At least k entries reach the
-    k-th largest of the blocks' maxima, and few more do: only those are sorted.
+    Sorting 150,000 entries would take longer than all other steps together. At least k entries are as large
+    as the k-th largest block maximum, but few more than k: only those are sorted.
     """
     n_blocks = len(weights) // _BLOCK
     if k >= n_blocks:
@@ -351,8 +352,8 @@ _BLOCK = 64
 def _nucleus(weights: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:
     """Indices, ascending, of the largest weights up to the share top_p of their sum; at least one.
 
-    Only entries above a threshold are sorted, as in `_top`; it is lowered until they suffice. The largest
-    weight is 1.
+    Only entries above a threshold are sorted, as in `_top`; the threshold is lowered until they suffice. The
+    largest weight is 1.
     """
     wanted = top_p * float(weights.sum(dtype=np.float64))
     threshold = 0.125

@@ -11,7 +11,7 @@ from spec_local.errors import InvalidRequest
 
 
 class TextStream:
-    """Decodes tokens incrementally, and holds back text that may turn out to be a stop string.
+    """Decodes tokens incrementally, and holds back text that may be the start of a stop string.
 
     Args:
         piece: returns the bytes of a token.
@@ -24,16 +24,16 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._held = ""
         self.stopped = False
-        """Whether a stop string was found; no more text follows."""
+        """Whether a stop string was found; if so, no more text follows."""
         self.stopping_word = ""
         """The stop string that was found."""
 
     def feed(self, token: int) -> str:
-        """The text that is complete after this token; "" inside a character or a possible stop string."""
+        """The text that is complete after this token; empty inside a character or a possible stop string."""
         return self._release(self._decoder.decode(self._piece(token)))
 
     def finish(self) -> str:
-        """The rest of the text, when no more tokens follow."""
+        """The rest of the text, after the last token."""
         text = self._release(self._decoder.decode(b"", final=True))
         text, self._held = text + self._held, ""
         return text
@@ -44,7 +44,7 @@ class TextStream:
         if not self._stops:
             return text
         self._held += text
-        # The stop string that is complete first wins, however the text is split into tokens.
+        # The stop string that ends first is used, regardless of how the text is split into tokens.
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             _, at, self.stopping_word = min(found)

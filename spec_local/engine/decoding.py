@@ -1,7 +1,7 @@
 """The decoding loop: propose, evaluate, verify, commit.
 
 It handles token ids only. Before and after every step, `history` is the prompt and the output so far, the
-main model's cache holds all of it but the last token, and the draft model's cache holds a prefix of it.
+main model's cache contains all of it except the last token, and the draft model's cache a prefix of it.
 """
 
 import sys
@@ -38,23 +38,24 @@ def decode(
     Args:
         main: the main model. A prefix of the prompt that is in its cache is reused.
         prompt: token ids, at least one.
-        sampler: of the main model. One with a constraint serves a single answer.
+        sampler: the main model's sampler. A sampler with a constraint can be used for one answer only.
         rng: the source of all randomness.
         proposer: None for plain decoding.
         draft_max: maximum number of draft tokens per step on one path.
         max_tokens: maximum number of tokens to generate; None: until an end token or a full context.
-        is_end: whether a token ends the answer; it is the last one generated.
+        is_end: whether a token ends the answer; the end token is the last one generated.
         cancelled: called before each step; True ends the answer.
-        logprobs: number of alternatives to report with the log probability of each token; None: none of this.
+        logprobs: number of alternatives to report with the log probability of each token; None: report no
+            log probabilities.
 
     Yields:
         one `Prefilled`, a `Step` per call of the main model, one `Finished`. The iterator may be closed
-        early: both caches then hold only the history.
+        early: both caches then contain only tokens of the history.
 
     Raises:
         InvalidRequest: the prompt is empty, or a number is out of range.
         ContextOverflow: the prompt is longer than the context; raised before anything is evaluated.
-        BackendError: a call of a model failed; the caches hold a prefix of the history.
+        BackendError: a call of a model failed; the caches contain a prefix of the history.
     """
     check_prompt(main, prompt)
     if draft_max < 0 or (max_tokens or 0) < 0 or (logprobs or 0) < 0:
@@ -64,12 +65,13 @@ def decode(
 
 
 def check_prompt(main: LanguageModel, prompt: Sequence[int]) -> None:
-    """Raise what `decode` raises for a prompt that is empty or does not fit."""
+    """Raise the errors of `decode` for a prompt that is empty or too long."""
     if not prompt:
         raise InvalidRequest("the prompt is empty: give some text")
     if len(prompt) > main.n_ctx:
         raise ContextOverflow(
-            f"the prompt has {len(prompt)} tokens and the context {main.n_ctx}: shorten it or raise --ctx"
+            f"the prompt has {len(prompt)} tokens but the context only {main.n_ctx}: "
+            "shorten it or raise --ctx"
         )
 
 
@@ -108,7 +110,7 @@ def _events(
 
 
 class _Row:
-    """The state of one generation: the history, and all that a step needs."""
+    """The state of one generation: the history, and everything that a step needs."""
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class _Row:
         p = self._main_distribution(proposal, logits)
         path, token = self._verifier(proposal, p, main.n_vocab, self._rng, len(history))
         output = [*(proposal.tokens[node] for node in path), token]
-        # Nothing follows a dead end: the next step raises there, as it would without draft tokens.
+        # Stop at a dead end: the next step raises an error there, as it would without draft tokens.
         dead = next((n for n, node in enumerate(path, 1) if node in self._dead_ends), None)
         output = output[:dead]
         end = next((i + 1 for i, token in enumerate(output) if is_end(token)), len(output))
@@ -191,7 +193,7 @@ class _Row:
         statistics.predicted_s += self._lap_started - started
         if statistics.n_steps == 1:
             statistics.first_token_s = statistics.prompt_s + statistics.predicted_s
-        # Without its distributions: over a whole vocabulary, each takes a megabyte.
+        # Drop the distributions: over a whole vocabulary, each takes a megabyte.
         drafted = EMPTY
         if proposal.tokens:
             drafted = Proposal(proposal.tokens, proposal.parents, source=proposal.source)
@@ -210,7 +212,7 @@ class _Row:
             except DeadEnd:
                 if node == ROOT:
                     raise
-                # An error only if the node is accepted. The token after it is then dropped: any will do.
+                # This is an error only if the node is accepted; the token after it is then dropped.
                 self._dead_ends.add(node)
                 result = Distribution.certain(0)
             self._lap("main sampling")
@@ -219,7 +221,7 @@ class _Row:
         return distribution
 
     def roll_back(self) -> None:
-        """Keep only the history in both caches, less its last token, which is yet to be evaluated."""
+        """Keep only the history in both caches, without its last token, which is not evaluated yet."""
         self.main.truncate(min(len(self.main.cached), len(self.history) - 1))
         if self._proposer:
             self._proposer.commit(self.history)

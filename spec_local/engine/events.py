@@ -14,12 +14,12 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 @dataclass(slots=True)
 class Statistics:
-    """Counts and times of a generation. Seconds exclude the consumer of the events."""
+    """Counts and times of a generation. Times are in seconds, without those of the consumer of the events."""
 
     prompt_n: int = 0
     """Tokens of the prompt that the main model evaluated before the first step."""
     cached_n: int = 0
-    """Tokens of the prompt that the main model's cache held already."""
+    """Tokens of the prompt that were already in the main model's cache."""
     prompt_s: float = 0.0
     """Prefill of the main model and the draft model."""
     first_token_s: float = 0.0
@@ -34,11 +34,11 @@ class Statistics:
     """Draft tokens that were verified: nodes of the proposals."""
     draft_n_accepted: int = 0
     tested_at: list[int] = field(default_factory=list)
-    """How often a proposal reached position 1, 2, …"""
+    """Number of proposals that reached position 1, 2, …"""
     accepted_at: list[int] = field(default_factory=list)
-    """How often a draft token was accepted there."""
+    """Number of draft tokens that were accepted at these positions."""
     steps_by: Counter[str] = field(default_factory=Counter)
-    """Steps by the source of the proposal; ``none`` without one."""
+    """Number of steps by source of the proposal; ``none`` if there was no proposal."""
     profile: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by part of a step, over all steps."""
 
@@ -55,7 +55,7 @@ class Statistics:
         return self.draft_n_accepted / self.draft_n if self.draft_n else 0.0
 
     def __add__(self, later: "Statistics") -> "Statistics":
-        """Of an answer that was generated in two parts, where the second one read the first one again."""
+        """Statistics of an answer generated in two parts, where the second part re-evaluated the first."""
 
         def added(first: list[int], second: list[int]) -> list[int]:
             return [a + b for a, b in zip_longest(first, second, fillvalue=0)]
@@ -106,8 +106,8 @@ class Prefilled:
 class Step:
     """One call of the main model: the accepted draft tokens, then one token of its own.
 
-    tokens: the generated tokens. proposal: the draft tokens and their parents. n_accepted: how many of
-    `tokens`, from the first, were draft tokens. logprobs: of each of `tokens`, if requested.
+    tokens: the generated tokens. proposal: the draft tokens and their parents. n_accepted: number of draft
+    tokens at the start of `tokens`. logprobs: log probability of each of `tokens`, if requested.
     """
 
     tokens: Sequence[int]

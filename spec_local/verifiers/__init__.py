@@ -1,9 +1,9 @@
-"""Acceptance rules that keep the main model's distribution exactly, as pure functions with an explicit rng.
+"""Acceptance rules that preserve the main model's distribution, as pure functions with an explicit rng.
 
-A verifier gets a proposal and the distributions p (main model) and q (draft), and returns the accepted
-path and the token after it, so that the output has exactly the distribution p, whatever q is. To add one:
-write a module here that defines `VERIFIER`, and add its line to `VERIFIERS` in `spec_local.registry`. The
-tests enumerate every verifier of that table.
+A verifier receives a proposal and the distributions p (main model) and q (draft model), and returns the
+accepted path and the token after it. The output then has exactly the distribution p, whatever q is. To add a
+verifier, write a module here that defines `VERIFIER`, and add a line to `VERIFIERS` in `spec_local.registry`.
+The tests enumerate every verifier of that table.
 """
 
 from spec_local import registry

@@ -1,4 +1,4 @@
-"""The form of a verifier, and exact-match verification, which is lossless for every proposal."""
+"""The interface of a verifier, and exact-match verification, which is lossless for every proposal."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,10 @@ Rule = Callable[[Proposal, MainDistribution, int, Rng], tuple[list[int], int]]
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """An acceptance rule, and the drawing of sibling nodes that it is lossless for.
+    """An acceptance rule, and the way of drawing sibling nodes for which it is lossless.
 
     Nodes that were chosen rather than drawn have no probabilities: every verifier accepts them by exact
-    match. A verifier for chosen nodes needs no rule of its own; it accepts nodes of any origin by exact
-    match.
+    match. A verifier for chosen nodes needs no rule of its own; it accepts all nodes by exact match.
     """
 
     drawing: Drawing
@@ -34,7 +33,7 @@ class Verifier:
     def __call__(
         self, proposal: Proposal, p: MainDistribution, n_vocab: int, rng: Rng, position: int = 0
     ) -> tuple[list[int], int]:
-        """The accepted path of a proposal, node by node, and the token after it.
+        """Return the nodes of the accepted path of a proposal, and the token after it.
 
         Args:
             p: the main model's distribution after a node.
@@ -54,7 +53,7 @@ class Verifier:
 
 
 def walk(proposal: Proposal, draw: Callable[[int, Sequence[int], int], int]) -> tuple[list[int], int]:
-    """Draw a token after the root, and go on from the child that has this token, until there is none.
+    """Draw a token after the root, then continue from the child with this token, until there is none.
 
     Args:
         draw: ``draw(node, children, depth)``: the token after a node; the root's depth is 0.
@@ -76,7 +75,7 @@ def walk(proposal: Proposal, draw: Callable[[int, Sequence[int], int], int]) -> 
 
 
 def residual(p: Floats, q: Floats, scale: float = 1.0) -> Floats:
-    """max(scale·p − q, 0), (V,), unnormalised; p itself where nothing is left (p = q up to rounding)."""
+    """max(scale·p − q, 0), (V,), not normalized; p itself if nothing is left (p = q up to rounding)."""
     weights = p * scale
     weights -= q
     np.maximum(weights, 0.0, out=weights)

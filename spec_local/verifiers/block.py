@@ -1,7 +1,7 @@
 """Block verification: test every prefix of the draft, and accept the longest one that passes.
 
-Sun et al. 2024 (arXiv 2403.10444), algorithm 2. It accepts at least as many tokens as token verification, in
-expectation, for every p and q. With one draft token, or a draft without probabilities, both are equal.
+Sun et al. 2024 (arXiv 2403.10444), algorithm 2. In expectation, it accepts at least as many tokens as token
+verification, for every p and q. For one draft token, or a draft without probabilities, the two are equal.
 """
 
 import numpy as np

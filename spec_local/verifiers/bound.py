@@ -1,4 +1,4 @@
-"""The acceptance of a rule at one node, and the upper bound for any rule, to compare rules.
+"""The acceptance rate of a rule at one node, and the upper bound for any rule, to compare rules.
 
 Sun et al. 2023 (arXiv 2310.15141) pose it as optimal transport; its dual, Hu et al. 2025 (arXiv
 2502.18779), is a minimum over sets H of tokens: α* = 1 + min_H [p(H) − Pr(all children in H)].
@@ -22,7 +22,7 @@ def acceptance(rule: NodeRule, p: Floats, q: Floats, drawn: Sequence[int]) -> fl
 
 
 class _RejectingRng:
-    """Rng that rejects wherever it can, and multiplies the probabilities of that."""
+    """Rng that rejects wherever it can, and multiplies the probabilities of these rejections."""
 
     def __init__(self, children: Sequence[int]) -> None:
         self._children = sorted(set(children))
@@ -36,20 +36,21 @@ class _RejectingRng:
         self.probability *= max(0.0, 1.0 - float(weights[self._children].sum() / weights.sum()))
         return self._children[0]
 
-    def choose_at(self, place: int, weights: Floats, tokens: NDArray[np.intp] | None = None) -> int:
+    def choose_at(self, position: int, weights: Floats, tokens: NDArray[np.intp] | None = None) -> int:
         return self.choose(weights)
 
 
 def acceptance_bound(p: Floats, q: Floats, k: int, drawing: Drawing) -> float:
     """α* for k children of a node, (V,) each.
 
-    Exact to rounding, also for large V: where children are drawn from q with or without replacement, Pr
-    is so convex that the best H holds the tokens with the smallest p/q, and only V sets need to be tried.
-    Without replacement and with k > 2, Pr is an integral, computed by quadrature to about 1e-12; this
-    takes seconds for V = 150,000.
+    Exact to rounding, also for large V: where children are drawn from q with or without replacement, the
+    convexity of Pr implies that the best H contains the tokens with the smallest p/q, so that only V sets
+    need to be tried. Without replacement and with k > 2, Pr is an integral, computed by quadrature to about
+    1e-12; this takes seconds for V = 150,000.
 
     Args:
-        k: number of children, at most the nonzero entries of q. "chosen": the k most probable tokens of q.
+        k: number of children, at most the number of nonzero entries of q.
+        drawing: "chosen" means the k most probable tokens of q.
     """
     k = min(k, int(np.count_nonzero(q)))
     if drawing == "one":
@@ -63,7 +64,7 @@ def acceptance_bound(p: Floats, q: Floats, k: int, drawing: Drawing) -> float:
         for token in top:
             rest = without(rest, int(token))
         return float(p[top].sum() + np.minimum(p, rest).sum())  # the rest of q is 0 on the top
-    possible = q.nonzero()[0]  # others would only add to p(H)
+    possible = q.nonzero()[0]  # other tokens would only increase p(H)
     order = possible[np.argsort(p[possible] / q[possible])]
     p, q = p[order], q[order]
     all_in = q.cumsum() ** k if drawing == "with replacement" else _all_without_replacement(q, k)
@@ -80,9 +81,9 @@ def _all_without_replacement(q: Floats, k: int) -> Floats:
         others[q.argmax()] = np.delete(q, q.argmax()).sum()
         return np.clip(1.0 - outside * (1.0 + (q / others).cumsum()), 0.0, 1.0)
     # Give each token an exponential clock of rate q: the first k to ring are k draws without
-    # replacement, so k of the first m must ring before all others do, at time t. On a logarithmic
-    # scale the integrand is smooth and falls off fast at both ends, where a plain sum converges
-    # quickest.
+    # replacement, so k of the first m must ring before all others. Integrate over the time t of the
+    # first of the others. On a logarithmic scale, the integrand is smooth and falls off fast at both
+    # ends, so that a plain sum converges quickly.
     inside = np.where(outside > 0, 0.0, 1.0)
     step = 0.25
     last = np.log(40 / max(1e-300, outside[outside > 0].min(initial=1.0)))
@@ -94,7 +95,7 @@ def _all_without_replacement(q: Floats, k: int) -> Floats:
 
 def _at_least(k: int, hazards: Floats) -> Floats:
     """The probability that at least k of the first 1, 2, … clocks rang, each with 1 − exp(−hazard); (V,)."""
-    certain = hazards > 40.0  # counted apart, so that no power overflows
+    certain = hazards > 40.0  # counted separately, so that no power overflows
     n_certain: NDArray[np.int64] = certain.cumsum()
     hazards = np.where(certain, 0.0, hazards)
     odds = np.expm1(hazards)

@@ -1,8 +1,8 @@
-"""Verification of chains: what the token and the block rule share.
+"""Verification of chains: the common part of the token and the block rule.
 
-Shapes: B rows (independent generations), k draft tokens at most, V columns (tokens, or those tokens that
-any of the distributions can give). A row may have fewer than k draft tokens: `lengths` has their number,
-and what lies beyond is ignored.
+Shapes: B rows (independent generations), up to k draft tokens, V columns (all tokens, or those that are
+possible in any of the distributions). A row may have fewer than k draft tokens: `lengths` has their number,
+and the entries beyond are ignored.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +34,8 @@ class Verdict:
     """The accepted draft tokens, and the token after them.
 
     tokens: int64 (B, k+1): the accepted tokens of a row, then the one drawn after them, then −1.
-    accepted: bool (B, k): the decision at each position, regardless of those before it.
-    accepted_prefix: bool (B, k): the accepted tokens; a row's True come first.
+    accepted: bool (B, k): the decision at each position, regardless of earlier positions.
+    accepted_prefix: bool (B, k): True for the accepted tokens, which come first in each row.
     """
 
     tokens: NDArray[np.int64]
@@ -57,7 +57,7 @@ class Verdict:
 
 
 def chain_verifier(rule: ChainRule) -> Verifier:
-    """A verifier for drawn chains by a rule."""
+    """A verifier for drawn chains that applies a rule."""
     return Verifier("one", partial(_verify_proposal, rule))
 
 
@@ -93,8 +93,8 @@ def verify(
         p: float64 (B, k+1, V), the main model's distribution at each position and after the last.
         q: float64 (B, k, V), the distribution that each draft token was drawn from; one-hot if
             there was none.
-        drafted: int (B, k), columns.
-        lengths: int (B,), draft tokens of each row.
+        drafted: int (B, k), the column of each draft token.
+        lengths: int (B,), number of draft tokens of each row.
         rng: one per row.
         strict: check shapes, types, bounds and sums first.
 
@@ -121,7 +121,7 @@ def verify(
 
 
 def _check(p: Floats, q: Floats, drafted: Ints, lengths: Ints, rng: Sequence[Rng]) -> None:
-    """Reject arrays of a wrong shape, type, bound or sum (ValueError)."""
+    """Raise ValueError for arrays of a wrong shape or type, or with wrong bounds or sums."""
     if p.ndim != 3 or p.dtype != np.float64 or q.dtype != np.float64:
         raise ValueError(f"p and q must be float64 with 3 axes, not {p.dtype} {p.shape} and {q.dtype}")
     rows, k, n = p.shape[0], p.shape[1] - 1, p.shape[2]

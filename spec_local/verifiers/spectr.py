@@ -29,7 +29,7 @@ def spectr_rule(p: Floats, q: Floats, drawn: Sequence[int], rng: Rng) -> int:
 
 
 def _rho(p: Floats, q: Floats, k: int) -> float:
-    """The least ρ ∈ [1, k] with 1 − (1−β)^k ≤ ρβ, where β = Σ min(p/ρ, q); rounded up."""
+    """The smallest ρ ∈ [1, k] with 1 − (1−β)^k ≤ ρβ, where β = Σ min(p/ρ, q); rounded up."""
     low, high = 1.0, float(k)
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,8 +1,8 @@
 """Top and one: the k−1 most probable tokens of q, and one drawn from the rest of q, which is tested first.
 
-If the drawn one is rejected, the token is drawn from the residual, and may be one of the others. This
-accepts the
-most that such children allow: Σ p of the top tokens + Σ min(p, rest of q) over the others.
+If the drawn child is rejected, the token is drawn from the residual, and may be one of the other children.
+This reaches the maximum acceptance rate for such children: Σ p of the top tokens + Σ min(p, rest of q) over
+the other tokens.
 """
 
 from collections.abc import Sequence

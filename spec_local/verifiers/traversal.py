@@ -1,8 +1,8 @@
 """Traversal verification: block verification on trees, from the leaves up.
 
-Weng et al. 2025 (arXiv 2505.12398). Children are drawn without replacement. On a chain it equals block
-verification. A rejected branch leaves a residual of p that is averaged over what could have been drawn
-below it: the shape of a tree may depend on earlier draws, but not on later ones.
+Weng et al. 2025 (arXiv 2505.12398). Children are drawn without replacement. On a chain, it equals block
+verification. A rejected branch leaves a residual of p that is averaged over all possible draws below it, so
+the shape of a tree may depend on earlier draws but not on later ones.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def traversal_rule(proposal: Proposal, p: MainDistribution, n_vocab: int, rng: R
     drawn = tokens if columns is None else columns.searchsorted(tokens)
 
     def visit(node: int, weight: float) -> tuple[list[int], int] | None:
-        """The path below a node and the token after it; None: the node is rejected.
+        """The accepted path below a node and the token after it; None: the node is rejected.
 
         weight: as in block verification, the probability that the path to the node may still be accepted.
         """

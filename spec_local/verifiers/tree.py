@@ -1,8 +1,8 @@
-"""Verification of trees node by node: what the rules for the children of one node share.
+"""Verification of trees node by node: the common part of the rules for the children of one node.
 
-A rule draws one token with exactly the main model's distribution p, in such a way that it is likely to be
-a child: the walk goes on from that child, and ends otherwise. Deeper nodes play no part, so that a tree
-may be grown by looking at anything but draws that are still to come.
+A rule draws one token with exactly the main model's distribution p, in such a way that the token is likely to
+be a child. If it is, the walk continues from that child; otherwise it ends. Deeper nodes do not matter, so
+the shape of a tree may depend on anything except later draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from spec_local.verifiers.base import Floats, MainDistribution, Verifier, walk
 NodeRule = Callable[[Floats, Floats, Sequence[int], Rng], int]
 """``rule(p, q, drawn, rng) -> token``
 
-p, q: float64 (V,), the main model's and the draft's distribution at the node; not to be changed.
-drawn: its children's tokens in draw order.
+p, q: float64 (V,), the main and the draft model's distribution at the node; must not be modified.
+drawn: tokens of the node's children, in draw order.
 """
 
 
@@ -55,13 +55,13 @@ def ratio(p: Floats, q: Floats, token: int) -> float:
 
 
 def normalized(weights: Floats) -> Floats:
-    """Weights divided by their sum; all 0 if they are."""
+    """Weights divided by their sum; all 0 if all weights are 0."""
     total = weights.sum()
     return weights / total if total > 0 else weights
 
 
 def without(q: Floats, token: int) -> Floats:
-    """q, (V,), without a token, normalized; all 0 if no other is left."""
+    """q, (V,), without a token, normalized; all 0 if no other token is left."""
     q = q.copy()
     q[token] = 0.0
     return normalized(q)

@@ -163,7 +163,7 @@ def test_a_message_that_is_not_sent_changes_nothing(chat, tmp_path):
     whole, _ = chat("/read short.txt", "what is it?", options=["--temp", "0"])
     assert answers == whole  # the file still precedes the next message
     assert "not sent" in notes[1]
-    assert "and the context 512: shorten it" in notes[1]
+    assert "but the context only 512: shorten it" in notes[1]
     assert len(notes) == 2  # there are no messages that /clear could remove
     _, notes = chat("hello", "/read long.txt", "what?", "/clear", "what?", options=["--temp", "0"])
     assert "/clear starts a new conversation" in notes[2]

@@ -304,7 +304,7 @@ def test_draft_model_with_a_different_vocabulary(inside, main, tmp_path):
 
 def test_prompt_longer_than_the_context(inside, main):
     error = inside.one_line(inside("generate", "--main", main, "--ctx", "32", "word " * 100), 1)
-    assert "the context 32" in error
+    assert "the context only 32" in error
 
 
 def test_a_full_context_is_reported(inside, main):

@@ -60,7 +60,7 @@ def test_echo(inside, main):
     answer = inside(*options(main), "tell me").stdout
     assert inside(*options(main), "--echo", "tell me").stdout == b"tell me\n\n" + answer
     error = inside.one_line(inside(*options(main), "--echo", "--ctx", 16, "word " * 100), 1)
-    assert "the context 16" in error  # and no echo
+    assert "the context only 16" in error  # and no echo
 
 
 def test_jsonl_has_the_parts_of_the_json_object(inside, main, draft):

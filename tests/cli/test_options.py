@@ -163,7 +163,7 @@ def test_shape_auto_needs_the_adaptive_policy(invoke):
     for policy in ("fixed", "confidence", "entropy"):
         done = invoke("--shape", "auto", "--policy", policy)
         assert done.returncode == 2
-        assert f"shape auto is for policy adaptive: with {policy} give chain or tree" in done.stderr.decode()
+        assert f"shape auto needs policy adaptive: with {policy} give chain or tree" in done.stderr.decode()
 
 
 def _number(text):

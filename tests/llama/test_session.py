@@ -659,7 +659,7 @@ def test_the_end_of_the_context(make_session, proposer):
     full = (prompt * 10)[:64]
     tokens, _, done = run(session, full)
     assert (len(tokens), done.reason) == (1, "context")
-    with pytest.raises(ContextOverflow, match="65 tokens and the context 64"):
+    with pytest.raises(ContextOverflow, match="65 tokens but the context only 64"):
         run(session, (prompt * 10)[:65])
     check_caches(session, [*full, *tokens])
 
