@@ -1,1 +1,1 @@
-"""Texts kept across sessions, as a source of draft tokens."""
+"""Texts that are kept across sessions as a source of draft tokens."""

@@ -1,18 +1,18 @@
 """Alignment of the output with a text that it repeats with changes.
 
-After a change, a search for the end of the history finds the text again only after several tokens, and its
-short match is uncertain. An alignment looks for the output where it left the text: one token that matches
-there is as strong evidence as several tokens elsewhere. It also learns substitutions: where the output
-replaced a name by another one, the same replacement is expected for the next occurrence.
+After a change, a search for the end of the history finds the text again only after several tokens, and the
+short match is not reliable. An alignment looks for the output at the position where it left the text: one
+token that matches there is as strong evidence as several tokens elsewhere. It also learns substitutions: if
+the output replaced one name with another, the same replacement is expected at the next occurrence.
 """
 
 from collections.abc import Sequence
 
 _MIN_MATCH = 8  # tokens of context; a shorter match may belong to another text
-_RESYNC = 4  # matching tokens that end a divergence
+_RESYNC = 4  # number of matching tokens that ends a divergence
 _MAX_DIVERGENCE = 40  # tokens; a longer one ends the alignment
 _MAX_SKIPPED = 24  # tokens that the output may leave out of the text
-_MAX_SUBSTITUTION = 8  # tokens; longer passages do not recur
+_MAX_SUBSTITUTION = 8  # tokens; longer substitutions do not recur
 _MAX_CONTEXT = 32  # tokens of context that a search compares
 
 
@@ -22,9 +22,9 @@ class Alignment:
     def __init__(self) -> None:
         self._text: list[int] = []
         self._position = 0  # of the next expected token or, after a divergence, of the first token replaced
-        self._run = 0  # matching tokens before the position
+        self._run = 0  # number of matching tokens before the position
         self._diverged: list[int] = []  # the output since the divergence; empty: in sync
-        self._candidate = 0, 0  # matching tokens at its end, and text tokens from the position to their end
+        self._candidate = 0, 0  # number of matching tokens at its end, and of text tokens up to their end
         self._in_place: bool | None = None  # see `_is_in_place`, at the last divergence; None: there was none
         self._substitutions: dict[tuple[int, ...], list[int]] = {}
 
@@ -35,16 +35,16 @@ class Alignment:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the output has changed the text, so that a search may find another continuation or none."""
+        """Whether the output has diverged from the text, so that a search may have a different result."""
         return bool(self._diverged or self._in_place is not None or self._substitutions)
 
     @property
     def match(self) -> int:
-        """Tokens of context with which a search result would be as reliable; 0: no token is expected.
+        """Length of context at which a search result would be as reliable; 0: no token is expected.
 
         Measured on variants of 20 answers of a 1.5B main model at temperature 0: after 1, 2 and 3 matching
-        tokens, the next token matched in 67, 79 and 83 % of cases if about as many tokens were replaced as
-        left out, and in 35, 58 and 78 % otherwise.
+        tokens, the next token matched in 67, 79 and 83 % of cases if the replacement was about as long as the
+        replaced tokens, and in 35, 58 and 78 % otherwise.
         """
         if not self.continuation(1):
             return 0
@@ -62,14 +62,14 @@ class Alignment:
         """Switch to a search result if it is more reliable, or extend the text with it.
 
         Args:
-            match: tokens of context that agree.
+            match: number of context tokens that agree.
             text: the tokens that follow them.
         """
         if match < _MIN_MATCH or not text:
             return
         text = self._substitute(text)
         if self.in_sync and match >= min(self._run, _MAX_CONTEXT) and text[0] == self._text[self._position]:
-            self._text, self._position = text, 0  # the same text as far as a search can tell, and more of it
+            self._text, self._position = text, 0  # as far as a search can tell, more of the same text
         elif match > self.match:
             self._text, self._position, self._run = text, 0, match
             self._diverged, self._in_place = [], None
@@ -92,11 +92,11 @@ class Alignment:
             self._text, self._diverged = [], []
 
     def _is_in_place(self, skipped: int) -> bool:
-        """Whether about as many tokens of the text were skipped as the output has since the divergence."""
+        """Whether about as many text tokens were skipped as were output since the divergence."""
         return abs(skipped - len(self._diverged)) < 2
 
     def _longest_match(self) -> tuple[int, int]:
-        """Find the longest suffix of the diverged output in the text; of equally long ones, the nearest.
+        """Find the longest suffix of the diverged output that occurs in the text, at the nearest occurrence.
 
         Returns:
             its length, and the number of text tokens from the position to its end.
@@ -112,7 +112,7 @@ class Alignment:
         return best
 
     def _learn_substitution(self, run: int, skipped: int) -> None:
-        """Learn what replaced what after the token before; pure insertions and deletions are not learned."""
+        """Learn a substitution, by the token before it; pure insertions and deletions are not learned."""
         old = self._text[self._position : self._position + skipped - run]
         new = self._diverged[: len(self._diverged) - run]
         if self._position and 0 < len(old) <= _MAX_SUBSTITUTION and 0 < len(new) <= _MAX_SUBSTITUTION:
@@ -134,5 +134,5 @@ class Alignment:
 
 
 def _equivalent_match(run: int, in_place: bool) -> int:
-    """Tokens of unbroken context that are as reliable as a run of matching tokens after a change."""
+    """Length of unbroken context that is as reliable as a run of matching tokens after a change."""
     return min(3 * run, run + 4) + 3 * in_place

@@ -1,8 +1,8 @@
 """A static index of texts by context: one binary search finds where the end of a history occurred before.
 
-A suffix array (Manber and Myers, SIAM J. Comput. 22, 1993) of the reversed texts: places are sorted by the
-tokens before them, read backwards, so that the neighbours of a place share the longest contexts with it.
-Built by prefix doubling in numpy.
+The index is a suffix array (Manber and Myers, SIAM J. Comput. 22, 1993) of the reversed texts: positions are
+sorted by the tokens before them, read backwards, so that neighbours in the array share the longest contexts.
+It is built by prefix doubling in NumPy.
 """
 
 from bisect import bisect_left
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 SEPARATOR = -1
-"""Ends a text; no context and no continuation crosses it."""
-_MAX_CONTEXT = 32  # tokens; a longer match predicts no better
-_MAX_SHORTER = 4  # tokens; next to a longer match, a much shorter one is poor evidence
+"""Marks the end of a text; no context or continuation crosses it."""
+_MAX_CONTEXT = 32  # tokens; longer matches are not better predictors
+_MAX_SHORTER = 4  # tokens; compared with a longer match, a much shorter one is weak evidence
 _WORD = np.dtype("<u4")
 _BYTES = _WORD.itemsize
 
@@ -22,24 +22,24 @@ Words = NDArray[np.uint32]
 
 
 class ContextIndex:
-    """The places of some texts, sorted by the tokens before them.
+    """The positions in some texts, sorted by the tokens before them.
 
     Args:
-        reversed_words, places: of an index that was built earlier.
+        reversed_words, positions: content of an index that was built earlier.
     """
 
-    def __init__(self, reversed_words: bytes = b"", places: bytes = b"") -> None:
-        # Reversed, so that the context of a place is a slice, and slices of bytes are compared at C speed.
-        # A word is a token plus 1: a separator is 0. A place is the offset of its context, in words.
-        self.reversed_words, self.places = reversed_words, places
+    def __init__(self, reversed_words: bytes = b"", positions: bytes = b"") -> None:
+        # Texts are reversed so that the context of a position is a slice; bytes are compared at C speed.
+        # A word is a token plus 1; a separator is 0. A position is the offset of its context, in words.
+        self.reversed_words, self.positions = reversed_words, positions
         self._words: Words = np.frombuffer(reversed_words, _WORD)
-        self._places = memoryview(places).cast("I")
+        self._positions = memoryview(positions).cast("I")
 
     @classmethod
     def build(cls, tokens: NDArray[np.integer]) -> "ContextIndex":
         """Index texts, int (n,), each followed by `SEPARATOR`; a million tokens take about half a second."""
         words = (np.asarray(tokens, np.int64)[::-1] + 1).astype(_WORD)
-        return cls(words.tobytes(), _sorted_places(words).tobytes())
+        return cls(words.tobytes(), _sorted_positions(words).tobytes())
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -47,69 +47,70 @@ class ContextIndex:
         return self._words[::-1].astype(np.int32) - 1
 
     def find(self, history: Sequence[int], limit: int = 24, shortest: int = 3) -> list[tuple[int, int]]:
-        """Find the places whose contexts agree longest with the end of the history.
+        """Find the positions whose contexts agree longest with the end of the history.
 
         Args:
-            history: tokens, none of them negative.
-            limit: maximum number of places.
+            history: non-negative token ids.
+            limit: maximum number of positions.
             shortest: minimum number of tokens that agree.
 
         Returns:
-            for each place the number of tokens that agree, up to 32, and the place; the longest match
-            first, none more than 4 tokens shorter; of equal contexts of 32 tokens, the latest first.
+            for each position, the number of tokens that agree, up to 32, and the position. The longest match
+            comes first, and matches more than 4 tokens shorter are left out; of equal contexts of 32 tokens,
+            the latest comes first.
         """
-        if len(history) < shortest or not self._places:
+        if len(history) < shortest or not self._positions:
             return []
         end = np.array(history[: -_MAX_CONTEXT - 1 : -1], np.int64) + 1
         wanted = end.astype(_WORD).tobytes()
         number, n = int.from_bytes(wanted, "little"), len(end)
 
         def match(at: int) -> int:
-            if not 0 <= at < len(self._places):
+            if not 0 <= at < len(self._positions):
                 return 0
-            differs = number ^ int.from_bytes(self._context(self._places[at]), "little")
+            differs = number ^ int.from_bytes(self._context(self._positions[at]), "little")
             return min(n, ((differs & -differs).bit_length() - 1) // (8 * _BYTES)) if differs else n
 
-        right = bisect_left(self._places, wanted, key=self._context)
+        right = bisect_left(self._positions, wanted, key=self._context)
         left = right - 1
         found: list[tuple[int, int]] = []
         before, after = match(left), match(right)
         shortest = max(shortest, before - _MAX_SHORTER, after - _MAX_SHORTER)
         while len(found) < limit and max(before, after) >= shortest:
             if after >= before:
-                found.append((after, self._places[right]))
+                found.append((after, self._positions[right]))
                 right += 1
                 after = match(right)
             else:
-                found.append((before, self._places[left]))
+                found.append((before, self._positions[left]))
                 left -= 1
                 before = match(left)
         return found
 
     def continuations(
-        self, places: Sequence[int], length: int, n_vocab: int = 2**31 - 1
+        self, positions: Sequence[int], length: int, n_vocab: int = 2**31 - 1
     ) -> NDArray[np.int32]:
-        """The tokens that follow each place, int32 (places, length).
+        """The tokens that follow each position, int32 (positions, length).
 
-        `SEPARATOR` from the end of the text, or from a token that is not below `n_vocab`.
+        Filled with `SEPARATOR` from the end of the text, or from a token that is not below `n_vocab`.
         """
-        offsets = np.asarray(places, np.int64)[:, None] - np.arange(1, length + 1)
-        found = self._words[np.maximum(offsets, 0)] - np.uint32(1)  # a separator becomes the highest number
+        offsets = np.asarray(positions, np.int64)[:, None] - np.arange(1, length + 1)
+        found = self._words[np.maximum(offsets, 0)] - np.uint32(1)  # a separator becomes the maximum
         found[np.logical_or.accumulate(found >= n_vocab, axis=1)] = 2**32 - 1
         tokens: NDArray[np.int32] = found.view(np.int32)
         return tokens
 
-    def _context(self, place: int) -> bytes:
-        return self.reversed_words[place * _BYTES : (place + _MAX_CONTEXT) * _BYTES]
+    def _context(self, position: int) -> bytes:
+        return self.reversed_words[position * _BYTES : (position + _MAX_CONTEXT) * _BYTES]
 
 
-def _sorted_places(words: Words) -> Words:
-    """Offsets of contexts in the order of their bytes, of places with a token before and one after them."""
+def _sorted_positions(words: Words) -> Words:
+    """Offsets of contexts, sorted by their bytes, for positions with a token before and one after them."""
     n = len(words)
     if n < 2:
         return np.empty(0, _WORD)
     padded = words.tobytes() + bytes(_BYTES)
-    # Bytes compare like big-endian numbers; any order would do, if `find` uses the same.
+    # Bytes compare like big-endian numbers. Any order would work, if `find` used the same.
     key = np.ndarray(n, ">u8", padded, strides=(_BYTES,)).astype(np.uint64)
     order, width = np.argsort(key, kind="stable"), 2
     while True:
@@ -123,5 +124,5 @@ def _sorted_places(words: Words) -> Words:
         order = np.argsort(key, kind="stable")
         width *= 2
     following = np.concatenate([words[:1] * 0, words[:-1]])
-    places: Words = order[(words[order] != 0) & (following[order] != 0)].astype(_WORD)
-    return places
+    positions: Words = order[(words[order] != 0) & (following[order] != 0)].astype(_WORD)
+    return positions

@@ -1,12 +1,12 @@
 """The datastore: texts on disk, by vocabulary, from which later sessions draft.
 
-A datastore is a folder with two files. ``index`` holds texts and their sorted places; it is only ever
-replaced as a whole. ``journal`` holds newer texts, one record each; records are appended, and merged into a
-new index when there are many. Each text has a label, and a newer text replaces the one with the same label:
+A datastore is a folder with two files. ``index`` contains texts and their sorted positions; it is only
+replaced as a whole. ``journal`` contains newer texts, one record each; records are appended, and merged into
+a new index when there are many. Each text has a label, and a newer text replaces the one with the same label:
 merging a journal twice, as after a kill between the two writes, changes nothing. Writers hold a lock.
 Readers do not: they rely on checksums, and may miss a text that is just being written.
 
-No fault of these files fails an answer: it is logged once, and a damaged file is rewritten.
+A problem with these files never makes an answer fail: it is logged once, and a damaged file is rewritten.
 """
 
 import contextlib
@@ -30,20 +30,20 @@ from spec_local.files import write_atomically
 from spec_local.llama.model import Model
 
 MAX_TOKENS = 1_000_000
-"""Capacity of a datastore, at 8 bytes a token on disk; the oldest texts are dropped first."""
+"""Capacity of a datastore in tokens, at 8 bytes each on disk; the oldest texts are dropped first."""
 _MAX_JOURNAL_TOKENS = 50_000  # sorted again after each answer, in about 10 ms
 _MIN_ANSWER = 4  # tokens
-_LOCK_TIMEOUT = 10.0  # seconds; another process needs one to merge
+_LOCK_TIMEOUT = 10.0  # seconds; a merge by another process takes about one second
 _MAX_PLACES = 24
 _MAX_MODELS = 20
-_MAX_FILE_SIZE = 64 << 20  # bytes; larger files were not written here
+_MAX_FILE_SIZE = 64 << 20  # bytes; no datastore file is larger
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
     """Summary of a datastore.
 
-    size: of its files, in bytes. models: file names of the models that have used it.
+    size: total size of its files in bytes. models: file names of the models that have used it.
     """
 
     folder: Path
@@ -58,9 +58,9 @@ class Datastore:
 
     Args:
         folder: named after the vocabulary; created by the first write.
-        n_vocab: size of the main model's vocabulary; other tokens are never proposed.
+        n_vocab: size of the main model's vocabulary; tokens outside it are never proposed.
         max_tokens: capacity.
-        log: called with one line about each fault, once.
+        log: called once with a line about each problem.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Datastore:
         self._versions: dict[str, tuple[int, ...] | None] = {"index": None, "journal": None}
         self._index, self._labels = ContextIndex(), list[int]()
         self._journal_index, self._journal = ContextIndex(), list[Text]()
-        self._valid_size = 0  # bytes of the journal up to the end of the last whole record
+        self._valid_size = 0  # bytes of the journal up to the end of the last complete record
         self._index_damaged = False
         self.refresh()
 
@@ -91,7 +91,7 @@ class Datastore:
         for index in (self._journal_index, self._index):
             if found := index.find(history, _MAX_PLACES):
                 matches += [match for match, _ in found]
-                parts.append(index.continuations([place for _, place in found], length, self._n_vocab))
+                parts.append(index.continuations([position for _, position in found], length, self._n_vocab))
         if not parts:
             return (), np.empty((0, length), np.int32)
         rows = parts[0]
@@ -119,7 +119,7 @@ class Datastore:
                 self._log_once(f"{path} {error}: its texts are lost, and it will be rewritten")
 
     def add_answer(self, answer: Sequence[int], before: Sequence[int] = ()) -> None:
-        """Add an answer and the tokens before it, unless they are here already; faults are only logged."""
+        """Add an answer and the tokens before it, unless already present; problems are only logged."""
         if self.read_only or len(answer) < _MIN_ANSWER or len(before) + len(answer) >= self._max_tokens:
             return
         try:
@@ -131,7 +131,7 @@ class Datastore:
                 if self._index_damaged or n_tokens > _MAX_JOURNAL_TOKENS:
                     self._merge(())
         except OSError as error:
-            self.read_only = True  # or every answer would wait for the lock, and fail
+            self.read_only = True  # otherwise every answer would wait for the lock and fail
             self._log_once(f"answers are not added to the datastore {self.folder} ({_reason(error)})")
 
     def add(self, texts: Iterable[Text]) -> None:
@@ -149,7 +149,7 @@ class Datastore:
             ) from None
 
     def contents(self) -> Contents:
-        """A summary for people."""
+        """A summary for display."""
         texts = self._texts(())
         size = sum(version[0] for version in self._versions.values() if version)
         n_tokens = sum(len(text.tokens) for text in texts)
@@ -171,7 +171,7 @@ class Datastore:
         return []
 
     def _texts(self, more: Iterable[Text]) -> list[Text]:
-        """The texts of both files, and more, the oldest first."""
+        """The texts of both files, then `more`, the oldest first."""
         tokens = self._index.tokens
         old = np.split(tokens, np.flatnonzero(tokens == SEPARATOR) + 1)[:-1]
         known = {label: Text(label, text[:-1]) for label, text in zip(self._labels, old, strict=True)}
@@ -190,7 +190,7 @@ class Datastore:
                 break
             kept.append(text)
         write_atomically(self.folder / "index", file_format.encode_index(self._key, kept[::-1]))
-        (self.folder / "journal").unlink(missing_ok=True)  # after a kill before this, it is merged once more
+        (self.folder / "journal").unlink(missing_ok=True)  # after a kill before this, it is merged again
         self.refresh()
 
     def _append(self, text: Text) -> None:
@@ -246,7 +246,7 @@ def folders() -> list[Path]:
 
 
 def open_datastore(model: Model, log: Callable[[str], None] = lambda line: None) -> Datastore:
-    """The datastore of a model's vocabulary, which all sizes and quantizations of its family share."""
+    """The datastore for a model's vocabulary, shared by all sizes and quantizations of its family."""
     vocabulary = model.vocabulary
     datastore = Datastore(_root() / vocabulary.fingerprint, vocabulary.n_tokens, log=log)
     datastore.add_model(model.path.name)
@@ -259,7 +259,7 @@ def contents(folder: Path) -> Contents:
 
 
 def clear(folder: Path) -> None:
-    """Delete the datastore in a folder; a session that has it open goes on without it.
+    """Delete the datastore in a folder; a session that has it open continues without it.
 
     Raises:
         SpecLocalError: another process is writing to it.
@@ -268,7 +268,7 @@ def clear(folder: Path) -> None:
     try:
         with FileLock(folder / "lock", timeout=_LOCK_TIMEOUT, mode=0o600):
             for path in folder.iterdir():
-                path.unlink()  # including the lock: a process that waits for it creates a new one
+                path.unlink()  # including the lock: a process that is waiting for it creates a new one
     except Timeout:
         raise SpecLocalError(f"another specdec process is writing to {folder}: try again later") from None
     with contextlib.suppress(OSError):  # another process has already added something
@@ -286,7 +286,7 @@ def _make(folder: Path) -> None:
 
 
 def _version(path: Path) -> tuple[int, ...] | None:
-    """Size, time of modification and inode, which change with the file; None: there is no file.
+    """Size, modification time and inode, which change with the file; None: there is no file.
 
     Raises:
         OSError: it cannot be read, or is not a file that a datastore writes.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from spec_local.datastore.context_index import SEPARATOR, ContextIndex
 
 _MAGIC = b"specdec texts 1\n"
-_INDEX = struct.Struct("<16s16sIIII")  # magic, key, words, places, texts, checksum of the rest
+_INDEX = struct.Struct("<16s16sIIII")  # magic, key, words, positions, texts, checksum of the rest
 _JOURNAL = struct.Struct("<16s16s")  # magic, key
 _RECORD = struct.Struct("<IIQ")  # tokens, checksum of label and tokens, label
 _LABEL, _TOKEN = np.dtype("<u8"), np.dtype("<i4")
@@ -46,32 +46,33 @@ def joined(texts: Iterable[Text]) -> Tokens:
 
 
 def encode_index(key: bytes, texts: Sequence[Text]) -> bytes:
-    """The index file of some texts, the oldest first. key: 16 bytes that identify the vocabulary."""
+    """The index file for some texts, the oldest first. key: 16 bytes that identify the vocabulary."""
     index = ContextIndex.build(joined(texts))
     labels = np.array([text.label for text in texts], _LABEL).tobytes()
-    body = index.reversed_words + index.places + labels
-    n_words, n_places = len(index.reversed_words) // _TOKEN.itemsize, len(index.places) // _TOKEN.itemsize
-    return _INDEX.pack(_MAGIC, key, n_words, n_places, len(texts), zlib.crc32(body)) + body
+    body = index.reversed_words + index.positions + labels
+    n_words = len(index.reversed_words) // _TOKEN.itemsize
+    n_positions = len(index.positions) // _TOKEN.itemsize
+    return _INDEX.pack(_MAGIC, key, n_words, n_positions, len(texts), zlib.crc32(body)) + body
 
 
 def decode_index(key: bytes, content: bytes) -> tuple[ContextIndex, list[int]]:
-    """The texts of an index file with their sorted places, and their labels.
+    """The texts of an index file with their sorted positions, and their labels.
 
     Raises:
-        ValueError: the file is damaged or something else.
+        ValueError: the file is damaged or not an index.
     """
     if len(content) < _INDEX.size:
         raise ValueError("is truncated")
-    magic, file_key, n_words, n_places, n_texts, checksum = _INDEX.unpack_from(content)
+    magic, file_key, n_words, n_positions, n_texts, checksum = _INDEX.unpack_from(content)
     if (magic, file_key) != (_MAGIC, key):
         raise ValueError("belongs to another version or vocabulary")
     body = content[_INDEX.size :]
-    split, end = n_words * _TOKEN.itemsize, (n_words + n_places) * _TOKEN.itemsize
+    split, end = n_words * _TOKEN.itemsize, (n_words + n_positions) * _TOKEN.itemsize
     if len(body) != end + n_texts * _LABEL.itemsize or zlib.crc32(body) != checksum:
         raise ValueError("is damaged")
-    words, places = np.frombuffer(body[:split], _TOKEN), np.frombuffer(body[split:end], _TOKEN)
+    words, positions = np.frombuffer(body[:split], _TOKEN), np.frombuffer(body[split:end], _TOKEN)
     whole = n_texts == n_words == 0 or ((words[:1] == 0).all() and np.count_nonzero(words == 0) == n_texts)
-    if not whole or (n_places and not 0 < places.min() <= places.max() < n_words):
+    if not whole or (n_positions and not 0 < positions.min() <= positions.max() < n_words):
         raise ValueError("is damaged")
     return ContextIndex(body[:split], body[split:end]), np.frombuffer(body[end:], _LABEL).tolist()
 
@@ -91,7 +92,7 @@ def decode_journal(key: bytes, content: bytes) -> Iterator[tuple[Text, int]]:
     """The texts of a journal, each with the offset of its end; an incomplete record at the end is ignored.
 
     Raises:
-        ValueError: the file is damaged or something else; the texts before that are intact.
+        ValueError: the file is damaged or not a journal; the texts returned before that are intact.
     """
     header = journal_header(key)
     if content[: len(header)] != header:

@@ -1,8 +1,8 @@
 """Lookup candidates from texts of earlier sessions.
 
-As in suffix decoding (Oliaro et al. 2024, arXiv 2411.04975): the places whose context agrees longest with
-the end of the history, and the tokens that followed there, merged into a tree and weighted by frequency. In
-addition, a text that is being repeated with changes is tracked (`spec_local.datastore.alignment`).
+As in suffix decoding (Oliaro et al. 2024, arXiv 2411.04975), the tokens that followed at the positions with
+the longest matching contexts are merged into a tree and weighted by frequency. In addition, a text that is
+being repeated with changes is tracked (`spec_local.datastore.alignment`).
 """
 
 import heapq
@@ -18,17 +18,17 @@ from spec_local.core.proposal import ROOT, Limit
 from spec_local.datastore.alignment import Alignment
 from spec_local.lookups.base import Candidates
 
-_DISCOUNT = 0.5  # of a place's weight, for each token that its match is shorter than the longest
+_DISCOUNT = 0.5  # factor on a position's weight for each token by which its match is shorter than the longest
 _NOVELTY = (
     14.0  # weight of an unseen token, by the square of the match: fitted to code, from a datastore of code
 )
 _CHANGE = (
     4 / 3
 )  # weight of a changed token, by the match: texts are repeated with changes, see `match_confidence`
-_MIN_PROBABILITY = 0.05  # of a branch; a row of the main model's logits costs more than a rarer one gains
-_MIN_SEGMENT = 4  # tokens added to a path at once; switching between paths takes time
+_MIN_PROBABILITY = 0.05  # minimum for a branch; the logits of a less probable one cost more than it gains
+_MIN_SEGMENT = 4  # minimum number of tokens added to a path at once; switching between paths takes time
 _LOOKAHEAD = 64  # tokens beyond the proposal, for the alignment: after a change, no search finds them
-_PROMPT_TAIL = 512  # tokens at the end of a prompt with which the alignment starts
+_PROMPT_TAIL = 512  # number of tokens at the end of a prompt from which the alignment starts
 _SEARCH_INTERVAL = 4  # tokens between two searches in a prompt
 
 
@@ -36,11 +36,11 @@ class Searchable(Protocol):
     """Texts that can be searched: a `spec_local.datastore.datastore.Datastore`, or a fake."""
 
     def find(self, history: Sequence[int], length: int) -> tuple[Sequence[int], NDArray[np.int32]]:
-        """Find the places whose contexts agree longest with the end of the history, the longest first.
+        """Find the positions whose contexts agree longest with the end of the history, the longest first.
 
         Returns:
-            the number of tokens that agree at each place, and the tokens that followed there, int32
-            (places, length), with −1 from the end of the text or from a token that cannot be proposed.
+            the number of tokens that agree at each position, and the tokens that followed there, int32
+            (positions, length), with −1 from the end of the text or from a token that cannot be proposed.
         """
 
 
@@ -74,8 +74,8 @@ class DatastoreLookup:
         pass
 
     def _align(self, history: Sequence[int]) -> None:
-        """Bring the alignment up to date with the history; a new prompt takes several searches."""
-        # The decoding loop's own list only grows; any other list is a new text.
+        """Update the alignment to the history; a new prompt takes several searches."""
+        # The decoding loop's own list only grows; any other list is a new history.
         if history is not self._history or len(history) < self._n_read:
             self._history, self._alignment = history, Alignment()
             self._n_read = max(0, len(history) - _PROMPT_TAIL)
@@ -89,7 +89,7 @@ class DatastoreLookup:
         self._n_read = len(history)
 
     def _search(self, history: Sequence[int], length: int) -> tuple[Sequence[int], NDArray[np.int32]]:
-        """Find the best places, and offer the first of them to the alignment."""
+        """Find the best positions, and offer the first of them to the alignment."""
         matches, rows = self._texts.find(history, length)
         if matches:
             text = rows[0].tolist()
@@ -98,11 +98,11 @@ class DatastoreLookup:
 
 
 def _tree(matches: Sequence[int], rows: NDArray[np.int32], limit: Limit, source: str) -> Candidates:
-    """Merge continuations into a trie and take its most probable nodes, the most probable first.
+    """Merge continuations into a trie, and return its most probable nodes, the most probable first.
 
     Confidences are those of prediction by partial matching (Cleary and Witten 1984): the weight of the
-    places that continue with a token, over that of all places and of an unseen token, which falls with the
-    length of the context.
+    positions that continue with a token, divided by the weight of all positions plus that of an unseen token,
+    which falls with the length of the context.
 
     Args:
         matches, rows: see `Searchable.find`.
@@ -114,32 +114,32 @@ def _tree(matches: Sequence[int], rows: NDArray[np.int32], limit: Limit, source:
     weights = [_DISCOUNT ** (longest - match) for match in matches]
     context = np.arange(longest, longest + limit.depth)
     unseen = np.maximum(_NOVELTY / context**2, _CHANGE / context)  # weight of an unseen token, by depth
-    # −probability of the path, tie breaker, confidence of its last token, places, their weight, depth, parent
+    # −probability of the path, tie-breaker, confidence of its last token, positions, weight, depth, parent
     queue: list[tuple[float, int, float, list[int], float, int, int]] = []
     counter = itertools.count()
     inner, leaves = {ROOT}, 0
 
-    def branch(places: list[int], depth: int, parent: int, probability: float) -> None:
-        """Queue the different tokens that follow at these places."""
+    def branch(positions: list[int], depth: int, parent: int, probability: float) -> None:
+        """Queue the different tokens that follow at these positions."""
         by_token: dict[int, list[int]] = {}
-        for place, token in zip(places, rows[places, depth].tolist(), strict=True):
-            by_token.setdefault(token, []).append(place)
-        total = sum(weights[place] for place in places) + unseen[depth]
+        for position, token in zip(positions, rows[positions, depth].tolist(), strict=True):
+            by_token.setdefault(token, []).append(position)
+        total = sum(weights[position] for position in positions) + unseen[depth]
         for token, group in by_token.items():
-            weight = sum(weights[place] for place in group)
+            weight = sum(weights[position] for position in group)
             if token >= 0 and probability * weight / total >= _MIN_PROBABILITY:
                 entry = group, weight, depth, parent
                 heapq.heappush(queue, (-probability * weight / total, next(counter), weight / total, *entry))
 
     branch(list(range(len(matches))), 0, ROOT, 1.0)
     while queue and len(tokens) < limit.nodes:
-        negated, _, confidence, places, weight, depth, parent = heapq.heappop(queue)
+        negated, _, confidence, positions, weight, depth, parent = heapq.heappop(queue)
         leaves += parent in inner  # a second child adds a leaf
         if leaves > limit.branches:
             break
         inner.add(parent)
-        # Add a whole segment: as long as all places continue alike …
-        ahead = rows[places, depth:]
+        # Add a whole segment: as long as all positions continue with the same tokens …
+        ahead = rows[positions, depth:]
         alike = (ahead == ahead[0]).all(axis=0) & (ahead[0] >= 0)
         n = int(alike.argmin()) or len(alike)
         segment = weight / (weight + unseen[depth : depth + n])
@@ -154,5 +154,5 @@ def _tree(matches: Sequence[int], rows: NDArray[np.int32], limit: Limit, source:
         confidences += segment[:n].tolist()
         inner.update(range(first, first + n - 1))
         if depth + n < limit.depth:
-            branch(places, depth + n, first + n - 1, -negated * float(segment[1:n].prod()))
+            branch(positions, depth + n, first + n - 1, -negated * float(segment[1:n].prod()))
     return Candidates(tokens, parents, confidences, source)

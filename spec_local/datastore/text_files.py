@@ -1,4 +1,4 @@
-"""Text files that a user adds to the datastore: find them, read them, tokenize them."""
+"""Find, read and tokenize the text files that a user adds to the datastore."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -10,14 +10,14 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama.vocabulary import Vocabulary
 
 MAX_FILE_SIZE = 1 << 20
-"""In bytes; larger files are seldom written by hand."""
-_MIN_TOKENS = 4  # of a text that a search can find
+"""Maximum size in bytes; larger files are rarely written by hand."""
+_MIN_TOKENS = 4  # minimum length of a text that a search can find
 _IGNORED_FOLDERS = {"node_modules", "__pycache__", "site-packages"}
 
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """Tokenized files, and those that were skipped, by reason."""
+    """Tokenized files, and the skipped files by reason."""
 
     texts: list[Text] = field(default_factory=list)
     skipped: dict[str, list[Path]] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Skipped(Exception):
 
 
 def list_files(paths: Iterable[Path]) -> list[Path]:
-    """List files, and the files in folders, sorted; hidden files and links to folders are left out.
+    """List files, including those in folders, sorted; hidden files and links to folders are left out.
 
     Raises:
         InvalidRequest: a path does not exist.
@@ -54,7 +54,7 @@ def tokenize_files(
     """Tokenize files, labelled by their paths, so that a new version of a file replaces the old one.
 
     Args:
-        max_tokens: of all files together; files beyond that are skipped.
+        max_tokens: maximum number of tokens in all files together; files beyond that are skipped.
         on_progress: called after each file.
     """
     found, room = TextFiles(), max_tokens

@@ -1,8 +1,8 @@
-"""GBNF, the grammar notation of llama.cpp, rewritten for llguidance in its dialect of Lark.
+"""Translate GBNF, the grammar notation of llama.cpp, to llguidance's dialect of Lark.
 
-A terminal of Lark is greedy: with ``NAME: /[a-z]+/``, the rule ``NAME "z"`` matches nothing. GBNF has no
-terminals. Each character therefore becomes a lexeme of its own, and the Earley parser follows every way
-to read a text. One difference remains: where a set of tokens (``!<[5]>``) and text could both follow,
+Terminals in Lark are greedy: with ``NAME: /[a-z]+/``, the rule ``NAME "z"`` matches nothing. GBNF has no
+terminals. Each character therefore becomes a separate lexeme, and the Earley parser follows every possible
+parse of a text. One difference remains: where both a set of tokens (``!<[5]>``) and text could follow,
 llguidance follows only the set of tokens.
 
 GBNF: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
@@ -34,19 +34,19 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def to_lark(text: str, token_id: Callable[[str], int | None]) -> str:
-    """Rewrite a grammar; its language stays the same.
+    """Translate a grammar; the language that it accepts stays the same.
 
     Args:
         text: GBNF with a rule ``root``, at most 1 MiB.
-        token_id: the id of the token that is spelled like this, for ``<name>``.
+        token_id: returns the id of the token with a spelling, for ``<name>``.
 
     Raises:
-        InvalidRequest: it is not GBNF; the message gives the reason.
+        InvalidRequest: the text is not GBNF; the message gives the reason.
     """
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidRequest("the grammar is not UTF-8: convert it first, for instance with iconv") from None
+        raise InvalidRequest("the grammar is not UTF-8: convert it first, for example with iconv") from None
     if size > _MAX_BYTES:
         raise InvalidRequest(f"the grammar has {size} bytes: give at most {_MAX_BYTES}")
     if not text.strip():
@@ -97,7 +97,7 @@ class _Converter:
         return "\n".join(lines)
 
     def _read(self, kind: str, word: str, unfinished: list[list[list[str]]]) -> None:
-        """Add a word to the last alternative; a group becomes a rule, as nesting has a limit in Lark."""
+        """Add a word to the last alternative; a group becomes a rule, as Lark limits nesting."""
         items = unfinished[-1][-1]
         if word == "|":
             unfinished[-1].append([])
@@ -153,7 +153,7 @@ def _words(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _characters(text: str) -> Iterator[tuple[str, bool]]:
-    """Characters of a literal or a set, and whether each was escaped."""
+    """The characters of a literal or a set, and whether each of them was escaped."""
     position = 0
     while position < len(text):
         found = _CHARACTER.match(text, position)
@@ -167,7 +167,7 @@ def _characters(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _set(text: str) -> str:
-    """A set of characters as a regular expression."""
+    """Convert a set of characters to a regular expression."""
     negated = text.startswith("^")
     characters = list(_characters(text[negated:]))
     ranges, position = "", 0

@@ -1,12 +1,12 @@
 """JSON schemas, made stricter for llguidance: every answer is valid under the original schema.
 
-llguidance implements most of JSON Schema; other keywords are refused, never silently ignored. Narrower than
-the standard, so that small models end their answers and common parsers accept them, are:
+llguidance implements most of JSON Schema; other keywords are rejected, never silently ignored. So that small
+models end their answers and common parsers accept them, some rules are stricter than the standard:
 
 ===========  ================================================================================================
-whitespace   between two tokens of JSON at most one space, or a line break and up to 20 spaces
-objects      no properties but those of the schema, unless ``additionalProperties`` allows them
-arrays       all ``prefixItems`` and no more, unless ``items`` allows them
+whitespace   between two JSON tokens, at most one space, or a line break and up to 20 spaces
+objects      only the properties in the schema, unless ``additionalProperties`` allows others
+arrays       all ``prefixItems`` and no more items, unless ``items`` allows them
 integers     within ±2**53, which all JSON parsers represent exactly
 numbers      with bounds: up to 10 decimals and no exponent, so that parsed floats
              stay within exclusive bounds
@@ -61,16 +61,16 @@ _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T
 _KNOWN_FORMATS = {"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # to llguidance
 _COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Length", "Items", "Properties")}
 _MAX_INTEGER = 2**53
-_DIGITS = 15  # a float distinguishes all decimal numbers of so many digits
-_MAX_DECIMALS = 10  # llguidance takes no finer multipleOf
+_DIGITS = 15  # a float distinguishes all decimal numbers with this many digits
+_MAX_DECIMALS = 10  # llguidance supports no finer multipleOf
 
 
 @functools.lru_cache(maxsize=8)
 def to_lark(schema: str) -> str:
-    """A Lark grammar of the JSON that is valid under a schema, itself given as JSON.
+    """Return a Lark grammar for the JSON that is valid under a schema, which is given as JSON.
 
     Raises:
-        InvalidRequest: it is not JSON or not a schema, or has a keyword that is not supported.
+        InvalidRequest: it is not JSON, not a schema, or has a keyword that is not supported.
     """
     try:
         strict = _Strict(json.loads(schema, parse_constant=_not_json)).schema()
@@ -90,14 +90,14 @@ class _Strict:
     def schema(self) -> dict[str, Any]:
         strict = self._schema({} if self._root is True else self._root, "the JSON schema")
         if strict is False:
-            raise InvalidRequest("the JSON schema is false, so that no answer is valid: give another")
+            raise InvalidRequest("the JSON schema is false, so no answer is valid: give another one")
         return dict(strict)
 
     def _schema(self, schema: Any, where: str, *, part: bool = False) -> Any:
-        """A schema that accepts no more than the original.
+        """Return a schema that accepts no more than the original.
 
         Args:
-            where: names it in errors.
+            where: name of the schema in error messages.
             part: another schema applies to the same object, which may therefore have more properties.
         """
         if isinstance(schema, bool):
@@ -158,12 +158,12 @@ class _Strict:
         free = strict.get("patternProperties") or strict.get("additionalProperties", True) is not False
         if free and strict.get("minProperties", 0) not in (0, 1):
             raise InvalidRequest(
-                f"{where} has minProperties above 1, but a name could repeat: give 1 at most, or properties"
+                f"{where} has minProperties above 1, but a name could repeat: give at most 1, or properties"
             )
 
     def _pattern(self, schema: Any, where: str) -> str:
-        """A regular expression for the names that `propertyNames` allows."""
-        for _ in range(100):  # references may form a circle
+        """Return a regular expression for the names that `propertyNames` allows."""
+        for _ in range(100):  # references may form a cycle
             if isinstance(schema, dict) and schema.keys() - _NOTES == {"$ref"}:
                 schema = self._target(schema["$ref"], where)
         if schema is True:
@@ -224,13 +224,13 @@ def _support(keys: AbstractSet[str], known: AbstractSet[str], where: str) -> Non
     other = sorted(keys - known)
     if other:
         raise InvalidRequest(
-            f"{where} has {_short(other[0])}, which is not supported here: "
+            f"{where} has {_short(other[0])}, which is not supported: "
             "remove it and validate the output yourself"
         )
 
 
 def _not_json(name: str) -> None:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Grammars and JSON schemas as constraints: llguidance computes which tokens of a vocabulary may follow."""
+"""Grammars and JSON schemas as constraints: llguidance computes which tokens may follow."""
 
 import functools
 import re
@@ -15,18 +15,19 @@ from spec_local.errors import InvalidRequest
 from spec_local.grammar import gbnf, json_schema
 
 _STACK = 256 << 20
-"""Bytes: llguidance recurses along chains of rules, 3.3 KB for each of at most 65,000."""
+"""Stack size in bytes: llguidance recurses along chains of up to 65,000 rules, with 3.3 KB for each."""
 _LIMITS = LLParserLimits(step_max_items=20_000_000, step_lexer_fuel=20_000_000)
-"""About a second for a mask. The defaults stop where large sets of characters meet a large vocabulary."""
+"""Limits of about a second per mask. The defaults are too low for large character sets and vocabularies."""
 _FEW = 64
-"""Up to this many tokens are quicker to check one by one than with a mask of the whole vocabulary."""
+"""Up to this number of tokens, checking them one by one is faster than a mask of the whole vocabulary."""
 _POSITION = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
-# Without this, a text that is forced may be spelled in one way only, and masks depend on the tokenizer.
+# Without this, text that is forced could be tokenized in one way only, and masks would depend on the
+# tokenizer.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 
 
 class Vocabulary(Protocol):
-    """What a grammar needs of a model's vocabulary."""
+    """The part of a model's vocabulary that a grammar uses."""
 
     n_tokens: int
 
@@ -41,7 +42,7 @@ class Vocabulary(Protocol):
 class Grammar:
     """A grammar or a JSON schema for one vocabulary.
 
-    Tokens without text (control tokens) are not allowed, unless the grammar names them (``<...>``).
+    Tokens without text (control tokens) are allowed only where the grammar names them (``<...>``).
     End tokens are allowed where the text is complete.
     """
 
@@ -59,7 +60,7 @@ class Grammar:
 
     @classmethod
     def from_gbnf(cls, vocabulary: Vocabulary, text: str) -> "Grammar":
-        """A grammar in GBNF, with a rule ``root``; at most 1 MiB.
+        """Create a grammar from GBNF with a rule ``root``, at most 1 MiB.
 
         Raises:
             InvalidRequest: it cannot be used; the message gives the reason.
@@ -73,7 +74,7 @@ class Grammar:
 
     @classmethod
     def from_json_schema(cls, vocabulary: Vocabulary, schema: str) -> "Grammar":
-        """The JSON that is valid under a schema, itself given as JSON (see `spec_local.grammar.json_schema`).
+        """Create a grammar for the JSON that is valid under a schema (see `spec_local.grammar.json_schema`).
 
         Raises:
             InvalidRequest: the schema cannot be used; the message gives the reason.
@@ -82,13 +83,13 @@ class Grammar:
         return cls(vocabulary, json_schema.to_lark(schema))
 
     def start(self) -> "GrammarState":
-        """What an answer may begin with."""
+        """The state before the first token of an answer."""
         return GrammarState(self._matcher.deep_copy(), self._n_tokens, self._ends)
 
 
 @functools.lru_cache(maxsize=8)
 def check_json_schema(schema: str) -> None:
-    """Make sure that a schema can be used, without a model.
+    """Check that a JSON schema can be used, without a model.
 
     Raises:
         InvalidRequest: it cannot; the message gives the reason.
@@ -106,7 +107,7 @@ def check_json_schema(schema: str) -> None:
 class GrammarState:
     """A position in a grammar: a `spec_local.core.constraint.State`.
 
-    Every method raises InvalidRequest where the grammar is so ambiguous that it would take seconds.
+    All methods raise InvalidRequest if the grammar is so ambiguous that they would take seconds.
     """
 
     def __init__(self, matcher: LLMatcher, n_tokens: int, ends: list[int]) -> None:
@@ -115,8 +116,8 @@ class GrammarState:
 
     def allows(self, tokens: NDArray[np.intp]) -> NDArray[np.bool_]:
         if not ((tokens >= 0) & (tokens < self._n_tokens)).all():
-            raise InvalidRequest("a token is outside of the vocabulary: give one of the model's")
-        # A matcher that stopped at a complete text validates no token, not even the end tokens in its mask.
+            raise InvalidRequest("a token is outside the vocabulary: give a token of the model")
+        # A matcher that stopped at a complete text rejects all tokens, even the end tokens in its mask.
         if self._allowed is None and len(tokens) <= _FEW and not self._matcher.is_stopped():
             found = np.array([self._matcher.validate_tokens([token]) for token in tokens.tolist()], bool)
             self._check()
@@ -128,7 +129,7 @@ class GrammarState:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             self._check()
             self._allowed = np.unpackbits(bits, count=self._n_tokens, bitorder="little").view(np.bool_)
-            if not self._matcher.is_accepting():  # a set like !<[5]> contains the end tokens
+            if not self._matcher.is_accepting():  # sets such as !<[5]> contain the end tokens
                 self._allowed[self._ends] = False
         return self._allowed
 
@@ -149,7 +150,7 @@ class GrammarState:
 
 
 class _Tokens:
-    """The tokens of a vocabulary as llguidance reads them; it never tokenizes, as nothing is forced."""
+    """The tokens of a vocabulary, as llguidance expects them. It tokenizes no text: see `_OPTIONS`."""
 
     bos_token_id = None
 
@@ -171,7 +172,7 @@ _tokenizers: "weakref.WeakKeyDictionary[Vocabulary, LLTokenizer]" = weakref.Weak
 
 
 def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """Made at the first use of a vocabulary, which takes some tenths of a second."""
+    """Return the tokenizer of a vocabulary; creating it, on first use, takes some tenths of a second."""
     if vocabulary not in _tokenizers:
         tokens = _Tokens(vocabulary)
         _tokenizers[vocabulary] = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends)
@@ -179,7 +180,7 @@ def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def _reason(message: str) -> str:
-    """The line of an error of llguidance that gives the reason, shortened."""
+    """The line of an llguidance error that gives the reason, shortened."""
     found = re.search("^error: (.*)", message, re.MULTILINE)  # of a regular expression
     line = found[1] if found else _POSITION.sub("", message.strip().partition("\n")[0])
     return line if len(line) < 160 else line[:157] + "..."

@@ -1,9 +1,9 @@
-"""Matrix kernels for small batches on x86-64, which llama.cpp uses instead of its own.
+"""Matrix kernels for small batches on x86-64 that replace those of llama.cpp.
 
 The C++ sources are in this folder. ``specdec doctor --fix`` compiles them (`spec_local.kernels.build`), and a
-self-test selects the instruction set (`spec_local.kernels.check`). This module loads the library, once per
-process and before the first model. The kernels are optional: if they cannot be used, `status` gives the
-reason and llama.cpp uses its own.
+self-test selects the instruction set (`spec_local.kernels.check`). This module loads the library once per
+process, before the first model. The kernels are optional: if they cannot be used, `status` gives the reason,
+and llama.cpp uses its own.
 """
 
 import os
@@ -36,9 +36,9 @@ class Status:
 
 @dataclass(slots=True)
 class _State:
-    """State of this process.
+    """State of the kernels in this process.
 
-    found: the status and library that `_look` returned. loaded: the result of `load`, once it has run.
+    found: the status and library that `_look` returned. loaded: the result of `load`, after it has run.
     native: the library, if it is installed in llama.cpp.
     """
 
@@ -51,16 +51,16 @@ _state = _State()
 
 
 def mode() -> Mode:
-    """Return the mode of this process and its children: whether the kernels may be used."""
+    """Return whether the kernels may be used in this process and its children."""
     return "off" if os.environ.get(VARIABLE) == "off" else "auto"
 
 
 def use(mode: Mode) -> None:
     """Enable the kernels where they work, or disable them, in this process and its children.
 
-    Call this before the first model is opened. A later call decides whether the weights of models opened
-    afterwards are packed, and whether all models use the kernels for F16 weights and attention: do not call
-    it while a model computes. Kernels that were off when llama.cpp was loaded stay off.
+    Call this before the first model is opened. A later call determines whether the weights of models opened
+    afterwards are packed, and whether all models use the kernels for F16 weights and attention. Do not call
+    it while a model is computing. Kernels that were off when llama.cpp was loaded stay off.
     """
     os.environ[VARIABLE] = mode
     if _state.native:
@@ -68,7 +68,7 @@ def use(mode: Mode) -> None:
 
 
 def load() -> None:
-    """Install the kernels if they are enabled and work. `runtime.library` calls this once. Never raises."""
+    """Install the kernels if they are enabled and work. Called once, by `runtime.library`. Never raises."""
     found, library = (Status(None, _OFF), None) if mode() == "off" else _found()
     if found.instruction_set and library:
         from spec_local.kernels.native import Native

@@ -51,7 +51,7 @@ INSTRUCTION_SETS = {
 
 
 def reported() -> list[str]:
-    """Return the instruction sets that this processor reports, best first; all if they are unknown."""
+    """Return the instruction sets that this processor reports, best first; all if it reports none."""
     # macOS spells them without underscores.
     features = {name.replace("_", "") for name in machine.processor_features()}
     return [
@@ -74,7 +74,7 @@ def unsupported() -> str | None:
 
 
 def folders() -> list[Path]:
-    """Return the folders for the library: in the Python environment, else in the user's data folder."""
+    """Return the folders for the library: in the Python environment, then in the user's data folder."""
     share = Path(sys.prefix) / "share" / "specdec"
     return [share / "kernels", Path(platformdirs.user_data_dir("specdec")) / "kernels"]
 
@@ -149,7 +149,7 @@ def _workplace(stack: contextlib.ExitStack) -> tuple[Path, Path]:
     """Return the first writable folder of `folders` and a temporary folder in it.
 
     Raises:
-        OSError: None of the folders is writable.
+        OSError: none of the folders is writable.
     """
     *others, last = folders()
     for folder in others:

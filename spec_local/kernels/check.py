@@ -3,7 +3,7 @@
 A processor can report instructions that it cannot execute, especially in a virtual machine, and executing one
 of them kills the process. Each candidate is therefore tested in a child process,
 ``python -m spec_local.kernels.check LIBRARY INSTRUCTION_SET``. The result is stored next to the library,
-together with the processor it applies to: another machine that shares the disk runs the tests again.
+together with the processor that it applies to: another machine that shares the disk runs the tests again.
 """
 
 import contextlib

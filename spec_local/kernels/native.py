@@ -8,8 +8,8 @@ class Native:
     """The library, loaded into this process. Import llama_cpp first: the library links to its libraries.
 
     Raises:
-        OSError: The library cannot be loaded.
-        AttributeError: The library lacks a function.
+        OSError: the library cannot be loaded.
+        AttributeError: the library lacks a function.
     """
 
     def __init__(self, library: Path) -> None:
@@ -28,9 +28,9 @@ class Native:
         return _text(self._install(instruction_set.encode()))
 
     def enable(self, on: bool) -> None:
-        """Enable or disable packing for models opened from now on, and F16 weights and attention for all.
+        """Enable or disable packing for models opened later, and F16 weights and attention for all models.
 
-        Do not call it during a computation.
+        Do not call this during a computation.
         """
         self._enable(int(on))
 

@@ -12,10 +12,10 @@ class Batch:
     Args:
         lib: the low-level API.
         capacity: maximum number of tokens.
-        max_sequences: maximum number of sequences that a token belongs to.
+        max_sequences: maximum number of sequences that a token can belong to.
 
     Attributes:
-        native: the structure to pass to llama_decode; set its ``n_tokens``.
+        native: the structure to pass to llama_decode; the caller sets its ``n_tokens``.
     """
 
     def __init__(self, lib: Any, capacity: int, max_sequences: int = 1) -> None:
@@ -31,14 +31,14 @@ class Batch:
         for name, array in arrays.items():
             setattr(self.native, name, ctypes.cast(array.ctypes.data, dict(self.native._fields_)[name]))
         self._arrays = arrays  # the structure holds only their addresses
-        # For the few entries of a call, a memoryview is several times as fast as numpy.
+        # For the few entries of a call, a memoryview is several times as fast as NumPy.
         self._tokens, self._positions, self._wants_logits, self._n_sequences = (
             arrays[name].data for name in ("token", "pos", "logits", "n_seq_id")
         )
         self._sequences = sequences.data
 
     def put(self, i: int, token: int, position: int, sequence: int, wants_logits: bool) -> None:
-        """Set entry `i`: a token of one sequence, and whether its logits are wanted."""
+        """Set entry `i`: a token of one sequence, and whether to compute its logits."""
         self._tokens[i] = token
         self._positions[i] = position
         self._wants_logits[i] = wants_logits
@@ -46,6 +46,6 @@ class Batch:
         self._sequences[i, 0] = sequence
 
     def add_sequence(self, i: int, sequence: int) -> None:
-        """Let the token of entry `i` belong to one more sequence."""
+        """Add the token of entry `i` to another sequence."""
         self._sequences[i, self._n_sequences[i]] = sequence
         self._n_sequences[i] += 1

@@ -37,7 +37,7 @@ _AVX2 = ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A way to build llama.cpp: a name to display, and the CMake arguments."""
+    """A way to build llama.cpp: a display name and the CMake arguments."""
 
     name: str
     cmake_args: str
@@ -53,7 +53,7 @@ def recipes() -> list[Recipe]:
         return [Recipe("a portable build", "-DGGML_NATIVE=OFF")]
     reported = machine.processor_features()
     safe = tuple(o for o, needs in _OPTIONS.items() if reported.issuperset(needs))
-    # ggml's AVX-512 code uses the older instruction sets, too.
+    # ggml's AVX-512 code also uses the older instruction sets.
     if not set(_AVX2) <= set(safe):
         safe = tuple(o for o in safe if not o.startswith("AVX512"))
     candidates = [
@@ -75,7 +75,7 @@ def _cmake_args(options: tuple[str, ...]) -> str:
 
 
 def _requirement() -> str:
-    """Return this package's requirement of llama-cpp-python, with its version."""
+    """Return this package's requirement for llama-cpp-python, including its version."""
     return next(r.split(";")[0] for r in requires("spec-local") or [] if r.startswith("llama-cpp-python"))
 
 

@@ -1,4 +1,4 @@
-"""Whether two models share a vocabulary, so that token ids of the draft model are valid for the main model.
+"""Check whether two models share a vocabulary, so that token ids of one are valid for the other.
 
 The rule is llama.cpp's own (common/speculative.cpp): same tokenizer type, same handling of the
 beginning- and end-of-sequence tokens, sizes within 128 of each other, and equal token texts from id 5 on.
@@ -11,7 +11,7 @@ _FIRST_COMPARED = 5  # the special tokens before it differ between instruct and 
 
 
 def difference(main: Vocabulary, draft: Vocabulary) -> str | None:
-    """Return what makes two vocabularies incompatible, or None if they are compatible."""
+    """Return why two vocabularies are incompatible, or None if they are compatible."""
     if main.type != draft.type:
         return "their tokenizers are of different types"
     for name, added in (("bos", "add_bos"), ("eos", "add_eos")):

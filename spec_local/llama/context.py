@@ -1,9 +1,9 @@
 """A llama.cpp context: the KV cache of one token sequence, extended by a tree of draft tokens per call.
 
 In llama.cpp, a token attends to a cache cell if both share a sequence id and the cell's position is not
-later. A branch of the tree is therefore a sequence: it is forked from its parent's sequence without copying
-data, and a token with several children belongs to the sequences of all of them. The committed tokens are
-always sequence 0.
+later. Each branch of the tree is therefore a sequence: it is forked from its parent's sequence without
+copying data, and a token with several children belongs to the sequences of all of them. The committed tokens
+are always in sequence 0.
 
 llama.cpp aborts the process when it is called with wrong arguments, so all of them are checked here first.
 Positions are not passed in: they follow from the tree.
@@ -52,7 +52,7 @@ class Context:
             each call reads the weights once. On a CPU, a larger value does not make prefill faster; compute
             buffers grow with it, and Ctrl-C waits for the call to end.
         max_logits: maximum number of rows of logits per call; llama.cpp reserves memory for them.
-        threads: for single tokens and batches; None: one per physical core.
+        threads: number of threads, for single tokens and batches; None: one per physical core.
         cache_type: type of keys and values, ``f16``, ``q8_0`` or ``q4_0``.
         flash_attention: None lets llama.cpp choose; a quantized cache requires it.
 
@@ -108,12 +108,12 @@ class Context:
         params.n_ctx = n_ctx
         params.n_batch = params.n_ubatch = max_tokens
         # llama.cpp reserves a buffer of n_outputs_max rows, asserts that it suffices, and requires
-        # one per sequence.
+        # at least one row per sequence.
         params.n_outputs_max = max(self.max_logits, max_branches + self._has_guard)
         params.n_seq_max = max_branches + self._has_guard
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True
-        params.swa_full = True  # otherwise rolling back reports success, but the tokens are gone
+        params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
         if flash_attention is not None:
             params.flash_attn_type = int(flash_attention)
         elif cache_type != "f16":
@@ -296,11 +296,11 @@ class Context:
         return state
 
     def restore(self, tokens: Sequence[int], state: NDArray[np.uint8]) -> None:
-        """Replace the cache by a state saved from a context of the same model and settings.
+        """Replace the cache with a state saved from a context with the same model and settings.
 
         Args:
-            tokens: the committed tokens at that time.
-            state: uint8 (n,), the unchanged result of `state`. llama.cpp does not validate it.
+            tokens: the tokens that were committed when the state was saved.
+            state: uint8 (n,), the unmodified result of `state`. llama.cpp does not validate it.
 
         Raises:
             ContextOverflow: there are more tokens than `n_ctx`; nothing has changed.
@@ -330,7 +330,7 @@ class Context:
 
     @contextlib.contextmanager
     def _only_committed(self) -> Iterator[None]:
-        """Within the block, cache sequence 0 only: its state does not depend on `max_branches`."""
+        """Keep only sequence 0 in the cache within the block: its state does not depend on `max_branches`."""
         self.truncate(len(self._cached))
         try:
             self._guard(0, 0)
@@ -377,7 +377,7 @@ class Context:
         address = ctypes.addressof(pointer.contents)
         if address != self._logits_address:
             view = (ctypes.c_float * (self.max_logits * self.n_vocab)).from_address(address)
-            view.owner = self._owner  # type: ignore[attr-defined]  # the logits keep their memory alive
+            view.owner = self._owner  # type: ignore[attr-defined]  # keeps the memory of the logits alive
             flat: Logits = np.frombuffer(memoryview(view), np.float32)
             self._logits, self._logits_address = flat.reshape(-1, self.n_vocab), address
         return self._logits[:n]
@@ -405,10 +405,10 @@ def _bytes(array: NDArray[np.uint8]) -> Any:
 
 
 class _Owner:
-    """Held by the context and by all views of its logits; with the last reference, the context is freed."""
+    """Held by the context and all views of its logits; the context is freed with the last reference."""
 
 
 def free_context(lib: Any, handle: int, model: Model) -> None:
-    """Free a context, unless its model is freed already: llama.cpp reads the model and would crash."""
+    """Free a context, unless its model has already been freed: llama.cpp reads the model and would crash."""
     if model.close.alive:
         lib.llama_free(handle)

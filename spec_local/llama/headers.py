@@ -1,4 +1,4 @@
-"""Open a model without its weights: a GGUF header is read in a moment, however large the file is."""
+"""Open a model without its weights: reading a GGUF header is fast, regardless of the file's size."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Check that memory is free, and give back memory that only loading needed."""
+"""Check that enough memory is free, and release memory that was needed only for loading."""
 
 import contextlib
 import ctypes
@@ -13,10 +13,10 @@ _MADV_DONTNEED = 4
 
 
 def check_free_memory(need: int, purpose: str) -> None:
-    """Check that `need` bytes are free: a system without memory starts to kill processes.
+    """Check that `need` bytes are free: a system that is out of memory kills processes.
 
     Raises:
-        ContextOverflow: fewer are free.
+        ContextOverflow: fewer bytes are free.
     """
     free = psutil.virtual_memory().available
     if need > free:
@@ -29,9 +29,9 @@ def check_free_memory(need: int, purpose: str) -> None:
 def release_mapped_file(path: Path) -> None:
     """Drop the pages of a memory-mapped file from this process; they are mapped again on access.
 
-    llama.cpp maps a model file and reads all of it while loading. Weights that it repacks for the
-    processor, and most token embeddings, are not read again and would count twice. Linux only; elsewhere,
-    and on failure, nothing happens.
+    llama.cpp maps a model file and reads all of it while loading. Weights that it repacks for the processor,
+    and most token embeddings, are not read again and would take memory twice. On other systems than Linux,
+    and on failure, this does nothing.
     """
     if sys.platform != "linux":
         return
@@ -40,7 +40,7 @@ def release_mapped_file(path: Path) -> None:
         libc = ctypes.CDLL(None)
         for line in Path("/proc/self/maps").read_text().splitlines():
             fields = line.split(maxsplit=5)
-            # Read-only mappings only: dropping a private page would lose what was written to it.
+            # Read-only mappings only: dropping a private page would discard what was written to it.
             if len(fields) == 6 and fields[5] == name and "w" not in fields[1]:
                 start, end = (int(address, 16) for address in fields[0].split("-"))
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)

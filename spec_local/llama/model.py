@@ -15,7 +15,7 @@ def check_header(path: Path) -> None:
     """Check that a file exists, is readable and starts like a GGUF file.
 
     Raises:
-        ModelFileError: it does not.
+        ModelFileError: one of these checks failed.
     """
     try:
         if path.is_dir():
@@ -58,8 +58,8 @@ class Model:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = max(-1, min(gpu_layers, 2**31 - 1))
         if not weights:
-            # Not vocab_only: llama.cpp then crashes when asked for the model's shape. Nor does it
-            # support mmap here.
+            # Not vocab_only: with it, llama.cpp crashes in calls for the model's shape. mmap is not
+            # supported here, either.
             params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
         runtime.clear_log()
         with runtime.deferred_signals():
@@ -84,7 +84,7 @@ class Model:
 
     @property
     def handle(self) -> int:
-        """llama.cpp's pointer; raises InvalidRequest if the model is closed."""
+        """llama.cpp's pointer to the model; raises InvalidRequest if the model is closed."""
         self.check_open()
         return self._pointer
 
@@ -95,14 +95,14 @@ class Model:
 
     @functools.cached_property
     def n_ctx_original(self) -> int | None:
-        """Context length before extension (longrope), or None. Longer contexts use other rotations."""
+        """Context length before extension (longrope), or None. Longer contexts use different rotations."""
         length = self._metadata(
             f"{self._metadata('general.architecture')}.rope.scaling.original_context_length"
         )
         return int(length) if length and length.isdecimal() else None
 
     def n_ctx(self, wanted: int) -> int:
-        """Return the wanted context length, limited to the one in training if that is known."""
+        """Return the wanted context length, limited to the training context if that is known."""
         return min(wanted, self.n_ctx_train or wanted)
 
     @functools.cached_property
@@ -119,16 +119,16 @@ class Model:
 
     @functools.cached_property
     def can_roll_back(self) -> bool:
-        """Whether the cache can drop its last tokens: not in recurrent and hybrid models."""
+        """Whether the cache can drop its last tokens; False for recurrent and hybrid models."""
         lib = self._lib
         return not (lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
 
     def check_can_roll_back(self) -> None:
-        """Raise ModelError unless `can_roll_back`, which speculative decoding requires."""
+        """Raise ModelError unless `can_roll_back` is True, as speculative decoding requires."""
         if not self.can_roll_back:
             raise ModelError(
                 f"{self.path.name} is a recurrent model, which cannot discard rejected draft tokens: "
-                "use another model, or use this one without a draft (--no-spec)"
+                "use another model, or use this one without draft tokens (--no-spec)"
             )
 
     @functools.cached_property
@@ -146,7 +146,7 @@ class Model:
         """Return the size in bytes of a KV cache of `n_ctx` tokens: all layers, without sliding windows."""
         lib, handle = self._lib, self.handle
         if lib.llama_model_is_recurrent(handle):
-            return 0  # the size of the state does not depend on the length
+            return 0  # the size of a recurrent state does not depend on the context length
         head = lib.llama_model_n_embd(handle) // max(1, lib.llama_model_n_head(handle))
         architecture = self._metadata("general.architecture")
         # In Qwen3 and Gemma, heads are wider than n_embd / n_head.

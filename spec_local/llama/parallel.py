@@ -1,6 +1,6 @@
 """Evaluate many token sequences in one call, which reads the weights once for all of them.
 
-For training data. There are no draft trees and no rolling back: for those, see `spec_local.llama.context`.
+Used to generate training data. Draft trees and rollback are not supported: see `spec_local.llama.context`.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
 from spec_local.machine import default_threads
 
-_MAX_PROMPT_TOKENS = 512  # of a prompt, in one call
+_MAX_PROMPT_TOKENS = 512  # maximum number of prompt tokens per call
 _CACHE_STEP = 256  # llama.cpp rounds the cache of each sequence up to a multiple of this
 
 
@@ -117,7 +117,7 @@ class ParallelContext:
         return logits
 
     def clear(self, sequence: int) -> None:
-        """Empty a sequence, so that another one can take its place."""
+        """Empty a sequence, so that a new one can use its number."""
         self._check_open()
         self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         self.lengths[sequence] = 0

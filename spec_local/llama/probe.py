@@ -1,9 +1,9 @@
-"""Test llama.cpp builds and model files in a child process before they are used in this one.
+"""Test llama.cpp builds and model files in a child process before they are used in this process.
 
-Two things crash llama.cpp without an error that could be caught: a damaged model file, and a build for
-instructions that this machine lacks (or, in a virtual machine, only reports). Both are tested with
-``python -m spec_local.llama.probe``. A file that passes is not tested again until the file, the build or the
-processor changes.
+Two things crash llama.cpp without an error that could be caught: a damaged model file, and a build with
+instructions that this machine lacks (a virtual machine may report instructions that it does not support).
+Both are tested with ``python -m spec_local.llama.probe``. A file that passes is not tested again until the
+file, the build or the processor changes.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _WITHOUT_KERNELS = "--without-kernels"  # an argument of the child process
 
 
 def probe_build() -> ChildResult:
-    """Test the installed build of llama.cpp on tiny models of the usual quantizations."""
+    """Test the installed build of llama.cpp on tiny models with common quantizations."""
     return _run_child()
 
 
@@ -38,7 +38,7 @@ def probe_file(path: Path, gpu_layers: int = -1, *, without_kernels: bool = Fals
 def check_model_file(
     path: Path, *, gpu_layers: int = -1, log: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Check that loading a model file does not crash the process; only the first call for a file takes time.
+    """Check that loading a model file does not crash the process; slow only for the first call per file.
 
     Raises:
         ModelFileError: the file is damaged or cannot be used.
@@ -78,7 +78,7 @@ def _run_child(*arguments: str) -> ChildResult:
 
 
 def _exercise(path: Path, gpu_layers: int) -> None:
-    """Do what a session does with a model: evaluate single tokens and a batch, roll back, read all tokens."""
+    """Use a model as a session does: evaluate single tokens and a batch, roll back, read all token texts."""
     import numpy as np
 
     from spec_local.llama.context import Context
@@ -119,7 +119,7 @@ def _work(arguments: list[str]) -> dict[str, Any]:
             kernels.use("off")
         _exercise(Path(arguments[0]), int(arguments[1]))
     else:
-        kernels.use("off")  # the kernels have a self-test of their own
+        kernels.use("off")  # the kernels have their own self-test
         _exercise_build()
     return {"system": runtime.system_info(), "gpu": bool(runtime.library().llama_supports_gpu_offload())}
 

@@ -1,7 +1,7 @@
 """Make a quantized copy of a model with llama.cpp's quantizer.
 
 llama.cpp can abort on files that it does not support. ``python -m spec_local.llama.quantize`` therefore does
-the same in a process of its own.
+the same in a separate process.
 """
 
 import contextlib
@@ -71,13 +71,13 @@ def quantize_into(
     threads: int | None = None,
     dry_run: bool = False,
 ) -> None:
-    """Write a quantized copy as `quantize` does, but directly: after a failure, an incomplete target remains.
+    """Write a quantized copy as `quantize` does, but not atomically: a failure leaves an incomplete target.
 
     Args:
         embedding_kind: type of the token embeddings and the output matrix, one of `BLOCK_KINDS`. None:
-            `kind` if it is one of them, otherwise llama.cpp's choice, Q6_K or Q8_0. For a draft model, that
-            precision takes a quarter of its time and improves the acceptance rate by half a percent
-            (docs/pairs.md).
+            `kind` if it is one of them, otherwise llama.cpp's choice, Q6_K or Q8_0. In a draft model, that
+            higher precision takes a quarter of the time, and improves the acceptance rate by only half a
+            percent (docs/pairs.md).
         dry_run: write nothing.
     """
     if kind not in (*KINDS, *BLOCK_KINDS):
@@ -107,7 +107,7 @@ def quantize_into(
 
 
 def _main(source: str, kind: str, target: str = "", threads: str = "0") -> None:
-    """Write a copy to `target`, directly, or, without a target, report the copy's size."""
+    """Write a copy directly to `target`; without a target, report the copy's size."""
 
     def work() -> dict[str, Any]:
         if not target:

@@ -47,8 +47,8 @@ def library() -> Any:
     callback = llama_cpp.llama_log_callback(_on_log)
     _state["callback"] = callback  # llama.cpp holds only a pointer to it
     llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
-    # Log output after the interpreter's end would call freed memory. This is a finalizer, because
-    # finalizers run newest first: models and contexts are freed before the callback is removed.
+    # Log output after the interpreter has exited would call freed memory. Finalizers run newest
+    # first: models and contexts, which are created later, are freed before the callback is removed.
     silent = ctypes.cast(ctypes.c_void_p(0), llama_cpp.llama_log_callback)
     weakref.finalize(llama_cpp, llama_cpp.llama_log_set, silent, None)
     llama_cpp.llama_backend_init()
@@ -57,7 +57,7 @@ def library() -> Any:
 
 
 class Weights:
-    """Ownership of a loaded model's memory, which is freed with the last reference to this, or by `close`.
+    """Owner of a loaded model's memory, which is freed by `close` or with the last reference to this object.
 
     An object with a pointer into that memory holds a reference and calls `check_open` before it uses the
     pointer: llama.cpp crashes on freed memory.
@@ -77,7 +77,7 @@ class Weights:
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block; a second one of a kind ends the process.
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block; a second signal of a kind ends the process.
 
     While llama.cpp loads a model, the only Python code that runs is `_on_log`. A signal handler that raises
     there would have no effect: ctypes drops exceptions from callbacks.
@@ -118,7 +118,7 @@ def failure_reason() -> str:
     lines = errors or [line for _, line in _log if line]
     if not lines:
         return "llama.cpp gave no reason"
-    # The first error is the cause; later ones report that the callers failed, too.
+    # The first error is the cause; later ones only report that the callers failed, too.
     line = lines[0].split(": ", 1)
     return (line[1] if len(line) == 2 and " " not in line[0] else lines[0]).rstrip(".")
 

@@ -1,8 +1,8 @@
 """Save the KV caches of contexts to a file, so that a long prompt need not be evaluated again.
 
-llama.cpp does not validate a state, and a damaged one can crash the process. So a state is only restored if
-its hash is right and it was saved with the same model file, build and settings. This protects against
-accidents, not against malicious files: do not load files from untrusted sources.
+llama.cpp does not validate a state, and a damaged one can crash the process. A state is therefore only
+restored if its hash is correct and it was saved with the same model file, build and settings. This protects
+against accidents but not against malicious files: do not load files from untrusted sources.
 
 File format: `_MAGIC`, the length of the header (8 bytes, little-endian), the header (JSON), its hash; then,
 for each part, the bytes of `Context.state` and their hash.
@@ -36,7 +36,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 class _Part(BaseModel):
     """The state of one context.
 
-    conditions: everything that its bytes depend on, by a name for error messages. size: in bytes.
+    conditions: everything that its bytes depend on, keyed by a name for error messages. size: in bytes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -61,7 +61,7 @@ def size(contexts: Mapping[str, Context]) -> int:
 
 
 def save(path: Path, contexts: Mapping[str, Context]) -> int:
-    """Write the states of contexts to a file, atomically. Needs memory for the largest of them.
+    """Write the states of contexts to a file, atomically. Needs memory for the largest state.
 
     Args:
         path: an existing file is replaced when the new one is complete.
@@ -93,8 +93,8 @@ def load(path: Path, contexts: Mapping[str, Context]) -> list[str]:
     """Restore the states of contexts from a file. Needs memory for the whole file.
 
     Args:
-        contexts: by role. The first one must be in the file and match its conditions; others that do not are
-            left as they are.
+        contexts: by role. The state of the first one must be in the file and match the context; others that
+            are missing or do not match are left unchanged.
 
     Returns:
         The roles that were restored.

@@ -1,7 +1,8 @@
-"""Tiny models with random weights: real GGUF files, written in a moment and without a download.
+"""Tiny models with random weights: real GGUF files that are written quickly and without a download.
 
-`specdec doctor` uses them to check the build of llama.cpp, and the tests run on them. Their output makes no
-sense, but as in a real model, it depends on the whole context, its distributions are peaked, and it varies.
+`specdec doctor` uses them to check the build of llama.cpp, and the tests use them as models. Their output
+makes no sense but, as in a real model, it depends on the whole context, its distributions are peaked, and it
+varies.
 """
 
 import zlib
@@ -57,10 +58,10 @@ def write_tiny_model(
 
     Args:
         path: an existing file is overwritten.
-        seed: of the weights. A layer's weights do not depend on the number of layers.
-        noise: deviation from the weights of noise 0, for draft models. At 0.05, such a model has the same
-            greedy token as the original in two of three positions, at 0.2 in one of four, at 1 in none.
-        n_layers: transformer layers; with 0, loading the file crashes llama.cpp (to test crashes).
+        seed: seed of the weights. A layer's weights do not depend on the number of layers.
+        noise: deviation from the weights at noise 0, for draft models. At 0.05, such a model has the same
+            greedy token as the original at two of three positions, at 0.2 at one of four, at 1 at none.
+        n_layers: number of transformer layers; with 0, loading the file crashes llama.cpp (to test crashes).
         n_embd: width, a multiple of 64; K-quants need 256.
         n_ctx: context length in training, as stated in the file.
         tensor_type: type of the matrices; norms are always F32.
@@ -74,7 +75,7 @@ def write_tiny_model(
     Returns:
         `path`.
     """
-    # Importing gguf takes 0.1 s.
+    # Imported here because it takes 0.1 s.
     import gguf
 
     path = Path(path)
@@ -122,7 +123,7 @@ def write_tiny_model(
             or "gate_inp" in name
             or name.endswith(("bias", "ssm_a", "ssm_d"))
         )
-        if plain or shape[-1] % 32:  # llama.cpp requires F32, or the width does not fit blocks
+        if plain or shape[-1] % 32:  # llama.cpp requires F32, or the width is not a multiple of a block
             writer.add_tensor(name, weights)
         else:
             writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
@@ -190,7 +191,7 @@ def _llama_tensors(n_vocab: int, n_embd: int, n_layers: int) -> Iterator[tuple[s
     for i in range(n_layers):
         block = f"blk.{i}."
         yield f"{block}attn_norm.weight", (n_embd,), 1.0
-        # Sharp attention: with a flat one, single tokens would hardly change the output.
+        # Sharp attention: with flat attention, single tokens would hardly change the output.
         yield f"{block}attn_q.weight", (n_embd, n_embd), 2 * n_embd**-0.5
         yield f"{block}attn_k.weight", (n_kv, n_embd), n_embd**-0.5
         yield f"{block}attn_v.weight", (n_kv, n_embd), n_embd**-0.5

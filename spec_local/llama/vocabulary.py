@@ -14,9 +14,9 @@ from spec_local.llama.runtime import Weights
 # llama.cpp counts bytes in int32, and its tokenizer needs many times the size of the text.
 _MAX_TEXT_BYTES = 1 << 24
 # Some of llama.cpp's pre-tokenizers are recursive regular expressions. A long run of one kind of
-# character overflows an ordinary stack, which crashes the process. They need up to 400 bytes of
-# stack per character (measured with the tokenizer of deepseek-llm: 512 MiB suffice for 1.5 million
-# characters).
+# character overflows a stack of normal size, which crashes the process. They need up to 400 bytes
+# of stack per character (measured with the tokenizer of deepseek-llm: 512 MiB suffice for 1.5
+# million characters).
 _LONG_TEXT_BYTES, _MIN_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
 
 
@@ -62,7 +62,7 @@ class Vocabulary:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of every 61st token, without special ones: 32 hexadecimal digits.
+        """A hash of every 61st token, except special ones: 32 hexadecimal digits.
 
         It is the same for all sizes, quantizations and fine-tunes of a model family.
         """
@@ -89,7 +89,7 @@ class Vocabulary:
 
         Raises:
             InvalidRequest: the text is longer than 16 MiB, or contains surrogates that stand for no byte.
-            BackendError: there is no memory, or the tokenizer failed.
+            BackendError: there is not enough memory, or the tokenizer failed.
         """
         raw = bytes_of(text)
         if len(raw) > _MAX_TEXT_BYTES:
@@ -117,7 +117,7 @@ class Vocabulary:
     def continuation(self, text: str) -> list[int]:
         """Return the token ids of a text that continues another one, with `parse_special`: see `tokenize`.
 
-        Some tokenizers add a space before every text, which does not belong into a continuation.
+        Some tokenizers add a space before every text, which must not be part of a continuation.
         """
         tokens, own = self.tokenize(text, parse_special=True), _indent(bytes_of(text))
         if _indent(self._spelled(tokens)) <= own:
@@ -130,11 +130,11 @@ class Vocabulary:
         return tokens
 
     def _spelled(self, tokens: Sequence[int]) -> bytes:
-        """Return the text of tokens, with the names of special ones."""
+        """Return the text of tokens, including the names of special tokens."""
         return b"".join(self.piece(token, special=True) for token in tokens)
 
     def piece(self, token: int, special: bool = False) -> bytes:
-        """Return the bytes of one token, which may be a part of a UTF-8 character.
+        """Return the bytes of one token, which may be part of a UTF-8 character.
 
         Args:
             token: an id of this vocabulary.

@@ -1,4 +1,4 @@
-"""Proposers that need no model: they predict what comes next from earlier text or earlier logits.
+"""Proposers that need no model: they predict the next tokens from earlier tokens or earlier logits.
 
 To add one: write a module here with a class that implements `spec_local.lookups.base.Lookup`, and add its
 line to `LOOKUPS` in `spec_local.registry`.

@@ -1,27 +1,27 @@
-"""An online suffix automaton: earlier occurrences of a text's suffixes, and what followed them.
+"""An online suffix automaton: earlier occurrences of a text's suffixes, and the tokens that followed them.
 
 Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; for speculative decoding:
 Hu et al. 2024, "SAM Decoding" (arXiv 2411.10666). A state represents all contexts (runs of tokens) with the
 same end positions. Its suffix link leads to the longest shorter context with more end positions, so that
-all suffixes of the text lie on one path of links, whose second state is the longest repeated suffix:
-nothing is searched.
+all suffixes of the text lie on one path of links, whose second state is the longest repeated suffix. No
+search is needed.
 """
 
 from collections.abc import Sequence
 from itertools import islice
 
 _MAX_RANKED = 64
-"""Maximum number of followers of a context that are ranked; among more than that, none is likely."""
+"""Maximum number of followers of a context that are ranked; if there are more, none of them is likely."""
 
 
 class SuffixAutomaton:
-    """The followers of each context of a text.
+    """The tokens that followed each context of a text.
 
     Feeding a token takes amortized constant time: at most two states and three transitions are added, and
     counting visits at most `longest` states.
 
     Args:
-        longest: maximum length of a context; of longer ones the last tokens count.
+        longest: maximum length of a context; of a longer context, only the last tokens count.
     """
 
     def __init__(self, longest: int = 64) -> None:
@@ -29,7 +29,7 @@ class SuffixAutomaton:
         self.text: list[int] = []
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
-        self._length = [0]  # tokens of a state's longest context
+        self._length = [0]  # length of a state's longest context, in tokens
         # Number of its end positions; only valid if its shortest context has up to `longest` tokens.
         self._count = [0]
         self._end = [0]  # the first of these end positions
@@ -65,7 +65,7 @@ class SuffixAutomaton:
         self.text += tokens
 
     def _ending_there(self, state: int, token: int) -> int:
-        """The state of a state's longest context plus a token; split off if it has more end positions."""
+        """The state of a state's longest context plus a token, split off if it has more end positions."""
         follow, link, length = self._next, self._link, self._length
         found = follow[state][token]
         if length[found] == length[state] + 1:
@@ -100,7 +100,7 @@ class SuffixAutomaton:
 
         Returns:
             how often any token followed, and for the most frequent ones the token, how often it followed,
-            and the state of the context with it; the earliest first among equals. Only the first 64
+            and the state of the context extended by it; among equals, the earliest first. Only the first 64
             different followers are ranked.
         """
         known = self._next[state]

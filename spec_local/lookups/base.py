@@ -10,11 +10,11 @@ from spec_local.core.proposal import Limit
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A tree of tokens that may come next; siblings in order of confidence, the highest first.
+    """A tree of tokens that may come next; siblings are in descending order of confidence.
 
-    tokens, parents: one of each per node, parents before children; a chain is −1, 0, 1, …
-    confidence: of each node, the estimated probability (0 to 1) that it is accepted if its parent is;
-        policies calibrate these estimates by what was accepted.
+    tokens, parents: one of each per node, parents before children; the parents of a chain are −1, 0, 1, …
+    confidence: for each node, the estimated probability (0 to 1) that it is accepted if its parent is;
+        policies calibrate these estimates with observed acceptance rates.
     source: name of the lookup.
     """
 
@@ -32,10 +32,10 @@ class Lookup(Protocol):
     """Whether `observe` must be called."""
 
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:
-        """Candidates after `history` within the limit; often there are none.
+        """Candidates after `history` within the limit; often none.
 
-        A lookup may keep state about the history: the list that the decoding loop passes only grows. Any
-        other list must be compared with the one before.
+        A lookup may keep state about the history: the list that the decoding loop passes only grows. If
+        another list is passed, it must be compared with the previous one.
         """
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
@@ -45,17 +45,17 @@ class Lookup(Protocol):
 def match_confidence(match: int, seen: int = 1, share: float = 1.0) -> float:
     """Probability that a token which followed a context before follows it again.
 
-    Fitted to 48 answers of a 1.5B main model to the built-in prompts at temperature 0. A token that had
-    followed once, with no other one, came again after 1, 2, 4, 8, 16 and 64 tokens of context in 33, 56,
-    73, 81, 96 and 98 % of the cases; the formula gives 33, 56, 73, 85, 92 and 98.
+    Fitted to 48 answers of a 1.5B main model to the built-in prompts at temperature 0. If a context had
+    occurred once before, the same token followed again in 33, 56, 73, 81, 96 and 98 % of the cases, for
+    contexts of 1, 2, 4, 8, 16 and 64 tokens; the formula gives 33, 56, 73, 85, 92 and 98 %.
 
     Args:
-        match: tokens of the context, at least 1.
-        seen: how often any token followed the context before.
-        share: the share of these times that it was this token, 0 to 1.
+        match: length of the context in tokens, at least 1.
+        seen: number of earlier occurrences of the context.
+        share: share of these occurrences that were followed by this token, 0 to 1.
     """
     return share * share * (1.0 - 8.0 / (3.0 * (match + 1) * (seen + 1)))
 
 
 ONCE = [0.0, *(match_confidence(match) for match in range(1, 129))]
-"""`match_confidence` for contexts that occurred once, by match."""
+"""`match_confidence` for contexts that occurred once, by length of the match."""

@@ -17,11 +17,11 @@ def best_first(
     min_probability: float,
     source: str,
 ) -> Candidates:
-    """Grow a tree by its most probable node, as long as one reaches a minimum probability.
+    """Repeatedly add the most probable node to a tree, as long as it reaches a minimum probability.
 
     Args:
-        first: children of the root, the most probable first. A child is its token, the probability that it
-            is accepted if its parent is, and whatever `follow` needs.
+        first: children of the root, the most probable first. A child consists of its token, the probability
+            that it is accepted if its parent is, and whatever `follow` needs.
         follow: returns the children of a child at a depth (1 for `first`), the most probable first.
         min_probability: minimum probability that a node and all its ancestors are accepted.
     """
@@ -43,7 +43,7 @@ def best_first(
         if rank and n_leaves == limit.branches:
             continue
         child = siblings[rank]
-        n_leaves += rank > 0 or parent == ROOT  # a first child takes its parent's place
+        n_leaves += rank > 0 or parent == ROOT  # a first child replaces its parent as a leaf
         tokens.append(child[0])
         parents.append(parent)
         confidence.append(child[1])

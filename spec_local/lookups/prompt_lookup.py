@@ -1,7 +1,7 @@
-"""Prompt lookup: find the last tokens of the context earlier in the context, and propose what followed there.
+"""Prompt lookup: find an earlier occurrence of the last tokens, and propose the tokens that followed it.
 
-Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding). It uses the last occurrence; `suffixes` uses
-all of them.
+Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding). Prompt lookup uses the last occurrence;
+`suffixes` uses all of them.
 """
 
 from array import array
@@ -16,7 +16,7 @@ _MAX_MATCH = 48  # longer matches are not better predictors
 
 
 class PromptLookup:
-    """Proposes what followed the last earlier occurrence of the longest suffix n-gram; always a chain.
+    """Proposes the tokens after the last earlier occurrence of the longest suffix n-gram; always a chain.
 
     Args:
         longest: maximum length of the n-gram.
@@ -33,14 +33,17 @@ class PromptLookup:
 
     @classmethod
     def create(cls, calibrated: bool) -> "PromptLookup":
-        """Create one for an answer; a calibrated policy can use short matches, too."""
+        """Create a lookup for one answer.
+
+        calibrated: the policy learns acceptance rates, so that unreliable candidates are useful, too.
+        """
         return cls(shortest=2 if calibrated else 3)
 
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:
         self._read(history)
         text = self._text.tobytes()  # bytes.rfind is fast
         start = match = 0
-        # From the shortest suffix up: if it does not occur, no longer one does.
+        # Start with the shortest suffix: if it does not occur, no longer one does.
         for n in range(self._shortest, min(self._longest, len(history) - 1) + 1):
             at = _find_last(text, text[-n * _BYTES :])
             if at < 0:
@@ -52,7 +55,7 @@ class PromptLookup:
             while match < min(start, _MAX_MATCH) and self._text[start - match - 1] == self._text[-match - 1]:
                 match += 1
         else:
-            # If an earlier occurrence continued differently, the match predicts little.
+            # If an earlier occurrence continued differently, the match is not a reliable predictor.
             at = _find_last(text[: (start - 1) * _BYTES], text[-match * _BYTES :])
             if at >= 0 and self._text[at // _BYTES + match] != self._text[start]:
                 match = 1 if match < 5 else 2
@@ -65,7 +68,7 @@ class PromptLookup:
     def _read(self, history: Sequence[int]) -> None:
         """Update the array to the history, which has usually only grown."""
         known = len(self._text)
-        # The list of the decoding loop only grows; any other one is compared.
+        # The decoding loop's own list only grows; any other list is compared.
         if history is not self._history or len(history) < known:
             if list(history[:known]) != self._text.tolist():
                 self._text, known = array("i"), 0

@@ -2,13 +2,14 @@
 
 Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
 Recycling" (arXiv 2408.08696), section 3. The main model computes a row of logits for every token that it
-evaluates, including rejected draft tokens, and only one token of each row is used. Here the most probable
-ones are kept by the token that they follow; the proposal is a tree of successors of successors.
+evaluates, including rejected draft tokens, and decoding uses only one token of each row. Here, the most
+probable tokens of each row are stored as successors of the token before them; the proposal is a tree of
+successors of successors.
 
-Two things differ from the paper. The paper keeps the last row of a token. Here rows are averaged with
-exponential decay, starting from 0, so that a successor seen once, in another context, has a low
-probability; the averages match measured frequencies within a few percent. And the paper's tree has a fixed
-shape; here the most probable nodes are taken. The tokens of a prompt, which have no rows, count as
+There are two differences from the paper. The paper keeps the last row of a token; here, rows are averaged
+with exponential decay, starting from 0, so that a successor seen once, in another context, has a low
+probability. The averages match measured frequencies within a few percent. And the paper's tree has a fixed
+shape, whereas here the tree consists of the most probable nodes. Prompt tokens, which have no rows, count as
 predictions with probability 1.
 """
 
@@ -23,17 +24,17 @@ from spec_local.core.proposal import Limit
 from spec_local.lookups.base import Candidates
 from spec_local.lookups.best_first import best_first
 
-_SUCCESSORS = 8  # kept per token; others follow it in 1 % of the cases
-_NATS = 5.0  # below the largest logit; all lower ones have a few percent of the probability
-_NEW_WEIGHT = 0.35  # of the newest row in the average
-_MIN_PROBABILITY = 0.01  # minimum probability that a node is accepted: less pays on no machine
+_SUCCESSORS = 8  # kept per token; other tokens follow in 1 % of the cases
+_NATS = 5.0  # below the largest logit; lower logits have a few percent of the probability in total
+_NEW_WEIGHT = 0.35  # weight of the newest row in the average
+_MIN_PROBABILITY = 0.01  # minimum probability that a node is accepted: a lower one pays on no machine
 
 Successors = Sequence[tuple[int, float]]
 """Tokens and their probabilities, the most probable first."""
 
 
 class Recycling:
-    """Proposes what the main model predicted after the same token before; kept from answer to answer."""
+    """Proposes what the main model predicted after the same token before; shared by all answers."""
 
     name = "recycling"
     needs_logits = True
@@ -58,7 +59,7 @@ class Recycling:
         return self._successors.get(token, ())
 
     def _read(self, history: Sequence[int]) -> None:
-        """Learn from a new text. For tokens that the decoding loop appends, `observe` gets the logits."""
+        """Learn from a new text. For tokens that the decoding loop appends, `observe` receives logits."""
         if history is not self._history:
             known = common_prefix(self._history, history)
             for token, following in pairwise(history[max(0, known - 1) :]):
@@ -73,9 +74,9 @@ class Recycling:
 
 
 def _best(row: Logits) -> Successors:
-    """The most probable tokens of logits (V,), at temperature 1; none if they are NaN.
+    """The most probable tokens for logits (V,), at temperature 1; none if the logits are NaN.
 
-    Two passes over memory: sorting the vocabulary, or computing exp of all of it, would take several times
+    Takes two passes over memory: sorting the whole vocabulary, or computing its exp, would take several times
     as long.
     """
     best = row.max()
@@ -83,7 +84,7 @@ def _best(row: Logits) -> Successors:
     logits = row[near]
     probs = np.exp(logits - best)
     total = float(probs.sum())
-    if len(near) > _SUCCESSORS:  # many in a flat row
+    if len(near) > _SUCCESSORS:  # a flat row has many
         kept = np.argpartition(probs, -_SUCCESSORS)[-_SUCCESSORS:]
         near, probs = near[kept], probs[kept]
     return list(zip(near.tolist(), (probs / total).tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Suffix lookup: propose what followed the longest repeated suffix, found by a suffix automaton.
+"""Suffix lookup: propose the tokens after the longest repeated suffix, found by a suffix automaton.
 
 Hu et al. 2024, "SAM Decoding" (arXiv 2411.10666): the longer the match, the longer the proposal. Oliaro et
 al. 2024, "SuffixDecoding" (arXiv 2411.04975): several continuations are ranked by frequency and proposed as
@@ -19,7 +19,7 @@ _MIN_PROBABILITY = 0.02  # minimum probability that a node of a tree is accepted
 
 
 class SuffixLookup:
-    """Proposes what followed the longest repeated suffix; a chain if one branch is allowed, else a tree.
+    """Proposes the tokens after the longest repeated suffix: a chain if one branch is allowed, else a tree.
 
     Args:
         shortest: minimum length of the suffix; short ones are found more often and predict worse.
@@ -35,7 +35,7 @@ class SuffixLookup:
 
     @classmethod
     def create(cls, calibrated: bool) -> "SuffixLookup":
-        """Create one for an answer."""
+        """Create a lookup for one answer."""
         return cls()
 
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:
@@ -49,9 +49,9 @@ class SuffixLookup:
         pass
 
     def _read(self, history: Sequence[int]) -> None:
-        """Feed new tokens; a different history starts anew."""
+        """Feed new tokens to the automaton; start a new automaton for a different history."""
         known = self._automaton.text
-        # The list of the decoding loop only grows; any other one is compared.
+        # The decoding loop's own list only grows; any other list is compared.
         if history is not self._history or len(history) < len(known):
             if common_prefix(known, history) < len(known):
                 self._automaton = SuffixAutomaton(_LONGEST)
@@ -59,7 +59,7 @@ class SuffixLookup:
         self._automaton.feed(history[len(self._automaton.text) :])
 
     def _chain(self, state: int, match: int, limit: Limit) -> Candidates:
-        """The most frequent follower at each step."""
+        """A chain of the most frequent follower at each step."""
         tokens: list[int] = []
         confidence: list[float] = []
         most, seen = min(limit.depth, limit.nodes), 0
@@ -76,7 +76,7 @@ class SuffixLookup:
         return Candidates(tokens, range(ROOT, len(tokens) - 1), confidence, self.name)
 
     def _tree(self, state: int, match: int, limit: Limit) -> Candidates:
-        """The most probable nodes."""
+        """A tree of the most probable nodes."""
 
         def followers(state: int, match: int) -> list[tuple[int, float, int]]:
             seen, found = self._automaton.followers(state, _WIDTH)

@@ -15,7 +15,7 @@ def joined(several):
 
 
 def linear_search(several, history):
-    """For each place of each text: how many tokens of context agree, up to 32; and the tokens that follow."""
+    """For each position of each text: how many tokens of context agree, up to 32; and the tokens that follow."""
     for text in several:
         for at in range(1, len(text)):
             n = 0
@@ -26,7 +26,7 @@ def linear_search(several, history):
 
 def found(index, history, **limits):
     matches = index.find(history, **limits)
-    rows = index.continuations([place for _, place in matches], 80).tolist()
+    rows = index.continuations([position for _, position in matches], 80).tolist()
     return [(n, tuple(t for t in row if t >= 0)) for (n, _), row in zip(matches, rows, strict=True)]
 
 
@@ -39,7 +39,7 @@ def check_find(several, history, limit):
     assert [n for n, _ in got] == expected[:limit]
     remaining = list(linear_search(several, history))
     for each in got:
-        remaining.remove(each)  # every place is real, and none is returned twice
+        remaining.remove(each)  # every position is real, and none is returned twice
 
 
 @given(texts, st.lists(st.integers(0, 2), max_size=40), st.integers(1, 30))
@@ -73,11 +73,11 @@ def test_tokens_returns_the_indexed_texts():
     tokens = joined([[1, 2], [3]])
     assert ContextIndex.build(tokens).tokens.tolist() == tokens.tolist()
     again = ContextIndex.build(tokens)
-    assert ContextIndex(again.reversed_words, again.places).find([1, 2, 3]) == []
+    assert ContextIndex(again.reversed_words, again.positions).find([1, 2, 3]) == []
 
 
 def test_a_continuation_ends_before_a_token_outside_the_vocabulary():
     index = ContextIndex.build(joined([[1, 1, 1, 5, 99, 6]]))
-    [(_, place)] = index.find([1, 1, 1])
-    assert index.continuations([place], 4).tolist() == [[5, 99, 6, -1]]
-    assert index.continuations([place], 4, n_vocab=99).tolist() == [[5, -1, -1, -1]]
+    [(_, position)] = index.find([1, 1, 1])
+    assert index.continuations([position], 4).tolist() == [[5, 99, 6, -1]]
+    assert index.continuations([position], 4, n_vocab=99).tolist() == [[5, -1, -1, -1]]

@@ -22,7 +22,7 @@ class Texts:
 
     def find(self, history, length):
         pairs = self.index.find(history)
-        return [n for n, _ in pairs], self.index.continuations([place for _, place in pairs], length)
+        return [n for n, _ in pairs], self.index.continuations([position for _, position in pairs], length)
 
 
 def candidates(several, history, depth=8, nodes=16, branches=4):
@@ -127,7 +127,7 @@ def first_confidence(lookup, history):
 def test_an_alignment_is_ranked_among_the_places_found(tmp_path):
     kept = filled(tmp_path, TEXT, [50, 51, 52, 130, 60, 61], [9, 158, 159, 77, 78])
     lookup, history = DatastoreLookup(kept), TEXT[:12]
-    # One place, and a possible change.
+    # One position, and a possible change.
     assert first_confidence(lookup, history) == pytest.approx(1 / (1 + 4 / 3 / 12))
     history += [9, 113, 114, 115]  # a search finds a match of 3 tokens only
     assert first_confidence(lookup, history) == pytest.approx((1 + 0.5**7) / (1 + 0.5**7 + 14 / 100))
