@@ -152,16 +152,16 @@ def main() -> None:
         model = session.main.model
         file = Path(folder) / "prompt.txt"
         specdec(session, "adaptive", tokens_of(model, "Hello"), 0, options)  # the first use of all memory
-        for asked in select(load(), options.category, options.per_category):
-            if any(row["prompt"] == str(asked) for row in rows):
+        for entry in select(load(), options.category, options.per_category):
+            if any(row["prompt"] == str(entry) for row in rows):
                 continue
-            text = chat_text(model, asked.text)
+            text = chat_text(model, entry.text)
             file.write_text(text, encoding="utf-8", newline="")
             prompt = tokens_of(model, text)
             found: dict[str, list[Outcome]] = {variant: [] for variant in variants}
             for seed in range(options.runs):
                 for variant in variants:
-                    note(f"{asked}, run {seed + 1}/{options.runs}: {variant}")
+                    note(f"{entry}, run {seed + 1}/{options.runs}: {variant}")
                     program, _, name = variant.partition(" ")
                     found[variant].append(
                         specdec(session, name, prompt, seed, options)
@@ -170,8 +170,8 @@ def main() -> None:
                     )
             rows.append(
                 {
-                    "category": asked.category,
-                    "prompt": str(asked),
+                    "category": entry.category,
+                    "prompt": str(entry),
                     "rate": {v: median(o.rate for o in outcomes) for v, outcomes in found.items()},
                     "total_rate": {
                         v: median(o.total_rate for o in outcomes) for v, outcomes in found.items()

@@ -1,6 +1,7 @@
 """Measure how much a model's output distribution depends on the number of tokens per call.
 
-    python benchmarks/batch_invariance.py MODEL.gguf … [--sizes 1,2,5,8] [--context 700] [--kernels auto|off]
+    python benchmarks/batch_invariance.py MODEL.gguf … [--sizes 1,2,5,8] [--context 700]
+        [--kernels auto|off]
 
 The same 40 tokens of a real text are evaluated in calls of each size. The result is the total variation
 distance between the model's distributions (temperature 1) from calls of one token and from calls of n

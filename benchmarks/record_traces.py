@@ -65,17 +65,17 @@ def main() -> None:
     with Session.open(options.main, options.draft, n_ctx=2048, branches=64) as session:
         assert session.draft
         model = session.main.model
-        for asked in select(load(options.prompts), per_category=options.per_category):
-            note(str(asked))
-            prompt = tokens_of(model, chat_text(model, asked.text))
+        for entry in select(load(options.prompts), per_category=options.per_category):
+            note(str(entry))
+            prompt = tokens_of(model, chat_text(model, entry.text))
             answer = answer_of(session, prompt, options.tokens)
             best, confidences = predict(session.draft, prompt, answer)
             number = {token: i for i, token in enumerate(dict.fromkeys([*prompt, *answer]))}
             right = [int(drafted == token) for drafted, token in zip(best, answer, strict=True)]
             traces.append(
                 {
-                    "category": asked.category,
-                    "name": asked.name,
+                    "category": entry.category,
+                    "name": entry.name,
                     "prompt": [number[token] for token in prompt],
                     "answer": [number[token] for token in answer],
                     "right": right,

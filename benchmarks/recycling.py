@@ -90,12 +90,12 @@ def main() -> None:
     nodes: list[tuple[float, bool]] = []
     finding: list[float] = []
     observing: list[float] = []
-    for asked in select(load(), per_category=options.per_category):
-        note(str(asked))
+    for entry in select(load(), per_category=options.per_category):
+        note(str(entry))
         recorder = Recorder(options.nodes)
         for event in decode(
             context,
-            tokens_of(model, chat_text(model, asked.text)),
+            tokens_of(model, chat_text(model, entry.text)),
             sampler=Sampler(SamplingSettings(temperature=0)),
             rng=SeededRng(0),
             proposer=recorder,

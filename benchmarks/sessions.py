@@ -16,7 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 from common import geometric_mean, note, parser, table
 from simulate import PAIRS, Machine, Pair, adaptive, costs, fixed_calls, least, run, seconds
-from traces import MOST, Group, Trace, recorded
+from traces import Group, Trace, recorded
+
+from spec_local.core.proposal import MAX_DRAFT
 
 # fmt: off
 _F16 = {1: 1, 2: 1.27, 3: 1.37, 4: 1.45, 5: 1.62, 6: 1.7, 7: 1.76, 8: 2.03, 9: 1.98, 12: 2.36, 16: 2.67,
@@ -45,12 +47,12 @@ LIGHTER = (
 def session(pair: Pair, traces: Sequence[Trace], seed: int) -> list[tuple[float, float]]:
     """Speed-up over plain decoding for each answer, without and with the draft model's prefill."""
     machine = Machine(pair, Group("session", traces, noisy=True), seed)
-    way = adaptive(machine)
+    variant = adaptive(machine)
     found = []
     for trace in traces:
         machine.calls, machine.reading = [], []
         group = Group("answer", [trace])
-        run(group, machine, way, MOST)
+        run(group, machine, variant, MAX_DRAFT)
         plain = len(trace.answer) * float(pair.main[1])
         took = seconds(machine.calls, pair, group)
         reading = seconds([call for call in machine.reading if call[0] == "draft"], pair, group)
@@ -61,16 +63,16 @@ def session(pair: Pair, traces: Sequence[Trace], seed: int) -> list[tuple[float,
 def hindsight(pair: Pair, answers: Sequence[Group]) -> tuple[float, float, float]:
     """Speed-ups of the best fixed variant for all answers, the best for each, and the fastest division."""
     gains: dict[str, list[float]] = {}
-    most = []
+    highest = []
     for group in answers:
         plain = group.n_tokens * float(pair.main[1])
-        most.append(plain / least(pair, group.traces[0]))
-        for way, calls in fixed_calls(group).items():
-            if pair.draft is not None or not way.startswith("draft"):
-                gains.setdefault(way, []).append(plain / seconds(calls, pair, group))
+        highest.append(plain / least(pair, group.traces[0]))
+        for name, calls in fixed_calls(group).items():
+            if pair.draft is not None or not name.startswith("draft"):
+                gains.setdefault(name, []).append(plain / seconds(calls, pair, group))
     for_all = max(map(geometric_mean, gains.values()))
     for_each = geometric_mean([max(several) for several in zip(*gains.values(), strict=True)])
-    return for_all, for_each, geometric_mean(most)
+    return for_all, for_each, geometric_mean(highest)
 
 
 def main() -> None:

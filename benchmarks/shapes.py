@@ -95,9 +95,9 @@ def measure(session: Session, options: Any, temperature: float) -> dict[tuple[st
         make_variant(session, name, nodes, sampling) for nodes in options.nodes for name in options.variants
     ]
     outcomes: dict[tuple[str, int], list[Outcome]] = {(v.name, v.nodes): [] for v in variants}
-    for seed, asked in enumerate(select(load(), per_category=options.per_category)):
-        note(f"temperature {temperature:g}, {asked}")
-        prompt = tokens_of(session.main.model, chat_text(session.main.model, asked.text))
+    for seed, entry in enumerate(select(load(), per_category=options.per_category)):
+        note(f"temperature {temperature:g}, {entry}")
+        prompt = tokens_of(session.main.model, chat_text(session.main.model, entry.text))
         plain = GenerationSettings(
             sampling, seed=seed, max_tokens=options.positions * options.every, proposer="none"
         )

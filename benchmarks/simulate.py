@@ -24,10 +24,11 @@ from typing import Literal
 
 import numpy as np
 from common import geometric_mean, note, parser, table
-from traces import MOST, TRACES, Floats, Group, Trace, groups
+from traces import TRACES, Floats, Group, Trace, groups
 
 from spec_local.bench.theory import best_seconds, run_lengths
 from spec_local.core.language_model import Logits
+from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
@@ -45,7 +46,7 @@ GREEDY = Sampler(SamplingSettings(temperature=0))
 
 
 def costs(milliseconds: float, ratios: dict[int, float]) -> Floats:
-    """Seconds of a call of 0 … 4096 tokens, interpolated linearly, and extrapolated beyond the last size."""
+    """Seconds of a call of 0 … 4096 tokens: linear between the sizes and beyond the last one."""
     sizes = sorted(ratios)
     last, before = sizes[-1], sizes[-2]
     slope = (ratios[last] - ratios[before]) / (last - before)
@@ -111,16 +112,16 @@ class Machine:
         self._rng = np.random.default_rng(seed)
         self._disturbed = 0  # number of the next calls that another process slows down
         self.calls: list[tuple[Role, int, int]] = []
-        """Model, number of tokens, and tokens of the session before the call."""
+        """Model, number of tokens, and position: tokens that the session generated before the call."""
         self.reading: list[tuple[Role, int, int]] = []
         """The same for the calls that evaluate prompts."""
 
     def clock(self) -> float:
         return self._now
 
-    def call(self, role: Role, n: int, said: int) -> None:
-        self.calls.append((role, n, said))
-        factor = self._group.slower[role == "draft"] if 2 * said >= self._group.n_tokens else 1.0
+    def call(self, role: Role, n: int, position: int) -> None:
+        self.calls.append((role, n, position))
+        factor = self._group.slower[role == "draft"] if 2 * position >= self._group.n_tokens else 1.0
         if self._group.noisy:
             factor *= self._noise()
         self._now += factor * float(self.pair.seconds(role)[n])
@@ -148,18 +149,18 @@ class Replay:
     """A `LanguageModel` for chains that replays a trace and records its calls.
 
     Args:
-        before: tokens of the session before this answer.
+        before: tokens that the session generated before this answer.
     """
 
-    n_ctx, max_tokens, max_logits, max_branches = 4096, 512, MOST + 1, 1
+    n_ctx, max_tokens, max_logits, max_branches = 4096, 512, MAX_DRAFT + 1, 1
 
     def __init__(self, role: Role, trace: Trace, machine: Machine, before: int) -> None:
         self.n_vocab = trace.n_vocab
         self.cached: list[int] = []
         self._role, self._machine = role, machine
         self._text, self._start = [*trace.prompt, *trace.answer], len(trace.prompt)
-        self._rows = trace.mains if role == "main" else trace.drafts
-        self._astray = self._rows if role == "main" else trace.astray
+        self._rows = trace.main_logits if role == "main" else trace.draft_logits
+        self._mistaken = self._rows if role == "main" else trace.mistaken_logits
         self._tree: list[int] = []
         self._before = before - self._start
 
@@ -176,11 +177,11 @@ class Replay:
         assert list(parents) == list(range(known - 1, known - 1 + len(tokens)))
         self._tree += tokens
         end = len(self.cached) + len(self._tree)
-        said = len(self.cached) + 1 if self._role == "main" else end
-        self._machine.call(self._role, len(tokens), max(0, self._before + said))
+        n_known = len(self.cached) + 1 if self._role == "main" else end
+        self._machine.call(self._role, len(tokens), max(0, self._before + n_known))
         first = end + 1 - (len(tokens) if n_logits is None else n_logits)
-        strayed = self._role == "draft" and self._tree != self._text[len(self.cached) : end]
-        return (self._astray if strayed else self._rows)[first - self._start : end + 1 - self._start]
+        is_mistaken = self._role == "draft" and self._tree != self._text[len(self.cached) : end]
+        return (self._mistaken if is_mistaken else self._rows)[first - self._start : end + 1 - self._start]
 
     def commit(self, path: Sequence[int]) -> None:
         self.cached += [self._tree[node] for node in path]
@@ -197,19 +198,20 @@ Variant = Callable[[Replay], Proposer | None]
 """Creates the proposer that is compared, given the draft model."""
 
 
-def run(group: Group, machine: Machine, way: Variant, draft_max: int) -> None:
+def run(group: Group, machine: Machine, variant: Variant, draft_max: int) -> None:
     """Generate all answers of a session; the calls are recorded in `machine`."""
-    said = 0
+    n_generated = 0
     for trace in group.traces:
         calls = len(machine.calls)
-        main, draft = Replay("main", trace, machine, said), Replay("draft", trace, machine, said)
+        main = Replay("main", trace, machine, n_generated)
+        draft = Replay("draft", trace, machine, n_generated)
         text: list[int] = []
         for event in decode(
             main,
             trace.prompt,
             sampler=GREEDY,
             rng=SeededRng(0),
-            proposer=way(draft),
+            proposer=variant(draft),
             verifier=VERIFIERS["exact-match"],
             draft_max=draft_max,
             max_tokens=len(trace.answer),
@@ -221,7 +223,7 @@ def run(group: Group, machine: Machine, way: Variant, draft_max: int) -> None:
             elif isinstance(event, Step):
                 text += event.tokens
         assert text == list(trace.answer)
-        said += len(text)
+        n_generated += len(text)
 
 
 def seconds(calls: Sequence[tuple[Role, int, int]], pair: Pair, group: Group) -> float:
@@ -265,9 +267,9 @@ FIXED: dict[str, tuple[Variant, int]] = {
 def fixed_calls(group: Group) -> dict[str, list[tuple[Role, int, int]]]:
     """The calls of all fixed variants. They do not depend on costs, so one run serves all machines."""
     found = {}
-    for name, (way, k) in FIXED.items():
+    for name, (variant, k) in FIXED.items():
         machine = Machine(PAIRS[0], group)
-        run(group, machine, way, k)
+        run(group, machine, variant, k)
         found[name] = machine.calls
     return found
 
@@ -275,7 +277,7 @@ def fixed_calls(group: Group) -> dict[str, list[tuple[Role, int, int]]]:
 def adaptive_calls(pair: Pair, group: Group) -> list[tuple[Role, int, int]]:
     """The calls of a session under the adaptive policy, which measured the costs before it began."""
     machine = Machine(pair, group)
-    run(group, machine, adaptive(machine), MOST)
+    run(group, machine, adaptive(machine), MAX_DRAFT)
     return machine.calls
 
 
@@ -284,11 +286,11 @@ def adaptive(machine: Machine) -> Variant:
     experience, main = Experience(), machine.measured("main")
     draft = None if machine.pair.draft is None else machine.measured("draft")
 
-    def way(model: Replay) -> Proposer:
+    def variant(model: Replay) -> Proposer:
         policy = Adaptive(main, draft, experience, clock=machine.clock)
         return CombinedProposer(policy, _draft(model, policy) if draft else None, [SuffixLookup()])
 
-    return way
+    return variant
 
 
 @dataclass(frozen=True)
@@ -328,11 +330,11 @@ def simulate(pair: Pair, group: Group) -> Cell:
 
 def least(pair: Pair, trace: Trace) -> float:
     """Seconds of the fastest division of an answer into steps."""
-    runs = {"lookup": trace.copies}
+    runs = {"lookup": trace.lookup_runs}
     step = {"lookup": 0.0}
     if pair.draft is not None:
         runs["draft"], step["draft"] = run_lengths(trace.right), float(pair.draft[1])
-    return best_seconds(runs, lambda n: float(pair.main[n]), step, len(trace.answer), MOST - 1)
+    return best_seconds(runs, lambda n: float(pair.main[n]), step, len(trace.answer), MAX_DRAFT - 1)
 
 
 QUICK_PAIRS = {"x86 F16 + 0.5B", "x86 Q4_K_M + 0.5B", "Metal 13B, draft 0.08"}
@@ -362,7 +364,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     pairs = [p for p in PAIRS if options.pair in p.name and (not options.quick or p.name in QUICK_PAIRS)]
-    asked = [
+    selected = [
         group
         for group in groups(options.traces)
         if options.group in group.name
@@ -370,7 +372,7 @@ def main() -> None:
         and (not options.quick or group.name in QUICK_GROUPS)
     ]
     cells: list[tuple[str, Cell]] = []
-    for group in asked:
+    for group in selected:
         for pair in pairs:
             if group.draft is not None and pair.draft is None:
                 continue
@@ -387,7 +389,8 @@ def main() -> None:
         of_plain, of_best = ([getattr(c, name) for c in some] for name in ("of_plain", "of_best"))
         print(
             f"{kind}: {len(some)} cells\n"
-            f"  of plain {geometric_mean(of_plain):.3f}, least {plain.of_plain:.3f} ({plain.pair}, {plain.group})\n"
+            f"  of plain {geometric_mean(of_plain):.3f}, "
+            f"least {plain.of_plain:.3f} ({plain.pair}, {plain.group})\n"
             f"  of best {geometric_mean(of_best):.3f}, least {best.of_best:.3f} ({best.pair}, {best.group})"
         )
         for cell in some:

@@ -100,8 +100,8 @@ def main() -> None:
 def report(session: Session, options: Any, temperature: float, top_p: float) -> None:
     runs = []
     for i, seed in enumerate([0, *options.seeds]):
-        for asked in select(load(), options.category, 1):
-            note(f"temperature {temperature:g}, seed {seed}, {asked}")
+        for entry in select(load(), options.category, 1):
+            note(f"temperature {temperature:g}, seed {seed}, {entry}")
             settings = GenerationSettings(
                 sampling=SamplingSettings(temperature=temperature, top_p=top_p),
                 seed=seed,
@@ -113,7 +113,7 @@ def report(session: Session, options: Any, temperature: float, top_p: float) -> 
                 tree_nodes=options.tree_nodes,
                 verifier=options.verifier,
             )
-            prompt = tokens_of(session.main.model, chat_text(session.main.model, asked.text))
+            prompt = tokens_of(session.main.model, chat_text(session.main.model, entry.text))
             run = profile(session, prompt, settings)
             if i:  # the first seed is the warm-up
                 runs.append(run)

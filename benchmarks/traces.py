@@ -12,54 +12,55 @@ from numpy.typing import NDArray
 
 from spec_local.bench.theory import lookup_run_lengths
 from spec_local.core.language_model import Logits
+from spec_local.core.proposal import MAX_DRAFT
 from spec_local.lookups import PromptLookup, SuffixLookup
 
 Floats = NDArray[np.float64]
-MOST = 64  # maximum number of draft tokens per step
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
     """An answer, and what the draft model predicts at each of its positions.
 
-    right: whether the draft model's most probable token is the main model's. sure: the probability of that
-    token at temperature 1.
+    right: whether the draft model's most probable token is the main model's. confidence: the probability of
+    that token at temperature 1.
     """
 
     prompt: Sequence[int]
     answer: Sequence[int]
     right: Sequence[bool]
-    sure: Sequence[float]
+    confidence: Sequence[float]
 
     @cached_property
     def n_vocab(self) -> int:
         return max(*self.prompt, *self.answer) + 2  # the last token stands for a wrong draft token
 
-    def rows(self, tokens: Sequence[int], sure: Sequence[float]) -> Logits:
+    def rows(self, tokens: Sequence[int], probabilities: Sequence[float]) -> Logits:
         """Logits (positions, V) that give these tokens these probabilities, and all others an equal share."""
-        odds = np.clip(sure, 2 / self.n_vocab, 0.9995)
+        p = np.clip(probabilities, 2 / self.n_vocab, 0.9995)
         rows = np.zeros((len(tokens), self.n_vocab), np.float32)
-        rows[np.arange(len(tokens)), tokens] = np.log(odds / (1 - odds) * (self.n_vocab - 1))
+        rows[np.arange(len(tokens)), tokens] = np.log(p / (1 - p) * (self.n_vocab - 1))
         return rows
 
     @cached_property
-    def mains(self) -> Logits:
+    def main_logits(self) -> Logits:
         return self.rows(self.answer, [0.9] * len(self.answer))
 
     @cached_property
-    def drafts(self) -> Logits:
+    def draft_logits(self) -> Logits:
         wrong = self.n_vocab - 1
-        favourites = [token if ok else wrong for token, ok in zip(self.answer, self.right, strict=True)]
-        return self.rows(favourites, self.sure)
+        best = [token if ok else wrong for token, ok in zip(self.answer, self.right, strict=True)]
+        return self.rows(best, self.confidence)
 
     @cached_property
-    def astray(self) -> Logits:
+    def mistaken_logits(self) -> Logits:
         """The draft model's logits after a draft token that was wrong."""
-        return self.rows([self.n_vocab - 1] * len(self.answer), self.sure)
+        return self.rows([self.n_vocab - 1] * len(self.answer), self.confidence)
 
     @cached_property
-    def copies(self) -> list[int]:
-        return lookup_run_lengths(SuffixLookup(), self.prompt, self.answer, MOST - 1)
+    def lookup_runs(self) -> list[int]:
+        """At each position the number of tokens that a lookup predicts correctly."""
+        return lookup_run_lengths(SuffixLookup(), self.prompt, self.answer, MAX_DRAFT - 1)
 
 
 def _text(rng: np.random.Generator, n: int) -> list[int]:
@@ -67,7 +68,7 @@ def _text(rng: np.random.Generator, n: int) -> list[int]:
     return [int(token) for token in rng.integers(0, 400, n)]
 
 
-def _opinions(
+def _predictions(
     rng: np.random.Generator, accepted: Sequence[float], believed: Sequence[float] | None = None
 ) -> tuple[list[bool], list[float]]:
     """Whether each draft token is right, and the draft model's confidence in it.
@@ -76,12 +77,12 @@ def _opinions(
     are the acceptance rates.
     """
     truth = np.clip(accepted, 1e-3, 1 - 1e-3)
-    chances = rng.beta(3 * truth, 3 * (1 - truth))
-    right = rng.random(len(chances)) < (chances if believed is None else truth)
+    confidence = rng.beta(3 * truth, 3 * (1 - truth))
+    right = rng.random(len(confidence)) < (confidence if believed is None else truth)
     if believed is not None:
         belief = np.clip(believed, 1e-3, 1 - 1e-3)
-        chances = rng.beta(3 * belief, 3 * (1 - belief))
-    return right.tolist(), chances.tolist()
+        confidence = rng.beta(3 * belief, 3 * (1 - belief))
+    return right.tolist(), confidence.tolist()
 
 
 def drafted(accepted: Sequence[float], believed: Sequence[float] | None = None, seed: int = 0) -> list[Trace]:
@@ -90,11 +91,11 @@ def drafted(accepted: Sequence[float], believed: Sequence[float] | None = None, 
     for i in range(2):
         rng = np.random.default_rng([seed, i])
         prompt, answer = _text(rng, 60), _text(rng, len(accepted))
-        traces.append(Trace(prompt, answer, *_opinions(rng, accepted, believed)))
+        traces.append(Trace(prompt, answer, *_predictions(rng, accepted, believed)))
     return traces
 
 
-def copies(n: int = 256, seed: int = 1) -> list[Trace]:
+def quotations(n: int = 256, seed: int = 1) -> list[Trace]:
     """Two answers that quote long passages of their prompts, with some other tokens in between."""
     traces = []
     for i in range(2):
@@ -104,7 +105,7 @@ def copies(n: int = 256, seed: int = 1) -> list[Trace]:
         while len(answer) < n:
             start, length = int(rng.integers(0, 250)), int(rng.integers(40, 140))
             answer += _text(rng, 8) + prompt[start : start + length]
-        traces.append(Trace(prompt, answer[:n], *_opinions(rng, [0.8] * n)))
+        traces.append(Trace(prompt, answer[:n], *_predictions(rng, [0.8] * n)))
     return traces
 
 
@@ -120,7 +121,7 @@ def traps(match: int, accepted: float, n: int = 192, seed: int = 2) -> list[Trac
             prompt += [*before, (answer[end] + 1 + int(rng.integers(0, 300))) % 400]
         prompt += prompt[:match]
         assert not any(lookup_run_lengths(PromptLookup(), prompt, answer, 1))
-        traces.append(Trace(prompt, answer, *_opinions(rng, [accepted] * n)))
+        traces.append(Trace(prompt, answer, *_predictions(rng, [accepted] * n)))
     return traces
 
 
@@ -131,8 +132,8 @@ def recorded(path: Path = TRACES) -> dict[str, list[Trace]]:
     """Real answers by category: see `record_traces.py`."""
     groups: dict[str, list[Trace]] = {}
     for entry in json.loads(path.read_text()):
-        sure = [per_mille / 1000 for per_mille in entry["per_mille"]]
-        trace = Trace(entry["prompt"], entry["answer"], [bool(ok) for ok in entry["right"]], sure)
+        confidence = [per_mille / 1000 for per_mille in entry["per_mille"]]
+        trace = Trace(entry["prompt"], entry["answer"], [bool(ok) for ok in entry["right"]], confidence)
         groups.setdefault(entry["category"], []).append(trace)
     return groups
 
@@ -167,7 +168,10 @@ def groups(path: Path = TRACES) -> list[Group]:
     found = [Group(name, traces, "real") for name, traces in real.items()]
     found.append(Group("all categories in turn", mixed, "real"))
     found += [Group(f"acceptance {a}", drafted([a] * n, seed=10)) for a in (0.3, 0.5, 0.7, 0.8, 0.9, 0.97)]
-    found += [Group("long copies", copies()), Group("code and prose in turn", drafted(stretches, seed=11))]
+    found += [
+        Group("long copies", quotations()),
+        Group("code and prose in turn", drafted(stretches, seed=11)),
+    ]
     return found + [
         replace(group, kind="adversarial")
         for group in (

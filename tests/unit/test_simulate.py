@@ -1,4 +1,4 @@
-"""The adaptive policy on recorded and made-up texts, on a clock of their own: see benchmarks/simulate.py."""
+"""The adaptive policy on recorded and synthetic answers, on a virtual clock: see benchmarks/simulate.py."""
 
 import sys
 from pathlib import Path
@@ -22,13 +22,13 @@ def sim():
 
 
 @pytest.fixture(scope="module")
-def texts(sim):
+def traces(sim):
     return sys.modules["traces"]
 
 
 @pytest.fixture(scope="module")
 def simulated(sim):
-    """A cell of the benchmark's table, by the names of machine and answers."""
+    """Return a cell of the benchmark's table by the names of machine and group."""
     pairs, groups = {p.name: p for p in sim.PAIRS}, {g.name: g for g in sim.groups()}
     return lambda pair, group: sim.simulate(pairs[pair], groups[group])
 
@@ -36,22 +36,22 @@ def simulated(sim):
 F16, Q4, METAL = "x86 F16 + 0.5B", "x86 Q4_K_M + 0.5B", "Metal 13B, draft 0.08"
 
 
-def test_a_draft_says_what_it_said_and_is_as_sure_of_it(texts):
-    trace = texts.recorded()["chat"][0]
-    probs = np.exp(trace.drafts.astype(np.float64))
+def test_draft_tokens_and_confidences_are_those_recorded(traces):
+    trace = traces.recorded()["chat"][0]
+    probs = np.exp(trace.draft_logits.astype(np.float64))
     probs /= probs.sum(axis=1, keepdims=True)
     assert ((probs.argmax(axis=1) == trace.answer) == np.array(trace.right)).all()
-    assert probs.max(axis=1) == pytest.approx(np.clip(trace.sure, 2 / trace.n_vocab, 0.9995), rel=1e-5)
+    assert probs.max(axis=1) == pytest.approx(np.clip(trace.confidence, 2 / trace.n_vocab, 0.9995), rel=1e-5)
 
 
-def test_calls_cost_what_the_table_says_and_the_clock_agrees(sim, texts):
-    """A draft that is always right, asked for 4 guesses a step: 5 tokens a step, the last step less."""
+def test_calls_cost_what_the_table_and_the_clock_state(sim, traces):
+    """With a draft model that is always right and 4 draft tokens, each step but the last gives 5 tokens."""
     pair = sim.PAIRS[0]
-    group = sim.Group("always right", texts.drafted([1.0] * 100)[:1])
+    group = sim.Group("always right", traces.drafted([1.0] * 100)[:1])
     calls = sim.fixed_calls(group)
     main, draft = pair.main, pair.draft
     assert sim.seconds(calls["plain"], pair, group) == pytest.approx(100 * main[1])
-    # After the first step the draft has two tokens to read: the last guess and main's own.
+    # After the first step the draft model reads two tokens: its last one and the one after it.
     assert sim.seconds(calls["draft 4"], pair, group) == pytest.approx(
         20 * main[5] + 80 * draft[1] + 19 * (draft[2] - draft[1])
     )
@@ -61,12 +61,12 @@ def test_calls_cost_what_the_table_says_and_the_clock_agrees(sim, texts):
     assert machine.clock() == pytest.approx(prompt + sim.seconds(machine.calls, pair, group))
 
 
-def test_what_befalls_a_machine_comes_in_the_second_half(sim, texts):
-    pair, traces = sim.PAIRS[0], texts.drafted([0.5] * 100)
-    slower = sim.Group("slower", traces, slower=(3.0, 1.0))
+def test_machines_change_in_the_second_half(sim, traces):
+    pair, answers = sim.PAIRS[0], traces.drafted([0.5] * 100)
+    slower = sim.Group("slower", answers, slower=(3.0, 1.0))
     calls = sim.fixed_calls(slower)["plain"]
     assert sim.seconds(calls, pair, slower) == pytest.approx(400 * pair.main[1])
-    noisy = sim.Group("noisy", traces, noisy=True)
+    noisy = sim.Group("noisy", answers, noisy=True)
     machine = sim.Machine(pair, noisy)
     sim.run(noisy, machine, *sim.FIXED["plain"])
     assert sim.seconds(machine.calls, pair, noisy) == pytest.approx(200 * pair.main[1])
@@ -74,20 +74,20 @@ def test_what_befalls_a_machine_comes_in_the_second_half(sim, texts):
 
 
 @pytest.mark.parametrize("match", [3, 12])
-def test_a_trap_is_one_for_every_lookup(sim, texts, match):
-    for trace in texts.traps(match, 0.5):
+def test_traps_mislead_every_lookup(sim, traces, match):
+    for trace in traces.traps(match, 0.5):
         text, lookup = [*trace.prompt, *trace.answer], sim.PromptLookup(shortest=2)
-        sure = [
+        confidence = [
             lookup.find(text[:end], Limit(1, 1, 1)).confidence[0]
             for end in range(len(trace.prompt), len(text))
         ]
-        assert np.mean(sure) > match_confidence(match) - 0.01
-        assert sum(trace.copies) <= 2  # where nothing is looked for but the most frequent, one may be right
+        assert np.mean(confidence) > match_confidence(match) - 0.01
+        assert sum(trace.lookup_runs) <= 2  # without a match, the most frequent token may be right
 
 
 @pytest.mark.parametrize("pair", [F16, Q4, METAL])
 @pytest.mark.parametrize("group", ["code editing", "acceptance 0.8"])
-def test_nobody_beats_the_oracle(simulated, pair, group):
+def test_nothing_is_faster_than_the_oracle(simulated, pair, group):
     cell = simulated(pair, group)
     assert cell.oracle >= max(cell.best, cell.adaptive) >= cell.plain
 
@@ -111,13 +111,13 @@ LAPTOP, F16_B, Q8_B = "laptop 7B, draft 0.15", "x86-b F16, draft 0.22", "x86-b Q
         (F16, "maths"),
         (F16_B, "code writing"),
         (F16_B, "collapse"),
-        (Q8_B, "acceptance 0.8"),  # in which the first guesses fail, as it happens
+        (Q8_B, "acceptance 0.8"),  # where the first draft tokens happen to be rejected
     ],
 )
 def test_the_policy_is_about_as_fast_as_the_best_fixed_choice_in_hindsight(simulated, pair, group):
     cell = simulated(pair, group)
     assert cell.of_best > 0.95
-    assert cell.of_plain > 1.1  # there was something to gain
+    assert cell.of_plain > 1.1  # there is something to gain
 
 
 @pytest.mark.slow
@@ -136,45 +136,45 @@ def test_the_policy_is_about_as_fast_as_the_best_fixed_choice_in_hindsight(simul
         (Q4, "noisy neighbour, 0.3"),
     ],
 )
-def test_the_policy_is_hardly_ever_slower_than_plain_decoding(simulated, pair, group):
+def test_the_policy_is_at_most_slightly_slower_than_plain_decoding(simulated, pair, group):
     assert simulated(pair, group).of_plain > 0.98
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", [F16, METAL, LAPTOP])
-def test_probes_of_a_draft_that_is_always_wrong_cost_little(sim, texts, pair):
-    """In a session that is long enough for what was believed at first not to count."""
+def test_trials_of_a_draft_model_that_is_always_wrong_cost_little(sim, traces, pair):
+    """In a session that is long enough for the initial estimates not to matter."""
     pair = next(p for p in sim.PAIRS if p.name == pair)
-    traces = [trace for seed in range(4) for trace in texts.drafted([0.0] * 256, [0.4] * 256, seed)]
-    calls = sim.adaptive_calls(pair, group := sim.Group("always wrong", traces))
+    answers = [trace for seed in range(4) for trace in traces.drafted([0.0] * 256, [0.4] * 256, seed)]
+    calls = sim.adaptive_calls(pair, group := sim.Group("always wrong", answers))
     assert 1 / 1.015 < group.n_tokens * pair.main[1] / sim.seconds(calls, pair, group) <= 1
-    last = [role for role, _, said in calls if said > group.n_tokens // 2]
-    assert "draft" in last  # it is still asked, now and then
+    last = [role for role, _, position in calls if position > group.n_tokens // 2]
+    assert "draft" in last  # it is still tried occasionally
 
 
-def test_a_draft_that_becomes_good_is_noticed(sim, texts):
-    """Where probes are cheap; elsewhere the draft may have too much to catch up with in this answer."""
+def test_a_draft_model_that_becomes_good_is_used_again(sim, traces):
+    """Where trials are cheap; elsewhere the draft model may have too many tokens to read first."""
     pair = next(p for p in sim.PAIRS if p.name == METAL)
-    group = sim.Group("good at last", texts.drafted([0.02] * 256 + [0.9] * 256))
-    last = [role for role, _, said in sim.adaptive_calls(pair, group) if said > group.n_tokens - 128]
+    group = sim.Group("good at last", traces.drafted([0.02] * 256 + [0.9] * 256))
+    last = [role for role, _, position in sim.adaptive_calls(pair, group) if position > group.n_tokens - 128]
     assert 128 / last.count("main") > 2  # tokens a step
 
 
 @pytest.mark.slow
-def test_a_neighbour_does_not_end_all_asking_of_a_draft(sim, texts):
-    """Whatever his calls hit: there was a time when five disturbed ones made the draft look dear for good."""
+def test_disturbed_calls_do_not_end_drafting(sim, traces):
+    """Whichever calls are slow: five of them must not make the draft model seem expensive for good."""
     pair = next(p for p in sim.PAIRS if p.name == METAL)
-    traces = [trace for seed in range(8) for trace in texts.drafted([0.85] * 256, seed=seed)]
-    group = sim.Group("noisy session", traces, noisy=True)
+    answers = [trace for seed in range(8) for trace in traces.drafted([0.85] * 256, seed=seed)]
+    group = sim.Group("noisy session", answers, noisy=True)
     for seed in range(4):
         machine = sim.Machine(pair, group, seed)
-        sim.run(group, machine, sim.adaptive(machine), sim.MOST)
-        last = [role for role, _, said in machine.calls if said > group.n_tokens - 1024]
+        sim.run(group, machine, sim.adaptive(machine), sim.MAX_DRAFT)
+        last = [role for role, _, position in machine.calls if position > group.n_tokens - 1024]
         assert 1024 / last.count("main") > 2.5  # tokens a step
 
 
 @pytest.mark.parametrize("group", ["code editing", "acceptance 0.8"])
-def test_a_machine_without_a_draft_has_lookup_and_plain_decoding(simulated, group):
+def test_without_a_draft_model_there_are_lookups_and_plain_decoding(simulated, group):
     cell = simulated("x86 135M alone", group)
     assert not cell.which.startswith("draft")
     assert cell.of_best > 0.95
