@@ -24,24 +24,17 @@ from spec_local.policies.planner import plan
 
 MAX_CALLS = 16
 """Maximum number of draft calls a step: no pair of models that was measured gained from more."""
-_MAX_OBSERVED = 64  # tokens: the cost of longer calls is not asked for
-_TIMED_EVERY = (
-    8  # plain steps from one that is timed to the next: timing takes a percent of a small model's step
-)
-_REPLANNED_EVERY = (
-    16  # steps from one comparison of trees with chains to the next: it takes some milliseconds
-)
-_PLAIN_AFTER = 32  # speculative steps in a row, after which a plain one shows what plain decoding costs now
-_TREE_MARGIN = 1.03  # times a chain's speed that a tree must promise: trees cost the caches a copy
-_MAX_TRIAL = 16  # tokens that the draft model may read although only this step is known to repay it
-_USUAL_ACCEPTANCE = (
-    0.85  # of a draft model that has not been tried: 0.5B for 1.5B Qwen2.5-Coder, temperature 0
-)
-_BY_RANK = (
-    0.34,
-    0.14,
-    0.09,
-)  # share of the rest that the draft's second, third and fourth choice take: Qwen2.5 pair
+# Steps:
+_TIMED_EVERY = 8  # plain ones between two that are timed: timing takes 1 % of a small model's step
+_REPLANNED_EVERY = 16  # between two comparisons of trees with chains: one takes milliseconds
+_PLAIN_AFTER = 32  # speculative ones in a row, before one that shows what plain decoding costs now
+# Tokens:
+_MAX_OBSERVED = 64  # of a draft call whose cost is observed: longer ones read prompts
+_MAX_TRIAL = 16  # that the draft model may read although only this step is known to repay it
+# Shares and ratios:
+_TREE_MARGIN = 1.03  # of a chain's speed that a tree must promise: trees cost the caches a copy
+_USUAL_ACCEPTANCE = 0.85  # of an untried draft model: 0.5B for 1.5B Qwen2.5-Coder at temperature 0
+_BY_RANK = (0.34, 0.14, 0.09)  # of rejected tokens: the draft model's second to fourth choice was right
 
 
 class Adaptive(Policy):
@@ -95,7 +88,7 @@ class Adaptive(Policy):
         self._values = [1.0]  # probability that draft tokens 1 … i are all accepted
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
-        usual = self._draft_step(0.85) if self._draft else Step(1.0, self._plain)
+        usual = self._draft_step(_USUAL_ACCEPTANCE) if self._draft else Step(1.0, self._plain)
         known.start(1.0 - 1.0 / (usual.rate * self._plain))
         self._refresh()
 

@@ -141,3 +141,29 @@ def test_recycled_tokens_teach_one_outcome_for_each_node_reached():
 )
 def test_outcomes_of_candidates(parents, output, expected):
     assert list(outcomes(Candidates([1, 2, 3], parents, [0.5] * 3, "x"), output)) == expected
+
+
+def test_the_recent_rate_of_a_session_remembers_thirty_two_tokens():
+    model = AcceptanceModel()
+    for _ in range(1_000):
+        model.observe_draft([1], [2], [])
+    assert model.recent.mean == pytest.approx(4.0 / (5.0 + 32.0))
+
+
+def test_confidence_of_the_draft_model_starts_with_measured_rates():
+    model = AcceptanceModel()
+    rates = [model.draft.rate(x) for x in (0.1, 0.3, 0.4, 0.6, 0.7, 0.85, 0.95, 0.98, 1.0)]
+    assert rates == pytest.approx([0.2, 0.4, 0.52, 0.63, 0.69, 0.82, 0.9, 0.96, 0.985])
+
+
+def test_other_bins_move_by_at_most_three_nats():
+    calibration = Calibration((0.5,), (0.5, 0.5))
+    for _ in range(10_000):
+        calibration.observe(0.9, False)
+    assert calibration.rate(0.1) == pytest.approx(1.0 / (1.0 + np.exp(3.0)), rel=0.05)
+
+
+def test_a_confident_prior_weighs_at_most_eighty_observations():
+    calibration = Calibration((), (0.999,), memory=1e9, rate=0.0)
+    calibration.observe(0.5, False)
+    assert calibration.rate(0.5) == pytest.approx(80.0 * 0.999 / 81.0)

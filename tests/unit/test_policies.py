@@ -1,5 +1,4 @@
-"""Draft-length policies: whatever they decide, the output keeps the main model's distribution; and they
-decide what pays."""
+"""Draft-length policies: they keep the main model's distribution, and decide what pays."""
 
 import itertools
 import random
@@ -141,8 +140,7 @@ class Whimsical(Policy):
 
 
 def torn(seconds):
-    """Two draft tokens may be worth a call, one alone never: without a confident second the first is
-    dropped, too."""
+    """Two draft tokens may be worth a call, one never: without a confident second the first is dropped."""
     return {"main": {1: 1.0, 2: 4.0, 3: seconds, 64: 60.0}, "draft": {1: 0.01}, "noise": 1.0, "lookup": 0}
 
 
@@ -251,8 +249,7 @@ TRUNCATING = {
 @pytest.mark.parametrize("who", TRUNCATING)
 @pytest.mark.parametrize("way", ["drawn, block", "drawn, token", "coupled"])
 def test_enumeration_notices_truncated_drawn_chains(who, way):
-    """So the tests above can fail: `may_truncate` keeps them green, and coupling makes truncation
-    harmless."""
+    """So the tests above can fail: `may_truncate` keeps them green, or coupling."""
     wrong, right = (
         max(
             worst_error(
@@ -412,8 +409,7 @@ def test_a_better_draft_model_drafts_longer_chains():
 
 
 def test_experience_carries_over_to_the_next_answer():
-    """A draft model that was always wrong is asked less often in the next answer; one that was right,
-    more."""
+    """A draft model that was always wrong is asked less in the next answer; one that was right, more."""
     n_calls = {}
     for shift in (0, 1):
         experience, n_calls[shift] = Experience(), []
@@ -547,8 +543,7 @@ def test_the_draft_model_reads_a_prompt_that_is_worth_it(n_unread, draft, expect
 
 
 def test_earlier_answers_decide_whether_the_prompt_is_read():
-    """Long ones justify more reading than short ones, and a draft model that gained nothing none, for a
-    while."""
+    """Long ones justify more reading, and a draft model that gained nothing none, for a while."""
 
     def worth(experience, most=None):
         policy = Adaptive(CostModel(FLAT), CostModel({1: 0.05, 64: 3.2}), experience, max_tokens=most)
