@@ -329,7 +329,7 @@ class Adaptive(Policy):
         return found
 
     def _rate_ahead(self, values: Floats, n_calls: int) -> float:
-        """The best tokens per second with more draft tokens of these probabilities, the first after n_calls."""
+        """The best tokens per second with more draft tokens of these values, the first after n_calls."""
         assert self._draft
         n = len(self._values)
         values = values[: len(self._seconds) - n]

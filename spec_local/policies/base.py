@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spec_local.policies.experience import Experience
 
 Source = Literal["none", "lookup", "draft", "tree"]
-"""What drafts in a step: nothing, a lookup (`Policy.lookup_proposal`), or the draft model (chain or tree)."""
+"""What drafts in a step: nothing, a lookup, or the draft model (a chain or a tree)."""
 
 
 class DraftOutput(Protocol):
@@ -21,7 +21,7 @@ class DraftOutput(Protocol):
 
     @property
     def confidence(self) -> float:
-        """Σ q², the chance that two draws agree; at temperature 0 the largest probability of temperature 1."""
+        """Σ q², the chance that two draws agree; at temperature 0 the top probability of temperature 1."""
 
     @property
     def entropy(self) -> float:

@@ -15,7 +15,7 @@ def joined(several):
 
 
 def linear_search(several, history):
-    """For each position of each text: how many tokens of context agree, up to 32; and the tokens that follow."""
+    """For each position of each text: tokens of matching context, up to 32, and the tokens that follow."""
     for text in several:
         for at in range(1, len(text)):
             n = 0
