@@ -1,1 +1,1 @@
-"""The command line: one module a command; what a library user would miss is in `spec_local`."""
+"""The command line, one module per command. Everything that a library user needs is in `spec_local`."""

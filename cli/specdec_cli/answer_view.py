@@ -1,6 +1,6 @@
 """Views of an answer on standard output: plain, with draft tokens marked, or as Markdown.
 
-A view appends and never rewrites the screen, so that the terminal can be resized, scrolled and copied from.
+Views only append and never rewrite the screen, so that the terminal can be resized, scrolled and copied from.
 """
 
 import codecs
@@ -118,7 +118,7 @@ class Markdown:
         from rich.console import Console
 
         self._console = Console(file=sys.stdout, soft_wrap=False, highlight=False)
-        self._held = ""  # of an incomplete line
+        self._held = ""  # text of an incomplete line
         self._block: list[str] = []
         self._fence = self._language = ""
         self._started = False
@@ -199,7 +199,7 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
 
 
 def view(piece: Callable[[int], bytes], *, show_drafts: bool = False, markdown: bool = False) -> AnswerView:
-    """Return the view for an answer, which is always plain off a terminal."""
+    """Return the view for an answer; always plain if standard output is not a terminal."""
     if sys.stdout.isatty():
         if show_drafts:
             return Drafts(piece, colour=render.coloured(sys.stdout))

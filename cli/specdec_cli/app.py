@@ -1,4 +1,4 @@
-"""The `specdec` command. Each of its commands imports what it needs when it runs, so that --help is fast."""
+"""The `specdec` command. Its commands import what they need only when they run, so that --help is fast."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ app = typer.Typer(
     name="specdec",
     cls=commands.Group,
     help="Speculative decoding for GGUF models on your own machine: faster, same output distribution.",
-    epilog="Start with: specdec models pull starter, then specdec chat. Every command shows examples with "
+    epilog="Start with: specdec models pull starter, then specdec chat. Every command has examples in its "
     "--help. Options can also be set in the environment and in a config file: see specdec config --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -56,7 +56,7 @@ def bench(
     prompts: Annotated[
         Path | None,
         Option(
-            help="Prompts: TOML or .jsonl with category, name and text, or one prompt per line "
+            help="File of prompts: TOML or .jsonl with category, name and text, or one prompt per line "
             "(default: built-in prompts).",
             rich_help_panel=_PROMPTS,
         ),
@@ -74,7 +74,7 @@ def bench(
         list[str] | None,
         Option(
             metavar="NAME=A,B",
-            help="Compare values of an option, as in draft-max=1,2,4,8; repeatable.",
+            help="Compare values of an option, for example draft-max=1,2,4,8; repeatable.",
             rich_help_panel=_VARIANTS,
         ),
     ] = None,
@@ -87,12 +87,12 @@ def bench(
     delay: Annotated[
         float,
         Option(
-            help="Seconds to wait before each run, so that a laptop cools down.", rich_help_panel=_VARIANTS
+            help="Seconds to wait before each run, so that a laptop can cool down.", rich_help_panel=_VARIANTS
         ),
     ] = 0.0,
     output: Annotated[
         OutputChoice,
-        Option(help="Output format; jsonl writes one line per run, immediately.", rich_help_panel=_RESULTS),
+        Option(help="Output format; jsonl writes one line after each run.", rich_help_panel=_RESULTS),
     ] = OutputChoice.md,
     out: Annotated[
         Path | None,
@@ -101,7 +101,9 @@ def bench(
             rich_help_panel=_RESULTS,
         ),
     ] = None,
-    plot: Annotated[Path | None, Option(help="Also draw a PNG.", rich_help_panel=_RESULTS)] = None,
+    plot: Annotated[
+        Path | None, Option(help="Also save a plot as a PNG file.", rich_help_panel=_RESULTS)
+    ] = None,
     verbose: Annotated[
         int, Option("--verbose", "-v", count=True, help="Show a line per prompt; -vv: also llama.cpp's log.")
     ] = 0,
@@ -162,7 +164,7 @@ def _check(runs: int, per_category: int | None, tokens: int | None, delay: float
         if value is not None and value < 1:
             raise InvalidRequest(f"{name} is {value}: give 1 or more")
     if not 0 <= delay < float("inf"):
-        raise InvalidRequest(f"delay is {delay:g}: give seconds, 0 or more")
+        raise InvalidRequest(f"delay is {delay:g}: give a number of seconds, 0 or more")
 
 
 def _prompts(path: Path | None, categories: Sequence[str], per_category: int | None) -> "list[Prompt]":
@@ -223,7 +225,7 @@ def _replacing(path: Path | None) -> Iterator[Path | None]:
 
 
 class _Sink:
-    """Where results go: some immediately, others at the end."""
+    """Base class of the outputs: some write results immediately, others at the end."""
 
     def begin(self, record: Mapping[str, Any], variants: "Sequence[Variant]") -> None:
         pass
@@ -236,7 +238,7 @@ class _Sink:
 
 
 class _Whole(_Sink):
-    """Writes everything at the end: to a file with a report on standard output, or only the latter."""
+    """Writes everything at the end: to standard output, or to a file with a report on standard output."""
 
     def __init__(self, output: OutputChoice, part: Path | None) -> None:
         self._output, self._part = output, part
@@ -337,7 +339,7 @@ def _measured(
 
 
 def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -> "list[TokenizedPrompt]":
-    """The prompts that fit into the context together with an answer."""
+    """Tokenize the prompts, and return those that fit into the context together with an answer."""
     from spec_local.bench.runner import tokenize
 
     model, n_ctx = session.main.model, session.main.n_ctx
@@ -347,7 +349,7 @@ def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -
     fitting = [question for question in questions if len(question.tokens) + n_tokens <= n_ctx]
     if not fitting:
         raise InvalidRequest(
-            f"no prompt and an answer of {n_tokens} tokens fit into the context of {n_ctx} tokens: "
+            f"no prompt fits into the context of {n_ctx} tokens with an answer of {n_tokens} tokens: "
             "give a larger --ctx"
         )
     if skipped := [str(question.prompt) for question in questions if question not in fitting]:
@@ -365,7 +367,7 @@ def _progress(n_runs: int, sink: _Sink) -> contextlib.AbstractContextManager[Cal
 
 
 def _line(outcome: "Outcome") -> str:
-    """The results of a prompt in one line."""
+    """Format the results of a prompt as one line."""
     from spec_local.bench.figures import decode_rate, run_median, speedup
 
     parts = []

@@ -27,15 +27,17 @@ def chat(
     ] = None,
     when_full: Annotated[
         WhenFullChoice,
-        Option(help="When the context is full, stop or drop the oldest messages; the system message stays."),
+        Option(help="When the context is full, stop, or drop the oldest messages except the system message."),
     ] = WhenFullChoice.stop,
     show_drafts: Annotated[
         bool, Option("--show-drafts", help="Mark accepted draft tokens, and show rejected ones.")
     ] = False,
     markdown: Annotated[
-        bool, Option("--markdown", help="Render Markdown; a block appears when it is complete.")
+        bool, Option("--markdown", help="Render Markdown; each block is shown when it is complete.")
     ] = False,
-    no_stats: Annotated[bool, Option("--no-stats", help="Print no statistics after an answer.")] = False,
+    no_stats: Annotated[
+        bool, Option("--no-stats", help="Do not print statistics after each answer.")
+    ] = False,
     verbose: Annotated[
         int,
         Option("--verbose", "-v", count=True, help="Show build, device and threads; -vv: llama.cpp's log."),
@@ -78,7 +80,7 @@ def chat(
             render.note(view.banner())
             if load:
                 view.load(load)
-            if system:  # replaces that of a loaded conversation
+            if system:  # replaces the system message of a loaded conversation
                 view.conversation.system = system
             read = message_reader(completions())
             while True:

@@ -64,8 +64,8 @@ def _help(view: "ChatView", rest: str) -> None:
     for name, command in COMMANDS.items():
         render.note(f"{f'{name} {command.arguments}':{width}}{command.help}")
     render.note(
-        "Ctrl-C stops an answer and keeps the text so far. Alt-Enter starts a new line; "
-        'a message of several lines can also start and end with """.'
+        "Ctrl-C stops the answer and keeps the text generated so far. Alt-Enter starts a new line; "
+        'a multi-line message can also start and end with """.'
     )
 
 
@@ -140,7 +140,9 @@ def _read(view: "ChatView", rest: str) -> None:
         raise InvalidRequest(f"{path} is not a file: give the path of a text file")
     text = read_text(path, _MAX_FILE_BYTES)
     view.attached += text.rstrip("\n") + "\n\n"
-    render.note(f"{path} ({len(text.encode())} bytes) will be sent before your next message; /clear drops it")
+    render.note(
+        f"{path} ({len(text.encode())} bytes) will be sent before your next message; /clear discards it"
+    )
 
 
 def _set(view: "ChatView", rest: str) -> None:

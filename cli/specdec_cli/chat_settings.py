@@ -55,7 +55,7 @@ def change(view: "ChatView", name: str, text: str) -> None:
 
 
 def lines(view: "ChatView", name: str = "") -> Iterator[str]:
-    """One line for a setting, or for each; raises as `change` does."""
+    """Yield one line for a setting, or one for each; raises as `change` does."""
     for each, setting in ({name: _setting(name)} if name else SETTINGS).items():
         yield f"{each} = {_text(setting.read(view))}"
 
@@ -63,7 +63,7 @@ def lines(view: "ChatView", name: str = "") -> Iterator[str]:
 def _setting(name: str) -> _Setting:
     if name in SETTINGS:
         return SETTINGS[name]
-    raise InvalidRequest(f"setting {name} is unknown{nearest(name, SETTINGS)}: /set lists all")
+    raise InvalidRequest(f"setting {name} is unknown{nearest(name, SETTINGS)}: /set lists all settings")
 
 
 def _text(value: Any) -> str:
@@ -119,7 +119,7 @@ SETTINGS = {
     "presence-penalty": _Setting("sampling", "presence_penalty", "a number, 0: off", _number),
     "seed": _Setting("settings", "seed", "an integer, or none", _optional_int),
     "max-tokens": _Setting("settings", "max_tokens", "an integer, or none", _optional_int),
-    "stop": _Setting("settings", "stops", "a text that ends an answer (\\n: newline), or none", _stops),
+    "stop": _Setting("settings", "stops", "a text at which answers end (\\n: newline), or none", _stops),
     "policy": _Setting("settings", "policy", "adaptive, fixed, confidence, entropy or off", str),
     "draft-max": _Setting("settings", "draft_max", "an integer, or none", _optional_int),
     "when-full": _Setting("chat", "when_full", "stop or drop-oldest", _when_full),

@@ -151,7 +151,7 @@ class ChatView:
         render.note(line)
 
     def load(self, path: Path) -> None:
-        """Continue a saved conversation, with the KV caches if they were saved, too."""
+        """Continue a saved conversation, with the KV caches if they were also saved."""
         n_cached = self.chat.load(path, render.note)
         line = f"loaded {len(self.conversation.messages)} messages"
         if n_cached:

@@ -44,7 +44,7 @@ def check(
     cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
 ) -> None:
-    """Check whether a draft model fits a main model: vocabularies, memory, and expected speed-up.
+    """Check whether a draft model suits a main model: vocabularies, memory, and expected speed-up.
 
     Only the headers of the files are read. The expected speed-up requires costs
     measured on this machine: run specdec tune MAIN DRAFT.
@@ -62,7 +62,7 @@ def check(
 
         main_name, draft_name = paired(main, draft)
         if draft_name is None:
-            raise InvalidRequest(f"{main_name} is not a pair: give a draft model, too")
+            raise InvalidRequest(f"{main_name} is not a pair: also give a draft model")
         main_file, draft_file = resolve_pair(main, draft)
         assert draft_file
         report = pairs.check(
@@ -116,7 +116,7 @@ def _vocabulary(match: "VocabularyMatch") -> str:
 
 
 def _percent(share: float) -> str:
-    """In percent, but never 100 % of less than all."""
+    """Format a share in percent; any share below 1 stays below 100 %."""
     return "all" if share == 1 else f"{min(share, 0.999):.1%}"
 
 

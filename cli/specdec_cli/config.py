@@ -49,7 +49,9 @@ def show(
         commands = dict(settings.runnable(root))
         name = "-".join(command or [])
         if name and name not in commands:
-            raise InvalidRequest(f"there is no command {' '.join(command or [])!r}: {', '.join(commands)}")
+            raise InvalidRequest(
+                f"there is no command {' '.join(command or [])!r}: give one of {', '.join(commands)}"
+            )
         wrong: list[Exception] = []
         file = None
         try:

@@ -1,4 +1,4 @@
-"""`specdec datastore`: show, fill and delete what `--datastore` keeps."""
+"""`specdec datastore`: show, add and delete the texts that `--datastore` keeps."""
 
 import sys
 from pathlib import Path
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from spec_local.datastore.datastore import Contents
 
 app = typer.Typer(
-    help="Texts kept across sessions, from which --datastore drafts: show, add and delete them.",
+    help="Show, add and delete the texts that --datastore keeps across sessions and drafts from.",
     no_args_is_help=True,
 )
 
-_MAX_NAMES = 3  # of skipped files in a line
+_MAX_NAMES = 3  # of skipped files in one line
 
 
 @app.command()
 def show() -> None:
-    """Show what the datastore holds, by vocabulary.
+    """Show the contents of the datastore, by vocabulary.
 
     Example:
 
@@ -46,7 +46,7 @@ def add(
     main: MainArgument,
     paths: Annotated[
         list[Path],
-        Argument(metavar="FILES", help="Text files, and folders of them.", show_default=False),
+        Argument(metavar="FILES", help="Text files, or folders of text files.", show_default=False),
     ],
 ) -> None:
     """Add text files that the model will quote or edit.

@@ -61,7 +61,7 @@ def doctor(
                 typer.echo("No build works on this machine. Please report this with the output above.")
                 raise typer.Exit(exits.FAILURE)
         typer.echo(f"llama.cpp works: {verdict.facts['system'].strip()}")
-        typer.echo(f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build computes on the CPU)'}")
+        typer.echo(f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}")
         _kernels(fix)
 
 

@@ -50,7 +50,7 @@ def quantize(
         Option(
             "--for",
             metavar="MAIN",
-            help="Main model that the copy drafts for (default: MODEL itself).",
+            help="Main model that the copy will draft for (default: MODEL itself).",
             autocompletion=completion.models,
         ),
     ] = None,
@@ -75,7 +75,7 @@ def quantize(
     cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
 ) -> None:
-    """Quantize a model for use as a draft model; prints the path of the copy.
+    """Quantize a model for use as a draft model, and print the path of the copy.
 
     A Q4_0 copy of a draft model (with --for MAIN) can be twice as fast, at nearly
     the same acceptance rate. A copy of the main model as its own draft pays off
@@ -115,7 +115,7 @@ def quantize(
 
 @contextlib.contextmanager
 def _busy(what: str) -> Iterator[None]:
-    """Show a spinner on a terminal, else one line."""
+    """Show a spinner on a terminal, otherwise print one line."""
     if sys.stderr is None or not sys.stderr.isatty():
         render.note(what)
         yield
@@ -144,7 +144,7 @@ def _expectation(copy: "CopyPlan", pair: list[str]) -> list[str]:
 
 
 def _confirm() -> None:
-    reason = "the copy would be slower than no draft model, even at 95% acceptance"
+    reason = "the copy would be slower than decoding without a draft model, even at 95% acceptance"
     if sys.stdin is None or not sys.stdin.isatty():
         raise SpecLocalError(f"{reason}: give a --type with fewer bits, or pass --yes to make it anyway")
     try:

@@ -32,7 +32,7 @@ def train(
         str,
         Argument(
             metavar="MAIN",
-            help="Main model to train a draft for: a file or a name.",
+            help="Main model to train a draft model for: a file or a name.",
             autocompletion=completion.models,
         ),
     ],
@@ -41,7 +41,7 @@ def train(
         Option(
             "--output",
             "-o",
-            help="The draft's file (default: beside the main model; for a name, in the current folder).",
+            help="Output file (default: beside the main model; for a model name, in the current folder).",
         ),
     ] = None,
     text: Annotated[
@@ -49,13 +49,13 @@ def train(
         Option(help="Your own prompts (.toml, .jsonl), texts or code: a file or folder; repeatable."),
     ] = None,
     minutes: Annotated[
-        float, Option(help="Time for everything but the report; data of earlier runs counts.")
+        float, Option(help="Time for everything except the report; data from earlier runs counts.")
     ] = 60.0,
     size: Annotated[
-        SizeChoice, Option(help="Size of the draft: tiny for main models below a billion weights.")
+        SizeChoice, Option(help="Size of the draft model; tiny suits main models below a billion weights.")
     ] = SizeChoice.small,
     device: Annotated[DeviceChoice, Option(help="PyTorch device to train on.")] = DeviceChoice.cpu,
-    seed: Annotated[int, Option(min=0, help="Random seed of prompts, sampling and training.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Random seed for prompts, sampling and training.")] = 0,
     plot: Annotated[
         Path | None, Option(help="Save a PNG of the training curve (needs spec-local\\[plot]).")
     ] = None,
@@ -66,12 +66,12 @@ def train(
     gpu_layers: Annotated[int, Option(help="Number of layers of the main model on the GPU.")] = -1,
     kernels: KernelsOption = "auto",
 ) -> None:
-    """Train a small draft model on the main model's own output; prints the draft's path.
+    """Train a small draft model on the main model's own output, and print its path.
 
     The main model answers prompts for a while, and a small model learns to
-    predict its answers. Nothing else is needed: no original weights, no data,
-    no network. The same command resumes a run that was stopped; with more
-    --minutes it continues a finished one.
+    predict its answers. No original weights, data or network access are needed.
+    Run the same command again to resume a run that was stopped, or with more
+    --minutes to continue a finished one.
 
     Requires PyTorch: pip install 'spec-local\\[train]'.
 
@@ -93,7 +93,7 @@ def train(
             if plot.exists() and not plot.is_file():
                 raise InvalidRequest(f"{plot} is not a regular file: give another path for the plot")
         if not 0 < minutes < float("inf"):
-            raise InvalidRequest(f"--minutes {minutes:g} is not a positive number: give for instance 60")
+            raise InvalidRequest(f"--minutes {minutes:g} is not a positive number: give, for example, 60")
         from spec_local.llama.probe import check_model_file
         from spec_local.models.quantized_copy import check_target
         from spec_local.training import pipeline
@@ -101,7 +101,7 @@ def train(
         from spec_local.training.recipe import Recipe
 
         source = resolve(main)
-        # A name stands for a file in the folder of downloaded models, where no draft belongs.
+        # The file of a model name is in the folder of downloaded models, where no draft model belongs.
         folder = source.parent if expanded(main).exists() else Path()
         recipe = Recipe(
             main=source,
@@ -136,7 +136,7 @@ def train(
 
 @contextlib.contextmanager
 def _resumable(recipe: "Recipe") -> Iterator[None]:
-    """Tell the user how to resume when the run is stopped or the disk is full."""
+    """Explain how to resume if the run is stopped or a file cannot be written."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, SIGHUP

@@ -21,7 +21,7 @@ _INTERVAL = 30.0  # seconds between progress lines where stderr is not a termina
 
 @contextlib.contextmanager
 def progress(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
-    """Show events: on a terminal in one line that is updated, else in a line now and then."""
+    """Show events: on a terminal in one line that is updated, otherwise in new lines at intervals."""
     lines = _Lines(60 * recipe.minutes)
     if sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
@@ -56,7 +56,7 @@ def progress(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
 
 
 class _Lines:
-    """The line for an event, and whether it stays on the screen; seconds: of the whole run."""
+    """Formats an event as a line; also returns whether it stays on the screen. seconds: of the whole run."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self.stage, self._started = seconds, "", 0.0
@@ -73,7 +73,7 @@ class _Lines:
             return f"{model} generates {event.rate:,.0f} tokens/s", True
         if isinstance(event, pipeline.CandidateResult):
             line = f"tried {event.name}: agreement {event.agreement:.1%}, cost {event.cost:.2f}"
-            return f"{line}, at best {event.speedup:.2f} times plain", True
+            return f"{line}, at best {event.speedup:.2f} times plain decoding", True
         if isinstance(event, pipeline.Generating):
             p, left = event.progress, event.seconds_left
             total = left + (1 - GENERATION_SHARE) * self._seconds
@@ -100,10 +100,12 @@ def report(draft: "TrainedDraft", recipe: "Recipe") -> list[str]:
     evaluation, pair = draft.evaluation, [str(recipe.main), str(draft.path)]
     if draft.speedup > 1:
         command = shlex.join(["specdec", "bench", "--main", pair[0], "--draft", pair[1]])
-        pays = f"at best {draft.speedup:.2f} times plain at temperature 0; {command} measures it"
+        pays = (
+            f"at best {draft.speedup:.2f} times plain decoding at temperature 0; to measure it, run {command}"
+        )
     else:
         command = shlex.join(["specdec", "tune", *pair])
-        pays = f"none, at best {draft.speedup:.2f} times plain; {command} shows the costs"
+        pays = f"none, at best {draft.speedup:.2f} times plain decoding; to see the costs, run {command}"
     scores = [
         ("all tokens", evaluation.overall),
         *evaluation.by_category.items(),
@@ -114,7 +116,7 @@ def report(draft: "TrainedDraft", recipe: "Recipe") -> list[str]:
     return [
         f"{'draft':<9} {draft.name}, {format_size(draft.size)}, {draft.shape.n_vocab:,} tokens ({coverage})",
         f"{'trained':<9} on {draft.n_trained:,} tokens, from {draft.n_generated:,} generated tokens",
-        f"{'cost':<9} a call takes {draft.cost:.3f} of a main model call",
+        f"{'cost':<9} a call takes {draft.cost:.3f} times as long as one of the main model",
         f"{'speed-up':<9} {pays}",
         *(f"{'benchmark':<9} {_benchmark(variant)}" for variant in draft.benchmark),
         f"{'files':<9} {recipe.folder} ({format_size(size)}): needed to continue with more --minutes",
@@ -130,9 +132,9 @@ def report(draft: "TrainedDraft", recipe: "Recipe") -> list[str]:
 
 def _benchmark(variant: "VariantFigures") -> str:
     """Figures of a variant on the benchmark's prompts."""
-    line = f"{variant.name}: {variant.speedup.value:.2f} times plain on {variant.speedup.n} prompts"
+    line = f"{variant.name}: {variant.speedup.value:.2f} times plain decoding on {variant.speedup.n} prompts"
     if variant.acceptance is None:
-        return f"{line}, no draft tokens tested"
+        return f"{line}, no draft tokens verified"
     rates = [a / t for a, t in zip(variant.accepted_at, variant.tested_at, strict=True) if t]
     positions = ", ".join(f"{rate:.0%}" for rate in rates[:4])
     return (

@@ -31,7 +31,7 @@ _Batch = functools.partial(Option, rich_help_panel="Many prompts")
 def generate(
     prompt: Annotated[
         str | None,
-        Argument(help="Prompt; text from --file or a pipe precedes it, with an empty line between."),
+        Argument(help="Prompt; text from --file or a pipe precedes it, separated by an empty line."),
     ] = None,
     file: Annotated[
         list[Path] | None,
@@ -39,7 +39,7 @@ def generate(
             "--file",
             "-f",
             metavar="FILE",
-            help="Text file before the prompt; repeatable; - is standard input, the default off a terminal.",
+            help="Text file to put before the prompt; repeatable; - is standard input (default in a pipe).",
         ),
     ] = None,
     system: Annotated[str | None, Option(help="System message.")] = None,
@@ -48,13 +48,11 @@ def generate(
     ] = False,
     suffix: Annotated[
         str | None,
-        Option(
-            metavar="TEXT", help="Fill the gap between the prompt and this text (code models support it)."
-        ),
+        Option(metavar="TEXT", help="Fill the gap between the prompt and this text (for code models)."),
     ] = None,
-    suffix_file: Annotated[Path | None, Option(metavar="FILE", help="File with the suffix.")] = None,
+    suffix_file: Annotated[Path | None, Option(metavar="FILE", help="File that contains the suffix.")] = None,
     echo: Annotated[
-        bool, _Output("--echo", help="Print the prompt before the answer, and a suffix after it.")
+        bool, _Output("--echo", help="Print the prompt before the answer, and the suffix after it.")
     ] = False,
     as_json: Annotated[bool, _Output("--json", help="Print one JSON object at the end.")] = False,
     as_jsonl: Annotated[
@@ -63,7 +61,8 @@ def generate(
     logprobs: Annotated[
         int | None,
         _Output(
-            metavar="N", help="Add log probabilities of each token and of the N most probable to JSON output."
+            metavar="N",
+            help="Add the log probabilities of each token and of the N most probable ones to JSON output.",
         ),
     ] = None,
     input_file: Annotated[
@@ -80,8 +79,8 @@ def generate(
         _Batch(
             "--output",
             metavar="FILE",
-            help="File for one JSON object per answer; the same command resumes, and retries failures "
-            "(default: standard output, from the start).",
+            help="File for one JSON object per answer; the same command resumes, and retries failed prompts "
+            "(default: standard output, without resuming).",
         ),
     ] = None,
     show_drafts: Annotated[
@@ -115,13 +114,14 @@ def generate(
 
       specdec generate --input prompts.jsonl --output answers.jsonl --seed 1
 
-    In a shell loop that reads lines, add < /dev/null, or the command reads them.
+    In a shell loop that reads lines, add < /dev/null; otherwise the command reads
+    the loop's input.
     """
     with exits.guarded():
         # Before any model is loaded, so that an invalid value is reported at once.
         settings = generation_settings(models, sampling)
         if as_json and as_jsonl:
-            raise InvalidRequest("--json and --jsonl are two output formats: give one of them")
+            raise InvalidRequest("--json and --jsonl exclude each other: give one of them")
         if logprobs is not None:
             if not (as_json or as_jsonl or input_file):
                 raise InvalidRequest("--logprobs needs JSON output: add --json or --jsonl")

@@ -54,7 +54,7 @@ def list_models() -> None:
 def pull(
     name: _Name = "starter",
     offline: Annotated[
-        bool, Option("--offline", help="Do not use the network: verify downloaded files, or fail.")
+        bool, Option("--offline", help="Do not use the network: only verify downloaded files.")
     ] = False,
 ) -> None:
     """Download and verify a model, or both models of a pair, and print the path.
@@ -78,7 +78,7 @@ def pull(
 
 @app.command()
 def path(name: _Name = "starter") -> None:
-    """Print the path of a model's file; for a split model, of its first part.
+    """Print the path of a model's file, or of the first part of a split model.
 
     Example:
 
@@ -132,7 +132,7 @@ def rm(
     name: _Name,
     yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
-    """Delete the files of a model, and of its incomplete downloads.
+    """Delete the files of a model, including incomplete downloads.
 
     Example:
 

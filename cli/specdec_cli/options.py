@@ -95,7 +95,8 @@ class ModelOptions:
         ),
     ] = None
     ctx: Annotated[
-        int | None, _Model(help="Context size in tokens (default: 4096, or less if trained for less).")
+        int | None,
+        _Model(help="Context size in tokens (default: 4096, or less if the model was trained for less)."),
     ] = None
     threads: Annotated[int | None, _Model(help="Number of threads (default: one per physical core).")] = None
     gpu_layers: Annotated[int, _Model(help="Number of layers on the GPU; a negative number means all.")] = -1
@@ -113,7 +114,7 @@ class ModelOptions:
         ),
     ] = "adaptive"
     draft_max: Annotated[
-        int | None, _Speculation(help="Maximum draft length in tokens (default: the policy's).")
+        int | None, _Speculation(help="Maximum draft length in tokens (default: depends on the policy).")
     ] = None
     draft_p_min: Annotated[
         float, _Speculation(help="Confidence below which the confidence policy stops drafting.")
@@ -121,7 +122,7 @@ class ModelOptions:
     staged: Annotated[
         int | None,
         _Speculation(
-            help="Maximum number of lookup tokens that the draft model stages (default: as many as pay)."
+            help="Maximum number of lookup tokens staged for the draft model (default: as many as pay off)."
         ),
     ] = None
     shape: Annotated[
@@ -148,9 +149,9 @@ class ModelOptions:
     cross_vocab: Annotated[
         CrossVocabChoice,
         _choice(
-            "Use of a draft model with a different vocabulary",
+            "Method for a draft model with a different vocabulary",
             registry.CROSS_VOCAB_NAMES,
-            "tli drafts shared tokens, slem text",
+            "tli drafts shared tokens, slem drafts text",
         ),
     ] = "auto"
 
@@ -180,7 +181,7 @@ class ModelOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingOptions:
-    """Sampling and limits of the answer, with the names, meaning and defaults of llama.cpp."""
+    """Sampling and limits of the answer; names, meaning and defaults are those of llama.cpp."""
 
     temp: Annotated[float, _Sampling(help="Temperature; 0 always takes the most probable token.")] = 0.8
     top_k: Annotated[int, _Sampling(help="Keep the k most probable tokens; 0 keeps all.")] = 40
@@ -208,7 +209,9 @@ class SamplingOptions:
     ] = None
     seed: Annotated[
         int | None,
-        _Sampling(help="Random seed; it fixes the output with the default shape and verifier."),
+        _Sampling(
+            help="Random seed; the same seed gives the same output (with the default shape and verifier)."
+        ),
     ] = None
     stop: Annotated[
         list[str] | None, _Sampling(metavar="TEXT", help="End the answer before this text; repeatable.")
@@ -287,7 +290,7 @@ def _text_of(path: Path) -> str:
 
 
 def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:
-    """Return the names of both models; `main` may name a pair, whose draft model `draft` overrides."""
+    """Return the names of the main and the draft model; if `main` is a pair, `draft` overrides its draft."""
     from spec_local.files import expanded
     from spec_local.models import catalog
 
@@ -300,7 +303,7 @@ def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:
 def resolve(name: str, fetch: str | None = None) -> Path:
     """Return the file of a model: a path, a name, user/repo:quant, or the name of a pair, for its main model.
 
-    fetch: the name that an error tells to pull; by default the model itself.
+    fetch: the name in the error's pull command; by default the model itself.
 
     Raises:
         DownloadError: a named model has not been downloaded.

@@ -27,7 +27,7 @@ def draw(variants: Sequence["VariantFigures"], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)  # draws without a display, whatever the user's settings are
+    FigureCanvasAgg(figure)  # needs no display, whatever the user's settings are
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     categories = [*variants[0].by_category, "all"]
     width = 0.8 / len(variants)
@@ -53,7 +53,7 @@ def draw(variants: Sequence["VariantFigures"], path: Path) -> None:
 def draw_training_curve(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write a PNG of the agreement with the main model on held-out data, by category, over the tokens read.
 
-    curve: as `spec_local.training.recipe.Journal` has it.
+    curve: as in `spec_local.training.recipe.Journal`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -32,7 +32,7 @@ def bar(
         MofNCompleteColumn(),
         TaskProgressColumn(),
         TextColumn("time left"),
-        # By the rate of the whole run (`speed_estimate_period`), as prompts and long answers make it jump.
+        # `speed_estimate_period`: from the rate of the whole run, because the current rate fluctuates.
         TimeRemainingColumn(),
     )
     with Progress(

@@ -1,8 +1,8 @@
 """Option values from environment variables and the config file.
 
 An option has one name: ``--top-k`` is ``SPECDEC_TOP_K`` in the environment and ``top-k`` in the file, at the
-top level or in the table of a command (``[chat]``, ``[models-pull]``), which takes precedence. A value means
-what the same text means on the command line. A list is a list in the file, and a JSON array or a single value
+top level or in the table of a command (``[chat]``, ``[models-pull]``), which takes precedence. Values have
+the same meaning as on the command line. A list is a list in the file, and a JSON array or a single value
 in the environment.
 
 Click selects the value: command line, variable (`envvar`), file (`default_map`), default. This module reads

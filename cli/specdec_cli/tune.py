@@ -31,7 +31,8 @@ def tune(
     ] = None,
     ctx: Annotated[int, Option(help="Context size of later sessions, in tokens.")] = 4096,
     threads: Annotated[
-        list[int] | None, Option(help="Number of threads; repeatable (default: the most promising ones).")
+        list[int] | None,
+        Option(help="Number of threads; repeatable (default: the numbers that are likely to be fastest)."),
     ] = None,
     gpu_layers: Annotated[int, Option(help="Number of layers on the GPU; a negative number means all.")] = -1,
     cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
@@ -116,7 +117,7 @@ def _tuned(
 
 
 def _copy_hint(draft: "Model", share: float, main: str) -> str:
-    """A line that suggests a quantized copy of the draft model if it would be much faster; else empty."""
+    """Return a line that suggests a quantized copy of the draft model; "" if it gains little."""
     from spec_local.models.quantized_copy import quantize
 
     with suppress(SpecLocalError):  # for a model that cannot be quantized

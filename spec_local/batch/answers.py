@@ -1,7 +1,7 @@
-"""The output file of a batch, as JSON lines; it also records which prompts are done.
+"""The output file of a batch, in JSON Lines; it also records which prompts are done.
 
-Each line is on disk before the next prompt starts. A kill leaves whole lines and perhaps a partial last
-one, which is removed when the file is opened again.
+Each line is written to disk before the next prompt starts. If the process is killed, the file has complete
+lines and perhaps a partial last one, which is removed when the file is opened again.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _LINE_START = b'{"index": '
 
 
 class Keyed(Protocol):
-    """A prompt as the output file sees it: its index, and its key as in `runner.Entry`."""
+    """What identifies a prompt in the output file: its index and its key, as in `runner.Entry`."""
 
     @property
     def index(self) -> int: ...
@@ -37,10 +37,10 @@ _Prompt = TypeVar("_Prompt", bound=Keyed)
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The output of a batch, and the answers that it already holds.
+    """The output of a batch, and the answers that it already contains.
 
-    Create it with `open_answers` for a file, or directly for a stream such as standard output, which is
-    only written.
+    Create it with `open_answers` for a file, or directly for a stream that is only written, such as standard
+    output.
 
     keys: of the prompts that have been answered, by index. durable: whether to flush each line to disk.
     """
@@ -51,7 +51,7 @@ class Answers:
     durable: bool = False
 
     def unanswered(self, prompts: Sequence[_Prompt]) -> list[_Prompt]:
-        """The prompts without an answer.
+        """Return the prompts without an answer.
 
         Raises:
             InvalidRequest: an answer does not belong to these prompts.
@@ -89,10 +89,10 @@ def open_answers(path: Path) -> Iterator[Answers]:
     """Open an output file to resume a batch; a pipe or a device is only written.
 
     A partial last line and the lines of failed prompts are removed. A lock keeps other processes from
-    opening the file; it ends with the process.
+    opening the file; it is released when the process ends.
 
     Raises:
-        InvalidRequest: the file holds something else; it is left unchanged.
+        InvalidRequest: the file contains something else; it is left unchanged.
         SpecLocalError: another process is writing to it.
         OSError: it cannot be opened.
     """
@@ -128,14 +128,14 @@ def _locked(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Deleted while it is held: a process that has just opened it sees that it is gone, and tries again.
+        # Deleted while it is held: another process that has just opened it finds it deleted and retries.
         with contextlib.suppress(OSError):
             Path(lock.lock_file).unlink()
         lock.release()
 
 
 def _read_keys(path: Path, name: str) -> tuple[dict[int, str], bool]:
-    """The keys of the answers in a file, by index; and whether it holds only whole lines with answers."""
+    """Read the keys of the answers by index; also return whether all lines are complete answers."""
     keys: dict[int, str] = {}
     clean = True
     if not path.exists():
@@ -156,7 +156,7 @@ def _read_keys(path: Path, name: str) -> tuple[dict[int, str], bool]:
 
 
 def _parse(line: bytes) -> tuple[int, str] | None:
-    """Index and key of an answer; None for a failed prompt and for a partial line.
+    """Return the index and key of an answer; None for a failed prompt and for a partial line.
 
     Raises:
         ValueError: the line was not written by a batch.

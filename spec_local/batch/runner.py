@@ -1,9 +1,9 @@
-"""Answer many prompts from one file of JSON lines into another.
+"""Answer many prompts from one JSON Lines file into another.
 
 A batch that was stopped or killed can be resumed: its output (`spec_local.batch.answers`) records the index
-of each prompt and a hash of everything that affects the answer. A prompt or a setting that has changed
-since is an error, so that no answer stands beside the wrong prompt. Removed lines are generated again, and
-failed prompts are retried by the next run.
+of each prompt and a hash of everything that affects the answer. If a prompt or a setting has changed since,
+this is an error, so that answers are never assigned to the wrong prompts. Answers that were removed are
+generated again, and failed prompts are retried by the next run.
 """
 
 import codecs
@@ -57,8 +57,8 @@ class Entry:
     """A prompt of a batch.
 
     index: its position, from 0. id: the user's name for it. key: a hash of the prompt, of the model, and of
-    all settings but those that affect only the speed; the context length and the precision of the KV cache
-    are not part of it.
+    all settings except those that affect only the speed; it does not include the context length and the
+    precision of the KV cache.
     """
 
     index: int
@@ -86,7 +86,7 @@ def read_entries(
     system: str | None = None,
     raw: bool = False,
 ) -> list[Entry]:
-    """Parse the prompts of a JSON lines file.
+    """Parse the prompts of a JSON Lines file.
 
     Each line is an object with ``prompt`` or ``messages`` (role and content), and optionally ``id``,
     ``system``, ``suffix``, ``seed`` and ``max_tokens``. Empty lines are ignored.
@@ -96,9 +96,9 @@ def read_entries(
         name: of the file, for errors.
         main: the main model's file; a batch cannot be resumed with a file of another name or size.
         settings: for every answer; a line's own seed and max_tokens take precedence. The seed is that of
-            the first
-            prompt, and grows by one with each prompt, so that an answer does not depend on the others.
-        system: system message of lines that have none and no messages.
+            the first prompt and increases by one with each prompt, so that an answer does not depend on
+            the others.
+        system: system message for lines that have neither a system message nor messages.
         raw: whether to leave out the chat template.
 
     Raises:
@@ -168,7 +168,7 @@ def run(
         answer = session.generate(tokens, entry.settings, cancelled=cancelled)
         try:
             events = list(answer)
-        except (DeadEnd, InvalidRequest) as error:  # a grammar that this answer cannot follow any further
+        except (DeadEnd, InvalidRequest) as error:  # the answer cannot follow the grammar any further
             answers.append(head | {"error": str(error)})
             yield Outcome(entry, error=str(error))
             continue
@@ -192,7 +192,7 @@ def _own_settings(line: _Line, settings: GenerationSettings, index: int) -> Gene
 
 
 def _key(request: Request, settings: GenerationSettings, model: Sequence[object]) -> str:
-    """The key of an entry; defaults are left out, so that a setting added to specdec does not change it."""
+    """Compute the key of an entry. Defaults are left out, so that settings added later do not change it."""
     changed = _non_defaults(settings) | {"sampling": _non_defaults(settings.sampling)}
     facts = [_non_defaults(request), {k: v for k, v in changed.items() if k not in _SPEED}, model]
     text = json.dumps(facts, sort_keys=True, default=list)
@@ -200,7 +200,7 @@ def _key(request: Request, settings: GenerationSettings, model: Sequence[object]
 
 
 def _non_defaults(instance: "DataclassInstance") -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults."""
+    """Return the fields of a dataclass that differ from their defaults."""
     found = {}
     for field in fields(instance):
         default = field.default if field.default_factory is MISSING else field.default_factory()

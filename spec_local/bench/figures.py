@@ -1,8 +1,8 @@
 """The figures of a benchmark: speed-ups over plain decoding, with confidence intervals.
 
 Speed-ups are ratios on the same prompt, so that the difficulty of the prompt and disturbances of both
-variants cancel. Over several prompts they have a geometric mean, and a 95 % bootstrap interval for the
-choice of prompts.
+variants cancel. Over several prompts, the geometric mean is taken, with a 95 % bootstrap interval for
+the choice of prompts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ _DRAWS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A geometric mean of n ratios, with its 95 % interval, which is the ratio itself for n = 1."""
+    """A geometric mean of n ratios with its 95 % interval; for n = 1, the interval is the ratio itself."""
 
     value: float
     low: float
@@ -39,7 +39,7 @@ class VariantFigures:
         name: name of the variant.
         speedup: ratio of tokens/s after the prompt to those of plain decoding.
         by_category: the same for the prompts of each category.
-        with_prompt: ratio of tokens/s with the time to read the prompt.
+        with_prompt: ratio of tokens/s including the time to read the prompt.
         tokens_per_second, first_token_s: medians over prompts.
         tokens_per_step, draft_n, draft_n_accepted, tested_at, accepted_at, steps_by, profile: as in
             `Statistics`, over all runs.
@@ -67,7 +67,7 @@ class VariantFigures:
 
     @property
     def acceptance(self) -> float | None:
-        """Acceptance rate: accepted of the verified draft tokens; None: there were none."""
+        """Share of the verified draft tokens that were accepted; None: there were none."""
         return self.draft_n_accepted / self.draft_n if self.draft_n else None
 
     @property
@@ -95,7 +95,7 @@ def decode_rate(run: Run) -> float:
 
 
 def total_rate(run: Run) -> float:
-    """Tokens/s with the time to read the prompt."""
+    """Tokens/s including the time to read the prompt."""
     s = run.statistics
     return s.predicted_n / (s.prompt_s + s.predicted_s)
 

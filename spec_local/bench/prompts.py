@@ -33,7 +33,7 @@ def load(path: Path | None = None) -> list[Prompt]:
             name and text), or any other text file with one prompt per line; None: the built-in prompts.
 
     Raises:
-        InvalidRequest: the file has no prompts or an invalid one; the message has its place.
+        InvalidRequest: the file has no prompts or an invalid one; the message gives its position.
         OSError: the file cannot be read.
     """
     source, kind = str(path), "" if path is None else path.suffix.lower()
@@ -64,7 +64,7 @@ _FORMS = ("[[prompt]] tables (.toml)", "objects (.jsonl)", "one prompt per line 
 def select(
     prompts: Sequence[Prompt], categories: Collection[str] = (), per_category: int | None = None
 ) -> list[Prompt]:
-    """Select the first `per_category` prompts of each category; no categories: of all.
+    """Select the first `per_category` prompts of each of these categories; by default, of all categories.
 
     Raises:
         InvalidRequest: there is no such category; the message lists them.

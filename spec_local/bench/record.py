@@ -22,7 +22,7 @@ from spec_local.session import Session
 def record(
     session: Session, threads: int | None, log: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Describe machine, build and models; hashing large model files takes seconds.
+    """Describe the machine, the build and the models; hashing large model files takes seconds.
 
     Args:
         threads: as given to the session; None: the default.

@@ -14,8 +14,8 @@ from spec_local.bench.variants import PLAIN, Variant
 from spec_local.core.text import printable
 from spec_local.files import format_size
 
-_POSITIONS = 16  # of draft tokens, in Markdown
-_NAMED = 5  # differing outputs, in Markdown
+_POSITIONS = 16  # positions of draft tokens shown in Markdown
+_NAMED = 5  # differing outputs listed in Markdown
 _BAR = 40  # characters of the longest bar
 
 
@@ -49,7 +49,7 @@ class Results:
 
 
 def markdown(results: Results, *, bars: bool = False) -> str:
-    """The report in Markdown; `bars` adds a bar chart of the speed-ups, for terminals."""
+    """Format the report as Markdown; `bars` adds a bar chart of the speed-ups, for terminals."""
     plain, *others = figures = results.figures()
     parts = ["# specdec bench"]
     if results.interrupted:
@@ -172,7 +172,7 @@ def _verdict(variant: VariantFigures, n: int) -> str:
 
 
 def interval(e: Estimate) -> str:
-    """``1.23 [1.10, 1.35]``; for a single prompt without interval."""
+    """Format as ``1.23 [1.10, 1.35]``; without the interval for a single prompt."""
     return f"{e.value:.2f}" if e.n < 2 else f"{e.value:.2f} [{e.low:.2f}, {e.high:.2f}]"
 
 
@@ -222,7 +222,7 @@ _COLUMNS: Mapping[str, Callable[[Run], float]] = {
 
 
 def csv_rows(results: Results) -> str:
-    """One row for each prompt and variant, with medians over its runs."""
+    """Format as CSV: one row for each prompt and variant, with medians over its runs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["category", "name", "variant", "runs", "tokens_per_second", "speedup", "best_speedup"]
@@ -248,7 +248,7 @@ def csv_rows(results: Results) -> str:
 
 
 def as_json(results: Results) -> str:
-    """One object with everything, including the outputs."""
+    """Format as JSON: one object with everything, including the outputs."""
     whole = {
         "record": results.record,
         "settings": {variant.name: settings_object(variant) for variant in results.variants},

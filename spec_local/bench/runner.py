@@ -1,6 +1,6 @@
 """Interleaved runs of the same prompts, and the outcome of each prompt.
 
-Other programs disturb a measurement for seconds at a time, so that a single run means little. Therefore the
+Other programs disturb a measurement for seconds at a time, so a single run means little. Therefore, the
 variants alternate (A B A B), their order changes from prompt to prompt, and every run reads its prompt from
 the start.
 """
@@ -28,7 +28,7 @@ _WARM_UP = 16  # tokens
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt and its tokens, in the chat template if the model has one."""
+    """A prompt and its tokens, with the chat template if the model has one."""
 
     prompt: Prompt
     tokens: Sequence[int]
@@ -54,9 +54,9 @@ class Difference:
     Args:
         run: number of the first run that differs.
         at: number of tokens before the difference.
-        gap: in logits, the less probable of the two tokens below the most probable one; at temperature 0,
-            small gaps are explained by llama.cpp's rounding. If one output ends there: the second best
-            token below the best.
+        gap: difference in logits between the most probable token and the less probable of the two tokens;
+            if one output ends there, between the two most probable tokens. At temperature 0, small gaps
+            are explained by llama.cpp's rounding.
     """
 
     run: int
@@ -69,7 +69,7 @@ class Outcome:
     """All runs of one prompt, by variant.
 
     differences: by variant except plain; None: identical outputs. theory: the best possible speed-up of
-    chains on the first plain answer; variants with trees have none, and neither have empty answers.
+    chains on the first plain answer; missing for variants with trees and for empty answers.
     """
 
     prompt: Prompt
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def tokenize(model: Model, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
-    """Tokenize prompts, in the model's chat template if it has one."""
+    """Tokenize prompts, with the model's chat template if it has one."""
     template = ChatTemplate(model) if model.chat_template else None
     return [
         TokenizedPrompt(
@@ -105,11 +105,11 @@ def measure(
     """Run every prompt in every variant, after a warm-up. The session's datastore, if any, becomes read-only.
 
     Args:
-        variants: plain first; each with a seed, to which the number of the run is added, and a token limit.
+        variants: plain first; each has a token limit, and a seed to which the number of the run is added.
         runs: runs of each prompt and variant.
         delay: seconds of pause before each run, for machines that overheat.
         cancelled: checked between calls of a model; True ends the benchmark.
-        on_progress: receives shares of runs as they are done; each run adds up to 1.
+        on_progress: receives the share of a run that was done since the last call; each run adds up to 1.
 
     Yields:
         each `Run` when it ends, and an `Outcome` after the last run of its prompt.
@@ -118,7 +118,7 @@ def measure(
         SpecLocalError: as `Session.generate`.
     """
     if session.datastore:
-        session.datastore.read_only = True  # else a variant would copy the output of another one
+        session.datastore.read_only = True  # otherwise a variant would draft from the output of another one
     for variant in variants:
         _run(session, prompts[0], _shortened(variant), 0, cancelled, lambda share: None)
     for i, prompt in enumerate(prompts):

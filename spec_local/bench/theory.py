@@ -1,13 +1,13 @@
-"""The best possible speed-up of any draft length, computed after the fact.
+"""The best possible speed-up of any draft length, computed in hindsight.
 
-Once an answer is known, so is the number of consecutive draft tokens of each source that would have been
-accepted at each position; with measured costs, the fastest division of the answer into steps follows
+Once an answer is known, the number of consecutive draft tokens that would have been accepted at each position
+is known for each source. With measured costs, the fastest division of the answer into steps can be computed
 exactly. It is an upper bound for policies, which decide without this knowledge.
 
-Draft tokens are the draft model's most probable tokens and the candidates of lookups. At temperature 0
-these are the ones that are proposed, and the bound holds for chains. At other temperatures a draft model
-may sample its tokens and do better or worse. Trees verify several tokens for one position, and are not
-bounded.
+The draft tokens are the draft model's most probable tokens and the candidates of lookups. At temperature 0,
+these are the tokens that are proposed, and the bound holds for chains. At other temperatures, a draft model
+may sample other tokens and do better or worse. The bound does not hold for trees, which verify several
+tokens for one position.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,27 +24,27 @@ def best_seconds(
     main: Callable[[int], float],
     draft_step: Mapping[str, float],
     n: int,
-    most: int,
+    max_draft: int,
 ) -> float:
-    """Least time to generate n tokens.
+    """Return the least time in which n tokens can be generated.
 
     Args:
         runs: by source and position (0 to n − 1): the number of correct draft tokens in a row from there.
         main: seconds of a call of the main model, by its number of tokens.
         draft_step: seconds of a draft token, by source.
         n: tokens of the answer.
-        most: maximum number of draft tokens a step.
+        max_draft: maximum number of draft tokens per step.
 
     Returns:
         seconds, by dynamic programming from the end: a step generates k correct draft tokens of one source
-        and one token of the main model; it takes k draft tokens and a call of k + 1 tokens.
+        and one token of the main model; it costs k draft tokens and a call of k + 1 tokens.
     """
-    call = [main(k + 1) for k in range(min(most, n) + 1)]
+    call = [main(k + 1) for k in range(min(max_draft, n) + 1)]
     best = [0.0] * (n + 1)
     for at in range(n - 1, -1, -1):
         best[at] = call[0] + best[at + 1]
         for source, lengths in runs.items():
-            for k in range(1, min(most, lengths[at]) + 1):
+            for k in range(1, min(max_draft, lengths[at]) + 1):
                 step = k * draft_step[source] + call[k]
                 best[at] = min(best[at], step + best[min(n, at + k + 1)])
     return best[0]
@@ -84,10 +84,12 @@ def draft_run_lengths(
     return run_lengths(correct)
 
 
-def lookup_run_lengths(lookup: Lookup, prompt: Sequence[int], answer: Sequence[int], most: int) -> list[int]:
-    """Run lengths of the candidates of a lookup, at most `most` tokens a step."""
+def lookup_run_lengths(
+    lookup: Lookup, prompt: Sequence[int], answer: Sequence[int], max_draft: int
+) -> list[int]:
+    """Run lengths of the candidates of a lookup, at most `max_draft` tokens per step."""
     history, lengths = list(prompt), []
-    limit = Limit(most, most, 1)
+    limit = Limit(max_draft, max_draft, 1)
     for at, token in enumerate(answer):
         candidates = lookup.find(history, limit).tokens
         correct = [a == b for a, b in zip(candidates, answer[at:], strict=False)]

@@ -36,12 +36,12 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
     """
     name, _, values = text.partition("=")
     if name not in SWEPT:
-        raise InvalidRequest(f"sweep {text!r} has an unknown setting: give {', '.join(SWEPT)} = values")
+        raise InvalidRequest(f"sweep {text!r} has an unknown setting: give one of {', '.join(SWEPT)}")
     try:
         return name, [SWEPT[name](value) for value in parse_list(values)]
     except ValueError:
         raise InvalidRequest(
-            f"sweep {text!r} is invalid: give a setting and values, as draft-max=1,2,4"
+            f"sweep {text!r} is invalid: give a setting and values, for example draft-max=1,2,4"
         ) from None
 
 
@@ -53,7 +53,7 @@ def parse_list(text: str) -> list[str]:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise InvalidRequest(f"the list {text!r} has an empty part: give values as a,b,c")
+        raise InvalidRequest(f"the list {text!r} has an empty part: give values in the form a,b,c")
     return list(dict.fromkeys(parts))
 
 

@@ -1,7 +1,7 @@
 """A conversation and the session that answers it: answers, regeneration, and a full context.
 
-An interrupted answer is kept as far as it was generated. If nothing was generated, the conversation is
-unchanged.
+If an answer is interrupted, the part generated so far is kept. If nothing was generated, the conversation
+is unchanged.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 
-_SEED_STRIDE = 1_000_003  # more than anybody regenerates an answer
+_SEED_STRIDE = 1_000_003  # larger than any number of regenerations in practice
 WhenFull = Literal["stop", "drop-oldest"]
 WHEN_FULL: tuple[WhenFull, ...] = ("stop", "drop-oldest")
 
@@ -43,10 +43,10 @@ class ChatSession:
     """Generates the answers of a conversation.
 
     Args:
-        settings: of the next answer; may be replaced between answers. Each `regenerate` adds 1 to the seed.
-        when_full: ``stop``: an answer ends where the context does, and a message that does not fit is
-            refused. ``drop-oldest``: the oldest questions and answers are dropped until half of the context
-            is free. The system message is kept, and is the only part that need not be read again.
+        settings: for the next answer; may be replaced between answers. Each `regenerate` adds 1 to the seed.
+        when_full: ``stop``: an answer ends when the context is full, and a message that does not fit is
+            rejected. ``drop-oldest``: the oldest questions and answers are dropped until half of the
+            context is free. The system message is kept; everything after it must be read again.
     """
 
     session: Session
@@ -92,7 +92,7 @@ class ChatSession:
         """Save the conversation; `with_state`: also both models' KV caches, in `state_path(path)`.
 
         Returns:
-            bytes of the state.
+            the size of the state in bytes.
 
         Raises:
             InvalidRequest: a file cannot be written; an existing file is unchanged.
@@ -108,7 +108,7 @@ class ChatSession:
             log: receives one line if a state cannot be used; the models then read the conversation again.
 
         Returns:
-            number of tokens of the conversation that are in the main model's KV cache.
+            the number of tokens of the conversation that are in the main model's KV cache.
 
         Raises:
             InvalidRequest: the file cannot be read, or is not a conversation; nothing has changed.
@@ -170,7 +170,7 @@ class ChatSession:
         return settings
 
     def _make_room(self, n_generated: int) -> int:
-        """Drop the oldest messages if the context is nearly full; returns how many.
+        """Drop the oldest messages if the context is nearly full, and return their number.
 
         Half of the context is freed at once, because everything after the system message must be read again.
         """

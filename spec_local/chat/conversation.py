@@ -20,7 +20,7 @@ from spec_local.llama.vocabulary import Vocabulary
 class AnswerTokens:
     """The tokens of an answer, as generated.
 
-    offset: bytes of the rendered conversation before the answer. tokens: those that spell the answer's text.
+    offset: bytes of the rendered conversation before the answer. tokens: those that spell its text.
     """
 
     offset: int
@@ -212,7 +212,7 @@ class Conversation:
         segments, self._segments = self._segments, []
         for segment in segments:
             if not text.startswith(segment.text, end):
-                # Some templates strip answers, or leave their reasoning out.
+                # Some templates strip answers, or remove their reasoning.
                 if segment.answer >= 0 and (
                     spelled := _spelled(self.model.vocabulary, segment.tokens, text, end)
                 ):

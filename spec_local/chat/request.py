@@ -68,7 +68,7 @@ class Request:
 
 
 def _fill_in_tokens(vocabulary: Vocabulary, before: str, after: str, name: str) -> list[int]:
-    """In the order of llama.cpp's server. Special tokens in the texts are not parsed."""
+    """Order the parts as llama.cpp's server does. Special tokens in the texts are not parsed."""
     if not vocabulary.fill_in:
         raise ModelError(
             f"{name} has no fill-in-the-middle tokens: remove --suffix, or use a model trained for code, "

@@ -1,8 +1,8 @@
 """Conversations in JSON files, which can be read, edited, and continued with any model.
 
 An answer is saved with its tokens and its offset in the rendered conversation. Both are checked on loading:
-tokens that do not spell the text (the file was edited, or the model is another) are ignored, and the text is
-tokenized.
+tokens that do not spell the text (because the file was edited or the model differs) are ignored, and the text
+is tokenized.
 """
 
 import base64
@@ -34,7 +34,7 @@ class _Generated(BaseModel):
 
 
 class _Message(BaseModel):
-    """bytes: the content in base64 if it is not UTF-8; the content is then only for people to read."""
+    """bytes: the content in base64 if it is not UTF-8; `content` is then only for human readers."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -45,7 +45,7 @@ class _Message(BaseModel):
 
 
 class _File(BaseModel):
-    """model: the file name of the main model, only for people to read."""
+    """model: the file name of the main model, only for human readers."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -87,7 +87,7 @@ def load(path: Path, model: Model, template: ChatTemplate) -> Conversation:
     """Read a conversation, to continue it with any model.
 
     Raises:
-        InvalidRequest: the file cannot be read, or is not a conversation; names the first invalid place.
+        InvalidRequest: the file cannot be read, or is not a conversation; the message names the first error.
         ModelError: the model's template rejects the messages.
     """
     with reading(path) as opened:
@@ -132,7 +132,7 @@ def _message(path: Path, i: int, message: _Message) -> Message:
 
 
 def _json(file: _File) -> str:
-    """One line per message, so that people can read and compare files."""
+    """Format with one line per message, so that files can be read and compared."""
     head: dict[str, Any] = file.model_dump(exclude={"messages"})
     lines = [json.dumps(m.model_dump(exclude_none=True), ensure_ascii=False) for m in file.messages]
     body = ",\n".join(f"  {line}" for line in lines)

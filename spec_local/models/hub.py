@@ -1,8 +1,8 @@
 """Download models from the Hugging Face Hub into its cache.
 
 The package `huggingface-hub` makes the requests. The download itself is done here, for two reasons: the
-package makes a file visible to other programs before its hash is checked, and an interrupted download would
-start from zero.
+package makes a file visible to other programs before its hash is checked, and it restarts an interrupted
+download from the beginning.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def pull(
 ) -> Path:
     """Return the first file of a model; verify files in the cache, download missing ones.
 
-    Concurrent pulls of one file wait for each other.
+    If several processes pull the same file, one of them downloads it and the others wait.
 
     Raises:
         DownloadError: the download failed, or a file is not the expected one; a wrong file is deleted.
@@ -109,7 +109,7 @@ def _listing(model: HubModel) -> tuple[str, dict[str, _RemoteFile]]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # the exceptions have all that matters
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # the exceptions contain everything needed
     try:
         info = HfApi(library_name="specdec").model_info(
             model.repo,
@@ -121,7 +121,7 @@ def _listing(model: HubModel) -> tuple[str, dict[str, _RemoteFile]]:
         raise InvalidRequest(f"{model.repo} is not a valid repository name: use user/repo") from None
     except (ValueError, KeyError, TypeError):  # the page of a proxy or of another server
         raise DownloadError(
-            f"{constants.ENDPOINT} does not answer like the Hugging Face Hub: "
+            f"{constants.ENDPOINT} does not respond like the Hugging Face Hub: "
             "check the network and HF_ENDPOINT"
         ) from None
     files = {
@@ -148,7 +148,7 @@ def _chosen(model: HubModel, name: str, remote: dict[str, _RemoteFile]) -> dict[
             + (
                 f"choose one of {shortened(names)}"
                 if names
-                else "it has no GGUF files; choose a repository that has"
+                else "it has no GGUF files; choose another repository"
             )
         )
     size = sum(file.size for file in wanted.values())
@@ -238,7 +238,7 @@ def _download(url: str, blob: Path, size: int, on_progress: Callable[[int], None
                 "GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
             ) as answer:
                 hf_raise_for_status(answer)
-                # a server without support for ranges sends the whole file
+                # a server that does not support ranges sends the whole file
                 with part.open("ab" if answer.status_code == 206 else "wb") as out:
                     for block in answer.iter_bytes():
                         out.write(block)
@@ -304,14 +304,14 @@ def _download_errors(repo: str) -> Iterator[None]:
 def _refusal(repo: str, status: int, retry_after: str | None) -> str:
     match status:
         case 401:
-            return f"the Hub rejects your token (401, {repo}): log in with hf auth login, or unset HF_TOKEN"
+            return f"the Hub rejected your token (401, {repo}): log in with hf auth login, or unset HF_TOKEN"
         case 403:
-            return f"you have no access to {repo} (403): ask for it at {constants.ENDPOINT}/{repo}"
+            return f"you have no access to {repo} (403): request it at {constants.ENDPOINT}/{repo}"
         case 429:
             wait = f"{retry_after} s" if retry_after else "a few minutes"
             return f"too many requests to the Hub (429): wait {wait}, or log in with hf auth login"
         case _:
-            return f"the Hub answers {status} for {repo}: try again later; the download will resume"
+            return f"the Hub returned status {status} for {repo}: try again later; the download will resume"
 
 
 def _is_below(name: str) -> bool:

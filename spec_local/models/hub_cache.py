@@ -42,7 +42,7 @@ class HubModel:
     sha256: str | None = None
 
     def choose(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Choose the model's files from a repository's file names; none unless all of them are there.
+        """Choose the model's files from a repository's file names; none unless all of them exist.
 
         Raises:
             InvalidRequest: the quantization matches several models.
@@ -137,7 +137,7 @@ def _snapshots(model: HubModel) -> Iterator[Path]:
     yield first
     if model.revision != "main":
         return
-    # Downloading one file moves the ref; the files of earlier commits are still valid.
+    # A download moves the ref; the files of earlier commits are still valid.
     others = [snapshot for snapshot in folder.glob("*") if snapshot != first]
     yield from sorted(others, key=lambda snapshot: snapshot.stat().st_mtime, reverse=True)
 
@@ -167,7 +167,7 @@ def link(blob: Path, pointer: Path) -> None:
         pointer.unlink()
     try:
         pointer.symlink_to(os.path.relpath(blob, pointer.parent))
-    except FileExistsError:  # another process was faster
+    except FileExistsError:  # created by another process in the meantime
         pass
     except OSError:  # the file system has no links
         blob.replace(pointer)

@@ -1,4 +1,4 @@
-"""Check whether two models make a pair, from their headers and from measured costs; no weights are loaded."""
+"""Check whether two models form a pair, from their headers and measured costs; no weights are loaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from spec_local.proposers.vocabulary_map import VocabularyMap
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance rates that a report shows."""
 OVERHEAD = 150_000_000
-"""Bytes besides weights and KV caches, a bound: Python, compute buffers, rows of logits."""
+"""Upper bound in bytes for everything except weights and KV caches: Python, compute buffers, logits."""
 _NEARLY = 0.01  # maximum share of different ids
 
 
@@ -33,7 +33,7 @@ class VocabularyMatch:
     verdict: ``same``: token ids need no translation; ``nearly the same``: at most one id in a hundred
         differs, or special tokens are treated differently; ``other``.
     difference: the reason, in words, if it is not the same.
-    differing_ids: ids, ascending, of different tokens or missing from one vocabulary.
+    differing_ids: ids, ascending, whose tokens differ or that are missing from one vocabulary.
     coverage: share of the main model's tokens that the draft model can propose.
     """
 
@@ -65,7 +65,7 @@ class Memory:
 class ExpectedSpeedup:
     """The best possible speed-up at an acceptance rate.
 
-    draft_length: tokens a step in a chain; 0: plain decoding is faster. speedup: over plain decoding.
+    draft_length: draft tokens per step in a chain; 0: plain decoding is faster. speedup: over plain decoding.
     """
 
     acceptance_rate: float
@@ -89,7 +89,7 @@ class ModelSummary:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The facts about a pair. expected_speedups: None if costs were not measured on this machine."""
+    """The result of a check. expected_speedups: None if costs were not measured on this machine."""
 
     main: ModelSummary
     draft: ModelSummary
@@ -115,7 +115,7 @@ def check(
 
     Raises:
         ModelFileError: a file cannot be read.
-        ModelError: a model cannot roll back, or generates no text.
+        ModelError: a model cannot discard tokens, or does not generate text.
         VocabularyMismatch: the vocabularies have no token in common.
     """
     models = [_open(path) for path in (main, draft)]

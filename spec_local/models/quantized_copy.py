@@ -1,8 +1,8 @@
-"""Quantized copies to draft with: of the main model itself, or of a draft model.
+"""Quantized copies for drafting: of the main model itself, or of a draft model.
 
 A copy of the main model has its vocabulary and mostly agrees with it. Calls of one token mostly read the
-weights, so the cost of the copy's calls is taken to be in proportion to its bytes. A copy of half the size
-gains little, and so does one that rarely agrees: see docs/pairs.md.
+weights, so the cost of the copy's calls is assumed to be proportional to its size. A copy of half the size
+gains little, and so does a copy that rarely agrees: see docs/pairs.md.
 """
 
 import re
@@ -26,7 +26,7 @@ ACCEPTANCE_RATES = (0.8, 0.9, 0.95)
 """Usual acceptance rates of copies, and one that few of them reach."""
 _PROGRAM = "spec_local.llama.quantize"
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # of a split model, whose copy is one file
-_MAX_RATIO = 0.98  # of the model's bytes; the expected size is exact to some kB only
+_MAX_RATIO = 0.98  # of the model's bytes; the expected size is only accurate to a few kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def plan(
     Raises:
         InvalidRequest: the target exists, or is the source.
         ModelFileError: a model cannot be read.
-        ModelError: a model cannot roll back, or the source is as small already.
+        ModelError: a model cannot discard tokens, or the copy would not be smaller than the source.
         BackendError: llama.cpp cannot make such a copy.
         SpecLocalError: the disk is too full.
     """
@@ -128,15 +128,15 @@ def check_target(target: Path, source: Path, *, force: bool) -> None:
 
 
 def make(copy: CopyPlan, *, threads: int | None = None) -> Path:
-    """Write the copy; the file is complete or absent.
+    """Write the copy; on failure, no file is left behind.
 
     Raises:
-        BackendError: llama.cpp failed; the message has its reason.
+        BackendError: llama.cpp failed; the message gives the reason.
         OSError: the folder is not writable.
     """
     with replacing(copy.target) as temporary:
         quantize(copy.source, copy.kind, temporary, threads)
-        shutil.copymode(copy.source, temporary)  # temporary files are readable by their owner only
+        shutil.copymode(copy.source, temporary)  # temporary files are readable only by their owner
     return copy.target
 
 
@@ -146,7 +146,7 @@ def quantize(
     """Quantize in a child process, since llama.cpp may crash; without a target, only compute the size.
 
     Raises:
-        BackendError: llama.cpp failed or crashed; the message has its reason.
+        BackendError: llama.cpp failed or crashed; the message gives the reason.
     """
     writing = [str(target), str(threads or default_threads())] if target else []
     result = run_child(_PROGRAM, str(source), kind, *writing)

@@ -89,7 +89,7 @@ def test_a_copy_that_does_not_pay_off_needs_yes(losing, wide, target):
     assert done.stdout == b""
     *lines, last = done.stderr.decode().splitlines()
     assert lines[1:] == [f"expected speed-up at {p}% acceptance: none" for p in (80, 90, 95)]
-    assert last.startswith("specdec: the copy would be slower than no draft model")
+    assert last.startswith("specdec: the copy would be slower than decoding without a draft model")
     assert "--yes" in last
     assert files(target.parent) == []
     assert losing(*command, "--yes").returncode == 0

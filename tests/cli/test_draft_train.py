@@ -103,7 +103,8 @@ def test_a_draft_is_trained(quick, inside, short_main, target, training, tmp_pat
     tried = [line for line in lines if line.startswith("tried ")]
     assert len(tried) == 3
     assert all(
-        re.search(r"agreement \d+\.\d%, cost \d+\.\d\d, at best \d+\.\d\d times plain$", t) for t in tried
+        re.search(r"agreement \d+\.\d%, cost \d+\.\d\d, at best \d+\.\d\d times plain decoding$", t)
+        for t in tried
     )
     assert picture.read_bytes()[:4] == b"\x89PNG"
     answered = inside("generate", "--main", short_main, "--draft", target, "--threads", 1, "-n", 4, "x")
@@ -384,7 +385,7 @@ def test_time_left(monkeypatch):
         False,
     )
     assert line(CandidateResult("2 new layers", 0.25, 0.0512, 1.125)) == (
-        "tried 2 new layers: agreement 25.0%, cost 0.05, at best 1.12 times plain",
+        "tried 2 new layers: agreement 25.0%, cost 0.05, at best 1.12 times plain decoding",
         True,
     )
     line(Stage("training"))
@@ -438,16 +439,16 @@ def test_the_report(tmp_path):
     pays = lines(1.432)
     bench = shlex.join(["specdec", "bench", "--main", "my main.gguf", "--draft", str(recipe.target)])
     assert pays[4:6] == [
-        "benchmark 3 draft tokens: 0.95 times plain on 8 prompts, accepted 1,200 of 3,000 draft tokens "
-        "(40%; by position 60%, 40%, 20%)",
-        "benchmark adaptive: 0.95 times plain on 8 prompts, no draft tokens tested",
+        "benchmark 3 draft tokens: 0.95 times plain decoding on 8 prompts, accepted 1,200 of 3,000 draft "
+        "tokens (40%; by position 60%, 40%, 20%)",
+        "benchmark adaptive: 0.95 times plain decoding on 8 prompts, no draft tokens verified",
     ]
     del pays[4:6]
     assert pays[:5] == [
         "draft     2 new layers, 2.3 MB, 6,144 tokens (98.7% of the main model's output)",
         "trained   on 3,000 tokens, from 1,000 generated tokens",
-        "cost      a call takes 0.051 of a main model call",
-        f"speed-up  at best 1.43 times plain at temperature 0; {bench} measures it",
+        "cost      a call takes 0.051 times as long as one of the main model",
+        f"speed-up  at best 1.43 times plain decoding at temperature 0; to measure it, run {bench}",
         f"files     {recipe.folder} (2.5 MB): needed to continue with more --minutes",
     ]
     table = pays[6:]
@@ -458,4 +459,7 @@ def test_the_report(tmp_path):
         ["editing", "100.0%", "100.0%", "12,345"],
     ]
     assert [line.split("  ")[0] for line in table[4:]] == ["from token 1", "from token 9", "confidence > 30%"]
-    assert "none, at best 0.81 times plain; specdec tune 'my main.gguf'" in lines(0.81)[3]
+    assert (
+        "none, at best 0.81 times plain decoding; to see the costs, run specdec tune 'my main.gguf'"
+        in lines(0.81)[3]
+    )

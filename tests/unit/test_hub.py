@@ -152,10 +152,10 @@ def test_a_damaged_file_is_downloaded_again(server, tmp_path):
             Refusal(403, {"X-Error-Code": "GatedRepo"}),
             "is gated: accept its licence at http.*someone/toy-GGUF",
         ),
-        (Refusal(403), "ask for it at"),
+        (Refusal(403), "request it at"),
         (Refusal(404, {"X-Error-Code": "RepoNotFound"}), "check the name"),
         (Refusal(429, {"Retry-After": "77"}), "wait 77 s"),
-        (Refusal(503), "answers 503 .* try again later"),
+        (Refusal(503), "status 503 .* try again later"),
     ],
     ids=["token", "private", "gated 401", "gated 403", "403", "404", "429", "503"],
 )
@@ -173,7 +173,7 @@ def test_other_errors_suggest_what_to_do(server, tmp_path, monkeypatch):
     with pytest.raises(DownloadError, match="no such revision"):
         pull(HubModel(repo=REPO, files=MODEL.files, revision="v9"))
     server.refusals["list"] = Refusal(200)  # the page of another server
-    with pytest.raises(DownloadError, match="does not answer like the Hugging Face Hub"):
+    with pytest.raises(DownloadError, match="does not respond like the Hugging Face Hub"):
         pull(MODEL)
     server.refusals.clear()
     with pytest.raises(InvalidRequest, match="not a valid repository name"):
