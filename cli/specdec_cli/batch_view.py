@@ -26,7 +26,7 @@ def answer_all(
     raw: bool,
     verbose: bool,
 ) -> None:
-    """Answer the prompts of one file into another.
+    """Answer the prompts of one file, and write the answers to another.
 
     Raises:
         SpecLocalError: a line or a file is invalid, or, at the end, prompts have failed.

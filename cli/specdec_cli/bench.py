@@ -123,7 +123,7 @@ def bench(
       specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --sweep draft-max=2,4,8 --out result.md
     """
     with exits.guarded():
-        # Report invalid values before anything slow.
+        # Report invalid values before starting anything slow.
         _check(runs=runs, per_category=per_category, tokens=sampling.max_tokens, delay=delay)
         selected = _prompts(prompts, category or [], per_category)
         variants = _variants(models, sampling, sweep or [], proposers, policies)

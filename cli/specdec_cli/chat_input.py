@@ -129,7 +129,7 @@ def _history() -> "History":
 
     class TolerantHistory(FileHistory):
         def store_string(self, string: str) -> None:
-            with contextlib.suppress(OSError):  # a full disk must not lose the message
+            with contextlib.suppress(OSError):  # the message must not be lost if the disk is full
                 super().store_string(string)
 
     try:

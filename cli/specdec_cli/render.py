@@ -21,7 +21,7 @@ def prepare_stdout() -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Discard what a broken stream still buffers, which would otherwise fail again at exit."""
+    """Discard the buffered output of a broken stream, which would otherwise fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

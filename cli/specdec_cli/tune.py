@@ -55,7 +55,7 @@ def tune(
         from spec_local.core.proposal import MAX_DRAFT
         from spec_local.machine import default_threads
 
-        # Report invalid values before anything slow.
+        # Report invalid values before starting anything slow.
         choices = sorted(set(threads)) if threads else thread_choices()
         for name, value, high in (
             ("threads", choices[0], 512),
