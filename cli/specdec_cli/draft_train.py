@@ -49,7 +49,8 @@ def train(
         Option(help="Your own prompts (.toml, .jsonl), texts or code: a file or folder; repeatable."),
     ] = None,
     minutes: Annotated[
-        float, Option(help="Time for everything except the report; data from earlier runs counts.")
+        float,
+        Option(help="Time for everything except the report, including data generation in earlier runs."),
     ] = 60.0,
     size: Annotated[
         SizeChoice, Option(help="Size of the draft model; tiny suits main models below a billion weights.")

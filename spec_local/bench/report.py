@@ -157,7 +157,7 @@ def _at(variant: VariantFigures, position: int) -> str:
 def _verdict(variant: VariantFigures, n: int) -> str:
     same = n - len(variant.differences)
     if not variant.differences:
-        return f"{variant.name}: identical in all of {_plural(n, 'prompt')}."
+        return f"{variant.name}: identical for {'all ' * (n > 1)}{_plural(n, 'prompt')}."
     where = [
         f"{prompt} after {_plural(difference.at, 'token')} (gap {difference.gap:.3g})"
         for prompt, difference in variant.differences[:_NAMED]
@@ -166,7 +166,7 @@ def _verdict(variant: VariantFigures, n: int) -> str:
         where.append(f"and {len(variant.differences) - _NAMED} more")
     largest = max(difference.gap for _, difference in variant.differences)
     return (
-        f"{variant.name}: identical in {same} of {_plural(n, 'prompt')}; the others differ where the logits "
+        f"{variant.name}: identical for {same} of {_plural(n, 'prompt')}; the others differ where the logits "
         f"of the main model are at most {largest:.3g} apart: {', '.join(where)}."
     )
 

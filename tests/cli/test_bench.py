@@ -78,7 +78,7 @@ def test_the_report(specdec, arguments, main):
     speeds = [float(cells(report, name)[1].split()[0]) for name in ("lists", "prose", "**all**")]
     assert all(0.01 < speed < 100 for speed in speeds)
     assert min(speeds) <= speeds[2] <= max(speeds)
-    assert "speculative: identical in all of 3 prompts." in report
+    assert "speculative: identical for all 3 prompts." in report
     assert "\x1b" not in report
     assert "█" not in report  # bars are for terminals only
 
@@ -150,7 +150,7 @@ def test_with_a_seed_speculation_gives_the_text_of_plain_decoding(specdec, argum
 def test_trees_can_be_compared_with_chains(specdec, arguments):
     done = specdec(*arguments, "--per-category", 1, "--sweep", "shape=chain,tree", "--sweep", "tree-nodes=6")
     assert done.returncode == 0, done
-    assert "tree: identical in all of 2 prompts." in done.stdout.decode()
+    assert "tree: identical for all 2 prompts." in done.stdout.decode()
 
 
 def test_selection_and_skipped_prompts(specdec, arguments, tmp_path):

@@ -182,7 +182,7 @@ Geometric means over prompts, with 95 % bootstrap intervals.
 
 ## Output compared with plain decoding
 
-speculative: identical in 2 of 3 prompts; the others differ where the \
+speculative: identical for 2 of 3 prompts; the others differ where the \
 logits of the main model are at most 0.0125 apart: code/b after 7 tokens (gap 0.0125).
 """
 
@@ -196,7 +196,7 @@ def test_parts_without_results_are_left_out():
     bare = [replace(o, theory={}, differences={"speculative": None}) for o in OUTCOMES]
     text = report.markdown(results(outcomes=bare))
     assert "Best possible" not in text
-    assert "speculative: identical in all of 3 prompts." in text
+    assert "speculative: identical for all 3 prompts." in text
 
 
 def test_many_differences_are_shortened():
@@ -205,7 +205,7 @@ def test_many_differences_are_shortened():
     assert "code/p4 after 4 tokens" in text
     assert "code/p5" not in text
     assert "and 3 more" in text
-    assert "identical in 0 of 8 prompts" in text
+    assert "identical for 0 of 8 prompts" in text
     assert "at most 0.7 apart" in text
 
 
