@@ -1,4 +1,4 @@
-"""`specdec models`: models by name, from the catalog and from the Hugging Face hub."""
+"""`specdec models`: models by name, from the catalog and from the Hugging Face Hub."""
 
 import contextlib
 import sys
