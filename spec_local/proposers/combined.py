@@ -1,4 +1,4 @@
-"""In each step a policy chooses among lookups, a draft model, and a plain step."""
+"""The proposer of an answer: in each step a policy chooses a lookup, the draft model or a plain step."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,12 +17,12 @@ class CombinedProposer:
     """Proposes what the policy chooses, and reports to it what was accepted.
 
     Args:
-        policy: the one that the draft model's chain asks, too.
-        draft: a draft model whose shape is that chain; None: there is none.
-        lookups: searched in every step; of equal candidates the first lookup's are taken.
+        policy: the same object as that of the draft model's chain.
+        draft: a draft model whose shape is that chain; None: lookups only.
+        lookups: searched in every step; the first one wins where candidates are equal.
         tree: the draft model's shape when the policy chooses a tree.
-        branches: maximum branches of lookup candidates; 1: chains.
-        nodes: maximum nodes of lookup candidates that branch.
+        branches: maximum number of branches of lookup candidates; 1: chains.
+        nodes: maximum number of nodes of lookup candidates with branches.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class CombinedProposer:
         self.needs_logits = any(lookup.needs_logits for lookup in lookups)
         self._proposal = EMPTY
         self._length: int | None = None  # of the history that was proposed for
-        self._draft_asked = False  # since the last commit
-        # Candidates of skipped steps that the policy has not observed, with the length of the history.
+        self._draft_used = False  # since the last commit
+        # Skipped steps that the policy has not observed: candidates, and the length of the history.
         self._skipped: list[tuple[Sequence[Candidates], int]] = []
-        self._skips = False  # in this step
+        self._is_skipping = False  # in this step
 
     def prefill(self, history: Sequence[int]) -> Iterator[int]:
         if not self._draft:
             return
-        self._draft.commit(history)  # drops what it has read of another text
+        self._draft.commit(history)  # discards the cache of another history
         if self._policy.reads_prompt(self._draft.unread(history)):
             yield from self._draft.prefill(history)
 
@@ -58,7 +58,7 @@ class CombinedProposer:
         candidates = self._find(history, limit, lap) if self._lookups else []
         if len(self._skipped) < policy.n_skippable and not any(map(policy.could_pay, candidates)):
             self._skipped.append((candidates, len(history)))
-            self._skips = True
+            self._is_skipping = True
             return EMPTY
         self._report_skipped(history)
         n_unread = self._draft.unread(history) if self._draft else 0
@@ -71,7 +71,7 @@ class CombinedProposer:
             if source == "tree":
                 nodes, depth = min(limit.nodes, policy.tree_nodes), min(limit.depth, policy.tree_depth)
                 limit = replace(limit, nodes=nodes, depth=depth)
-            self._draft_asked = True
+            self._draft_used = True
             proposal = replace(self._draft.propose(history, limit, rng, lap), source=source)
         self._proposal, self._length = proposal, len(history)
         policy.on_drafted()
@@ -84,16 +84,16 @@ class CombinedProposer:
                 lookup.observe(tokens, logits)
 
     def commit(self, history: Sequence[int]) -> None:
-        if self._skips:
-            self._skips = False
+        if self._is_skipping:
+            self._is_skipping = False
             return
         if self._length is not None and self._length < len(history):
             output = history[self._length :]
-            drafted = self._draft.drafted(output) if self._draft and self._draft_asked else ()
+            drafted = self._draft.drafted(output) if self._draft and self._draft_used else ()
             self._policy.observe(drafted, output, len(self._proposal.tokens))
-        if self._draft and (self._draft_asked or self._length is None):
+        if self._draft and (self._draft_used or self._length is None):
             self._draft.commit(history)
-            self._draft_asked = False
+            self._draft_used = False
         if self._length is None:
             self._report_skipped(history)  # the answer has ended
         self._length = None

@@ -69,9 +69,9 @@ def hubbed(fresh, server, tmp_path):
 
 
 def test_pull_use_and_rm(hubbed, server, toys):
-    asked = ["generate", "--main", "toy", "--raw", "--ctx", 64, "-n", 2, "--threads", 1, "x"]
-    assert "run specdec models pull toy" in hubbed.one_line(hubbed(*asked), 1)
-    assert server.requests == []  # nothing is downloaded without being asked for
+    command = ["generate", "--main", "toy", "--raw", "--ctx", 64, "-n", 2, "--threads", 1, "x"]
+    assert "run specdec models pull toy" in hubbed.one_line(hubbed(*command), 1)
+    assert server.requests == []  # nothing is downloaded without a request
 
     done = hubbed("models", "pull", "toy")
     assert done.returncode == 0, done
@@ -84,7 +84,7 @@ def test_pull_use_and_rm(hubbed, server, toys):
     assert "toy\tdownloaded\tMIT\ta toy" in listed
     assert "toy-draft\tnot downloaded\tMIT\ta smaller toy" in listed
     assert "toys\tpair\ttoy + toy-draft\tfor tests" in listed
-    assert hubbed(*asked).returncode == 0
+    assert hubbed(*command).returncode == 0
 
     assert f"deleting toy frees {size_of(toys)}: pass --yes" in hubbed.one_line(
         hubbed("models", "rm", "toy"), 2
@@ -96,10 +96,10 @@ def test_pull_use_and_rm(hubbed, server, toys):
 
 
 def test_a_pair_names_two_models(hubbed, server):
-    asked = ["generate", "--raw", "--ctx", 64, "-n", 8, "--threads", 1, "--temp", 0, "-v", "x"]
-    missing = hubbed.one_line(hubbed(*asked, "--main", "toys"), 1)
+    command = ["generate", "--raw", "--ctx", 64, "-n", 8, "--threads", 1, "--temp", 0, "-v", "x"]
+    missing = hubbed.one_line(hubbed(*command, "--main", "toys"), 1)
     assert missing == "specdec: the model toy has not been downloaded: run specdec models pull toys"
-    missing = hubbed.one_line(hubbed(*asked, "--main", "toys", "--draft", "starter"), 1)
+    missing = hubbed.one_line(hubbed(*command, "--main", "toys", "--draft", "starter"), 1)
     assert missing == "specdec: the model toy has not been downloaded: run specdec models pull toy"
     done = hubbed("models", "pull", "toys")
     assert done.returncode == 0, done
@@ -108,11 +108,11 @@ def test_a_pair_names_two_models(hubbed, server):
         "draft-F32.gguf",
     ]
     fixed = ["--policy", "fixed", "--proposer", "draft", "--draft-max", 3]
-    done = hubbed(*asked, "--main", "toys", *fixed)
+    done = hubbed(*command, "--main", "toys", *fixed)
     assert done.returncode == 0, done
     assert b"proposers: draft" in done.stderr
-    assert hubbed(*asked, "--main", "toys", "--no-spec").returncode == 0
-    done = hubbed(*asked, "--main", "toys", "--draft", f"{REPO}:Q8_0", *fixed)
+    assert hubbed(*command, "--main", "toys", "--no-spec").returncode == 0
+    done = hubbed(*command, "--main", "toys", "--draft", f"{REPO}:Q8_0", *fixed)
     assert f"the model {REPO}:Q8_0 has not been downloaded" in hubbed.one_line(
         done, 1
     )  # the one that was named, not the pair's

@@ -364,14 +364,14 @@ OPERATIONS = st.one_of(
 def test_the_tokens_always_spell_the_messages(make_conversation, tmp_path_factory, template, operations):
     conversation = make_conversation(template)
     vocabulary = conversation.model.vocabulary
-    messages, asked, path = [], None, tmp_path_factory.getbasetemp() / "any.json"
+    messages, prompted, path = [], None, tmp_path_factory.getbasetemp() / "any.json"
     for name, *given_ in operations:
         before = list(conversation.messages)
         match name:
             case "ask":
                 if messages and messages[-1]["role"] == "user":
                     continue
-                asked = conversation.ask(*given_)
+                prompted = conversation.ask(*given_)
                 messages.append({"role": "user", "content": given_[0]})
             case "answer":
                 if not messages or messages[-1]["role"] != "user":
@@ -387,11 +387,11 @@ def test_the_tokens_always_spell_the_messages(make_conversation, tmp_path_factor
                 if not messages or messages[-1]["role"] != "assistant":
                     continue
                 tokens = conversation.undo_answer()
-                assert asked is None or tokens == asked
+                assert prompted is None or tokens == prompted
                 messages.pop()
             case "undo":
                 questions = [i for i, m in enumerate(messages) if m["role"] == "user"]
-                asked = None
+                prompted = None
                 assert conversation.undo() == (messages[questions[-1]]["content"] if questions else None)
                 messages = messages[: questions[-1]] if questions else messages
             case "clear":
@@ -399,12 +399,12 @@ def test_the_tokens_always_spell_the_messages(make_conversation, tmp_path_factor
                 messages = [m for m in messages if m["role"] == "system"]
             case "drop_oldest":
                 questions = [i for i, m in enumerate(messages) if m["role"] == "user"]
-                asked, n = None, conversation.drop_oldest()
+                prompted, n = None, conversation.drop_oldest()
                 first = int(bool(messages) and messages[0]["role"] == "system")
                 assert n == (questions[1] - first if len(questions) > 1 else 0)
                 messages = messages[:first] + messages[first + n :]
             case "system":
-                asked, conversation.system = None, given_[0]
+                prompted, conversation.system = None, given_[0]
                 messages = [m for m in messages if m["role"] != "system"]
                 if given_[0] is not None:
                     messages.insert(0, {"role": "system", "content": given_[0]})

@@ -119,10 +119,10 @@ def test_recurrent_and_missing_models_are_refused(recurrent_path, tmp_path):
 def test_a_full_disk_is_found_before_writing(main, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     need = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf").size
-    asked = []
+    requested = []
 
     def disk_usage(folder):
-        asked.append(folder)
+        requested.append(folder)
         return usage(0, 0, free)
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
@@ -131,7 +131,7 @@ def test_a_full_disk_is_found_before_writing(main, tmp_path, monkeypatch):
     free = need - 1
     with pytest.raises(SpecLocalError, match="MB free: free some space"):
         quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf")
-    assert asked == [tmp_path, tmp_path]
+    assert requested == [tmp_path, tmp_path]
 
 
 @pytest.mark.parametrize(

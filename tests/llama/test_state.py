@@ -403,13 +403,13 @@ def answer(session, prompt, **kwargs):
         context.decode_tree = counting
         read.append(seen)
     how = {"sampling": SamplingSettings(temperature=0), "policy": "fixed", "max_tokens": 20} | kwargs
-    said, counts = [], None
+    output, counts = [], None
     for event in session.generate(prompt, GenerationSettings(**how)):
         if isinstance(event, Prefilled):
             counts = [sum(seen) for seen in read]
         if isinstance(event, Text):
-            said += event.tokens
-    return said, counts
+            output += event.tokens
+    return output, counts
 
 
 @pytest.fixture(scope="module")
@@ -426,12 +426,12 @@ def test_a_session_continues_after_restoring(request, make, tmp_path, draft):
         return Session(*(make(name, n_ctx=512) for name in ("tiny_model", draft) if name))
 
     path, first = tmp_path / "a.state", opened()
-    said, _ = answer(first, TEXT)
+    output, _ = answer(first, TEXT)
     assert first.state_size() == first.save_state(str(path)) == path.stat().st_size
-    prompt = [*TEXT, *said, 7, 8, 9]
+    prompt = [*TEXT, *output, 7, 8, 9]
     expected, known = answer(first, prompt)
     second = opened()
-    assert second.load_state(path) == len(TEXT) + len(said) - 1
+    assert second.load_state(path) == len(TEXT) + len(output) - 1
     got, read = answer(second, prompt)
     assert got == expected
     assert read == known
@@ -458,11 +458,11 @@ def test_restoring_with_another_draft_model(make, tmp_path, kind):
     first = Session(
         *(make(n, n_ctx=512) for n in ("tiny_model", "tiny_draft")[: 1 + (kind != "no draft then")])
     )
-    said, _ = answer(first, TEXT, proposer="auto")
+    output, _ = answer(first, TEXT, proposer="auto")
     first.save_state(path)
     now = {"no draft now": [], "no draft then": ["tiny_draft"], "another draft now": ["window_model"]}[kind]
     second = Session(*(make(n, n_ctx=512) for n in ("tiny_model", *now)))
     second.load_state(path)
-    _, read = answer(second, [*TEXT, *said, 7], proposer="auto")
+    _, read = answer(second, [*TEXT, *output, 7], proposer="auto")
     assert read[0] <= 2
     assert len(read) == 1 or read[1] >= len(TEXT)

@@ -23,7 +23,7 @@ def ends(text, context):
 
 
 def repeated(text, longest):
-    """The longest suffix that occurred before, up to so many tokens."""
+    """The longest suffix that occurred before, up to this many tokens."""
     n = max((n for n in range(1, len(text)) if len(ends(text, text[-n:])) > 1), default=0)
     return text[len(text) - min(n, longest) :]
 

@@ -68,8 +68,8 @@ class World:
         self.now = 0.0
         self.costs = tuple(CostModel(costs) for costs in (main, draft))
         self.main, self.draft = (
-            TimedModel(self, CostModel(costs), n_vocab, unlike)
-            for costs, unlike in ((main, 0.0), (draft, noise))
+            TimedModel(self, CostModel(costs), n_vocab, level)
+            for costs, level in ((main, 0.0), (draft, noise))
         )
         self._sampler, self._rule = Sampler(sampling), rule
         # As in assembly.py: a chain that is verified against q must be as long as it was drawn.
@@ -81,9 +81,9 @@ class World:
             lookups += [SuffixLookup(shortest=1), Recycling()]
         self.proposer = CombinedProposer(self.policy, chain, lookups, branches=4 if several else 1, nodes=6)
 
-    def say(self, prompt, n=60, draft_max=64, rng=None):
-        """Tokens of an answer, and its statistics."""
-        said, event = [], None
+    def generate(self, prompt, n=60, draft_max=64, rng=None):
+        """Return the tokens of an answer, and its statistics."""
+        output, event = [], None
         for event in decode(
             self.main,
             prompt,
@@ -95,103 +95,103 @@ class World:
             max_tokens=n,
             clock=lambda: self.now,
         ):
-            said += event.tokens if isinstance(event, Step) else []
+            output += event.tokens if isinstance(event, Step) else []
         assert isinstance(event, Finished)
-        return said, event.statistics
+        return output, event.statistics
 
 
 def plain(prompt, n, sampling=GREEDY, rng=None):
-    main, said = FakeModel(8, seed=2, scale=1.0, n_ctx=2_000), []
+    main, output = FakeModel(8, seed=2, scale=1.0, n_ctx=2_000), []
     for event in decode(main, prompt, sampler=Sampler(sampling), rng=rng or SeededRng(0), max_tokens=n):
-        said += event.tokens if isinstance(event, Step) else []
-    return said
+        output += event.tokens if isinstance(event, Step) else []
+    return output
 
 
 def adaptive(world, may_truncate, experience=None, tree=0, kind=Adaptive):
     return kind(*world.costs, experience, may_truncate=may_truncate, tree=tree, clock=lambda: world.now)
 
 
-class Whimsical(Policy):
-    """Decides at random, and differently with the least change in anything it may look at."""
+class RandomPolicy(Policy):
+    """Decides at random; any change in its input changes the decisions."""
 
-    def __init__(self, world, may_truncate, whim=0):
+    def __init__(self, world, may_truncate, seed=0):
         super().__init__(may_truncate)
-        self._seen = [whim]
+        self._seen = [seed]
 
-    def _whim(self, n, *facts):
+    def _random(self, n, *facts):
         self._seen += facts
         return random.Random(repr(self._seen)).randrange(n)
 
     def choose(self, offer):
         super().choose(replace(offer, n_unread=0))  # sets lookup_proposal
-        return ("none", "lookup" if offer.candidates else "draft", "draft", "draft")[self._whim(4, offer)]
+        return ("none", "lookup" if offer.candidates else "draft", "draft", "draft")[self._random(4, offer)]
 
     def should_continue(self):
-        return self._whim(4) > 0
+        return self._random(4) > 0
 
     def should_draft(self, output):
-        return self._whim(4, output.confidence, output.entropy) > 0
+        return self._random(4, output.confidence, output.entropy) > 0
 
     def truncate(self, n):
-        return self._whim(n + 1, n) if self.may_truncate else n
+        return self._random(n + 1, n) if self.may_truncate else n
 
     def observe(self, drafted, output, n_verified):
         self._seen += [tuple(drafted), tuple(output), n_verified]
 
 
-def torn(seconds):
+def marginal(seconds):
     """Two draft tokens may be worth a call, one never: without a confident second the first is dropped."""
     return {"main": {1: 1.0, 2: 4.0, 3: seconds, 64: 60.0}, "draft": {1: 0.01}, "noise": 1.0, "lookup": 0}
 
 
-WHIMS = (1, 9, 13)  # that draft chains long enough to be truncated
+SEEDS = (1, 9, 13)  # that draft chains long enough to be truncated
 # A policy, its world, and what drafts in it at temperature 0.
 CASES = {
     "fixed": (lambda world, may_truncate: Policy(may_truncate), {}, {"draft"}),
     "confidence": (lambda world, may_truncate: Confidence(0.4, may_truncate), {}, {"draft", "none"}),
     "entropy": (lambda world, may_truncate: Entropy(may_truncate=may_truncate), {}, {"draft", "none"}),
-    **{f"whim {i}": (partial(Whimsical, whim=i), {}, {"draft", "lookup", "none"}) for i in WHIMS},
+    **{f"random {i}": (partial(RandomPolicy, seed=i), {}, {"draft", "lookup", "none"}) for i in SEEDS},
     "adaptive, all cheap": (adaptive, {}, {"draft", "lookup"}),
-    "adaptive, only the draft": (adaptive, {"lookup": 0}, {"draft"}),
+    "adaptive, only the draft model": (adaptive, {"lookup": 0}, {"draft"}),
     "adaptive, all lookups in a tree": (
         partial(adaptive, tree=6),
         {"several": True, "draft": {1: 1.2}},
         {"lookup", "recycling", "none"},
     ),
     "adaptive, jumpy costs": (adaptive, {"main": JUMPY}, {"draft", "lookup"}),
-    "adaptive, torn": (adaptive, torn(1.8), {"draft", "none"}),
-    "adaptive, unlike draft": (adaptive, {"noise": 9.0, "lookup": 0}, {"draft", "none"}),
-    "adaptive, expensive draft": (adaptive, {"draft": {1: 1.2}}, {"lookup", "none"}),
+    "adaptive, marginal": (adaptive, marginal(1.8), {"draft", "none"}),
+    "adaptive, unrelated draft model": (adaptive, {"noise": 9.0, "lookup": 0}, {"draft", "none"}),
+    "adaptive, expensive draft model": (adaptive, {"draft": {1: 1.2}}, {"lookup", "none"}),
     "adaptive, nothing pays": (adaptive, {"main": STEEP}, {"none"}),
 }
-WAYS = {
+MODES = {
     "coupled": {"how": "coupled", "rule": "exact-match"},
     "drawn, block": {"how": "drawn", "rule": "block"},
     "drawn, token": {"how": "drawn", "rule": "token"},
     "greedy": {"how": "greedy", "rule": "exact-match"},
 }
 EVERY_CASE = pytest.mark.parametrize("case", CASES)
-EVERY_WAY = pytest.mark.parametrize("way", WAYS)
+EVERY_MODE = pytest.mark.parametrize("mode", MODES)
 PROMPTS = ([1], [1, 2, 3, 1, 2, 3, 1], list(range(8)) * 5)
 
 
-def world(case, way="coupled", **kwargs):
+def world(case, mode="coupled", **kwargs):
     policy, costs, _ = CASES[case]
-    return World(policy, **costs, **WAYS[way], **kwargs)
+    return World(policy, **costs, **MODES[mode], **kwargs)
 
 
 @EVERY_CASE
-@EVERY_WAY
-def test_temperature_0_generates_what_plain_decoding_does(case, way):
+@EVERY_MODE
+def test_temperature_0_generates_what_plain_decoding_does(case, mode):
     for prompt, draft_max in itertools.product(PROMPTS, (1, 3, 64)):
-        said, _ = world(case, way).say(prompt, 80, draft_max)
-        assert said == plain(prompt, 80)
+        output, _ = world(case, mode).generate(prompt, 80, draft_max)
+        assert output == plain(prompt, 80)
 
 
 @EVERY_CASE
 def test_cases_cover_every_source(case):
-    """Otherwise the tests around this one would test less than they claim."""
-    seen = {source for prompt in PROMPTS for source in world(case).say(prompt, 200)[1].steps_by}
+    """Otherwise the tests around this one would not test what they state."""
+    seen = {source for prompt in PROMPTS for source in world(case).generate(prompt, 200)[1].steps_by}
     assert seen >= CASES[case][2]
 
 
@@ -200,26 +200,26 @@ def worst_error(make, n=3):
     prompt, sampler = [0, 1, 2, 0, 1], Sampler(FREE)
 
     def run(rng):
-        return tuple(make().say(prompt, n, draft_max=2, rng=rng)[0])
+        return tuple(make().generate(prompt, n, draft_max=2, rng=rng)[0])
 
-    said, errors = enumerate_outcomes(run), []
+    output, errors = enumerate_outcomes(run), []
     main = FakeModel(3, seed=2, scale=1.0)
     for tokens in itertools.product(range(3), repeat=n):
         expected, history = 1.0, list(prompt)
         for token in tokens:
             expected *= sampler.distribution(main.logits(history)).dense(3)[token]
             history.append(token)
-        errors.append(abs(said.get(tokens, 0.0) - expected))
+        errors.append(abs(output.get(tokens, 0.0) - expected))
     return max(errors)
 
 
 @EVERY_CASE
-@EVERY_WAY
-def test_first_three_tokens_have_the_main_models_distribution(case, way):
-    assert worst_error(lambda: world(case, way, sampling=FREE, n_vocab=3)) < 1e-12
+@EVERY_MODE
+def test_first_three_tokens_have_the_main_models_distribution(case, mode):
+    assert worst_error(lambda: world(case, mode, sampling=FREE, n_vocab=3)) < 1e-12
 
 
-class Backwards(Policy):
+class LateDropping(Policy):
     """Drops all draft tokens if the draft model is unsure of the second: that favours some first tokens."""
 
     def __init__(self, world, may_truncate):
@@ -239,34 +239,34 @@ class Backwards(Policy):
 
 
 TRUNCATING = {
-    "backwards": [(Backwards, {})],
-    "whimsical": [(partial(Whimsical, whim=i), {}) for i in range(12)],
-    "adaptive": [(adaptive, torn(seconds)) for seconds in (1.6, 1.7, 1.75, 1.8, 1.85, 1.9)],
+    "late dropping": [(LateDropping, {})],
+    "random": [(partial(RandomPolicy, seed=i), {}) for i in range(12)],
+    "adaptive": [(adaptive, marginal(seconds)) for seconds in (1.6, 1.7, 1.75, 1.8, 1.85, 1.9)],
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", TRUNCATING)
-@pytest.mark.parametrize("way", ["drawn, block", "drawn, token", "coupled"])
-def test_enumeration_notices_truncated_drawn_chains(who, way):
-    """So the tests above can fail: `may_truncate` keeps them green, or coupling."""
+@pytest.mark.parametrize("policies", TRUNCATING)
+@pytest.mark.parametrize("mode", ["drawn, block", "drawn, token", "coupled"])
+def test_enumeration_notices_truncated_drawn_chains(policies, mode):
+    """So the tests above can fail: they pass because of `may_truncate`, or of coupling."""
     wrong, right = (
         max(
             worst_error(
                 partial(
-                    World, policy, **costs, **WAYS[way], sampling=FREE, n_vocab=3, may_truncate=may_truncate
+                    World, policy, **costs, **MODES[mode], sampling=FREE, n_vocab=3, may_truncate=may_truncate
                 )
             )
-            for policy, costs in TRUNCATING[who]
+            for policy, costs in TRUNCATING[policies]
         )
         for may_truncate in (True, False)
     )
     assert right < 1e-12
-    assert wrong < 1e-12 if way == "coupled" else wrong > 1e-3
+    assert wrong < 1e-12 if mode == "coupled" else wrong > 1e-3
 
 
 SAMPLINGS = {
-    "as it is": FREE,
+    "defaults": FREE,
     "top-k": SamplingSettings(temperature=0.7, top_k=3),
     "top-p and min-p": SamplingSettings(top_p=0.8, min_p=0.1),
     "penalties": SamplingSettings(repeat_penalty=1.5, presence_penalty=0.2, penalty_window=5),
@@ -278,37 +278,39 @@ SAMPLINGS = {
 @settings(max_examples=150, deadline=None)
 @given(
     case=st.sampled_from(sorted(CASES)),
-    way=st.sampled_from(["coupled", "greedy"]),
+    mode=st.sampled_from(["coupled", "greedy"]),
     sampling=st.sampled_from(sorted(SAMPLINGS)),
     seed=st.integers(0, 2**40),
     prompt=st.lists(st.integers(0, 7), min_size=1, max_size=20),
     draft_max=st.integers(1, 20),
 )
 def test_under_exact_match_a_seed_gives_the_same_output_whatever_drafts(
-    case, way, sampling, seed, prompt, draft_max
+    case, mode, sampling, seed, prompt, draft_max
 ):
     how = SAMPLINGS[sampling]
-    said, _ = world(case, way, sampling=how).say(prompt, 40, draft_max, SeededRng(seed))
-    assert said == plain(prompt, 40, how, SeededRng(seed))
+    output, _ = world(case, mode, sampling=how).generate(prompt, 40, draft_max, SeededRng(seed))
+    assert output == plain(prompt, 40, how, SeededRng(seed))
 
 
 def test_coupled_tokens_are_accepted_about_as_often_as_drawn_ones_and_greedy_ones_less_often():
     """Above temperature 0, with a main model of high entropy: this is what coupling is for."""
-    stood = {}
-    for way in WAYS:
-        answers = [world("fixed", way, sampling=FREE).say([1, 2], 300, 4, SeededRng(i))[1] for i in range(4)]
-        stood[way] = sum(a.accepted_at[0] for a in answers) / sum(a.tested_at[0] for a in answers)
-    assert stood["coupled"] > stood["drawn, token"] - 0.1
-    assert stood["coupled"] > stood["greedy"] + 0.2
+    rates = {}
+    for mode in MODES:
+        answers = [
+            world("fixed", mode, sampling=FREE).generate([1, 2], 300, 4, SeededRng(i))[1] for i in range(4)
+        ]
+        rates[mode] = sum(a.accepted_at[0] for a in answers) / sum(a.tested_at[0] for a in answers)
+    assert rates["coupled"] > rates["drawn, token"] - 0.1
+    assert rates["coupled"] > rates["greedy"] + 0.2
 
 
 def test_nothing_is_drafted_where_nothing_pays():
     """Not even by a draft model that is always right."""
     for draft in (CHEAP, {1: 1e-4}):
-        there = World(adaptive, STEEP, draft, noise=0.0)
-        _, statistics = there.say([1, 2, 3] * 5, 200)
+        setup = World(adaptive, STEEP, draft, noise=0.0)
+        _, statistics = setup.generate([1, 2, 3] * 5, 200)
         assert set(statistics.steps_by) == {"none"}
-        assert there.draft.calls == []
+        assert setup.draft.calls == []
 
 
 class NeverSkipped(Adaptive):
@@ -328,16 +330,16 @@ class Counted(Adaptive):
 
 
 @pytest.mark.parametrize("draft", [CHEAP, {1: 9.0}])
-def test_skipped_steps_teach_what_others_do(draft):
+def test_skipped_steps_are_observed_like_others(draft):
     known = {kind: Experience() for kind in (Counted, NeverSkipped)}
     for kind, experience in known.items():
         for seed in range(3):
-            there = World(partial(adaptive, experience=experience, kind=kind), STEEP, draft, sampling=FREE)
-            _, statistics = there.say([1, 2, 3], 101, rng=SeededRng(seed))
+            setup = World(partial(adaptive, experience=experience, kind=kind), STEEP, draft, sampling=FREE)
+            _, statistics = setup.generate([1, 2, 3], 101, rng=SeededRng(seed))
             assert set(statistics.steps_by) == {"none"}
             assert experience.n_tokens == 100  # before the last token there is no room for a draft token
             if kind is Counted:
-                assert there.policy.n < 20
+                assert setup.policy.n < 20
     skipped, every = known.values()
     confidence = np.linspace(0, 1, 50)
     learned = [each.acceptance.lookups["lookup"] for each in (skipped, every)]
@@ -351,19 +353,19 @@ def test_a_skipping_policy_takes_candidates_as_soon_as_there_are_any():
     """After a long text without repetition."""
     n_steps = []
     for kind in (Adaptive, NeverSkipped):
-        there = World(partial(adaptive, kind=kind), FLAT, {1: 9.0}, lookup=2, n_vocab=100)
-        counting(there.main)
-        n_steps.append(there.say([0, 1, 2], 300)[1].n_steps)
+        setup = World(partial(adaptive, kind=kind), FLAT, {1: 9.0}, lookup=2, n_vocab=100)
+        counting(setup.main)
+        n_steps.append(setup.generate([0, 1, 2], 300)[1].n_steps)
     assert n_steps[0] == n_steps[1] < 120
 
 
-def test_a_draft_model_slower_than_the_main_model_is_never_asked_and_reads_no_prompt():
-    there = World(adaptive, FLAT, {1: 1.2}, noise=0.0)
-    assert list(there.proposer.prefill([1, 2, 3] * 5)) == []
-    assert there.say([1, 2, 3] * 5, 200)[1].n_steps < 200  # lookups still draft
-    assert there.draft.calls == []
-    asked = World(adaptive, FLAT, CHEAP)
-    assert sum(asked.proposer.prefill([1, 2, 3] * 5)) == 14
+def test_a_draft_model_slower_than_the_main_model_is_never_called():
+    setup = World(adaptive, FLAT, {1: 1.2}, noise=0.0)
+    assert list(setup.proposer.prefill([1, 2, 3] * 5)) == []
+    assert setup.generate([1, 2, 3] * 5, 200)[1].n_steps < 200  # lookups still draft
+    assert setup.draft.calls == []
+    faster = World(adaptive, FLAT, CHEAP)
+    assert sum(faster.proposer.prefill([1, 2, 3] * 5)) == 14
 
 
 def test_a_draft_model_does_not_read_a_long_text_for_a_trial():
@@ -371,9 +373,9 @@ def test_a_draft_model_does_not_read_a_long_text_for_a_trial():
     main, draft = {1: 1.0, 2: 2.1, 4: 3.2, 8: 4.5, 64: 30.0}, {1: 0.1, 400: 0.6, 800: 1.1}
     calls = []
     for n_prompt in (8, 600):
-        there = World(adaptive, main, draft, noise=1.0, lookup=0)
-        there.say([1, 2, 3, 4] * (n_prompt // 4), 190)
-        calls.append(len(there.draft.calls))
+        setup = World(adaptive, main, draft, noise=1.0, lookup=0)
+        setup.generate([1, 2, 3, 4] * (n_prompt // 4), 190)
+        calls.append(len(setup.draft.calls))
     assert calls[0] > 0
     assert calls[1] == 0
 
@@ -383,55 +385,55 @@ def counting(model):
     model.logits = lambda history: np.eye(100, dtype=np.float32)[(history[-1] + 1) % 100]
 
 
-STEP = {1: 1.0, 8: 1.3, 9: 2.0, 64: 16.0}  # 8 tokens a call are the most a second
+STEP = {1: 1.0, 8: 1.3, 9: 2.0, 64: 16.0}  # calls of 8 tokens are the fastest per token
 
 
 @pytest.mark.parametrize(
-    ("costs", "usual", "most"), [(FLAT, 60, 64), (STEP, 7, 7), ({1: 1.0, 2: 2.2, 64: 20.0}, 24, 64)]
+    ("costs", "usual", "longest"), [(FLAT, 60, 64), (STEP, 7, 7), ({1: 1.0, 2: 2.2, 64: 20.0}, 24, 64)]
 )
-def test_a_long_match_is_proposed_as_far_as_it_pays(costs, usual, most):
+def test_a_long_match_is_proposed_as_far_as_it_pays(costs, usual, longest):
     """Up to the maximum, or to a step in the costs; also where short proposals would not pay."""
-    there = World(adaptive, costs, {1: 9.0}, lookup=2, n_vocab=100)
-    counting(there.main)
-    said, statistics = there.say([0, 1, 2], 1_800)
-    assert said == [(i + 3) % 100 for i in range(1_800)]
+    setup = World(adaptive, costs, {1: 9.0}, lookup=2, n_vocab=100)
+    counting(setup.main)
+    output, statistics = setup.generate([0, 1, 2], 1_800)
+    assert output == [(i + 3) % 100 for i in range(1_800)]
     reach = statistics.tested_at
-    assert len(reach) <= most
+    assert len(reach) <= longest
     assert reach[usual - 1] > 0.7 * reach[0]  # nearly all proposals were so long
 
 
 def test_a_better_draft_model_drafts_longer_chains():
     reach = {}
     for noise in (0.0, 0.3, 1.0):
-        _, statistics = World(adaptive, FLAT, CHEAP, noise=noise, lookup=0).say([1, 2, 3], 300)
+        _, statistics = World(adaptive, FLAT, CHEAP, noise=noise, lookup=0).generate([1, 2, 3], 300)
         reach[noise] = sum(statistics.tested_at) / statistics.n_steps
     assert reach[0.0] > reach[0.3] > reach[1.0]
 
 
 def test_experience_carries_over_to_the_next_answer():
-    """A draft model that was always wrong is asked less in the next answer; one that was right, more."""
+    """A draft model that was always wrong is called less in the next answer; one that was right, more."""
     n_calls = {}
     for shift in (0, 1):
         experience, n_calls[shift] = Experience(), []
         for _ in range(3):
-            there = World(
+            setup = World(
                 partial(adaptive, experience=experience), draft={1: 0.3, 64: 3.0}, noise=0.0, lookup=0
             )
-            find = there.draft.logits
-            there.draft.logits = lambda history, find=find, shift=shift: np.roll(find(history), shift)
-            there.say([1, 2, 3], 100)
-            n_calls[shift].append(len(there.draft.calls))
+            find = setup.draft.logits
+            setup.draft.logits = lambda history, find=find, shift=shift: np.roll(find(history), shift)
+            setup.generate([1, 2, 3], 100)
+            n_calls[shift].append(len(setup.draft.calls))
     assert n_calls[1][0] > min(n_calls[1][1:])
     assert n_calls[0][0] < n_calls[0][2]
 
 
 def test_costs_are_kept_up_to_date():
     """The clock overrules the costs that the policy started with."""
-    there = World(adaptive, FLAT, CHEAP, lookup=0)
-    for model in (there.main, there.draft):
+    setup = World(adaptive, FLAT, CHEAP, lookup=0)
+    for model in (setup.main, setup.draft):
         model.costs = CostModel({1: 7.0, 64: 7.0})
-    there.say([1, 2, 3], 200)
-    assert [costs.seconds(1) for costs in there.costs] == [7.0, 7.0]
+    setup.generate([1, 2, 3], 200)
+    assert [costs.seconds(1) for costs in setup.costs] == [7.0, 7.0]
 
 
 class NoDraws(SeededRng):
@@ -450,18 +452,18 @@ def test_p_min_stops_before_a_token_is_drawn():
     """Drawing and then dropping what is improbable would not be lossless."""
     for p_min, drafts in ((1.0, False), (0.0, True)):
         rng = NoDraws()
-        there = World(
+        setup = World(
             lambda _, may_truncate, p_min=p_min: Confidence(p_min, may_truncate),
-            **WAYS["drawn, block"],
+            **MODES["drawn, block"],
             sampling=FREE,
         )
-        _, statistics = there.say([1, 2, 3], 20, 4, rng)
+        _, statistics = setup.generate([1, 2, 3], 20, 4, rng)
         assert bool(statistics.draft_n) == bool(rng.n_draws) == drafts
-        assert len(there.draft.calls) > 10  # it was asked
+        assert len(setup.draft.calls) > 10  # it was called
 
 
-class Unsure:
-    """A draft output of some entropy, in nats."""
+class OutputOfEntropy:
+    """A draft output with this entropy, in nats."""
 
     confidence = 0.5
 
@@ -472,25 +474,25 @@ class Unsure:
 def test_the_entropy_bound_is_adaedls():
     """1 − √(γ·H) against a threshold that is 0.5 at first, with γ = 0.2."""
     limit = 0.25 / 0.2
-    assert Entropy().should_draft(Unsure(limit - 1e-9))
-    assert not Entropy().should_draft(Unsure(limit + 1e-9))
+    assert Entropy().should_draft(OutputOfEntropy(limit - 1e-9))
+    assert not Entropy().should_draft(OutputOfEntropy(limit + 1e-9))
 
 
-@pytest.mark.parametrize(("said", "bolder"), [([1, 2, 3, 4], True), ([9], False), ([1, 9], False)])
-def test_the_entropy_threshold_goes_where_the_wanted_share_is(said, bolder):
+@pytest.mark.parametrize(("output", "expected"), [([1, 2, 3, 4], True), ([9], False), ([1, 9], False)])
+def test_the_entropy_threshold_adapts_to_the_wanted_acceptance_rate(output, expected):
     policy = Entropy(wanted=0.9)
     for _ in range(200):
-        policy.observe([1, 2, 3], said, 3)
-    assert policy.should_draft(Unsure(1.4)) == bolder
-    assert policy.should_draft(Unsure(1.1)) == bolder
+        policy.observe([1, 2, 3], output, 3)
+    assert policy.should_draft(OutputOfEntropy(1.4)) == expected
+    assert policy.should_draft(OutputOfEntropy(1.1)) == expected
 
 
 def test_the_entropy_threshold_falls_while_nothing_is_drafted():
     policy = Entropy()
-    assert not policy.should_draft(Unsure(3.0))
+    assert not policy.should_draft(OutputOfEntropy(3.0))
     for _ in range(100):
         policy.observe([], [1], 0)
-    assert policy.should_draft(Unsure(3.0))
+    assert policy.should_draft(OutputOfEntropy(3.0))
 
 
 @pytest.mark.parametrize(
@@ -504,7 +506,7 @@ def test_the_entropy_threshold_falls_while_nothing_is_drafted():
     ],
     ids=str,
 )
-def test_invalid_policy_settings_are_refused(wrong):
+def test_invalid_policy_settings_are_rejected(wrong):
     with pytest.raises(InvalidRequest):
         GenerationSettings(**wrong)
 
@@ -545,8 +547,8 @@ def test_the_draft_model_reads_a_prompt_that_is_worth_it(n_unread, draft, expect
 def test_earlier_answers_decide_whether_the_prompt_is_read():
     """Long ones justify more reading, and a draft model that gained nothing none, for a while."""
 
-    def worth(experience, most=None):
-        policy = Adaptive(CostModel(FLAT), CostModel({1: 0.05, 64: 3.2}), experience, max_tokens=most)
+    def worth(experience, max_tokens=None):
+        policy = Adaptive(CostModel(FLAT), CostModel({1: 0.05, 64: 3.2}), experience, max_tokens=max_tokens)
         return max((n for n in range(1, 5_000) if policy.reads_prompt(n)), default=0)
 
     usual, short, useless = worth(Experience()), Experience(), Experience()
@@ -556,7 +558,7 @@ def test_earlier_answers_decide_whether_the_prompt_is_read():
         useless.start(0.7)
         useless.n_tokens, useless.gained = 200, -2.0
     assert 0 < worth(short) < 0.5 * usual
-    assert worth(Experience(), most=20) < 0.2 * usual
+    assert worth(Experience(), max_tokens=20) < 0.2 * usual
     assert worth(useless) < 0.4 * usual
     for _ in range(300):
         useless.start(0.7)
@@ -574,7 +576,7 @@ def test_a_tree_of_several_lookups_has_no_more_branches_than_allowed(branches):
 
 
 @pytest.mark.parametrize("parents", [range(-1, 19), [*range(-1, 19)]], ids=["range", "list"])
-def test_a_chain_is_recognised_however_its_parents_are_written(parents):
+def test_a_chain_is_recognized_from_any_sequence_of_parents(parents):
     policy = Adaptive(CostModel({1: 1.0, 64: 1.0}))
     candidates = Candidates([*range(20)], parents, [0.95] * 20, "datastore")
     assert policy.choose(Offer(Limit(64, 64, 1), [candidates])) == "lookup"

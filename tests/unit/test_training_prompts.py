@@ -111,7 +111,7 @@ def _runs(text, length=8):
 
 
 def test_no_prompt_resembles_the_benchmark():
-    asked = set().union(*(_runs(p.text) for p in load()))
+    benchmark = set().union(*(_runs(p.text) for p in load()))
     grammar = prompts._grammar()
     texts = [
         text
@@ -121,17 +121,17 @@ def test_no_prompt_resembles_the_benchmark():
     ]
     texts += [topic for sides in grammar.topics.values() for side in sides for topic in side]
     for text in [*texts, *(q.text for q in MANY)]:
-        assert _runs(text) & asked == set()
+        assert _runs(text) & benchmark == set()
     assert not {p.text for p in load()} & {q.text for q in MANY}
 
 
 def test_half_of_the_prompts_that_need_a_text_are_about_passages():
-    asked = [synthetic_prompt(1, i, [*PROSE, CODE]) for i in range(1600)]
+    generated = [synthetic_prompt(1, i, [*PROSE, CODE]) for i in range(1600)]
     for category in sorted(NEED_A_TEXT):
-        texts = [q.text for q in asked if q.category == category]
+        texts = [q.text for q in generated if q.category == category]
         assert 0.4 < sum("sleepy dogs" in text for text in texts) / len(texts) < 0.6
         assert not any("def area" in text for text in texts)
-    for q in asked:
+    for q in generated:
         assert q.text.count("sleepy dogs") <= 1
         assert "sleepy dogs" not in q.text or q.category in NEED_A_TEXT
         assert (
@@ -140,10 +140,10 @@ def test_half_of_the_prompts_that_need_a_text_are_about_passages():
 
 
 def test_code_of_passages_is_used_for_code_editing():
-    asked = [synthetic_prompt(1, i, [CODE]) for i in range(800)]
-    edits = [q.text for q in asked if "def area" in q.text]
+    generated = [synthetic_prompt(1, i, [CODE]) for i in range(800)]
+    edits = [q.text for q in generated if "def area" in q.text]
     assert 30 < len(edits) < 70
-    assert {q.category for q in asked if "def area" in q.text} == {"code editing"}
+    assert {q.category for q in generated if "def area" in q.text} == {"code editing"}
     assert all("```python\ndef area(r):\n    return 3.14 * r * r\n```" in text for text in edits)
     assert not any("Here you are" in text or "It is simple" in text for text in edits)
 

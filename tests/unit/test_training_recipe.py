@@ -19,20 +19,20 @@ def recipe(tmp_path):
 
 
 def test_half_of_the_prompts_are_synthetic_and_half_self_generated():
-    asked = [prompt_source(3, UserTexts())(i, ANSWERS) for i in range(400)]
-    synthetic = [each for each in asked if each.text]
+    prompts = [prompt_source(3, UserTexts())(i, ANSWERS) for i in range(400)]
+    synthetic = [each for each in prompts if each.text]
     assert synthetic == [synthetic_prompt(3, i, ANSWERS) for i in range(200)]
-    self_generated = [each for each in asked if not each.text]
+    self_generated = [each for each in prompts if not each.text]
     assert {each.category for each in self_generated} == {SELF_GENERATED}
     assert not any(each.held_out for each in self_generated)  # before they are generated
 
 
 def test_every_fourth_prompt_is_the_users_until_each_was_used_four_times():
     users = [Prompt("mine", f"What is {i}?", False) for i in range(3)]
-    asked = [prompt_source(3, UserTexts(prompts=users))(i, ()) for i in range(100)]
-    mine = [i for i, each in enumerate(asked) if each in users]
+    prompts = [prompt_source(3, UserTexts(prompts=users))(i, ()) for i in range(100)]
+    mine = [i for i, each in enumerate(prompts) if each in users]
     assert mine == list(range(0, 48, 4))
-    assert [asked[i].text for i in mine] == [each.text for each in users] * 4
+    assert [prompts[i].text for i in mine] == [each.text for each in users] * 4
 
 
 def test_user_passages_alternate_with_answers():

@@ -172,14 +172,14 @@ def verdicts(rule, language, drawing, shape, grow=draw):
         return key
 
     def verify(tree, rng):
-        path, token = VERIFIERS[rule](tree, mains.__getitem__, language.v, rng)
+        path, token = VERIFIERS[rule](tree, p_by_node.__getitem__, language.v, rng)
         assert [tree.parents[n] for n in path] == [ROOT, *path[:-1]][: len(path)]
         return len(path), (*(tree.tokens[n] for n in path), token)
 
     outcomes = defaultdict(float)
     for key, p_tree in enumerate_outcomes(draw_tree).items():
         tree = trees[key]
-        mains = {
+        p_by_node = {
             node: as_distribution(language.p([tree.tokens[n] for n in tree.path(node)]))
             for node in range(ROOT, len(tree.tokens))
         }
@@ -286,9 +286,9 @@ def test_a_draft_token_with_q_0_is_an_error(rule):
 def mislabelled(drawing):
     """A tree that was drawn differently than it claims."""
 
-    def grow(language, asked, shape, rng):
+    def grow(language, declared, shape, rng):
         tree = draw(language, drawing, shape, rng)
-        return Proposal(tree.tokens, tree.parents, asked, tree.distributions, tree.draws)
+        return Proposal(tree.tokens, tree.parents, declared, tree.distributions, tree.draws)
 
     return grow
 
@@ -297,14 +297,14 @@ def mislabelled(drawing):
 @pytest.mark.parametrize("drawing", DRAWINGS[1:])
 def test_the_enumeration_detects_a_wrong_drawing(rule, drawing):
     """The enumeration can fail, and the check of the drawing is needed."""
-    language, asked = Language(0, "dense", 4, 1), VERIFIERS[rule].drawing
-    if drawing == "with replacement" and asked != drawing:
+    language, declared = Language(0, "dense", 4, 1), VERIFIERS[rule].drawing
+    if drawing == "with replacement" and declared != drawing:
         with pytest.raises(ValueError, match="probability 0"):  # a token drawn twice
-            verdicts(rule, language, asked, SHAPES["two"], mislabelled(drawing))
+            verdicts(rule, language, declared, SHAPES["two"], mislabelled(drawing))
         return
-    worst = loss(language, verdicts(rule, language, asked, SHAPES["two"], mislabelled(drawing)))
+    worst = loss(language, verdicts(rule, language, declared, SHAPES["two"], mislabelled(drawing)))
     # Top-one is lossless for two children without replacement: its first child may be any token.
-    fits = drawing == asked or (rule, drawing) == ("top-one", "without replacement")
+    fits = drawing == declared or (rule, drawing) == ("top-one", "without replacement")
     assert worst < 1e-12 if fits else worst > 1e-3
 
 
