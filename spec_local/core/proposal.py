@@ -3,7 +3,7 @@
 A parent has a lower number than its children. The root, −1, stands for the context.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -107,6 +107,13 @@ class Proposal:
         for node in range(len(self.tokens)) if self.draws is None else self.draws:
             by_parent.setdefault(self.parents[node], []).append(node)
         return by_parent
+
+    def part(self, nodes: Iterable[int]) -> "Proposal":
+        """The proposal of some chosen nodes, all of their ancestors among them."""
+        order = sorted(nodes)  # parents come before their children
+        number = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
+        parents = [number[self.parents[node]] for node in order]
+        return Proposal([self.tokens[node] for node in order], parents, source=self.source)
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
         """The longest path whose tokens are a prefix of these."""

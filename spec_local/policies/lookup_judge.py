@@ -37,10 +37,7 @@ class Judged:
         """The proposal of some nodes, all of their ancestors among them."""
         if self.is_chain:
             return Proposal(self.tokens[: len(nodes)], self.parents[: len(nodes)], source=self.source)
-        order = sorted(nodes)  # parents come before their children
-        number = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
-        parents = [number[self.parents[node]] for node in order]
-        return Proposal([self.tokens[node] for node in order], parents, source=self.source)
+        return Proposal(self.tokens, self.parents, source=self.source).part(nodes)
 
 
 def merged(several: Sequence[Judged]) -> Judged:

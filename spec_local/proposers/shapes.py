@@ -241,7 +241,7 @@ class BestFirst(Shape):
             ][: limit.branches - len(evaluated)]
         if self._costs:
             best = best[: worth_verifying([values[node] for node in best], spent, self._costs[0])]
-        return _subtree(tree, best)
+        return Proposal(tree.tokens, tree.parents).part(best)
 
 
 class Beam(Shape):
@@ -276,11 +276,4 @@ class Beam(Shape):
             if len(merged) > max_nodes:
                 break
             kept = merged
-        return _subtree(tree, kept)
-
-
-def _subtree(tree: DraftTree, nodes: Sequence[int] | set[int]) -> Proposal:
-    """Propose some nodes of a tree, all their ancestors included."""
-    order = sorted(nodes)  # parents come before their children
-    number = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
-    return Proposal([tree.tokens[n] for n in order], [number[tree.parents[n]] for n in order])
+        return Proposal(tree.tokens, tree.parents).part(kept)

@@ -57,7 +57,8 @@ class FakeDatastore:
     def find(self, history, length):
         found = self.index.find(history, shortest=1)
         more = 0 if len(history) % 5 else self.more
-        return [n + more for n, _ in found], self.index.continuations([place for _, place in found], length)
+        tokens = self.index.continuations([position for _, position in found], length)
+        return [n + more for n, _ in found], tokens
 
 
 class LookupProposer:

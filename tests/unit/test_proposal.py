@@ -36,6 +36,12 @@ def test_follow_finds_the_longest_matching_path():
     assert Proposal().follow([5]) == []
 
 
+def test_a_part_keeps_parents_and_the_source():
+    tree = Proposal([5, 6, 7, 8], [ROOT, 0, ROOT, 2], source="suffix")
+    assert tree.part([3, 2]) == Proposal([7, 8], [ROOT, 0], source="suffix")
+    assert tree.part([]).tokens == []
+
+
 def test_depth_is_the_length_of_the_longest_path():
     assert TREE.depth == 4
     assert Proposal([5, 6], [ROOT, ROOT]).depth == 1
