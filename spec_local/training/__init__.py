@@ -9,7 +9,7 @@ def check_torch() -> None:
     """Check that PyTorch is installed, without importing it.
 
     Raises:
-        SpecLocalError: it is not.
+        SpecLocalError: it is not installed.
     """
     if not importlib.util.find_spec("torch"):
-        raise SpecLocalError("training a draft needs PyTorch: run pip install 'spec-local[train]'")
+        raise SpecLocalError("training a draft model needs PyTorch: run pip install 'spec-local[train]'")

@@ -1,4 +1,4 @@
-"""The models that a draft can start from: pruned from the main model, or new."""
+"""Candidates for the draft model before training: pruned from the main model, or new."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from spec_local.training.recipe import WIDTHS, Recipe, Size
 
 NEW = "2 new layers"
 PRUNED = {"2 layers of the main model": (0, -1), "1 layer of the main model": (0,)}
-_MAX_WEIGHTS = 60_000_000  # that a laptop can train
+_MAX_WEIGHTS = 60_000_000  # about the maximum that a laptop can train
 _NEW_RATE, _PRUNED_RATE = 3e-3, 1e-3
 
 
@@ -26,7 +26,7 @@ class Candidate:
 
 
 def candidates(recipe: Recipe, dataset: Dataset, names: Collection[str] = (*PRUNED, NEW)) -> list[Candidate]:
-    """Build the models of these names, without pruned ones that are too large or not possible."""
+    """Build the models with these names, except pruned ones that are too large or not possible."""
     found = []
     for name, layers in PRUNED.items():
         if name not in names:

@@ -1,8 +1,8 @@
 """The training data in the draft model's tokens, with soft targets, and batches of it.
 
-A draft model with fewer tokens reads a token that it lacks as several of its own, and predicts only after the
-last of these, where decoding can use a prediction. As in decoding, the main model's distribution is
-restricted to the tokens that the draft model has.
+A draft model with a trimmed vocabulary reads a token that it lacks as several of its own tokens, and predicts
+only after the last of these, where decoding can use a prediction. As in decoding, the main model's
+distribution is restricted to the tokens that the draft model has.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.training.shards import TOP_K, Document
 
 MAX_ROW = 512
-"""Tokens of a row; longer texts become several rows, each overlapping the previous one by half."""
+"""Maximum length of a row in tokens; longer texts become several rows, each overlapping the last by half."""
 
 TokenIds = NDArray[np.unsignedinteger]
 
@@ -26,14 +26,15 @@ class Corpus:
     """Concatenated texts, with a target for each token of the main model's answers.
 
     Attributes:
-        ids: uint16 or uint32, all texts in the draft's tokens.
+        ids: uint16 or uint32, all texts in the draft model's tokens.
         text_starts: int64 (n_texts + 1,), offsets of the texts in `ids`.
         text_categories: int64 (n_texts,), indices into `categories`.
         first_targets: int64 (n_texts + 1,), index of each text's first target.
         positions: int64 (n_targets,), index in `ids` of the token before each target.
-        next_tokens: int64 (n_targets,), the main model's token, or -1 if the draft lacks it.
-        top_ids: like `ids`, (n_targets, TOP_K), the main model's candidates, best first; 0: not in the draft.
-        top_probs: float16 (n_targets, TOP_K), their probabilities; 0: not in the draft.
+        next_tokens: int64 (n_targets,), the main model's token, or -1 if the draft model lacks it.
+        top_ids: dtype of `ids`, (n_targets, TOP_K), the main model's candidates, the most probable first; 0
+            if the draft model lacks the token.
+        top_probs: float16 (n_targets, TOP_K), their probabilities; 0 if the draft model lacks the token.
     """
 
     categories: Sequence[str]
@@ -53,11 +54,11 @@ class Batch:
 
     Attributes:
         tokens: int64 (n_rows, length), padded with 0 on the right.
-        n_tokens: without padding.
-        positions: int64 (n,), of the targets, in the flattened tokens.
-        targets: int64 (n,), their indices in the corpus.
+        n_tokens: number of tokens without padding.
+        positions: int64 (n,), positions of the targets in the flattened tokens.
+        targets: int64 (n,), indices of the targets in the corpus.
         prompt_positions: int64 (m,), positions in prompts, where only the next token is known.
-        prompt_targets: int64 (m,), these next tokens.
+        prompt_targets: int64 (m,), the next tokens at these positions.
     """
 
     tokens: NDArray[np.int64]
@@ -69,12 +70,12 @@ class Batch:
 
 
 class TokenMap:
-    """The main model's tokens in the draft's.
+    """Maps the main model's tokens to the draft model's.
 
     Args:
-        spellings: of each token of the main model, the draft's tokens (one or more).
-        kept: tokens of the main model that the draft has.
-        n_vocab: of the draft.
+        spellings: for each token of the main model, the draft model's tokens (one or more).
+        kept: tokens of the main model that the draft model has.
+        n_vocab: size of the draft model's vocabulary.
     """
 
     def __init__(self, spellings: Sequence[Sequence[int]], kept: NDArray[np.integer], n_vocab: int) -> None:
@@ -86,7 +87,7 @@ class TokenMap:
         self.draft_ids[kept] = self._flat[self._starts[kept]]
 
     def convert(self, tokens: NDArray[np.integer]) -> tuple[TokenIds, NDArray[np.int64]]:
-        """Return the draft's ids, and where each token of the main model ends in them."""
+        """Return the draft model's ids, and the offset in them where each token of the main model ends."""
         lengths = self._lengths[tokens]
         ends = np.cumsum(lengths)
         inside = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
@@ -97,7 +98,7 @@ def build(documents: Iterable[Document], token_map: TokenMap) -> Corpus:
     """Build a corpus from the documents that have a prompt and an answer.
 
     Raises:
-        InvalidRequest: there is none.
+        InvalidRequest: there is no such document.
     """
     categories: dict[str, int] = {}
     starts, text_categories, first_targets = [0], [], [0]
@@ -136,11 +137,11 @@ def batches(corpus: Corpus, n_tokens: int, rng: np.random.Generator | None = Non
     """Yield every target once, in batches of rows of similar length.
 
     Args:
-        n_tokens: of a batch at most, with padding; at least one row.
-        rng: shuffles the batches and varies which rows go together; None: shortest rows first.
+        n_tokens: maximum number of tokens in a batch, including padding; a batch has at least one row.
+        rng: shuffles the batches and varies which rows are batched together; None: shortest rows first.
     """
     rows = _rows(corpus)
-    # Jitter, so that rows meet other neighbours in each epoch, for a little more padding.
+    # Jitter, so that rows are combined differently in each epoch, at the cost of a little padding.
     jitter = rng.uniform(0.95, 1.05, len(rows)) if rng else np.ones(len(rows))
     order = rows[np.argsort((rows[:, 1] - rows[:, 0]) * jitter, kind="stable")]
     longest = np.maximum.accumulate(order[:, 1] - order[:, 0])
@@ -160,12 +161,13 @@ def targets(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the targets at the positions of a batch, then at its prompt positions.
 
-    The main model's candidates are renormalized over the tokens that the draft has, which is all that
-    verification sees of a draft's distribution. Where the draft has none of them, the weights are zero.
+    The main model's candidates are renormalized over the tokens that the draft model has, because
+    verification uses no others of its distribution. If the draft model has none of them, the weights are
+    zero.
 
     Args:
-        token_weight: of the main model's sampled token, against its candidates.
-        prompt_weight: of a prompt position, against one in an answer.
+        token_weight: weight of the main model's sampled token, relative to its candidates.
+        prompt_weight: weight of a prompt position, relative to an answer position.
 
     Returns:
         ids and float32 weights (n + m, TOP_K + 1); all weights sum to 1.
@@ -184,7 +186,7 @@ def targets(
 
 
 def _rows(corpus: Corpus) -> NDArray[np.int64]:
-    """(n_rows, 4): start and end of each row in the ids, and start and end of its targets."""
+    """Return (n_rows, 4): start and end of each row in the ids, and start and end of its targets."""
     rows = []
     text_starts, first_targets = corpus.text_starts.tolist(), corpus.first_targets.tolist()
     for (start, end), (first, last) in zip(pairwise(text_starts), pairwise(first_targets), strict=True):

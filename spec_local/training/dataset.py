@@ -11,7 +11,7 @@ from spec_local.training.corpus import TokenMap, build
 from spec_local.training.export import tokenize_vocabulary
 from spec_local.training.vocabulary_trimming import select_tokens
 
-_SAMPLE = 12_000  # held-out tokens; enough to resolve one percentage point
+_SAMPLE = 12_000  # number of held-out tokens; enough to resolve one percentage point
 
 
 class Dataset:
@@ -19,18 +19,19 @@ class Dataset:
 
     Args:
         main: the main model's file.
-        folder: of the shards.
-        n_vocab: tokens of the draft, at most.
+        folder: folder of the shards.
+        n_vocab: maximum size of the draft model's vocabulary.
 
     Attributes:
-        kept: uint32 (n_vocab,), the main model's tokens in the draft's order.
-        train, held_out: corpora of all texts. held_out_sample: a part, for evaluation during training.
-        n_generated: tokens of all answers.
-        coverage: share of the held-out tokens that the draft has.
+        kept: uint32 (n_vocab,), the main model's tokens in the draft model's order.
+        train, held_out: corpora of all texts.
+        held_out_sample: a part of `held_out`, for evaluation during training.
+        n_generated: number of tokens in all answers.
+        coverage: share of the held-out tokens that the draft model has.
         n_ctx: the main model's training context.
 
     Raises:
-        InvalidRequest: no text to train on or to evaluate with, or a damaged shard.
+        InvalidRequest: there is no text for training or evaluation, or a shard is damaged.
         ModelError: the main model's tokenizer cannot be trimmed.
     """
 

@@ -1,4 +1,4 @@
-"""Train a draft model on the main model's soft targets, and evaluate it meanwhile.
+"""Train a draft model on the main model's soft targets, and evaluate it during training.
 
 The learning rate warms up, stays constant and decays to zero in the last part (Hägele et al. 2024, "Scaling
 Laws and Compute-Optimal Training Beyond Fixed Training Durations"). The decay starts early once the held-out
@@ -28,27 +28,27 @@ from spec_local.training.loss import cross_entropy
 from spec_local.training.model_shape import EMBEDDINGS, ModelShape, Weights
 
 _BETAS = (0.9, 0.95)
-_WEIGHT_DECAY = 0.1  # of matrices
+_WEIGHT_DECAY = 0.1  # for matrices only
 _MAX_GRAD_NORM = 1.0
 _SMOOTHING = 0.95  # weight of the earlier steps in the reported loss
-_SAVE_EVERY = 60.0  # seconds, at least
+_SAVE_EVERY = 60.0  # minimum number of seconds between checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """How to train.
+    """Hyperparameters of a training run.
 
     Attributes:
-        n_steps: at most.
-        batch_tokens: per step, at most.
-        learning_rate: at its peak.
-        warmup_steps: of rising learning rate.
-        decay_share: share of the steps with falling learning rate.
-        eval_every: steps between evaluations.
-        patience: evaluations in a row without an improvement, after which the decay starts.
-        token_weight: of the main model's sampled token, against its candidates.
-        prompt_weight: of prompt tokens, against answer tokens.
-        seed: of the order of the data.
+        n_steps: maximum number of steps.
+        batch_tokens: maximum number of tokens per step.
+        learning_rate: peak learning rate.
+        warmup_steps: number of steps during which the learning rate rises.
+        decay_share: share of the steps during which the learning rate falls.
+        eval_every: number of steps between evaluations.
+        patience: number of consecutive evaluations without improvement after which the decay starts.
+        token_weight: weight of the main model's sampled token, relative to its candidates.
+        prompt_weight: weight of prompt tokens, relative to answer tokens.
+        seed: random seed for the order of the data.
     """
 
     n_steps: int
@@ -67,9 +67,10 @@ class Hyperparameters:
 class TrainingProgress:
     """State of a run after a step.
 
-    step, n_steps: done, and in all; the latter decreases when the decay starts early. n_tokens: read so far.
-    loss: in nats, smoothed. seconds_left: at the pace of this process. evaluation: on held-out data, if it
-    just ran. best_agreement: of all evaluations.
+    step, n_steps: number of finished steps, and of all steps; the latter decreases if the decay starts early.
+    n_tokens: number of tokens read so far. loss: in nats, smoothed. seconds_left: estimated from the speed of
+    this process. evaluation: on held-out data, if there was one after this step. best_agreement: maximum over
+    all evaluations.
     """
 
     step: int
@@ -83,7 +84,10 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """weights, step, evaluation: of the best evaluation. n_steps, n_tokens: trained in all."""
+    """Result of a training run.
+
+    weights, step, evaluation: those of the best evaluation. n_steps, n_tokens: totals of the training.
+    """
 
     weights: Weights
     step: int
@@ -94,9 +98,10 @@ class Result:
 
 @dataclass(slots=True)
 class _State:
-    """What a checkpoint holds beside weights and moments.
+    """The content of a checkpoint apart from weights and moments.
 
-    epoch, batch: of the next step. decay_from, end: steps. stale: evaluations since the best one.
+    epoch, batch: position of the next step in the data. decay_from, end: steps. stale: number of evaluations
+    since the best one.
     """
 
     end: int
@@ -127,14 +132,14 @@ def train(
 
     Args:
         start: initial weights; not modified.
-        held_out: data to evaluate with.
+        held_out: data for evaluation.
         device: ``cpu``, ``cuda`` or ``mps``.
-        threads: PyTorch's, in the whole process; None: unchanged.
-        checkpoint: file, written about once a minute and kept at the end.
+        threads: number of PyTorch's threads in the whole process; None: unchanged.
+        checkpoint: file that is written about once a minute and kept at the end.
         on_progress: called after every step.
 
     Raises:
-        InvalidRequest: the device is not available, or the checkpoint is damaged or of another run.
+        InvalidRequest: the device is not available, or the checkpoint is damaged or from another run.
         OSError: the checkpoint cannot be written.
     """
     run = _Run(start, shape, corpus, hyperparameters, device, threads)
@@ -172,7 +177,7 @@ def steps_per_second(
     threads: int | None = None,
     seconds: float = 10.0,
 ) -> float:
-    """Measure the training speed, without evaluations, in a run that is thrown away.
+    """Measure the training speed, without evaluations, in a run that is then discarded.
 
     Raises InvalidRequest: the device is not available.
     """
@@ -262,7 +267,7 @@ class _Run:
         with replacing(path) as temporary, temporary.open("wb") as file:
             try:
                 torch.save(content, file)
-            except RuntimeError as error:  # what PyTorch makes of a full disk
+            except RuntimeError as error:  # PyTorch raises this if the disk is full
                 raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
     def restore(self, content: dict[str, Any], fingerprint: str, path: Path) -> None:
@@ -279,7 +284,7 @@ class _Run:
         self._batches = self._remaining_batches()
 
     def _remaining_batches(self) -> Iterator[Batch]:
-        """Yield batches from the state's position on, without end; the caller counts them in the state."""
+        """Yield batches endlessly, starting at the state's position; the caller updates the state."""
         state = self.state
         while True:
             rng = np.random.default_rng([self.hyperparameters.seed, state.epoch])
@@ -306,7 +311,7 @@ class _Run:
 
 
 def _rate_factor(step: int, warmup_steps: int, decay_from: int, end: int) -> float:
-    """Share of the peak learning rate."""
+    """Return the learning rate of a step as a share of the peak."""
     warmup = min(1.0, (step + 1) / max(1, warmup_steps))
     decayed = max(0, step - decay_from) / max(1, end - decay_from)
     return warmup * (1 - math.sqrt(decayed))
@@ -324,7 +329,7 @@ def check_device(device: str) -> None:
 def _fingerprint(
     start: Weights, shape: ModelShape, corpus: Corpus, held_out: Corpus, hyperparameters: Hyperparameters
 ) -> str:
-    """Hash of everything that determines a run."""
+    """Return a hash of everything that determines a run."""
     digest = hashlib.sha256(repr((shape, hyperparameters)).encode())
     for name in sorted(start):
         digest.update(np.ascontiguousarray(start[name]).data)
@@ -341,4 +346,4 @@ def _load(path: Path) -> dict[str, Any]:
             return content
     except (RuntimeError, EOFError, pickle.UnpicklingError, AttributeError):
         pass
-    raise InvalidRequest(f"{path} is damaged: delete it to restart the training from its beginning")
+    raise InvalidRequest(f"{path} is damaged: delete it to restart the training from the beginning")

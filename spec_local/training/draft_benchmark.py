@@ -1,4 +1,4 @@
-"""Run a trained draft model on the benchmark's prompts, which are unlike its training prompts."""
+"""Run a trained draft model on the benchmark's prompts, which differ from its training prompts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,10 +20,10 @@ _N_CTX = 2048
 def run(
     main: Path, draft: Path, *, threads: int | None = None, gpu_layers: int = -1
 ) -> Sequence[VariantFigures]:
-    """Answer one prompt per category at temperature 0: plainly, and in both `VARIANTS` without lookups.
+    """Answer one prompt per category at temperature 0: plainly, and with each of `VARIANTS`, no lookups.
 
     Returns:
-        Figures of each of `VARIANTS`; none if no prompt fits into the main model's context.
+        Figures of each of `VARIANTS`; empty if no prompt fits into the main model's context.
 
     Raises:
         SpecLocalError: as `Session.open` and `Session.generate`.

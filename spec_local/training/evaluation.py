@@ -1,7 +1,7 @@
 """Evaluate a draft model on held-out answers of the main model.
 
-The draft reads the main model's answers and predicts each next token once, so every position counts the same,
-as after a step in which all draft tokens were accepted.
+The draft model reads the main model's answers and predicts each next token once, so that every position
+counts equally, as after a step in which all draft tokens were accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,22 +18,23 @@ from spec_local.training.model_shape import EMBEDDINGS, ModelShape, Weights
 
 CONFIDENCES = (0.3, 0.5, 0.7, 0.9)
 POSITIONS = (0, 8, 16, 32, 64, 128, 256)
-"""Starts of the ranges of answer positions that are reported separately."""
+"""First position of each range of answer positions that is reported separately."""
 _BATCH = 8192  # tokens
-_ROWS = 512  # positions at a time whose logits are copied
+_ROWS = 512  # number of positions whose logits are copied at a time
 
 _Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictions:
-    """The draft's predictions for all targets of a corpus, in order.
+    """The draft model's predictions for all targets of a corpus, in order.
 
     Attributes:
-        agrees: bool (n,), the draft's most likely token is the main model's; False: not in the draft.
-        overlap: float32 (n,), Σ min(p, q) over the main model's candidates: the probability of acceptance at
-            temperature 1 (Leviathan et al. 2023, section 3.2), slightly low, as p is cut off.
-        confidence: float32 (n,), the draft's probability of its most likely token.
+        agrees: bool (n,), whether the most probable tokens of both models are the same; False if the draft
+            model lacks the token.
+        overlap: float32 (n,), Σ min(p, q) over the main model's candidates: the acceptance probability at
+            temperature 1 (Leviathan et al. 2023, section 3.2), slightly too low because p is cut off.
+        confidence: float32 (n,), the draft model's probability of its most probable token.
     """
 
     agrees: NDArray[np.bool_]
@@ -43,7 +44,11 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """n: positions. agreement: share where the most likely tokens are the same. acceptance: mean overlap."""
+    """Averages over some positions.
+
+    n: number of positions. agreement: share of the positions where the most probable tokens are the same.
+    acceptance: mean overlap.
+    """
 
     n: int
     agreement: float
@@ -52,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores of all positions, by category, and by the start of the range of answer positions.
+    """Scores of all positions, by category, and by range of answer positions (its first position).
 
     by_confidence: number of predictions above each confidence, and the share of them that agrees.
     """

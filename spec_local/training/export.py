@@ -38,10 +38,11 @@ def write_draft(
     """Write a ``llama`` model, atomically; an existing file is replaced.
 
     Args:
-        kept: uint32 (shape.n_vocab,), the main model's tokens in the draft's order, from `select_tokens`.
-        weights: all tensors; the output is tied to ``token_embd.weight``.
-        kind: quantization of the matrices: of `spec_local.llama.quantize.KINDS` or `BLOCK_KINDS`.
-        embedding_kind: of `BLOCK_KINDS`, for the embeddings; None: as in `quantize_into`.
+        kept: uint32 (shape.n_vocab,), the main model's tokens in the draft model's order, from
+            `select_tokens`.
+        weights: all tensors; the output matrix is tied to ``token_embd.weight``.
+        kind: quantization of the matrices, one of `spec_local.llama.quantize.KINDS` or `BLOCK_KINDS`.
+        embedding_kind: quantization of the embeddings, one of `BLOCK_KINDS`; None: as in `quantize_into`.
         provenance: metadata, stored as ``specdec.*`` with the main model's name and SHA-256.
 
     Raises:
@@ -51,7 +52,7 @@ def write_draft(
         ModelFileError, ModelError: the main model cannot be read, or its tokenizer cannot be trimmed.
     """
     if path.exists() and path.samefile(main_path):
-        raise InvalidRequest(f"{path} is the main model itself: give another name for the draft")
+        raise InvalidRequest(f"{path} is the main model itself: give another name for the draft model")
     metadata = tokenizer.read_metadata(main_path)
     about = {
         "main.name": _name(main_path, metadata),
@@ -73,7 +74,7 @@ def write_draft(
                 if shutil.disk_usage(target.parent).free < source.stat().st_size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
                 raise BackendError(
-                    f"llama.cpp rejects the draft ({runtime.failure_reason()}): "
+                    f"llama.cpp rejects the draft model ({runtime.failure_reason()}): "
                     "check that its weights match its shape and are finite"
                 ) from None
         shutil.copymode(main_path, target)  # temporary files are private to their owner
@@ -81,7 +82,7 @@ def write_draft(
 
 
 def tokenize_vocabulary(main_path: Path, kept: NDArray[np.uint32]) -> list[tuple[int, ...]]:
-    """Return the draft's tokens, one or more, for each token of the main model.
+    """Return the draft model's tokens, one or more, for each token of the main model.
 
     They are exactly those of decoding, where a text without the draft's BOS gets one if the main model's
     vocabulary asks for it: see `VocabularyMap.to_draft`.
@@ -89,7 +90,7 @@ def tokenize_vocabulary(main_path: Path, kept: NDArray[np.uint32]) -> list[tuple
     Raises:
         ModelFileError, ModelError: the main model cannot be read, or its tokenizer cannot be trimmed.
         InvalidRequest: `kept` lacks a special token.
-        OSError: no room for a temporary file of about a megabyte.
+        OSError: there is no disk space for a temporary file of about a megabyte.
     """
     shape = ModelShape(len(kept), n_embd=2, n_layers=1, n_head=1, n_head_kv=1, head_dim=2, n_ff=2)
     with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +113,7 @@ def _write(
     weights: Weights,
     about: Mapping[str, str | int | float],
 ) -> None:
-    """Write an F32 file; about: stored as ``specdec.*``."""
+    """Write an F32 file; about: metadata that is stored as ``specdec.*``."""
     import gguf  # takes 0.1 s
 
     main = Model(main_path, weights=False)
@@ -149,7 +150,7 @@ def _add_origin(writer: Any, main: str, metadata: Mapping[str, Any]) -> None:
     writer.add_description(f"Draft model of {main} for speculative decoding, trained by specdec")
     writer.add_base_model_count(1)
     writer.add_base_model_name(0, main)
-    if "general.license" in metadata:  # it is trained on the main model's output, perhaps from its weights
+    if "general.license" in metadata:  # trained on the main model's output, and possibly from its weights
         writer.add_license(str(metadata["general.license"]))
 
 
@@ -185,29 +186,29 @@ def _add_tokenizer(writer: Any, main: Tokenizer, kept: NDArray[np.uint32]) -> No
     for key, token in main.special_ids.items():
         if token not in ids:
             raise InvalidRequest(
-                f"the draft's vocabulary lacks {key} of the main model, token {token}: keep it"
+                f"the draft model's vocabulary lacks {key} of the main model, token {token}: keep it"
             )
         writer.add_uint32(key, ids[token])
     writer.add_add_bos_token(main.add_bos)
     writer.add_add_eos_token(main.add_eos)
-    # The draft tokenizes single tokens of the main model, which are not starts of texts.
+    # The draft model tokenizes single tokens of the main model, which are not at the start of a text.
     writer.add_add_space_prefix(False)
     if main.chat_template is not None:
         writer.add_chat_template(main.chat_template)
 
 
 def _is_known(pair: bytes, known: set[bytes]) -> bool:
-    """Whether parts and result are known: llama.cpp loses text that it merges into an unknown token."""
+    """Whether parts and merged token are known: llama.cpp loses text that is merged to an unknown token."""
     left, _, right = pair.partition(b" ")
     return left in known and right in known and left + right in known
 
 
 def _zeros(shape: ModelShape) -> Weights:
-    """Weights of a model that is used only for its vocabulary."""
+    """Return zero weights, for a model that is used only for its vocabulary."""
     return {name: np.zeros(size, np.float32) for name, size in tensor_shapes(shape).items()}
 
 
 @functools.cache
 def _hash(path: Path, mtime_ns: int) -> str:
-    """Cached: the main model may have gigabytes, and a run writes several drafts."""
+    """Return the hash of a file; cached, as the main model is large and a run writes several models."""
     return sha256(path)

@@ -1,7 +1,7 @@
 """Initial weights of a draft model: random, or some of the main model's layers (layer pruning).
 
-Layers that were not trained to follow each other predict little at first, but a short training repairs that,
-and the main model's embeddings already know its tokens.
+Layers that were not trained to follow each other predict poorly at first, but a short training fixes that,
+and the main model's embeddings are already trained.
 """
 
 import math
@@ -20,14 +20,14 @@ from spec_local.training.network import hidden_states
 
 _OUTPUT = "output.weight"
 _NORM = "output_norm.weight"
-# The last one, which slows RoPE at long distances (Llama 3), is dropped: near tokens matter most.
+# The last tensor, which slows RoPE at long distances (Llama 3), is dropped: nearby tokens matter most.
 _SUPPORTED = {EMBEDDINGS, _OUTPUT, _NORM, "rope_freqs.weight"}
 _PAIRS_ARE_HALVES = {"llama": False, "qwen2": True}
-"""Architectures that can be pruned; whether RoPE pairs are half a head apart instead of neighbours."""
+"""Architectures that can be pruned, and whether their RoPE pairs are half a head apart, not neighbours."""
 
 
 def random_weights(shape: ModelShape, seed: int = 0) -> Weights:
-    """Draw normal weights, with residual outputs scaled down by the number of layers."""
+    """Draw weights from a normal distribution; residual outputs are scaled down by the number of layers."""
     rng = np.random.default_rng(seed)
     weights: Weights = {}
     for name, size in tensor_shapes(shape).items():
@@ -44,18 +44,18 @@ def random_weights(shape: ModelShape, seed: int = 0) -> Weights:
 def pruned_weights(
     main_path: Path, kept: NDArray[np.integer], layers: Sequence[int] = (0, -1)
 ) -> tuple[ModelShape, Weights]:
-    """Take some layers of the main model, and the embeddings of some of its tokens.
+    """Extract some layers of the main model, and the embeddings of some of its tokens.
 
-    If its output matrix is separate from its embeddings, the draft's tied matrix is the output: layers adapt
-    to another input faster than to another output.
+    If its output matrix is separate from its embeddings, the draft model's tied matrix is the output matrix:
+    layers adapt to a different input faster than to a different output.
 
     Args:
-        kept: tokens of the main model, in the draft's order.
-        layers: of the main model, in the draft's order; −1 is the last one.
+        kept: tokens of the main model, in the draft model's order.
+        layers: layers of the main model, in the draft model's order; −1 is the last one.
 
     Raises:
         ModelFileError: the file does not exist or is not GGUF.
-        ModelError: the model has parts that a draft cannot have.
+        ModelError: the model has parts that are not supported in a draft model.
     """
     import gguf  # takes 0.1 s
 
@@ -64,17 +64,17 @@ def pruned_weights(
         return _prune(_Source(gguf.GGUFReader(main_path)), kept, layers)
     except (KeyError, ValueError, IndexError, NotImplementedError) as error:
         raise ModelError(
-            f"{main_path.name} cannot be pruned to a draft ({error}): train one from random weights"
+            f"{main_path.name} cannot be pruned to a draft model ({error}): train one from random weights"
         ) from None
 
 
 def rescaled(shape: ModelShape, weights: Weights) -> Weights:
-    """Scale the logits to standard deviation 1: a pruned model stays as confident, but is mostly wrong."""
+    """Scale the logits to standard deviation 1: a pruned model is still confident, but usually wrong."""
     tokens = torch.from_numpy(np.random.default_rng(0).integers(shape.n_vocab, size=(4, 64)))
     with torch.inference_mode():
         parameters = {name: torch.from_numpy(values) for name, values in weights.items()}
         logits = hidden_states(parameters, shape, tokens) @ parameters[EMBEDDINGS].T
-    # Rounded: last digits depend on the threads, and a resumed run needs the same weights.
+    # Rounded: the last digits depend on the number of threads, and a resumed run needs the same weights.
     return weights | {_NORM: weights[_NORM] / np.float32(round(float(logits.std()), 3))}
 
 
@@ -118,7 +118,7 @@ def _prune(source: "_Source", kept: NDArray[np.integer], layers: Sequence[int]) 
 
 
 def _interleave_pairs(values: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
-    """Reorder the rows of each head, or a bias: RoPE pairs from half a head apart to neighbours."""
+    """Reorder the rows of each head, or a bias, so that RoPE pairs half a head apart become neighbours."""
     halves = values.reshape(-1, 2, head_dim // 2, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 
@@ -126,7 +126,7 @@ def _interleave_pairs(values: NDArray[np.float32], head_dim: int) -> NDArray[np.
 class _Source:
     """A GGUF file of an architecture that can be pruned.
 
-    Raises ValueError: it is of another one.
+    Raises ValueError: its architecture is not supported.
     """
 
     def __init__(self, reader: Any) -> None:
@@ -138,21 +138,21 @@ class _Source:
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
 
     def value(self, key: str, default: Any = None) -> Any:
-        """Raises ValueError: it is missing, and there is no default."""
+        """Return a metadata value. Raises ValueError: it is missing, and there is no default."""
         field = self._fields.get(f"{self._architecture}.{key}")
         if field is None and default is None:
             raise ValueError(f"its {key} is missing")
         return default if field is None else field.contents()
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Raises ValueError: it is missing, or differs between layers."""
+        """Return an integer. Raises ValueError: it is missing, or differs between layers."""
         value = self.value(key, default)
         if not isinstance(value, int):
             raise ValueError(f"its {key} is {value}")
         return value
 
     def weights(self, name: str, rows: NDArray[np.integer] | None = None) -> NDArray[np.float32]:
-        """A tensor, or some of its rows, dequantized."""
+        """Return a dequantized tensor, or some of its rows."""
         import gguf
 
         tensor = self.tensors[name]

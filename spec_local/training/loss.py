@@ -1,7 +1,7 @@
-"""Cross-entropy against the main model's top candidates, without holding the logits of all positions.
+"""Cross-entropy against the main model's top candidates, without storing the logits of all positions.
 
-With ten thousand tokens the logits are the most expensive part of such a small model: they are computed for
-about a thousand positions at a time and turned into their own gradient in place.
+With ten thousand tokens, the logits are the most expensive part of such a small model. They are computed for
+about a thousand positions at a time and replaced in place by their gradient.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 _ROWS = 1024
-"""Positions at a time: 25 MB of bfloat16 logits."""
+"""Number of positions at a time: 25 MB of bfloat16 logits."""
 
 
 def cross_entropy(
@@ -18,13 +18,13 @@ def cross_entropy(
     """Sum −weight · ln q(id) over all positions and candidates: KL(p ‖ q), up to a constant.
 
     Args:
-        states: (n, n_embd), in the dtype of the arithmetic.
+        states: (n, n_embd), in the dtype used for the arithmetic.
         embeddings: float32 (n_vocab, n_embd).
         target_ids: int64 (n, k), candidates of each position; an id may occur twice.
         target_weights: float32 (n, k), p of each candidate times the weight of its position.
 
     Returns:
-        A float32 scalar, differentiable once, by `states` and `embeddings`.
+        A float32 scalar, differentiable once, with respect to `states` and `embeddings`.
     """
     loss: torch.Tensor = _CrossEntropy.apply(states, embeddings, target_ids, target_weights)
     return loss
@@ -46,7 +46,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]  # torch is 
             loss -= (weights[rows] * probs.clamp_min(1e-30).log()).sum()
             grad = q.mul_(weights[rows].sum(1, keepdim=True).to(q.dtype))
             flat = torch.arange(len(q), device=q.device)[:, None] * q.shape[1] + ids[rows]
-            # Flat: along a dimension, bfloat16 index_add_ takes a tenth of a whole step on CPUs.
+            # Flattened: along a dimension, bfloat16 index_add_ takes a tenth of a whole step on CPUs.
             grad.view(-1).index_add_(0, flat.flatten(), -weights[rows].to(q.dtype).flatten())
             grad_states[rows] = grad @ matrix
             grad_embeddings += grad.T @ states[rows]

@@ -15,7 +15,7 @@ class ModelShape:
     """Size of a ``llama`` transformer whose output matrix is tied to its embeddings.
 
     n_embd, n_ff: widths. head_dim: width of a head, all of which is rotated. rope_base: base of the RoPE
-    frequencies. eps: of the RMS norms.
+    frequencies. eps: epsilon of the RMS norms.
     """
 
     n_vocab: int
@@ -31,7 +31,7 @@ class ModelShape:
 
 
 def tensor_shapes(shape: ModelShape, biases: bool = False) -> dict[str, tuple[int, ...]]:
-    """NumPy shapes of all tensors by name; biases: with biases of queries, keys and values."""
+    """Return the NumPy shapes of all tensors by name; biases: include biases of queries, keys and values."""
     q_rows, kv_rows = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
     shapes: dict[str, tuple[int, ...]] = {EMBEDDINGS: (shape.n_vocab, shape.n_embd)}
     for layer in range(shape.n_layers):

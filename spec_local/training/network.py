@@ -26,12 +26,12 @@ def fast_dtype(device: str) -> torch.dtype:
 def hidden_states(
     parameters: Parameters, shape: ModelShape, tokens: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Compute the final hidden states; times the transposed embeddings they are the next-token logits.
+    """Compute the final hidden states; their product with the transposed embeddings gives the logits.
 
     Args:
         parameters: float32, by GGUF name.
         tokens: int64 (batch, length), padded on the right.
-        dtype: of the arithmetic.
+        dtype: dtype of the arithmetic.
 
     Returns:
         `dtype` (batch, length, n_embd), after the output norm.
@@ -59,7 +59,7 @@ def _attention(
     rope: tuple[torch.Tensor, torch.Tensor],
     mask: torch.Tensor,
 ) -> torch.Tensor:
-    """Causal attention by matrix products: PyTorch's fused CPU kernel is slower at some 100 tokens."""
+    """Compute causal attention with matrix products: PyTorch's CPU kernel is slower for some 100 tokens."""
     batch, length, _ = x.shape
     group = shape.n_head // shape.n_head_kv  # query heads that share keys and values
     q = _rotate(_linear(x, _split_pairs(layer, "attn_q", shape), "attn_q"), shape.n_head, rope)
@@ -75,8 +75,8 @@ def _attention(
 def _split_pairs(layer: Parameters, name: str, shape: ModelShape) -> Parameters:
     """Reorder each head's rows: the first elements of all RoPE pairs, then the second ones.
 
-    llama.cpp rotates neighbouring elements, and separating them in every activation is slow. With queries and
-    keys permuted alike, their products stay the same.
+    llama.cpp rotates neighbouring elements, and separating them in every activation is slow. As queries and
+    keys are permuted in the same way, their products stay the same.
     """
     return {
         f"{name}.{part}": layer[f"{name}.{part}"]

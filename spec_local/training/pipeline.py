@@ -1,6 +1,7 @@
 """Train a draft model: generate data, trim the vocabulary, select a model, train, export, benchmark.
 
-Each stage starts from what an earlier run left of it, so that a run that was stopped resumes. Needs PyTorch.
+Each stage continues from the results of an earlier run, so that a run can be stopped and resumed. Requires
+PyTorch.
 """
 
 import time
@@ -38,24 +39,24 @@ from spec_local.training.recipe import (
 )
 
 N_PARALLEL = 64
-"""Sequences that the main model generates at a time, if memory allows."""
+"""Number of sequences that the main model generates at a time, if memory allows."""
 _KIND = "Q8_0"
-_N_CTX = 768  # tokens of a prompt and its answer
-_SPEED_TEST = 8.0  # seconds of training, at most, to measure its speed
-_EVALUATIONS = 24  # during the training
-_MAX_DRAFT = 7  # draft tokens per step, in the expected speed-up
+_N_CTX = 768  # maximum number of tokens in a prompt and its answer
+_SPEED_TEST = 8.0  # maximum number of seconds for measuring the training speed
+_EVALUATIONS = 24  # number of evaluations during the training
+_MAX_DRAFT = 7  # maximum number of draft tokens per step for the expected speed-up
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage begins."""
+    """The start of a stage."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRate:
-    """Tokens per second of a copy of the main model; kind: its precision, or "main"."""
+    """Tokens per second of a copy of the main model; kind: its precision, or "main" for its own file."""
 
     kind: str
     rate: float
@@ -79,10 +80,10 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """What a model reached in its short run.
+    """The result of a candidate model's short run.
 
-    agreement: on held-out data. cost: of one of its calls, as a share of the main model's. speedup: expected
-    over plain decoding.
+    agreement: on held-out data. cost: cost of a call, as a share of the main model's. speedup: expected
+    speed-up over plain decoding.
     """
 
     name: str
@@ -98,10 +99,11 @@ Event = Stage | GenerationRate | Generating | Training | CandidateResult
 class TrainedDraft:
     """A finished draft model.
 
-    name: of the selected candidate. n_generated: tokens of training data. n_trained: tokens read in training,
-    all epochs together. coverage: share of the main model's tokens that the draft has. evaluation: on
-    held-out data. cost, speedup: as in `CandidateResult`; a speedup below 1 does not pay. benchmark: figures
-    on the benchmark's prompts. size: of the file, in bytes. curve: as in `Journal`.
+    name: name of the selected candidate. n_generated: number of tokens of training data. n_trained: number of
+    tokens read in training, in all epochs together. coverage: share of the main model's tokens that the draft
+    model has. evaluation: on held-out data. cost, speedup: as in `CandidateResult`; with a speedup below 1,
+    the draft model does not pay. benchmark: figures on the benchmark's prompts. size: file size in bytes.
+    curve: as in `Journal`.
     """
 
     path: Path
@@ -120,7 +122,7 @@ class TrainedDraft:
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse at once what would fail after an hour of work.
+    """Check for errors that would otherwise occur only after an hour of work.
 
     Raises:
         ModelFileError, ModelError: the main model cannot be read, is recurrent, or has a tokenizer that
@@ -138,7 +140,7 @@ def run(recipe: Recipe, user_texts: UserTexts, on_progress: Callable[[Event], No
     """Train a draft model, resuming an earlier run of the same recipe.
 
     Raises:
-        InvalidRequest: the folder is of another main model or other settings, or damaged.
+        InvalidRequest: the folder belongs to another main model or other settings, or is damaged.
         ModelError: the main model's tokenizer cannot be trimmed.
         OSError: the disk is full.
     """
@@ -194,9 +196,9 @@ class _Pipeline:
         recipe, journal = self._recipe, self._journal
         before, budget = journal.generation_seconds, GENERATION_SHARE * recipe.minutes * 60
         if before >= budget:
-            self._delete_copies()  # in case a kill came before
+            self._delete_copies()  # in case an earlier run was killed before this
             return
-        journal.hyperparameters, journal.speedups, journal.selected = {}, {}, ""  # of less data
+        journal.hyperparameters, journal.speedups, journal.selected = {}, {}, ""  # these were for less data
         self._checkpoint.unlink(missing_ok=True)
         started = time.monotonic()
         source = self._fastest_copy()
@@ -228,12 +230,12 @@ class _Pipeline:
         self._delete_copies()
 
     def _fastest_copy(self) -> Path:
-        """The main model or its fastest copy, measured once."""
+        """Return the main model or its fastest copy, measured once."""
         recipe, journal = self._recipe, self._journal
         known = recipe.main if journal.generator == "main" else recipe.folder / journal.generator
         if journal.generator and known.exists():
             return known
-        self._delete_copies()  # a kill may have left a partial one
+        self._delete_copies()  # a killed run may have left a partial copy
         self._on_progress(Stage("measuring"))
         source = precision.fastest_copy(
             recipe.main,
@@ -321,7 +323,7 @@ class _Pipeline:
     def _schedule(
         self, dataset: Dataset, candidate: Candidate, seconds: float, n_evaluations: int
     ) -> Hyperparameters:
-        """As many steps as the time allows, with so many evaluations."""
+        """Return hyperparameters with as many steps as the time allows, and this number of evaluations."""
         base = Hyperparameters(n_steps=1, learning_rate=candidate.learning_rate, seed=self._recipe.seed)
         rate = distillation.steps_per_second(
             candidate.weights,
@@ -353,7 +355,7 @@ class _Pipeline:
 
 
 def _n_parallel(path: Path) -> int:
-    """As many sequences as fit, with the model, into half of the free memory."""
+    """Return how many sequences fit, together with the model, into half of the free memory."""
     model = Model(path, weights=False)
     n, room = N_PARALLEL, 0.5 * psutil.virtual_memory().available - model.size
     while n > 1 and model.kv_bytes(n * _N_CTX) > room:
@@ -363,9 +365,10 @@ def _n_parallel(path: Path) -> int:
 
 
 def _cost_and_speedup(recipe: Recipe, draft: Path, agreement: float) -> tuple[float, float]:
-    """Measure a draft call, in main model calls, and compute the expected speed-up over plain decoding.
+    """Measure the relative cost of a draft model call, and compute the expected speed-up over plain decoding.
 
-    That is tokens per step (Leviathan et al. 2023, equation 1) over cost per step, at the best draft length.
+    The speed-up is tokens per step (Leviathan et al. 2023, equation 1) divided by cost per step, at the best
+    draft length.
     """
     costs = []
     for path, sizes in ((recipe.main, range(1, _MAX_DRAFT + 2)), (draft, (1,))):

@@ -1,4 +1,4 @@
-"""Find the copy of the main model that generates many sequences fastest.
+"""Find the copy of the main model that generates many sequences at a time fastest.
 
 A call with one token is bound by memory bandwidth and fast with few bits; a call with many tokens is bound by
 arithmetic, and the fastest precision depends on the processor: with AVX512-BF16, a bfloat16 copy of a Q4_1
@@ -20,7 +20,7 @@ from spec_local.llama.parallel import ParallelContext
 from spec_local.models.quantized_copy import quantize
 
 KINDS = ("BF16", "F16", "Q8_0")
-_MAX_SHARE = 0.4  # of free memory and free disk space, for a copy
+_MAX_SHARE = 0.4  # maximum share of free memory and free disk space for a copy
 _MIN_SPEEDUP = 1.15  # over the main model's own file
 _CALLS = 5
 
@@ -40,7 +40,7 @@ def fastest_copy(
         on_progress: receives each kind and its tokens per second; the main model's own file is called "main".
 
     Raises:
-        SpecLocalError: the main model cannot generate so many sequences.
+        SpecLocalError: the main model cannot generate this number of sequences.
         OSError: a slower copy cannot be deleted.
     """
     best, best_rate = main, _rate(main, n_parallel, threads, gpu_layers)
@@ -68,7 +68,7 @@ def fastest_copy(
 
 
 def _rate(path: Path, n_parallel: int, threads: int | None, gpu_layers: int) -> float:
-    """Tokens per second of the fastest of a few calls: interference only slows a call down."""
+    """Return the tokens per second of the fastest of a few calls: interference only makes calls slower."""
     model = Model(path, gpu_layers=gpu_layers)
     parallel = ParallelContext(model, n_parallel, 256, threads=threads)
     tokens = np.random.default_rng(0).integers(model.vocabulary.n_tokens, size=(_CALLS, n_parallel)).tolist()

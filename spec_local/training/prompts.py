@@ -1,8 +1,9 @@
-"""Synthetic training prompts in the benchmark's categories, and prompts and passages of the user.
+"""Synthetic training prompts in the benchmark's categories, and prompts and passages from the user.
 
-``prompts.toml`` holds a template grammar: of each category some templates, with slots for topics and phrases.
-Topics, not prompts, are held out, so that a draft is evaluated on subjects that it never read about. Some
-prompts are about a passage instead: an earlier answer of the main model, or text from the user's files.
+``prompts.toml`` contains a template grammar: templates for each category, with slots for topics and phrases.
+Topics, not prompts, are held out, so that a draft model is evaluated on topics that are not in its training
+data. Some prompts are about a passage instead: an earlier answer of the main model, or text from the user's
+files.
 """
 
 import hashlib
@@ -19,13 +20,13 @@ from spec_local.bench.prompts import load
 from spec_local.datastore import text_files
 
 HOLD_OUT_EVERY = 20
-"""One topic, passage or user prompt of so many is held out."""
+"""One of this number of topics, passages and user prompts is held out."""
 MAX_PASSAGE = 1200
-"""Characters, some 200 words."""
-_MIN_PASSAGE = 160  # characters; less is too little to ask about
-_PASSAGE_SHARE = 0.5  # of the prompts that can be about a passage
-_TYPO_SHARE = 0.08  # of the prompts without a text, written carelessly
-_TRIES = 8  # draws of a passage that suits the category
+"""Maximum length in characters, about 200 words."""
+_MIN_PASSAGE = 160  # minimum length in characters; less is too short to ask about
+_PASSAGE_SHARE = 0.5  # share of the prompts that can be about a passage
+_TYPO_SHARE = 0.08  # share of the prompts without a text that get typing errors
+_TRIES = 8  # number of tries to draw a passage that suits the category
 
 _SLOT = re.compile(r"\{(?:(\d+)-(\d+)|([a-z_]+))(#\w+)?(?:([*/])(\d+))?\}")
 _FENCED = re.compile(r"^```[^\n`]*\n.+?^```$", re.MULTILINE | re.DOTALL)
@@ -34,7 +35,7 @@ _PROMPT_FILES = {".toml": ["[[prompt]]"], ".jsonl": ['"category"', '"name"', '"t
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt; held_out: its answer is for evaluation only, never trained on."""
+    """A prompt; held_out: its answer is used for evaluation only, not for training."""
 
     category: str
     text: str
@@ -43,7 +44,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class UserTexts:
-    """Prompts and passages from the user's files, and the skipped files by reason."""
+    """Prompts and passages from the user's files, and skipped files by reason."""
 
     prompts: list[Prompt] = field(default_factory=list)
     passages: list[str] = field(default_factory=list)
@@ -51,11 +52,12 @@ class UserTexts:
 
 
 def synthetic_prompt(seed: int, i: int, passages: Sequence[str] = ()) -> Prompt:
-    """Return the i-th prompt, determined by the arguments; each block of eight has every category once.
+    """Return the i-th prompt, determined by the arguments; each block of eight contains every category once.
 
     Args:
-        passages: texts for half of the prompts of the categories that need one; a fenced code block in a
-            passage becomes the code of a code editing prompt. `split_passages` makes them from longer texts.
+        passages: texts for half of the prompts in the categories that need one; a fenced code block in a
+            passage becomes the code in a code editing prompt. `split_passages` creates them from longer
+            texts.
     """
     grammar = _grammar()
     block, place = divmod(i, len(grammar.templates))
@@ -83,7 +85,7 @@ def synthetic_prompt(seed: int, i: int, passages: Sequence[str] = ()) -> Prompt:
 
 
 def read_user_texts(paths: Iterable[Path]) -> UserTexts:
-    """Read prompts from prompt files, and passages from other files; passages of code are fenced.
+    """Read prompts from prompt files, and passages from other files; code passages are fenced.
 
     paths: files and folders; prompt files are .toml and .jsonl, as for `spec_local.bench.prompts.load`.
 
@@ -110,9 +112,9 @@ def read_user_texts(paths: Iterable[Path]) -> UserTexts:
 
 
 def split_passages(text: str) -> list[str]:
-    """Split a text into passages of at most MAX_PASSAGE characters, without those that are too short.
+    """Split a text into passages of at most MAX_PASSAGE characters, and drop those that are too short.
 
-    It is split between paragraphs; longer paragraphs between lines, sentences or words.
+    Texts are split between paragraphs, and longer paragraphs between lines, sentences or words.
     """
     parts = _pack("\n".join(line.rstrip() for line in text.splitlines()), ["\n\n", "\n", ". ", " "])
     return [part for part in (part.strip("\n") for part in parts) if len(part) >= _MIN_PASSAGE]
@@ -139,7 +141,7 @@ def is_held_out(text: str) -> bool:
 
 
 def _with_typos(text: str, rng: random.Random) -> str:
-    """As typed on a phone: lower case, no apostrophes, and swapped letters in some words."""
+    """Make a text look as if typed on a phone: lower case, no apostrophes, some swapped letters."""
     words = text.lower().replace("'", "").split(" ")
     for i, word in enumerate(words):
         if len(word) > 4 and word.isalpha() and rng.random() < 0.12:
@@ -152,8 +154,8 @@ def _with_typos(text: str, rng: random.Random) -> str:
 class _Grammar:
     """The tables of ``prompts.toml``.
 
-    templates: by category. phrases: with slots, by name. topics: by name, those to train on and those held
-    out. fences: language names by file extension.
+    templates: by category. phrases: by name; they have slots. topics: by name, those for training and those
+    held out. fences: language names by file extension.
     """
 
     templates: dict[str, list[str]]
@@ -177,9 +179,9 @@ def _grammar() -> _Grammar:
 class _TemplateFiller:
     """Fills the slots of one prompt.
 
-    ``{town}``: a phrase or topic of that list, none twice while there are others. ``{3-90}``: a number from 3
-    to 90. ``{town#a}``: the same text wherever it occurs in the prompt. ``{line*4}``: four, separated by
-    spaces; ``{line/4}``: by newlines.
+    ``{town}``: a phrase or topic from that list, without repetition while there are others. ``{3-90}``: a
+    number from 3 to 90. ``{town#a}``: the same text wherever it occurs in the prompt. ``{line*4}``: four
+    entries, separated by spaces; ``{line/4}``: separated by newlines.
     """
 
     def __init__(self, grammar: _Grammar, rng: random.Random, held_out: bool, filled: dict[str, str]) -> None:

@@ -1,8 +1,8 @@
 """Training data on disk, in shards that are written atomically.
 
-A shard is a NumPy archive of some hundred documents. The main model's top candidates and their probabilities
-are kept for each token of an answer, because these soft targets teach several times as much as the token
-alone (Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2).
+A shard is a NumPy archive of a few hundred documents. The main model's top candidates and their probabilities
+are stored for each token of an answer, because these soft targets contain several times as much information
+as the token alone (Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2).
 """
 
 import zipfile
@@ -17,7 +17,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.files import replacing
 
 TOP_K = 16
-"""Candidates kept per token."""
+"""Number of candidates stored per token."""
 _PATTERN = "[0-9][0-9][0-9][0-9][0-9].npz"
 
 
@@ -27,12 +27,13 @@ class Document:
 
     Attributes:
         tokens: uint32 (n,), prompt and answer, including the end token if there is one.
-        n_prompt: tokens of the prompt.
-        category: of the prompt.
-        temperature: at which the answer was sampled.
-        held_out: for evaluation only, never trained on.
-        top_ids: uint32 (n - n_prompt, TOP_K), the main model's candidates for each answer token, best first.
-        top_logprobs: float16 (n - n_prompt, TOP_K), their natural log-probabilities over the whole
+        n_prompt: number of prompt tokens.
+        category: category of the prompt.
+        temperature: temperature at which the answer was sampled.
+        held_out: used for evaluation only, not for training.
+        top_ids: uint32 (n - n_prompt, TOP_K), the main model's candidates for each answer token, the most
+            probable first.
+        top_logprobs: float16 (n - n_prompt, TOP_K), their natural log probabilities over the whole
             vocabulary, at temperature 1.
     """
 
@@ -54,7 +55,7 @@ class Shard:
 
 
 def write(folder: Path, number: int, shard: Shard) -> None:
-    """Write a shard, whole or not at all.
+    """Write a shard atomically.
 
     Raises:
         OSError: it cannot be written.
@@ -84,7 +85,7 @@ def read(folder: Path) -> Iterable[Shard]:
     """Read the shards of a folder, in order.
 
     Raises:
-        InvalidRequest: a file is not a shard, or damaged.
+        InvalidRequest: a file is damaged or not a shard.
         OSError: it cannot be read.
     """
     for path in sorted(folder.glob(_PATTERN)):

@@ -1,6 +1,6 @@
-"""The main model's tokenizer as its GGUF file stores it.
+"""The main model's tokenizer as stored in its GGUF file.
 
-llama.cpp exposes neither merges nor token texts as stored, and the gguf package takes ten seconds to read
+llama.cpp exposes neither merges nor the stored token texts, and the gguf package takes ten seconds to read
 150,000 tokens.
 """
 
@@ -33,9 +33,9 @@ class Tokenizer:
     Attributes:
         kind: `SENTENCEPIECE` or `BPE`.
         pre: the pre-tokenizer; None: not in the file.
-        texts: of each token, as stored in the file.
-        types: int32, of each token, as llama.cpp sees it.
-        scores: float32, of each token; the highest is merged first. Zeros for BPE.
+        texts: text of each token, as stored in the file.
+        types: int32, type of each token, as llama.cpp interprets it.
+        scores: float32, score of each token; the highest is merged first. Zeros for BPE.
         merges: pairs separated by a space, in merge order; empty for SentencePiece.
         special_ids: tokens by metadata key (``tokenizer.ggml.eos_token_id``).
         end_ids: tokens that end an answer.
@@ -65,25 +65,25 @@ def read(main: Model, metadata: Mapping[str, Any]) -> Tokenizer:
     kind = str(metadata.get("tokenizer.ggml.model", "none"))
     if kind not in (SENTENCEPIECE, BPE):
         raise ModelError(
-            f"{main.path.name} has a tokenizer of kind {kind!r}; training a draft supports {BPE!r} (BPE) and "
-            f"{SENTENCEPIECE!r} (SentencePiece): give another main model, or a draft made for this one"
+            f"{main.path.name} has a tokenizer of kind {kind!r}; training supports {BPE!r} (BPE) and "
+            f"{SENTENCEPIECE!r} (SentencePiece): give another main model, or use an existing draft model"
         )
     vocabulary, n = main.vocabulary, main.vocabulary.n_tokens
     types = np.array(metadata.get("tokenizer.ggml.token_type", np.full(n, NORMAL)), np.int32)
     if kind == SENTENCEPIECE and np.count_nonzero(types == BYTE) < 256:  # llama.cpp aborts on a missing one
         raise ModelError(
-            f"the tokenizer of {main.path.name} lacks single-byte tokens, so no draft can be trained for it: "
+            f"the tokenizer of {main.path.name} lacks single-byte tokens, so no draft model can be trained: "
             "give another main model"
         )
     special = {
         k: int(v) for k, v in metadata.items() if k.startswith("tokenizer.") and k.endswith("_token_id")
     }
-    # llama.cpp finds missing ids by token text, and picks any of several candidates: ask it.
+    # llama.cpp finds missing ids by token text, and may pick any of several candidates: use its choice.
     found = {"bos": vocabulary.bos, "eos": vocabulary.eos, "eot": vocabulary.eot}
     found |= zip(("fim_pre", "fim_suf", "fim_mid"), vocabulary.fill_in or (), strict=False)
     special |= {f"tokenizer.ggml.{role}_token_id": token for role, token in found.items()}
     for token in found.values():
-        if token >= 0 and not vocabulary.piece(token):  # llama.cpp made it a control token by its text
+        if token >= 0 and not vocabulary.piece(token):  # a control token to llama.cpp, because of its text
             types[token] = CONTROL
     return Tokenizer(
         kind,

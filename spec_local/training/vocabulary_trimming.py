@@ -1,8 +1,8 @@
 """Select which of the main model's tokens the draft model has.
 
-Most of a small model's time goes into its vocabulary, and a few thousand of a main model's 49,000 to 262,000
-tokens cover nearly all of its text. The draft model reads the other ones as several of its own tokens (see
-`spec_local.proposers.vocabulary_map`).
+Small models spend most of their time on the vocabulary, and a few thousand of a main model's 49,000 to
+262,000 tokens cover nearly all of its text. The draft model reads each of the other tokens as several of its
+own (see `spec_local.proposers.vocabulary_map`).
 """
 
 import itertools
@@ -22,13 +22,13 @@ from spec_local.training.tokenizer import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, U
 def select_tokens(main_path: Path, counts: NDArray[np.integer], size: int) -> NDArray[np.uint32]:
     """Select special tokens and single bytes, then the most frequent tokens.
 
-    A token is kept together with the shorter ones that the tokenizer merges into it: without them no text
+    A token is kept together with the shorter ones that the tokenizer merges into it: without them, no text
     would ever be tokenized as that token.
 
     Args:
-        counts: integers (n_main,), occurrences of each token. Tokens that never occur are kept only if
-            required.
-        size: tokens to keep at most.
+        counts: integers (n_main,), number of occurrences of each token. Tokens that never occur are kept only
+            if required.
+        size: maximum number of tokens to keep.
 
     Returns:
         Token ids of the main model, ascending.
@@ -59,11 +59,12 @@ def select_tokens(main_path: Path, counts: NDArray[np.integer], size: int) -> ND
 
 
 def merge_sequence(text: str, rank: Callable[[str, str], float]) -> list[str]:
-    """Return the results of the merges that make one token of `text`, in order; empty if they do not.
+    """Return the results, in order, of the merges that turn `text` into one token; empty if they do not.
 
-    A trimmed vocabulary that has all of these merges the text in the same way.
+    A trimmed vocabulary that contains all of these results merges the text in the same way.
 
-    rank: of two neighbours; the lowest is merged first, the leftmost of equal ones. inf: never merged.
+    rank: returns the rank of two neighbours; the lowest is merged first, and the leftmost of equal ones. inf:
+    never merged.
     """
     symbols, merged = list(text), []
     while len(symbols) > 1:
@@ -78,7 +79,7 @@ def merge_sequence(text: str, rank: Callable[[str, str], float]) -> list[str]:
 
 
 def _required(main: Tokenizer, counts: NDArray[np.integer]) -> set[int]:
-    """Special tokens, those in the chat template, and all that single bytes need."""
+    """Return special tokens, those in the chat template, and all that are needed for single bytes."""
     occurred = counts > 0
     by_type = np.isin(main.types, (BYTE, UNKNOWN)) | np.isin(main.types, (CONTROL, USER_DEFINED)) & occurred
     template = (main.chat_template or "").encode()

@@ -352,7 +352,9 @@ def test_a_failed_export_leaves_the_old_file(bpe, tmp_path):
         (less, "attn_q.*not found"),
         (nan, "attn_q.*invalid data"),
     ]:
-        with pytest.raises(BackendError, match=rf"^llama.cpp rejects the draft \(.*{why}.*\): check that"):
+        with pytest.raises(
+            BackendError, match=rf"^llama.cpp rejects the draft model \(.*{why}.*\): check that"
+        ):
             write_draft(path, bpe, kept, shape, weights, provenance={})
     for kinds in ({"kind": "Q9"}, {"embedding_kind": "Q4_K"}):
         with pytest.raises(InvalidRequest, match=r"^quantization 'Q\w+' is .*: give "):

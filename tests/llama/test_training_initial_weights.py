@@ -183,7 +183,7 @@ def test_unsupported_parts_are_named(tmp_path, why, change):
         rotated=change.get("rotated", 32),
     )
     with pytest.raises(
-        ModelError, match=rf"m\.gguf cannot be pruned to a draft \(.*{why}.*\): train one from random weights"
+        ModelError, match=rf"m\.gguf cannot be pruned to a draft model \(.*{why}.*\): train one from random"
     ):
         pruned_weights(path, np.arange(5))
 
