@@ -1,4 +1,4 @@
-"""A kernel library that computes nothing, with an installation and a self-test that tests control."""
+"""A kernel library that computes nothing; tests control the results of its installation and self-test."""
 
 import os
 import subprocess

@@ -18,7 +18,7 @@ def commit_of(text):
 
 @dataclass
 class Refusal:
-    """An HTTP error to answer with."""
+    """An HTTP error response."""
 
     status: int
     headers: dict = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Refusal:
 class HubServer:
     """A context manager; `url` is the value for HF_ENDPOINT.
 
-    requests: all received, as (kind, path, Range header, Authorization header); kinds are list, resolve,
+    requests: received requests, as (kind, path, Range header, Authorization header); kinds are list, resolve,
     bytes, other. refusals: kind -> Refusal. cuts: numbers of bytes after which the next transfers end.
     wrong: bytes to send instead, by SHA-256. ranges: whether range requests are supported. gate: called
     before bytes are sent.

@@ -17,7 +17,7 @@ from spec_local.settings import GenerationSettings
 
 
 def follows(grammar, text):
-    """Whether a text is the beginning of one that a grammar accepts."""
+    """Whether a text is the beginning of a text that a grammar accepts."""
     state = grammar.start()
     for byte in text.encode():
         state = state.after(FIRST_BYTE + byte) if state else None
@@ -142,7 +142,7 @@ def test_a_cut_off_answer_is_the_beginning_of_one_that_follows_the_grammar(sessi
     assert follows(Grammar.from_gbnf(tiny_model.vocabulary, 'root ::= "the " [a-z]{200}'), text)
 
 
-def test_each_answer_of_a_session_starts_its_grammar_anew(session):
+def test_each_answer_of_a_session_starts_at_the_beginning_of_its_grammar(session):
     for _ in range(2):
         assert answer(session, grammar='root ::= "of" | "in"')[0] in ("of", "in")
     assert answer(session, grammar='root ::= "was"')[0] == "was"

@@ -207,7 +207,7 @@ def test_temperature_0_equals_plain_decoding(make_session, settings, verifier):
 
 
 def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context, models):
-    """An independent reference for the comparisons above."""
+    """This is an independent reference for the comparisons above."""
     session = make_session(draft=None)
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     tokens, text, done = run(session, prompt, proposer="none", max_tokens=40)
@@ -380,7 +380,7 @@ LOOKUPS = {"suffix", "recycling"}  # the lookups of proposer auto
 
 
 class Random(Policy):
-    """Decides at random, whatever pays."""
+    """Makes random decisions, regardless of costs."""
 
     draft_max = 64
 

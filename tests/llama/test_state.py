@@ -438,7 +438,7 @@ def test_a_session_continues_after_restoring(request, make, tmp_path, draft):
     assert max(read) <= 10
 
 
-def test_a_draft_model_of_another_vocabulary_that_was_at_another_text(make, tmp_path):
+def test_a_draft_model_with_a_different_vocabulary_and_history(make, tmp_path):
     path, sessions = tmp_path / "a.state", []
     for _ in range(2):
         sessions.append(Session(*(make(name, n_ctx=512) for name in ("tiny_model", "other_draft"))))

@@ -1,4 +1,4 @@
-"""A draft's trimmed vocabulary and GGUF file, as llama.cpp reads them."""
+"""A draft model's trimmed vocabulary and GGUF file, as llama.cpp reads them."""
 
 import os
 import subprocess
@@ -92,7 +92,7 @@ def small(n_vocab, n_embd=64, n_layers=2):
 
 
 def weights_of(shape):
-    """Of a draft whose layers add nothing, so that it sees only the last token."""
+    """Weights of a draft model whose layers add nothing, so that only the last token matters."""
     weights = export._zeros(shape)
     rng = np.random.default_rng(1)
     weights["token_embd.weight"] = rng.normal(size=(shape.n_vocab, shape.n_embd)).astype(np.float32)
@@ -101,7 +101,7 @@ def weights_of(shape):
 
 
 def counts_of(path, **times):
-    """Occurrences of tokens, given by their texts in the file."""
+    """Numbers of occurrences of tokens, which are given by their texts in the file."""
     model = Model(path, weights=False)
     vocabulary = model.vocabulary
     ids = {vocabulary.text(t).decode(): t for t in range(vocabulary.n_tokens)}
@@ -197,7 +197,7 @@ def test_other_tokens_are_read_as_several_kept_ones(bpe):
 
 
 def test_tokens_get_no_space_prefix(sentencepiece):
-    """The main model prefixes every text with a space; the draft reads token by token."""
+    """The main model prefixes every text with a space; the draft model reads token by token."""
     kept = select_tokens(sentencepiece, counts_of(sentencepiece, **{"▁li": 1, "t": 1}), 300)
     read = tokenize_vocabulary(sentencepiece, kept)
     names, own = texts_of(sentencepiece, np.arange(len(read))), texts_of(sentencepiece, kept)
@@ -292,7 +292,7 @@ def test_matrices_have_the_requested_type(bpe, tmp_path, kind, embedding_kind, n
     assert {t for name, t in types.items() if "norm" in name} == {"F32"}
 
 
-def test_the_file_has_its_provenance(bpe, tmp_path):
+def test_the_file_records_its_provenance(bpe, tmp_path):
     bpe.chmod(0o640)
     provenance = {"tokens": 2**33, "acceptance": 0.625, "device": "cpu"}
     path = draft_of(
@@ -385,7 +385,7 @@ def test_an_unwritable_path_is_named(bpe, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_nothing(bpe, tmp_path):
-    """Simulated by a limit on file sizes: the F32 file has 600 kB, the draft 100 kB."""
+    """Simulated by a limit on file sizes: the F32 file has 600 kB, the final file 100 kB."""
     program = """
 import resource, sys
 from pathlib import Path

@@ -54,7 +54,7 @@ def half_generated(i, passages):
 
 
 def generator(model, folder, next_prompt=ask, **options):
-    """One thread: tiny models gain nothing from more, and lose much on a busy machine."""
+    """Uses one thread: with more, tiny models are not faster, and much slower on a busy machine."""
     return DataGenerator(model, folder, next_prompt, **{"n_ctx": 256, "threads": 1} | options)
 
 

@@ -1,4 +1,4 @@
-"""Training of a draft, from start to end, for a tiny main model that is nearly a bigram table."""
+"""Train a draft model, from start to end, for a tiny main model that is nearly a bigram table."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def recipe(main_path, tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(main_path, tmp_path_factory):
-    """Recipe, events and draft of a whole run; no pruned layer, which would be all of the main model."""
+    """Recipe, events and draft model of a whole run; no pruned candidate: it would be the main model."""
     folder = tmp_path_factory.mktemp("trained")
     recipe = Recipe(main=main_path, target=folder / "draft.gguf", minutes=0.12, size="tiny", threads=1)
     events = []
@@ -93,7 +93,7 @@ def ignore(event):
 
 
 def acceptance(recipe):
-    """Share of accepted draft tokens, one a step, at temperature 0, in answers to held-out prompts."""
+    """Acceptance rate with one draft token per step at temperature 0, in answers to held-out prompts."""
     documents = [d for d in documents_of(recipe) if d.held_out]
     settings = GenerationSettings(
         SamplingSettings(temperature=0), max_tokens=30, proposer="draft", policy="fixed", draft_max=1
@@ -166,7 +166,7 @@ def test_time_counts_once_its_data_is_saved(quick, recipe):
     with pytest.raises(SystemExit):
         run(recipe, UserTexts(), on_progress)
     assert len(seen) > 100
-    assert max(seen) < 0.1  # what a kill would leave
+    assert max(seen) < 0.1  # the time that would count after a kill
     assert journal_of(recipe)["generation_seconds"] > 2  # a stop saves everything
     assert list((recipe.folder / "data").glob("*.npz"))
 
@@ -240,7 +240,7 @@ def test_concurrent_runs_and_other_main_models_are_refused(quick, recipe, monkey
         run(recipe, UserTexts(), ignore)
 
 
-def test_main_models_and_devices_that_do_not_work_are_refused_at_once(recipe, recurrent_path):
+def test_unsupported_main_models_and_devices_are_rejected_at_once(recipe, recurrent_path):
     pipeline.check(recipe)
     with pytest.raises(ModelError, match="is a recurrent model"):
         pipeline.check(replace(recipe, main=recurrent_path))
@@ -258,7 +258,7 @@ def test_a_main_model_that_cannot_be_pruned_gets_a_new_draft(quick, tmp_path, ow
     assert journal_of(recipe)["selected"] == draft.name
 
 
-def test_a_draft_is_run_on_the_benchmark(tiny_path, tiny_draft_path, own_cache, monkeypatch):
+def test_a_draft_model_is_run_on_the_benchmark(tiny_path, tiny_draft_path, own_cache, monkeypatch):
     monkeypatch.setattr(draft_benchmark, "_MAX_TOKENS", 24)
     fixed, adaptive = draft_benchmark.run(tiny_path, tiny_draft_path, threads=1)
     assert (fixed.name, adaptive.name) == draft_benchmark.VARIANTS

@@ -8,7 +8,7 @@ from spec_local.verifiers import spectr
 
 @pytest.fixture(scope="module")
 def cached_logits():
-    """Logits of fake models by context: enumeration needs each thousands of times."""
+    """Cache the logits of fake models by context: enumeration needs each of them thousands of times."""
     known = {}
 
     def logits(model, history, find=FakeModel.logits):
@@ -26,7 +26,7 @@ def cached_logits():
 
 @pytest.fixture
 def cached_rho(monkeypatch):
-    """ρ of SpecTr by its arguments: a bisection, which enumeration needs thousands of times."""
+    """Cache SpecTr's ρ by its arguments: enumeration needs this bisection thousands of times."""
     known = {}
 
     def rho(p, q, k, find=spectr._rho):

@@ -150,7 +150,7 @@ def test_a_change_of_the_first_token_is_not_learned():
     output=st.lists(st.integers(0, 3), max_size=120),
     again=st.lists(st.integers(0, 3), max_size=30),
 )
-def test_continuations_hold_only_known_tokens(text, output, again):
+def test_continuations_contain_only_known_tokens(text, output, again):
     alignment = aligned(text)
     for i, token in enumerate(output):
         alignment.advance(token)

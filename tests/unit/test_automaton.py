@@ -23,13 +23,13 @@ def ends(text, context):
 
 
 def repeated(text, longest):
-    """The longest suffix that occurred before, up to this many tokens."""
+    """The longest suffix of at most `longest` tokens that occurred before."""
     n = max((n for n in range(1, len(text)) if len(ends(text, text[-n:])) > 1), default=0)
     return text[len(text) - min(n, longest) :]
 
 
 def followed(text, context, longest):
-    """Followers and their counts, which are those of the last `longest` tokens including the follower."""
+    """Followers and their counts; counts are for the last `longest` tokens, including the follower."""
     found = {}
     for end in ends(text, context):
         if end < len(text):
@@ -39,7 +39,7 @@ def followed(text, context, longest):
 
 
 def check(automaton, text, longest):
-    """Check the repeated suffix, its followers, and theirs."""
+    """Check the repeated suffix, its followers, and their followers."""
     context = repeated(text, longest)
     state, match = automaton.repeated()
     assert match == len(context)
@@ -72,7 +72,7 @@ def test_the_automaton_agrees_with_brute_force(text, longest, pieces):
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 50_000])
-def test_long_texts_keep_the_automaton_small_and_its_counts_right(period):
+def test_for_long_texts_the_automaton_stays_small_and_its_counts_correct(period):
     """At most two states per token."""
     text = [i % period for i in range(20_000)]
     automaton = SuffixAutomaton(8)

@@ -1,4 +1,4 @@
-"""The datastore: what it keeps, what other processes see of it, and damage to its files."""
+"""The datastore: its content, access from several processes, and damage to its files."""
 
 import os
 import resource
@@ -45,7 +45,7 @@ def kept(folder):
     return {tuple(text.tokens.tolist()) for text in datastore._texts(())}
 
 
-def test_an_empty_datastore_finds_nothing_and_makes_no_folder(folder):
+def test_an_empty_datastore_finds_nothing_and_creates_no_folder(folder):
     datastore = opened(folder)
     matches, rows = datastore.find([1, 2, 3, 4], 5)
     assert (len(matches), rows.shape) == (0, (0, 5))
@@ -286,7 +286,7 @@ def test_files_of_another_vocabulary_or_version_are_ignored(folder, tmp_path):
 
 
 def test_inconsistent_content_with_a_valid_checksum_is_rejected(folder):
-    """As another program might write it."""
+    """Another program could write such a file."""
     datastore = opened(folder)
     datastore.add([Text.of(FIRST)])
     import zlib
@@ -417,7 +417,7 @@ def test_concurrent_writers_lose_nothing(folder):
         process.communicate()
         assert process.returncode == 0
     assert kept(folder) == {written(first, i) for first in writers for i in range(60)}
-    assert (folder / "index").exists()  # so there were merges, too
+    assert (folder / "index").exists()  # there was at least one merge
 
 
 def test_killed_writers_lose_no_finished_text(folder):

@@ -62,7 +62,7 @@ class FakeDatastore:
 
 
 class LookupProposer:
-    """A proposer of all candidates of a lookup, without a policy."""
+    """A proposer that proposes all candidates of a lookup, without a policy."""
 
     needs_logits = True
 
@@ -199,7 +199,7 @@ def generate(main, prompt, proposer, how=None, rng=None, rule="block", constrain
 
 
 def check_draft_cache(proposer, history):
-    """The draft model's cache is a prefix of the history, with 0 for tokens that it does not have."""
+    """Check that the draft model's cache is a prefix of the history, with 0 for tokens that it lacks."""
     if isinstance(proposer, DraftModel):
         cached, n_vocab = list(proposer.model.cached), proposer.model.n_vocab
         assert cached == [token if token < n_vocab else 0 for token in history[: len(cached)]]
@@ -286,7 +286,7 @@ def masked(logits, tokens):
 @every_case_under(["top-k", "defaults", "penalties"])
 @EVERY_CONSTRAINT
 def test_three_constrained_tokens_have_exactly_the_main_distribution(make, rule, allowed, how):
-    """The constraint starts at the first token of the answer, and is shared by both models."""
+    """The constraint starts at the first token of the answer and applies to both models."""
     n_vocab, prompt = 3, [0, 1, 2, 0, 1]
     main = main_model(n_vocab)
 
@@ -472,7 +472,7 @@ class Failing(FakeModel):
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("fails", ["main", "draft"])
 def test_a_failing_model_leaves_only_the_history_in_the_caches(fails, late, shape, rule):
-    """In `evaluate` and in `decode_tree`; and the next answer is right."""
+    """In `evaluate` and in `decode_tree`; the next answer is correct."""
     how = SamplingSettings()
     for fails_at in range(12):
         kinds = {
@@ -629,7 +629,7 @@ def test_the_draft_model_is_called_once_per_draft_token():
 
 
 @EVERY_SHAPE
-def test_main_is_called_once_per_step_and_the_draft_model_once_per_level(shape, rule):
+def test_the_main_model_is_called_once_per_step_and_the_draft_model_once_per_level(shape, rule):
     how, main, small = SamplingSettings(temperature=0), main_model(8), main_model(8, noise=0.3)
     proposer = DraftModel(small, Sampler(how), shape(), n_vocab=8)
     _, end = generate(main, [1, 2, 3], proposer, how, rule=rule, draft_max=3, max_tokens=40)
@@ -640,7 +640,7 @@ def test_main_is_called_once_per_step_and_the_draft_model_once_per_level(shape, 
 
 @EVERY_SHAPE
 def test_a_perfect_draft_is_always_accepted(shape, rule):
-    """Above temperature 0 too, if tokens are drawn; each step gives a whole path and one more token."""
+    """Also above temperature 0, if tokens are drawn; each step generates a whole path and one more token."""
     for temperature in (0, 1) if shape is Chain else (0,):
         how = SamplingSettings(temperature=temperature)
         proposer = DraftModel(main_model(8), Sampler(how), shape(), n_vocab=8)

@@ -83,7 +83,7 @@ def test_a_block_that_deletes_the_temporary_file_leaves_the_old_one(tmp_path):
     assert path.read_bytes() == b"old"
 
 
-def test_concurrent_writers_have_files_of_their_own(tmp_path):
+def test_concurrent_writers_use_separate_files(tmp_path):
     path = tmp_path / "file"
     with replacing(path) as one, replacing(path) as two:
         assert one != two

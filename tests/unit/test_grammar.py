@@ -136,7 +136,7 @@ def test_states_are_values():
     assert not c.allowed()[first].any()
 
 
-def test_a_token_outside_of_the_vocabulary_is_an_error():
+def test_a_token_outside_the_vocabulary_is_an_error():
     state = gbnf(JSON).start()
     for token in (-1, VOCABULARY.n_tokens, 2**31 - 1):
         with pytest.raises(InvalidRequest):
@@ -173,7 +173,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize(("text", "reason"), INVALID.values(), ids=INVALID.keys())
-def test_a_grammar_that_cannot_be_used_is_one_line(text, reason, capfd):
+def test_an_unusable_grammar_is_a_one_line_error(text, reason, capfd):
     with pytest.raises(InvalidRequest, match=reason) as caught:
         gbnf(text)
     assert "\n" not in str(caught.value)
@@ -196,7 +196,7 @@ def test_a_grammar_that_cannot_be_used_is_one_line(text, reason, capfd):
     ids=["deep groups", "deep rules", "alternatives", "empty", "many", "nested", "nothing", "circle"],
 )
 def test_no_grammar_crashes_or_blocks_the_process(text):
-    """Each is used, or refused in one line, also on a thread with a small stack."""
+    """Every grammar is used or rejected with a one-line error, also on a thread with a small stack."""
     failures = []
 
     def use():

@@ -147,8 +147,8 @@ NUMBER = st.integers(-1200, 1200) | st.integers(-(2**53), 2**53) | st.decimals(-
     ),
     NUMBER,
 )
-def test_numbers_keep_to_their_bounds(kind, bounds, beside, number):
-    """Also read as floats, and in the last decimal."""
+def test_numbers_stay_within_their_bounds(kind, bounds, beside, number):
+    """Also when they are read as floats, and in the last decimal."""
     try:
         accepting = grammar({"type": kind} | bounds)
     except InvalidRequest:
@@ -227,7 +227,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("schema", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_schema_that_cannot_be_used_is_refused_in_one_line(schema, reason):
+def test_an_unusable_schema_is_rejected_with_a_one_line_error(schema, reason):
     with pytest.raises(InvalidRequest, match=re.escape(reason)) as caught:
         check_json_schema(schema)
     assert "\n" not in str(caught.value)
@@ -317,11 +317,11 @@ SUPPORTED: dict[str, Any] = {
 
 
 WEAKER = {"formats", "told apart"}
-"""Kinds whose schema allows more than pydantic does."""
+"""Types whose schema allows more than pydantic does."""
 
 
 def sample(accepting, rng):
-    """An answer of random tokens, mostly those that end strings and arrays; None: it became too long."""
+    """Generate an answer from random tokens, mostly those that end strings and arrays; None: too long."""
     state, answer = accepting.start(), bytearray()
     while len(answer) < 300:
         allowed = np.flatnonzero(state.allowed())
@@ -337,7 +337,7 @@ def sample(accepting, rng):
 
 
 @pytest.mark.parametrize(("name", "kind"), SUPPORTED.items(), ids=SUPPORTED.keys())
-def test_answers_under_a_schema_of_pydantic_are_valid(name, kind):
+def test_answers_under_a_pydantic_schema_are_valid(name, kind):
     for mode in ("validation", "serialization"):
         adapter = pydantic.TypeAdapter(kind)
         accepting = grammar(adapter.json_schema(mode=mode))

@@ -20,7 +20,7 @@ def propose(history, limit, longest, shortest):
 
 
 def brute_force(history, limit, longest, shortest):
-    """What followed the last earlier occurrence of the longest suffix that has one."""
+    """The tokens after the last earlier occurrence of the longest suffix that has one."""
     for n in range(min(longest, len(history) - 1), shortest - 1, -1):
         for start in range(len(history) - n - 1, -1, -1):
             if history[start : start + n] == history[-n:]:
@@ -57,7 +57,7 @@ def test_examples(history, proposed):
     assert propose(history, 4, 8, 3) == proposed
 
 
-def test_candidates_are_no_view_of_the_history():
+def test_candidates_are_not_a_view_of_the_history():
     history = [1, 2, 3, 4, 1, 2, 3]
     proposal = PromptLookup().find(history, Limit(2, 9, 9))
     history[3] = 99

@@ -24,7 +24,7 @@ WIDE = Limit(8, 64, 64)
 
 
 def row(n_vocab=10, **probs):
-    """Logits of these probabilities, ``t3=0.5``; all other tokens are negligible."""
+    """Logits for probabilities such as ``t3=0.5``; all other tokens are negligible."""
     logits = np.full((1, n_vocab), -50.0, np.float32)
     for name, prob in probs.items():
         logits[0, int(name[1:])] = math.log(prob)
@@ -201,7 +201,7 @@ def test_one_branch_gives_the_most_probable_chain():
 
 
 class RecyclingProposer:
-    """A proposer of all candidates of recycling."""
+    """A proposer that proposes all candidates of recycling."""
 
     needs_logits = True
 

@@ -1,4 +1,4 @@
-"""Conversion of documents to the draft's tokens and soft targets, and batching."""
+"""Conversion of documents to the draft model's tokens and soft targets, and batching."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from spec_local.training import corpus as corpora
 from spec_local.training.corpus import TokenMap, batches, build, targets
 from spec_local.training.shards import TOP_K, Document
 
-# The main model has 8 tokens. The draft has 2, 3, 5 and 7 as 0 to 3, and reads the others as these.
+# The main model has 8 tokens. The draft model has 2, 3, 5 and 7 as 0 to 3, and reads the others as these.
 SPELLINGS = [(0,), (1,), (0,), (1,), (2, 3, 2), (2,), (3, 3), (3,)]
 KEPT = np.array([2, 3, 5, 7])
 
@@ -41,7 +41,7 @@ def test_targets_follow_whole_tokens_of_the_main_model(token_map):
     assert corpus.next_tokens.tolist() == [-1, 1, -1, 3]
 
 
-def test_targets_are_renormalized_over_the_drafts_tokens(token_map):
+def test_targets_are_renormalized_over_the_draft_models_tokens(token_map):
     top = [{6: 0.5, 7: 0.25, 3: 0.125, 1: 0.1}, {1: 0.9, 4: 0.05}, {5: 0.75, 2: 0.25}]
     corpus = build([document([2, 7, 6, 5], 1, top=top)], token_map)
     assert corpus.top_ids[:, :4].tolist() == [[0, 3, 1, 0], [0, 0, 0, 0], [2, 0, 0, 0]]
@@ -57,7 +57,7 @@ def test_targets_are_renormalized_over_the_drafts_tokens(token_map):
     ids, weights = targets(corpus, batch, token_weight=0.25, prompt_weight=0.0)
     weights *= 0.25 * 2 + 0.75 * 2
     assert (ids[0, TOP_K], ids[2, TOP_K]) == (3, 2)
-    assert weights[:, TOP_K] == pytest.approx([0.25, 0, 0.25])  # the draft lacks 6, the sampled token
+    assert weights[:, TOP_K] == pytest.approx([0.25, 0, 0.25])  # the draft model lacks 6, the sampled token
 
 
 def test_prompt_tokens_are_targets_of_lower_weight(token_map):

@@ -25,7 +25,7 @@ HYPERPARAMETERS = Hyperparameters(
 
 
 def documents(n, seed):
-    """Of a chain in which the next token depends on the last two."""
+    """Documents from a chain in which the next token depends on the last two."""
     p = np.random.default_rng(0).dirichlet(np.full(N_MAIN, 0.05), (N_MAIN, 2))
     p = 0.98 * p + 0.02 / N_MAIN
     rng = np.random.default_rng(seed)
@@ -161,7 +161,7 @@ def test_training_ends_early_without_improvement(corpora):
 
 
 def test_the_best_weights_are_kept(corpora, whole):
-    """The learning rate is destructive, so that the initial weights are the best."""
+    """The learning rate is so high that the initial weights remain the best."""
     corpus, held_out = corpora
     good = whole.weights
     outcome = train(

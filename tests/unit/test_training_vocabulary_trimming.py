@@ -1,4 +1,4 @@
-"""The merges that make a token."""
+"""The merges that produce a token."""
 
 import math
 

@@ -284,7 +284,7 @@ def test_a_draft_token_with_q_0_is_an_error(rule):
 
 
 def mislabelled(drawing):
-    """A tree that was drawn differently than it claims."""
+    """A tree that was not drawn in the way it states."""
 
     def grow(language, declared, shape, rng):
         tree = draw(language, drawing, shape, rng)
@@ -296,7 +296,7 @@ def mislabelled(drawing):
 @pytest.mark.parametrize("rule", DRAWN_RULES)
 @pytest.mark.parametrize("drawing", DRAWINGS[1:])
 def test_the_enumeration_detects_a_wrong_drawing(rule, drawing):
-    """The enumeration can fail, and the check of the drawing is needed."""
+    """This shows that the enumeration can fail, and that the check of the drawing is needed."""
     language, declared = Language(0, "dense", 4, 1), VERIFIERS[rule].drawing
     if drawing == "with replacement" and declared != drawing:
         with pytest.raises(ValueError, match="probability 0"):  # a token drawn twice
@@ -373,7 +373,7 @@ def one_by_one(seed, n):
 
 
 @pytest.mark.parametrize("rule", ["specinfer", "sequoia", "traversal", "spectr"])
-def test_a_tree_may_grow_by_anything_already_drawn(rule):
+def test_a_tree_may_depend_on_earlier_draws(rule):
     """Except under SpecTr, which needs the number of children in advance."""
     worst = 0.0
     for seed, (v, depth, kind) in enumerate(itertools.product((2, 3), (2, 3), ("dense", "zeros", "equal"))):
