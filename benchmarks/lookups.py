@@ -71,7 +71,7 @@ def main() -> None:
         rows.append([name, f"{feeding:.1f}", f"{chain:.0f}", f"{tree:.0f}", f"{prompt_lookup:.0f}"])
     note("")
     print(f"{options.n} tokens, microseconds, {machine()}\n")
-    table(["history", "feed, a token", "query: chain of 63", "tree of 32", "prompt lookup"], rows)
+    table(["history", "update, per token", "query: chain of 63", "tree of 32", "prompt lookup"], rows)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def timed_decode() -> Iterator[list[float]]:
 
 
 def profile(session: Session, prompt: list[int], settings: GenerationSettings) -> dict[str, float]:
-    """Seconds by part of a step; with an underscore: wall time, time in llama_decode, steps and tokens."""
+    """Seconds by part of a step; keys with an underscore: wall time, time in llama_decode, steps, tokens."""
     with timed_decode() as inside:
         started = 0.0
         for event in session.generate(prompt, settings):
@@ -125,10 +125,10 @@ def report(session: Session, options: Any, temperature: float, top_p: float) -> 
     parts["(of the models: outside llama_decode)"] = models - total["_decode"]
     print(
         f"temperature {temperature:g}, top-p {top_p:g}: {len(runs)} runs, {steps:.0f} steps, "
-        f"{total['_tokens'] / steps:.2f} tokens and {wall / steps * 1e3:.1f} ms a step\n"
+        f"{total['_tokens'] / steps:.2f} tokens and {wall / steps * 1e3:.1f} ms per step\n"
     )
     rows = [[name, f"{s / steps * 1e3:.3f}", f"{s / wall:.2%}"] for name, s in parts.items()]
-    table(["part", "ms a step", "share"], rows)
+    table(["part", "ms per step", "share"], rows)
     shares = sorted(1 - sum(run.get(name, 0.0) for name in MODELS) / run["_wall"] for run in runs)
     print(
         f"outside the models' calls: {1 - models / wall:.2%} (runs {shares[0]:.2%} to {shares[-1]:.2%}), "

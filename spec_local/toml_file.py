@@ -15,7 +15,7 @@ _Schema = TypeVar("_Schema", bound=BaseModel)
 _KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
 _ASSIGNMENT = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
 _TABLE = re.compile(rf"\s*\[\[?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]")
-_PLACE = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", re.DOTALL)
+_LOCATION = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", re.DOTALL)
 
 
 class ConfigFile:
@@ -56,8 +56,8 @@ class ConfigFile:
             return tomllib.loads(self._text)
         except tomllib.TOMLDecodeError as error:
             what, line = str(error), None
-            if place := _PLACE.fullmatch(what):
-                what, line = place[1], int(place[2] or len(self._text.splitlines()) or 1)
+            if found := _LOCATION.fullmatch(what):
+                what, line = found[1], int(found[2] or len(self._text.splitlines()) or 1)
             raise self._error(line, what) from None
         except RecursionError:
             raise self._error(None, "is nested too deeply") from None

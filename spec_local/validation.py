@@ -2,7 +2,7 @@
 
 from pydantic import ValidationError
 
-_LONGEST = 200
+_MAX_LENGTH = 200
 
 
 def first_error(error: ValidationError) -> tuple[tuple[str, ...], str]:
@@ -17,11 +17,11 @@ def first_error(error: ValidationError) -> tuple[tuple[str, ...], str]:
             what = str(first["ctx"]["error"])
         case _:
             what = first["msg"][:1].lower() + first["msg"][1:]
-    place = tuple(str(part) for part in first["loc"] if part != "[key]")
-    return place, " ".join(what.split())[:_LONGEST]
+    location = tuple(str(part) for part in first["loc"] if part != "[key]")
+    return location, " ".join(what.split())[:_MAX_LENGTH]
 
 
 def describe(error: ValidationError) -> str:
     """The first error, as ``location: message``."""
-    place, what = first_error(error)
-    return f"{'.'.join(place)}: {what}" if place else what
+    location, what = first_error(error)
+    return f"{'.'.join(location)}: {what}" if location else what

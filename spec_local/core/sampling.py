@@ -185,13 +185,13 @@ class Sampler:
         """
         settings = self.settings
         logits = self._adjusted(logits, history)
-        most = 1 if settings.temperature == 0 else settings.top_k
-        ids, logits = self._possible(logits, history, most or len(logits))
+        n_needed = 1 if settings.temperature == 0 else settings.top_k
+        ids, logits = self._possible(logits, history, n_needed or len(logits))
         best = int(logits.argmax())  # the index of a NaN, if there is any
         top = float(logits[best])
         if not math.isfinite(top):
             raise BackendError(_NOT_NUMBERS)
-        if most == 1:
+        if n_needed == 1:
             return Distribution.certain(best if ids is None else int(ids[best]))
         if 0 < settings.top_k < len(logits):
             keep = _largest(logits, settings.top_k)

@@ -140,8 +140,8 @@ def _tree(matches: Sequence[int], rows: NDArray[np.int32], limit: Limit, source:
         inner.add(parent)
         # Add a whole segment: as long as all positions continue with the same tokens …
         ahead = rows[positions, depth:]
-        alike = (ahead == ahead[0]).all(axis=0) & (ahead[0] >= 0)
-        n = int(alike.argmin()) or len(alike)
+        same = (ahead == ahead[0]).all(axis=0) & (ahead[0] >= 0)
+        n = int(same.argmin()) or len(same)
         segment = weight / (weight + unseen[depth : depth + n])
         segment[0] = confidence
         if queue:  # … and until another path is more probable

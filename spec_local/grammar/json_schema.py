@@ -149,7 +149,9 @@ class _Strict:
 
     def _objects(self, strict: dict[str, Any], where: str, *, closed: bool) -> None:
         if "propertyNames" in strict:
-            _support(strict.keys() & _NAMED, {"$defs", "definitions"}, f'{where}, beside "propertyNames",')
+            _support(
+                strict.keys() & _NAMED, {"$defs", "definitions"}, f'{where}, in addition to "propertyNames",'
+            )
             pattern = self._pattern(strict.pop("propertyNames"), f"propertyNames of {where}")
             strict["patternProperties"] = {pattern: strict.get("additionalProperties", True)}
             strict["additionalProperties"] = False

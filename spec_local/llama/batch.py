@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Batch:
-    """A llama_batch that is reused for all calls: numpy arrays, which llama.cpp reads in place.
+    """A llama_batch that is reused for all calls: NumPy arrays, which llama.cpp reads in place.
 
     Args:
         lib: the low-level API.

@@ -30,7 +30,7 @@ def release_mapped_file(path: Path) -> None:
     """Drop the pages of a memory-mapped file from this process; they are mapped again on access.
 
     llama.cpp maps a model file and reads all of it while loading. Weights that it repacks for the processor,
-    and most token embeddings, are not read again and would take memory twice. On other systems than Linux,
+    and most token embeddings, are not read again and would take memory twice. On systems other than Linux,
     and on failure, this does nothing.
     """
     if sys.platform != "linux":

@@ -44,12 +44,12 @@ class Vocabulary:
     def is_end(self) -> Callable[[int], bool]:
         """Whether a token ends the answer (end of sequence, of turn, of message)."""
         # Without `self`: a reference cycle would keep the weights until the garbage collector runs.
-        ask, handle, weights = self._lib.llama_vocab_is_eog, self._pointer, self._weights
+        is_eog, handle, weights = self._lib.llama_vocab_is_eog, self._pointer, self._weights
 
         @functools.cache
         def is_end(token: int) -> bool:
             weights.check_open()
-            return bool(ask(handle, token))
+            return bool(is_eog(handle, token))
 
         return is_end
 

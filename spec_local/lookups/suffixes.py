@@ -62,15 +62,15 @@ class SuffixLookup:
         """A chain of the most frequent follower at each step."""
         tokens: list[int] = []
         confidence: list[float] = []
-        most, seen = min(limit.depth, limit.nodes), 0
-        while len(tokens) < most and seen != 1:
+        n_max, seen = min(limit.depth, limit.nodes), 0
+        while len(tokens) < n_max and seen != 1:
             seen, followers = self._automaton.followers(state, 1)
             if not followers:  # end of the text
                 break
             token, n, state = followers[0]
             tokens.append(token)
             confidence.append(match_confidence(match + len(confidence), seen, n / seen))
-        tokens += self._automaton.first_continuation(state, most - len(tokens)) if seen == 1 else ()
+        tokens += self._automaton.first_continuation(state, n_max - len(tokens)) if seen == 1 else ()
         reach = min(match + len(confidence), _LONGEST)
         confidence += ONCE[reach : reach + len(tokens) - len(confidence)]
         return Candidates(tokens, range(ROOT, len(tokens) - 1), confidence, self.name)

@@ -84,8 +84,8 @@ def write_draft(
 def tokenize_vocabulary(main_path: Path, kept: NDArray[np.uint32]) -> list[tuple[int, ...]]:
     """Return the draft model's tokens, one or more, for each token of the main model.
 
-    They are exactly those of decoding, where a text without the draft's BOS gets one if the main model's
-    vocabulary asks for it: see `VocabularyMap.to_draft`.
+    They are exactly those used in decoding, where the draft model's BOS is added to a text without it if the
+    main model's vocabulary requires that: see `VocabularyMap.to_draft`.
 
     Raises:
         ModelFileError, ModelError: the main model cannot be read, or its tokenizer cannot be trimmed.

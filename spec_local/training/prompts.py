@@ -60,11 +60,11 @@ def synthetic_prompt(seed: int, i: int, passages: Sequence[str] = ()) -> Prompt:
             texts.
     """
     grammar = _grammar()
-    block, place = divmod(i, len(grammar.templates))
+    block, position = divmod(i, len(grammar.templates))
     categories = list(grammar.templates)
     random.Random(f"{seed} {block}").shuffle(categories)
-    category = categories[place]
-    rng = random.Random(f"{seed} {block} {place}")
+    category = categories[position]
+    rng = random.Random(f"{seed} {block} {position}")
 
     held_out = rng.random() < 1 / HOLD_OUT_EVERY
     templates = grammar.templates[category]
