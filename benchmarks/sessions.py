@@ -36,11 +36,11 @@ BUSY = Pair("x86 F16, memory busy", costs(79.9, _F16), costs(17.6, _SMALL))
 # traces.
 LIGHT = costs(8.9, _LIGHT)
 LIGHTER = (
-    Pair("x86 F16, copy of the draft", PAIRS[0].main, LIGHT),
-    Pair("both", BUSY.main, LIGHT),
-    Pair("x86 BF16, copy of the draft", costs(64.3, _BF16), LIGHT),
-    Pair("x86 Q8_0, copy of the draft", PAIRS[1].main, LIGHT),
-    Pair("x86 Q4_K_M, copy of the draft", PAIRS[2].main, LIGHT),
+    Pair("x86 F16, Q4_0 draft model", PAIRS[0].main, LIGHT),
+    Pair("x86 F16, both", BUSY.main, LIGHT),
+    Pair("x86 BF16, Q4_0 draft model", costs(64.3, _BF16), LIGHT),
+    Pair("x86 Q8_0, Q4_0 draft model", PAIRS[1].main, LIGHT),
+    Pair("x86 Q4_K_M, Q4_0 draft model", PAIRS[2].main, LIGHT),
 )
 
 

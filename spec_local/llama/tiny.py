@@ -123,7 +123,7 @@ def write_tiny_model(
             or "gate_inp" in name
             or name.endswith(("bias", "ssm_a", "ssm_d"))
         )
-        if plain or shape[-1] % 32:  # llama.cpp requires F32, or the width is not a multiple of a block
+        if plain or shape[-1] % 32:  # llama.cpp requires F32, or the width does not fit the blocks
             writer.add_tensor(name, weights)
         else:
             writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)

@@ -157,7 +157,7 @@ def test_a_draft_model_that_becomes_good_is_used_again(sim, traces):
     pair = next(p for p in sim.PAIRS if p.name == METAL)
     group = sim.Group("good at last", traces.drafted([0.02] * 256 + [0.9] * 256))
     last = [role for role, _, position in sim.adaptive_calls(pair, group) if position > group.n_tokens - 128]
-    assert 128 / last.count("main") > 2  # tokens a step
+    assert 128 / last.count("main") > 2  # tokens per step
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_disturbed_calls_do_not_end_drafting(sim, traces):
         machine = sim.Machine(pair, group, seed)
         sim.run(group, machine, sim.adaptive(machine), sim.MAX_DRAFT)
         last = [role for role, _, position in machine.calls if position > group.n_tokens - 1024]
-        assert 1024 / last.count("main") > 2.5  # tokens a step
+        assert 1024 / last.count("main") > 2.5  # tokens per step
 
 
 @pytest.mark.parametrize("group", ["code editing", "acceptance 0.8"])
