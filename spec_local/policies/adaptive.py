@@ -83,7 +83,7 @@ class Adaptive(Policy):
         self._source: Source = "none"
         self._asked = clock()  # when the call at hand began
         self._spent = 0.0  # seconds on drafting
-        self._n_calls = self._n_ahead = 0  # calls of the draft model; tokens staged for the next one
+        self._n_calls = self._n_staged_now = 0  # calls of the draft model; tokens staged for the next one
         self._confidence: list[float] = []
         self._values = [1.0]  # probability that draft tokens 1 … i are all accepted
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
@@ -142,11 +142,11 @@ class Adaptive(Policy):
     def should_draft(self, output: DraftOutput) -> bool:
         assert self._draft
         if output.n_read:
-            costs = self._staging if self._staging and self._n_ahead else self._draft
+            costs = self._staging if self._staging and self._n_staged_now else self._draft
             if output.n_read <= _MAX_OBSERVED:
                 costs.observe(output.n_read, self._clock() - self._asked)
             self._spent += costs.seconds(output.n_read)
-            self._n_ahead = 0
+            self._n_staged_now = 0
         self._n_calls += 1
         self._confidence.append(output.confidence)
         value = self._values[-1] * self._acceptance.draft.rate(output.confidence)
@@ -225,8 +225,8 @@ class Adaptive(Policy):
         # Each staged token that the draft model drafts, too, saves one of its calls.
         saved = np.concatenate(([0.0], accepted.cumsum())) * self._draft.seconds(1)
         costs = np.array([self._staging.seconds(n_unread + n) for n in range(len(accepted) + 1)])
-        self._n_ahead = int((saved - costs).argmax())
-        return self._n_ahead
+        self._n_staged_now = int((saved - costs).argmax())
+        return self._n_staged_now
 
     def observe_staged(self, confidence: Sequence[float], n_accepted: int) -> None:
         for i, x in enumerate(confidence):
@@ -235,7 +235,7 @@ class Adaptive(Policy):
     def _begin(self, offer: Offer) -> None:
         self._offer = offer
         self._source = "none"
-        self._n_calls, self._n_ahead, self._spent = 0, 0, 0.0
+        self._n_calls, self._n_staged_now, self._spent = 0, 0, 0.0
         self._confidence, self._values = [], [1.0]
         self._n_steps += 1
 
