@@ -338,7 +338,7 @@ def least(pair: Pair, trace: Trace) -> float:
 
 
 QUICK_PAIRS = {"x86 F16 + 0.5B", "x86 Q4_K_M + 0.5B", "Metal 13B, draft 0.08"}
-QUICK_GROUPS = {"code editing", "chat", "summarising", "acceptance 0.8", "acceptance 0.97", "long copies"}
+QUICK_GROUPS = {"code editing", "chat", "summarising", "acceptance 0.8", "acceptance 0.97", "long quotes"}
 QUICK_GROUPS |= {"always wrong", "collapse", "main 3 × slower", "lookup trap"}
 
 

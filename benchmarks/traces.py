@@ -169,18 +169,18 @@ def groups(path: Path = TRACES) -> list[Group]:
     found.append(Group("all categories in turn", mixed, "real"))
     found += [Group(f"acceptance {a}", drafted([a] * n, seed=10)) for a in (0.3, 0.5, 0.7, 0.8, 0.9, 0.97)]
     found += [
-        Group("long copies", quotations()),
+        Group("long quotes", quotations()),
         Group("code and prose in turn", drafted(stretches, seed=11)),
     ]
     return found + [
         replace(group, kind="adversarial")
         for group in (
-            Group("draft dearer than main", good, draft=1.2),
+            Group("slow draft model", good, draft=1.2),
             Group("always wrong", drafted([0.0] * n, [0.4] * n)),
-            Group("always wrong, and sure", drafted([0.0] * n, [0.97] * n)),
-            Group("half right, and sure", drafted([0.5] * n, [0.97] * n)),
+            Group("always wrong, confident", drafted([0.0] * n, [0.97] * n)),
+            Group("half right, confident", drafted([0.5] * n, [0.97] * n)),
             Group("collapse", drafted([0.9] * half + [0.05] * half, [0.9] * n)),
-            Group("good at last", drafted([0.05] * n + [0.9] * n)),
+            Group("good in the end", drafted([0.05] * n + [0.9] * n)),
             Group("main 3 × slower", good, slower=(3.0, 1.0)),
             Group("both 3 × slower", good, slower=(3.0, 3.0)),
             Group("noisy neighbour, 0.8", good, noisy=True),

@@ -82,7 +82,7 @@ def test_a_recent_rate_remembers_so_many_observations():
     assert rate.mean == pytest.approx(4.0 / (5.0 + 32.0))
 
 
-def test_doubt_grows_back_while_nothing_is_observed():
+def test_evidence_decays_while_nothing_is_observed():
     """So a draft model that disappointed is tried again: after 128 plain steps evidence counts 1/e."""
     rate = RecentRate(4.0, 1.0, memory=32.0)
     for _ in range(1_000):
@@ -103,7 +103,7 @@ def test_priors_of_a_session():
     assert model.lookups["any"].rates(confidence) == pytest.approx(confidence, abs=0.06)
 
 
-def test_draft_tokens_teach_up_to_the_first_rejection():
+def test_draft_tokens_after_a_rejection_are_not_observed():
     model = AcceptanceModel()
     model.observe_draft([1, 2, 3], [1, 9, 3], [0.99, 0.7, 0.1])
     fresh = AcceptanceModel()
@@ -114,7 +114,7 @@ def test_draft_tokens_teach_up_to_the_first_rejection():
     assert model.recent.mean == pytest.approx((4.0 + 31 / 32) / (5.0 + 63 / 32))
 
 
-def test_recycled_tokens_teach_one_outcome_for_each_node_reached():
+def test_recycling_observes_one_outcome_for_each_node_reached():
     """The likeliest child of each accepted node, over about a thousand tokens."""
     model = AcceptanceModel()
     tree = Candidates([1, 2, 3, 4], [ROOT, ROOT, 0, 0], [0.5, 0.3, 0.5, 0.2], "recycling")

@@ -45,7 +45,7 @@ def make(main=FLAT, draft=FREE, experience=None, **options):
 
 
 def step(policy, clock, offer, n_drafted, n_accepted, seconds=1.0):
-    """One step with so many tokens from the draft model; returns what was chosen."""
+    """Run one step with n_drafted tokens from the draft model; return the chosen source."""
     source = policy.choose(offer)
     n = 0
     if source == "draft":
@@ -164,7 +164,7 @@ def test_a_tree_must_be_three_percent_faster_than_a_chain(monkeypatch, speed, so
     assert policy.choose(Offer(Limit(16, 16, 16), n_unread=1)) == source
 
 
-def test_a_first_token_that_cannot_repay_any_length_is_not_looked_at():
+def test_candidates_whose_first_token_cannot_repay_any_length_are_skipped():
     policy, _ = make({1: 1.0, 2: 2.0, 64: 64.0}, None)
     for confidence, pays in ((0.995, False), (0.5, False)):
         assert policy.could_pay(Candidates([5], [-1], [confidence], "suffix")) == pays
@@ -173,8 +173,8 @@ def test_a_first_token_that_cannot_repay_any_length_is_not_looked_at():
         assert policy.could_pay(Candidates([5], [-1], [confidence], "suffix")) == pays
 
 
-def test_what_is_drafted_can_be_verified_within_the_budget():
-    """Money spent on draft calls is not available for verification: a chain ends while one can pay for it."""
+def test_drafting_leaves_budget_for_verification():
+    """Time spent on draft calls is not left for verification: the chain ends while both fit the budget."""
     policy, clock = make({1: 1.0, 64: 1.3}, {1: 0.3, 64: 3.0})
     policy.choose(Offer(LIMIT, n_unread=1))
     n = 0

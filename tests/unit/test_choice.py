@@ -31,7 +31,7 @@ def test_of_equals_the_smallest_size_is_taken():
     assert best_size(np.array([1.0, 1.0]), np.array([1.0, 2.0, 3.0])).n == 0
 
 
-def test_a_step_in_the_costs_is_looked_beyond():
+def test_sizes_beyond_a_step_in_the_costs_are_considered():
     """One token does not pay, three do."""
     assert best_size(np.array([0.9, 0.8, 0.7]), np.array([1.0, 2.0, 2.0, 2.0])).n == 3
 

@@ -102,7 +102,7 @@ LAPTOP, F16_B, Q8_B = "laptop 7B, draft 0.15", "x86-b F16, draft 0.22", "x86-b Q
         (METAL, "code editing"),
         (METAL, "acceptance 0.8"),
         (METAL, "code and prose in turn"),
-        (METAL, "long copies"),
+        (METAL, "long quotes"),
         (LAPTOP, "summarising"),
         (LAPTOP, "acceptance 0.9"),
         (LAPTOP, "main 3 × slower"),
@@ -124,10 +124,10 @@ def test_the_policy_is_about_as_fast_as_the_best_fixed_choice_in_hindsight(simul
 @pytest.mark.parametrize(
     ("pair", "group"),
     [
-        (F16, "always wrong, and sure"),
+        (F16, "always wrong, confident"),
         (METAL, "always wrong"),
         (LAPTOP, "always wrong"),
-        (LAPTOP, "draft dearer than main"),
+        (LAPTOP, "slow draft model"),
         (F16, "collapse"),
         (F16, "both 3 × slower"),
         (LAPTOP, "lookup trap"),
@@ -155,7 +155,7 @@ def test_trials_of_a_draft_model_that_is_always_wrong_cost_little(sim, traces, p
 def test_a_draft_model_that_becomes_good_is_used_again(sim, traces):
     """Where trials are cheap; elsewhere the draft model may have too many tokens to read first."""
     pair = next(p for p in sim.PAIRS if p.name == METAL)
-    group = sim.Group("good at last", traces.drafted([0.02] * 256 + [0.9] * 256))
+    group = sim.Group("good in the end", traces.drafted([0.02] * 256 + [0.9] * 256))
     last = [role for role, _, position in sim.adaptive_calls(pair, group) if position > group.n_tokens - 128]
     assert 128 / last.count("main") > 2  # tokens per step
 
