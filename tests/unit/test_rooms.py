@@ -155,6 +155,17 @@ def test_kernels_import_base_modules_only():
     assert [str(i) for i in found if part_of(i.imported) not in {*BASE, "kernels"}] == []
 
 
+@pytest.mark.parametrize("part", ["llama", "kernels"])
+def test_llama_cpp_is_wrapped_without_knowing_what_drafts(part):
+    parts = {"lookups", "verifiers", "policies", "proposers", "engine"}
+    assert [str(i) for i in imports(f"spec_local/{part}") if part_of(i.imported) in parts] == []
+
+
+def test_the_engine_knows_no_files_and_no_llama_cpp():
+    parts = {"llama", "models", "files", "policies"}
+    assert [str(i) for i in imports("spec_local/engine") if part_of(i.imported) in parts] == []
+
+
 @pytest.mark.parametrize("part", ["engine", "policies"])
 def test_engine_and_policies_see_no_text(part):
     assert [str(i) for i in imports(f"spec_local/{part}") if i.imported == "spec_local.core.text"] == []
