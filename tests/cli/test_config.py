@@ -78,6 +78,7 @@ def test_show_prints_the_source_of_each_value(configured):
 
 def test_every_option_of_every_command_can_be_set_in_the_environment(inside, monkeypatch):
     """By the name of its flag; the value of a repeatable option is one element, or a JSON array."""
+    monkeypatch.delenv("SPECDEC_KERNELS", raising=False)  # kernels.use sets it for child processes
     root = typer.main.get_command(app)
     names = {key for _, command in settings.runnable(root) for key in settings.keys(command)}
     assert {"main", "draft", "top-k", "stop", "json", "verbose", "type", "threads", "no-color"} <= names
