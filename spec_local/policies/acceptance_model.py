@@ -14,7 +14,8 @@ from spec_local.lookups.base import Candidates
 
 Floats = NDArray[np.float64]
 
-_KEEP_PER_STEP = 1.0 - 1.0 / 128.0
+_MEMORY = 128.0
+"""Plain steps after which what drafts did before them counts 1/e: about the length of an answer."""
 
 
 class Calibration:
@@ -78,7 +79,7 @@ class RecentRate:
 
     Args:
         accepted, rejected: pseudo-counts of the prior.
-        memory: observations, or plain steps without one, after which evidence counts 1/e.
+        memory: observations after which evidence counts 1/e.
     """
 
     def __init__(self, accepted: float, rejected: float, memory: float) -> None:
@@ -93,7 +94,7 @@ class RecentRate:
 
     def forget(self, steps: int = 1) -> None:
         """Let evidence decay for plain steps that brought none."""
-        keep = _KEEP_PER_STEP**steps
+        keep = (1.0 - 1.0 / _MEMORY) ** steps
         self._accepted *= keep
         self._rejected *= keep
 
@@ -106,17 +107,13 @@ class RecentRate:
     @property
     def upper(self) -> float:
         """Upper confidence bound: one standard deviation above the mean; below 1."""
-        return _upper(*self._counts)
+        a, b = self._counts
+        n, mean = a + b, a / (a + b)
+        return min(0.99, mean + math.sqrt(mean * (1.0 - mean) / (n + 1.0)))
 
     @property
     def _counts(self) -> tuple[float, float]:
         return self._prior[0] + self._accepted, self._prior[1] + self._rejected
-
-
-def _upper(accepted: float, rejected: float) -> float:
-    n = accepted + rejected
-    mean = accepted / n
-    return min(0.99, mean + math.sqrt(mean * (1.0 - mean) / (n + 1.0)))
 
 
 def _draft() -> Calibration:

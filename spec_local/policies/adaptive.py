@@ -75,22 +75,24 @@ class Adaptive(Policy):
         self._plain = main.seconds(1)
         self._n_steps = 0
         self._n_plain = self._n_speculative = 0  # steps in a row, up to now
-        self._otherwise = (
-            1.0 / self._plain
-        )  # tokens per second that this step could expect without the draft model
         # Of the step at hand:
-        self._offer = Offer.none()
-        self._source: Source = "none"
         self._asked = clock()  # when the call at hand began
-        self._spent = 0.0  # seconds on drafting
-        self._n_calls = self._n_staged_now = 0  # calls of the draft model; tokens staged for the next one
-        self._confidence: list[float] = []
-        self._values = [1.0]  # probability that draft tokens 1 … i are all accepted
+        self._otherwise = 1.0 / self._plain  # tokens per second expected without the draft model
+        self._begin(Offer.none())
+        # Of steps up to now:
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
         usual = self._draft_step(_USUAL_ACCEPTANCE) if self._draft else Step(1.0, self._plain)
         known.start(1.0 - 1.0 / (usual.rate * self._plain))
         self._refresh()
+
+    def _begin(self, offer: Offer) -> None:
+        self._offer = offer
+        self._source: Source = "none"
+        self._spent = 0.0  # seconds on drafting
+        self._n_calls = self._n_staged_now = 0  # calls of the draft model; tokens staged for the next one
+        self._confidence: list[float] = []
+        self._values = [1.0]  # probability that draft tokens 1 … i are all accepted
 
     @classmethod
     def create(cls, options: PolicyOptions) -> Self:
@@ -117,16 +119,15 @@ class Adaptive(Policy):
 
     def choose(self, offer: Offer) -> Source:
         self._begin(offer)
+        self._n_steps += 1
         if self._n_speculative >= _PLAIN_AFTER or self._main.is_in_doubt:
             return "none"  # the cost of a plain step must stay known
         best = Step(1.0, self._plain)
-        paying = [found for found in offer.candidates if self.could_pay(found)]
-        if paying or self._asks_draft(best.rate):
-            for judged in self._judge(paying):
-                best = self._take(judged, best)
-            self._otherwise = best.rate
-            if self._asks_draft(best.rate):
-                self._source = "tree" if self.tree_nodes else "draft"
+        for judged in self._judge([found for found in offer.candidates if self.could_pay(found)]):
+            best = self._take(judged, best)
+        self._otherwise = best.rate
+        if self._asks_draft(best.rate):
+            self._source = "tree" if self.tree_nodes else "draft"
         if self._source != "none":
             self._asked = self._clock()
         return self._source
@@ -231,13 +232,6 @@ class Adaptive(Policy):
     def observe_staged(self, confidence: Sequence[float], n_accepted: int) -> None:
         for i, x in enumerate(confidence):
             self._acceptance.staged.observe(x, i < n_accepted)
-
-    def _begin(self, offer: Offer) -> None:
-        self._offer = offer
-        self._source = "none"
-        self._n_calls, self._n_staged_now, self._spent = 0, 0, 0.0
-        self._confidence, self._values = [], [1.0]
-        self._n_steps += 1
 
     def _observe_costs(self, n: int, took: float) -> None:
         self._timed = self._n_steps

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from spec_local.core.proposal import Limit, Proposal
@@ -87,7 +87,7 @@ class PolicyOptions:
     p_min: float = 0.75
     costs: Callable[[], Costs] = _unknown_costs
     staging: Callable[[], CostModel | None] = lambda: None
-    experience: "Experience | None" = field(default=None)
+    experience: "Experience | None" = None
     tree_nodes: int = 0
     max_tokens: int | None = None
     clock: Callable[[], float] = time.perf_counter

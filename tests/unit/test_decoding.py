@@ -283,6 +283,7 @@ def masked(logits, tokens):
     return np.where(np.isin(np.arange(len(logits)), list(tokens)), logits, np.float32(-np.inf))
 
 
+@pytest.mark.slow
 @every_case_under(["top-k", "defaults", "penalties"])
 @EVERY_CONSTRAINT
 def test_three_constrained_tokens_have_exactly_the_main_distribution(make, rule, allowed, how):

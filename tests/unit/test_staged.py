@@ -145,6 +145,7 @@ def test_three_tokens_have_exactly_the_main_distribution(cached_logits, selectio
     assert_main_distribution(enumerate_outcomes(answer), main, sampler, prompt)
 
 
+@pytest.mark.slow
 @EVERY_SELECTION
 @EVERY_LOOKUP
 @EVERY_SETTING
