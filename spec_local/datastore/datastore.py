@@ -2,11 +2,12 @@
 
 A datastore is a folder with two files. ``index`` contains texts and their sorted positions; it is only
 replaced as a whole. ``journal`` contains newer texts, one record each; records are appended, and merged into
-a new index when there are many. Each text has a label, and a newer text replaces the one with the same label:
-merging a journal twice, as after a kill between the two writes, changes nothing. Writers hold a lock.
-Readers do not: they rely on checksums, and may miss a text that is just being written.
+a new index when there are many, or when one is damaged. Each text has a label, and a newer text replaces the
+one with the same label: merging a journal twice, as after a kill between the two writes, changes nothing.
+Writers hold a lock. Readers do not: they rely on checksums, and may miss a text that is just being written.
 
-A problem with these files never makes an answer fail: it is logged once, and a damaged file is rewritten.
+A problem with these files never makes an answer fail: it is logged once. A damaged file is rewritten with what
+could be read of it, and no file is written while one cannot be read.
 """
 
 import contextlib
@@ -80,8 +81,8 @@ class Datastore:
         self._versions: dict[str, tuple[int, ...] | None] = {"index": None, "journal": None}
         self._index, self._labels = ContextIndex(), list[int]()
         self._journal_index, self._journal = ContextIndex(), list[Text]()
-        self._valid_size = 0  # bytes of the journal up to the end of the last complete record
-        self._index_damaged = False
+        self._valid_size = 0  # bytes of the journal up to the end of the last intact record
+        self._damaged: set[str] = set()  # names of files
         self.refresh()
 
     def find(self, history: Sequence[int], length: int) -> tuple[Sequence[int], Tokens]:
@@ -102,21 +103,14 @@ class Datastore:
 
     def refresh(self) -> None:
         """Read what any process has written since; almost free if there is nothing new."""
-        for name, read in (("index", self._read_index), ("journal", self._read_journal)):
-            path = self.folder / name
+        for name in self._versions:
             try:
-                version = _version(path)
-                if version == self._versions[name]:
-                    continue
-                self._versions[name] = version
-                self._index_damaged = self._index_damaged and name != "index"
-                read(path.read_bytes() if version else b"")
+                self._read(name)
             except OSError as error:
-                read(b"")
+                self._versions[name] = None
+                self._decode(name, b"")
+                path = self.folder / name
                 self._log_once(f"{path} cannot be read ({error.strerror}) and is ignored")
-            except ValueError as error:
-                self._index_damaged = self._index_damaged or name == "index"
-                self._log_once(f"{path} {error}: its texts are lost, and it will be rewritten")
 
     def add_answer(self, answer: Sequence[int], before: Sequence[int] = ()) -> None:
         """Add an answer and the tokens before it, unless already present; problems are only logged."""
@@ -128,7 +122,7 @@ class Datastore:
                 if text.label not in self._labels and all(text.label != each.label for each in self._journal):
                     self._append(text)
                 n_tokens = sum(len(each.tokens) for each in self._journal)
-                if self._index_damaged or n_tokens > _MAX_JOURNAL_TOKENS:
+                if self._damaged or n_tokens > _MAX_JOURNAL_TOKENS:
                     self._merge(())
         except OSError as error:
             self.read_only = True  # otherwise every answer would wait for the lock and fail
@@ -195,9 +189,7 @@ class Datastore:
 
     def _append(self, text: Text) -> None:
         """Append a text to the journal."""
-        record = file_format.encode_record(text)
-        if not self._valid_size:
-            record = file_format.journal_header(self._key) + record
+        record = file_format.encode_record(self._key, text)
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         file = os.open(self.folder / "journal", flags, 0o600)
         try:
@@ -209,27 +201,50 @@ class Datastore:
             os.close(file)
         self.refresh()
 
-    def _read_index(self, content: bytes) -> None:
-        self._index, self._labels = ContextIndex(), []
-        if content:
-            self._index, self._labels = file_format.decode_index(self._key, content)
+    def _read(self, name: str) -> None:
+        """Read a file if it has changed.
 
-    def _read_journal(self, content: bytes) -> None:
+        Raises:
+            OSError: it cannot be read.
+        """
+        path = self.folder / name
+        version = _version(path)
+        if version == self._versions[name]:
+            return
+        content = path.read_bytes() if version else b""
+        self._versions[name] = version
+        self._damaged.discard(name)
+        try:
+            self._decode(name, content)
+        except ValueError as error:
+            self._damaged.add(name)
+            self._log_once(f"{path} {error}: its damaged texts are lost, and it will be rewritten")
+
+    def _decode(self, name: str, content: bytes) -> None:
+        if name == "index":
+            self._index, self._labels = ContextIndex(), []
+            if content:
+                self._index, self._labels = file_format.decode_index(self._key, content)
+            return
         self._valid_size, self._journal = 0, []
         try:
-            if content:
-                for text, end in file_format.decode_journal(self._key, content):
-                    self._journal.append(text)
-                    self._valid_size = end
+            for text, end in file_format.decode_journal(self._key, content):
+                self._journal.append(text)
+                self._valid_size = end
         finally:
             self._journal_index = ContextIndex.build(joined(self._journal))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the writers' lock, and read what other processes have written."""
+        """Hold the writers' lock, and read what other processes have written.
+
+        Raises:
+            OSError: a file cannot be read: a writer would replace it by what it knows.
+        """
         _make(self.folder)
         with FileLock(self.folder / "lock", timeout=_LOCK_TIMEOUT, mode=0o600):
-            self.refresh()
+            for name in self._versions:
+                self._read(name)
             yield
 
     def _log_once(self, line: str) -> None:

@@ -1,7 +1,8 @@
 """Binary format of the datastore's files: an index of many texts, and a journal of the latest ones.
 
-Both start with a magic string and a key for the vocabulary; CRC-32 checksums protect the rest. Numbers are
-little-endian.
+The index starts with a magic string and a key for the vocabulary, and a CRC-32 checksum protects the rest.
+The journal has no header: each record starts with a marker, so that a damaged record does not hide those after
+it, and has a checksum that covers the key, too. Numbers are little-endian.
 """
 
 import hashlib
@@ -17,8 +18,8 @@ from spec_local.datastore.context_index import SEPARATOR, ContextIndex
 
 _MAGIC = b"specdec texts 1\n"
 _INDEX = struct.Struct("<16s16sIIII")  # magic, key, words, positions, texts, checksum of the rest
-_JOURNAL = struct.Struct("<16s16s")  # magic, key
-_RECORD = struct.Struct("<IIQ")  # tokens, checksum of label and tokens, label
+_RECORD = struct.Struct("<8sIIQ")  # marker, tokens, checksum of key, label and tokens, label
+_MARKER = b"specdec1"  # not in any tokens: the last byte of a token is 0, because vocabularies are smaller
 _LABEL, _TOKEN = np.dtype("<u8"), np.dtype("<i4")
 
 Tokens = NDArray[np.int32]
@@ -77,35 +78,35 @@ def decode_index(key: bytes, content: bytes) -> tuple[ContextIndex, list[int]]:
     return ContextIndex(body[:split], body[split:end]), np.frombuffer(body[end:], _LABEL).tolist()
 
 
-def journal_header(key: bytes) -> bytes:
-    """The first bytes of a journal."""
-    return _JOURNAL.pack(_MAGIC, key)
-
-
-def encode_record(text: Text) -> bytes:
-    """The record of a text in a journal."""
+def encode_record(key: bytes, text: Text) -> bytes:
+    """The record of a text in a journal. key: as in `encode_index`."""
     body = text.label.to_bytes(_LABEL.itemsize, "little") + text.tokens.astype(_TOKEN).tobytes()
-    return _RECORD.pack(len(text.tokens), zlib.crc32(body), text.label) + body[_LABEL.itemsize :]
+    head = _RECORD.pack(_MARKER, len(text.tokens), zlib.crc32(key + body), text.label)
+    return head + body[_LABEL.itemsize :]
 
 
 def decode_journal(key: bytes, content: bytes) -> Iterator[tuple[Text, int]]:
     """The texts of a journal, each with the offset of its end; an incomplete record at the end is ignored.
 
     Raises:
-        ValueError: the file is damaged or not a journal; the texts returned before that are intact.
+        ValueError: something in the file is not an intact record; all intact ones have been returned before.
     """
-    header = journal_header(key)
-    if content[: len(header)] != header:
-        if header.startswith(content):
-            return  # the writer was killed while it wrote the header
-        raise ValueError("belongs to another version or vocabulary")
-    at = len(header)
-    while at + _RECORD.size <= len(content):
-        n_tokens, checksum, label = _RECORD.unpack_from(content, at)
-        start, end = at + _RECORD.size, at + _RECORD.size + n_tokens * _TOKEN.itemsize
-        if end > len(content):
-            return
-        if zlib.crc32(content[at + _RECORD.size - _LABEL.itemsize : end]) != checksum:
-            raise ValueError("is damaged")
-        yield Text(label, np.frombuffer(content, _TOKEN, n_tokens, start)), end
-        at = end
+    at, n_found, damaged = 0, 0, False
+    while at < len(content):
+        marker, end = content[at : at + len(_MARKER)], len(content) + 1
+        if marker == _MARKER and at + _RECORD.size <= len(content):
+            _, n_tokens, checksum, label = _RECORD.unpack_from(content, at)
+            start = at + _RECORD.size
+            end = start + n_tokens * _TOKEN.itemsize
+            if end <= len(content) and zlib.crc32(key + content[start - _LABEL.itemsize : end]) == checksum:
+                yield Text(label, np.frombuffer(content, _TOKEN, n_tokens, start)), end
+                at, n_found = end, n_found + 1
+                continue
+        following = content.find(_MARKER, at + 1)
+        incomplete = following < 0 and _MARKER.startswith(marker) and end > len(content)
+        damaged = damaged or not incomplete
+        at = following if following >= 0 else len(content)
+    if damaged:
+        raise ValueError(
+            "is damaged" if n_found else "is damaged or belongs to another version or vocabulary"
+        )

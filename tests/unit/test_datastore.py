@@ -1,5 +1,6 @@
 """The datastore: its content, access from several processes, and damage to its files."""
 
+import errno
 import os
 import resource
 import signal
@@ -7,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -237,6 +239,105 @@ def test_a_changed_byte_loses_only_its_own_file(folder, name):
         (folder / name).write_bytes(content)
         left = {tuple(text.tokens.tolist()) for text in opened(folder)._texts(())}
         assert left == {tuple(other)}, at
+
+
+RECORDS = [list(range(n, n + 4 + n % 3)) for n in range(100, 900, 160)]
+NEW = list(range(300, 350))
+
+
+@pytest.fixture
+def journal(folder):
+    """The content of a journal with `RECORDS`, and the offset where each of them ends."""
+    datastore, ends = opened(folder), []
+    for record in RECORDS:
+        datastore.add_answer(record)
+        ends.append((folder / "journal").stat().st_size)
+    return (folder / "journal").read_bytes(), ends
+
+
+def check_damaged_journal(folder, content, expected, note, n_lines=1):
+    """The expected texts can be read, and are still there after an answer is added and merged."""
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "journal").write_bytes(content)
+    log = []
+    datastore = opened(folder, log)
+    assert [text.tokens.tolist() for text in datastore._texts(())] == expected, note
+    assert len(log) == n_lines, (note, log)
+    datastore.add_answer(NEW)
+    assert [text.tokens.tolist() for text in datastore._texts(())] == [*expected, NEW], note
+    assert kept(folder) == {tuple(text) for text in (*expected, NEW)}, note
+    assert len(log) == n_lines
+
+
+@pytest.mark.parametrize(
+    "change", [lambda byte: byte ^ 1, lambda byte: byte ^ 0x80, lambda byte: 0xFF - byte]
+)
+def test_a_damaged_byte_of_the_journal_loses_only_its_record(folder, journal, change):
+    content, ends = journal
+    for at in range(len(content)):
+        damaged = bytearray(content)
+        damaged[at] = change(damaged[at])
+        lost = next(i for i, end in enumerate(ends) if at < end)
+        last_may_be_incomplete = lost == len(RECORDS) - 1 and at < ends[-1] - 4 * len(RECORDS[-1])
+        expected = RECORDS[:lost] + RECORDS[lost + 1 :]
+        n_lines = 0 if last_may_be_incomplete and is_longer(damaged, content, ends) else 1
+        check_damaged_journal(folder, damaged, expected, at, n_lines)
+
+
+def is_longer(damaged, content, ends):
+    """Whether the damage makes the last record longer, so that it looks incomplete."""
+    length = slice(ends[-2] + 8, ends[-2] + 12)
+    return int.from_bytes(damaged[length], "little") > int.from_bytes(content[length], "little")
+
+
+def test_a_journal_truncated_anywhere_loses_only_its_end(folder, journal):
+    content, ends = journal
+    for n in range(len(content)):
+        check_damaged_journal(folder, content[:n], RECORDS[: sum(end <= n for end in ends)], n, 0)
+
+
+@pytest.mark.parametrize("n", [1, 7, 24, 100])
+def test_bytes_removed_from_or_added_to_the_journal(folder, journal, n):
+    """As after a power loss, when a file system has lost or zeroed blocks."""
+    content, ends = journal
+    for at in range(0, len(content), 5):
+        before = RECORDS[: sum(end <= at for end in ends)]
+        for damaged, after in (
+            (content[:at] + content[at + n :], at + n),
+            (content[:at] + b"U" * n + content[at:], at),
+        ):
+            starts = [0, *ends[:-1]]
+            after = [record for record, start in zip(RECORDS, starts, strict=True) if start >= after]
+            for path in folder.iterdir():
+                path.unlink()
+            (folder / "journal").write_bytes(damaged)
+            opened(folder).add_answer(NEW)
+            assert kept(folder) == {tuple(text) for text in (*before, *after, NEW)}, at
+
+
+@pytest.mark.parametrize("name", ["index", "journal"])
+def test_a_file_that_cannot_be_read_is_not_overwritten(folder, name, monkeypatch):
+    opened(folder).add([Text.of(FIRST)])
+    opened(folder).add_answer(SECOND)
+    before, read_bytes, log = (folder / name).read_bytes(), Path.read_bytes, []
+
+    def fail(path):
+        if path.name == name:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_bytes(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        datastore = opened(folder, log)
+        datastore.add_answer(NEW)
+        with pytest.raises(SpecLocalError, match=r"cannot write .*Input/output error"):
+            datastore.add([Text.of(NEW)])
+    assert (folder / name).read_bytes() == before
+    assert len(log) == 2  # it cannot be read, and answers are not added
+    datastore.refresh()
+    assert finds(datastore, FIRST)
+    assert finds(datastore, SECOND)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
