@@ -6,8 +6,8 @@ a new index when there are many, or when one is damaged. Each text has a label, 
 one with the same label: merging a journal twice, as after a kill between the two writes, changes nothing.
 Writers hold a lock. Readers do not: they rely on checksums, and may miss a text that is just being written.
 
-A problem with these files never makes an answer fail: it is logged once. A damaged file is rewritten with what
-could be read of it, and no file is written while one cannot be read.
+A problem with these files never makes an answer fail: it is logged once. A damaged file is rewritten with
+what could be read of it, and no file is written while one cannot be read.
 """
 
 import contextlib

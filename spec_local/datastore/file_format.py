@@ -1,8 +1,8 @@
 """Binary format of the datastore's files: an index of many texts, and a journal of the latest ones.
 
 The index starts with a magic string and a key for the vocabulary, and a CRC-32 checksum protects the rest.
-The journal has no header: each record starts with a marker, so that a damaged record does not hide those after
-it, and has a checksum that covers the key, too. Numbers are little-endian.
+The journal has no header: each record starts with a marker, so that a damaged record does not hide those
+after it, and has a checksum that covers the key, too. Numbers are little-endian.
 """
 
 import hashlib
