@@ -1,6 +1,10 @@
 """Sampling: from logits to the distribution that a token is drawn from.
 
-The order is that of llama.cpp: penalties and logit bias, constraint, top-k, top-p, min-p, temperature.
+The order is that of llama.cpp: logit bias, penalties, top-k, top-p, min-p, temperature. A constraint comes
+between penalties and top-k, so that a token that it allows is always left. This differs from llama.cpp,
+which first samples without the grammar and, if the grammar forbids that token, samples again with the
+grammar applied first. Without top-k, top-p and min-p, both give the same distribution.
+
 The same settings apply to the main model and the draft model; they give p and q.
 
 Distributions are sparse: after top-k or top-p, a few dozen of 150,000 tokens are left, and one at
@@ -45,7 +49,7 @@ class SamplingSettings:
         frequency_penalty: subtract this from a logit for each recent occurrence (0: off).
         presence_penalty: subtract this once from the logit of a token that occurred recently (0: off).
         penalty_window: number of last tokens, including the prompt, that count as recent.
-        logit_bias: added to the logits of these tokens; ``-inf`` forbids a token.
+        logit_bias: added to the logits of these tokens, before penalties; ``-inf`` forbids a token.
 
     Raises:
         InvalidRequest: a value is out of range.
@@ -199,8 +203,8 @@ class Sampler:
         if settings.top_p < 1:
             keep = _nucleus(np.exp(logits - np.float32(top)), settings.top_p)
             logits, ids = logits[keep], keep if ids is None else ids[keep]
-        if settings.min_p > 0:
-            keep = (logits >= top + math.log(settings.min_p)).nonzero()[0]
+        if (min_p := np.float32(settings.min_p)) > 0:
+            keep = (logits >= np.float32(top) + np.float32(math.log(min_p))).nonzero()[0]
             logits, ids = logits[keep], keep if ids is None else ids[keep]
         return Distribution(ids, _softmax(logits, top, settings.temperature))
 
@@ -256,16 +260,19 @@ class Sampler:
         if not settings.has_memory and not len(self._bias_ids):
             return logits
         logits = logits.copy()
+        known = self._bias_ids < len(logits)
+        logits[self._bias_ids[known]] += self._bias[known]
         if settings.has_memory and history:
             # A draft model with a slightly smaller vocabulary has no logit for some tokens.
             counts = Counter(t for t in history[-settings.penalty_window :] if t < len(logits))
             ids = np.fromiter(counts.keys(), np.intp)
             count = np.fromiter(counts.values(), np.float32)
             values = logits[ids]
-            values = np.where(values > 0, values / settings.repeat_penalty, values * settings.repeat_penalty)
-            logits[ids] = values - count * settings.frequency_penalty - settings.presence_penalty
-        known = self._bias_ids < len(logits)
-        logits[self._bias_ids[known]] += self._bias[known]
+            with np.errstate(over="ignore"):  # a large negative bias becomes -inf
+                values = np.where(
+                    values > 0, values / settings.repeat_penalty, values * settings.repeat_penalty
+                )
+            logits[ids] = values - (count * settings.frequency_penalty + settings.presence_penalty)
         return logits
 
 

@@ -33,14 +33,12 @@ def softmax(logits):
 
 
 def reference(logits, history, s):
-    """Probability by token, in llama.cpp's order: penalties and bias, top-k, top-p, min-p, temperature."""
-    left = {t: float(x) for t, x in enumerate(logits)}
+    """Probability by token, in llama.cpp's order: bias, penalties, top-k, top-p, min-p, temperature."""
+    left = {t: float(x) + s.logit_bias.get(t, 0.0) for t, x in enumerate(logits)}
     recent = history[max(0, len(history) - s.penalty_window) :] if s.penalty_window else []
     for t in set(recent):
         left[t] = left[t] / s.repeat_penalty if left[t] > 0 else left[t] * s.repeat_penalty
         left[t] -= recent.count(t) * s.frequency_penalty + s.presence_penalty
-    for t, bias in s.logit_bias.items():
-        left[t] += bias
     by_rank = sorted(left, key=lambda t: (-left[t], t))
     if s.temperature == 0:
         return {by_rank[0]: 1.0}
