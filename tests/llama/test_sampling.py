@@ -1,4 +1,4 @@
-"""The sampling settings give the same distribution as llama.cpp's samplers, in the order of its command line."""
+"""Sampling settings give the same distribution as llama.cpp's samplers, in the order of its commands."""
 
 import contextlib
 import ctypes
@@ -22,7 +22,9 @@ def sampler_chain(n_vocab, s, history):
     biases = [lib.llama_logit_bias(token, bias) for token, bias in s.logit_bias.items()]
     chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
     for sampler in (
-        lib.llama_sampler_init_logit_bias(n_vocab, len(biases), (lib.llama_logit_bias * len(biases))(*biases)),
+        lib.llama_sampler_init_logit_bias(
+            n_vocab, len(biases), (lib.llama_logit_bias * len(biases))(*biases)
+        ),
         lib.llama_sampler_init_penalties(
             n_vocab, s.penalty_window, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
         ),
