@@ -72,6 +72,11 @@ class Done:
     statistics: Statistics
     stopping_word: str = ""
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether something other than the model ended the answer."""
+        return self.reason != "stop" or bool(self.stopping_word)
+
 
 _Answer = Generator[Prefilled | Text | Done, None, None]
 

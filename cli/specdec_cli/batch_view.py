@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from typer import Exit
+
 from spec_local.errors import SpecLocalError
-from specdec_cli import progress, render
+from specdec_cli import exits, progress, render
 from specdec_cli.options import STANDARD, ModelOptions
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ def answer_all(
 
     Raises:
         SpecLocalError: a line or a file is invalid, or, at the end, prompts have failed.
+        Exit: answers under a grammar, of this run or an earlier one, were cut short.
     """
     from spec_local import batch
 
@@ -40,8 +43,15 @@ def answer_all(
         figures = verbose or (sys.stderr is not None and sys.stderr.isatty())
         if not left and figures:
             render.note(f"all {len(entries)} prompts are already answered in {answers.name}")
+        n_cut = len(answers.cut_short)
         if left:
-            _answer(models, files, left, len(entries), answers, figures)
+            n_cut += _answer(models, files, left, len(entries), answers, figures)
+        if n_cut and settings.constrained:
+            render.note(
+                f"{n_cut} of {len(entries)} answers were cut short: they may be only the beginning of what "
+                f'the grammar allows (see "stop_type" in {answers.name})'
+            )
+            raise Exit(exits.CUT_SHORT)
 
 
 def _answer(
@@ -51,10 +61,11 @@ def _answer(
     n_entries: int,
     answers: "Answers",
     figures: bool,
-) -> None:
+) -> int:
+    """Answer the prompts that are left, and return how many of the answers were cut short."""
     from spec_local import batch
 
-    n_answers = n_failed = n_tokens = 0
+    n_answers = n_failed = n_cut = n_tokens = 0
     with models.open(render.note, files) as session, render.interruptible() as cancelled:
         started = time.perf_counter()
         lines = not answers.durable and sys.stdout.isatty()
@@ -64,6 +75,7 @@ def _answer(
                 n_failed += bool(outcome.error)
                 if outcome.statistics:
                     n_answers += 1
+                    n_cut += outcome.cut_short
                     n_tokens += outcome.statistics.predicted_n
         seconds = time.perf_counter() - started
         if figures and n_answers:
@@ -79,6 +91,7 @@ def _answer(
         raise SpecLocalError(
             f'{n_failed} of {n_entries} prompts failed: see "error" in {answers.name}{again}'
         )
+    return n_cut
 
 
 def _lines(prompts: Path) -> tuple[list[bytes], str]:

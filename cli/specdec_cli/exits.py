@@ -11,7 +11,7 @@ import typer
 from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import render
 
-OK, FAILURE, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILURE, USAGE, CUT_SHORT, INTERRUPTED = 0, 1, 2, 3, 130
 _BY_SIGNAL = 128  # plus its number: 129 for SIGHUP, 143 for SIGTERM
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
@@ -115,7 +115,8 @@ def generate(
       specdec generate --input prompts.jsonl --output answers.jsonl --seed 1
 
     In a shell loop that reads lines, add < /dev/null; otherwise the command reads
-    the loop's input.
+    the loop's input. The exit code is 3 if an answer under a grammar or schema was
+    cut short, for example by --max-tokens.
     """
     with exits.guarded():
         # Before any model is loaded, so that an invalid value is reported at once.
@@ -171,6 +172,8 @@ def generate(
                 render.note(cut)
             if done.reason == "cancelled":
                 raise KeyboardInterrupt
+            if cut:
+                raise Exit(exits.CUT_SHORT)
 
 
 def _as_text(

@@ -98,10 +98,10 @@ def statistics_line(s: "Statistics") -> str:
 
 
 def cut_note(done: "Done", settings: "GenerationSettings") -> str | None:
-    """Return a note if an answer under a grammar was cut off; None otherwise."""
-    if not settings.constrained or (done.reason == "stop" and not done.stopping_word):
+    """Return a note if an answer under a grammar was cut short; None otherwise."""
+    if not settings.constrained or not done.cut_short:
         return None
-    return "the answer was cut off before its grammar was complete: it is only the beginning of a valid one"
+    return "the answer was cut short: it may be only the beginning of what the grammar allows"
 
 
 def profile_lines(s: "Statistics") -> list[str]:

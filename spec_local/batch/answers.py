@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -42,12 +42,14 @@ class Answers:
     Create it with `open_answers` for a file, or directly for a stream that is only written, such as standard
     output.
 
-    keys: of the prompts that have been answered, by index. durable: whether to flush each line to disk.
+    keys: of the prompts that have been answered, by index. cut_short: the indices of those whose answer was
+    not ended by the model. durable: whether to flush each line to disk.
     """
 
     stream: BinaryIO
     name: str = "standard output"
     keys: Mapping[int, str] = field(default_factory=dict)
+    cut_short: Collection[int] = ()
     durable: bool = False
 
     def unanswered(self, prompts: Sequence[_Prompt]) -> list[_Prompt]:
@@ -105,7 +107,7 @@ def open_answers(path: Path) -> Iterator[Answers]:
     if not path.parent.is_dir():  # FileLock would create it
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
     with _locked(path, name):
-        keys, clean = _read_keys(path, name)
+        keys, cut_short, clean = _read_keys(path, name)
         if not clean:
             with replacing(path) as temporary:
                 shutil.copymode(path, temporary)
@@ -113,7 +115,7 @@ def open_answers(path: Path) -> Iterator[Answers]:
                     new.writelines(line.rstrip(b"\n") + b"\n" for line in old if _parse(line))
         # Unbuffered: closing the file must not retry a write that failed.
         with path.open("ab", buffering=0) as stream:
-            yield Answers(stream, name, keys, durable=True)
+            yield Answers(stream, name, keys, cut_short, durable=True)
 
 
 @contextlib.contextmanager
@@ -134,12 +136,16 @@ def _locked(path: Path, name: str) -> Iterator[None]:
         lock.release()
 
 
-def _read_keys(path: Path, name: str) -> tuple[dict[int, str], bool]:
-    """Read the keys of the answers by index; also return whether all lines are complete answers."""
+def _read_keys(path: Path, name: str) -> tuple[dict[int, str], set[int], bool]:
+    """Read the keys of the answers by index, and the indices of those that were cut short.
+
+    Also returns whether all lines are complete answers.
+    """
     keys: dict[int, str] = {}
+    cut_short: set[int] = set()
     clean = True
     if not path.exists():
-        return keys, clean
+        return keys, cut_short, clean
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -149,14 +155,17 @@ def _read_keys(path: Path, name: str) -> tuple[dict[int, str], bool]:
                     f"{name}, line {number} is not an answer of a batch: give another --output"
                 ) from None
             if answer:
-                index, key = answer
+                index, key, is_cut = answer
                 keys[index] = key
+                (cut_short.add if is_cut else cut_short.discard)(index)
             clean = clean and answer is not None and line.endswith(b"\n")
-    return keys, clean
+    return keys, cut_short, clean
 
 
-def _parse(line: bytes) -> tuple[int, str] | None:
-    """Return the index and key of an answer; None for a failed prompt and for a partial line.
+def _parse(line: bytes) -> tuple[int, str, bool] | None:
+    """Return the index and key of an answer, and whether it was cut short.
+
+    None for a failed prompt and for a partial line.
 
     Raises:
         ValueError: the line was not written by a batch.
@@ -170,4 +179,4 @@ def _parse(line: bytes) -> tuple[int, str] | None:
         if not line.endswith(b"\n") and line[: len(_LINE_START)] == _LINE_START[: len(line)]:
             return None
         raise ValueError from None
-    return (index, key) if "content" in record else None
+    return (index, key, record.get("stop_type") in ("limit", "word")) if "content" in record else None

@@ -70,10 +70,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a prompt: the statistics of its answer, or an error."""
+    """The result of a prompt: the statistics of its answer, or an error.
+
+    cut_short: whether something other than the model ended the answer.
+    """
 
     entry: Entry
     statistics: Statistics | None = None
+    cut_short: bool = False
     error: str = ""
 
 
@@ -180,7 +184,7 @@ def run(
             head["seed"] = entry.settings.seed
         steps = [event for event in events if isinstance(event, Text)]
         answers.append(head | answer_json.whole(session, steps, done))
-        yield Outcome(entry, done.statistics)
+        yield Outcome(entry, done.statistics, done.cut_short)
 
 
 def _own_settings(line: _Line, settings: GenerationSettings, index: int) -> GenerationSettings:

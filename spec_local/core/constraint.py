@@ -4,12 +4,15 @@ The main model and the draft model are restricted in the same way, before top-k 
 p and q therefore remain functions of logits and path, and every verifier and proposer stays lossless.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from spec_local.errors import InvalidRequest
 
 
 class State(Protocol):
@@ -59,3 +62,11 @@ class Constraint:
     def after(self, history: Sequence[int]) -> State | None:
         """The state after a history that begins with the committed one; None: any token may follow."""
         return self._node.follow(history[self._length :]).state
+
+    def is_complete(self, is_end: Callable[[int], bool]) -> bool:
+        """Whether only an end token may follow the committed history; False if that is too slow to compute."""
+        with suppress(InvalidRequest):
+            state = self._node.state
+            following = state.allowed().nonzero()[0].tolist() if state else []
+            return bool(following) and all(map(is_end, following))
+        return False

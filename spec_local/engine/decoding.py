@@ -104,6 +104,8 @@ def _events(
                 if is_end(step.tokens[-1]):
                     reason = "stop"
                 yield step
+        if reason in ("length", "context") and row.is_complete(is_end):
+            reason = "stop"
         yield Finished(reason, statistics)
     finally:
         row.roll_back()
@@ -136,6 +138,11 @@ class _Row:
         self._dead_ends: set[int] = set()  # nodes of the proposal after which no token is allowed
         if sampler.constraint:
             sampler.constraint.commit(history)
+
+    def is_complete(self, is_end: Callable[[int], bool]) -> bool:
+        """Whether the constraint allows only an end token after the history."""
+        constraint = self._sampler.constraint
+        return constraint is not None and constraint.is_complete(is_end)
 
     def read_prompt(self) -> Iterator[None]:
         """Evaluate the prompt in both caches, yielding between calls of a model."""

@@ -118,7 +118,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. reason: ``stop`` (end token), ``length``, ``context`` (full) or ``cancelled``."""
+    """The last event. reason: ``stop`` (end token), ``length``, ``context`` (full) or ``cancelled``.
+
+    If the constraint allows only an end token at the end of the budget or the context, the reason is ``stop``.
+    """
 
     reason: FinishReason
     statistics: Statistics

@@ -55,16 +55,73 @@ def test_each_turn_of_a_chat_follows_a_grammar(inside, main, tmp_path):
     assert set(answers) <= {"yes", "no"}
 
 
-@pytest.mark.parametrize("command", ["generate", "chat"])
-@pytest.mark.parametrize(
-    ("options", "cut"), [(["-n", 3], True), (["-n", 300], False), (["--stop", "a"], True)]
-)
-def test_a_cut_off_answer_is_reported(inside, main, tmp_path, command, options, cut):
-    (tmp_path / "g.gbnf").write_text('root ::= "aaaa bbbb aaaa bbbb cccc dddd"')
-    arguments = [command, "--main", main, *SMALL, "--grammar-file", tmp_path / "g.gbnf", *options]
-    done = inside(*arguments, stdin=b"hello\n")
-    assert done.returncode == 0
-    assert (b"cut off before its grammar was complete" in done.stderr) == cut
+TEXT = "aaaa bbbb aaaa bbbb cccc dddd"
+
+
+@pytest.fixture
+def one_text(main, tmp_path):
+    """The options for a grammar that allows one text."""
+    (tmp_path / "g.gbnf").write_text(f'root ::= "{TEXT}"')
+    return ["--main", main, *SMALL, "--raw", "--grammar-file", tmp_path / "g.gbnf"]
+
+
+CUT_SHORT = {
+    "by max-tokens": (["-n", 3], True),
+    "by a stop text": (["--stop", "b"], True),
+    "by the context": (["--ctx", 20], True),
+    "not": (["-n", 300], False),
+}
+
+
+@pytest.mark.parametrize(("options", "cut"), CUT_SHORT.values(), ids=CUT_SHORT.keys())
+def test_the_exit_code_shows_whether_an_answer_was_cut_short(inside, one_text, options, cut):
+    done = inside("generate", *one_text, *options, "hello")
+    answer = done.stdout.decode()
+    assert TEXT.startswith(answer)
+    assert (answer != TEXT) == cut
+    assert done.returncode == (3 if cut else 0)
+    assert done.stderr.count(b"was cut short") == cut
+    done = inside("generate", *one_text, *options, "--json", "hello")
+    assert done.returncode == (3 if cut else 0)
+    assert (json.loads(done.stdout)["stop_type"] == "eos") == (not cut)
+
+
+def test_an_answer_that_can_only_end_is_not_cut_short(inside, one_text):
+    n_tokens = len(json.loads(inside("generate", *one_text, "--seed", 1, "--json", "x").stdout)["tokens"])
+    done = inside("generate", *one_text, "--seed", 1, "-n", n_tokens, "x")
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, TEXT, b"")
+    assert inside("generate", *one_text, "--seed", 1, "-n", n_tokens - 1, "x").returncode == 3
+
+
+def test_a_chat_reports_an_answer_that_was_cut_short(inside, one_text):
+    done = inside("chat", *(o for o in one_text if o != "--raw"), "-n", 3, stdin=b"hello\n")
+    assert done.returncode == 0  # the conversation can continue
+    assert b"was cut short" in done.stderr
+
+
+def test_the_exit_code_shows_whether_answers_of_a_batch_were_cut_short(inside, one_text, tmp_path):
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    lines = [{"prompt": "a"}, {"prompt": "b", "max_tokens": 2}, {"prompt": "c", "max_tokens": 2}]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    batch = ["generate", *one_text, "--seed", 1, "--input", prompts]
+    for _ in range(2):  # the second run finds all answers
+        done = inside(*batch, "--output", output)
+        assert done.returncode == 3
+        assert b"2 of 3 answers were cut short" in done.stderr
+    stops = [json.loads(line)["stop_type"] for line in output.read_bytes().splitlines()]
+    assert stops == ["eos", "limit", "limit"]
+    assert inside(*batch).returncode == 3  # on standard output
+    with prompts.open("a") as file:
+        file.write(json.dumps({"prompt": "too long " * 600}) + "\n")
+    assert "1 of 4 prompts failed" in inside.one_line(inside(*batch, "--output", output), 1)
+    prompts.write_text(json.dumps(lines[0]) + "\n")
+    assert inside(*batch).returncode == 0
+
+
+def test_a_batch_without_a_grammar_may_reach_its_limit(inside, main, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    done = inside("generate", "--main", main, *SMALL, "-n", 2, "--input", tmp_path / "prompts.jsonl")
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 INVALID = {

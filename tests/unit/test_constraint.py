@@ -125,6 +125,25 @@ def test_the_constraint_applies_to_the_answer_only():
     assert limited.after([5, 5, 5, 0, 7, 1]) is None
 
 
+@pytest.mark.parametrize(("n", "reason"), [(1, "length"), (2, "stop"), (3, "stop"), (0, "length")])
+def test_an_answer_after_which_only_an_end_token_may_follow_has_ended(n, reason):
+    """Whether or not there is still room for the end token."""
+    rule = [(5, 6), (6, 7), (0, 3)]  # 0 and 3 are end tokens
+    limited = Constraint(FakeState(9, lambda answer: rule[len(answer)]))
+    events = decode(
+        FakeModel(9),
+        [1, 2],
+        sampler=Sampler(SamplingSettings(), limited),
+        rng=SeededRng(0),
+        proposer=None,
+        verifier=VERIFIERS["exact-match"],
+        draft_max=0,
+        max_tokens=n,
+        is_end=lambda token: token in (0, 3),
+    )
+    assert list(events)[-1].reason == reason
+
+
 def test_states_are_computed_once_and_dropped_with_rejected_tokens():
     made = []
 
