@@ -64,7 +64,7 @@ class Constraint:
         return self._node.follow(history[self._length :]).state
 
     def is_complete(self, is_end: Callable[[int], bool]) -> bool:
-        """Whether only an end token may follow the committed history; False if that is too slow to compute."""
+        """Whether only an end token may follow the committed history; False if computing it is too slow."""
         with suppress(InvalidRequest):
             state = self._node.state
             following = state.allowed().nonzero()[0].tolist() if state else []

@@ -120,7 +120,7 @@ class Step:
 class Finished:
     """The last event. reason: ``stop`` (end token), ``length``, ``context`` (full) or ``cancelled``.
 
-    If the constraint allows only an end token at the end of the budget or the context, the reason is ``stop``.
+    It is also ``stop`` if the budget or the context ends where the constraint allows only an end token.
     """
 
     reason: FinishReason
