@@ -24,6 +24,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A temporary file next to `path` that replaces it if the block succeeds, and is deleted otherwise.
 
     durable: flush it to disk first, so that the old or the new content also survives a power loss.
+
+    Raises:
+        OSError: it cannot be written; names a file, `path` if the system does not say which.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix, suffix = f".{path.name}.", ".part"
@@ -39,6 +42,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
             if durable:
                 os.fsync(descriptor)  # takes 0.5 ms for a small file, 40 ms for 100 MB
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
