@@ -8,6 +8,8 @@ from typing import TypeVar
 from spec_local.errors import BackendError
 
 _Result = TypeVar("_Result")
+_stack_size = threading.Lock()
+"""Held while the stack size of new threads, a setting of the whole process, is changed."""
 
 
 def call_with_stack(size: int, function: Callable[[], _Result]) -> _Result:
@@ -26,15 +28,16 @@ def call_with_stack(size: int, function: Callable[[], _Result]) -> _Result:
         except BaseException as error:
             result.set_exception(error)
 
-    previous = threading.stack_size(size)
-    try:
-        worker = threading.Thread(target=work)
-        worker.start()
-    except RuntimeError:
-        raise BackendError(
-            f"there is not enough memory for a stack of {size >> 20} MiB: give a shorter text"
-        ) from None
-    finally:
-        threading.stack_size(previous)
+    worker = threading.Thread(target=work)
+    with _stack_size:
+        previous = threading.stack_size(size)
+        try:
+            worker.start()
+        except RuntimeError:
+            raise BackendError(
+                f"there is not enough memory for a stack of {size >> 20} MiB: give a shorter text"
+            ) from None
+        finally:
+            threading.stack_size(previous)
     worker.join()
     return result.result()

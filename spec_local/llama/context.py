@@ -11,7 +11,6 @@ Positions are not passed in: they follow from the tree.
 
 import contextlib
 import ctypes
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
+from spec_local.llama.native_object import NativeObject, Pointer
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes per value
@@ -43,6 +43,8 @@ class _Node:
 
 class Context:
     """The KV cache of one token sequence and a tree of draft tokens after it: a `LanguageModel`.
+
+    Only one thread may use it at a time, which `spec_local.session.Session` ensures.
 
     Args:
         model: kept open as long as the context.
@@ -121,22 +123,37 @@ class Context:
         params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{cache_type.upper()}")
         runtime.clear_log()
         with runtime.deferred_signals():
-            self.handle = lib.llama_init_from_model(model.handle, params)
-        if not self.handle:
+            handle: int = lib.llama_init_from_model(model.handle, params)
+        if not handle:
             raise BackendError(
                 f"llama.cpp could not create a context of {n_ctx} tokens "
                 f"({runtime.failure_reason()}): give a smaller --ctx or another --cache-type"
             )
-        self._owner = _Owner()
-        # The finalizer holds a reference to the model, which must outlive the context.
-        self.close = weakref.finalize(self._owner, free_context, lib, self.handle, model)
-        self._memory = lib.llama_get_memory(self.handle)
+        self._native = NativeObject(lib.llama_free, handle, "context", model.handle)
+        self._memory_address: int = lib.llama_get_memory(self.handle)
         self._cached: list[int] = []
         self._tree: list[_Node] = []
         self._ends = {0: -1}  # the last node of each sequence in use; -1: no node
         self._batch = Batch(lib, max_tokens, max_branches)
         self._logits: Logits = np.empty((0, self.n_vocab), np.float32)
         self._logits_address = 0
+
+    def close(self) -> None:
+        """Free the memory; logits that were returned must not be used any more."""
+        self._native.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._native.is_open
+
+    @property
+    def handle(self) -> Pointer:
+        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
+        return self._native.pointer
+
+    @property
+    def _memory(self) -> Pointer:
+        return self._native.inner(self._memory_address)
 
     @property
     def cached(self) -> Sequence[int]:
@@ -377,14 +394,13 @@ class Context:
         address = ctypes.addressof(pointer.contents)
         if address != self._logits_address:
             view = (ctypes.c_float * (self.max_logits * self.n_vocab)).from_address(address)
-            view.owner = self._owner  # type: ignore[attr-defined]  # keeps the memory of the logits alive
+            view.owner = self._native  # type: ignore[attr-defined]  # keeps the memory of the logits alive
             flat: Logits = np.frombuffer(memoryview(view), np.float32)
             self._logits, self._logits_address = flat.reshape(-1, self.n_vocab), address
         return self._logits[:n]
 
     def _check_open(self) -> None:
-        if not (self.close.alive and self.model.close.alive):
-            raise InvalidRequest("the context or its model is closed: open it again")
+        _ = self.handle, self.model.handle
 
     def _resync(self) -> None:
         """Discard the tree after a failed or interrupted call, and take the length from llama.cpp's cache."""
@@ -402,13 +418,3 @@ class Context:
 
 def _bytes(array: NDArray[np.uint8]) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
-
-
-class _Owner:
-    """Held by the context and all views of its logits; the context is freed with the last reference."""
-
-
-def free_context(lib: Any, handle: int, model: Model) -> None:
-    """Free a context, unless its model has already been freed: llama.cpp reads the model and would crash."""
-    if model.close.alive:
-        lib.llama_free(handle)

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,8 @@ import psutil
 from spec_local.errors import ContextOverflow
 
 _MADV_DONTNEED = 4
+mapped_files = threading.RLock()
+"""Held while a model is freed: its addresses may belong to something else right afterwards."""
 
 
 def check_free_memory(need: int, purpose: str) -> None:
@@ -35,7 +38,7 @@ def release_mapped_file(path: Path) -> None:
     """
     if sys.platform != "linux":
         return
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with mapped_files, contextlib.suppress(OSError, ValueError, AttributeError):
         name = str(path.resolve())
         libc = ctypes.CDLL(None)
         for line in Path("/proc/self/maps").read_text().splitlines():

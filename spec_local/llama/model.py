@@ -4,10 +4,12 @@ import ctypes
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
-from spec_local.llama.memory import release_mapped_file
+from spec_local.llama.memory import mapped_files, release_mapped_file
+from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 
 
@@ -39,7 +41,7 @@ class Model:
     """The weights and the vocabulary of a GGUF file.
 
     A damaged file can crash llama.cpp, and with it this process: `spec_local.llama.probe.check_model_file`
-    tests it in a child process first.
+    tests it in a child process first. Any number of threads may use a model at the same time.
 
     Args:
         path: the file; for a split model, its first part.
@@ -69,8 +71,7 @@ class Model:
                 f"{self.path} cannot be loaded ({runtime.failure_reason()}): "
                 "the file may be damaged or in a newer format; download it again or update llama-cpp-python"
             )
-        self._pointer, self._weights = handle, runtime.Weights(lib.llama_model_free, handle)
-        self.close, self.check_open = self._weights.close, self._weights.check_open
+        self._weights = NativeObject(functools.partial(_free, lib), handle, "model")
         release_mapped_file(self.path)
         self.vocabulary = Vocabulary(lib, lib.llama_model_get_vocab(handle), self._weights)
         if not lib.llama_model_has_decoder(self.handle) or lib.llama_model_has_encoder(self.handle):
@@ -82,11 +83,18 @@ class Model:
         if self.vocabulary.type == lib.LLAMA_VOCAB_TYPE_NONE:
             raise ModelError(f"{self.path} has no tokenizer: use a complete GGUF file")
 
+    def close(self) -> None:
+        """Free the memory as soon as no call uses it and all contexts of this model are closed."""
+        self._weights.close()
+
     @property
-    def handle(self) -> int:
-        """llama.cpp's pointer to the model; raises InvalidRequest if the model is closed."""
-        self.check_open()
-        return self._pointer
+    def is_open(self) -> bool:
+        return self._weights.is_open
+
+    @property
+    def handle(self) -> Pointer:
+        """llama.cpp's pointer to the model; see `NativeObject.pointer`."""
+        return self._weights.pointer
 
     @functools.cached_property
     def n_ctx_train(self) -> int:
@@ -144,19 +152,24 @@ class Model:
 
     def kv_bytes(self, n_ctx: int, bytes_per_value: float = 2.0) -> int:
         """Return the size in bytes of a KV cache of `n_ctx` tokens: all layers, without sliding windows."""
-        lib, handle = self._lib, self.handle
-        if lib.llama_model_is_recurrent(handle):
+        lib = self._lib
+        if lib.llama_model_is_recurrent(self.handle):
             return 0  # the size of a recurrent state does not depend on the context length
-        head = lib.llama_model_n_embd(handle) // max(1, lib.llama_model_n_head(handle))
+        head = lib.llama_model_n_embd(self.handle) // max(1, lib.llama_model_n_head(self.handle))
         architecture = self._metadata("general.architecture")
         # In Qwen3 and Gemma, heads are wider than n_embd / n_head.
         lengths = [self._metadata(f"{architecture}.attention.{part}_length") for part in ("key", "value")]
         width = sum(int(n) if n and n.isdecimal() else head for n in lengths) * max(
-            1, lib.llama_model_n_head_kv(handle)
+            1, lib.llama_model_n_head_kv(self.handle)
         )
-        return int(lib.llama_model_n_layer(handle) * width * n_ctx * bytes_per_value)
+        return int(lib.llama_model_n_layer(self.handle) * width * n_ctx * bytes_per_value)
 
     def _metadata(self, key: str) -> str | None:
         buffer = ctypes.create_string_buffer(256)
         n = self._lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace") if n >= 0 else None
+
+
+def _free(lib: Any, address: int) -> None:
+    with mapped_files:
+        lib.llama_model_free(address)

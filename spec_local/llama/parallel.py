@@ -4,7 +4,6 @@ Used to generate training data. Draft trees and rollback are not supported: see 
 """
 
 import contextlib
-import weakref
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,9 +13,10 @@ from spec_local.core.language_model import Logits
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
-from spec_local.llama.context import MAX_SEQUENCES, free_context
+from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
+from spec_local.llama.native_object import NativeObject
 from spec_local.machine import default_threads
 
 _MAX_PROMPT_TOKENS = 512  # maximum number of prompt tokens per call
@@ -59,14 +59,15 @@ class ParallelContext:
         params.kv_unified = False  # otherwise attention reads the cells of all sequences
         runtime.clear_log()
         with runtime.deferred_signals():
-            self._handle = lib.llama_init_from_model(model.handle, params)
-        if not self._handle:
+            handle: int = lib.llama_init_from_model(model.handle, params)
+        if not handle:
             raise BackendError(
                 f"llama.cpp could not create a context for {n_sequences} sequences "
                 f"({runtime.failure_reason()}): free some memory and try again"
             )
-        self.close = weakref.finalize(self, free_context, lib, self._handle, model)
-        self._memory = lib.llama_get_memory(self._handle)
+        self._native = NativeObject(lib.llama_free, handle, "context", model.handle)
+        self.close = self._native.close
+        self._memory_address: int = lib.llama_get_memory(self._native.pointer)
         self._batch = Batch(lib, int(params.n_batch))
         self.lengths = [0] * n_sequences
 
@@ -106,11 +107,11 @@ class ParallelContext:
         finally:
             if not done:
                 with contextlib.suppress(Exception):
-                    self._lib.llama_memory_clear(self._memory, True)
+                    self._lib.llama_memory_clear(self._native.inner(self._memory_address), True)
                 self.lengths = [0] * self.n_sequences
         for sequence, tokens in new_tokens.items():
             self.lengths[sequence] += len(tokens)
-        pointer = self._lib.llama_get_logits(self._handle)
+        pointer = self._lib.llama_get_logits(self._native.pointer)
         if not pointer:
             raise BackendError("llama.cpp returned no logits: use a model that generates text")
         logits: NDArray[np.float32] = np.ctypeslib.as_array(pointer, (len(new_tokens), self.n_vocab))
@@ -118,8 +119,7 @@ class ParallelContext:
 
     def clear(self, sequence: int) -> None:
         """Empty a sequence, so that a new one can use its number."""
-        self._check_open()
-        self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._lib.llama_memory_seq_rm(self._native.inner(self._memory_address), sequence, -1, -1)
         self.lengths[sequence] = 0
 
     def _check(self, new_tokens: Mapping[int, Sequence[int]]) -> None:
@@ -135,8 +135,7 @@ class ParallelContext:
                 raise ContextOverflow(f"sequence {sequence} would exceed its {self.n_ctx} tokens: clear it")
 
     def _check_open(self) -> None:
-        if not (self.close.alive and self.model.close.alive):
-            raise InvalidRequest("the context or its model is closed: open it again")
+        _ = self._native.pointer, self.model.handle
 
     def _decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> None:
         """Evaluate (token, position, sequence, wants_logits) entries in one llama_decode call."""
@@ -144,7 +143,7 @@ class ParallelContext:
             self._batch.put(i, *entry)
         self._batch.native.n_tokens = len(entries)
         runtime.clear_log()
-        code = self._lib.llama_decode(self._handle, self._batch.native)
+        code = self._lib.llama_decode(self._native.pointer, self._batch.native)
         if code:
             raise BackendError(
                 f"llama.cpp could not evaluate {len(entries)} tokens of {self.n_sequences} sequences "

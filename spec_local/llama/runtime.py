@@ -1,7 +1,7 @@
 """Load llama.cpp once, and capture its log.
 
 llama.cpp explains a failure only in its log, which it writes to stderr. The callback below keeps the latest
-warnings and errors, so that exceptions can quote them, and prints the log only on request.
+warnings and errors of each thread, so that exceptions can quote them, and prints the log only on request.
 """
 
 import contextlib
@@ -15,33 +15,52 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from spec_local import kernels, machine
-from spec_local.errors import InvalidRequest
+from spec_local.llama.native_object import check_process, watch_forks
 
 # ggml_log_level of the bundled llama.cpp; the constants in llama-cpp-python are outdated.
 _DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5
 
-_log: deque[tuple[int, str]] = deque(maxlen=50)
-_state: dict[str, Any] = {"level": _DEBUG, "verbose": False}
+
+class _Log(threading.local):
+    """The latest warnings and errors of the calls in this thread, and the level of the last line."""
+
+    def __init__(self) -> None:
+        self.lines: deque[tuple[int, str]] = deque(maxlen=50)
+        self.level = _DEBUG
+
+
+_log = _Log()
+_state: dict[str, Any] = {"verbose": False}
+_loading = threading.Lock()
 
 
 def _on_log(level: int, text: bytes, _: object) -> None:
-    level = _state["level"] if level == _CONTINUE else level
-    _state["level"] = level
+    _log.level = level = _log.level if level == _CONTINUE else level
     line = text.decode("utf-8", "replace")
     if level >= _WARN:
-        _log.append((level, line.strip()))
+        _log.lines.append((level, line.strip()))
     if _state["verbose"]:
         sys.stderr.write(line)
 
 
-@functools.cache
 def library() -> Any:
-    """Return the low-level API, initialized, with its log captured and the CPU kernels installed."""
+    """Return the low-level API, initialized, with its log captured and the CPU kernels installed.
+
+    Raises:
+        InvalidRequest: this process was forked after llama.cpp was loaded.
+    """
+    check_process()
+    with _loading:
+        return _load()
+
+
+@functools.cache
+def _load() -> Any:
     import llama_cpp
 
     callback = llama_cpp.llama_log_callback(_on_log)
@@ -53,26 +72,8 @@ def library() -> Any:
     weakref.finalize(llama_cpp, llama_cpp.llama_log_set, silent, None)
     llama_cpp.llama_backend_init()
     kernels.load()  # llama.cpp lists its buffer types once, when it opens the first model
+    watch_forks()
     return llama_cpp
-
-
-class Weights:
-    """Owner of a loaded model's memory, which is freed by `close` or with the last reference to this object.
-
-    An object with a pointer into that memory holds a reference and calls `check_open` before it uses the
-    pointer: llama.cpp crashes on freed memory.
-
-    Args:
-        free: called with `handle` to free the memory.
-    """
-
-    def __init__(self, free: Callable[[int], None], handle: int) -> None:
-        self.close = weakref.finalize(self, free, handle)
-
-    def check_open(self) -> None:
-        """Raise InvalidRequest if the model is closed."""
-        if not self.close.alive:
-            raise InvalidRequest("the model is closed: open it again")
 
 
 @contextlib.contextmanager
@@ -109,13 +110,13 @@ def set_verbose(verbose: bool) -> None:
 
 def clear_log() -> None:
     """Drop the captured messages. Call this before a call whose failure `failure_reason` will explain."""
-    _log.clear()
+    _log.lines.clear()
 
 
 def failure_reason() -> str:
     """Return the first error in llama.cpp's log since `clear_log`, else the first warning."""
-    errors = [line for level, line in _log if line and level >= _ERROR]
-    lines = errors or [line for _, line in _log if line]
+    errors = [line for level, line in _log.lines if line and level >= _ERROR]
+    lines = errors or [line for _, line in _log.lines if line]
     if not lines:
         return "llama.cpp gave no reason"
     # The first error is the cause; later ones only report that the callers failed, too.

@@ -9,7 +9,7 @@ from typing import Any
 from spec_local.core.text import bytes_of
 from spec_local.deep_stack import call_with_stack
 from spec_local.errors import BackendError, InvalidRequest
-from spec_local.llama.runtime import Weights
+from spec_local.llama.native_object import NativeObject, Pointer
 
 # llama.cpp counts bytes in int32, and its tokenizer needs many times the size of the text.
 _MAX_TEXT_BYTES = 1 << 24
@@ -18,14 +18,17 @@ _MAX_TEXT_BYTES = 1 << 24
 # of stack per character (measured with the tokenizer of deepseek-llm: 512 MiB suffice for 1.5
 # million characters).
 _LONG_TEXT_BYTES, _MIN_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
+_PieceBuffer = ctypes.c_char * 64  # enough for nearly all tokens
 
 
 class Vocabulary:
-    """The vocabulary of a model. It keeps the weights in memory until the model is closed."""
+    """The vocabulary of a model. It keeps the weights in memory until the model is closed.
 
-    def __init__(self, lib: Any, handle: int, weights: Weights) -> None:
-        self._lib, self._pointer, self._weights = lib, handle, weights
-        self._buffer = ctypes.create_string_buffer(256)
+    Any number of threads may use it at the same time.
+    """
+
+    def __init__(self, lib: Any, handle: int, weights: NativeObject) -> None:
+        self._lib, self._address, self._weights = lib, handle, weights
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self.n_tokens: int = lib.llama_vocab_n_tokens(handle)
         self.type: int = lib.llama_vocab_type(handle)
@@ -36,20 +39,18 @@ class Vocabulary:
         self.add_eos: bool = lib.llama_vocab_get_add_eos(handle)
 
     @property
-    def _handle(self) -> int:
-        self._weights.check_open()
-        return self._pointer
+    def _handle(self) -> Pointer:
+        return self._weights.inner(self._address)
 
     @functools.cached_property
     def is_end(self) -> Callable[[int], bool]:
         """Whether a token ends the answer (end of sequence, of turn, of message)."""
         # Without `self`: a reference cycle would keep the weights until the garbage collector runs.
-        is_eog, handle, weights = self._lib.llama_vocab_is_eog, self._pointer, self._weights
+        is_eog, address, weights = self._lib.llama_vocab_is_eog, self._address, self._weights
 
         @functools.cache
         def is_end(token: int) -> bool:
-            weights.check_open()
-            return bool(is_eog(handle, token))
+            return bool(is_eog(weights.inner(address), token))
 
         return is_end
 
@@ -144,11 +145,12 @@ class Vocabulary:
         if known is not None:
             return known
         self._check(token)
-        n = self._lib.llama_token_to_piece(self._handle, token, self._buffer, len(self._buffer), 0, special)
+        buffer = _PieceBuffer()  # a new one for each call: threads must not share it
+        n = self._lib.llama_token_to_piece(self._handle, token, buffer, len(buffer), 0, special)
         if n < 0:  # the buffer is too small: -n bytes are needed
-            self._buffer = ctypes.create_string_buffer(-n)
-            n = self._lib.llama_token_to_piece(self._handle, token, self._buffer, -n, 0, special)
-        piece = self._pieces[token, special] = self._buffer.raw[:n]
+            buffer = (ctypes.c_char * -n)()
+            n = self._lib.llama_token_to_piece(self._handle, token, buffer, -n, 0, special)
+        piece = self._pieces[token, special] = buffer.raw[:n]
         return piece
 
     def detokenize(self, tokens: Sequence[int]) -> str:

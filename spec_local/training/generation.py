@@ -180,7 +180,7 @@ class DataGenerator:
                 if len(sequence.tokens) >= _MIN_UNFINISHED and not sequence.is_prompt:
                     self._finish(sequence)
             self._write()
-            self._parallel.close()  # before the model is freed: see `free_context`
+            self._parallel.close()
 
     def _start(self) -> _Sequence:
         """Start a sequence with the next prompt that leaves room for an answer."""

@@ -103,7 +103,7 @@ def test_limits_are_at_most_the_context_length(make_context, tiny_model):
 def test_the_error_quotes_llama_cpp_if_a_context_cannot_be_created(make_context, tiny_model, monkeypatch):
     make_context(tiny_model)  # fills the model's cached properties
     monkeypatch.setattr(tiny_model, "kv_bytes", lambda *_: 0)
-    monkeypatch.setattr(tiny_model, "_pointer", None)
+    monkeypatch.setattr(Model, "handle", None)
     with pytest.raises(BackendError, match="model cannot be NULL"):
         make_context(tiny_model)
 

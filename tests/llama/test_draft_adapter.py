@@ -177,10 +177,10 @@ def test_closing_frees_the_models(tiny_path):
     draft = GGUFDraft(tiny_path, tiny_path, p_min=0, threads=1)
     gc.collect()
     vocabularies = [draft._main, draft._draft.model.model]
-    assert all(model.close.alive for model in vocabularies)
+    assert all(model.is_open for model in vocabularies)
     assert len(draft(np.arange(5, 12, dtype=np.intc))) == 4
     draft.close()
     draft.close()
-    assert not any(model.close.alive for model in vocabularies)
+    assert not any(model.is_open for model in vocabularies)
     with pytest.raises(InvalidRequest, match="closed"):
         draft(np.arange(5, 13, dtype=np.intc))

@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import gguf
 import numpy as np
@@ -248,14 +249,14 @@ def test_a_vocabulary_keeps_the_weights(tiny_path):
 
 def test_weights_are_freed_with_the_last_reference(tiny_path):
     model = Model(tiny_path)
-    close, vocabulary = model.close, model.vocabulary
+    vocabulary, weights = model.vocabulary, weakref.ref(model.handle)
     assert vocabulary.is_end(vocabulary.eos)
     gc.disable()  # they must not wait for the garbage collector
     try:
         del model
-        assert close.alive
+        assert weights()
         del vocabulary
-        assert not close.alive
+        assert not weights()
     finally:
         gc.enable()
 

@@ -962,7 +962,7 @@ def test_a_failed_open_frees_everything(tmp_path, monkeypatch):
     with pytest.raises(ModelFileError):
         Session.open(good, tmp_path / "absent.gguf", threads=1)
     assert [type(each) for each in made] == [Model, Context]
-    assert not any(each.close.alive for each in made)
+    assert not any(each.is_open for each in made)
 
 
 # With the starter model

@@ -90,7 +90,7 @@ def test_a_piece_longer_than_the_buffer(vocabulary, extra_tokens):
     text = extra_tokens[0]
     assert len(text) > 256
     (token,) = vocabulary.tokenize(text)
-    new = Vocabulary(vocabulary._lib, vocabulary._pointer, vocabulary._weights)
+    new = Vocabulary(vocabulary._lib, vocabulary._address, vocabulary._weights)
     for _ in range(2):
         assert new.piece(token) == text.encode()
         assert new.piece(FIRST_BYTE + 65) == b"A"  # nothing of the long one is left in the buffer
@@ -177,14 +177,14 @@ class FakeTokenizer:
 def test_a_tokenizer_that_needs_a_larger_buffer(vocabulary, length):
     """Falcon's does, for bytes that are not UTF-8."""
     roomy = Vocabulary(
-        FakeTokenizer(vocabulary._lib, 3 * length + 20), vocabulary._pointer, vocabulary._weights
+        FakeTokenizer(vocabulary._lib, 3 * length + 20), vocabulary._address, vocabulary._weights
     )
     assert roomy.tokenize("a" * length) == list(range(3 * length + 20))
 
 
 @pytest.mark.parametrize("length", [10, 5000])
 def test_a_tokenizer_that_fails(vocabulary, length):
-    broken = Vocabulary(FakeTokenizer(vocabulary._lib, -3), vocabulary._pointer, vocabulary._weights)
+    broken = Vocabulary(FakeTokenizer(vocabulary._lib, -3), vocabulary._address, vocabulary._weights)
     with pytest.raises(BackendError, match="the tokenizer failed"):
         broken.tokenize("a" * length)
 

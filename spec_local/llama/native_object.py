@@ -1,0 +1,113 @@
+"""Objects that llama.cpp allocates: models and contexts.
+
+Any thread may close one, or drop the last reference to it, while another thread's call is using it. The
+memory is then freed when that call returns: the arguments of a ctypes call keep the `Pointer` alive.
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Callable
+
+from spec_local.errors import InvalidRequest
+
+_EXIT_TIMEOUT = 10.0  # seconds to wait for a daemon thread's call when the process exits; a call takes less
+_POLL = 0.005  # seconds
+
+
+_process = {"forked": False}
+
+
+def watch_forks() -> None:
+    """Make `check_process` raise an error in processes that are forked from this one, from now on."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: _process.update(forked=True))
+
+
+def is_forked() -> bool:
+    """Whether this process was forked after llama.cpp was loaded.
+
+    llama.cpp's threads do not exist in such a process: a call would wait for them forever.
+    """
+    return _process["forked"]
+
+
+def check_process() -> None:
+    """Raise InvalidRequest if this process was forked after llama.cpp was loaded."""
+    if _process["forked"]:
+        raise InvalidRequest(
+            "llama.cpp cannot be used in a process that was forked after it was loaded: "
+            'start the process with multiprocessing.get_context("spawn")'
+        )
+
+
+class Pointer:
+    """An address, as an argument of ctypes functions, and what must not be freed while it is in use."""
+
+    __slots__ = ("__weakref__", "_as_parameter_", "_kept")
+
+    def __init__(self, address: int, kept: "Pointer | None" = None) -> None:
+        self._as_parameter_, self._kept = address, kept
+
+
+class NativeObject:
+    """Owner of an object that llama.cpp allocated. It is freed by `close`, or with the last reference.
+
+    Args:
+        free: called with `address`, after the last call that uses the object has returned.
+        name: ``model`` or ``context``, for errors.
+        parent: freed later than this object.
+    """
+
+    def __init__(
+        self, free: Callable[[int], None], address: int, name: str, parent: Pointer | None = None
+    ) -> None:
+        self._name = name
+        self._pointer: Pointer | None = Pointer(address, parent)
+        # At exit, finalizers run newest first, so that a context is freed before its model.
+        references = weakref.ref(self), weakref.ref(self._pointer)
+        weakref.finalize(self._pointer, _free, free, address, *references)
+
+    @property
+    def is_open(self) -> bool:
+        return self._pointer is not None
+
+    @property
+    def pointer(self) -> Pointer:
+        """The object's pointer. Pass it on, and do not keep it: it would delay `close`.
+
+        Raises:
+            InvalidRequest: the object is closed, or this process was forked.
+        """
+        check_process()
+        pointer = self._pointer
+        if pointer is None:
+            raise InvalidRequest(f"the {self._name} is closed: open it again")
+        return pointer
+
+    def inner(self, address: int) -> Pointer:
+        """A pointer to a part of the object; see `pointer`."""
+        return Pointer(address, self.pointer)
+
+    def close(self) -> None:
+        """Free the object as soon as no call uses it; later uses raise InvalidRequest."""
+        self._pointer = None
+
+
+def _free(
+    free: Callable[[int], None],
+    address: int,
+    owner: "weakref.ref[NativeObject]",
+    pointer: "weakref.ref[Pointer]",
+) -> None:
+    """Free an object that is no longer used; also called at exit, when a daemon thread may be using it."""
+    if is_forked():
+        return  # freeing could wait for threads that do not exist here
+    if still_open := owner():
+        still_open.close()
+    deadline = time.monotonic() + _EXIT_TIMEOUT
+    while pointer() is not None:
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_POLL)
+    free(address)

@@ -1,0 +1,249 @@
+"""Several threads at once: what they may share, and what is freed while they use it."""
+
+import ctypes
+import functools
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spec_local import deep_stack
+from spec_local.errors import InvalidRequest
+from spec_local.llama import runtime
+from spec_local.llama.native_object import NativeObject
+from spec_local.llama.vocabulary import Vocabulary
+
+DEADLINE = 60  # seconds; what takes longer hangs
+
+
+@pytest.fixture
+def often():
+    """Switch between threads as often as possible."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def in_threads(n, work):
+    """Call work(i) in n threads that start together, and return the results."""
+    barrier = threading.Barrier(n, timeout=DEADLINE)
+
+    def start(i):
+        barrier.wait()
+        return work(i)
+
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(start, range(n)))
+
+
+def test_pieces_in_threads(tiny_model):
+    """Both threads are within llama.cpp's call, and one token is longer than the first buffer."""
+    vocabulary = tiny_model.vocabulary
+    both = threading.Barrier(2, timeout=DEADLINE)
+
+    class Slow:
+        def __getattr__(self, name):
+            return getattr(vocabulary._lib, name)
+
+        def llama_token_to_piece(self, *arguments):
+            n = vocabulary._lib.llama_token_to_piece(*arguments)
+            both.wait()
+            return n
+
+    for tokens in ((65, 66), (vocabulary.n_tokens - 2, vocabulary.n_tokens - 2)):
+        new = Vocabulary(Slow(), vocabulary._address, vocabulary._weights)
+        found = in_threads(2, lambda i, new=new, tokens=tokens: new.piece(tokens[i]))
+        assert found == [vocabulary.piece(token) for token in tokens]
+
+
+def test_a_vocabulary_in_threads(tiny_model, often):
+    """Any number of threads may use it at the same time."""
+
+    def new():
+        vocabulary = tiny_model.vocabulary
+        return Vocabulary(vocabulary._lib, vocabulary._address, vocabulary._weights)
+
+    def read(vocabulary):
+        tokens = range(vocabulary.n_tokens)
+        return (
+            [vocabulary.piece(token) for token in tokens],
+            [vocabulary.is_end(token) for token in tokens],
+            vocabulary.tokenize("one two <|im_end|> " * 300, parse_special=True),  # on a large stack
+            vocabulary.fingerprint,
+        )
+
+    shared, expected = new(), read(new())
+    assert all(found == expected for found in in_threads(4, lambda i: read(shared)))
+
+
+def test_the_stack_size_stays_the_same(monkeypatch):
+    """A second thread must not take the first one's temporary stack size for the usual one."""
+    first_starts, second_starts, first_done = (threading.Event() for _ in range(3))
+
+    class Slow(threading.Thread):
+        def start(self):
+            if first_starts.is_set():
+                second_starts.set()
+                super().start()
+                first_done.wait(DEADLINE)
+            else:
+                first_starts.set()
+                second_starts.wait(0.1)  # in vain if the second thread waits for the first, as it should
+                super().start()
+
+    def call(i):
+        if i:
+            first_starts.wait(DEADLINE)
+        deep_stack.call_with_stack((i + 1) << 20, lambda: None)
+        first_done.set()
+
+    before = threading.stack_size()
+    threads = [threading.Thread(target=call, args=[i]) for i in range(2)]
+    monkeypatch.setattr(threading, "Thread", Slow)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert threading.stack_size() == before
+
+
+def test_errors_quote_the_log_of_their_own_thread(capfd):
+    both = threading.Barrier(2, timeout=DEADLINE)
+
+    def fail(i):
+        runtime.clear_log()
+        both.wait()
+        runtime._on_log(runtime._WARN, b"a warning", None)
+        both.wait()
+        runtime._on_log(runtime._ERROR if i else runtime._WARN, b"failure %d, " % i, None)
+        both.wait()
+        runtime._on_log(runtime._CONTINUE, b"continued", None)
+        both.wait()
+        return runtime.failure_reason()
+
+    assert in_threads(2, fail) == ["a warning", "failure 1,"]
+
+
+def test_llama_cpp_is_initialized_once(monkeypatch, often):
+    calls = []
+
+    def load():
+        calls.append(1)
+        in_threads(4, lambda i: None)  # takes a while
+        return runtime
+
+    monkeypatch.setattr(runtime, "_load", functools.cache(load))
+    assert in_threads(8, lambda i: runtime.library()) == [runtime] * 8
+    assert len(calls) == 1
+
+
+def test_closing_during_a_call():
+    """The memory is freed when the call returns."""
+    entered, leave, happened = threading.Event(), threading.Event(), []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def native_call(address):
+        entered.set()
+        leave.wait(DEADLINE)
+        happened.append(f"called with {address}")
+
+    native = NativeObject(lambda address: happened.append(f"freed {address}"), 4096, "model")
+    thread = threading.Thread(target=lambda: native_call(native.pointer))
+    thread.start()
+    assert entered.wait(DEADLINE)
+    native.close()
+    assert happened == []
+    with pytest.raises(InvalidRequest, match="the model is closed"):
+        _ = native.pointer
+    leave.set()
+    thread.join()
+    assert happened == ["called with 4096", "freed 4096"]
+    native.close()
+    assert len(happened) == 2
+
+
+def test_a_parent_is_freed_later():
+    freed = []
+    parent = NativeObject(freed.append, 1, "model")
+    child = NativeObject(freed.append, 2, "context", parent.pointer)
+    parent.close()
+    assert freed == []
+    child.close()
+    assert freed == [2, 1]
+
+
+def run_script(script, *arguments):
+    command = [sys.executable, "-X", "faulthandler", "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+
+def test_closing_a_model_while_threads_use_it(tiny_path):
+    done = run_script(
+        """
+import sys, threading
+from spec_local.errors import InvalidRequest
+from spec_local.llama.context import Context
+from spec_local.llama.model import Model
+
+def use(model):
+    try:
+        while True:
+            model.vocabulary.tokenize("one two three " * 4000)
+            counts.append(1)
+    except InvalidRequest as error:
+        errors.append(str(error))
+
+def decode(context):
+    try:
+        while True:
+            context.evaluate(range(90), 90)
+            context.truncate(0)
+            counts.append(1)
+    except InvalidRequest as error:
+        errors.append(str(error))
+
+errors = []
+for _ in range(5):
+    counts = []
+    model = Model(sys.argv[1])
+    context = Context(model, n_ctx=128, max_tokens=96, max_logits=96, threads=1)
+    threads = [threading.Thread(target=use, args=[model]) for _ in range(2)]
+    threads += [threading.Thread(target=decode, args=[context])]
+    for thread in threads: thread.start()
+    while len(counts) < 20: pass
+    model.close(), context.close()
+    for thread in threads: thread.join()
+print(sorted(set(errors)), len(errors))
+""",
+        tiny_path,
+    )
+    assert done.returncode == 0, done.stderr
+    kinds, n = done.stdout.strip().rsplit(" ", 1)
+    assert int(n) == 15
+    assert "is closed: open it again" in kinds
+
+
+def test_exit_while_a_daemon_thread_computes(tiny_path):
+    done = run_script(
+        """
+import sys, threading
+from spec_local.llama.context import Context
+from spec_local.llama.model import Model
+
+def decode():
+    while True:
+        context.evaluate(range(90), 90)
+        context.truncate(0)
+        running.set()
+
+running = threading.Event()
+context = Context(Model(sys.argv[1]), n_ctx=128, max_tokens=96, max_logits=96, threads=1)
+threading.Thread(target=decode, daemon=True).start()
+running.wait()
+""",
+        tiny_path,
+    )
+    assert done.returncode == 0, done.stderr
