@@ -16,6 +16,11 @@ def commit_of(text):
     return hashlib.sha1(text.encode()).hexdigest()
 
 
+def git_hash(content):
+    """The hash that git gives a file."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
 @dataclass
 class Refusal:
     """An HTTP error response."""
@@ -30,12 +35,13 @@ class HubServer:
     requests: received requests, as (kind, path, Range header, Authorization header); kinds are list, resolve,
     bytes, other. refusals: kind -> Refusal. cuts: numbers of bytes after which the next transfers end.
     wrong: bytes to send instead, by SHA-256. ranges: whether range requests are supported. gate: called
-    before bytes are sent.
+    before bytes are sent. in_git: names of files without a SHA-256. hostile: kind -> a function that answers
+    the request (a BaseHTTPRequestHandler) in its own way.
     """
 
     def __init__(self):
         self.requests, self.refusals, self.cuts, self.wrong = [], {}, [], {}
-        self.ranges, self.gate = True, lambda: None
+        self.ranges, self.gate, self.in_git, self.hostile = True, lambda: None, set(), {}
         self._commits = {}  # (repo, revision) -> commit
         self._files = {}  # (repo, commit) -> {name: bytes}
         self._blobs = {}  # SHA-256 -> bytes
@@ -65,6 +71,10 @@ class HubServer:
             def do_GET(self):
                 hub._answer(self)
 
+            def handle(self):
+                with contextlib.suppress(ConnectionError):  # the client has disconnected
+                    super().handle()
+
             def log_message(self, *arguments):
                 pass
 
@@ -87,15 +97,16 @@ class HubServer:
         elif stored := re.fullmatch(r"/bytes/([0-9a-f]{64})", path):
             kind, serve = "bytes", lambda: self._bytes(request, stored[1])
         else:  # other requests of the package
-            kind, serve = "other", lambda: self._send(request, 404, b"")
+            kind, serve = "other", lambda: self.send(request, 404, b"")
         self.requests.append((kind, path, request.headers.get("Range"), request.headers.get("Authorization")))
         if refusal := self.refusals.get(kind):
-            serve = functools.partial(self._send, request, refusal.status, b"{}", refusal.headers)
-        with contextlib.suppress(ConnectionError):  # the client has disconnected
-            serve()
+            serve = functools.partial(self.send, request, refusal.status, b"{}", refusal.headers)
+        if hostile := self.hostile.get(kind):
+            serve = functools.partial(hostile, request)
+        serve()
 
     @staticmethod
-    def _send(request, status, body, headers=()):
+    def send(request, status, body, headers=()):
         request.send_response(status)
         for name, value in dict(headers).items():
             request.send_header(name, value)
@@ -108,23 +119,27 @@ class HubServer:
         if not commit:
             known = any(repo == other for other, _ in self._commits)
             code = "RevisionNotFound" if known else "RepoNotFound"
-            self._send(request, 404, b"{}", {"X-Error-Code": code})
+            self.send(request, 404, b"{}", {"X-Error-Code": code})
             return
         siblings = []
         for name, content in self._files[repo, commit].items():
             lfs = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "pointerSize": 134}
-            siblings.append({"rfilename": name, "size": len(content), "blobId": "0" * 40, "lfs": lfs})
+            siblings.append(
+                {"rfilename": name, "size": len(content), "blobId": git_hash(content), "lfs": lfs}
+            )
+            if name in self.in_git:
+                del siblings[-1]["lfs"]
         body = json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode()
-        self._send(request, 200, body, {"Content-Type": "application/json"})
+        self.send(request, 200, body, {"Content-Type": "application/json"})
 
     def _resolve(self, request, repo, commit, name):
         content = self._files.get((repo, commit), {}).get(name)
         if content is None:
-            self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
+            self.send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         # redirects to the bytes, as the Hub does
         where = f"{self.url}/bytes/{hashlib.sha256(content).hexdigest()}"
-        self._send(request, 302, b"", {"Location": where, "X-Repo-Commit": commit})
+        self.send(request, 302, b"", {"Location": where, "X-Repo-Commit": commit})
 
     def _bytes(self, request, sha256):
         self.gate()

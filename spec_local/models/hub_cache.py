@@ -2,7 +2,7 @@
 
 Layout, names and locks are those of the package `huggingface-hub`:
 
-    models--USER--REPO/blobs/HASH                 a file, named by its SHA-256 on the Hub
+    models--USER--REPO/blobs/HASH                 a file, named by its hash on the Hub: SHA-256, or git's
     models--USER--REPO/blobs/HASH.incomplete      a partial download
     models--USER--REPO/snapshots/COMMIT/FILE      a link to the blob
     models--USER--REPO/refs/REVISION              the commit of a branch or tag
@@ -10,6 +10,7 @@ Layout, names and locks are those of the package `huggingface-hub`:
 """
 
 import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -47,9 +48,16 @@ class HubModel:
         Raises:
             InvalidRequest: the quantization matches several models.
         """
+        parts = self.present(names)
+        split = _PART.search(parts[0]) if parts and not self.files else None
+        n_parts = len(self.files) or (int(split[2]) if split else 1)
+        return parts if len(parts) == n_parts else ()
+
+    def present(self, names: Iterable[str]) -> tuple[str, ...]:
+        """As `choose`, but also if some of the files are missing."""
         known = set(names)
         if self.files:
-            return self.files if known.issuperset(self.files) else ()
+            return tuple(file for file in self.files if file in known)
         models = models_among(known)
         quant = self.quant.lower()
         matching = {stem: parts for stem, parts in models.items() if quant in base_name(stem).lower()}
@@ -62,9 +70,7 @@ class HubModel:
                 f"{self.quant} matches several files of {self.repo}: "
                 f"choose one of {shortened(map(base_name, matching))}"
             )
-        parts = next(iter(matching.values()), [])
-        split = _PART.search(parts[0]) if parts else None
-        return tuple(parts) if not split or len(parts) == int(split[2]) else ()
+        return tuple(next(iter(matching.values()), ()))
 
 
 def models_among(names: Iterable[str]) -> dict[str, list[str]]:
@@ -86,8 +92,7 @@ def cached_files(model: HubModel) -> list[Path]:
         InvalidRequest: the quantization matches several cached files.
     """
     for snapshot in _snapshots(model):
-        names = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*.gguf") if p.is_file()]
-        paths = [snapshot / name for name in model.choose(names)]
+        paths = [snapshot / name for name in model.choose(_names(snapshot))]
         if not paths or (model.size is not None and _size(paths) != model.size):
             continue
         known = blob_of(paths[0]).name
@@ -96,9 +101,19 @@ def cached_files(model: HubModel) -> list[Path]:
     return []
 
 
+def _names(snapshot: Path) -> list[str]:
+    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.is_file()]
+
+
 def remove(model: HubModel) -> None:
-    """Delete a model's files, except those that another model shares, and interrupted downloads."""
-    for path in cached_files(model):
+    """Delete a model's files, except those that another model shares, and interrupted downloads.
+
+    After an error in between, a second call deletes the rest.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    for path in _removable(model):
         blob = blob_of(path)
         others = [p for p in (repo_folder(model.repo) / "snapshots").rglob("*") if blob_of(p) == blob]
         for other in others:
@@ -106,13 +121,19 @@ def remove(model: HubModel) -> None:
                 other.unlink()
         if all(other.name == path.name for other in others):
             blob.unlink(missing_ok=True)
-    for part in _leftovers(model.repo):
-        part.unlink(missing_ok=True)
+    for path in _leftovers(model.repo):
+        path.unlink(missing_ok=True)
 
 
 def size_on_disk(model: HubModel) -> int:
     """Bytes that `remove` would free."""
-    return _size([*cached_files(model), *_leftovers(model.repo)])
+    return _size([*_removable(model), *_leftovers(model.repo)])
+
+
+def _removable(model: HubModel) -> list[Path]:
+    """The cached files; if the model is incomplete, those that are there."""
+    incomplete = ([s / name for name in model.present(_names(s))] for s in _snapshots(model))
+    return cached_files(model) or next(filter(None, incomplete), [])
 
 
 def _size(paths: Iterable[Path]) -> int:
@@ -131,10 +152,12 @@ def _snapshots(model: HubModel) -> Iterator[Path]:
         yield folder / model.revision
         return
     try:
-        first = folder / (repo_folder(model.repo) / "refs" / model.revision).read_text().strip()
-    except OSError:
+        commit = (repo_folder(model.repo) / "refs" / model.revision).read_bytes()[:40].decode("ascii")
+    except (OSError, ValueError):
         return
-    yield first
+    if not COMMIT.fullmatch(commit):  # damaged; `pull` writes it again
+        return
+    yield (first := folder / commit)
     if model.revision != "main":
         return
     # A download moves the ref; the files of earlier commits are still valid.
@@ -147,6 +170,22 @@ def blob_of(pointer: Path) -> Path:
     if not pointer.is_symlink():
         return pointer
     return Path(os.path.normpath(pointer.parent / pointer.readlink()))
+
+
+def is_key(name: str) -> bool:
+    """Whether a name can be that of a blob."""
+    return bool(SHA256.fullmatch(name) or COMMIT.fullmatch(name))
+
+
+def matches(path: Path, key: str) -> bool:
+    """Whether a file has the hash that is the name of its blob: a SHA-256, or the hash of a blob of git."""
+    with path.open("rb") as file:
+        if SHA256.fullmatch(key):
+            return hashlib.file_digest(file, "sha256").hexdigest() == key
+        header = b"blob %d\0" % os.fstat(file.fileno()).st_size
+        return (
+            hashlib.file_digest(file, lambda: hashlib.sha1(header, usedforsecurity=False)).hexdigest() == key
+        )
 
 
 def part_of(blob: Path) -> Path:
@@ -189,8 +228,8 @@ def locked(repo: str, key: str, waiting: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def _leftovers(repo: str) -> list[Path]:
-    """Partial files of downloads that no process continues."""
+def _leftovers(repo: str) -> Iterator[Path]:
+    """Partial files, and files without a link, of downloads that no process continues; each with its lock."""
 
     class Busy(Exception):
         pass
@@ -198,11 +237,11 @@ def _leftovers(repo: str) -> list[Path]:
     def busy() -> None:
         raise Busy
 
-    left = []
-    for part in (repo_folder(repo) / "blobs").glob("*.incomplete"):
-        with contextlib.suppress(Busy), locked(repo, part.name.split(".")[0], busy):
-            left.append(part)
-    return left
+    folder = repo_folder(repo)
+    linked = {blob_of(path) for path in (folder / "snapshots").rglob("*")}
+    for path in set((folder / "blobs").glob("*")) - linked:
+        with contextlib.suppress(Busy), locked(repo, path.name.split(".")[0], busy):
+            yield path
 
 
 def base_name(name: str) -> str:

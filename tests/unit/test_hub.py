@@ -3,14 +3,13 @@
 import hashlib
 import threading
 
-import huggingface_hub
 import pytest
 from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
 
 from spec_local.errors import DownloadError, InvalidRequest
-from spec_local.models import hub, hub_cache
+from spec_local.models import hub, hub_cache, hub_client
 from spec_local.models.hub_cache import HubModel
-from tests.hub_server import HubServer, Refusal
+from tests.hub_server import Refusal, git_hash
 
 REPO = "someone/toy-GGUF"
 TOY = b"GGUF" + bytes(range(256)) * 40
@@ -20,23 +19,9 @@ MODEL = HubModel(repo=REPO, files=("toy-q4_k_m.gguf",))
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
-    """A Hub with one repository instead of the real one; an empty cache, no token."""
-    with HubServer() as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setattr(hub, "PAUSE_S", 0.0)
-        huggingface_hub.close_session()
-        server.commit = server.put(REPO, {"README.md": b"#", "toy-q4_k_m.gguf": TOY, **PARTS})
-        yield server
-        huggingface_hub.close_session()
+def server(hub_server):
+    hub_server.commit = hub_server.put(REPO, {"README.md": b"#", "toy-q4_k_m.gguf": TOY, **PARTS})
+    return hub_server
 
 
 def pull(model, **kwargs):
@@ -44,8 +29,10 @@ def pull(model, **kwargs):
 
 
 def cached(tmp_path):
-    """Every file in the cache except locks."""
-    found = [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and ".locks" not in p.parts]
+    """Every file in the cache except locks and refs."""
+    found = [
+        p for p in (tmp_path / "cache").rglob("*") if p.is_file() and not {".locks", "refs"} & {*p.parts}
+    ]
     return sorted(p.relative_to(tmp_path / "cache" / "models--someone--toy-GGUF").as_posix() for p in found)
 
 
@@ -85,7 +72,7 @@ def test_a_pull_resumes_after_an_interrupted_connection(server, ranges):
 
 
 def test_a_pull_resumes_an_earlier_one(server, tmp_path):
-    server.cuts = [1000] + [0] * hub.TRIES
+    server.cuts = [1000] + [0] * hub_client.TRIES
     with pytest.raises(DownloadError, match=r"cannot reach the Hub .* the download will resume"):
         pull(MODEL)
     assert hub_cache.cached_files(MODEL) == []
@@ -99,16 +86,37 @@ def test_a_pull_resumes_an_earlier_one(server, tmp_path):
 
 def test_a_wrong_file_is_deleted(server, tmp_path):
     server.wrong[SHA256] = bytes(reversed(TOY))
-    with pytest.raises(DownloadError, match=f"SHA-256 [0-9a-f]+, not {SHA256}: it was deleted"):
+    with pytest.raises(DownloadError, match=f"does not have the hash {SHA256}: it was deleted"):
         pull(MODEL)
     assert cached(tmp_path) == []
     assert hub_cache.cached_files(MODEL) == []
-    server.wrong[SHA256] = TOY + b"!"
-    with pytest.raises(DownloadError, match=f"{len(TOY) + 1} bytes instead of {len(TOY)}"):
+
+
+@pytest.mark.parametrize("wrong", [TOY + b"!", TOY[:-1], b""], ids=["long", "short", "empty"])
+def test_a_file_of_another_size_is_refused(server, tmp_path, wrong):
+    server.wrong[SHA256] = wrong
+    with pytest.raises(DownloadError, match=f"with {len(wrong)} bytes instead of {len(TOY)}"):
         pull(MODEL)
-    server.wrong[SHA256] = TOY[:-1]
-    with pytest.raises(DownloadError, match=f"{len(TOY) - 1} bytes instead of {len(TOY)}"):
+    assert cached(tmp_path) == []
+
+
+def test_files_in_git_have_the_hash_of_git(server, tmp_path):
+    """The Hub keeps small files outside of LFS, and has no SHA-256 of them."""
+    server.in_git = {"toy-q4_k_m.gguf"}
+    path = pull(MODEL)
+    assert path.read_bytes() == TOY
+    # printf GGUF | git hash-object --stdin
+    assert git_hash(b"GGUF") == "53b7dcdfb2702f3512ca9b967b2a138fcfe9bea9"
+    assert path.resolve().name == git_hash(TOY)
+    path.resolve().write_bytes(TOY[:-1] + b"?")
+    assert pull(MODEL).read_bytes() == TOY  # found damaged, and downloaded again
+    hub_cache.remove(MODEL)
+    server.wrong[SHA256] = TOY[:-1] + b"?"
+    with pytest.raises(DownloadError, match=f"does not have the hash {git_hash(TOY)}: it was deleted"):
         pull(MODEL)
+    server.wrong.clear()
+    with pytest.raises(DownloadError, match=f"does not have the hash {'0' * 64}: it was deleted"):
+        pull(HubModel(REPO, MODEL.files, sha256="0" * 64))
     assert cached(tmp_path) == []
 
 
@@ -353,7 +361,7 @@ def test_remove(server, tmp_path):
     assert hub_cache.size_on_disk(MODEL) == 0
     assert hub_cache.cached_files(HubModel(REPO, quant="Q8_0"))
     hub_cache.remove(HubModel(REPO, quant="Q8_0"))
-    assert cached(tmp_path) == ["refs/main"]
+    assert cached(tmp_path) == []
 
 
 def test_remove_keeps_shared_files(server, tmp_path):
@@ -366,11 +374,34 @@ def test_remove_keeps_shared_files(server, tmp_path):
     pinned = HubModel(REPO, ("copy-f16.gguf",), revision=old)
     pull(pinned)
     hub_cache.remove(pinned)  # one name in two commits: deleted
-    assert cached(tmp_path) == ["refs/main"]
+    assert cached(tmp_path) == []
+
+
+def test_remove_deletes_the_finished_parts_of_an_interrupted_download(server, tmp_path):
+    model = HubModel(REPO, quant="Q8_0")
+    server.cuts = [10**6, 10**6] + [0] * hub_client.TRIES
+    with pytest.raises(DownloadError):
+        pull(model)
+    assert len(cached(tmp_path)) > 1
+    assert hub_cache.cached_files(model) == []
+    assert hub_cache.size_on_disk(model) == sum(len(PARTS[name]) for name in list(PARTS)[:2])
+    hub_cache.remove(model)
+    assert cached(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 40, b"../" * 20, b"a\0b", b""], ids=repr)
+def test_a_damaged_ref_is_written_again(server, tmp_path, content):
+    path = pull(MODEL)
+    ref = tmp_path / "cache" / "models--someone--toy-GGUF" / "refs" / "main"
+    assert ref.read_bytes() == server.commit.encode()
+    ref.write_bytes(content)
+    assert hub_cache.cached_files(MODEL) == []
+    assert pull(MODEL) == path
+    assert hub_cache.cached_files(MODEL) == [path]
 
 
 def test_remove_deletes_interrupted_downloads(server, tmp_path):
-    server.cuts = [1000] + [0] * hub.TRIES
+    server.cuts = [1000] + [0] * hub_client.TRIES
     with pytest.raises(DownloadError):
         pull(MODEL)
     assert hub_cache.size_on_disk(MODEL) == 1000
