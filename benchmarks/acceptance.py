@@ -6,7 +6,7 @@ No model is needed: the main model's logits fall with the logarithm of a token's
 model's do, with some noise; the draft model's logits are the same with more noise. Each cell shows the mean
 probability that one of k children is accepted / the mean of α* for children drawn in this way. Given the
 draws, the probability is exact; nothing is timed. Traversal equals sequoia where only one node has
-children.
+children. Gumbel-coupled children are counted, at as many positions as there are draws.
 """
 
 from collections.abc import Mapping
@@ -35,6 +35,7 @@ RULES: Mapping[str, tuple[Drawing, NodeRule]] = {
     "sequoia": ("without replacement", sequoia_rule),
     "top-one": ("top and one", top_one_rule),
 }
+COUPLED = "coupled"
 
 
 def pair(seed: int, temperature: float, n_vocab: int, noise: float = 0.9) -> tuple[Floats, Floats]:
@@ -51,6 +52,12 @@ def children(q: Floats, k: int, drawing: Drawing, rng: Rng) -> list[int]:
     if drawing == "chosen":
         return list(map(int, whole.top(k)[0]))
     return draw_children(whole, k, drawing, rng)
+
+
+def coupled_rate(p: Floats, q: Floats, k: int, positions: int, seed: int) -> float:
+    """Share of positions at which the draw from p is among the k coupled children."""
+    main, draft, rng = Distribution(None, p), Distribution(None, q), SeededRng(seed)
+    return float(np.mean([main.draw(rng, at) in draft.ranked(rng, at, k)[0] for at in range(positions)]))
 
 
 def acceptance_rate(rule: str, p: Floats, q: Floats, k: int, draws: int, seed: int = 0) -> float:
@@ -82,6 +89,8 @@ def main() -> None:
             for rule in RULES:
                 value = acceptance_rate(rule, p, q, k, options.draws, seed)
                 figures.setdefault((rule, temperature, k), []).append(value)
+            value = coupled_rate(p, q, k, options.draws, seed)
+            figures.setdefault((COUPLED, temperature, k), []).append(value)
             for drawing in {drawing for drawing, _ in RULES.values()}:
                 bound = acceptance_bound(p, q, k, drawing)
                 figures.setdefault((drawing, temperature, k), []).append(bound)
@@ -95,7 +104,8 @@ def main() -> None:
                 *(f"{np.mean(figures[rule, *c]):.3f} / {np.mean(figures[drawing, *c]):.3f}" for c in columns),
             ]
             for rule, (drawing, _) in RULES.items()
-        ],
+        ]
+        + [["exact-match", COUPLED, *(f"{np.mean(figures[COUPLED, *c]):.3f}" for c in columns)]],
     )
 
 

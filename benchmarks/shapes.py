@@ -3,11 +3,11 @@
     python benchmarks/shapes.py --main MAIN.gguf --draft DRAFT.gguf --plot shapes.png
 
 The main model answers every prompt by plain decoding. Then, at the same positions of these answers, each
-variant proposes once with each size; the main model evaluates the proposal, and the verifier processes it
-with several random seeds. All variants are thus compared on the same contexts, and most of the randomness is
-averaged out. A chain of n draft tokens has depth n; a tree or beams of n nodes have at most that depth.
-Tokens per step show the gain if verification cost nothing; tokens per second, computed from the time of
-drafting, evaluation and one verification, show the gain on this machine.
+variant proposes with each size and several random seeds; the main model evaluates the proposal, and the
+verifier processes it. All variants are thus compared on the same contexts. A chain of n draft tokens has
+depth n; a tree or beams of n nodes have at most that depth. Tokens per step show the gain if verification
+cost nothing; tokens per second, computed from the time of drafting, evaluation and one verification, show the
+gain on this machine.
 """
 
 import time
@@ -57,6 +57,9 @@ def main() -> None:
         "--variants", nargs="+", default=["chain", "tree", "beam"], help="a shape, or shape:verifier"
     )
     arguments.add_argument("--per-category", type=int, default=3, help="number of prompts in each category")
+    arguments.add_argument(
+        "--seeds", type=int, default=4, help="proposals at each position above temperature 0"
+    )
     arguments.add_argument("--positions", type=int, default=4, help="of each answer")
     arguments.add_argument("--every", type=int, default=10, help="number of tokens between two positions")
     arguments.add_argument("--plot", type=Path, help="draw the figure into this file (needs matplotlib)")
@@ -109,8 +112,10 @@ def measure(session: Session, options: Any, temperature: float) -> dict[tuple[st
         ]
         for at in range(options.every // 2, len(answer), options.every):
             for variant in variants:
-                outcome = propose(session, variant, sampler, [*prompt, *answer[:at]], seed)
-                outcomes[variant.name, variant.nodes].append(outcome)
+                history = [*prompt, *answer[:at]]
+                for i in range(1 if temperature == 0 else options.seeds):
+                    outcome = propose(session, variant, sampler, history, 1000 * seed + i)
+                    outcomes[variant.name, variant.nodes].append(outcome)
     note("")
     return outcomes
 
@@ -125,7 +130,7 @@ def make_variant(session: Session, name: str, nodes: int, sampling: SamplingSett
         shape=shape,  # type: ignore[arg-type]
         tree_nodes=nodes,
         beam_width=min(4, nodes),
-        verifier=verifier or ("block" if shape == "chain" else "auto"),
+        verifier=verifier or "auto",
     )
     proposer = session._factory.proposer(settings, Sampler(sampling), time.perf_counter)
     assert proposer
@@ -139,7 +144,8 @@ def propose(session: Session, variant: Variant, sampler: Sampler, history: list[
     session.draft.truncate(len(history) - 1)  # type: ignore[union-attr]  # its last token is part of the step
     started = time.perf_counter()
     limit = Limit(variant.nodes, variant.nodes, main.max_branches)
-    proposal = proposer.propose(history, limit, SeededRng(seed), lambda part: None)
+    rng = SeededRng(seed)
+    proposal = proposer.propose(history, limit, rng, lambda part: None)
     logits = main.decode_tree([history[-1], *proposal.tokens], [ROOT, *(n + 1 for n in proposal.parents)])
     known: dict[int, Distribution] = {}
 
@@ -148,17 +154,12 @@ def propose(session: Session, variant: Variant, sampler: Sampler, history: list[
             known[node] = sampler.distribution(logits[node + 1])
         return known[node]
 
-    lengths = []
-    seconds = 0.0
-    for i in range(1 if sampler.settings.temperature == 0 else 16):
-        path, token = variant.verifier(proposal, distribution, main.n_vocab, SeededRng(1000 * seed + i))
-        lengths.append(len(path) + 1)
-        if not i:
-            seconds = time.perf_counter() - started
-            tokens = [*(proposal.tokens[node] for node in path), token]
+    path, token = variant.verifier(proposal, distribution, main.n_vocab, rng, len(history))
+    seconds = time.perf_counter() - started
     main.commit(())
-    proposer.commit([*history, *tokens])  # some shapes learn from what was accepted
-    return Outcome(float(np.mean(lengths)), seconds)
+    # Some shapes learn from what was accepted.
+    proposer.commit([*history, *(proposal.tokens[node] for node in path), token])
+    return Outcome(len(path) + 1, seconds)
 
 
 def tokens_a_step(outcomes: Sequence[Outcome]) -> float:

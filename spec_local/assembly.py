@@ -22,6 +22,7 @@ from spec_local.proposers import (
     BestFirst,
     Chain,
     CombinedProposer,
+    Coupled,
     DraftModel,
     Drawn,
     Proposer,
@@ -148,7 +149,7 @@ class ProposerFactory:
         return policy.create(
             PolicyOptions(
                 # A chain that is verified against q must not be truncated after it was drawn.
-                may_truncate=greedy or settings.greedy_draft or settings.rule not in CHAIN_VERIFIERS,
+                may_truncate=greedy or settings.greedy_draft or settings.rule == "exact-match",
                 n_staged=settings.staged,
                 p_min=settings.draft_p_min,
                 costs=self._costs,
@@ -178,15 +179,17 @@ class ProposerFactory:
     def _shape(self, settings: GenerationSettings, policy: Policy) -> Shape:
         if settings.shape == "beam":
             return Beam(settings.beam_width, settings.tree_nodes)
-        drawing = VERIFIERS[settings.rule].drawing
+        exact_match = settings.rule == "exact-match"
         if settings.shape == "tree":
-            if drawing == "chosen":
+            if settings.sampling.temperature == 0 or settings.greedy_draft:
                 main, draft = self._costs() if settings.policy == "adaptive" else (None, None)
                 return BestFirst(settings.tree_nodes, costs=(main, draft) if main and draft else None)
-            return Drawn(drawing, settings.tree_nodes)
+            if exact_match:
+                return Coupled(settings.tree_nodes)
+            return Drawn(VERIFIERS[settings.rule].drawing, settings.tree_nodes)
         if settings.greedy_draft:
             return Chain("greedy", policy)
-        return Chain("drawn" if drawing == "one" else "coupled", policy)
+        return Chain("coupled" if exact_match else "drawn", policy)
 
     def _staging_costs(self, settings: GenerationSettings) -> CostModel | None:
         """The costs of staging; None if it would not pay even if every staged token were drafted."""

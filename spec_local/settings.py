@@ -42,9 +42,8 @@ class GenerationSettings:
             policy chooses between chains and trees.
         tree_nodes: maximum number of nodes in a tree or in all beams together.
         beam_width: number of beams.
-        verifier: a name in `spec_local.registry.VERIFIERS`; all of them are lossless. ``auto``: ``traversal``
-            for drawn trees, otherwise ``exact-match``. With ``exact-match``, a seed gives the same output
-            with and without draft tokens.
+        verifier: a name in `spec_local.registry.VERIFIERS`; all of them are lossless. ``auto``:
+            ``exact-match``, with which a seed gives the same output with and without draft tokens.
         greedy_draft: draft the most probable token instead of drawing from the draft model's distribution.
         cross_vocab: how to draft with a different vocabulary. ``tli``: token-level intersection, for any
             shape and verifier; ``slem``: string-level exact match, for chains with ``exact-match``; ``auto``:
@@ -109,6 +108,10 @@ class GenerationSettings:
             raise InvalidRequest(
                 f"verifier {self.verifier} verifies chains only: give auto or traversal for a tree"
             )
+        if self.shape == "beam" and self.verifier not in ("auto", "exact-match"):
+            raise InvalidRequest(
+                f"verifier {self.verifier} verifies drawn tokens, which beams are not: give auto for beams"
+            )
         for name, value, low in [
             ("draft-max", self.draft_max, 0),
             ("tree-nodes", self.tree_nodes, 1),
@@ -140,14 +143,10 @@ class GenerationSettings:
     def rule(self) -> str:
         """Name of the verifier; resolves ``auto``.
 
-        At temperature 0, exact match allows trees of the most probable tokens. Above it, exact match allows
-        Gumbel-coupled chains, which are accepted about as often as drawn ones and may be truncated anywhere.
-        There is no coupling for trees: they are drawn.
+        Exact match allows trees of the most probable tokens at temperature 0, and Gumbel-coupled ones above
+        it, which are accepted about as often as drawn ones and may be truncated anywhere.
         """
-        if self.verifier != "auto":
-            return self.verifier
-        drawn = self.shape in ("tree", "auto") and self.sampling.temperature > 0
-        return "traversal" if drawn else "exact-match"
+        return "exact-match" if self.verifier == "auto" else self.verifier
 
     @property
     def longest_path(self) -> int:

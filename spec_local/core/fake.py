@@ -145,6 +145,7 @@ class _ReplayRng:
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = list(script)
+        self._ranges: dict[int, tuple[float, float]] = {}  # what is known of the random number of a position
         self.taken: list[int] = []
         self.options: list[list[int]] = []
         self.probability = 1.0
@@ -168,7 +169,28 @@ class _ReplayRng:
     def choose_at(
         self, position: int, weights: NDArray[np.float64], tokens: NDArray[np.intp] | None = None
     ) -> int:
-        return self.choose(weights)
+        """The inverse of the cumulative distribution at one random number of the position."""
+        return int(self.rank_at(position, weights, tokens, 1)[0][0])
+
+    def rank_at(
+        self, position: int, weights: NDArray[np.float64], tokens: NDArray[np.intp] | None, k: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """The same at k random numbers, 1/k apart, of which `choose_at` uses the first."""
+        cumulative = weights.cumsum()
+        cumulative /= cumulative[-1]
+        shifts = np.arange(k) / k
+        at = self._uniform_at(position, ((cumulative[:, None] - shifts) % 1.0).ravel())
+        found = cumulative.searchsorted((at + shifts) % 1.0, side="right")
+        indices = np.array(list(dict.fromkeys(found.tolist())))
+        return indices, np.full(len(indices), 1.0 / len(indices))
+
+    def _uniform_at(self, position: int, cuts: NDArray[np.float64]) -> float:
+        """The random number of a position: which of the parts that the cuts make, and there its middle."""
+        low, high = self._ranges.get(position, (0.0, 1.0))
+        edges = np.array([low, *np.unique(cuts[(cuts > low) & (cuts < high)]), high])
+        part = self._branch((np.diff(edges) / (high - low)).tolist())
+        self._ranges[position] = edges[part], edges[part + 1]
+        return float(edges[part] + edges[part + 1]) / 2.0
 
 
 def enumerate_outcomes(run: Callable[[_ReplayRng], Outcome]) -> dict[Outcome, float]:

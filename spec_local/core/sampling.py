@@ -125,6 +125,11 @@ class Distribution:
         index = rng.choose(self.probs) if position is None else rng.choose_at(position, self.probs, self.ids)
         return index if self.ids is None else int(self.ids[index])
 
+    def ranked(self, rng: Rng, position: int, k: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """The k tokens that a similar distribution most probably draws at a position: see `Rng.rank_at`."""
+        indices, probs = rng.rank_at(position, self.probs, self.ids, k)
+        return (indices if self.ids is None else self.ids[indices]), probs
+
     def top(self, k: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """The k most probable tokens, or all if there are fewer, and their probabilities.
 

@@ -10,7 +10,7 @@ To add a lookup, a policy or a verifier, write one module and add one line to `s
 from spec_local.proposers.base import Limit, Proposer
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Beam, BestFirst, Chain, Drawn, Shape
+from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn, Shape
 from spec_local.proposers.string_level import StringLevelDraft
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "BestFirst",
     "Chain",
     "CombinedProposer",
+    "Coupled",
     "DraftModel",
     "Drawn",
     "Limit",

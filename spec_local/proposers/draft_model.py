@@ -92,13 +92,10 @@ class DraftModel:
             return Proposal()
         branches = min(limit.branches, model.max_branches, model.max_tokens, model.max_logits, room)
         limit = Limit(min(limit.depth, room), min(limit.nodes, room), branches)
-        try:
-            model.truncate(common_prefix(model.cached, history[:-1]))
-            self._tree = _DraftTree(self, history, limit, lap)
-            self._proposal = replace(self.shape.build(self._tree, limit, rng), source="draft")
-            self._tree.report_staged()
-        except ContextOverflow:  # of a different vocabulary, as in prefill
-            self._tree, self._proposal = None, Proposal()
+        model.truncate(common_prefix(model.cached, history[:-1]))
+        self._tree = _DraftTree(self, history, limit, lap)
+        self._proposal = replace(self.shape.build(self._tree, limit, rng), source="draft")
+        self._tree.report_staged()
         return self._proposal
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
@@ -228,7 +225,14 @@ class _DraftTree:
         unread = self._unread()
         self._stage(len(unread))
         self._n_before = len(self.tokens)
-        logits = model.evaluate([*unread, *self._staged], 1 + len(self._staged))
+        try:
+            logits = model.evaluate([*unread, *self._staged], 1 + len(self._staged))
+        except ContextOverflow:  # a main model token may be several tokens of a different vocabulary
+            if not self._staged:
+                raise
+            self._staged, self._confidence = [], ()
+            model.truncate(n_cached)
+            logits = model.evaluate(unread, 1)
         self._rows = logits[:, : self._n_vocab]
         self._lap("draft model")
         return len(model.cached) - n_cached

@@ -1,14 +1,16 @@
 """Shapes of a draft: which tokens a draft model evaluates, and which of them it proposes.
 
-A shape that draws tokens (`Drawn`) fixes the number of a node's children before it draws any of them; every
-verifier for its drawing is lossless then. A shape that chooses tokens (`BestFirst`, `Beam`) may look at
-anything, since its proposals have no probabilities.
+A shape that draws tokens (`Chain`, `Drawn`) fixes the number of a node's children before it draws any of
+them, and proposes all that it drew, even if the draft model's context is full; every verifier for its drawing
+is lossless then. A shape that chooses tokens (`Coupled`, `BestFirst`, `Beam`) may look at anything, since its
+proposals have no probabilities.
 """
 
 import heapq
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Literal, Protocol
 
 import numpy as np
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from spec_local.core.proposal import ROOT, Drawing, Proposal, path_to
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution
+from spec_local.errors import ContextOverflow
 from spec_local.policies.base import DraftOutput, Policy
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.planner import worth_verifying
@@ -99,85 +102,135 @@ class Chain(Shape):
     def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
         distributions: list[Distribution] = []
         node = ROOT
-        while len(tree.tokens) < min(limit.depth, limit.nodes) and self.policy.should_continue():
-            output = tree.next_output()
-            if not self.policy.should_draft(output):
-                break
-            q = output.distribution
-            distributions.append(q)
-            if self._selection == "coupled":
-                token = q.draw(rng, tree.n_history + len(tree.tokens))
-            else:
-                token = (q.most_probable() if self._selection == "greedy" else q).draw(rng)
-            node = tree.add(token, node)
-            if tree.is_end(token):
-                break
+        with suppress(ContextOverflow):
+            while len(tree.tokens) < min(limit.depth, limit.nodes) and self.policy.should_continue():
+                output = tree.next_output()
+                if not self.policy.should_draft(output):
+                    break
+                q = output.distribution
+                distributions.append(q)
+                if self._selection == "coupled":
+                    token = q.draw(rng, tree.n_history + len(tree.tokens))
+                else:
+                    token = (q.most_probable() if self._selection == "greedy" else q).draw(rng)
+                node = tree.add(token, node)
+                if tree.is_end(token):
+                    break
         n = self.policy.truncate(len(tree.tokens))
         return Proposal.chain(tree.tokens[:n], distributions[:n] if self._selection == "drawn" else ())
 
 
-class Drawn(Shape):
-    """A tree of drawn tokens.
-
-    A node divides a budget of nodes among its children as if each continued as a chain with the usual
-    acceptance rate. Where the draft model is confident that gives a chain, elsewhere branches.
+class _Divided(Shape):
+    """A tree in which a node divides a budget of nodes among its children, as if each continued as a chain
+    with the usual acceptance rate. Where the draft model is confident that gives a chain, elsewhere branches.
 
     Args:
-        drawing: how children are drawn; the verifier's.
         nodes: maximum number of nodes.
         width: maximum number of children of a node.
     """
 
-    def __init__(self, drawing: Drawing, nodes: int, width: int = 4) -> None:
-        self._drawing: Drawing = drawing
-        self._nodes, self._width = nodes, 1 if drawing == "one" else width
+    _drawing: Drawing = "chosen"
+
+    def __init__(self, nodes: int, width: int = 4) -> None:
+        self._nodes, self._width = nodes, width
         self._accepted, self._tested = 8.0, 10.0  # prior: an acceptance rate of 0.8
 
     def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
-        rate = min(0.98, max(0.05, self._accepted / self._tested))
         distributions: dict[int, Distribution] = {}
         draws: list[int] = []
         level = {ROOT: min(limit.nodes, limit.branches, self._nodes)}
         depth = 0
-        while level and depth < limit.depth:
-            below: dict[int, int] = {}
-            for (parent, budget), q in zip(level.items(), tree.distributions(list(level)), strict=True):
-                distributions[parent] = q
-                shares = self._share(q, budget, rate, limit.depth - depth)
-                by_token: dict[int, int] = {}
-                tokens = draw_children(q, len(shares), self._drawing, rng)
-                for token, share in zip(tokens, shares, strict=True):
-                    if token not in by_token:
-                        by_token[token] = tree.add(token, parent)
-                    node = by_token[token]
-                    draws.append(node)
-                    if share > 1 and not tree.is_end(token):
-                        below[node] = below.get(node, 0) + share - 1
-            level, depth = below, depth + 1
+        with suppress(ContextOverflow):
+            while level and depth < limit.depth:
+                below: dict[int, int] = {}
+                for (parent, budget), q in zip(level.items(), tree.distributions(list(level)), strict=True):
+                    if self._drawing != "chosen":
+                        distributions[parent] = q
+                    chain = self._rate ** np.arange(min(budget, limit.depth - depth))
+                    by_token: dict[int, int] = {}
+                    for token, share in self._children(q, budget, chain, rng, tree.n_history + depth):
+                        if token not in by_token:
+                            by_token[token] = tree.add(token, parent)
+                        node = by_token[token]
+                        draws.append(node)
+                        if share > 1 and not tree.is_end(token):
+                            below[node] = below.get(node, 0) + share - 1
+                level, depth = below, depth + 1
         return Proposal(tree.tokens, tree.parents, self._drawing, distributions, draws)
 
     def observe(self, n_accepted: int, exhausted: bool) -> None:
         self._accepted = 0.98 * self._accepted + n_accepted
         self._tested = 0.98 * self._tested + n_accepted + (not exhausted)
 
-    def _share(self, q: Distribution, budget: int, rate: float, depth: int) -> list[int]:
-        """Nodes for each child, itself included: the best division of the budget into 1 to `width` chains."""
+    @property
+    def _rate(self) -> float:
+        """The usual acceptance rate."""
+        return min(0.98, max(0.05, self._accepted / self._tested))
+
+    @abstractmethod
+    def _children(
+        self, q: Distribution, budget: int, chain: NDArray[np.floating], rng: Rng, position: int
+    ) -> Iterable[tuple[int, int]]:
+        """Tokens of a node's children, and the number of nodes for each, itself included.
+
+        Args:
+            chain: probability that 0, 1, … tokens after a child are accepted if it is.
+            position: of the children in the history.
+        """
+
+
+def _divide(
+    rates: NDArray[np.float64], chain: NDArray[np.floating], budget: int
+) -> tuple[float, NDArray[np.intp]]:
+    """The best division of a budget among children with these acceptance rates: its value, and shares."""
+    values = np.outer(rates, chain)
+    order = np.argsort(-values, axis=None, kind="stable")[:budget]
+    return float(values.ravel()[order].sum()), np.bincount(order // len(chain), minlength=len(rates))
+
+
+class Coupled(_Divided):
+    """A Gumbel-coupled tree, for exact-match verification.
+
+    The children of a node are the tokens that the main model most probably draws with the random numbers of
+    their position, as in a coupled `Chain`. With two or more children, the main model's token is among them
+    more often than with any other drawing (docs/trees.md), and a seed determines the output.
+    """
+
+    def _children(
+        self, q: Distribution, budget: int, chain: NDArray[np.floating], rng: Rng, position: int
+    ) -> Iterable[tuple[int, int]]:
+        tokens, probs = q.ranked(rng, position, min(self._width, budget))
+        shares = _divide(probs, chain, budget)[1]
+        return [(t, n) for t, n in zip(tokens.tolist(), shares.tolist(), strict=True) if n]
+
+
+class Drawn(_Divided):
+    """A tree of drawn tokens, for a verifier that uses q.
+
+    Args:
+        drawing: how children are drawn; the verifier's.
+        nodes, width: see `_Divided`.
+    """
+
+    def __init__(self, drawing: Drawing, nodes: int, width: int = 4) -> None:
+        super().__init__(nodes, 1 if drawing == "one" else width)
+        self._drawing: Drawing = drawing
+
+    def _children(
+        self, q: Distribution, budget: int, chain: NDArray[np.floating], rng: Rng, position: int
+    ) -> Iterable[tuple[int, int]]:
         top = q.top(min(self._width, budget))[1]
-        chain = rate ** np.arange(min(budget, depth))
         best, shares = 0.0, [budget]
         for n in range(1, len(top) + 1):
-            values = np.outer(self._child_rates(top, n, rate), chain)
-            order = np.argsort(-values, axis=None, kind="stable")[:budget]
-            value = float(values.ravel()[order].sum())
-            counts = np.bincount(order // len(chain), minlength=n)
+            value, counts = _divide(self._child_rates(top, n), chain, budget)
             if value > best and counts.all():
                 best, shares = value, counts.tolist()
-        return shares
+        return zip(draw_children(q, len(shares), self._drawing, rng), shares, strict=True)
 
-    def _child_rates(self, top: NDArray[np.float64], n: int, rate: float) -> NDArray[np.float64]:
+    def _child_rates(self, top: NDArray[np.float64], n: int) -> NDArray[np.float64]:
         """Estimated acceptance of n children before they are drawn, from the largest probabilities of q."""
         # Fitted to a 0.5B draft model of a 1.5B main model (docs/trees.md) at an acceptance rate of 0.85.
-        power = math.log(rate) / math.log(0.85)
+        power = math.log(self._rate) / math.log(0.85)
         if self._drawing == "top and one" and n > 1:
             chosen = 0.9 * top[: n - 1]
             return np.append(chosen, 0.7**power * (1.0 - chosen.sum()))
@@ -223,22 +276,26 @@ class BestFirst(Shape):
         depths: list[int] = []
         evaluated: set[int] = set()
         level, spent = [ROOT], 0.0
-        while level:
-            ranked = tree.most_probable(level, min(n, self._width))
-            spent += self._costs[1].seconds(len(level)) if self._costs else 0.0
-            evaluated.update(level)
-            for parent, (tokens, probs) in zip(level, ranked, strict=True):
-                value, depth = (1.0, 0) if parent == ROOT else (values[parent], depths[parent])
-                for token, prob in zip(tokens.tolist(), probs.tolist(), strict=True):
-                    tree.add(token, parent)
-                    values.append(value * prob)
-                    depths.append(depth + 1)
-            best = heapq.nlargest(n, range(len(values)), key=values.__getitem__)
-            level = [
-                node
-                for node in best
-                if node not in evaluated and depths[node] < limit.depth and not tree.is_end(tree.tokens[node])
-            ][: limit.branches - len(evaluated)]
+        best: list[int] = []
+        with suppress(ContextOverflow):
+            while level:
+                ranked = tree.most_probable(level, min(n, self._width))
+                spent += self._costs[1].seconds(len(level)) if self._costs else 0.0
+                evaluated.update(level)
+                for parent, (tokens, probs) in zip(level, ranked, strict=True):
+                    value, depth = (1.0, 0) if parent == ROOT else (values[parent], depths[parent])
+                    for token, prob in zip(tokens.tolist(), probs.tolist(), strict=True):
+                        tree.add(token, parent)
+                        values.append(value * prob)
+                        depths.append(depth + 1)
+                best = heapq.nlargest(n, range(len(values)), key=values.__getitem__)
+                level = [
+                    node
+                    for node in best
+                    if node not in evaluated
+                    and depths[node] < limit.depth
+                    and not tree.is_end(tree.tokens[node])
+                ][: limit.branches - len(evaluated)]
         if self._costs:
             best = best[: worth_verifying([values[node] for node in best], spent, self._costs[0])]
         return Proposal(tree.tokens, tree.parents).part(best)
@@ -261,19 +318,22 @@ class Beam(Shape):
         n_evaluated = 0
         beams = {ROOT: 1.0}  # probability of each path by its last node
         kept: set[int] = set()
-        for _ in range(limit.depth):
-            level = [b for b in beams if b == ROOT or not tree.is_end(tree.tokens[b])]
-            n_evaluated += len(level)
-            if not level or n_evaluated > limit.branches:
-                break
-            candidates = [(value, b, None) for b, value in beams.items() if b not in level]
-            for parent, (tokens, probs) in zip(level, tree.most_probable(level, width), strict=True):
-                for token, prob in zip(tokens.tolist(), probs.tolist(), strict=True):
-                    candidates.append((beams[parent] * prob, parent, token))
-            best = heapq.nlargest(width, candidates, key=lambda c: c[0])
-            beams = {node if token is None else tree.add(token, node): value for value, node, token in best}
-            merged = {node for beam in beams for node in path_to(tree.parents, beam)}
-            if len(merged) > max_nodes:
-                break
-            kept = merged
+        with suppress(ContextOverflow):
+            for _ in range(limit.depth):
+                level = [b for b in beams if b == ROOT or not tree.is_end(tree.tokens[b])]
+                n_evaluated += len(level)
+                if not level or n_evaluated > limit.branches:
+                    break
+                candidates = [(value, b, None) for b, value in beams.items() if b not in level]
+                for parent, (tokens, probs) in zip(level, tree.most_probable(level, width), strict=True):
+                    for token, prob in zip(tokens.tolist(), probs.tolist(), strict=True):
+                        candidates.append((beams[parent] * prob, parent, token))
+                best = heapq.nlargest(width, candidates, key=lambda c: c[0])
+                beams = {
+                    node if token is None else tree.add(token, node): value for value, node, token in best
+                }
+                merged = {node for beam in beams for node in path_to(tree.parents, beam)}
+                if len(merged) > max_nodes:
+                    break
+                kept = merged
         return Proposal(tree.tokens, tree.parents).part(kept)

@@ -39,6 +39,11 @@ class _RejectingRng:
     def choose_at(self, position: int, weights: Floats, tokens: NDArray[np.intp] | None = None) -> int:
         return self.choose(weights)
 
+    def rank_at(
+        self, position: int, weights: Floats, tokens: NDArray[np.intp] | None, k: int
+    ) -> tuple[NDArray[np.intp], Floats]:
+        return np.array([self.choose(weights)]), np.ones(1)
+
 
 def acceptance_bound(p: Floats, q: Floats, k: int, drawing: Drawing) -> float:
     """α* for k children of a node, (V,) each.

@@ -26,7 +26,7 @@ from spec_local.policies.cost_model import CostModel
 from spec_local.registry import POLICY_NAMES
 from spec_local.session import Done, Session, Text
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
-from spec_local.verifiers import VERIFIERS
+from spec_local.verifiers import VERIFIERS, Verifier
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -159,8 +159,8 @@ def check_equal_except_near_draws(session, prompt, ours, theirs, sampling, seed,
         moved[favourite] += tolerance
         moved[other] -= tolerance
         found = Sampler(sampling).distribution(moved)
-        index = SeededRng(seed).choose_at(len(prompt) + at, found.probs, found.tokens)
-        drawn = index if found.tokens is None else int(found.tokens[index])
+        index = SeededRng(seed).choose_at(len(prompt) + at, found.probs, found.ids)
+        drawn = index if found.ids is None else int(found.ids[index])
         assert drawn == favourite, f"token {at} differs, and it is not a near-tie"
 
 
@@ -184,6 +184,7 @@ DRAFTING = [
     for name, settings in (PROPOSERS | SHAPES).items()
     for verifier in VERIFIERS
     if not (settings.get("shape") == "tree" and verifier in CHAIN_VERIFIERS)
+    and not (settings.get("shape") == "beam" and verifier != "exact-match")
 ]
 
 
@@ -204,6 +205,29 @@ def test_temperature_0_equals_plain_decoding(make_session, settings, verifier):
     if settings.get("proposer") != "lookup":
         assert s.draft_n > s.draft_n_accepted > 10  # some draft tokens are rejected
     check_caches(session, [*prompt, *tokens])
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize(
+    "name", [name for name, verifier in VERIFIERS.items() if verifier.drawing != "chosen"]
+)
+def test_the_verifier_that_was_asked_for_verifies(make_session, monkeypatch, shape, name):
+    if shape == "tree" and name in CHAIN_VERIFIERS:
+        pytest.skip("refused")
+    verifier, sizes = VERIFIERS[name], []
+
+    def rule(proposal, *args):
+        sizes.append(len(proposal.tokens))
+        return verifier._rule(proposal, *args)
+
+    monkeypatch.setitem(VERIFIERS, name, Verifier(verifier.drawing, rule))
+    session = make_session()
+    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    _, _, done = run(
+        session, prompt, proposer="draft", policy="fixed", shape=shape, verifier=name, max_tokens=20,
+        sampling=SamplingSettings(temperature=1), seed=1,
+    )  # fmt: skip
+    assert sum(sizes) == done.statistics.draft_n > 0
 
 
 def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context, models):
@@ -499,6 +523,8 @@ VARIANTS = [
     {"policy": "fixed", "draft_max": 1},
     {"policy": "fixed", "draft_max": 12},
     {"policy": "fixed", "proposer": "lookup"},
+    {"policy": "adaptive", "shape": "auto"},
+    {"policy": "fixed", "shape": "tree"},
     {"policy": "fixed", "shape": "beam"},
     {"policy": "fixed", "greedy_draft": True},
     {"policy": "confidence", "draft_p_min": 0.3},

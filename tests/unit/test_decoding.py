@@ -23,7 +23,7 @@ from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies import Policy
-from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn
+from spec_local.proposers import Beam, BestFirst, Chain, Coupled, DraftModel, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
 
@@ -135,6 +135,9 @@ PROPOSERS = {
     "best first": draft(0.5, lambda: BestFirst(6, 3)),
     "perfect best first": draft(0.0, lambda: BestFirst(6, 3)),
     "beam": draft(0.5, lambda: Beam(2, 6)),
+    "coupled tree": draft(0.5, lambda: Coupled(4, 2)),
+    "perfect coupled tree": draft(0.0, lambda: Coupled(4, 2)),
+    "unrelated coupled tree": draft(5.0, lambda: Coupled(4, 2)),
 }
 for _name, _target in registry.LOOKUPS.items():
     PROPOSERS.setdefault(
@@ -146,7 +149,15 @@ CASES = {f"{name}, {rule}": (make, rule) for name, make in PROPOSERS.items() for
 CASES |= {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}
 CASES |= {
     f"{name}, {rule}": (PROPOSERS[name], rule)
-    for name in ("best first", "beam", "suffix", "recycling", "datastore", "datastore, followed")
+    for name in (
+        "best first",
+        "beam",
+        "coupled tree",
+        "suffix",
+        "recycling",
+        "datastore",
+        "datastore, followed",
+    )
     for rule in ("exact-match", "traversal")
 }
 for _rule, _drawing in DRAWN.items():
@@ -165,6 +176,7 @@ SHAPES = {
     "chain": (Chain, "block"),
     "best first": (partial(BestFirst, 12), "exact-match"),
     "beam": (partial(Beam, 4, 12), "exact-match"),
+    "coupled tree": (partial(Coupled, 12), "exact-match"),
     "tree": (partial(Drawn, "top and one", 12), "top-one"),
     "traversal tree": (partial(Drawn, "without replacement", 12), "traversal"),
 }

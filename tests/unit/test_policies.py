@@ -21,7 +21,7 @@ from spec_local.lookups import Candidates, PromptLookup, Recycling, SuffixLookup
 from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
 from spec_local.policies.base import Offer
 from spec_local.policies.cost_model import CostModel
-from spec_local.proposers import Chain, CombinedProposer, DraftModel
+from spec_local.proposers import Chain, CombinedProposer, Coupled, DraftModel, Drawn
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
@@ -59,11 +59,12 @@ class World:
         how, rule: how draft tokens are drawn, and what verifies them.
         lookup: minimum tokens of a match; 0: no lookup.
         several: whether lookups of all kinds propose together, and trees.
+        tree: the draft model's shape in steps in which the policy chooses a tree.
     """
 
     def __init__(
         self, policy, main=FLAT, draft=CHEAP, how="coupled", rule="exact-match", *, sampling=GREEDY,
-        noise=0.3, n_vocab=8, lookup=1, several=False, may_truncate=None,
+        noise=0.3, n_vocab=8, lookup=1, several=False, may_truncate=None, tree=None,
     ):  # fmt: skip
         self.now = 0.0
         self.costs = tuple(CostModel(costs) for costs in (main, draft))
@@ -79,7 +80,9 @@ class World:
         lookups = [PromptLookup(longest=3 if lookup == 1 else 8, shortest=lookup)] if lookup else []
         if several:
             lookups += [SuffixLookup(shortest=1), Recycling()]
-        self.proposer = CombinedProposer(self.policy, chain, lookups, branches=4 if several else 1, nodes=6)
+        self.proposer = CombinedProposer(
+            self.policy, chain, lookups, tree, branches=4 if several else 1, nodes=6
+        )
 
     def generate(self, prompt, n=60, draft_max=64, rng=None):
         """Return the tokens of an answer, and its statistics."""
@@ -263,6 +266,53 @@ def test_enumeration_notices_truncated_drawn_chains(policies, mode):
     )
     assert right < 1e-12
     assert wrong < 1e-12 if mode == "coupled" else wrong > 1e-3
+
+
+class Peeking(Policy):
+    """Drafts a chain, drops it if it may, and then decides on a tree by the second of the dropped tokens.
+
+    The numbers that drew that token are those of a position that the tree is about to fill.
+    """
+
+    tree_nodes = tree_depth = 2
+
+    def __init__(self, world, may_truncate):
+        super().__init__(may_truncate)
+        self._next = "draft"
+
+    def choose(self, offer):
+        return self._next
+
+    def truncate(self, n):
+        return 0 if self.may_truncate else n
+
+    def observe(self, drafted, output, n_verified):
+        self._next = "tree" if len(drafted) > 1 and drafted[1] == 0 else "none"
+
+
+PEEKING = {"exact-match": ("coupled", lambda: Coupled(2, 2))} | {
+    rule: ("drawn", partial(Drawn, verifier.drawing, 2, 2))
+    for rule, verifier in VERIFIERS.items()
+    if verifier.drawing not in ("chosen", "one")
+}
+
+
+@pytest.mark.parametrize("rule", PEEKING)
+def test_a_policy_that_knows_the_randomness_of_later_tokens_does_not_change_the_distribution(rule):
+    how, tree = PEEKING[rule]
+
+    def make():
+        return World(Peeking, how=how, rule=rule, tree=tree(), sampling=FREE, n_vocab=3, lookup=0, noise=1.0)
+
+    assert worst_error(make) < 1e-12
+
+
+def test_enumeration_notices_a_drawn_tree_after_a_coupled_chain():
+    def make():
+        tree = Drawn("without replacement", 2, 2)
+        return World(Peeking, rule="traversal", tree=tree, sampling=FREE, n_vocab=3, lookup=0, noise=1.0)
+
+    assert worst_error(make) > 1e-2
 
 
 SAMPLINGS = {

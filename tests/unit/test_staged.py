@@ -14,7 +14,7 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Step
-from spec_local.errors import BackendError
+from spec_local.errors import BackendError, ContextOverflow
 from spec_local.lookups.base import Candidates
 from spec_local.policies import Confidence, Policy
 from spec_local.proposers import BestFirst, Chain, DraftModel, StringLevelDraft
@@ -254,6 +254,53 @@ def test_a_chain_that_ends_early_leaves_no_staged_tokens_behind():
     plain, _ = run(DraftModel(draft_model(), Sampler(how), Chain(), n_vocab=8), how, max_tokens=60)
     assert tokens == plain
     assert 0 < statistics.draft_n < 8 * statistics.n_steps
+
+
+class LongTokens(FakeModel):
+    """A model in which token 3 takes three cells and is never drawn, as if its vocabulary differed."""
+
+    def logits(self, history):
+        found = super().logits(history)
+        found[3] = -np.inf
+        return found
+
+    def decode_tree(self, tokens, parents, n_logits=None):
+        after = [*self.cached, *tokens]
+        if len(after) + 2 * after.count(3) > self.n_ctx:
+            raise ContextOverflow("the context is full")
+        return super().decode_tree(tokens, parents, n_logits)
+
+
+class LongAfter:
+    """A lookup that finds a long token after one of the tokens."""
+
+    name = "long"
+    needs_logits = False
+
+    def __init__(self, token):
+        self.token = token
+
+    def find(self, history, limit):
+        return Candidates([3] if history[-1] == self.token else [0], [ROOT], [0.9], "test")
+
+
+@pytest.mark.parametrize(
+    ("selection", "rule"), [("drawn", "token"), ("drawn", "block"), ("coupled", "exact-match")]
+)
+@pytest.mark.parametrize("n_ctx", [7, 8])
+def test_drawn_tokens_are_proposed_even_if_what_is_staged_after_them_does_not_fit(
+    cached_logits, selection, rule, n_ctx
+):
+    """Dropping them would depend on what they are, and the output would not be the main model's."""
+    prompt, how = [0, 1, 2, 0, 2], SamplingSettings(top_k=2)
+
+    def answer(rng):
+        chain = Chain(selection, Policy(selection != "drawn", n_staged=2))
+        small = LongTokens(4, seed=2, scale=1.0, noise=0.5, n_ctx=n_ctx)
+        proposer = DraftModel(small, Sampler(how), chain, n_vocab=4, lookup=LongAfter(1))
+        return tuple(run(proposer, how, rule, rng, prompt, main_model(4), draft_max=3, max_tokens=4)[0][:3])
+
+    assert_main_distribution(enumerate_outcomes(answer), main_model(4), Sampler(how), prompt)
 
 
 class Garbage:
