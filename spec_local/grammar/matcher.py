@@ -20,6 +20,8 @@ _LIMITS = LLParserLimits(step_max_items=20_000_000, step_lexer_fuel=20_000_000)
 """Limits of about a second per mask. The defaults are too low for large character sets and vocabularies."""
 _FEW = 64
 """Up to this number of tokens, checking them one by one is faster than a mask of the whole vocabulary."""
+_MAX_TOKEN_BYTES, _MAX_VOCABULARY_BYTES = 1 << 10, 1 << 22
+"""Size of a token and sum of all sizes; above, llguidance's prefix tree fails an assertion."""
 _POSITION = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
 # Without this, text that is forced could be tokenized in one way only, and masks would depend on the
 # tokenizer.
@@ -42,8 +44,8 @@ class Vocabulary(Protocol):
 class Grammar:
     """A grammar or a JSON schema for one vocabulary.
 
-    Tokens without text (control tokens) are allowed only where the grammar names them (``<...>``).
-    End tokens are allowed where the text is complete.
+    Tokens without text (control tokens) or of more than 1024 bytes are allowed only where the grammar names
+    them (``<...>``). End tokens are allowed where the text is complete.
     """
 
     def __init__(self, vocabulary: Vocabulary, lark: str) -> None:
@@ -157,11 +159,17 @@ class _Tokens:
     def __init__(self, vocabulary: Vocabulary) -> None:
         pieces = [vocabulary.piece(token) for token in range(vocabulary.n_tokens)]
         self.ends = [token for token in range(len(pieces)) if vocabulary.is_end(token)]
+        if not self.ends:
+            raise InvalidRequest(
+                "the model has no token that ends an answer, which a grammar needs: use another model"
+            )
         self.eos_token_id = self.ends[0]
-        self.special_token_ids = [token for token, piece in enumerate(pieces) if not piece]
-        self.special_token_ids += self.ends
+        unusable = [token for token, piece in enumerate(pieces) if not 0 < len(piece) <= _MAX_TOKEN_BYTES]
+        self.special_token_ids = unusable + self.ends
         for token in self.special_token_ids:
             pieces[token] = b"<|%d|>" % token
+        if sum(map(len, pieces)) >= _MAX_VOCABULARY_BYTES:
+            raise InvalidRequest("the model's vocabulary is too large for a grammar: use another model")
         self.tokens = pieces
 
     def __call__(self, text: bytes | str) -> list[int]:

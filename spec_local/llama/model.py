@@ -12,6 +12,8 @@ from spec_local.llama.memory import mapped_files, release_mapped_file
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 
+_MAX_WINDOW = 1 << 20  # tokens, several times those of known models; llama.cpp allocates it for each branch
+
 
 def check_header(path: Path) -> None:
     """Check that a file exists, is readable and starts like a GGUF file.
@@ -82,6 +84,10 @@ class Model:
             raise ModelError(f"{self.path} is a diffusion model: use one that generates text token by token")
         if self.vocabulary.type == lib.LLAMA_VOCAB_TYPE_NONE:
             raise ModelError(f"{self.path} has no tokenizer: use a complete GGUF file")
+        if not self.vocabulary.can_tokenize:
+            raise ModelError(f"{self.path} is damaged, and its tokenizer would not end: download it again")
+        if lib.llama_model_n_swa(self.handle) > _MAX_WINDOW:
+            raise ModelError(f"{self.path} is damaged: its sliding window is too large: download it again")
 
     def close(self) -> None:
         """Free the memory as soon as no call uses it and all contexts of this model are closed."""
@@ -99,7 +105,7 @@ class Model:
     @functools.cached_property
     def n_ctx_train(self) -> int:
         """Context length in training, in tokens; 0 if unknown."""
-        return int(self._lib.llama_model_n_ctx_train(self.handle))
+        return max(0, int(self._lib.llama_model_n_ctx_train(self.handle)))
 
     @functools.cached_property
     def n_ctx_original(self) -> int | None:

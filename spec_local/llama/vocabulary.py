@@ -54,6 +54,17 @@ class Vocabulary:
 
         return is_end
 
+    @property
+    def can_tokenize(self) -> bool:
+        """Whether llama.cpp's tokenizer ends on every text.
+
+        That of RWKV starts again, without end, after the beginning of a token that is not itself a token.
+        """
+        if self.type != self._lib.LLAMA_VOCAB_TYPE_RWKV:
+            return True
+        pieces = {self.piece(token, special=True) for token in range(self.n_tokens)}
+        return all(piece[:1] in pieces for piece in pieces if piece)
+
     @functools.cached_property
     def fill_in(self) -> tuple[int, int, int] | None:
         """The fill-in-the-middle tokens (prefix, suffix, middle), or None."""

@@ -1,0 +1,231 @@
+"""Damaged and hostile headers: each file is refused with one line, or works in every role.
+
+The check of a new file runs in a child process, where a crash is harmless. What passes the check must neither
+crash a session nor raise an untyped error there.
+"""
+
+import copy
+import json
+import os
+import select
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from spec_local.llama.tiny import write_tiny_model
+from tests.gguf_mutations import ARRAY, INT32, STRING, UINT32, Gguf, mutated, parse, shorten_vocabulary
+
+N_SEEDS = 100
+MAX_MEMORY = 400  # MiB of the child process; it needs less than 100
+DEADLINE = 30.0  # seconds for a file; it takes about 0.05
+
+# Checks a file as `probe` does, then uses it as the main and as the draft model of sessions that do not.
+WORKER = """
+import json, resource, sys
+from pathlib import Path
+import spec_local.machine
+from spec_local import session
+from spec_local.core.sampling import SamplingSettings
+from spec_local.errors import SpecLocalError
+from spec_local.llama.probe import _exercise
+from spec_local.settings import GenerationSettings
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+spec_local.machine.default_threads = lambda: 1
+session.check_model_file = lambda *args, **kwargs: None
+sampling = SamplingSettings(temperature=0.8)
+plain = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixed")
+schema = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixed", json_schema="{}")
+tree = GenerationSettings(sampling, max_tokens=8, proposer="draft", policy="fixed", shape="tree")
+
+def use(main, draft, settings, **options):
+    with session.Session.open(main, draft, threads=1, **options) as opened:
+        opened.main.model.chat_template
+        opened.main.model.vocabulary.fingerprint
+        return sum(len(getattr(event, "tokens", ())) for event in opened.generate("Hello, you", settings))
+
+def outcome(call):
+    try:
+        return "works", call() or 0
+    except SpecLocalError as error:
+        return "error", str(error)
+    except Exception as error:
+        return "untyped", repr(error)
+
+for line in sys.stdin:
+    path = Path(line.strip())
+    for call in (
+        lambda: _exercise(path, -1),
+        lambda: use(path, None, plain, cache_type="q8_0"),
+        lambda: use(path, None, schema),
+        lambda: use(sys.argv[1], path, tree, branches=64),
+    ):
+        found = outcome(call)
+        print(json.dumps(found), flush=True)
+        if found[0] != "works" and call.__code__.co_names[0] == "_exercise":
+            break
+    print(json.dumps(["end", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]), flush=True)
+"""
+
+
+class Worker:
+    """Uses files in a child process, which is replaced after a crash or a hang."""
+
+    def __init__(self, main, log):
+        self._command, self._log, self._child, self.memory = (
+            [sys.executable, "-c", WORKER, main],
+            log,
+            None,
+            0,
+        )
+
+    def use(self, path):
+        """The outcomes of the check, and as the main, constrained and draft model, until a crash or hang."""
+        if self._child is None:
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=os.environ | {"GGML_NO_BACKTRACE": "1"},
+                bufsize=0,
+            )
+        self._child.stdin.write(os.fsencode(path) + b"\n")
+        outcomes = []
+        while True:
+            if not select.select([self._child.stdout], [], [], DEADLINE)[0]:
+                self.end()
+                return [*outcomes, ("hang", "")]
+            line = self._child.stdout.readline()
+            if not line:
+                code = self._child.wait()
+                self.end()
+                return [*outcomes, ("crash", code)]
+            kind, detail = json.loads(line)
+            if kind == "end":
+                self.memory = max(self.memory, detail >> (20 if sys.platform == "darwin" else 10))
+                return outcomes
+            outcomes.append((kind, detail))
+
+    def end(self):
+        if self._child:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """Parsed files: plain, with experts, with sliding windows, recurrent, and with other tokenizers."""
+    folder = tmp_path_factory.mktemp("bases")
+    shapes = {
+        "llama": {"n_layers": 1},
+        "experts": {"n_layers": 1, "n_experts": 4, "tensor_type": "Q8_0"},
+        "gemma3": {"n_layers": 2, "architecture": "gemma3"},
+        "mamba": {"n_layers": 1, "architecture": "mamba"},
+    }
+    found = {}
+    for name, shape in shapes.items():
+        content = write_tiny_model(folder / f"{name}.gguf", **shape).read_bytes()
+        found[name] = parse(content)
+        assert found[name].encoded() == content
+    found["bpe"] = with_byte_level_tokenizer(copy.deepcopy(found["llama"]))
+    found["rwkv"] = with_rwkv_tokenizer(copy.deepcopy(found["llama"]))
+    return found
+
+
+def with_byte_level_tokenizer(gguf: Gguf) -> Gguf:
+    """The same model with the tokenizer of GPT-2, which has merges and no scores."""
+    old = gguf.find("tokenizer.ggml.tokens").value
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    characters = [chr(byte) if byte in plain else chr(0x200 + byte) for byte in range(256)]
+    tokens = [*old[:5], *(character.encode() for character in characters)]
+    merges = [f"{a} {b}".encode() for a in "etaoinshrdlu" for b in "etaoinshrdlu"]
+    tokens += [merge.replace(b" ", b"") for merge in merges]
+    tokens += [b"[%d]" % n for n in range(len(old) - len(tokens))]
+    gguf.set("tokenizer.ggml.model", STRING, b"gpt2")
+    gguf.set("tokenizer.ggml.pre", STRING, b"llama-bpe")
+    gguf.set("tokenizer.ggml.tokens", ARRAY, tokens, STRING)
+    gguf.set("tokenizer.ggml.merges", ARRAY, merges, STRING)
+    gguf.set("tokenizer.ggml.token_type", ARRAY, [2, 3, 3, 3, 3] + [1] * (len(tokens) - 5), INT32)
+    gguf.entries.remove(gguf.find("tokenizer.ggml.scores"))
+    return gguf
+
+
+def with_rwkv_tokenizer(gguf: Gguf) -> Gguf:
+    """The same model with the tokenizer of RWKV, whose first tokens are the bytes."""
+    tokens = gguf.find("tokenizer.ggml.tokens")
+    tokens.value[5:261] = [b"\\x%02x" % byte for byte in range(256)]
+    gguf.set("tokenizer.ggml.model", STRING, b"rwkv")
+    return gguf
+
+
+@pytest.fixture
+def worker(bases, tmp_path):
+    main = tmp_path / "main.gguf"
+    main.write_bytes(bases["llama"].encoded())
+    with (tmp_path / "log").open("wb") as log:
+        worker = Worker(main, log)
+        yield worker
+        worker.end()
+
+
+def test_unchanged_files_work(bases, worker, tmp_path):
+    """Otherwise, the tests below would prove little."""
+    path = tmp_path / "model.gguf"
+    for name, gguf in bases.items():
+        path.write_bytes(gguf.encoded())
+        kinds = [kind for kind, _ in worker.use(path)]
+        assert kinds == ["works", "works", "works", "error" if name == "mamba" else "works"], name
+
+
+def test_mutated_files_are_refused_or_work(bases, worker, tmp_path):
+    names, tally = list(bases), Counter()
+    path = tmp_path / "model.gguf"
+    for seed in range(N_SEEDS):
+        gguf, note = mutated(bases[names[seed % len(names)]], seed)
+        path.write_bytes(gguf.encoded())
+        check, *sessions = worker.use(path)
+        tally[check[0]] += 1
+        assert check[0] in ("works", "error", "crash"), (seed, note, check)
+        for outcome in sessions:
+            assert outcome[0] in ("works", "error"), (seed, note, outcome)
+        for kind, detail in (check, *sessions):
+            assert kind != "error" or "\n" not in detail.strip(), (seed, note, detail)
+    assert tally["works"] > 10
+    assert tally["error"] > 40
+    assert worker.memory < MAX_MEMORY
+
+
+def with_a_long_token(gguf: Gguf) -> None:
+    gguf.find("tokenizer.ggml.tokens").value[-1] = b"x" * 1025
+
+
+# Files that once crashed or hung a session: base, change, the use that reports it (None: all work), and how.
+CORPUS = [
+    ("llama", lambda gguf: gguf.set("tokenizer.ggml.model", STRING, b"rwkv"), 0, "tokenizer would not end"),
+    (
+        "gemma3",
+        lambda gguf: gguf.set("gemma3.attention.sliding_window", UINT32, 2**31 - 1),
+        0,
+        "sliding window",
+    ),
+    ("bpe", lambda gguf: shorten_vocabulary(gguf, 2), 2, "no token that ends an answer"),
+    ("llama", with_a_long_token, None, ""),
+    ("llama", lambda gguf: gguf.set("llama.context_length", UINT32, 2**32 - 1), None, ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "use", "reason"), CORPUS, ids=["rwkv", "window", "end", "long", "context"]
+)
+def test_files_that_once_crashed_or_hung(bases, worker, tmp_path, base, change, use, reason):
+    gguf, path = copy.deepcopy(bases[base]), tmp_path / "model.gguf"
+    change(gguf)
+    path.write_bytes(gguf.encoded())
+    outcomes = worker.use(path)
+    assert [kind for kind, _ in outcomes] == (
+        ["works"] * 4 if use is None else ["works"] * use + ["error"] + ["works"] * (len(outcomes) - use - 1)
+    ), outcomes
+    assert use is None or reason in outcomes[use][1]
