@@ -297,12 +297,26 @@ PEEKING = {"exact-match": ("coupled", lambda: Coupled(2, 2))} | {
 }
 
 
+class RandomTrees(RandomPolicy):
+    """Decides at random, depending on all that was drafted, also between chains and trees."""
+
+    tree_nodes = tree_depth = 2
+
+    def choose(self, offer):
+        source = super().choose(offer)
+        return "tree" if source == "draft" and self._random(2) else source
+
+
+RANDOM_TREES = [pytest.param(partial(RandomTrees, seed=i), marks=pytest.mark.slow) for i in range(4)]
+
+
+@pytest.mark.parametrize("policy", [Peeking, *RANDOM_TREES])
 @pytest.mark.parametrize("rule", PEEKING)
-def test_a_policy_that_knows_the_randomness_of_later_tokens_does_not_change_the_distribution(rule):
+def test_a_policy_that_knows_the_randomness_of_later_tokens_does_not_change_the_distribution(rule, policy):
     how, tree = PEEKING[rule]
 
     def make():
-        return World(Peeking, how=how, rule=rule, tree=tree(), sampling=FREE, n_vocab=3, lookup=0, noise=1.0)
+        return World(policy, how=how, rule=rule, tree=tree(), sampling=FREE, n_vocab=3, noise=1.0)
 
     assert worst_error(make) < 1e-12
 
