@@ -17,14 +17,17 @@ from typing import Any
 
 from spec_local.errors import SpecLocalError
 
+DEADLINE_S = 300.0
+"""For a child that reads headers or tiny files, which takes seconds: several minutes if the machine swaps."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChildResult:
     """The outcome of a child process.
 
-    crash: the signal that killed the child, such as ``SIGILL``, or the last line of its stderr; None if it
-    did not crash. error: the message of the SpecLocalError that it raised, or None. facts: the result of its
-    work.
+    crash: the signal that killed the child, such as ``SIGILL``, the last line of its stderr, or that it was
+    killed at its deadline; None if it did not crash. error: the message of the SpecLocalError that it raised,
+    or None. facts: the result of its work.
     """
 
     crash: str | None
@@ -36,8 +39,8 @@ class ChildResult:
         return self.crash is None and self.error is None
 
 
-def run_child(module: str, *arguments: str) -> ChildResult:
-    """Run a module whose main block calls `child_main`, and wait for it.
+def run_child(module: str, *arguments: str, deadline: float | None = DEADLINE_S) -> ChildResult:
+    """Run a module whose main block calls `child_main`, and wait for it, at most `deadline` seconds.
 
     The child is killed if this call is interrupted, and exits if this process dies.
     """
@@ -46,7 +49,11 @@ def run_child(module: str, *arguments: str) -> ChildResult:
     environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # otherwise ggml starts a debugger after a crash
     reading, writing = os.pipe()  # nothing is written: the pipe closes when this process ends
     try:
-        child = subprocess.run(command, stdin=reading, capture_output=True, env=environment, check=False)
+        child = subprocess.run(
+            command, stdin=reading, capture_output=True, env=environment, check=False, timeout=deadline
+        )
+    except subprocess.TimeoutExpired as error:
+        return ChildResult(f"killed after {error.timeout:.0f} s without a result", None, {})
     finally:
         os.close(reading)
         os.close(writing)

@@ -7,6 +7,8 @@ file, the build or the processor changes.
 """
 
 import contextlib
+import glob
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -16,12 +18,15 @@ from typing import Any
 import platformdirs
 
 from spec_local import kernels
-from spec_local.child_process import ChildResult, child_main, run_child
+from spec_local.child_process import DEADLINE_S, ChildResult, child_main, run_child
 from spec_local.errors import BackendCrash, BackendError, ModelFileError
 from spec_local.files import write_atomically
 from spec_local.llama import runtime
 from spec_local.llama.model import check_header
 
+_SLOWEST_DISK = 1e7
+"""Bytes per second, as of a network folder over Wi-Fi. A model that does not fit in the memory is read again for
+every token, and is unusable from such a disk anyway."""
 _WITHOUT_KERNELS = "--without-kernels"  # an argument of the child process
 
 
@@ -32,7 +37,14 @@ def probe_build() -> ChildResult:
 
 def probe_file(path: Path, gpu_layers: int = -1, *, without_kernels: bool = False) -> ChildResult:
     """Test a model file: load it, evaluate a few tokens and read its vocabulary."""
-    return _run_child(str(path), str(gpu_layers), *[_WITHOUT_KERNELS] * without_kernels)
+    options = [_WITHOUT_KERNELS] * without_kernels
+    return _run_child(str(path), str(gpu_layers), *options, deadline=DEADLINE_S + _size(path) / _SLOWEST_DISK)
+
+
+def _size(path: Path) -> int:
+    """Bytes of all parts of a model."""
+    parts = re.sub(r"-00001-of-(\d{5})$", r"-*-of-\1", glob.escape(path.stem)) + glob.escape(path.suffix)
+    return sum(part.stat().st_size for part in path.parent.glob(parts))
 
 
 def check_model_file(
@@ -73,8 +85,8 @@ def check_model_file(
         write_atomically(known, str(path).encode())
 
 
-def _run_child(*arguments: str) -> ChildResult:
-    return run_child("spec_local.llama.probe", *arguments)
+def _run_child(*arguments: str, deadline: float = DEADLINE_S) -> ChildResult:
+    return run_child("spec_local.llama.probe", *arguments, deadline=deadline)
 
 
 def _exercise(path: Path, gpu_layers: int) -> None:

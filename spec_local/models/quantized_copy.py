@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
-from spec_local.child_process import run_child
+from spec_local.child_process import DEADLINE_S, run_child
 from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLocalError
 from spec_local.files import format_size, replacing
 from spec_local.llama.headers import open_header
@@ -149,7 +149,8 @@ def quantize(
         BackendError: llama.cpp failed or crashed; the message gives the reason.
     """
     writing = [str(target), str(threads or default_threads())] if target else []
-    result = run_child(_PROGRAM, str(source), kind, *writing)
+    # quantizing takes hours for the largest models; Ctrl-C ends it
+    result = run_child(_PROGRAM, str(source), kind, *writing, deadline=None if target else DEADLINE_S)
     if result.error:
         raise BackendError(result.error)
     if result.crash:

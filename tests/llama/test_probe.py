@@ -179,7 +179,7 @@ def test_a_valid_file_is_checked_once(whole, monkeypatch):
     notices = []
     check_model_file(whole, log=notices.append)
     assert notices == ["checking model.gguf (first use on this machine)"]
-    monkeypatch.setattr(probe, "_run_child", lambda *a: pytest.fail("checked again"))
+    monkeypatch.setattr(probe, "_run_child", lambda *a, **k: pytest.fail("checked again"))
     check_model_file(whole, log=notices.append)
     assert len(notices) == 1
 
@@ -189,7 +189,7 @@ def test_a_file_is_checked_again_after_a_change(whole, tmp_path, monkeypatch, ch
     path = tmp_path / "model.gguf"
     path.write_bytes(whole.read_bytes())
     tried = []
-    monkeypatch.setattr(probe, "_run_child", lambda *a: tried.append(a) or ChildResult(None, None, {}))
+    monkeypatch.setattr(probe, "_run_child", lambda *a, **k: tried.append(a) or ChildResult(None, None, {}))
     check_model_file(path)
     match change:
         case "content":
@@ -214,7 +214,7 @@ def test_a_damaged_file_is_not_recorded_as_valid(tmp_path, whole):
 
 def test_without_a_cache_folder_the_file_is_checked_each_time(whole, tmp_path, monkeypatch):
     (tmp_path / "cache").touch()  # a file where the folder should be
-    monkeypatch.setattr(probe, "_run_child", lambda *a: ChildResult(None, None, {}))
+    monkeypatch.setattr(probe, "_run_child", lambda *a, **k: ChildResult(None, None, {}))
     notices = []
     for _ in range(2):
         check_model_file(whole, log=notices.append)
@@ -248,6 +248,27 @@ def test_crashes_of_a_child(whole, fake_child, monkeypatch, script, crash):
         check_model_file(whole)
 
 
+def test_a_child_that_hangs_is_killed(whole, fake_child, monkeypatch):
+    monkeypatch.setattr(probe, "DEADLINE_S", 0.3)
+    fake_child("exec sleep 3600")
+    result = probe_file(whole)
+    assert result.crash == "killed after 0 s without a result"
+    monkeypatch.setattr(probe, "probe_build", lambda: ChildResult(None, None, {}))
+    with pytest.raises(ModelFileError, match=r"crashes llama\.cpp \(killed after 0 s without a result\): "):
+        check_model_file(whole)
+
+
+def test_the_deadline_grows_with_the_bytes_of_all_parts(tmp_path, monkeypatch):
+    """1 GB takes 100 s on the slowest disk. The files are sparse."""
+    deadlines = []
+    monkeypatch.setattr(probe, "_run_child", lambda *a, deadline: deadlines.append(deadline))
+    for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b-00001-of-00003.gguf", "[c]*.x"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(10**9)
+        probe_file(tmp_path / name.replace("2-of", "1-of"))
+    assert [round(deadline - probe.DEADLINE_S) for deadline in deadlines] == [100, 200, 100, 100]
+
+
 def test_an_error_in_a_child(whole, fake_child):
     fake_child("""echo 'some log'; echo '{"error": "it is too big"}'""")
     assert probe_file(whole) == ChildResult(None, "it is too big", {"error": "it is too big"})
@@ -256,7 +277,7 @@ def test_an_error_in_a_child(whole, fake_child):
 
 
 def test_missing_files_and_other_formats_need_no_child(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "_run_child", lambda *a: pytest.fail("checked"))
+    monkeypatch.setattr(probe, "_run_child", lambda *a, **k: pytest.fail("checked"))
     (tmp_path / "foreign").write_bytes(b"PK\x03\x04")
     for name in ("absent", "foreign", "."):
         with pytest.raises(ModelFileError):
@@ -291,7 +312,7 @@ def test_a_file_that_crashes_only_the_cpu_kernels(own_cache, tiny_path, monkeypa
     """The error suggests to disable the kernels, and does not call the file damaged."""
     tried = []
 
-    def child(*arguments):
+    def child(*arguments, deadline=0):
         tried.append(arguments)
         crashes = len(arguments) == 2
         return ChildResult("SIGSEGV" if crashes else None, None, {})
