@@ -3,14 +3,19 @@
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spec_local.files import write_atomically
 from spec_local.llama.context import Context
 from spec_local.llama.runtime import fingerprint
 from spec_local.policies.cost_model import CostModel
+
+_MAX_BYTES = 1 << 16  # of a file; one for every call of up to 512 tokens has 15 kB
+_Size = Annotated[int, Field(ge=1, le=1 << 16)]  # the largest batch
+_Seconds = Annotated[float, Field(gt=0, lt=86_400)]  # a day
 
 
 class _CostFile(BaseModel):
@@ -19,7 +24,8 @@ class _CostFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
-    seconds: dict[PositiveInt, PositiveFloat]
+    # the time to build a `CostModel` grows with the cube of the sizes: 1 s for 512
+    seconds: Annotated[dict[_Size, _Seconds], Field(max_length=512)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,8 @@ def path_of(conditions: Context | Conditions) -> Path:
 def load(conditions: Context | Conditions) -> CostModel | None:
     """Costs measured earlier; None if there are none, or their file is damaged."""
     with contextlib.suppress(OSError, ValueError, ValidationError):
-        known = _CostFile.model_validate_json(path_of(conditions).read_bytes())
+        with path_of(conditions).open("rb") as file:  # larger ones are cut, and thereby invalid
+            known = _CostFile.model_validate_json(file.read(_MAX_BYTES))
         if known.seconds:
             return CostModel(known.seconds)
     return None

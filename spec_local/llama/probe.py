@@ -25,8 +25,8 @@ from spec_local.llama import runtime
 from spec_local.llama.model import check_header
 
 _SLOWEST_DISK = 1e7
-"""Bytes per second, as of a network folder over Wi-Fi. A model that does not fit in the memory is read again for
-every token, and is unusable from such a disk anyway."""
+"""Bytes per second, as of a network folder over Wi-Fi. A model that does not fit in the memory is read again
+for every token, and is unusable from such a disk anyway."""
 _WITHOUT_KERNELS = "--without-kernels"  # an argument of the child process
 
 

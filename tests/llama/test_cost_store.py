@@ -1,12 +1,17 @@
 """Costs on disk: measured once, stored under everything they depend on, and never a reason to fail."""
 
 import contextlib
+import itertools
 import json
 import os
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from spec_local.calibration import cost_store
+from spec_local.calibration.cost_store import Conditions
 from spec_local.core.sampling import SamplingSettings
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
@@ -157,6 +162,42 @@ def test_a_damaged_file_is_replaced_by_a_new_measurement(answer, own_cache, cont
     assert answer() == (text, ["main.gguf"])
     assert files(own_cache) == [path]
     assert answer() == (text, [])
+
+
+def test_a_huge_file_is_not_read(tiny_path, own_cache, monkeypatch):
+    """A cost model of 300,000 sizes takes weeks to build: its time grows with the cube of their number."""
+    known, observe, n = Conditions(tiny_path, 0, 1, 128), CostModel.observe, itertools.count(1)
+
+    def counted(*arguments):
+        if next(n) > 1000:
+            pytest.fail("a huge file is used")
+        observe(*arguments)
+
+    monkeypatch.setattr(CostModel, "observe", counted)
+    path = cost_store.path_of(known)
+    path.parent.mkdir(parents=True)
+    for n_sizes, length in [(300_000, 0), (5_000, 0), (600, 0), (3, 10**7)]:
+        seconds = {str(i): 1 for i in range(1, n_sizes + 1)}
+        path.write_text(json.dumps({"model": "m" * length, "seconds": seconds}, separators=(",", ":")))
+        assert cost_store.load(known) is None
+    path.write_text(json.dumps({"model": "m", "seconds": {str(i): 1.0 for i in range(1, 200)}}))
+    assert len(cost_store.load(known).costs) == 199
+
+
+NUMBERS = st.integers() | st.floats() | st.sampled_from([1e308, 5e-324, 10**400, 86_400.0, True, "1", None])
+SIZES = st.integers(0, 200).map(str) | st.sampled_from(["-1", "1.5", "9" * 400, "1e5", "x", "", " 7", "٣"])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seconds=st.dictionaries(SIZES, NUMBERS | st.floats(0, 10), max_size=6))
+def test_no_file_gives_impossible_costs(tiny_path, own_cache, seconds):
+    known = Conditions(tiny_path, 0, 1, 128)
+    path = cost_store.path_of(known)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"model": "m", "seconds": seconds}))
+    if costs := cost_store.load(known):
+        assert all(0 < costs.seconds(n) < 1e12 for n in (1, 2, 7, 96, 1000))
+        assert np.isfinite(costs.first(300)).all()
 
 
 def test_a_folder_instead_of_a_file_is_no_error(answer, own_cache):
