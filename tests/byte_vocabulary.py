@@ -6,7 +6,7 @@ import numpy as np
 class ByteVocabulary:
     """Every byte, some longer tokens, two end tokens and a control token."""
 
-    longer = ("the", "th", "é", "éa", "🙂", '"}', '{"', "ab", "abc", "de")
+    longer = ("the", "th", "é", "éa", "🙂", '"}', '{"', "ab", "abc", "de", '","', '":1,"a":', "e9", "\\u00")
     end, turn, control = range(256 + len(longer), 256 + len(longer) + 3)
     n_tokens = control + 1
 

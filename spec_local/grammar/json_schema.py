@@ -5,14 +5,15 @@ models end their answers and common parsers accept them, some rules are stricter
 
 ===========  ================================================================================================
 whitespace   between two JSON tokens, at most one space, or a line break and up to 20 spaces
-objects      only the properties in the schema, unless ``additionalProperties`` allows others
+objects      only the properties in the schema, unless ``additionalProperties`` allows others; no name twice
 arrays       all ``prefixItems`` and no more items, unless ``items`` allows them
 integers     within ±2**53, which all JSON parsers represent exactly
-numbers      with bounds: up to 10 decimals and no exponent, so that parsed floats
-             stay within exclusive bounds
+numbers      within the range of floats; with bounds or ``multipleOf``: up to 9 decimals and no exponent, so
+             that parsed floats stay within exclusive bounds
 strings      ``format``: ``date``, ``time``, ``date-time`` without leap days and leap seconds; formats that
-             llguidance does not know are annotations, as in the standard
-``oneOf``    read as ``anyOf``
+             the standard does not define are annotations
+``oneOf``    only of schemas that obviously exclude each other, and of objects that a property tells apart,
+             which is then required
 ===========  ================================================================================================
 
 Source: https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
@@ -23,10 +24,11 @@ import json
 import math
 import re
 from collections.abc import Set as AbstractSet
+from decimal import Decimal
 from typing import Any
-from urllib.parse import unquote
 
 from spec_local.errors import InvalidRequest
+from spec_local.grammar.subschemas import LISTED, NAMED, Subschemas, check_references
 
 _OPTIONS = {
     "whitespace_pattern": r"[ ]|\n[ \t]{0,20}",
@@ -35,9 +37,10 @@ _OPTIONS = {
 }
 _NOTES = {
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly",
-    "$schema", "$id", "$comment", "discriminator", "contentMediaType", "contentEncoding", "contentSchema",
+    "$schema", "$comment", "discriminator", "contentMediaType", "contentEncoding", "contentSchema",
 }  # fmt: skip
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_LIMITS = _BOUNDS | {"multipleOf"}
 _BY_TYPE = {  # keywords that imply the type where a schema leaves it out
     "object": {
         "properties", "required", "additionalProperties", "patternProperties",
@@ -45,13 +48,12 @@ _BY_TYPE = {  # keywords that imply the type where a schema leaves it out
     },
     "array": {"items", "prefixItems", "minItems", "maxItems"},
     "string": {"format", "pattern", "minLength", "maxLength"},
-    "number": _BOUNDS | {"multipleOf"},
+    "number": _LIMITS,
 }  # fmt: skip
 _COMBINED = {"$ref", "anyOf", "oneOf", "allOf"}
-_NAMED = {"properties", "patternProperties", "$defs", "definitions"}  # hold schemas by name
-_KNOWN = {"type", "enum", "const"} | _COMBINED | _NAMED.union(*_BY_TYPE.values())
-_DATE = (
-    r"[0-9]{4}-(?:02-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+_KNOWN = {"type", "enum", "const"} | _COMBINED | NAMED.union(*_BY_TYPE.values())
+_DATE = (  # without the year 0000
+    r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-(?:02-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     r"|(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01]))"
 )
 _TIME = (
@@ -59,10 +61,16 @@ _TIME = (
 )
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 _KNOWN_FORMATS = {"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # to llguidance
+_UNCHECKED_FORMATS = {  # of the standard
+    "idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference", "uri-template", "json-pointer",
+    "relative-json-pointer", "regex",
+}  # fmt: skip
 _COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Length", "Items", "Properties")}
 _MAX_INTEGER = 2**53
 _DIGITS = 15  # a float distinguishes all decimal numbers with this many digits
-_MAX_DECIMALS = 10  # llguidance supports no finer multipleOf
+_MAX_DECIMALS = 9  # of numbers with bounds: a common multiple of 10**-10 and 1 does not fit into 32 bits
+_MAX_COEFFICIENT = 100_000  # of multipleOf: llguidance has a state for each remainder
+_MAX_FACTOR = 2**32 - 1  # llguidance computes common multiples with 32 bits
 
 
 @functools.lru_cache(maxsize=8)
@@ -74,9 +82,12 @@ def to_lark(schema: str) -> str:
     """
     try:
         strict = _Strict(json.loads(schema, parse_constant=_not_json)).schema()
+        json.dumps(strict, ensure_ascii=False).encode()
         return f"start: %json {json.dumps(strict | {'x-guidance': _OPTIONS})}"
     except InvalidRequest:
         raise
+    except UnicodeEncodeError:
+        raise InvalidRequest("the JSON schema has half of a surrogate pair (\\ud800 …): correct it") from None
     except ValueError as error:
         raise InvalidRequest(f"the JSON schema is not JSON ({error}): correct it") from None
     except RecursionError:
@@ -86,11 +97,22 @@ def to_lark(schema: str) -> str:
 class _Strict:
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._subschemas = Subschemas(root)
+        self._found: list[tuple[dict[str, Any], str]] = []  # strict schemas, and their names
+        self._one_of: list[tuple[list[Any], list[Any], str]] = []  # original and strict choices
+        self._combines = False  # two schemas apply to one value
 
     def schema(self) -> dict[str, Any]:
-        strict = self._schema({} if self._root is True else self._root, "the JSON schema")
+        root = self._root
+        if isinstance(root, dict):
+            root = {key: value for key, value in root.items() if key != "$id"}
+        strict = self._schema({} if root is True else root, "the JSON schema")
         if strict is False:
             raise InvalidRequest("the JSON schema is false, so no answer is valid: give another one")
+        for original, choices, where in self._one_of:
+            self._require_distinction(original, choices, where)
+        self._check_multiples()
+        check_references(strict, self._found)
         return dict(strict)
 
     def _schema(self, schema: Any, where: str, *, part: bool = False) -> Any:
@@ -109,7 +131,17 @@ class _Strict:
         for key in keys & _COUNTS:
             if type(schema[key]) is not int or schema[key] < 0:
                 raise InvalidRequest(f"{key} of {where} is {_short(schema[key])}: give 0 or more")
+        for key in keys & _LIMITS:
+            limit = schema[key]
+            if (
+                type(limit) not in (int, float)
+                or not _is_finite(limit)
+                or (key == "multipleOf" and limit <= 0)
+            ):
+                expected = "a positive number" if key == "multipleOf" else "a number"
+                raise InvalidRequest(f"{key} of {where} is {_short(limit)}: give {expected}")
         parts = part or (bool(keys & _COMBINED) and len(keys - {"$defs", "definitions"}) > 1)
+        self._combines |= parts or keys >= {"properties", "patternProperties"}
         strict = {key: self._value(key, schema[key], where, parts) for key in schema if key in keys}
         if not keys & {"type", "enum", "const"}:
             types = [name for name, keywords in _BY_TYPE.items() if keywords & keys]
@@ -124,50 +156,61 @@ class _Strict:
             _limit_numbers(strict, "number" in types, where)
         if "format" in strict:
             _limit_format(strict, where)
+        self._found.append((strict, where))
         return strict
 
     def _value(self, key: str, value: Any, where: str, parts: bool) -> Any:
-        if key in _NAMED:
+        if key in NAMED:
             if not isinstance(value, dict):
                 raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a schema for each name")
             kind = "property" if key == "properties" else key
+            if key == "properties":
+                for name in value:
+                    _check_name(name, where)
             return {
                 name: self._schema(one, f"{kind} {_short(name)} of {where}") for name, one in value.items()
             }
-        if key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        if key in LISTED:
             if not isinstance(value, list) or not value:
                 raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a list of schemas")
             parts = key != "prefixItems" and (parts or (key == "allOf" and len(value) > 1))
-            return [self._schema(one, f"{key} {i} of {where}", part=parts) for i, one in enumerate(value)]
+            found = [self._schema(one, f"{key} {i} of {where}", part=parts) for i, one in enumerate(value)]
+            if key == "oneOf":
+                self._one_of.append((value, found, where))
+            return found
         if key in ("items", "additionalProperties"):
             return self._schema(value, f"{key} of {where}")
-        if key == "enum" and not isinstance(value, list):
-            raise InvalidRequest(f"enum of {where} is {_short(value)}: give a list")
+        if key in ("enum", "required") and not isinstance(value, list):
+            raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a list")
+        if key == "required":
+            for name in value:
+                _check_name(name, where)
+        if key in ("enum", "const"):
+            _check_constant(value, f"{key} of {where}")
         if key == "$ref":
-            self._target(value, where)
+            self._subschemas.target(value, where)
         return value
 
     def _objects(self, strict: dict[str, Any], where: str, *, closed: bool) -> None:
         if "propertyNames" in strict:
             _support(
-                strict.keys() & _NAMED, {"$defs", "definitions"}, f'{where}, in addition to "propertyNames",'
+                strict.keys() & NAMED, {"$defs", "definitions"}, f'{where}, in addition to "propertyNames",'
             )
             pattern = self._pattern(strict.pop("propertyNames"), f"propertyNames of {where}")
-            strict["patternProperties"] = {pattern: strict.get("additionalProperties", True)}
+            if pattern is not None:
+                strict["patternProperties"] = {pattern: strict.get("additionalProperties", True)}
             strict["additionalProperties"] = False
         if closed and strict.keys() & {"properties", "patternProperties"}:
             strict.setdefault("additionalProperties", False)
-        free = strict.get("patternProperties") or strict.get("additionalProperties", True) is not False
-        if free and strict.get("minProperties", 0) not in (0, 1):
+        if strict.get("patternProperties") and strict.get("minProperties", 0) > 1:
             raise InvalidRequest(
-                f"{where} has minProperties above 1, but a name could repeat: give at most 1, or properties"
+                f"{where} limits names and has minProperties above 1, but there may be too few names: "
+                "give at most 1"
             )
 
-    def _pattern(self, schema: Any, where: str) -> str:
-        """Return a regular expression for the names that `propertyNames` allows."""
-        for _ in range(100):  # references may form a cycle
-            if isinstance(schema, dict) and schema.keys() - _NOTES == {"$ref"}:
-                schema = self._target(schema["$ref"], where)
+    def _pattern(self, schema: Any, where: str) -> str | None:
+        """Return a regular expression for the names that `propertyNames` allows; None: there are none."""
+        schema = self._subschemas.resolve(schema, where)
         if schema is True:
             return ""
         rule = {k: v for k, v in schema.items() if k not in _NOTES} if isinstance(schema, dict) else {}
@@ -177,37 +220,87 @@ class _Strict:
             raise InvalidRequest(f"{where} is {_short(schema)}: give a string, an enum or a const")
         if "enum" in rule or "const" in rule:
             _support(rule.keys(), {"enum", "const"}, where)
-            return f"^(?:{'|'.join(map(re.escape, names))})$"
+            for name in names:
+                _check_name(name, where)
+            return f"^(?:{'|'.join(map(re.escape, names))})$" if names else None
         if len(rule) == 1 and ("pattern" in rule or str(rule.get("format")) in _FORMATS):
             return str(rule.get("pattern") or _FORMATS[rule["format"]])
         _support(rule.keys(), {"minLength", "maxLength"}, where)
         return f"^(?s:.){{{rule.get('minLength', 0)},{rule.get('maxLength', '')}}}$"
 
-    def _target(self, ref: Any, where: str) -> Any:
-        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+    def _require_distinction(self, original: list[Any], choices: list[Any], where: str) -> None:
+        """Let no value be valid under two choices of a `oneOf`, by requiring what tells objects apart."""
+        resolved = [self._subschemas.resolve(choice, where) for choice in original]
+        required: list[dict[str, None]] = [{} for _ in choices]
+        for j, second in enumerate(resolved):
+            for i, first in enumerate(resolved[:j]):
+                if self._subschemas.exclude(first, second):
+                    continue
+                name = self._subschemas.distinguishing_name(first, second)
+                if name is None:
+                    raise InvalidRequest(
+                        f"choices {i} and {j} in oneOf of {where} may both be valid: give anyOf, "
+                        "or a property with a different const in each"
+                    )
+                required[i][name] = required[j][name] = None
+        for i, names in enumerate(required):
+            if names:
+                schema = resolved[i] | {"required": [*resolved[i].get("required", ()), *names]}
+                choices[i] = self._schema(schema, f"oneOf {i} of {where}")
+
+    def _check_multiples(self) -> None:
+        """Reject factors of which llguidance would compute a wrong common multiple."""
+        factors = {Decimal(str(s["multipleOf"])).normalize() for s, _ in self._found if "multipleOf" in s}
+        decimals = max((-int(factor.as_tuple().exponent) for factor in factors), default=0)
+        product = math.prod(int(factor.scaleb(max(decimals, 0))) for factor in factors)
+        if self._combines and product > _MAX_FACTOR:
             raise InvalidRequest(
-                f"{where} refers to {_short(ref)}: give a reference into the schema itself (#/...)"
+                "the JSON schema combines schemas (allOf, or $ref or anyOf with other keywords), and the "
+                "factors in multipleOf, or the bounds, have too many digits for that: remove multipleOf"
             )
-        found = self._root
-        for step in unquote(ref).split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            try:
-                found = found[int(step)] if isinstance(found, list) else found[step]
-            except (KeyError, IndexError, TypeError, ValueError):
-                raise InvalidRequest(f"{where} refers to {ref}, which does not exist: correct it") from None
-        return found
 
 
 def _limit_numbers(strict: dict[str, Any], decimal: bool, where: str) -> None:
-    for key in strict.keys() & _BOUNDS:
-        if type(strict[key]) not in (int, float) or not math.isfinite(strict[key]):
-            raise InvalidRequest(f"{key} of {where} is {_short(strict[key])}: give a number")
-    if not decimal:
-        for key, limit, stricter in (("minimum", -_MAX_INTEGER, max), ("maximum", _MAX_INTEGER, min)):
-            strict[key] = stricter(strict.get(key, limit), limit)
-    elif strict.keys() & _BOUNDS and "multipleOf" not in strict:
+    limit = _MAX_INTEGER
+    if "multipleOf" in strict:
+        factor = Decimal(str(strict["multipleOf"])).normalize()
+        decimals = max(0, -int(factor.as_tuple().exponent))
+        if decimals > _MAX_DECIMALS or factor.scaleb(decimals) > _MAX_COEFFICIENT:
+            raise InvalidRequest(
+                f"multipleOf of {where} is {_short(strict['multipleOf'])}: give one of at most "
+                f"{_MAX_DECIMALS} decimals and, without the point, at most {_MAX_COEFFICIENT}"
+            )
+        limit = min(limit, 10 ** (_DIGITS - decimals))
+    if not decimal or "multipleOf" in strict:
+        for key, end, stricter in (("minimum", -limit, max), ("maximum", limit, min)):
+            strict[key] = stricter(strict.get(key, end), end)
+    elif strict.keys() & _BOUNDS:
         before_point = max(len(str(int(abs(strict[key])))) for key in strict.keys() & _BOUNDS)
         strict["multipleOf"] = float(f"1e-{max(0, min(_MAX_DECIMALS, _DIGITS - before_point))}")
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond the floats
+        return False
+
+
+def _check_constant(value: Any, where: str) -> None:
+    if isinstance(value, dict):
+        for name in value:
+            _check_name(name, where)
+    if isinstance(value, (dict, list)):
+        for one in value.values() if isinstance(value, dict) else value:
+            _check_constant(one, where)
+    elif isinstance(value, (int, float)) and not (_is_finite(value) and abs(value) <= _MAX_INTEGER):
+        raise InvalidRequest(f"{where} has the number {_short(value)}: give one within ±2**53")
+
+
+def _check_name(name: Any, where: str) -> None:
+    """Reject names that `spec_local.grammar.json_text` does not allow."""
+    if not isinstance(name, str) or "\\u" in json.dumps(name, ensure_ascii=False).replace("\\\\", ""):
+        raise InvalidRequest(f"{where} has the name {_short(name)}: give a string without control characters")
 
 
 def _limit_format(strict: dict[str, Any], where: str) -> None:
@@ -218,6 +311,11 @@ def _limit_format(strict: dict[str, Any], where: str) -> None:
         if "pattern" in strict:
             raise InvalidRequest(f"{where} has a format and a pattern: give one of them")
         strict["pattern"] = _FORMATS[name]
+    if name in _UNCHECKED_FORMATS:
+        raise InvalidRequest(
+            f'{where} has the format "{name}", which is not supported: '
+            "remove it and validate the output yourself"
+        )
     if name not in _KNOWN_FORMATS:
         del strict["format"]
 

@@ -10,9 +10,11 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from spec_local.core.constraint import State
 from spec_local.deep_stack import call_with_stack
 from spec_local.errors import InvalidRequest
 from spec_local.grammar import gbnf, json_schema
+from spec_local.grammar.json_text import JsonPieces, JsonState, JsonText
 
 _STACK = 256 << 20
 """Stack size in bytes: llguidance recurses along chains of up to 65,000 rules, with 3.3 KB for each."""
@@ -51,6 +53,7 @@ class Grammar:
     def __init__(self, vocabulary: Vocabulary, lark: str) -> None:
         tokenizer = _tokenizer(vocabulary)
         self._n_tokens, self._ends = vocabulary.n_tokens, tokenizer.eos_tokens
+        self._json: tuple[JsonPieces, bool] | None = None  # and whether the schema limits names
         self._matcher = call_with_stack(
             _STACK,
             lambda: LLMatcher(
@@ -82,11 +85,18 @@ class Grammar:
             InvalidRequest: the schema cannot be used; the message gives the reason.
         """
         check_json_schema(schema)
-        return cls(vocabulary, json_schema.to_lark(schema))
+        lark = json_schema.to_lark(schema)
+        grammar = cls(vocabulary, lark)
+        grammar._json = _json_pieces(vocabulary), "patternProperties" in lark
+        return grammar
 
-    def start(self) -> "GrammarState":
+    def start(self) -> State:
         """The state before the first token of an answer."""
-        return GrammarState(self._matcher.deep_copy(), self._n_tokens, self._ends)
+        state = GrammarState(self._matcher.deep_copy(), self._n_tokens, self._ends)
+        if self._json is None:
+            return state
+        pieces, limited_names = self._json
+        return JsonState(state, JsonText(), pieces, limited_names=limited_names)
 
 
 @functools.lru_cache(maxsize=8)
@@ -177,6 +187,7 @@ class _Tokens:
 
 
 _tokenizers: "weakref.WeakKeyDictionary[Vocabulary, LLTokenizer]" = weakref.WeakKeyDictionary()
+_pieces: "weakref.WeakKeyDictionary[Vocabulary, JsonPieces]" = weakref.WeakKeyDictionary()
 
 
 def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
@@ -185,6 +196,12 @@ def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
         tokens = _Tokens(vocabulary)
         _tokenizers[vocabulary] = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends)
     return _tokenizers[vocabulary]
+
+
+def _json_pieces(vocabulary: Vocabulary) -> JsonPieces:
+    if vocabulary not in _pieces:
+        _pieces[vocabulary] = JsonPieces(_Tokens(vocabulary).tokens)
+    return _pieces[vocabulary]
 
 
 def _reason(message: str) -> str:

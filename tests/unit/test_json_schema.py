@@ -78,7 +78,7 @@ SCHEMAS = {
         [str(-(2**53)), "-1", "0", str(2**53)],
         [str(-(2**53) - 1), str(2**53 + 1), str(2**63), "1" + "0" * 20]),
     "share": ({"type": "number", "minimum": 0, "exclusiveMaximum": 1},
-        ["0", "0.0", "0.5", "0." + "9" * 10], ["1", "1.0", "-0.5", "0.", "0." + "9" * 11, "5e-1"]),
+        ["0", "0.0", "0.5", "0." + "9" * 9], ["1", "1.0", "-0.5", "0.", "0." + "9" * 10, "5e-1"]),
     "positive": ({"type": ["number", "null"], "exclusiveMinimum": 0.25},
         ["null", "0.250001", "0.3", "1", "9" * 16], ["0.25", "0.250", "0.2", "0", "-1"]),
     "zero": ({"type": "integer"}, ["0", "10", "-1"], ["01", "-01", str(2**53 + 1)]),
@@ -117,6 +117,25 @@ SCHEMAS = {
      "a b": {"type": "null"}, "a-b": {"type": "boolean"}, '"\\': {"type": "null"}}, "required": ["a-b"]},
         ['{"root":null,"ref-0":null,"a b":null,"a-b":true,"\\"\\\\":null}'],
         ['{"a-b":null}', "{}"]),
+    "finite numbers": ({"items": {"type": "number"}},
+        ["[1.7e308, -1E+308, 1e-320]", f"[{'9' * 308}]", "[-0, -0.0e00, 12.50]"],
+        ["[1.8e308]", "[1e309]", "[-12e308]", "[1e0001]", f"[{'9' * 309}]", f"[{'9' * 309}.5]"]),
+    "different names": ({},
+        ['{"a":1, "b":{"a":1}, "c":[{"a":1},{"a":2}]}', '{"":0, "\\\\":1, "\\"":2, "a\\n":"a"}'],
+        ['{"a":1, "a":1}', '{"a":1, "b":{}, "a":1}', '{"\\u0061":1}', '[{"":[], "b":"}", "":[]}]']),
+    "other names": ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "boolean"}},
+        ['{"a":1, "b":true}', '{"b":true, "c":false}'],
+        ['{"a":true}', '{"\\u0061":true}', '{"b":true, "b":true}']),
+    "few names": ({"patternProperties": {"^[ab]c?$": {"type": "null"}}},
+        ['{"a":null,"ac":null,"bc":null,"b":null}'],
+        ['{"a":null,"a":null}', '{"a":null,"ac":null,"bc":null,"b":null,"b":null}']),
+    "told apart": ({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {
+     "a": {"properties": {"k": {"const": "a"}, "x": {"type": "null"}}, "required": ["x"]},
+     "b": {"properties": {"k": {"enum": ["b", "c"]}, "x": {"type": "null"}}}}},
+        ['{"k":"a","x":null}', '{"k":"c"}'], ['{"x":null}', "{}", '{"k":"b","x":1}']),
+    "numbers told apart": ({"oneOf": [{"const": 1}, {"enum": [2, True, "1"]}, {"type": "array"}]},
+        ["1", "2", "true", '"1"', "[1]"], ["3", "null"]),
+    "years": ({"format": "date"}, ['"0001-01-01"', '"2000-12-31"'], ['"0000-01-01"']),
     "one of": ({"oneOf": [{"type": "string"}, {"allOf": [{"type": "null"}]}]}, ['"a"', "null"], ["1"]),
 }  # fmt: skip
 
@@ -208,7 +227,7 @@ REFUSED = {
     "reversed bounds": ('{"type": "string", "maxLength": 2, "minLength": 3}',
         "minLength (3) is greater than maxLength (2)"),
     "required": ('{"type": "object", "properties": {"a": true}, "required": ["b"]}', "required property 'b'"),
-    "several names": ('{"type": "object", "minProperties": 2}', "a name could repeat"),
+    "too few names": ('{"patternProperties": {"^[ab]$": true}, "minProperties": 3}', "too few names"),
     "names without properties": ('{"type": "object", "minProperties": 1, "additionalProperties": false}',
         "minProperties (1) is greater"),
     "names of numbers": ('{"type": "object", "propertyNames": {"type": "integer"}}',
@@ -222,6 +241,24 @@ REFUSED = {
     "type not a string": ('{"enum": [1], "type": {}}', "type must be a string"),
     "no choices": ('{"enum": []}', "Unsatisfiable"),
     "no choice fits": ('{"type": "string", "enum": [1, true]}', "incompatible types"),
+    "infinite constant": ('{"const": 1e400}', "const of the JSON schema has the number Infinity: give one"),
+    "nested constant": ('{"enum": [1, {"a": [-1e999]}]}', "has the number -Infinity"),
+    "large constant": ('{"const": 9007199254740993}', "has the number 9007199254740993"),
+    "half a pair": (r'{"const": "\ud800"}', "half of a surrogate pair"),
+    "name of half a pair": (r'{"properties": {"\udfff": true}}', "half of a surrogate pair"),
+    "control character": (r'{"properties": {"\u0001": true}}', "without control characters"),
+    "required not a list": ('{"required": "a"}', "required of the JSON schema"),
+    "unchecked format": ('{"format": "regex"}', 'the format "regex", which is not supported'),
+    "fine multiples": ('{"type": "number", "multipleOf": 1e-12}', "give one of at most 9"),
+    "no multiples": ('{"type": "integer", "multipleOf": 0}', "give a positive number"),
+    "common multiple": ('{"allOf": [{"type": "number", "multipleOf": 7}, {"type": "number", "minimum": 0}]}',
+        "too many digits"),
+    "one of several": ('{"oneOf": [{"type": "integer"}, {"type": "number"}]}',
+        "choices 0 and 1 in oneOf of the JSON schema may both be valid"),
+    "one of equal": ('{"oneOf": [{"const": [1, {"a": 2}]}, {"const": [1.0, {"a": 2.0}]}]}', "both be valid"),
+    "one of others": ('{"oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}}]}',
+        "both be valid"),
+    "nested base": ('{"items": {"$id": "x"}}', '"$id", which is not supported'),
     "deep": ('{"items":' * 5000 + "true" + "}" * 5000, "deeply"),
 }  # fmt: skip
 
@@ -304,6 +341,7 @@ SUPPORTED: dict[str, Any] = {
     "union": int | str | list[Cat],
     "told apart": Annotated[Cat | Dog, Field(discriminator="kind")],
     "map": dict[str, Annotated[int, Field(ge=0)]],
+    "long map": Annotated[dict[str, int], Field(min_length=2)],
     "short map": Annotated[dict[str, Cat], Field(min_length=1, max_length=3)],
     "keys of an enum": dict[Colour, int],
     "keys of some length": dict[Annotated[str, Field(min_length=1)], bool],
@@ -351,7 +389,6 @@ def test_answers_under_a_pydantic_schema_are_valid(name, kind):
 
 REFUSED_KINDS: dict[str, Any] = {
     '"uniqueItems"': set[int],
-    "minProperties": Annotated[dict[str, int], Field(min_length=2)],
 }
 
 
@@ -360,3 +397,42 @@ def test_an_unsupported_keyword_is_named_with_its_place(keyword, kind):
     model = pydantic.create_model("Model", a=(int, ...), b=(kind, ...))
     with pytest.raises(InvalidRequest, match=f'property "b" of the JSON schema has .*{keyword}'):
         to_lark(json.dumps(model.model_json_schema()))
+
+
+REFERENCES = {
+    "#/anyOf/-1": "does not exist", "#/anyOf/2": "does not exist", "#/anyOf/00": "does not exist",
+    "#/anyOf/": "does not exist", "#/anyOf/1e0": "does not exist", "#/anyOf/٠": "does not exist",
+    "#/anyOf/-": "does not exist", f"#/anyOf/{'9' * 5000}": "does not exist", "#/$defs/-1": "does not exist",
+    "#/$defs/c": "does not exist", "#/$defs/~2": "not a JSON pointer", "#/$defs/a~": "not a JSON pointer",
+    "#/$defs/%": "not a JSON pointer", "#/$defs/%ff": "does not exist", "#/": "does not exist",
+    "#a": "into the schema itself", "": "into the schema itself",
+    "http://127.0.0.1:9/a": "into the schema itself", "#/$defs": "not a schema", "#/anyOf": "not a schema",
+    "#/title": "not a schema", "#/$defs/a/type": "not a schema", "#/$defs/a/enum/0": "does not exist",
+    "#/$defs/a/type/0": "does not exist", "#/default": "not a schema",
+    "#": "refers to itself", "#/anyOf/1": "refers to itself", "#/$defs/cycle": "refers to itself",
+    "#/$defs/endless": "is infinite",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reference", "reason"), REFERENCES.items(), ids=[r[:20] for r in REFERENCES])
+def test_a_reference_is_a_json_pointer_to_a_schema_that_ends(reference, reason):
+    schema = {
+        "title": "a",
+        "default": {"type": "null"},
+        "anyOf": [{"type": "null"}, {"$ref": reference}],
+        "$defs": {
+            "a": {"type": "string", "enum": ["x"]},
+            "cycle": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/half"}]},
+            "half": {"allOf": [{"$ref": "#/$defs/cycle"}]},
+            "endless": {"properties": {"a": {"$ref": "#/$defs/list"}}, "required": ["a"]},
+            "list": {"items": {"$ref": "#/$defs/endless"}, "minItems": 1, "type": "array"},
+        },
+    }
+    if reference != "#/$defs/cycle":
+        del schema["$defs"]["cycle"], schema["$defs"]["half"]
+    if reference != "#/$defs/endless":
+        del schema["$defs"]["endless"], schema["$defs"]["list"]
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        check_json_schema(json.dumps(schema))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300

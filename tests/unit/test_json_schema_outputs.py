@@ -1,0 +1,200 @@
+"""Every output under a JSON schema parses strictly and is valid, according to an independent validator."""
+
+import json
+import math
+import random
+from collections import Counter
+from decimal import Decimal
+from fractions import Fraction
+
+import jsonschema
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spec_local.errors import InvalidRequest
+from spec_local.grammar.matcher import Grammar
+from tests.byte_vocabulary import VOCABULARY
+
+
+def _names_are_unique(pairs):
+    repeated = [name for name, n in Counter(name for name, _ in pairs).items() if n > 1]
+    assert not repeated, f"{repeated[0]!r} is repeated"
+    return dict(pairs)
+
+
+def _finite(text):
+    assert math.isfinite(float(text)), f"{text} is not finite"
+    return float(text)
+
+
+def _no_constant(text):
+    raise AssertionError(f"{text} is not JSON")
+
+
+def parse(text, *, number=_finite):
+    """Parse JSON as the strictest parsers do."""
+    value = json.loads(
+        text, parse_constant=_no_constant, parse_float=number, object_pairs_hook=_names_are_unique
+    )
+    json.dumps(value, ensure_ascii=False, default=str).encode()  # no lone surrogate
+    return value
+
+
+def _multiple(validator, factor, value, schema):
+    if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(factor)) != 0:
+        yield jsonschema.ValidationError(f"{value} is not a multiple of {factor}")
+
+
+EXACT = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"multipleOf": _multiple})
+
+
+def validate(text, schema):
+    """Raise an error unless a text is valid under a schema, read with floats and with decimals."""
+    EXACT(schema, format_checker=EXACT.FORMAT_CHECKER).validate(parse(text))
+    decimals = json.loads(json.dumps(schema), parse_float=Decimal)
+    EXACT(decimals).validate(parse(text, number=Decimal))
+
+
+INTERESTING = np.frombuffer(b'aabb\\u00610019eE.-+"{}[]:,', np.uint8)
+CLOSING = np.frombuffer(b'"}]', np.uint8)
+
+
+def sample(grammar, rng, most=200):
+    """Generate an answer from random tokens: repeated names, escapes and long numbers are frequent."""
+    state, answer = grammar.start(), bytearray()
+    while True:
+        mask = state.allowed()
+        allowed = np.flatnonzero(mask)
+        assert len(allowed), f"nothing is allowed after {bytes(answer)!r}"
+        if mask[VOCABULARY.end] and (rng.random() < 0.2 or len(allowed) == 2 or len(answer) > most):
+            return answer.decode()
+        if len(answer) > 2 * most:
+            return None
+        bytes_ = allowed[allowed < VOCABULARY.end]
+        kinds = [CLOSING[mask[CLOSING]]] * (1 + 3 * (len(answer) > most))
+        kinds += [INTERESTING[mask[INTERESTING]]] * 8 + [bytes_]
+        token = int(rng.choice(rng.choice([kind for kind in kinds if len(kind)])))
+        answer += VOCABULARY.piece(token)
+        state = state.after(token)
+
+
+NAMES = st.sampled_from(["a", "b", "ab", "\u0001", 'q"', "é", ""])
+COUNTS = st.integers(0, 4)
+NUMBERS = (
+    st.integers(-3, 12)
+    | st.sampled_from(
+        [0.1, 0.5, -0.25, 1e-7, 1e22, 2.5e-10, 1e15, 1e300, 2**53, 2**53 + 1, -(2**63), -0.0, 1.0]
+    )
+    | st.decimals(-100, 100, places=3).map(float)
+)
+PATTERNS = st.sampled_from(
+    ["a", "^a", "b$", "^[ab]$", "^a+$", "^(a|ab)$", "^.{2}$", "[^a]", "^\\d{2}-\\w$", "^$", "a|^b", "^é\\n$"]
+)
+FORMATS = st.sampled_from(
+    ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "password"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | NAMES | st.sampled_from(["\ud800", "🙂", "a\nb", "\x7f"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
+    max_leaves=4,
+)
+TYPES = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
+REFERENCES = st.sampled_from(
+    ["#", "#/$defs/a", "#/$defs/b", "#/$defs/a/items", "#/properties/a", "#/anyOf/0"]
+)
+
+
+def _some(**optional):
+    return st.fixed_dictionaries({}, optional=optional)
+
+
+def _schemas(inner):
+    lists = st.lists(inner, min_size=1, max_size=3)
+    numbers = _some(
+        type=st.sampled_from(["number", "integer", ["number", "null"]]), minimum=NUMBERS, maximum=NUMBERS,
+        exclusiveMinimum=NUMBERS, exclusiveMaximum=NUMBERS,
+        multipleOf=st.sampled_from([1, 2, 3, 7, 0.5, 0.01, 2.5, 1e-10, 1e6, 1.5]),
+    )  # fmt: skip
+    strings = _some(
+        type=st.just("string"), minLength=COUNTS, maxLength=COUNTS, pattern=PATTERNS, format=FORMATS
+    )
+    arrays = _some(
+        type=st.just("array"), items=inner, prefixItems=lists, minItems=COUNTS, maxItems=COUNTS,
+        uniqueItems=st.booleans(), contains=inner,
+    )  # fmt: skip
+    objects = _some(
+        type=st.just("object"), properties=st.dictionaries(NAMES, inner, max_size=3),
+        required=st.lists(NAMES, max_size=2), additionalProperties=inner,
+        patternProperties=st.dictionaries(PATTERNS, inner, max_size=2),
+        propertyNames=_some(pattern=PATTERNS, enum=st.lists(NAMES), maxLength=COUNTS, minLength=COUNTS),
+        minProperties=COUNTS, maxProperties=COUNTS,
+    )  # fmt: skip
+    combined = _some(
+        type=TYPES, anyOf=lists, oneOf=lists, allOf=lists, enum=st.lists(VALUES, max_size=3), const=VALUES,
+        properties=st.dictionaries(NAMES, inner, max_size=2), required=st.lists(NAMES, max_size=1),
+        additionalProperties=inner, **{"$ref": REFERENCES},
+    )  # fmt: skip
+    rare = st.sampled_from(
+        [
+            ("not", {}),
+            ("if", {}),
+            ("dependentRequired", {"a": ["b"]}),
+            ("unevaluatedProperties", False),
+            ("x", 1),
+        ]
+    )
+    plain = numbers | strings | arrays | objects | combined
+    return plain | plain | plain | st.tuples(plain, rare).map(lambda pair: pair[0] | dict([pair[1]]))
+
+
+LEAVES = (
+    st.booleans()
+    | st.just({})
+    | TYPES.map(lambda kind: {"type": kind})
+    | VALUES.map(lambda value: {"const": value})
+    | st.lists(VALUES, max_size=3).map(lambda values: {"enum": values})
+    | REFERENCES.map(lambda ref: {"$ref": ref})
+)
+SCHEMAS = st.builds(
+    lambda schema, defs: schema | {"$defs": defs} if isinstance(schema, dict) else schema,
+    st.recursive(LEAVES, _schemas, max_leaves=6),
+    st.dictionaries(st.sampled_from(["a", "b"]), st.recursive(LEAVES, _schemas, max_leaves=3), max_size=2),
+)
+
+
+def outputs(schema, n, seed=0):
+    """Random outputs under a schema; [] if it is refused."""
+    try:
+        grammar = Grammar.from_json_schema(VOCABULARY, json.dumps(schema))
+    except InvalidRequest as error:
+        message = str(error)
+        if "\n" in message or len(message) > 400:
+            raise AssertionError(message) from None
+        return []
+    rng = random.Random(seed)
+    return [text for text in (sample(grammar, rng) for _ in range(n)) if text is not None]
+
+
+@settings(max_examples=150, deadline=None)
+@given(SCHEMAS)
+def test_every_output_under_a_random_schema_is_strict_json_and_valid(schema):
+    for text in outputs(schema, 6):
+        validate(text, schema)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SCHEMAS, st.integers(0, 2**32))
+def test_the_mask_contains_the_tokens_that_are_allowed_one_by_one(schema, seed):
+    text = next(iter(outputs(schema, 1, seed)), "").encode()
+    if not text:
+        return
+    state = Grammar.from_json_schema(VOCABULARY, json.dumps(schema)).start()
+    for byte in text[:8]:
+        mask = state.allowed().copy()
+        state._allowed = None
+        one_by_one = [state.allows(np.array([token]))[0] for token in range(VOCABULARY.n_tokens)]
+        assert one_by_one == mask.tolist()
+        for token in np.flatnonzero(~mask):
+            assert state.after(int(token)) is None
+        state = state.after(byte)
