@@ -4,6 +4,7 @@ Strict parsers reject other texts; the rest read infinities, or keep one value o
 one spelling here, without ``\\u``, so that a name cannot pass for another one in the grammar either.
 """
 
+import functools
 import math
 import re
 from collections import defaultdict
@@ -39,6 +40,11 @@ class JsonText(NamedTuple):
     def used(self) -> frozenset[bytes]:
         """The names of the innermost object so far."""
         return (self.open[0] if self.open else None) or frozenset()
+
+    @property
+    def may_become_a_used_name(self) -> bool:
+        in_name = self.inside == "name" and any(name.startswith(self.text) for name in self.used)
+        return in_name or (self.expects_name and bool(self.used))
 
     def after(self, piece: bytes) -> "JsonText | None":
         """The position after more bytes of valid JSON; None: they repeat a name or overflow a number."""
@@ -96,25 +102,32 @@ class JsonPieces:
 
     def __init__(self, pieces: list[bytes]) -> None:
         self.pieces = pieces
-        self._by_piece: dict[bytes, list[int]] = defaultdict(list)
+        everything = np.arange(len(pieces))
+        marked = self._matching(rb'.*[",\\]', everything)  # the only ones that most patterns below can match
         self._closing: dict[bytes, list[int]] = defaultdict(list)  # by the bytes before the first quote
-        for token, piece in enumerate(pieces):
-            self._by_piece[piece].append(token)
-            before, quote, _ = piece.partition(b'"')
-            if quote:
-                self._closing[before].append(token)
-        self._digits = self._matching(rb"[0-9eE.]")
-        self._exponent = self._matching(rb'(?s:[^"]*)[0-9.]?[eE][-+]?[0-9]')
-        self._complex = self._matching(rb'(?s:.*)(?:".*"|\\u)')
-        self._u = self._matching(rb"u")
-        self._commas = self._matching(rb"(?s:.*),")
-        self._quoted_commas = self._matching(rb'(?s:[^"]*)".*,')
-        self._quotes = self._matching(rb'[ \n\t]*"')
-        self._space = self._matching(rb"[ \n\t]+\Z")
+        for token in self._matching(rb'.*"', marked).tolist():
+            self._closing[pieces[token].partition(b'"')[0]].append(token)
+        self._complex = self._matching(rb'.*(?:".*"|\\u)', marked)
+        self._quotes = self._matching(rb'[ \n\t]*"', marked)
+        self._commas = self._matching(rb".*,", marked)
+        self._quoted_commas = self._matching(rb'.*".*,', marked)
+        digits = self._matching(rb".*[0-9]", everything)
+        self._exponent = self._matching(rb'[^"]*[eE][-+]?[0-9]', digits)
+        self._digits = self._matching(rb"[0-9eE.]", everything)
+        self._u = self._matching(rb"u", everything)
+        self._space = self._matching(rb"[ \n\t]+\Z", everything)
 
-    def _matching(self, pattern: bytes) -> NDArray[np.intp]:
-        start = re.compile(pattern)
-        return np.array([t for t, piece in enumerate(self.pieces) if start.match(piece)], np.intp)
+    def _matching(self, pattern: bytes, tokens: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Those of some tokens whose piece begins with what a pattern matches."""
+        start = re.compile(pattern, re.DOTALL)
+        return np.array([t for t in tokens.tolist() if start.match(self.pieces[t])], np.intp)
+
+    @functools.cached_property
+    def _by_piece(self) -> dict[bytes, list[int]]:
+        tokens = defaultdict(list)
+        for token, piece in enumerate(self.pieces):
+            tokens[piece].append(token)
+        return tokens
 
     def clear(self, allowed: NDArray[np.bool_], at: JsonText) -> None:
         """Clear the tokens that `at.after` refuses in a mask of tokens."""
@@ -139,11 +152,12 @@ class JsonPieces:
             rests = {name[len(at.text) :] for name in at.used if name.startswith(at.text)}
             starts = {rest[:end] for rest in rests for end in range(1, len(rest) + 1)}
             return [t for start in starts for t in self._by_piece.get(start, ()) if allowed[t]]
-        before_name = self._quotes if at.expects_name else self._commas
-        if at.inside == "string":
-            before_name = self._quoted_commas
-        found: list[int] = before_name[allowed[before_name]].tolist()
-        return found if at.used else []
+        if not at.used:
+            return []
+        tokens = self._quoted_commas if at.inside == "string" else self._commas
+        tokens = self._quotes if at.expects_name else tokens
+        found = [(token, at.after(self.pieces[token])) for token in tokens[allowed[tokens]].tolist()]
+        return [token for token, text in found if text and text.may_become_a_used_name]
 
     def clear_space(self, allowed: NDArray[np.bool_]) -> None:
         allowed[self._space] = False
@@ -176,12 +190,10 @@ class JsonState:
             if self._limited_names:
                 found: dict[JsonText, bool] = {}  # spaces before a name make no difference
                 for token in self._pieces.toward_used_names(allowed, self._text):
-                    text = self._text.after(self._pieces.pieces[token])
-                    if text and (text.inside == "name" or text.expects_name):
-                        if text not in found:
-                            following = self._after(token)
-                            found[text] = following is not None and following._has_a_name()
-                        allowed[token] = found[text]
+                    following = self._after(token)
+                    if following and following._text not in found:
+                        found[following._text] = following._has_a_name()
+                    allowed[token] = following is not None and found[following._text]
             self._allowed = allowed
         return self._allowed
 

@@ -51,7 +51,7 @@ class Grammar:
     """
 
     def __init__(self, vocabulary: Vocabulary, lark: str) -> None:
-        tokenizer = _tokenizer(vocabulary)
+        tokenizer = _tables_of(vocabulary).tokenizer
         self._n_tokens, self._ends = vocabulary.n_tokens, tokenizer.eos_tokens
         self._json: tuple[JsonPieces, bool] | None = None  # and whether the schema limits names
         self._matcher = call_with_stack(
@@ -87,7 +87,7 @@ class Grammar:
         check_json_schema(schema)
         lark = json_schema.to_lark(schema)
         grammar = cls(vocabulary, lark)
-        grammar._json = _json_pieces(vocabulary), "patternProperties" in lark
+        grammar._json = _tables_of(vocabulary).json, "patternProperties" in lark
         return grammar
 
     def start(self) -> State:
@@ -186,22 +186,26 @@ class _Tokens:
         return []
 
 
-_tokenizers: "weakref.WeakKeyDictionary[Vocabulary, LLTokenizer]" = weakref.WeakKeyDictionary()
-_pieces: "weakref.WeakKeyDictionary[Vocabulary, JsonPieces]" = weakref.WeakKeyDictionary()
+class _Tables:
+    """What grammars need from a vocabulary; creating it, on first use, takes some tenths of a second."""
 
-
-def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """Return the tokenizer of a vocabulary; creating it, on first use, takes some tenths of a second."""
-    if vocabulary not in _tokenizers:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         tokens = _Tokens(vocabulary)
-        _tokenizers[vocabulary] = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends)
-    return _tokenizers[vocabulary]
+        self.tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends)
+        self._pieces = tokens.tokens
+
+    @functools.cached_property
+    def json(self) -> JsonPieces:
+        return JsonPieces(self._pieces)
 
 
-def _json_pieces(vocabulary: Vocabulary) -> JsonPieces:
-    if vocabulary not in _pieces:
-        _pieces[vocabulary] = JsonPieces(_Tokens(vocabulary).tokens)
-    return _pieces[vocabulary]
+_tables: "weakref.WeakKeyDictionary[Vocabulary, _Tables]" = weakref.WeakKeyDictionary()
+
+
+def _tables_of(vocabulary: Vocabulary) -> _Tables:
+    if vocabulary not in _tables:
+        _tables[vocabulary] = _Tables(vocabulary)
+    return _tables[vocabulary]
 
 
 def _reason(message: str) -> str:
