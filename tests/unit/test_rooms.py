@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("errors", "validation"),
     ("deep_stack",),
-    ("files", "toml_file", "registry", "machine", "child_process", "core", "grammar"),
-    ("kernels", "verifiers", "lookups"),
+    ("files", "toml_file", "registry", "machine", "child_process", "core"),
+    ("kernels", "verifiers", "lookups", "grammar"),
     ("llama", "policies"),
     ("datastore", "calibration", "proposers"),
     ("settings", "engine", "models"),
