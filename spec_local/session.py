@@ -5,8 +5,8 @@ with Session.open("main.gguf", "draft.gguf") as session:
         print(event.text, end="")
 """
 
+import contextlib
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -35,6 +35,7 @@ from spec_local.lookups import Lookup
 from spec_local.policies.cost_model import CostModel
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.settings import GenerationSettings
+from spec_local.turns import Answer, Turns
 from spec_local.verifiers import VERIFIERS
 
 if TYPE_CHECKING:  # llguidance is loaded at its first use
@@ -78,13 +79,19 @@ class Done:
         return self.reason != "stop" or bool(self.stopping_word)
 
 
-_Answer = Generator[Prefilled | Text | Done, None, None]
+_Events = Generator[Prefilled | Text | Done, None, None]
 
 
 class Session:
     """Models and their caches, for one answer at a time.
 
     Close it, or use it in a ``with`` statement, to free the models' memory.
+
+    Any thread may use a session, but only one at a time: while a thread reads an answer, every use by another
+    thread raises InvalidRequest. Only `close` may be called at any time; it ends the answer at its next step
+    and waits for that. In the same thread, a new answer ends an unfinished one. The last event of an answer
+    that was ended is `Done` with reason ``cancelled``. For several answers at the same time, open several
+    sessions. A process that was forked after llama.cpp was loaded cannot use it.
     """
 
     def __init__(self, main: Context, draft: Context | None = None) -> None:
@@ -104,12 +111,12 @@ class Session:
         self._costs: tuple[CostModel, CostModel | None] | None = None
         self._staging: CostModel | None = None
         self._factory = ProposerFactory(
-            main, draft, self.drafter, self.vocabulary_map, self.costs, self._staging_costs
+            main, draft, self.drafter, self.vocabulary_map, self._known_costs, self._staging_costs
         )
         self._grammar: tuple[object, Grammar] | None = None  # the most recent one, which most answers reuse
         self._log: Callable[[str], None] = lambda line: None
-        self._answer: Callable[[], _Answer | None] = lambda: None
         self._resources = ExitStack()
+        self._turns = Turns[Prefilled | Text | Done](lambda event: isinstance(event, Done), self._free)
 
     @classmethod
     def open(
@@ -174,7 +181,14 @@ class Session:
             return session
 
     def close(self) -> None:
-        self._end_answer()
+        """End the answer that any thread is reading, and free the models' memory; later uses raise errors."""
+        self._turns.close()
+
+    def check_open(self) -> None:
+        """Raise InvalidRequest if the session is closed, or this process was forked."""
+        self._turns.check_open()
+
+    def _free(self) -> None:
         if self._costs:
             for context, table in zip((self.main, self.draft), self._costs, strict=True):
                 if context and table:
@@ -195,7 +209,7 @@ class Session:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
-    ) -> Iterator[Prefilled | Text | Done]:
+    ) -> Answer[Prefilled | Text | Done]:
         """Generate an answer with exactly the main model's distribution.
 
         Args:
@@ -208,17 +222,27 @@ class Session:
             `Prefilled`, one `Text` per step, and `Done`. The iterator may be closed early.
 
         Raises:
-            InvalidRequest: a setting is not possible with these models, or the grammar cannot be used.
+            InvalidRequest: a setting is not possible with these models, the grammar cannot be used, or the
+                session is closed or in use.
             BackendError: a model call failed, or the grammar allows no token.
             ContextOverflow: the prompt is too long; see `spec_local.engine.decoding.decode`.
         """
+        return self._turns.run(lambda: self._start(prompt, settings, cancelled, clock))
+
+    def _start(
+        self,
+        prompt: str | Sequence[int],
+        settings: GenerationSettings,
+        cancelled: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> Answer[Prefilled | Text | Done]:
         vocabulary = self.main.model.vocabulary
         tokens = vocabulary.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
         check_prompt(self.main, tokens)  # fail before costs are measured
-        self._end_answer()
+        self._turns.end()  # ended later, it would roll back the caches of the new answer
         if self.datastore:
             self.datastore.refresh()
         cached = self.main.cached
@@ -235,22 +259,15 @@ class Session:
             draft_max=settings.longest_path,
             max_tokens=settings.max_tokens,
             is_end=vocabulary.is_end,
-            cancelled=cancelled,
+            cancelled=lambda: self._turns.ending or cancelled(),
             clock=clock,
             logprobs=settings.logprobs,
         )
-        answer = self._texts(events, settings.stops, tokens[-_BEFORE:])
-        self._answer = weakref.ref(answer)
-        return answer
-
-    def _end_answer(self) -> None:
-        """Close an unfinished answer: closing it later would roll back the caches of the next one."""
-        if answer := self._answer():
-            answer.close()
+        return self._turns.start(self._events(events, settings.stops, tokens[-_BEFORE:]))
 
     def state_size(self) -> int:
         """Number of bytes that `save_state` would write now."""
-        return state.size(self._contexts)
+        return self._turns.run(lambda: state.size(self._contexts))
 
     def save_state(self, path: Path | str) -> int:
         """Write the caches of both models to a file.
@@ -262,10 +279,10 @@ class Session:
             InvalidRequest: the file cannot be written; an existing file is unchanged.
             ContextOverflow: there is not enough memory for a copy of the KV cache.
         """
-        return state.save(Path(path), self._contexts)
+        return self._turns.run(lambda: state.save(Path(path), self._contexts))
 
     def load_state(self, path: Path | str) -> int:
-        """Restore the caches from a file written by `save_state`.
+        """Restore the caches from a file written by `save_state`; an unfinished answer ends.
 
         A draft model whose state is not in the file evaluates the tokens again.
 
@@ -277,7 +294,11 @@ class Session:
                 has changed.
             ContextOverflow: the context is too short, or there is not enough memory; nothing has changed.
         """
-        loaded = state.load(Path(path), self._contexts)
+        return self._turns.run(lambda: self._load_state(Path(path)))
+
+    def _load_state(self, path: Path) -> int:
+        self._turns.end()
+        loaded = state.load(path, self._contexts)
         if "draft" in loaded and isinstance(self.drafter, IntersectionModel):
             self.drafter.restore(self.main.cached)
         return len(self.main.cached)
@@ -301,13 +322,16 @@ class Session:
 
     def lookups(self, settings: GenerationSettings) -> list[Lookup]:
         """The lookups among the proposers in use."""
-        return self._factory.lookups(settings)
+        return self._turns.run(lambda: self._factory.lookups(settings))
 
     def costs(self) -> tuple[CostModel, CostModel | None]:
         """Seconds per call of the main and the draft model, from disk or measured now, in a second or two.
 
         The adaptive policy keeps them up to date; closing the session writes them to disk.
         """
+        return self._turns.run(self._known_costs)
+
+    def _known_costs(self) -> tuple[CostModel, CostModel | None]:
         if not self._costs:
             draft = self._known(self.draft, 0.5) if self.draft else None
             self._costs = self._known(self.main, 1.5), draft
@@ -337,7 +361,19 @@ class Session:
             self._log(f"measuring {context.model.path.name} (first use with these settings)")
         return measure(context, rows=rows, budget=budget)
 
-    def _texts(self, events: Iterator[Event], stops: Sequence[str], before: Sequence[int]) -> _Answer:
+    def _events(
+        self, events: Generator[Event, None, None], stops: Sequence[str], before: Sequence[int]
+    ) -> _Events:
+        if self._turns.ending:  # before the first event was read
+            yield Done("", "cancelled", Statistics())
+            return
+        try:
+            yield from self._texts(events, stops, before)
+        finally:
+            with contextlib.suppress(InvalidRequest):  # closed, or in a forked process: nothing to roll back
+                events.close()
+
+    def _texts(self, events: Iterator[Event], stops: Sequence[str], before: Sequence[int]) -> _Events:
         vocabulary = self.main.model.vocabulary
         output: list[int] = []
         stream = TextStream(vocabulary.piece, stops)

@@ -152,7 +152,7 @@ def run(
 
     Args:
         entries: as given by `Answers.unanswered`.
-        cancelled: returns True to stop; an unfinished answer is dropped.
+        cancelled: returns True to stop; an unfinished answer is dropped, also if the session is closed.
 
     Raises:
         OSError: an answer could not be written; the answers before it are complete.
@@ -166,6 +166,7 @@ def run(
             tokens = entry.request.tokens(session.main.model)
             check_prompt(session.main, tokens)
         except (ContextOverflow, InvalidRequest, ModelError) as error:
+            session.check_open()  # otherwise the prompt is not to blame
             answers.append(head | {"error": str(error)})
             yield Outcome(entry, error=str(error))
             continue
@@ -173,6 +174,7 @@ def run(
         try:
             events = list(answer)
         except (DeadEnd, InvalidRequest) as error:  # the answer cannot follow the grammar any further
+            session.check_open()
             answers.append(head | {"error": str(error)})
             yield Outcome(entry, error=str(error))
             continue

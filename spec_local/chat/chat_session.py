@@ -4,6 +4,7 @@ If an answer is interrupted, the part generated so far is kept. If nothing was g
 is unchanged.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ ChatEvent = Prefilled | MessagesDropped | Text | Done
 
 @dataclass
 class ChatSession:
-    """Generates the answers of a conversation.
+    """Generates the answers of a conversation, one at a time.
 
     Args:
         settings: for the next answer; may be replaced between answers. Each `regenerate` adds 1 to the seed.
@@ -56,6 +57,7 @@ class ChatSession:
     _attempt: int = field(default=0, init=False)
     _n_drops: int = field(default=0, init=False)
     _generating: bool = field(default=False, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.when_full not in WHEN_FULL:
@@ -111,8 +113,10 @@ class ChatSession:
             the number of tokens of the conversation that are in the main model's KV cache.
 
         Raises:
-            InvalidRequest: the file cannot be read, or is not a conversation; nothing has changed.
+            InvalidRequest: the file cannot be read, is not a conversation, or an answer is being generated;
+                nothing has changed.
         """
+        self._check_idle()
         conversation = saved_chat.load(path, self.session.main.model, self.conversation.template)
         if (file := state_path(path)).exists():
             try:
@@ -123,13 +127,25 @@ class ChatSession:
         return common_prefix(self.session.main.cached, conversation.tokens)
 
     def _answer(self, begin: Callable[[], None], cancelled: Callable[[], bool]) -> Iterator[ChatEvent]:
+        mine = False
+        try:
+            with self._lock:
+                self._check_idle()
+                self._generating = mine = True
+            yield from self._events(begin, cancelled)
+        finally:
+            if mine:
+                self._generating = False
+
+    def _check_idle(self) -> None:
         if self._generating:
             raise InvalidRequest("an answer is still being generated: read or close its events first")
+
+    def _events(self, begin: Callable[[], None], cancelled: Callable[[], bool]) -> Iterator[ChatEvent]:
         content, tokens, reason = "", list[int](), None
         statistics = None  # of the part generated before messages were dropped
         before = list(self.conversation.messages)
         begin()
-        self._generating = True
         try:
             if dropped := self._make_room(0):
                 yield MessagesDropped(dropped)
@@ -152,7 +168,6 @@ class ChatSession:
                         reason = event.reason
                     yield event
         finally:
-            self._generating = False
             if tokens or reason not in (None, "cancelled"):
                 # Join the two halves of a character that was split where the context was full.
                 content = bytes_of(content).decode("utf-8", "surrogateescape")

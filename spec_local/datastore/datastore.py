@@ -15,6 +15,7 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ class Contents:
 
 
 class Datastore:
-    """The texts of one vocabulary, as of the last `refresh`.
+    """The texts of one vocabulary, as of the last `refresh`. Several threads may use it at the same time.
 
     Args:
         folder: named after the vocabulary; created by the first write.
@@ -78,6 +79,7 @@ class Datastore:
         self._n_vocab, self._max_tokens, self._log = n_vocab, max_tokens, log
         self._key = hashlib.sha256(folder.name.encode()).digest()[:16]
         self._logged: set[str] = set()
+        self._lock = threading.RLock()  # the threads of one process; the file lock is for processes
         self._versions: dict[str, tuple[int, ...] | None] = {"index": None, "journal": None}
         self._index, self._labels = ContextIndex(), list[int]()
         self._journal_index, self._journal = ContextIndex(), list[Text]()
@@ -103,6 +105,10 @@ class Datastore:
 
     def refresh(self) -> None:
         """Read what any process has written since; almost free if there is nothing new."""
+        with self._lock:
+            self._refresh()
+
+    def _refresh(self) -> None:
         for name in self._versions:
             try:
                 self._read(name)
@@ -144,7 +150,8 @@ class Datastore:
 
     def contents(self) -> Contents:
         """A summary for display."""
-        texts = self._texts(())
+        with self._lock:
+            texts = self._texts(())
         size = sum(version[0] for version in self._versions.values() if version)
         n_tokens = sum(len(text.tokens) for text in texts)
         return Contents(self.folder, len(texts), n_tokens, size, self._models())
@@ -242,7 +249,7 @@ class Datastore:
             OSError: a file cannot be read: a writer would replace it by what it knows.
         """
         _make(self.folder)
-        with FileLock(self.folder / "lock", timeout=_LOCK_TIMEOUT, mode=0o600):
+        with self._lock, FileLock(self.folder / "lock", timeout=_LOCK_TIMEOUT, mode=0o600):
             for name in self._versions:
                 self._read(name)
             yield

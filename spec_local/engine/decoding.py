@@ -6,7 +6,7 @@ main model's cache contains all of it except the last token, and the draft model
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from spec_local.core.language_model import LanguageModel, Logits, prefill
 from spec_local.core.proposal import EMPTY, ROOT, Proposal
@@ -32,7 +32,7 @@ def decode(
     cancelled: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.perf_counter,
     logprobs: int | None = None,
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """Continue a prompt with exactly the main model's distribution.
 
     Args:
@@ -81,7 +81,7 @@ def _events(
     max_tokens: int | None,
     is_end: Callable[[int], bool],
     cancelled: Callable[[], bool],
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     statistics = row.statistics
     reason: FinishReason | None = None
     try:

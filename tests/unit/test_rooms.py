@@ -18,7 +18,7 @@ LAYERS = (
     ("kernels", "verifiers", "lookups", "grammar"),
     ("llama", "policies"),
     ("datastore", "calibration", "proposers"),
-    ("settings", "engine", "models"),
+    ("settings", "engine", "models", "turns"),
     ("assembly", "llama_cpp_python"),
     ("session",),
     ("answer_json", "chat"),
