@@ -7,6 +7,7 @@ main model's cache contains all of it except the last token, and the draft model
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 
 from spec_local.core.language_model import LanguageModel, Logits, prefill
 from spec_local.core.proposal import EMPTY, ROOT, Proposal
@@ -108,7 +109,8 @@ def _events(
             reason = "stop"
         yield Finished(reason, statistics)
     finally:
-        row.roll_back()
+        with suppress(InvalidRequest):  # a model was closed in mid-answer: nothing is left to roll back
+            row.roll_back()
 
 
 class _Row:

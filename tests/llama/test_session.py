@@ -754,6 +754,26 @@ def test_an_unfinished_answer_does_not_change_the_next(make_session):
     assert [t for event in events if isinstance(event, Text) for t in event.tokens] == alone
 
 
+@pytest.mark.parametrize("end", ["close", "drop", "session"])
+def test_an_unfinished_answer_of_closed_contexts(models, make_context, monkeypatch, end):
+    """Its caches cannot be rolled back any more, which is no error, also not one in a destructor."""
+    raised = []
+    monkeypatch.setattr("sys.unraisablehook", raised.append)
+    main, draft = make_context(models["main"]), make_context(models["draft"])
+    session = Session(main, draft)
+    events = session.generate(PROMPT, GenerationSettings(policy="fixed", proposer="draft"))
+    for _ in range(3):
+        next(events)
+    draft.close()
+    main.close()
+    if end == "close":
+        events.close()
+    elif end == "session":
+        session.close()
+    del events
+    assert raised == []
+
+
 def test_closing_the_events_early(make_session):
     """The caches stay usable."""
     session = make_session()
