@@ -84,10 +84,20 @@ class Model:
             raise ModelError(f"{self.path} is a diffusion model: use one that generates text token by token")
         if self.vocabulary.type == lib.LLAMA_VOCAB_TYPE_NONE:
             raise ModelError(f"{self.path} has no tokenizer: use a complete GGUF file")
+        if damage := self._damage():
+            raise ModelError(f"{self.path} is damaged ({damage}): download it again")
+
+    def _damage(self) -> str | None:
+        """What would make llama.cpp hang or crash later, because it does not check it; else None."""
+        lib, architecture = self._lib, self._metadata("general.architecture")
         if not self.vocabulary.can_tokenize:
-            raise ModelError(f"{self.path} is damaged, and its tokenizer would not end: download it again")
+            return "its tokenizer would not end"
         if lib.llama_model_n_swa(self.handle) > _MAX_WINDOW:
-            raise ModelError(f"{self.path} is damaged: its sliding window is too large: download it again")
+            return "its sliding window is too large"
+        rotated = [self._metadata(f"{architecture}.rope.dimension_count{layers}") for layers in ("", "_swa")]
+        if "0" in rotated and lib.llama_model_rope_type(self.handle) != lib.LLAMA_ROPE_TYPE_NONE:
+            return "its rotary position embedding has no dimension"
+        return None
 
     def close(self) -> None:
         """Free the memory as soon as no call uses it and all contexts of this model are closed."""

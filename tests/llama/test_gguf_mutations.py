@@ -198,28 +198,26 @@ def test_mutated_files_are_refused_or_work(bases, worker, tmp_path):
     assert worker.memory < MAX_MEMORY
 
 
+def setting(key, kind, value):
+    return lambda gguf: gguf.set(key, kind, value)
+
+
 def with_a_long_token(gguf: Gguf) -> None:
     gguf.find("tokenizer.ggml.tokens").value[-1] = b"x" * 1025
 
 
 # Files that once crashed or hung a session: base, change, the use that reports it (None: all work), and how.
-CORPUS = [
-    ("llama", lambda gguf: gguf.set("tokenizer.ggml.model", STRING, b"rwkv"), 0, "tokenizer would not end"),
-    (
-        "gemma3",
-        lambda gguf: gguf.set("gemma3.attention.sliding_window", UINT32, 2**31 - 1),
-        0,
-        "sliding window",
-    ),
-    ("bpe", lambda gguf: shorten_vocabulary(gguf, 2), 2, "no token that ends an answer"),
-    ("llama", with_a_long_token, None, ""),
-    ("llama", lambda gguf: gguf.set("llama.context_length", UINT32, 2**32 - 1), None, ""),
-]
+CORPUS = {
+    "rwkv": ("llama", setting("tokenizer.ggml.model", STRING, b"rwkv"), 0, "tokenizer would not end"),
+    "window": ("gemma3", setting("gemma3.attention.sliding_window", UINT32, 2**31 - 1), 0, "sliding window"),
+    "rope": ("gemma3", setting("gemma3.rope.dimension_count", UINT32, 0), 0, "rotary position"),
+    "end": ("bpe", lambda gguf: shorten_vocabulary(gguf, 2), 2, "no token that ends an answer"),
+    "long": ("llama", with_a_long_token, None, ""),
+    "context": ("llama", setting("llama.context_length", UINT32, 2**32 - 1), None, ""),
+}
 
 
-@pytest.mark.parametrize(
-    ("base", "change", "use", "reason"), CORPUS, ids=["rwkv", "window", "end", "long", "context"]
-)
+@pytest.mark.parametrize(("base", "change", "use", "reason"), CORPUS.values(), ids=CORPUS)
 def test_files_that_once_crashed_or_hung(bases, worker, tmp_path, base, change, use, reason):
     gguf, path = copy.deepcopy(bases[base]), tmp_path / "model.gguf"
     change(gguf)
