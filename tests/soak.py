@@ -6,8 +6,8 @@
 Not part of the test suite. Without models, it writes tiny ones. Each round opens up to three sessions with
 random settings, generates answers with random settings, ends most of them early in one of several ways, and
 closes everything in a random order. Only errors of specdec itself are expected. Between rounds, when nothing
-is open, the resident memory and the number of open file descriptors are recorded; over the second half of the
-time, a line fitted to either must not rise by more than noise.
+is open, the resident memory and the numbers of open file descriptors and threads are recorded. Over the
+second half of the time, a line fitted to any of them must not rise by more than noise.
 """
 
 import argparse
@@ -29,6 +29,9 @@ import numpy as np
 import psutil
 
 from spec_local import registry
+from spec_local.chat.chat_session import ChatSession
+from spec_local.chat.conversation import Conversation
+from spec_local.chat.template import ChatTemplate
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import SpecLocalError
 from spec_local.llama.context import Context
@@ -38,8 +41,8 @@ from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 
 PERIOD_S = 10.0  # between two records
-MAX_GROWTH = {"memory": 16 << 20, "files": 2}
-"""Over the second half: in bytes, more than the allocator's noise; in file descriptors."""
+MAX_GROWTH = {"memory": 16 << 20, "files": 2, "threads": 2}
+"""Over the second half: in bytes, more than the allocator's noise; in file descriptors and threads."""
 PROMPT = "the of and to in is you that it he was for on are with as his they"
 GRAMMARS = ['root ::= ("yes" | "no") " " [0-9]+', "root ::= [a-z ]*", 'root ::= "(" root ")" | "x"']
 SCHEMAS = [
@@ -51,7 +54,7 @@ SCHEMAS = [
 
 @dataclass
 class Log:
-    """counts: by what happened. defects: tracebacks. records: seconds, bytes and file descriptors.
+    """counts: by what happened. defects: tracebacks. records: seconds, bytes, file descriptors, threads.
 
     last: the latest answer, for tracebacks. held: an unfinished answer.
     """
@@ -176,6 +179,21 @@ def answer(rng, session, log):
         json.loads(text)
 
 
+def chat(rng, session, folder, log):
+    """Some turns of a conversation, which is saved, loaded, and often left in the middle of an answer."""
+    model = session.main.model
+    talk = ChatSession(session, Conversation(model, ChatTemplate(model)), GenerationSettings(max_tokens=20))
+    for _ in range(rng.randrange(1, 4)):
+        for _ in talk.send(rng.choice(PROMPT.split())):
+            pass
+    path = folder / "chat.json"
+    talk.save(path, with_state=rng.random() < 0.5)
+    talk.load(path)
+    log.held = talk.send("is it")
+    for _ in zip(range(rng.choice([0, 1, 3, 99])), log.held, strict=False):
+        pass
+
+
 def save_and_load(session, folder):
     path = folder / "state"
     session.save_state(path)
@@ -195,6 +213,8 @@ def round_of(rng, models, folder, threads, log):
             log.attempt("answer", answer, rng, session, log)
             if rng.random() < 0.1:
                 log.attempt("state", save_and_load, session, folder)
+            if rng.random() < 0.1:
+                log.attempt("chat", chat, rng, session, folder, log)
     if opened and rng.random() < 0.5:  # to close in mid-answer
         session = rng.choice(opened)[-1]
         log.held = session.generate("the of and", GenerationSettings(max_tokens=50))
@@ -254,9 +274,9 @@ def main():
             if now - recorded > PERIOD_S:
                 recorded = now
                 gc.collect()
-                memory, files = process.memory_info().rss, process.num_fds()
-                log.records.append((now - began, memory, files))
-                answers, threads = log.counts["answer: clean"], process.num_threads()
+                memory, files, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
+                log.records.append((now - began, memory, files, threads))
+                answers = log.counts["answer: clean"]
                 print(
                     f"{now - began:6.0f} s, {log.counts['rounds']} rounds, {answers} answers, "
                     f"{memory / 1e6:.1f} MB, {files} files, {threads} threads, {len(log.defects)} defects",
@@ -265,7 +285,7 @@ def main():
     if len(log.records) < 8:
         print(f"only {len(log.records)} records: give more --minutes", file=sys.stderr)
         return 2
-    grown = {"memory": growth(log.records, 1), "files": growth(log.records, 2)}
+    grown = {what: growth(log.records, column) for column, what in enumerate(MAX_GROWTH, start=1)}
     print(json.dumps({"counts": dict(sorted(log.counts.items())), "growth": grown}, indent=1))
     failed = [what for what, by in grown.items() if by > MAX_GROWTH[what]]
     tried = sum(n for what, n in log.counts.items() if what != "rounds")
