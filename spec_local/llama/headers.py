@@ -27,8 +27,7 @@ def open_header(path: Path) -> Model:
 
 def _read(path: Path) -> dict[str, Any]:
     model = Model(path, weights=False)
-    for token in range(model.vocabulary.n_tokens):
-        model.vocabulary.piece(token)
+    model.vocabulary.exercise()
     return {"size": model.size, "kv": model.kv_bytes(1)}
 
 

@@ -90,7 +90,7 @@ def _run_child(*arguments: str, deadline: float = DEADLINE_S) -> ChildResult:
 
 
 def _exercise(path: Path, gpu_layers: int) -> None:
-    """Use a model as a session does: evaluate single tokens and a batch, roll back, read all token texts."""
+    """Use a model as a session does: evaluate single tokens and a batch, roll back, read and write text."""
     import numpy as np
 
     from spec_local.llama.context import Context
@@ -105,12 +105,7 @@ def _exercise(path: Path, gpu_layers: int) -> None:
             raise BackendError(f"{path} returns logits that are not numbers: download it again")
     if model.can_roll_back:
         context.truncate(2)
-    for token in range(vocabulary.n_tokens):
-        vocabulary.piece(token)
-        vocabulary.is_end(token)
-    vocabulary.tokenize(
-        "A line of text,\n  12 + 34 = 46.\tNaïve 東京 🙂", add_special=True, parse_special=True
-    )
+    vocabulary.exercise()
 
 
 def _exercise_build() -> None:

@@ -19,6 +19,7 @@ _MAX_TEXT_BYTES = 1 << 24
 # million characters).
 _LONG_TEXT_BYTES, _MIN_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
 _PieceBuffer = ctypes.c_char * 64  # enough for nearly all tokens
+_ALL_BYTES = bytes(range(256)).decode("utf-8", "surrogateescape")
 
 
 class Vocabulary:
@@ -64,6 +65,14 @@ class Vocabulary:
             return True
         pieces = {self.piece(token, special=True) for token in range(self.n_tokens)}
         return all(piece[:1] in pieces for piece in pieces if piece)
+
+    def exercise(self) -> None:
+        """Read all tokens and tokenize all bytes: llama.cpp crashes on texts that need a damaged one."""
+        for token in range(self.n_tokens):
+            self.piece(token)
+            self.is_end(token)
+        for text in ("A line of text,\n  12 + 34 = 46.\tNaïve 東京 🙂", _ALL_BYTES):
+            self.tokenize(text, add_special=True, parse_special=True)
 
     @functools.cached_property
     def fill_in(self) -> tuple[int, int, int] | None:

@@ -14,6 +14,8 @@ from collections import Counter
 
 import pytest
 
+from spec_local.errors import ModelFileError
+from spec_local.llama.headers import open_header
 from spec_local.llama.tiny import write_tiny_model
 from tests.gguf_mutations import ARRAY, INT32, STRING, UINT32, Gguf, mutated, parse, shorten_vocabulary
 
@@ -39,11 +41,13 @@ plain = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixe
 schema = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixed", json_schema="{}")
 tree = GenerationSettings(sampling, max_tokens=8, proposer="draft", policy="fixed", shape="tree")
 
+TEXT = "Hello, you" + bytes(range(256)).decode("utf-8", "surrogateescape")
+
 def use(main, draft, settings, **options):
     with session.Session.open(main, draft, threads=1, **options) as opened:
         opened.main.model.chat_template
         opened.main.model.vocabulary.fingerprint
-        return sum(len(getattr(event, "tokens", ())) for event in opened.generate("Hello, you", settings))
+        return sum(len(getattr(event, "tokens", ())) for event in opened.generate(TEXT, settings))
 
 def outcome(call):
     try:
@@ -202,6 +206,11 @@ def setting(key, kind, value):
     return lambda gguf: gguf.set(key, kind, value)
 
 
+def rename_token(gguf: Gguf, old: bytes, new: bytes) -> None:
+    tokens = gguf.find("tokenizer.ggml.tokens").value
+    tokens[tokens.index(old)] = new
+
+
 def with_a_long_token(gguf: Gguf) -> None:
     gguf.find("tokenizer.ggml.tokens").value[-1] = b"x" * 1025
 
@@ -211,6 +220,7 @@ CORPUS = {
     "rwkv": ("llama", setting("tokenizer.ggml.model", STRING, b"rwkv"), 0, "tokenizer would not end"),
     "window": ("gemma3", setting("gemma3.attention.sliding_window", UINT32, 2**31 - 1), 0, "sliding window"),
     "rope": ("gemma3", setting("gemma3.rope.dimension_count", UINT32, 0), 0, "rotary position"),
+    "byte": ("llama", lambda gguf: rename_token(gguf, b"<0x07>", b"bell"), 0, "crash"),
     "end": ("bpe", lambda gguf: shorten_vocabulary(gguf, 2), 2, "no token that ends an answer"),
     "long": ("llama", with_a_long_token, None, ""),
     "context": ("llama", setting("llama.context_length", UINT32, 2**32 - 1), None, ""),
@@ -223,7 +233,19 @@ def test_files_that_once_crashed_or_hung(bases, worker, tmp_path, base, change, 
     change(gguf)
     path.write_bytes(gguf.encoded())
     outcomes = worker.use(path)
-    assert [kind for kind, _ in outcomes] == (
-        ["works"] * 4 if use is None else ["works"] * use + ["error"] + ["works"] * (len(outcomes) - use - 1)
-    ), outcomes
-    assert use is None or reason in outcomes[use][1]
+    kinds = [kind for kind, _ in outcomes]
+    if use is None:
+        assert kinds == ["works"] * 4, outcomes
+    elif reason == "crash":  # of the check, in its child process
+        assert kinds == ["crash"]
+    else:
+        assert kinds == ["works"] * use + ["error"] + ["works"] * (len(kinds) - use - 1), outcomes
+        assert reason in outcomes[use][1]
+
+
+def test_a_header_is_refused_whose_tokenizer_crashes_on_some_texts(bases, tmp_path):
+    gguf, path = copy.deepcopy(bases["llama"]), tmp_path / "model.gguf"
+    rename_token(gguf, b"<0x07>", b"bell")
+    path.write_bytes(gguf.encoded())
+    with pytest.raises(ModelFileError, match=r"model\.gguf crashes llama\.cpp \(SIGABRT\)"):
+        open_header(path)
