@@ -23,6 +23,7 @@ import functools
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from typing import Any
@@ -66,10 +67,17 @@ _UNCHECKED_FORMATS = {  # of the standard
     "relative-json-pointer", "regex",
 }  # fmt: skip
 _COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Length", "Items", "Properties")}
+_MAX_BYTES = 1 << 20
+_MAX_PARTS = 2000  # llguidance needs time and memory that grow with the square
+_PARTS = "schemas, lists and names in required"
+_MAX_CONSTANTS = 20_000
+_MAX_PATTERNS = 50  # llguidance compares each pattern with each other one
+_MAX_PATTERN_LENGTH = 20_000
+_MAX_OPTIONAL = 100  # properties next to minProperties or maxProperties: one alternative for each
 _MAX_INTEGER = 2**53
 _DIGITS = 15  # a float distinguishes all decimal numbers with this many digits
 _MAX_DECIMALS = 9  # of numbers with bounds: a common multiple of 10**-10 and 1 does not fit into 32 bits
-_MAX_COEFFICIENT = 100_000  # of multipleOf: llguidance has a state for each remainder
+_MAX_REMAINDERS = 100_000  # llguidance has a state for each
 _MAX_FACTOR = 2**32 - 1  # llguidance computes common multiples with 32 bits
 
 
@@ -81,9 +89,11 @@ def to_lark(schema: str) -> str:
         InvalidRequest: it is not JSON, not a schema, or has a keyword that is not supported.
     """
     try:
-        strict = _Strict(json.loads(schema, parse_constant=_not_json)).schema()
-        json.dumps(strict, ensure_ascii=False).encode()
-        return f"start: %json {json.dumps(strict | {'x-guidance': _OPTIONS})}"
+        if len(schema.encode()) > _MAX_BYTES:
+            raise InvalidRequest(f"the JSON schema has more than {_MAX_BYTES} bytes: give a smaller one")
+        loaded = json.loads(schema, parse_constant=_not_json)
+        json.dumps(loaded, ensure_ascii=False).encode()
+        return f"start: %json {json.dumps(_Strict(loaded).schema() | {'x-guidance': _OPTIONS})}"
     except InvalidRequest:
         raise
     except UnicodeEncodeError:
@@ -101,6 +111,7 @@ class _Strict:
         self._found: list[tuple[dict[str, Any], str]] = []  # strict schemas, and their names
         self._one_of: list[tuple[list[Any], list[Any], str]] = []  # original and strict choices
         self._combines = False  # two schemas apply to one value
+        self._sizes: dict[str, int] = defaultdict(int)
 
     def schema(self) -> dict[str, Any]:
         root = self._root
@@ -128,18 +139,12 @@ class _Strict:
             raise InvalidRequest(f"{where} is {_short(schema)}: give an object")
         keys = schema.keys() - _NOTES
         _support(keys, _KNOWN, where)
+        self._count(_PARTS, 1, _MAX_PARTS)
         for key in keys & _COUNTS:
             if type(schema[key]) is not int or schema[key] < 0:
                 raise InvalidRequest(f"{key} of {where} is {_short(schema[key])}: give 0 or more")
         for key in keys & _LIMITS:
-            limit = schema[key]
-            if (
-                type(limit) not in (int, float)
-                or not _is_finite(limit)
-                or (key == "multipleOf" and limit <= 0)
-            ):
-                expected = "a positive number" if key == "multipleOf" else "a number"
-                raise InvalidRequest(f"{key} of {where} is {_short(limit)}: give {expected}")
+            self._number(key, schema[key], where)
         parts = part or (bool(keys & _COMBINED) and len(keys - {"$defs", "definitions"}) > 1)
         self._combines |= parts or keys >= {"properties", "patternProperties"}
         strict = {key: self._value(key, schema[key], where, parts) for key in schema if key in keys}
@@ -164,6 +169,9 @@ class _Strict:
             if not isinstance(value, dict):
                 raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a schema for each name")
             kind = "property" if key == "properties" else key
+            if key == "patternProperties":
+                self._count("patterns in patternProperties", len(value), _MAX_PATTERNS)
+                self._count("characters in patterns", sum(map(len, value)), _MAX_PATTERN_LENGTH)
             if key == "properties":
                 for name in value:
                     _check_name(name, where)
@@ -183,10 +191,13 @@ class _Strict:
         if key in ("enum", "required") and not isinstance(value, list):
             raise InvalidRequest(f"{key} of {where} is {_short(value)}: give a list")
         if key == "required":
+            self._count(_PARTS, len(value), _MAX_PARTS)
             for name in value:
                 _check_name(name, where)
         if key in ("enum", "const"):
-            _check_constant(value, f"{key} of {where}")
+            self._constant(value, f"{key} of {where}")
+        if key == "pattern":
+            self._count("characters in patterns", len(str(value)), _MAX_PATTERN_LENGTH)
         if key == "$ref":
             self._subschemas.target(value, where)
         return value
@@ -202,6 +213,12 @@ class _Strict:
             strict["additionalProperties"] = False
         if closed and strict.keys() & {"properties", "patternProperties"}:
             strict.setdefault("additionalProperties", False)
+        optional = strict.get("properties", {}).keys() - strict.get("required", ())
+        if strict.keys() & {"minProperties", "maxProperties"} and len(optional) > _MAX_OPTIONAL:
+            raise InvalidRequest(
+                f"{where} has minProperties or maxProperties, and more than {_MAX_OPTIONAL} optional "
+                "properties: remove minProperties and maxProperties"
+            )
         if strict.get("patternProperties") and strict.get("minProperties", 0) > 1:
             raise InvalidRequest(
                 f"{where} limits names and has minProperties above 1, but there may be too few names: "
@@ -227,6 +244,37 @@ class _Strict:
             return str(rule.get("pattern") or _FORMATS[rule["format"]])
         _support(rule.keys(), {"minLength", "maxLength"}, where)
         return f"^(?s:.){{{rule.get('minLength', 0)},{rule.get('maxLength', '')}}}$"
+
+    def _number(self, key: str, limit: Any, where: str) -> None:
+        if type(limit) not in (int, float) or not _is_finite(limit) or (key == "multipleOf" and limit <= 0):
+            expected = "a positive number" if key == "multipleOf" else "a number"
+            raise InvalidRequest(f"{key} of {where} is {_short(limit)}: give {expected}")
+        if key == "multipleOf":
+            factor = Decimal(str(limit)).normalize()
+            decimals = max(0, -int(factor.as_tuple().exponent))
+            if decimals > _MAX_DECIMALS:
+                raise InvalidRequest(
+                    f"multipleOf of {where} is {limit}: give at most {_MAX_DECIMALS} decimals"
+                )
+            self._count("remainders of multipleOf", int(factor.scaleb(decimals)), _MAX_REMAINDERS)
+
+    def _constant(self, value: Any, where: str) -> None:
+        self._count("constants", 1, _MAX_CONSTANTS)
+        if isinstance(value, dict):
+            for name in value:
+                _check_name(name, where)
+        if isinstance(value, (dict, list)):
+            self._count(_PARTS, 1, _MAX_PARTS)
+            for one in value.values() if isinstance(value, dict) else value:
+                self._constant(one, where)
+        elif isinstance(value, (int, float)) and not (_is_finite(value) and abs(value) <= _MAX_INTEGER):
+            raise InvalidRequest(f"{where} has the number {_short(value)}: give one within ±2**53")
+
+    def _count(self, of: str, n: int, most: int) -> None:
+        """Bound the time that a schema takes, by the number of parts of one kind."""
+        self._sizes[of] += n
+        if self._sizes[of] > most:
+            raise InvalidRequest(f"the JSON schema has more than {most} {of}: give a smaller one")
 
     def _require_distinction(self, original: list[Any], choices: list[Any], where: str) -> None:
         """Let no value be valid under two choices of a `oneOf`, by requiring what tells objects apart."""
@@ -263,13 +311,7 @@ class _Strict:
 def _limit_numbers(strict: dict[str, Any], decimal: bool, where: str) -> None:
     limit = _MAX_INTEGER
     if "multipleOf" in strict:
-        factor = Decimal(str(strict["multipleOf"])).normalize()
-        decimals = max(0, -int(factor.as_tuple().exponent))
-        if decimals > _MAX_DECIMALS or factor.scaleb(decimals) > _MAX_COEFFICIENT:
-            raise InvalidRequest(
-                f"multipleOf of {where} is {_short(strict['multipleOf'])}: give one of at most "
-                f"{_MAX_DECIMALS} decimals and, without the point, at most {_MAX_COEFFICIENT}"
-            )
+        decimals = max(0, -int(Decimal(str(strict["multipleOf"])).normalize().as_tuple().exponent))
         limit = min(limit, 10 ** (_DIGITS - decimals))
     if not decimal or "multipleOf" in strict:
         for key, end, stricter in (("minimum", -limit, max), ("maximum", limit, min)):
@@ -284,17 +326,6 @@ def _is_finite(number: float) -> bool:
         return math.isfinite(number)
     except OverflowError:  # an integer beyond the floats
         return False
-
-
-def _check_constant(value: Any, where: str) -> None:
-    if isinstance(value, dict):
-        for name in value:
-            _check_name(name, where)
-    if isinstance(value, (dict, list)):
-        for one in value.values() if isinstance(value, dict) else value:
-            _check_constant(one, where)
-    elif isinstance(value, (int, float)) and not (_is_finite(value) and abs(value) <= _MAX_INTEGER):
-        raise InvalidRequest(f"{where} has the number {_short(value)}: give one within ±2**53")
 
 
 def _check_name(name: Any, where: str) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Hashable
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -11,8 +12,8 @@ NAMED = {"properties", "patternProperties", "$defs", "definitions"}  # hold sche
 LISTED = {"anyOf", "oneOf", "allOf", "prefixItems"}
 SINGLE = {"items", "additionalProperties", "propertyNames"}
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
-_MAX_COMPARISONS = 20_000
-"""Comparisons of parts, about 0.1 s, after which they count as not excluding each other."""
+_MAX_COMPARISONS = 50_000
+"""Comparisons of schemas and constants, about half a second, after which nothing excludes anything."""
 _MAX_DEPTH = 50
 _TYPES = {"null", "boolean", "number", "integer", "string", "array", "object"}
 
@@ -36,13 +37,13 @@ class Subschemas:
         """
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             raise InvalidRequest(
-                f"{where} refers to {reference!r:.40}: give a reference into the schema itself (#/...)"
+                f"{where} refers to {reference!r:.60}: give a reference into the schema itself (#/...)"
             )
-        wrong = InvalidRequest(f"{where} refers to {reference:.60}, which does not exist: correct it")
+        wrong = InvalidRequest(f"{where} refers to {reference!r:.60}, which does not exist: correct it")
         pointer = re.fullmatch(r"#(?:[^%]|%[0-9A-Fa-f]{2})*", reference)
         if not pointer or re.search("~(?![01])", reference):
             raise InvalidRequest(
-                f"{where} refers to {reference:.60}, which is not a JSON pointer: correct it"
+                f"{where} refers to {reference!r:.60}, which is not a JSON pointer: correct it"
             )
         try:
             steps = unquote_to_bytes(reference[1:]).decode().split("/")[1:]
@@ -65,7 +66,7 @@ class Subschemas:
                 kind = "schema"
             found = found[step]
         if kind != "schema" or not isinstance(found, (dict, bool)):
-            raise InvalidRequest(f"{where} refers to {reference:.60}, which is not a schema: correct it")
+            raise InvalidRequest(f"{where} refers to {reference!r:.60}, which is not a schema: correct it")
         return found
 
     def resolve(self, schema: Any, where: str) -> Any:
@@ -93,8 +94,12 @@ class Subschemas:
             if any(self.exclude(part, other, depth + 1) for part in parts):
                 return True
             values = _values(one)
-            if values is not None and all(_excludes(other, value) for value in values):
+            self._comparisons += len(values or ())
+            if values is not None and not {_type(value) for value in values} & _types(other):
                 return True
+        constants = [_values(one) for one in (a, b)]
+        if constants[0] is not None and constants[1] is not None:
+            return not {*map(_same, constants[0])} & {*map(_same, constants[1])}
         common = _types(a) & _types(b)
         if common != {"object"}:
             return not common
@@ -176,12 +181,12 @@ def check_references(root: dict[str, Any], named: list[tuple[dict[str, Any], str
         inside += [schema[key] for key in SINGLE & schema.keys()]
         for one in [*inside, *applied(schema, where)]:
             users[id(one)].append((schema, where))
-    unchecked = list(reversed(named))
+    unchecked = {id(schema): (schema, where) for schema, where in reversed(named)}
     while unchecked:
-        schema, where = unchecked.pop()
-        if id(schema) not in finite and completes(schema, where):
+        _, (schema, where) = unchecked.popitem()  # the schemas inside another one come before it
+        if completes(schema, where):
             finite.add(id(schema))
-            unchecked += users[id(schema)]
+            unchecked |= {id(user[0]): user for user in users[id(schema)] if id(user[0]) not in finite}
     for schema, where in named:
         if id(schema) not in finite:
             raise InvalidRequest(f"every value of {where} is infinite, as it contains itself: correct it")
@@ -214,17 +219,10 @@ def _type(value: Any) -> str:
     return {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}[type(value)]
 
 
-def _excludes(schema: dict[str, Any], value: Any) -> bool:
-    values = _values(schema)
-    return _type(value) not in _types(schema) or (
-        values is not None and all(_same(value) != _same(other) for other in values)
-    )
-
-
-def _same(value: Any) -> Any:
-    """A value that is equal for equal JSON values: 1 and 1.0 are equal, 1 and true are not."""
+def _same(value: Any) -> Hashable:
+    """A key that is equal for equal JSON values: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(value, dict):
-        return {name: _same(one) for name, one in value.items()}
+        return "object", frozenset((name, _same(one)) for name, one in value.items())
     if isinstance(value, list):
-        return [_same(one) for one in value]
-    return (isinstance(value, bool), value)
+        return "array", tuple(map(_same, value))
+    return isinstance(value, bool), value

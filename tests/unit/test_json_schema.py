@@ -7,6 +7,7 @@ import json
 import operator
 import random
 import re
+import time
 import uuid
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -249,7 +250,7 @@ REFUSED = {
     "control character": (r'{"properties": {"\u0001": true}}', "without control characters"),
     "required not a list": ('{"required": "a"}', "required of the JSON schema"),
     "unchecked format": ('{"format": "regex"}', 'the format "regex", which is not supported'),
-    "fine multiples": ('{"type": "number", "multipleOf": 1e-12}', "give one of at most 9"),
+    "fine multiples": ('{"type": "number", "multipleOf": 1e-12}', "give at most 9 decimals"),
     "no multiples": ('{"type": "integer", "multipleOf": 0}', "give a positive number"),
     "common multiple": ('{"allOf": [{"type": "number", "multipleOf": 7}, {"type": "number", "minimum": 0}]}',
         "too many digits"),
@@ -436,3 +437,53 @@ def test_a_reference_is_a_json_pointer_to_a_schema_that_ends(reference, reason):
         check_json_schema(json.dumps(schema))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+N = 20_000
+NULLS = {f"p{i}": {"type": "null"} for i in range(N)}
+LARGE = {
+    "required": ({"properties": NULLS, "required": [*NULLS]}, "more than 2000 schemas"),
+    "required only": ({"required": [*NULLS]}, "more than 2000 schemas"),
+    "optional": ({"properties": NULLS}, "more than 2000 schemas"),
+    "definitions": ({"$defs": NULLS}, "more than 2000 schemas"),
+    "choices": ({"anyOf": [{"const": i} for i in range(N)]}, "more than 2000 schemas"),
+    "parts": ({"allOf": [{"properties": {f"p{i}": True}} for i in range(N)]}, "more than 2000 schemas"),
+    "lists": ({"enum": [[i] for i in range(N)]}, "more than 2000 schemas"),
+    "constants": ({"enum": [*range(2 * N)]}, "more than 20000 constants"),
+    "patterns": ({"patternProperties": {f"^x{i}$": True for i in range(200)}}, "more than 50 patterns"),
+    "long pattern": ({"pattern": "^" + "a?" * N + "a" * N + "$"}, "more than 20000 characters in patterns"),
+    "remainders": ({"prefixItems": [{"type": "integer", "multipleOf": 90_001}] * 5}, "100000 remainders"),
+    "at least one": ({"properties": dict([*NULLS.items()][:300]), "minProperties": 1}, "than 100 optional"),
+    "text": ({"title": "x" * 2_000_000}, "more than 1048576 bytes"),
+    "items": ({"items": {"items": {"minItems": 10**9}, "maxItems": 10**9}, "minItems": 10**9}, None),
+    "lengths": ({"type": "string", "pattern": "a", "minLength": 10**6, "maxLength": 10**9}, None),
+    "doubled": ({"$ref": "#/$defs/d0", "$defs": {"d40": {"type": "null"}} | {
+        f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}}, None),
+    "doubled choices": ({"oneOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d1"}], "$defs": {"d40": True} | {
+        f"d{i}": {"oneOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}}, "may both be valid"),
+    "many choices": ({"oneOf": [{"const": i} for i in range(1900)]}, "may both be valid"),
+    "product": ({"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {"type": "null"}}} for j in range(3)]}
+        for i in range(20)]}, None),
+    "fewer properties": ({"properties": dict([*NULLS.items()][:1000]), "additionalProperties": True}, None),
+    "fewer patterns": ({"patternProperties": {f"^x{i}$": True for i in range(50)}}, None),
+    "a long chain": ({"$ref": "#/$defs/d0", "$defs": {
+        f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(900)} | {"d900": True}}, None),
+}  # fmt: skip
+SECONDS = 10
+"""Each takes less than one second on a machine with nothing else to do."""
+
+
+@pytest.mark.parametrize(("schema", "reason"), LARGE.values(), ids=LARGE.keys())
+def test_a_large_schema_is_used_or_refused_within_seconds(schema, reason):
+    text = json.dumps(schema)
+    start = time.monotonic()
+    if reason:
+        with pytest.raises(InvalidRequest, match=reason):
+            check_json_schema(text)
+    else:
+        with contextlib.suppress(InvalidRequest):
+            state = Grammar.from_json_schema(VOCABULARY, text).start()
+            for token in b'{"x1':
+                state.allowed()
+                state = state.after(token) or state
+    assert time.monotonic() - start < SECONDS
