@@ -165,11 +165,12 @@ def with_rwkv_tokenizer(gguf: Gguf) -> Gguf:
     return gguf
 
 
-@pytest.fixture
-def worker(bases, tmp_path):
-    main = tmp_path / "main.gguf"
+@pytest.fixture(scope="module")
+def worker(bases, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("worker")
+    main = folder / "main.gguf"
     main.write_bytes(bases["llama"].encoded())
-    with (tmp_path / "log").open("wb") as log:
+    with (folder / "log").open("wb") as log:
         worker = Worker(main, log)
         yield worker
         worker.end()
