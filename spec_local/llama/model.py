@@ -82,7 +82,7 @@ class Model:
             )
         if lib.llama_model_is_diffusion(self.handle):
             raise ModelError(f"{self.path} is a diffusion model: use one that generates text token by token")
-        if self.vocabulary.type == lib.LLAMA_VOCAB_TYPE_NONE:
+        if self.vocabulary.type == lib.LLAMA_VOCAB_TYPE_NONE or not self.vocabulary.n_tokens:
             raise ModelError(f"{self.path} has no tokenizer: use a complete GGUF file")
         if damage := self._damage():
             raise ModelError(f"{self.path} is damaged ({damage}): download it again")

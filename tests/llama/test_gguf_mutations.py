@@ -222,6 +222,7 @@ CORPUS = {
     "window": ("gemma3", setting("gemma3.attention.sliding_window", UINT32, 2**31 - 1), 0, "sliding window"),
     "rope": ("gemma3", setting("gemma3.rope.dimension_count", UINT32, 0), 0, "rotary position"),
     "byte": ("llama", lambda gguf: rename_token(gguf, b"<0x07>", b"bell"), 0, "crash"),
+    "empty": ("llama", lambda gguf: shorten_vocabulary(gguf, 0), 0, "has no tokenizer"),
     "end": ("bpe", lambda gguf: shorten_vocabulary(gguf, 2), 2, "no token that ends an answer"),
     "long": ("llama", with_a_long_token, None, ""),
     "context": ("llama", setting("llama.context_length", UINT32, 2**32 - 1), None, ""),
