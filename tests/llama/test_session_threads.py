@@ -15,6 +15,7 @@ from spec_local.batch.answers import open_answers
 from spec_local.chat.chat_session import ChatSession
 from spec_local.chat.conversation import Conversation
 from spec_local.core.sampling import SamplingSettings
+from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest
@@ -387,19 +388,28 @@ def test_closing_during_a_batch(tiny_path, tmp_path):
     assert "content" in json.loads(line)
 
 
-def test_two_threads_share_a_datastore(tmp_path):
+def test_two_threads_share_a_datastore(tmp_path, monkeypatch):
+    """One of them adds an answer while the other one reads what a third has written."""
     store = Datastore(tmp_path / "texts", 1000)
+    for n in range(3):
+        Datastore(tmp_path / "texts", 1000).add_answer([n + 1, 3, 4, 5])
+    reading, added, decode = threading.Event(), threading.Event(), file_format.decode_journal
 
-    def add(i):
-        for n in range(15):
-            store.add_answer([100 * i + 1, n + 1, 3, 4, 5, 6])
-            store.refresh()
-            store.find([3, 4], 2)
+    def slow(*arguments):
+        if not reading.is_set():
+            reading.set()
+            added.wait(0.1)  # in vain: the other thread waits for this one
+        return decode(*arguments)
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(add, range(4)))
-    assert store.contents().n_texts == 60
-    assert Datastore(tmp_path / "texts", 1000).contents().n_texts == 60
+    monkeypatch.setattr(file_format, "decode_journal", slow)
+    with ThreadPoolExecutor(1) as pool:
+        refreshed = pool.submit(store.refresh)
+        assert reading.wait(DEADLINE)
+        store.add_answer([4, 3, 4, 5])
+        added.set()
+        refreshed.result(DEADLINE)
+    assert store.contents().n_texts == 4
+    assert Datastore(tmp_path / "texts", 1000).contents().n_texts == 4
 
 
 def test_events_of_an_answer(make_session):
