@@ -73,6 +73,7 @@ def saving(path: Path) -> Iterator[Path]:
     Raises:
         InvalidRequest: it cannot be written; an existing file is unchanged.
     """
+    _check_name(path)
     try:
         if path.exists() and not path.is_file():  # a device would be replaced by a file
             raise InvalidRequest(f"{path} is not a regular file: give another path")
@@ -89,6 +90,7 @@ def reading(path: Path) -> Iterator[BufferedReader]:
     Raises:
         InvalidRequest: it cannot be read.
     """
+    _check_name(path)
     try:
         if path.exists() and not path.is_file():  # opening a pipe would block
             raise InvalidRequest(f"{path} is not a regular file: give another path")
@@ -98,6 +100,15 @@ def reading(path: Path) -> Iterator[BufferedReader]:
         raise InvalidRequest(f"{path} does not exist: check the path") from None
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror}): check its permissions") from None
+
+
+def _check_name(path: Path) -> None:
+    try:
+        valid = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        valid = False
+    if not valid:
+        raise InvalidRequest(f"{str(path)!r} cannot be a file name: give another path")
 
 
 def read_text(path: Path, max_bytes: int) -> str:

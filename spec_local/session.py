@@ -5,7 +5,6 @@ with Session.open("main.gguf", "draft.gguf") as session:
         print(event.text, end="")
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_local.arguments import checked
 from spec_local.assembly import ProposerFactory
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
@@ -94,6 +94,7 @@ class Session:
     sessions. A process that was forked after llama.cpp was loaded cannot use it.
     """
 
+    @checked
     def __init__(self, main: Context, draft: Context | None = None) -> None:
         self.drafter: LanguageModel | None = draft
         """The draft model; it reads and drafts tokens of the main model's vocabulary."""
@@ -119,6 +120,7 @@ class Session:
         self._turns = Turns[Prefilled | Text | Done](lambda event: isinstance(event, Done), self._free)
 
     @classmethod
+    @checked
     def open(
         cls,
         main: Path | str,
@@ -202,6 +204,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @checked
     def generate(
         self,
         prompt: str | Sequence[int],
@@ -263,12 +266,13 @@ class Session:
             clock=clock,
             logprobs=settings.logprobs,
         )
-        return self._turns.start(self._events(events, settings.stops, tokens[-_BEFORE:]))
+        return self._turns.start(self._texts(events, settings.stops, tokens[-_BEFORE:]))
 
     def state_size(self) -> int:
         """Number of bytes that `save_state` would write now."""
         return self._turns.run(lambda: state.size(self._contexts))
 
+    @checked
     def save_state(self, path: Path | str) -> int:
         """Write the caches of both models to a file.
 
@@ -281,6 +285,7 @@ class Session:
         """
         return self._turns.run(lambda: state.save(Path(path), self._contexts))
 
+    @checked
     def load_state(self, path: Path | str) -> int:
         """Restore the caches from a file written by `save_state`; an unfinished answer ends.
 
@@ -313,13 +318,16 @@ class Session:
         return self._factory.datastore
 
     @datastore.setter
+    @checked
     def datastore(self, datastore: Datastore | None) -> None:
         self._factory.datastore = datastore
 
+    @checked
     def proposers(self, settings: GenerationSettings) -> list[str]:
         """Names of the proposers in use; resolves ``auto``."""
         return self._factory.names(settings)
 
+    @checked
     def lookups(self, settings: GenerationSettings) -> list[Lookup]:
         """The lookups among the proposers in use."""
         return self._turns.run(lambda: self._factory.lookups(settings))
@@ -361,23 +369,14 @@ class Session:
             self._log(f"measuring {context.model.path.name} (first use with these settings)")
         return measure(context, rows=rows, budget=budget)
 
-    def _events(
-        self, events: Generator[Event, None, None], stops: Sequence[str], before: Sequence[int]
-    ) -> _Events:
-        if self._turns.ending:  # before the first event was read
-            yield Done("", "cancelled", Statistics())
-            return
-        try:
-            yield from self._texts(events, stops, before)
-        finally:
-            with contextlib.suppress(InvalidRequest):  # closed, or in a forked process: nothing to roll back
-                events.close()
-
     def _texts(self, events: Iterator[Event], stops: Sequence[str], before: Sequence[int]) -> _Events:
         vocabulary = self.main.model.vocabulary
         output: list[int] = []
         stream = TextStream(vocabulary.piece, stops)
         statistics = Statistics()
+        if self._turns.ending:  # before the first event was read
+            yield Done("", "cancelled", statistics)
+            return
         for event in events:
             if isinstance(event, Prefilled):
                 statistics = event.statistics

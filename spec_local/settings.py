@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spec_local import registry
+from spec_local.arguments import check_fields
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
@@ -55,7 +56,7 @@ class GenerationSettings:
             sampling settings and grammar; None: report no log probabilities.
 
     Raises:
-        InvalidRequest: a value is out of range, or two settings exclude each other.
+        InvalidRequest: a value is out of range or has the wrong type, or two settings exclude each other.
     """
 
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -78,6 +79,7 @@ class GenerationSettings:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.proposer not in registry.PROPOSER_NAMES:
             raise InvalidRequest(
                 f"proposer {self.proposer!r} is unknown: give {', '.join(registry.PROPOSER_NAMES)}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from spec_local.arguments import check_fields, checked
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.core.language_model import common_prefix
@@ -60,9 +61,9 @@ class ChatSession:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.when_full not in WHEN_FULL:
-            raise InvalidRequest(f"when-full {self.when_full!r} is unknown: give {' or '.join(WHEN_FULL)}")
+        check_fields(self)
 
+    @checked
     def send(self, message: str, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
         """Send a message and yield the answer. Closing the iterator early keeps the text generated so far.
 
@@ -77,6 +78,7 @@ class ChatSession:
 
         return self._answer(ask, cancelled)
 
+    @checked
     def regenerate(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:
         """Replace the last answer with another one; both models keep the KV cache of everything before it.
 
@@ -90,7 +92,8 @@ class ChatSession:
 
         return self._answer(retry, cancelled)
 
-    def save(self, path: Path, *, with_state: bool = False) -> int:
+    @checked
+    def save(self, path: Path | str, *, with_state: bool = False) -> int:
         """Save the conversation; `with_state`: also both models' KV caches, in `state_path(path)`.
 
         Returns:
@@ -100,10 +103,12 @@ class ChatSession:
             InvalidRequest: a file cannot be written; an existing file is unchanged.
             ContextOverflow: there is not enough memory for a copy of the KV caches.
         """
+        path = Path(path)
         saved_chat.save(self.conversation, path)
         return self.session.save_state(state_path(path)) if with_state else 0
 
-    def load(self, path: Path, log: Callable[[str], None] = lambda line: None) -> int:
+    @checked
+    def load(self, path: Path | str, log: Callable[[str], None] = lambda line: None) -> int:
         """Continue a saved conversation, with the saved KV caches if there are any.
 
         Args:
@@ -117,6 +122,7 @@ class ChatSession:
                 nothing has changed.
         """
         self._check_idle()
+        path = Path(path)
         conversation = saved_chat.load(path, self.session.main.model, self.conversation.template)
         if (file := state_path(path)).exists():
             try:

@@ -9,6 +9,7 @@ that the KV cache shares with a prompt.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from spec_local.arguments import check_fields, checked
 from spec_local.chat.template import ChatTemplate, Message
 from spec_local.core.text import bytes_of
 from spec_local.errors import InvalidRequest
@@ -48,6 +49,9 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     _segments: list[_Segment] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def system(self) -> str | None:
         """The system message. After a change, both models read the whole conversation again.
@@ -58,6 +62,7 @@ class Conversation:
         return self.messages[0]["content"] if self._n_system else None
 
     @system.setter
+    @checked
     def system(self, content: str | None) -> None:
         message: list[Message] = [] if content is None else [{"role": "system", "content": content}]
         self.template.render([*message, {"role": "user", "content": "?"}])
@@ -68,6 +73,7 @@ class Conversation:
     def _n_system(self) -> int:
         return int(bool(self.messages) and self.messages[0]["role"] == "system")
 
+    @checked
     def ask(self, content: str) -> list[int]:
         """Add a user message.
 
@@ -101,6 +107,7 @@ class Conversation:
         """The known tokens: those of the last `prompt` and its answer, or those that `restore` accepted."""
         return [token for segment in self._segments for token in segment.tokens]
 
+    @checked
     def answer(self, content: str, tokens: Sequence[int]) -> None:
         """Add the model's answer to the last `prompt`; it may be incomplete.
 
@@ -185,6 +192,7 @@ class Conversation:
             offset += len(segment.text)
         return found
 
+    @checked
     def restore(self, answers: Mapping[int, AnswerTokens]) -> None:
         """Use saved tokens for these answers, in place of tokenizing their text.
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spec_local.arguments import check_fields
 from spec_local.chat.template import ChatTemplate, Message
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
@@ -28,6 +29,7 @@ class Request:
     raw: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.messages and self.prompt:
             raise InvalidRequest("both a prompt and messages were given: give one of them")
         if self.messages and self.messages[-1]["role"] != "user":

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
+from spec_local.arguments import checked
 from spec_local.errors import ModelError
 from spec_local.llama.model import Model
 
@@ -19,6 +20,7 @@ class ChatTemplate:
         ModelError: the file has no template, or the template is not valid Jinja.
     """
 
+    @checked
     def __init__(self, model: Model) -> None:
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
@@ -36,6 +38,7 @@ class ChatTemplate:
                 f"the chat template of {model.path} is invalid ({error}): use specdec generate --raw"
             ) from None
 
+    @checked
     def render(self, messages: Sequence[Message]) -> str:
         """The text of the prompt, up to the start of the answer.
 

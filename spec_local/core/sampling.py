@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.arguments import check_fields
 from spec_local.core.constraint import Constraint
 from spec_local.core.rng import Rng
 from spec_local.errors import BackendError, DeadEnd, InvalidRequest
@@ -52,7 +53,7 @@ class SamplingSettings:
         logit_bias: added to the logits of these tokens, before penalties; ``-inf`` forbids a token.
 
     Raises:
-        InvalidRequest: a value is out of range.
+        InvalidRequest: a value is out of range or has the wrong type.
     """
 
     temperature: float = 1.0
@@ -66,6 +67,7 @@ class SamplingSettings:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         ranges = {
             "temperature": (0.0, 100.0),
             "top_k": (0, 2**31 - 1),

@@ -6,7 +6,7 @@ main model's cache contains all of it except the last token, and the draft model
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from spec_local.core.language_model import LanguageModel, Logits, prefill
@@ -33,7 +33,7 @@ def decode(
     cancelled: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.perf_counter,
     logprobs: int | None = None,
-) -> Generator[Event, None, None]:
+) -> Iterator[Event]:
     """Continue a prompt with exactly the main model's distribution.
 
     Args:
@@ -82,7 +82,7 @@ def _events(
     max_tokens: int | None,
     is_end: Callable[[int], bool],
     cancelled: Callable[[], bool],
-) -> Generator[Event, None, None]:
+) -> Iterator[Event]:
     statistics = row.statistics
     reason: FinishReason | None = None
     try:
@@ -109,7 +109,7 @@ def _events(
             reason = "stop"
         yield Finished(reason, statistics)
     finally:
-        with suppress(InvalidRequest):  # a model was closed in mid-answer: nothing is left to roll back
+        with suppress(InvalidRequest):  # closed in mid-answer, or in a forked process: nothing to roll back
             row.roll_back()
 
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import stat
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -60,6 +59,13 @@ TEMPLATES = {
 }
 
 
+class StandIn(Model):
+    """A model with nothing but what a template needs."""
+
+    def __init__(self, **facts):
+        self.__dict__.update(facts)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat")
@@ -80,7 +86,7 @@ def make_conversation(models):
     """A function that makes an empty conversation with one of `TEMPLATES`."""
 
     def make(template="chatml", model="main"):
-        stand_in = SimpleNamespace(
+        stand_in = StandIn(
             path=models[model].path, vocabulary=models[model].vocabulary, chat_template=TEMPLATES[template]
         )
         return Conversation(models[model], ChatTemplate(stand_in))
@@ -198,7 +204,7 @@ def test_a_tokenizer_that_adds_a_leading_space_adds_one_only(make_conversation, 
     """As that of Llama 2: text after an answer is tokenized separately, but does not start the prompt."""
     conversation = make_conversation(model="prefix")
     whole = "{% for m in messages %}{{ " + template + " }}{% endfor %}"
-    stand_in = SimpleNamespace(path="x", vocabulary=conversation.model.vocabulary, chat_template=whole)
+    stand_in = StandIn(path="x", vocabulary=conversation.model.vocabulary, chat_template=whole)
     conversation.template = ChatTemplate(stand_in)
     tokens_of_answer = conversation.model.vocabulary.continuation("the time is long")
     for question in ("one", "two", "three"):
@@ -306,7 +312,7 @@ def test_the_system_message(make_conversation):
 
 def test_a_template_without_system_messages(make_conversation, models):
     refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    stand_in = SimpleNamespace(
+    stand_in = StandIn(
         path=models["main"].path,
         vocabulary=models["main"].vocabulary,
         chat_template=f"{refusal}{CHAT_TEMPLATE}",

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("errors", "validation"),
-    ("deep_stack",),
+    ("deep_stack", "arguments"),
     ("files", "toml_file", "registry", "machine", "child_process", "core"),
     ("kernels", "verifiers", "lookups", "grammar"),
     ("llama", "policies"),

@@ -1,0 +1,189 @@
+"""Arguments of the wrong type or with strange values, for everything in `spec_local.__all__`."""
+
+import contextlib
+import inspect
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import spec_local
+from spec_local import (
+    ChatSession,
+    ChatTemplate,
+    Conversation,
+    GenerationSettings,
+    SamplingSettings,
+    Session,
+    SpecLocalError,
+)
+from spec_local.arguments import check
+from spec_local.chat.request import Request
+from spec_local.errors import InvalidRequest
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+class Odd:
+    """Neither printable nor comparable."""
+
+    def __repr__(self):
+        raise RuntimeError("not printable")
+
+    def __eq__(self, other):
+        raise RuntimeError("not comparable")
+
+    __hash__ = None
+
+
+STRANGE = [
+    *(None, True, 0, -1, 2**31, 2**63, 2**127, -(2**127), 10**5000, -(10**5000)),
+    *(0.5, -0.5, 1e400, -1e400, math.nan, 1j, 5e-324),
+    *("", "a", "a\0b", "\ud800", "\udc80", "x" * 5000, "\n\x1b[2J"),
+    *(b"", b"a", bytearray(b"a"), range(3), object(), Odd(), print, str, lambda: None),
+    *([], [None], ["a"], [1, "a"], [0.5], [[1]], [10**30], [-1], [2**127], [Odd()], (), ("a",)),
+    *({}, {"a": 1}, {1: "a"}, {1: math.nan}, {-1: 1.0}, {5: -(2**127)}, {2**127: 1}, {10**400: 0.5}),
+    *([{"role": "user"}], [{"role": "user", "content": 5}], [{"role": "user", "content": "\ud800"}]),
+    *(Path("absent"), Path(), GenerationSettings(), SamplingSettings(), SimpleNamespace()),
+]
+OF_RECORDS = {"Done", "MessagesDropped", "Prefilled", "Statistics", "Text", "TokenLogprob"}
+"""Events and their parts, which the library creates, and users only read."""
+
+
+@pytest.fixture
+def session(tiny_model, make_context, monkeypatch):
+    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.calibration.measure.measure", lambda *args, **kwargs: None)
+    return Session(make_context(tiny_model, n_ctx=64))
+
+
+@pytest.fixture
+def calls(session, tiny_model, tmp_path, monkeypatch):
+    """Public functions and methods, by name, with arguments that are right."""
+    monkeypatch.chdir(tmp_path)  # some strange values are names of files
+    template = ChatTemplate(tiny_model)
+    conversation = Conversation(tiny_model, template)
+    settings = GenerationSettings(policy="off", max_tokens=1)
+    chat = ChatSession(session, conversation, settings)
+    list(session.generate("a", settings))
+    session.save_state("state")
+    chat.save("chat.json")
+    path = tiny_model.path
+    n_ctx, threads, log = 64, 1, lambda line: None
+    return {
+        "SamplingSettings": (SamplingSettings, {}),
+        "GenerationSettings": (GenerationSettings, {}),
+        "Request": (Request, {"prompt": "a"}),
+        "Session": (Session, {"main": session.main}),
+        "Session.open": (Session.open, {"main": path, "n_ctx": n_ctx, "threads": threads, "log": log}),
+        "generate": (session.generate, {"prompt": "a", "settings": settings}),
+        "save_state": (session.save_state, {"path": "state"}),
+        "load_state": (session.load_state, {"path": "state"}),
+        "proposers": (session.proposers, {"settings": settings}),
+        "lookups": (session.lookups, {"settings": settings}),
+        "ChatSession": (
+            ChatSession,
+            {"session": session, "conversation": conversation, "settings": settings},
+        ),
+        "send": (chat.send, {"message": "a"}),
+        "chat.save": (chat.save, {"path": "chat.json"}),
+        "chat.load": (chat.load, {"path": "chat.json"}),
+        "ChatTemplate": (ChatTemplate, {"model": tiny_model}),
+        "render": (template.render, {"messages": [{"role": "user", "content": "a"}]}),
+        "Conversation": (Conversation, {"model": tiny_model, "template": template}),
+        "ask": (lambda content: (conversation.clear(), conversation.ask(content)), {"content": "a"}),
+        "answer": (
+            lambda content, tokens: (conversation.ask("a"), conversation.answer(content, tokens)),
+            {"content": "a", "tokens": [300, 301]},
+        ),
+        "restore": (conversation.restore, {"answers": {}}),
+        "system": (lambda content: setattr(conversation, "system", content), {"content": "a"}),
+        "datastore": (lambda datastore: setattr(session, "datastore", datastore), {"datastore": None}),
+    }
+
+
+NAMES = [
+    *("SamplingSettings", "GenerationSettings", "Request", "Session", "Session.open", "generate"),
+    *("save_state", "load_state", "proposers", "lookups", "ChatSession", "send", "chat.save", "chat.load"),
+    *("ChatTemplate", "render", "Conversation", "ask", "answer", "restore", "system", "datastore"),
+]
+
+
+def use(result):
+    """Use a result as a caller would, so that errors that come late are seen, too."""
+    if isinstance(result, ChatTemplate):
+        result.render([{"role": "user", "content": "a"}])
+    elif isinstance(result, Conversation):
+        result.ask("a")
+    elif isinstance(result, Request):
+        result.is_plain(SimpleNamespace(chat_template=None))
+    elif isinstance(result, ChatSession):
+        list(result.send("a"))
+    elif hasattr(result, "__next__"):
+        list(result)
+        result.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_strange_arguments(calls, session, name):
+    """A documented error of one line, or success."""
+    function, right = calls[name]
+    use(function(**right))
+    errors = []
+    for parameter in inspect.signature(function).parameters:
+        for value in STRANGE:
+            try:
+                result = function(**right | {parameter: value})
+                if parameter not in ("cancelled", "clock", "log"):  # functions of the caller may fail
+                    use(result)
+            except SpecLocalError as error:
+                errors.append(str(error).replace("\n\x1b[2J", ""))  # a path is quoted as it is
+            else:
+                if isinstance(result, Session):
+                    result.close()
+    assert len(errors) > 20
+    assert all(error and "\n" not in error for error in errors)
+    with contextlib.suppress(InvalidRequest):
+        use(session.generate("a", GenerationSettings(policy="off", max_tokens=1)))
+
+
+def test_every_public_name_is_tested(calls):
+    assert set(NAMES) == set(calls)
+    tested = {name for name in calls if name in spec_local.__all__}
+    assert tested | OF_RECORDS | {"SpecLocalError", "__version__"} == set(spec_local.__all__)
+
+
+def test_missing_and_unknown_arguments(session):
+    with pytest.raises(TypeError, match="generate"):
+        session.generate()
+    with pytest.raises(TypeError, match="wrong"):
+        Session.open("a.gguf", wrong=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GenerationSettings(max_tokens="5"), "max_tokens is str: give an integer or None"),
+        (lambda: GenerationSettings(logprobs=True), "logprobs is bool: give an integer or None"),
+        (lambda: GenerationSettings(stops="end"), "stops is str: give a list of texts"),
+        (lambda: GenerationSettings(seed=2**200), "seed is an integer of 201 bits: give an integer or None"),
+        (lambda: SamplingSettings(top_p=[0.5]), "top_p is list of float: give a number"),
+    ],
+)
+def test_messages(make, message):
+    with pytest.raises(InvalidRequest) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_the_message_for_a_prompt(session):
+    with pytest.raises(InvalidRequest, match="prompt is list of str: give text or a list of integers"):
+        session.generate(["a"])
+
+
+def test_floats_may_be_integers():
+    assert SamplingSettings(temperature=1, logit_bias={5: 1}).temperature == 1
+    check("x", 1, float)
+    with pytest.raises(InvalidRequest):
+        check("x", 1.0, int)
