@@ -95,7 +95,7 @@ def list_files(repo: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
 
 def _is_safe(name: str) -> bool:
     """Whether a name is a path below its repository that a terminal can show."""
-    return name.isprintable() and not name.startswith("/") and not {"", ".", ".."} & set(name.split("/"))
+    return name.isprintable() and not {"", ".", ".."} & set(name.split("/"))
 
 
 def download(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from spec_local.errors import DownloadError, SpecLocalError
@@ -254,20 +254,25 @@ def files_of(folder):
     return {path for path in folder.rglob("*") if not path.is_dir()}
 
 
-@st.composite
-def damaged_listings(draw):
-    """A good listing with hostile names, in which some values are replaced or deleted."""
-    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3))
+def listing_of(*names, size=1028):
+    """A good listing of files with these names, each with the content of TOY."""
     files = [
         {
             "rfilename": name,
-            "size": len(TOY),
+            "size": size,
             "blobId": "1" * 40,
-            "lfs": {"size": len(TOY), "sha256": SHA256, "pointerSize": 134},
+            "lfs": {"size": size, "sha256": SHA256, "pointerSize": 134},
         }
         for name in names
     ]
-    listing = {"id": REPO, "sha": "2" * 40, "siblings": files}
+    return {"id": REPO, "sha": "2" * 40, "siblings": files}
+
+
+@st.composite
+def damaged_listings(draw):
+    """A listing with hostile names, in which some values are replaced or deleted."""
+    listing = listing_of(*draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3)))
+    files = listing["siblings"]
     for _ in range(draw(st.integers(0, 2))):
         at = draw(st.sampled_from([listing, *files, *(file["lfs"] for file in files)]))
         key = draw(st.sampled_from(sorted(at)))
@@ -276,9 +281,7 @@ def damaged_listings(draw):
     return listing
 
 
-@MANY
-@given(answer=damaged_listings() | VALUES)
-def test_no_listing_breaks_a_pull(server, tmp_path, answer):
+def check_pull(server, tmp_path, answer):
     """Whatever JSON the Hub returns: a file in the cache, or one line of error, and nothing anywhere else."""
     server.requests.clear()
     server.hostile["list"] = lambda request: server.send(request, 200, json.dumps(answer).encode())
@@ -287,10 +290,30 @@ def test_no_listing_breaks_a_pull(server, tmp_path, answer):
     assert message.isprintable()
     if path:
         assert path.read_bytes() == TOY
+        assert str(path).isprintable()
         assert path.resolve().is_relative_to(tmp_path / "cache")
         hub_cache.remove(HubModel(REPO, quant="Q4_0"))
     assert {path.relative_to(tmp_path).parts[0] for path in files_of(tmp_path)} <= {"cache"}
     assert not Path("/tmp/specdec-hostile").exists()
+    return message
+
+
+@MANY
+@given(answer=damaged_listings() | VALUES)
+def test_no_listing_breaks_a_pull(server, tmp_path, answer):
+    check_pull(server, tmp_path, answer)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_no_name_breaks_a_pull(server, tmp_path, name):
+    check_pull(server, tmp_path, listing_of(name))
+    check_pull(server, tmp_path, listing_of(name, f"x/{name}", "y-Q4_0.gguf"))
+
+
+@pytest.mark.parametrize("size", [-1, 2**63, 10**400, 1.5, True, None, "7", [7]], ids=str)
+def test_sizes_that_no_file_has(server, tmp_path, size):
+    message = check_pull(server, tmp_path, listing_of("toy-Q4_0.gguf", size=size))
+    assert "does not respond like the Hugging Face Hub" in message
 
 
 @pytest.mark.parametrize(
@@ -332,6 +355,9 @@ HEADERS = st.dictionaries(
 
 
 @MANY
+@example(
+    kind="list", status=200, headers={"Set-Cookie": "a=\x80"}, body=b""
+)  # it was sent with later requests
 @given(
     kind=st.sampled_from(["list", "resolve"]),
     status=st.sampled_from([200, 204, 206, 300, 302, 304, 308, 400, 401, 404, 416, 429, 451, 500, 599, 999]),
