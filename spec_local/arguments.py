@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
-_MAX_BITS = 128  # of an integer: NumPy and llama.cpp would overflow, and printing it could fail
+_MAX_BITS = 1000  # of an integer: a larger one is not a float, and Python may refuse to print it
 _NAMES: dict[Any, str] = {
     str: "text",
     int: "an integer",
@@ -66,7 +66,7 @@ def check(name: str, value: object, hint: Any) -> None:
     """Check one value; see `check_fields`.
 
     Supported are classes, unions, literals, functions, TypedDicts, sequences and mappings. Text is not a
-    sequence, True is not an integer, and an integer has up to 128 bits.
+    sequence, True is not an integer, and an integer has up to 1000 bits.
     """
     if not _fits(value, hint):
         kind = _kind(value)

@@ -38,12 +38,12 @@ class Odd:
 
 
 STRANGE = [
-    *(None, True, 0, -1, 2**31, 2**63, 2**127, -(2**127), 10**5000, -(10**5000)),
+    *(None, True, 0, -1, 2**31, 2**63, 2**999, -(2**999), 10**5000, -(10**5000)),
     *(0.5, -0.5, 1e400, -1e400, math.nan, 1j, 5e-324),
     *("", "a", "a\0b", "\ud800", "\udc80", "x" * 5000, "\n\x1b[2J"),
     *(b"", b"a", bytearray(b"a"), range(3), object(), Odd(), print, str, lambda: None),
-    *([], [None], ["a"], [1, "a"], [0.5], [[1]], [10**30], [-1], [2**127], [Odd()], (), ("a",)),
-    *({}, {"a": 1}, {1: "a"}, {1: math.nan}, {-1: 1.0}, {5: -(2**127)}, {2**127: 1}, {10**400: 0.5}),
+    *([], [None], ["a"], [1, "a"], [0.5], [[1]], [10**30], [-1], [2**999], [Odd()], (), ("a",)),
+    *({}, {"a": 1}, {1: "a"}, {1: math.nan}, {-1: 1.0}, {5: -(2**999)}, {2**999: 1}, {10**400: 0.5}),
     *([{"role": "user"}], [{"role": "user", "content": 5}], [{"role": "user", "content": "\ud800"}]),
     *(Path("absent"), Path(), GenerationSettings(), SamplingSettings(), SimpleNamespace()),
 ]
@@ -167,7 +167,10 @@ def test_missing_and_unknown_arguments(session):
         (lambda: GenerationSettings(max_tokens="5"), "max_tokens is str: give an integer or None"),
         (lambda: GenerationSettings(logprobs=True), "logprobs is bool: give an integer or None"),
         (lambda: GenerationSettings(stops="end"), "stops is str: give a list of texts"),
-        (lambda: GenerationSettings(seed=2**200), "seed is an integer of 201 bits: give an integer or None"),
+        (
+            lambda: GenerationSettings(seed=2**2000),
+            "seed is an integer of 2001 bits: give an integer or None",
+        ),
         (lambda: SamplingSettings(top_p=[0.5]), "top_p is list of float: give a number"),
     ],
 )
