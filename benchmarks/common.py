@@ -59,7 +59,7 @@ def numbers(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 def chat_text(model: Model, question: str) -> str:
     """The question in the model's chat template, up to where the answer begins."""
-    return ChatTemplate(model).render([{"role": "user", "content": question}])
+    return str(ChatTemplate(model).render([{"role": "user", "content": question}]))
 
 
 def tokens_of(model: Model, text: str) -> list[int]:

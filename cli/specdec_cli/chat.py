@@ -62,7 +62,7 @@ def chat(
         settings = generation_settings(models, sampling)
         from spec_local.chat.chat_session import ChatSession
         from spec_local.chat.conversation import Conversation
-        from spec_local.chat.template import ChatTemplate
+        from spec_local.chat.template import ChatTemplate, start_template_process
         from spec_local.llama import runtime
         from specdec_cli.chat_commands import completions, run_command
         from specdec_cli.chat_input import Command, EndOfChat, interactive, message_reader
@@ -70,6 +70,7 @@ def chat(
 
         runtime.set_verbose(verbose > 1)
         render.prepare_stdout()
+        start_template_process()
         with models.open(render.note) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
             chat_session = ChatSession(session, conversation, settings, when_full.value)

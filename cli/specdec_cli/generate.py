@@ -129,6 +129,7 @@ def generate(
             settings = dataclasses.replace(settings, logprobs=logprobs)
         if suffix is not None and suffix_file:
             raise InvalidRequest("--suffix and --suffix-file set the same text: give one of them")
+        from spec_local.chat.template import start_template_process
         from spec_local.llama import runtime
 
         runtime.set_verbose(verbose > 1)
@@ -145,6 +146,8 @@ def generate(
             )
             return
         request = _request(prompt, file or [], suffix, suffix_file, system, raw)
+        if not raw and request.suffix is None:
+            start_template_process()
         with models.open(render.note) as session, render.interruptible() as cancelled:
             if verbose:
                 for line in render.setting_lines(session):

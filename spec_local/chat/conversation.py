@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spec_local.arguments import check_fields, checked
+from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import ChatTemplate, Message
-from spec_local.core.text import bytes_of
 from spec_local.errors import InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
@@ -30,14 +30,18 @@ class AnswerTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """A part of the rendered conversation; its tokens stay valid as long as its text does.
+    """A part of the rendered conversation; its tokens stay valid as long as the part does.
 
     answer: index of the message; -1: the text between two answers, which is tokenized as a whole.
     """
 
-    text: bytes
+    part: Rendered
     tokens: list[int]
     answer: int = -1
+
+    def is_still(self, part: Rendered) -> bool:
+        """Whether the tokens are those of a part of the conversation as it is now."""
+        return part == self.part if self.answer < 0 else part.text == self.part.text
 
 
 @dataclass
@@ -119,7 +123,8 @@ class Conversation:
             InvalidRequest: the last message is not the user's.
         """
         self._check_question()
-        if self._segments and (spelled := _spelled(self.model.vocabulary, tokens, bytes_of(content))):
+        whole = Rendered.of(content, [(0, len(content))])
+        if self._segments and (spelled := _spelled(self.model.vocabulary, tokens, whole)):
             self._segments.append(_Segment(*spelled, len(self.messages)))
         self.messages.append({"role": "assistant", "content": content})
 
@@ -189,7 +194,7 @@ class Conversation:
         for segment in self._segments:
             if 0 <= segment.answer < len(self.messages):
                 found[segment.answer] = AnswerTokens(offset, segment.tokens)
-            offset += len(segment.text)
+            offset += len(segment.part)
         return found
 
     @checked
@@ -197,61 +202,61 @@ class Conversation:
         """Use saved tokens for these answers, in place of tokenizing their text.
 
         Tokens that do not spell the text at their offset are ignored, and so are all answers after them.
+        Control tokens spell nothing, so that a file could hide the end of an answer and a forged turn in
+        them: they are treated alike.
 
         Raises:
             ModelError: the template rejects these messages.
         """
-        text = bytes_of(self.template.render(self.messages)) if answers else b""
+        rendered = self.template.render(self.messages) if answers else Rendered(b"", b"")
         vocabulary = self.model.vocabulary
         self._segments, end = [], 0
         for index, answer in sorted(answers.items()):
             if max(answer.tokens, default=0) >= vocabulary.n_tokens:
                 break
-            spelled = _spelled(vocabulary, answer.tokens, text, answer.offset)
+            if any(map(vocabulary.is_control, answer.tokens)):
+                break
+            spelled = _spelled(vocabulary, answer.tokens, rendered, answer.offset)
             if answer.offset <= end or not spelled or len(spelled[1]) < len(answer.tokens):
                 break
-            self._tokenize(text[end : answer.offset])
+            self._tokenize(rendered[end : answer.offset])
             self._segments.append(_Segment(*spelled, index))
             end = answer.offset + len(spelled[0])
 
-    def _update(self, rendered: str) -> None:
+    def _update(self, rendered: Rendered) -> None:
         """Set the segments to those of this text: keep the ones it starts with and tokenize the rest."""
-        text, end = bytes_of(rendered), 0
-        segments, self._segments = self._segments, []
+        end, segments, self._segments = 0, self._segments, []
         for segment in segments:
-            if not text.startswith(segment.text, end):
+            if not segment.is_still(rendered[end : end + len(segment.part)]):
                 # Some templates strip answers, or remove their reasoning.
                 if segment.answer >= 0 and (
-                    spelled := _spelled(self.model.vocabulary, segment.tokens, text, end)
+                    spelled := _spelled(self.model.vocabulary, segment.tokens, rendered, end)
                 ):
                     self._segments.append(_Segment(*spelled, segment.answer))
                     end += len(spelled[0])
                 break
             self._segments.append(segment)
-            end += len(segment.text)
-        if end < len(text):
+            end += len(segment.part)
+        if end < len(rendered):
             # From the end of the last answer, so that tokens depend only on the text and the answers.
             if self._segments and self._segments[-1].answer < 0:
-                end -= len(self._segments.pop().text)
-            self._tokenize(text[end:])
+                end -= len(self._segments.pop().part)
+            self._tokenize(rendered[end:])
 
-    def _tokenize(self, text: bytes) -> None:
-        vocabulary, new = self.model.vocabulary, text.decode("utf-8", "surrogateescape")
-        if self._segments:
-            tokens = vocabulary.continuation(new)
-        else:
-            tokens = vocabulary.tokenize(new, add_special=True, parse_special=True)
-        self._segments.append(_Segment(text, tokens))
+    def _tokenize(self, part: Rendered) -> None:
+        tokens = part.tokens(self.model.vocabulary, is_start=not self._segments)
+        self._segments.append(_Segment(part, tokens))
 
 
 def _spelled(
-    vocabulary: Vocabulary, tokens: Sequence[int], text: bytes, start: int = 0
-) -> tuple[bytes, list[int]] | None:
+    vocabulary: Vocabulary, tokens: Sequence[int], rendered: Rendered, start: int = 0
+) -> tuple[Rendered, list[int]] | None:
     """The longest prefix of the tokens that spells whole characters of the text from `start` on.
 
     Returns:
-        its bytes and its tokens; None: it is empty.
+        the text that it spells, and its tokens; None: it is empty.
     """
+    text = rendered.text
     n, end, position = 0, start, start
     for i, token in enumerate(tokens, 1):
         piece = vocabulary.piece(token)
@@ -265,4 +270,4 @@ def _spelled(
     else:
         if end == position:
             n = len(tokens)
-    return (text[start:end], list(tokens[:n])) if end > start else None
+    return (rendered[start:end], list(tokens[:n])) if end > start else None

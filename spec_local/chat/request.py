@@ -65,8 +65,7 @@ class Request:
         messages = [*self.messages] or [Message(role="user", content=self.prompt)]
         if self.system:
             messages.insert(0, Message(role="system", content=self.system))
-        text = ChatTemplate(model).render(messages)
-        return vocabulary.tokenize(text, add_special=True, parse_special=True)
+        return ChatTemplate(model).render(messages).tokens(vocabulary)
 
 
 def _fill_in_tokens(vocabulary: Vocabulary, before: str, after: str, name: str) -> list[int]:

@@ -55,6 +55,11 @@ class Vocabulary:
 
         return is_end
 
+    def is_control(self, token: int) -> bool:
+        """Whether `tokenize` returns a token for its name with `parse_special` only."""
+        hidden = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        return bool(self._lib.llama_vocab_get_attr(self._handle, token) & hidden)
+
     @property
     def can_tokenize(self) -> bool:
         """Whether llama.cpp's tokenizer ends on every text.
@@ -135,16 +140,16 @@ class Vocabulary:
                 return tokens[:n]
         raise BackendError("the tokenizer failed on this text: please report it with the model's name")
 
-    def continuation(self, text: str) -> list[int]:
-        """Return the token ids of a text that continues another one, with `parse_special`: see `tokenize`.
+    def continuation(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """Return the token ids of a text that continues another one: see `tokenize`.
 
         Some tokenizers add a space before every text, which must not be part of a continuation.
         """
-        tokens, own = self.tokenize(text, parse_special=True), _indent(bytes_of(text))
+        tokens, own = self.tokenize(text, parse_special=parse_special), _indent(bytes_of(text))
         if _indent(self._spelled(tokens)) <= own:
             return tokens
         for start in (b"\n", b".", b"a"):  # at least one of them is not merged with the text
-            whole = self.tokenize(start.decode() + text, parse_special=True)
+            whole = self.tokenize(start.decode() + text, parse_special=parse_special)
             n = next((n for n in range(1, 5) if self._spelled(whole[:n]).lstrip(b" ") == start), None)
             if n is not None:
                 return whole[n:]

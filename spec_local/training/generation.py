@@ -197,9 +197,10 @@ class DataGenerator:
                 return _Sequence(prompt, head, temperature, head, is_prompt=True)
 
     def _tokenize(self, prompt: str) -> Sequence[int]:
-        if self._template:
-            prompt = self._template.render([Message(role="user", content=prompt)])
-        return self._vocabulary.tokenize(prompt, add_special=True, parse_special=bool(self._template))
+        if not self._template:
+            return self._vocabulary.tokenize(prompt, add_special=True)
+        rendered = self._template.render([Message(role="user", content=prompt)])
+        return rendered.tokens(self._vocabulary)
 
     def _fits(self, n_prompt: int) -> bool:
         return n_prompt + self._max_tokens <= self._parallel.n_ctx
@@ -208,7 +209,8 @@ class DataGenerator:
         """Return the template's tokens before and after a prompt; None: there is no such template."""
         if not self._template:
             return None
-        before, mark, after = self._template.render([Message(role="user", content=_MARK)]).partition(_MARK)
+        rendered = self._template.render([Message(role="user", content=_MARK)])
+        before, mark, after = str(rendered).partition(_MARK)
         if not mark or not after.strip():
             return None
         head = self._vocabulary.tokenize(before, add_special=True, parse_special=True)

@@ -833,7 +833,7 @@ def test_conversations(make_session):
     conversation = Conversation(model, ChatTemplate(model))
     conversation.messages.append({"role": "system", "content": "Be brief."})
     first = conversation.ask("hello")
-    text = conversation.template.render(conversation.messages)
+    text = str(conversation.template.render(conversation.messages))
     rendered = model.vocabulary.tokenize(text, add_special=True, parse_special=True)
     assert first == rendered
     conversation.undo()

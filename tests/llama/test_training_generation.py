@@ -191,7 +191,7 @@ def test_the_main_model_generates_prompts(folder, make_context, tmp_path):
     running = generator(model, tmp_path, half_generated, n_parallel=8, n_ctx=640, max_tokens=300).run()
     next(progress for progress in running if progress.n_documents >= 30)
     running.close()
-    around = ChatTemplate(model).render([{"role": "user", "content": "@"}]).split("@")
+    around = str(ChatTemplate(model).render([{"role": "user", "content": "@"}])).split("@")
     head = model.vocabulary.tokenize(around[0], add_special=True, parse_special=True)
     rest = model.vocabulary.continuation(around[1])
     given = model.vocabulary.tokenize("the of and".join(around), add_special=True, parse_special=True)

@@ -1,0 +1,104 @@
+"""Rendered conversations: text in which the template's own words are told from the content of messages.
+
+Only the former become control tokens. Otherwise, a message or a file that contains ``<|im_end|>`` could end
+its own turn and forge the next one.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from spec_local.core.text import bytes_of
+from spec_local.llama.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered conversation, or a part of it.
+
+    text: UTF-8; other bytes are possible. is_content: one byte for each byte of the text: 1 if it is from a
+    message, 0 if the template wrote it.
+    """
+
+    text: bytes
+    is_content: bytes
+
+    @classmethod
+    def of(cls, text: str, content: Iterable[tuple[int, int]]) -> "Rendered":
+        """Create it from a text and the parts of it that are content: pairs of the first and the next index.
+
+        Raises:
+            InvalidRequest: the text is not valid Unicode.
+        """
+        written, mask, end = [], [], 0
+        for start, next_ in [*content, (len(text), len(text))]:
+            for part, flag in ((text[end:start], b"\0"), (text[start:next_], b"\1")):
+                written.append(bytes_of(part))
+                mask.append(flag * len(written[-1]))
+            end = next_
+        return cls(b"".join(written), b"".join(mask))
+
+    def __getitem__(self, part: slice) -> "Rendered":
+        return Rendered(self.text[part], self.is_content[part])
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def __str__(self) -> str:
+        return self.text.decode("utf-8", "surrogateescape")
+
+    def without_prefix(self, prefix: str) -> "Rendered":
+        """The rest after this prefix if the template wrote it, or else all."""
+        n = len(prefix.encode())
+        return self[n:] if self[:n] == Rendered(prefix.encode(), bytes(n)) else self
+
+    def tokens(self, vocabulary: Vocabulary, *, is_start: bool = True) -> list[int]:
+        """The tokens, with the template's control tokens only.
+
+        Args:
+            is_start: whether this part is the start of the prompt; otherwise it continues one.
+
+        Raises:
+            InvalidRequest: the text is too long.
+        """
+        names: set[bytes] = set()
+        forged: list[tuple[int, int]] = []
+        while True:
+            tokens = self._tokenize(vocabulary, forged, is_start)
+            names |= {vocabulary.text(token) for token in set(tokens) if vocabulary.is_control(token)}
+            found = list(self._forged(names))
+            if found == forged:
+                return tokens
+            forged = found  # names that overlap with these may come to light next
+
+    def _tokenize(
+        self, vocabulary: Vocabulary, forged: Iterable[tuple[int, int]], is_start: bool
+    ) -> list[int]:
+        """Tokenize these parts without control tokens, and all other text as usual."""
+        tokens, end = list[int](), 0
+        for start, next_ in [*forged, (len(self), len(self))]:
+            for part, is_forged in ((self[end:start], False), (self[start:next_], True)):
+                if is_start and not end and not is_forged:
+                    tokens += vocabulary.tokenize(str(part), add_special=True, parse_special=True)
+                elif part.text:
+                    tokens += vocabulary.continuation(str(part), parse_special=not is_forged)
+            end = next_
+        return tokens
+
+    def _forged(self, names: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+        """Where a name is not wholly the template's; parts that overlap are joined."""
+        found = []
+        for name in names:
+            start = self.text.find(name) if name else -1
+            while start >= 0:
+                if 1 in self.is_content[start : start + len(name)]:
+                    found.append((start, start + len(name)))
+                start = self.text.find(name, start + 1)
+        start = end = 0
+        for first, next_ in sorted(found):
+            if first >= end:
+                if end:
+                    yield start, end
+                start = first
+            end = max(end, next_)
+        if end:
+            yield start, end

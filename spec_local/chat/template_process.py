@@ -1,0 +1,147 @@
+"""A child process that renders chat templates, with limits of time and memory.
+
+A template is a program that comes with a model. It can loop for hours or fill the memory in a single
+operation, which nothing but the end of its process interrupts for certain.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import psutil
+
+MAX_CPU_S = 5
+"""Seconds of processor time for each request; templates take milliseconds."""
+MAX_MEMORY = 1 << 30
+"""Bytes of memory of the child; a conversation of 64 MiB takes less."""
+_CHECK_INTERVAL_S = 0.02
+"""Time between two looks at the child: it can fill some hundred MB more before it is killed."""
+
+
+class TemplateFailed(Exception):
+    """A template is invalid, raised an error, or exceeded a limit; the message is the reason."""
+
+
+class TemplateProcess:
+    """Renders templates in a child process, which is started when it is needed. Threads can share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the child without waiting until it is ready, for example while a model loads."""
+        with self._lock, contextlib.suppress(OSError):  # the first request reports it
+            self._running()
+
+    def request(self, **arguments: Any) -> dict[str, Any]:
+        """Call `spec_local.chat.jinja_renderer.render` in the child.
+
+        Raises:
+            TemplateFailed: the template failed; the next request starts another child if necessary.
+        """
+        line = json.dumps(arguments, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        with self._lock:
+            try:
+                answer = _exchange(self._running(), line)
+            except OSError as error:
+                raise TemplateFailed(f"its process cannot be started: {error.strerror}") from None
+            except BaseException:  # after Ctrl-C, its answer must not be taken for that to the next request
+                self._stop()
+                raise
+        reply: dict[str, Any] = json.loads(answer.decode("utf-8", "surrogatepass"))
+        if "error" in reply:
+            raise TemplateFailed(reply["error"])
+        return reply
+
+    def stop(self) -> None:
+        """End the child, if there is one."""
+        with self._lock:
+            self._stop()
+
+    def forget(self) -> None:
+        """Do not use the child any more: after a fork, it belongs to the parent process."""
+        self._lock, self._child = threading.Lock(), None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child and self._child.poll() is not None:
+            self._stop()
+        if not self._child:
+            # -P: a file in the working directory must not shadow one of this package's modules.
+            command = [sys.executable, "-P", "-m", "spec_local.chat.jinja_renderer"]
+            self._child = subprocess.Popen(
+                [*command, str(MAX_CPU_S), str(MAX_MEMORY)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                process_group=0,  # Ctrl-C is not meant for the child
+            )
+        return self._child
+
+    def _stop(self) -> None:
+        if self._child:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+
+def _exchange(child: subprocess.Popen[bytes], request: bytes) -> bytes:
+    """Send a request and return the answer.
+
+    Raises:
+        TemplateFailed: the child exceeded a limit, or died.
+    """
+    assert child.stdin
+    assert child.stdout
+    unsent = memoryview(request)
+    with contextlib.suppress(BrokenPipeError):  # its end is read below
+        while unsent:
+            unsent = unsent[child.stdin.write(unsent) :]
+    answer, watched, start = bytearray(), None, 0.0
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while not answer.endswith(b"\n"):
+            if selector.select(_CHECK_INTERVAL_S):
+                part = os.read(child.stdout.fileno(), 1 << 20)
+                if not part:
+                    raise TemplateFailed(_cause_of_death(child.wait()))
+                answer += part
+                continue
+            with contextlib.suppress(psutil.Error):  # it has died: see above
+                if not watched:
+                    watched = psutil.Process(child.pid)
+                    start = _cpu_seconds(watched)
+                if _cpu_seconds(watched) > start + MAX_CPU_S:
+                    raise TemplateFailed(_too_slow())
+                if watched.memory_info().rss > MAX_MEMORY:
+                    raise TemplateFailed(f"it needs more than {MAX_MEMORY >> 20} MiB of memory")
+    return bytes(answer)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _too_slow() -> str:
+    return f"it takes more than {MAX_CPU_S} s"
+
+
+def _cause_of_death(code: int) -> str:
+    if code == -signal.SIGXCPU:
+        return _too_slow()
+    return f"its process ended with code {code}"
+
+
+process = TemplateProcess()
+"""The only one, for all models."""
+atexit.register(process.stop)
+os.register_at_fork(after_in_child=process.forget)

@@ -1,0 +1,91 @@
+"""Chat templates of all the kinds that models come with, for the control tokens of tiny models."""
+
+from spec_local.llama.tiny import CHAT_TEMPLATE
+
+TEMPLATES = {
+    "chatml": CHAT_TEMPLATE,
+    "default system": (
+        "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
+        + CHAT_TEMPLATE
+    ),
+    # Gemma: the system message precedes the first question, messages are stripped, roles must alternate.
+    "gemma": (
+        "{%- set system = '' -%}{%- if messages[0]['role'] == 'system' -%}"
+        "{%- set system = messages[0]['content'] + '\n\n' -%}{%- set messages = messages[1:] -%}{%- endif -%}"
+        "{%- for message in messages -%}"
+        "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
+        "{{ raise_exception('roles must alternate') }}{%- endif -%}"
+        "{{ '<|im_start|>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
+        "{{ system if loop.first else '' }}"
+        "{{ message['content'] | trim }}{{ '<|im_end|>\n' }}"
+        "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>model\n' }}{%- endif -%}"
+    ),
+    # Qwen3 and DeepSeek: reasoning is removed from all answers except a last message.
+    "reasoning": (
+        "{% for message in messages %}{% set text = message['content'] %}"
+        "{% if message['role'] == 'assistant' and not loop.last %}"
+        "{% set text = text.split('~')[-1] %}{% endif %}"
+        "{{ '<|im_start|>' + message['role'] + '\n' + text + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    # Tokens could merge across the ends of messages.
+    "spaces": (
+        "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + ' ' }}{% endfor %}"
+        "assistant: "
+    ),
+}
+"""Templates in which the tokens of a conversation can be followed from turn to turn."""
+
+MORE_TEMPLATES = {
+    # Llama 2: the system message is inside the first question.
+    "instruction": (
+        "{% set first = namespace(prefix='') %}{% for m in messages %}{% if m.role == 'system' %}"
+        "{% set first.prefix = '<<SYS>>\n' ~ m.content ~ '\n<</SYS>>\n\n' %}{% elif m.role == 'user' %}"
+        "{{ bos_token ~ '[INST] ' ~ (first.prefix ~ m.content).strip() ~ ' [/INST]' }}"
+        "{% set first.prefix = '' %}{% else %}{{ ' ' ~ m.content.strip() ~ ' ' ~ eos_token }}{% endif %}"
+        "{% endfor %}"
+    ),
+    # Llama 3: the text is put together before it is printed.
+    "assembled": (
+        "{% set start, end = '<|im_start|>', '<|im_end|>' %}{% for message in messages %}"
+        "{% set content = start + message['role'] + end + '\n\n' + message['content'] | trim + end %}"
+        "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
+        "{% endfor %}{{ start + 'assistant' + end + '\n\n' }}"
+    ),
+    # Phi and GLM: the names of the control tokens are made from roles.
+    "names from roles": (
+        "{% for message in messages %}{% set which = 'start' if message.role == 'user' else 'end' %}"
+        "{{ '<|im_' + which + '|>' + message.content }}<|im_{{ which }}|>{% endfor %}{{ '<|im_start|>' }}"
+    ),
+    # Gemma 4: a macro removes reasoning and joins what was around it.
+    "removed and joined": (
+        "{% macro shown(text) %}{% set ns = namespace(result='') %}{% for part in text.split('~') %}"
+        "{% set ns.result = ns.result + part.split('^')[0] %}{% endfor %}{{ ns.result | trim }}{% endmacro %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ shown(m.content) + '<|im_end|>\n' }}"
+        "{% endfor %}<|im_start|>assistant\n"
+    ),
+    "formats": (
+        "{% for m in messages %}{{ '<|im_start|>%s\n%s<|im_end|>' % (m.role, m.content) }}"
+        "{{ '<|im_start|>{}\n{}<|im_end|>'.format(m.role, m.content | trim) }}"
+        "{{ '<|im_start|>%s<|im_end|>' | format(m.content | upper) }}{% endfor %}"
+    ),
+    "lists": (
+        "{% for m in messages %}{{ ['<|im_start|>', m.role, '\n', m.content, '<|im_end|>'] | join }}"
+        "{{ '\n'.join(['<|im_start|>'] + m.content.splitlines()) }}{{ m | tojson }}{% endfor %}"
+        "{{ messages | map(attribute='content') | join('<|im_end|>') }}"
+    ),
+    "blocks": (
+        "{% for m in messages %}{% set text %}<|im_start|>{{ m.content }}<|im_end|>{% endset %}"
+        "{{ text | trim }}{% filter trim %}<|im_start|>{{ m.content[1:] }}{{ m.content[:1] }}{% endfilter %}"
+        "{% generation %}{{ m.content | replace('~', '') }}<|im_end|>{% endgeneration %}{% endfor %}"
+    ),
+    "characters": (
+        "{% for m in messages %}<|im_start|>{% for c in m.content %}{% if c != '~' %}{{ c }}{% endif %}"
+        "{% endfor %}{{ m.content | first }}{{ m.content | reverse }}<|im_end|>{% endfor %}"
+    ),
+    # Contents that follow each other, and marks that they could complete.
+    "nothing between": "{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|><|im_{{ '' }}",
+    "half a mark": "{% for m in messages %}<{{ m.content }}>{{ '<|im_start' + m.content }}{% endfor %}",
+    "without a beginning": "{{ messages[0].content }}",
+}
+"""Other ways in which templates handle text."""

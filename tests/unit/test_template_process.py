@@ -1,0 +1,156 @@
+"""The child process that renders chat templates: hostile templates cost neither time nor memory."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from spec_local.chat import template_process
+from spec_local.chat.template_process import TemplateFailed, TemplateProcess
+
+GREETING = {"template": "Hello {{ messages[0].content }}!", "bos": "", "eos": ""}
+MESSAGES = [{"role": "user", "content": "you"}]
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TOO_SLOW, TOO_LARGE = "takes more than", "MiB"
+HOSTILE = [
+    (NESTED, TOO_SLOW),
+    ("{{ 9**(9**9) }}", TOO_SLOW),
+    ("{% set x = messages | length + 8 %}{{ x ** (x ** x) }}", TOO_SLOW),
+    ("{{ 'a' * 10**11 }}", TOO_LARGE),
+    ("{{ messages[0].content * 10**11 }}", TOO_LARGE),
+    ("{{ '%099999999999d' % 1 }}", TOO_LARGE),
+    ("{{ 'a'.center(10**11) }}", TOO_LARGE),
+    ("{{ messages | tojson(indent=10**11) }}", TOO_LARGE),
+    ("{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}", f"{TOO_SLOW}|{TOO_LARGE}"),
+    (
+        "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        TOO_LARGE,
+    ),
+    (
+        "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        TOO_LARGE,
+    ),
+    ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+    ("{{ " + "(" * 20_000 + ")" * 20_000 + " }}", "recursion|ended with code"),
+    ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
+    ("{{ lipsum(n=10**9) }}", f"{TOO_SLOW}|{TOO_LARGE}"),
+]
+
+
+@pytest.fixture
+def process():
+    process = TemplateProcess()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def strict(monkeypatch):
+    monkeypatch.setattr(template_process, "MAX_CPU_S", 0.2)
+    monkeypatch.setattr(template_process, "MAX_MEMORY", 200 << 20)
+
+
+def greet(process):
+    return process.request(**GREETING, messages=MESSAGES)["text"]
+
+
+@pytest.mark.parametrize(("template", "reason"), HOSTILE)
+def test_a_hostile_template_is_refused(process, strict, template, reason):
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(TemplateFailed, match=reason) as caught:
+        process.request(template=template, bos="", eos="", messages=MESSAGES)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 250
+    assert psutil.Process().memory_info().rss - before < 100 << 20
+    assert greet(process) == "Hello you!"
+
+
+def test_memory_is_watched_where_the_system_sets_no_limit(process, monkeypatch):
+    """The child got the limit of a GiB, and this process kills it at less, as on macOS."""
+    process.start()
+    monkeypatch.setattr(template_process, "MAX_MEMORY", 100 << 20)
+    template = "{% set x = 'a' * (300 * 2**20) %}" + NESTED
+    with pytest.raises(TemplateFailed, match="more than 100 MiB"):
+        process.request(template=template, bos="", eos="", messages=MESSAGES)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="resource limits are those of Unix")
+def test_a_child_without_a_parent_ends(tmp_path):
+    """As after kill -9 of the parent process: nobody watches the time."""
+    request = b'{"template": "{{ 9**(9**9) }}", "bos": "", "eos": "", "messages": null}\n'
+    command = [sys.executable, "-P", "-m", "spec_local.chat.jinja_renderer", "0", str(1 << 30)]
+    done = subprocess.run(command, input=request, capture_output=True, timeout=60, check=False)
+    assert template_process._cause_of_death(done.returncode).startswith(TOO_SLOW.replace("takes", "it takes"))
+
+
+def test_one_child_renders_everything(process):
+    assert greet(process) == "Hello you!"
+    child = process._child
+    with pytest.raises(TemplateFailed, match="zero"):
+        process.request(template="{{ 1 / 0 }}", bos="", eos="", messages=MESSAGES)
+    assert greet(process) == "Hello you!"
+    assert process._child is child
+    assert os.getpgid(child.pid) != os.getpgid(0)  # so that Ctrl-C in a terminal does not end it
+
+
+def test_a_child_that_died_is_replaced(process):
+    greet(process)
+    psutil.Process(process._child.pid).kill()
+    process._child.wait()
+    assert greet(process) == "Hello you!"
+
+
+def test_an_interrupted_request_does_not_answer_the_next_one(process, monkeypatch):
+    greet(process)
+    with monkeypatch.context() as patch:
+
+        def interrupt(process):
+            raise KeyboardInterrupt
+
+        patch.setattr(template_process, "_cpu_seconds", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            process.request(template=NESTED, bos="", eos="", messages=MESSAGES)
+    assert greet(process) == "Hello you!"
+
+
+def test_threads_share_the_child(process):
+    replies = {}
+
+    def ask(number):
+        content = f"{number}" * 1000
+        for _ in range(20):
+            reply = process.request(**GREETING, messages=[{"role": "user", "content": content}])
+            replies[number] = reply["text"] == f"Hello {content}!" and replies.get(number, True)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert replies == dict.fromkeys(range(4), True)
+
+
+def test_large_and_unusual_text_passes_unchanged(process):
+    content = "\ud83d\ude00\udcff\0\r\n\u2028" + "é" * (1 << 20)
+    reply = process.request(**GREETING, messages=[{"role": "user", "content": content}])
+    assert reply == {"text": f"Hello {content}!", "content": [[6, 6 + len(content)]]}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_starts_a_child_of_its_own():
+    code = (
+        "import os\n"
+        "from spec_local.chat.template_process import process\n"
+        "def text(): return process.request("
+        "template='{{ messages[0].content }}', bos='', eos='', "
+        "messages=[{'role': 'user', 'content': str(os.getpid())}])['text'] == str(os.getpid())\n"
+        "assert text()\n"
+        "first, pid = process._child.pid, os.fork()\n"
+        "same = text() and process._child.pid == first\n"
+        "if not pid: process.stop(); os._exit(0 if not same else 1)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and same\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)
