@@ -1,6 +1,7 @@
 """The child process that renders chat templates: hostile templates cost neither time nor memory."""
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -68,17 +69,25 @@ def test_a_hostile_template_is_refused(process, strict, template, reason):
     assert greet(process) == "Hello you!"
 
 
-def test_memory_is_watched_where_the_system_sets_no_limit(process, monkeypatch):
-    """The child got the limit of a GiB, and this process kills it at less, as on macOS."""
+@pytest.mark.parametrize(
+    ("limit", "value", "template", "reason"),
+    [
+        ("MAX_CPU_S", 0.2, NESTED, "more than 0.2 s"),
+        ("MAX_MEMORY", 100 << 20, "{% set x = 'a' * (300 * 2**20) %}" + NESTED, "more than 100 MiB"),
+    ],
+)
+def test_limits_are_enforced_where_the_system_does_not(process, monkeypatch, limit, value, template, reason):
+    """The child got limits of 5 s and 1 GiB, so that only this process can enforce a lower one."""
     process.start()
-    monkeypatch.setattr(template_process, "MAX_MEMORY", 100 << 20)
-    template = "{% set x = 'a' * (300 * 2**20) %}" + NESTED
-    with pytest.raises(TemplateFailed, match="more than 100 MiB"):
+    monkeypatch.setattr(template_process, limit, value)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    with pytest.raises(TemplateFailed, match=reason):
         process.request(template=template, bos="", eos="", messages=MESSAGES)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 3
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="resource limits are those of Unix")
-def test_a_child_without_a_parent_ends(tmp_path):
+@pytest.mark.slow
+def test_a_child_without_a_parent_ends():
     """As after kill -9 of the parent process: nobody watches the time."""
     request = b'{"template": "{{ 9**(9**9) }}", "bos": "", "eos": "", "messages": null}\n'
     command = [sys.executable, "-P", "-m", "spec_local.chat.jinja_renderer", "0", str(1 << 30)]
@@ -139,7 +148,6 @@ def test_large_and_unusual_text_passes_unchanged(process):
     assert reply == {"text": f"Hello {content}!", "content": [[6, 6 + len(content)]]}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_process_starts_a_child_of_its_own():
     code = (
         "import os\n"
