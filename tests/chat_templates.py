@@ -1,5 +1,6 @@
 """Chat templates of all the kinds that models come with, for the control tokens of tiny models."""
 
+from spec_local.llama.model import Model
 from spec_local.llama.tiny import CHAT_TEMPLATE
 
 TEMPLATES = {
@@ -89,3 +90,10 @@ MORE_TEMPLATES = {
     "without a beginning": "{{ messages[0].content }}",
 }
 """Other ways in which templates handle text."""
+
+
+class StandIn(Model):
+    """A model with nothing but what a template needs."""
+
+    def __init__(self, **facts):
+        self.__dict__.update(facts)

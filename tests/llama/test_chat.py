@@ -22,17 +22,10 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE, write_tiny_model
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
-from tests.chat_templates import TEMPLATES
+from tests.chat_templates import TEMPLATES, StandIn
 
 GREEDY = SamplingSettings(temperature=0)
 HIDDEN = 2  # </s>, a control token, which has no text
-
-
-class StandIn(Model):
-    """A model with nothing but what a template needs."""
-
-    def __init__(self, **facts):
-        self.__dict__.update(facts)
 
 
 @pytest.fixture(scope="module")

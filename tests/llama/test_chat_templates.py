@@ -1,7 +1,5 @@
 """Chat templates: content becomes no control token, and the tokens of harmless content do not change."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -13,7 +11,7 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.errors import ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import CHAT_TEMPLATE, CONTROL_TOKENS, FIRST_BYTE, write_tiny_model
-from tests.chat_templates import MORE_TEMPLATES, TEMPLATES
+from tests.chat_templates import MORE_TEMPLATES, TEMPLATES, StandIn
 
 ALL = TEMPLATES | MORE_TEMPLATES
 START, END = 3, 4  # <|im_start|> and <|im_end|>
@@ -37,7 +35,7 @@ def model(request, tmp_path_factory):
 
 
 def template_of(model, template):
-    return ChatTemplate(SimpleNamespace(path="x.gguf", vocabulary=model.vocabulary, chat_template=template))
+    return ChatTemplate(StandIn(path="x.gguf", vocabulary=model.vocabulary, chat_template=template))
 
 
 def messages_with(contents):
