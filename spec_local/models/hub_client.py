@@ -20,7 +20,7 @@ from pydantic import BaseModel, FailFast, Field, ValidationError
 from spec_local.errors import DownloadError, InvalidRequest, SpecLocalError
 from spec_local.models.hub_cache import part_of, part_size
 
-TRIES = 5  # consecutive attempts without progress
+TRIES = 5  # consecutive attempts without progress, of `_SLOWEST * PATIENCE_S` bytes
 PAUSE_S = 1.0  # between attempts
 PATIENCE_S = 60.0  # for at least `_SLOWEST` bytes per second; the client's own timeout is for silence
 _SLOWEST = 1000  # bytes per second; a modem is faster
@@ -129,7 +129,7 @@ def download(
         except HfHubHTTPError:
             raise
         except _network_error():
-            failures = 0 if part_size(blob) > have else failures + 1
+            failures = 0 if part_size(blob) - have > _SLOWEST * PATIENCE_S else failures + 1
             if failures == TRIES:
                 raise
             time.sleep(PAUSE_S)

@@ -191,6 +191,17 @@ def test_a_slow_server_meets_a_deadline(server, monkeypatch, kind):
     assert pull().read_bytes() == TOY
 
 
+def test_a_server_that_sends_a_byte_for_each_request(server):
+    """A byte is no progress: otherwise, a file of a few gigabytes would need as many requests."""
+    server.cuts = [1] * 10
+    with pytest.raises(DownloadError, match="cannot reach the Hub"):
+        pull()
+    assert server.count("bytes") == hub_client.TRIES
+    assert part_of().read_bytes() == TOY[: hub_client.TRIES]
+    server.cuts = []
+    assert pull().read_bytes() == TOY
+
+
 def test_ctrl_c_stops_a_slow_download_and_keeps_the_partial_file(server, tmp_path):
     server.hostile["resolve"] = Trickle(TOY, 3600.0)
     script = (
