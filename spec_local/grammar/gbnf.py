@@ -8,12 +8,15 @@ llguidance follows only the set of tokens.
 GBNF: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 
 from spec_local.errors import InvalidRequest
 
 _MAX_BYTES = 1 << 20
+_MAX_WORDS = 5000
+"""Names, literals, sets and signs. llguidance's time can grow with their cube: at most some seconds here."""
 _WORD = re.compile(
     r"""
     (?P<space> [ \t\r\n]+ | \#[^\r\n]* )
@@ -37,7 +40,7 @@ def to_lark(text: str, token_id: Callable[[str], int | None]) -> str:
     """Translate a grammar; the language that it accepts stays the same.
 
     Args:
-        text: GBNF with a rule ``root``, at most 1 MiB.
+        text: GBNF with a rule ``root``, of at most 1 MiB and 5000 words.
         token_id: returns the id of the token with a spelling, for ``<name>``.
 
     Raises:
@@ -56,9 +59,14 @@ def to_lark(text: str, token_id: Callable[[str], int | None]) -> str:
 
 def refusal(reason: str) -> InvalidRequest:
     """The error for a grammar that cannot be used."""
-    reason = " ".join(reason.split())
+    reason = escaped(" ".join(reason.split()))
     reason = reason if len(reason) < 120 else reason[:117] + "..."
     return InvalidRequest(f"the grammar cannot be used ({reason}): see llama.cpp's grammars/README.md")
+
+
+def escaped(text: str) -> str:
+    """Return a text with escapes instead of control characters and others that are not visible."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class _Converter:
@@ -69,7 +77,9 @@ class _Converter:
 
     def convert(self, text: str) -> str:
         unfinished: list[list[list[str]]] = []  # alternatives of the current rule and of each open group
-        words = [*_words(text), ("end", "")]
+        words = [*itertools.islice(_words(text), _MAX_WORDS + 1), ("end", "")]
+        if len(words) > _MAX_WORDS + 1:
+            raise InvalidRequest(f"the grammar has more than {_MAX_WORDS} words: give a smaller one")
         position = 0
         while words[position][0] != "end":
             kind, word = words[position]

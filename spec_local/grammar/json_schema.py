@@ -366,4 +366,5 @@ def _not_json(name: str) -> None:
 
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
+    text = text if text.isprintable() else json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -212,4 +212,5 @@ def _reason(message: str) -> str:
     """The line of an llguidance error that gives the reason, shortened."""
     found = re.search("^error: (.*)", message, re.MULTILINE)  # of a regular expression
     line = found[1] if found else _POSITION.sub("", message.strip().partition("\n")[0])
+    line = gbnf.escaped(line)
     return line if len(line) < 160 else line[:157] + "..."

@@ -1,0 +1,133 @@
+"""Mutated grammars, patterns and schemas: each is used or refused with one line of error, in bounded time."""
+
+import json
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spec_local.errors import SpecLocalError
+from spec_local.grammar.matcher import Grammar
+from tests.byte_vocabulary import VOCABULARY
+
+SECONDS = 15
+"""Each takes less than two seconds on a machine with nothing else to do."""
+CORPUS = [
+    'root ::= "yes" | "no"',
+    'root ::= value\nvalue ::= "[" (value ("," value)*)? "]" | [0-9]+ | "\\"" [^"\\\\]* "\\""',
+    'root ::= ("a" [b-d]){2,5} x-1* # comment\nx-1 ::= "\\x41" | "\\u00e9" | "\\U0001F642"',
+    "root ::= <|control|> .* | !<[5]> root?",
+    'root ::= e\ne ::= e "+" e | "(" e ")" | [a-z]{1,3}',
+    'root ::= a{3} b{0,2} c{1,}\na ::= "x" | ""\nb ::= () | "y"\nc ::= [^\\]\\-x]\n\n',
+]
+PATTERNS = [
+    "^[A-Z]{2}-\\d+$", "^(a|b)*c{2,4}$", "\\w+@\\w+\\.[a-z]{2,}", "^(?:x(?:y|z)?)+$", "[^\\s\"\\\\]{1,8}",
+    "^a.b$", "(?i)x", "\\p{L}+", "^\\u0041$", "(?P<n>a)|b", "^(?s:.){0,20}$",
+]  # fmt: skip
+SCHEMAS = [
+    '{"type": "object", "properties": {"a": {"enum": [1, "x"]}}, "required": ["a"]}',
+    '{"anyOf": [{"$ref": "#/$defs/a"}, {"minimum": -1.5}], "$defs": {"a": {"items": {"maxLength": 3}}}}',
+    '{"oneOf": [{"const": 1e3}, {"format": "date"}], "title": ""}',
+    '{"patternProperties": {"^a": true}, "minProperties": 1, "additionalProperties": {"multipleOf": 0.5}}',
+]
+PIECES = [
+    *'()[]{}<>|"*+?.,!#^$-\\ \n', "::=", "root", "root ::= ", "{9}", "{0,99}", "{99999}", "{2,1}", "{,}",
+    "\\x4", "\\uD800", "\\UFFFFFFFF", "[z-a]", "[]", "[^]", '""', "<[5]>", "<[99999999999999999999]>", "\0",
+    "é", "🙂", "\ud800", "\u202e", "(?=a)", "(?!", "\\1", "\\b", "\\p{", "(?P<", "[[:alpha:]]", "&&", "~",
+    "1e400", "-1", "NaN", "\\ud800", "99999999999999999999", '"#"', '"#/-1"', "null", "[{}]", '"$ref":',
+]  # fmt: skip
+
+
+@st.composite
+def mutated(draw, corpus):
+    """A text of the corpus with a few pieces inserted, deleted, repeated, replaced or swapped."""
+    text = draw(st.sampled_from(corpus))
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    for _ in range(rng.randint(1, 5)):
+        start, length = rng.randint(0, len(text)), rng.randint(0, 6)
+        cut = text[start : start + length]
+        new = rng.choice(
+            [rng.choice(PIECES), "", cut * rng.choice([2, 3, 50]), rng.choice(corpus), f"({cut})"]
+        )
+        text = text[:start] + new + text[start + length :]
+    return text
+
+
+def use(make):
+    """Use a grammar for some tokens; return whether it was accepted."""
+    start = time.monotonic()
+    try:
+        state = make().start()
+        rng = random.Random(0)
+        for _ in range(8):
+            allowed = np.flatnonzero(state.allowed())
+            following = state.after(int(rng.choice(allowed))) if len(allowed) else None
+            if following is None:
+                break
+            state = following
+        accepted = True
+    except SpecLocalError as error:
+        accepted, message = False, str(error)
+        if not message.isprintable() or len(message) > 400:
+            raise AssertionError(message) from None
+    assert time.monotonic() - start < SECONDS
+    return accepted
+
+
+@settings(max_examples=150, deadline=None)
+@given(mutated(CORPUS))
+def test_a_mutated_grammar_is_used_or_refused_in_one_line(text):
+    use(lambda: Grammar.from_gbnf(VOCABULARY, text))
+
+
+@settings(max_examples=100, deadline=None)
+@given(mutated(PATTERNS), st.sampled_from(["pattern", "patternProperties", "propertyNames"]))
+def test_a_mutated_pattern_is_used_or_refused_in_one_line(pattern, key):
+    schema = {"pattern": {"pattern": pattern}, "patternProperties": {"patternProperties": {pattern: True}}}
+    schema["propertyNames"] = {"propertyNames": {"pattern": pattern}}
+    use(lambda: Grammar.from_json_schema(VOCABULARY, json.dumps(schema[key])))
+
+
+@settings(max_examples=150, deadline=None)
+@given(mutated(SCHEMAS))
+def test_a_mutated_schema_is_used_or_refused_in_one_line(text):
+    use(lambda: Grammar.from_json_schema(VOCABULARY, text))
+
+
+RULES = "".join(f'r{i} ::= root r{i} | "a"\n' for i in range(300))
+LARGE = {
+    "alternatives": "root ::= " + " | ".join(f'"w{i}"' for i in range(50_000)),
+    "rules": "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1} | "b"\n' for i in range(50_000)),
+    "groups": "root ::= " + '("a" | "b") ' * 50_000,
+    "repeated groups": "root ::= " + '("a"{0,9} "b"?)* ' * 5000,
+    "fewer repeated groups": "root ::= " + '("a"{0,9} "b"?)* ' * 400,
+    "left recursion": "root ::= " + " | ".join(f"r{i}" for i in range(300)) + "\n" + RULES,
+    "long repetitions": "root ::= " + '"a"{0,999} ' * 300,
+    "nullable": 'root ::= "a" |\nroot ::= ' + "root " * 4900,
+    "nested nullable": "root ::= " + "(" * 200 + '"a"?' + ")*" * 200,
+    "control characters": 'root ::= "\\\x1b[2J"',
+    "invisible characters": 'root ::= "\\\u202e"',
+    "ambiguous": "root ::= e\ne ::= " + " | ".join(["e e"] * 100) + ' | "a"',
+    "sets": "root ::= " + "[a-z] " * 4900,
+    "long set": "root ::= [" + "".join(chr(0x4E00 + 2 * i) for i in range(10_000)) + "]*",
+    "repetition": "root ::= [a-z]{0,1000000000}",
+    "long name": "root ::= " + "x" * 500_000 + "\n" + "x" * 500_000 + '::= "a"',
+    "long literal": 'root ::= "' + "a" * 60_000 + '"',
+    "quotes": "root ::= " + '"' * 500_000,
+    "brackets": "root ::= " + "[" * 500_000,
+    "angles": "root ::= " + "<" * 500_000,
+    "braces": 'root ::= "a"' + "{1" * 250_000,
+    "backslashes": 'root ::= "' + "\\" * 500_001,
+    "comments": "#" * 500_000 + "\n" + "# \n" * 100_000 + 'root ::= "a"',
+    "tokens": "root ::= " + "<|control|> " * 50_000,
+    "undefined": "root ::= " + " ".join(f"u{i}" for i in range(4900)),
+    "redefined": 'root ::= "a"\n' * 50_000,
+}
+
+
+@pytest.mark.parametrize("text", LARGE.values(), ids=LARGE.keys())
+def test_a_large_grammar_is_used_or_refused_within_seconds(text):
+    use(lambda: Grammar.from_gbnf(VOCABULARY, text))
