@@ -14,6 +14,7 @@ from spec_local.batch import read_entries, run
 from spec_local.batch.answers import open_answers
 from spec_local.chat.chat_session import ChatSession
 from spec_local.chat.conversation import Conversation
+from spec_local.chat.template import ChatTemplate
 from spec_local.core.sampling import SamplingSettings
 from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore
@@ -316,7 +317,10 @@ def test_an_unfinished_answer_is_deleted_during_another_use(make_session, elsewh
     assert elsewhere(lambda: answer(session, "and " + PROMPT)) == alone
 
 
-class PlainTemplate:
+class PlainTemplate(ChatTemplate):
+    def __init__(self):
+        pass
+
     def render(self, messages):
         return "".join(f"{message['content']} " for message in messages)
 
