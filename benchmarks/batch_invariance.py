@@ -1,11 +1,12 @@
 """Measure how much a model's output distribution depends on the number of tokens per call.
 
-    python benchmarks/batch_invariance.py MODEL.gguf … [--sizes 1,2,5,8] [--context 700]
-        [--kernels auto|off]
+    python benchmarks/batch_invariance.py MODEL.gguf … [--sizes 2,3,4,5,8] [--context 700]
+        [--kernels auto|off] [--reproducible] [--threads N]
 
 The same 40 tokens of a real text are evaluated in calls of each size. The result is the total variation
 distance between the model's distributions (temperature 1) from calls of one token and from calls of n
-tokens, as mean and maximum. 0 means identical bits.
+tokens, as mean and maximum. 0 means identical bits. With --reproducible, calls are padded as by specdec's
+option of that name.
 """
 
 from pathlib import Path
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from spec_local import kernels
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
+from spec_local.llama.reproducible import reproducible_context
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
 _TOKENS = 40  # a multiple of the usual sizes
@@ -39,28 +41,33 @@ def distributions(context: Context, text: list[int], start: int, n: int) -> NDAr
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("models", type=Path, nargs="+")
-    arguments.add_argument("--sizes", type=numbers(int), default=[2, 5, 8])
+    arguments.add_argument("--sizes", type=numbers(int), default=[2, 3, 4, 5, 8])
     arguments.add_argument("--context", type=int, default=700, help="tokens before those that are compared")
     arguments.add_argument("--kernels", choices=kernels.MODES, default="auto")
+    arguments.add_argument("--reproducible", action="store_true")
+    arguments.add_argument("--threads", type=int)
     options = arguments.parse_args()
     kernels.use(options.kernels)
     rows = []
     for path in options.models:
         model = Model(path)
-        context = Context(model, n_ctx=options.context + _TOKENS, max_logits=max(options.sizes))
+        make = reproducible_context if options.reproducible else Context
+        # Padding leaves less room.
+        context = make(model, n_ctx=options.context + 2 * _TOKENS, threads=options.threads)
         text = model.vocabulary.tokenize(_TEXT.read_text(), add_special=True)
-        for i in range(0, options.context, 96):
-            context.evaluate(text[i : min(i + 96, options.context)], 1)
+        for i in range(0, options.context, context.max_tokens):
+            context.evaluate(text[i : min(i + context.max_tokens, options.context)], 0)
         single = distributions(context, text, options.context, 1)
-        row = [path.stem]
-        for n in options.sizes:
-            apart = 0.5 * np.abs(distributions(context, text, options.context, n) - single).sum(axis=1)
-            row.append(f"{apart.mean():.4f}, {apart.max():.4f}")
-        rows.append(row)
+        apart = [
+            0.5 * np.abs(distributions(context, text, options.context, n) - single).sum(axis=1)
+            for n in options.sizes
+        ]
+        rows.append([f"{path.stem}, mean", *(f"{each.mean():.2g}" for each in apart)])
+        rows.append([f"{path.stem}, maximum", *(f"{each.max():.2g}" for each in apart)])
         context.close()
         model.close()
     print(f"kernels: {kernels.status()}; {machine()}\n")
-    table(["mean, maximum by tokens per call", *(str(n) for n in options.sizes)], rows)
+    table(["by tokens per call", *(str(n) for n in options.sizes)], rows)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from spec_local.llama.compatibility import difference
 from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
+from spec_local.llama.reproducible import reproducible_context
 from spec_local.lookups import Lookup
 from spec_local.policies.cost_model import CostModel
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
@@ -132,6 +133,7 @@ class Session:
         cache_type: str = "f16",
         branches: int = 1,
         datastore: bool = False,
+        reproducible: bool = False,
         log: Callable[[str], None] = lambda line: None,
     ) -> "Session":
         """Load a main model, and a draft model if one is given.
@@ -147,6 +149,9 @@ class Session:
                 branches than it proposes, so use several times the number of a tree's nodes, such as 64. 1:
                 chains only, which takes the least memory.
             datastore: add answers to the datastore on disk, and draft from it (see `spec_local.datastore`).
+            reproducible: make the same seed give the same text whatever is drafted, with any draft model,
+                proposer, policy and shape, and with none; slower without specdec's CPU kernels. On the CPU
+                only. See `spec_local.llama.reproducible`.
             log: called with one line for each slow operation and each decision.
 
         Raises:
@@ -159,7 +164,10 @@ class Session:
                 model = Model(path, gpu_layers=gpu_layers)
                 stack.callback(model.close)
                 length = model.n_ctx(_USUAL_CONTEXT if n_ctx is None else n_ctx)
-                context = Context(
+                if n_ctx is not None and not contexts and length < n_ctx:
+                    log(f"context: {length} tokens, which is what the model was trained for")
+                create = reproducible_context if reproducible and not contexts else Context
+                context = create(
                     model,
                     n_ctx=length,
                     # Rows of logits take memory: the draft model needs one per branch or per staged token.
@@ -171,8 +179,6 @@ class Session:
                 stack.callback(context.close)
                 contexts.append(context)
             session = cls(*contexts)
-            if n_ctx is not None and contexts[0].n_ctx < n_ctx:
-                log(f"context: {contexts[0].n_ctx} tokens, which is what the model was trained for")
             if session.vocabulary_map:
                 share = session.vocabulary_map.share
                 log(f"draft model: different vocabulary, which covers {share:.0%} of the main model's tokens")
@@ -244,6 +250,11 @@ class Session:
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
         if unknown:
             raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
+        drawn = settings.sampling.temperature > 0 and VERIFIERS[settings.rule].drawing != "chosen"
+        if self.main.pad_to and drawn:
+            raise InvalidRequest(
+                "reproducible output above temperature 0 needs the verifier exact-match: give it"
+            )
         check_prompt(self.main, tokens)  # fail before costs are measured
         self._turns.end()  # ended later, it would roll back the caches of the new answer
         if self.datastore:

@@ -23,7 +23,9 @@ class GenerationSettings:
 
     Args:
         sampling: sampling settings for both the main and the draft model.
-        seed: random seed; the same seed gives the same output. None: a new seed for each answer.
+        seed: random seed; the same seed gives the same output for the same drafts. With verifier
+            ``exact-match`` it does for any drafts, if logits do not depend on the size of a call (see
+            `reproducible` of `Session.open`). None: a new seed for each answer.
         max_tokens: maximum number of tokens to generate; None: until the model ends its answer or the context
             is full.
         stops: strings that end the answer; they are not part of it.
@@ -44,7 +46,7 @@ class GenerationSettings:
         tree_nodes: maximum number of nodes in a tree or in all beams together.
         beam_width: number of beams.
         verifier: a name in `spec_local.registry.VERIFIERS`; all of them are lossless. ``auto``:
-            ``exact-match``, with which a seed gives the same output with and without draft tokens.
+            ``exact-match``, with which draft tokens change what a seed gives only through the logits.
         greedy_draft: draft the most probable token instead of drawing from the draft model's distribution.
         cross_vocab: how to draft with a different vocabulary. ``tli``: token-level intersection, for any
             shape and verifier; ``slem``: string-level exact match, for chains with ``exact-match``; ``auto``:

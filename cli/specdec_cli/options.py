@@ -146,6 +146,13 @@ class ModelOptions:
             help="Keep answers and the ends of their prompts on disk for lookups in later sessions."
         ),
     ] = False
+    reproducible: Annotated[
+        bool,
+        _Speculation(
+            "--reproducible",
+            help="Make a seed give the same output with any draft, and with none (CPU only; may be slower).",
+        ),
+    ] = False
     cross_vocab: Annotated[
         CrossVocabChoice,
         _choice(
@@ -175,6 +182,7 @@ class ModelOptions:
             cache_type=self.cache_type,
             branches=1 if self.shape == "chain" else MAX_DRAFT,
             datastore=self.datastore,
+            reproducible=self.reproducible,
             log=log,
         )
 
@@ -210,7 +218,7 @@ class SamplingOptions:
     seed: Annotated[
         int | None,
         _Sampling(
-            help="Random seed; the same seed gives the same output (with the default shape and verifier)."
+            help="Random seed; the same seed gives the same output (with any draft: see --reproducible)."
         ),
     ] = None
     stop: Annotated[

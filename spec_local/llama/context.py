@@ -57,6 +57,9 @@ class Context:
         threads: number of threads, for single tokens and batches; None: one per physical core.
         cache_type: type of keys and values, ``f16``, ``q8_0`` or ``q4_0``.
         flash_attention: None lets llama.cpp choose; a quantized cache requires it.
+        pad_to: fill up each call with dummy tokens to a multiple of this number, so that logits depend only
+            on the tokens before them (see `spec_local.llama.reproducible`). `n_ctx` is reduced to leave room
+            for them; `max_tokens` must be a multiple of it, and `max_logits` is the same number.
 
     Raises:
         InvalidRequest: an argument is out of range.
@@ -75,10 +78,11 @@ class Context:
         threads: int | None = None,
         cache_type: str = "f16",
         flash_attention: bool | None = None,
+        pad_to: int | None = None,
     ) -> None:
         threads = machine.default_threads() if threads is None else threads
         for name, value, low, high in [
-            ("the context length", n_ctx, 1, 1 << 24),
+            ("the context length", n_ctx, pad_to or 1, 1 << 24),
             ("the number of branches", max_branches, 1, MAX_SEQUENCES),
             ("the batch size", max_tokens, 1, 1 << 16),
             ("the number of logit rows", max_logits, 1, 1 << 16),
@@ -95,27 +99,32 @@ class Context:
         check_free_memory(need, f"for a context of {n_ctx} tokens")
         self.model = model
         self.threads, self.cache_type, self.flash_attention = threads, cache_type, flash_attention
+        self.pad_to = pad_to
         self.n_vocab = model.vocabulary.n_tokens
-        self.n_ctx = n_ctx
-        self.max_tokens = max_tokens = min(max_tokens, n_ctx)
-        self.max_logits = min(max_logits, max_tokens)
+        self.n_ctx = n_ctx - (pad_to or 1) + 1
+        self.max_tokens = max_tokens = min(max_tokens, n_ctx - n_ctx % (pad_to or 1))
+        self.max_logits = max_tokens if pad_to else min(max_logits, max_tokens)
         self._lib = lib = runtime.library()
         # With a sliding window, llama.cpp reuses a cell that has left the window of its only
         # sequence, and the holes that a tree leaves make it search there. A second sequence, the
         # guard, keeps the committed tokens.
         max_branches = max_branches if model.can_roll_back else 1
         self._has_guard = model.has_window and model.can_roll_back
-        self.max_branches = max_branches = min(max_branches, MAX_SEQUENCES - self._has_guard)
+        n_extra = self._has_guard + bool(pad_to)
+        self.max_branches = max_branches = min(max_branches, MAX_SEQUENCES - n_extra)
+        self._padding = max_branches + self._has_guard  # the sequence of the dummy tokens
         params = lib.llama_context_default_params()
         params.n_ctx = n_ctx
         params.n_batch = params.n_ubatch = max_tokens
         # llama.cpp reserves a buffer of n_outputs_max rows, asserts that it suffices, and requires
         # at least one row per sequence.
-        params.n_outputs_max = max(self.max_logits, max_branches + self._has_guard)
-        params.n_seq_max = max_branches + self._has_guard
+        params.n_outputs_max = max(self.max_logits, max_branches + n_extra)
+        params.n_seq_max = max_branches + n_extra
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True
         params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
+        if pad_to:
+            params.op_offload = False  # a GPU would compute large calls of a model in main memory
         if flash_attention is not None:
             params.flash_attn_type = int(flash_attention)
         elif cache_type != "f16":
@@ -174,11 +183,15 @@ class Context:
         """Add nodes to the tree in one llama_decode call: see `LanguageModel.decode_tree`."""
         n_logits = len(tokens) if n_logits is None else n_logits
         self._check(tokens, parents, n_logits)
+        # The kernel of the output matrix, too, depends on the number of rows: padded calls compute all.
+        n_rows = len(tokens) if self.pad_to and n_logits else n_logits
         code = -1
         try:
-            self._fill_batch(tokens, parents, n_logits)
+            self._fill_batch(tokens, parents, n_rows)
             runtime.clear_log()
             code = self._lib.llama_decode(self.handle, self._batch.native)
+            if self.pad_to:
+                self._lib.llama_memory_seq_rm(self._memory, self._padding, -1, -1)
         finally:
             if code:  # failed, or interrupted by a signal handler
                 self._resync()
@@ -192,7 +205,7 @@ class Context:
                 f"llama.cpp could not evaluate {len(tokens)} tokens "
                 f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it persists"
             )
-        return self._read_logits(n_logits)
+        return self._read_logits(n_rows)[n_rows - n_logits :]
 
     def _check(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> None:
         self._check_open()
@@ -239,7 +252,14 @@ class Context:
             ends[sequence] = n_before + i
             tree.append(_Node(token, parent, position, sequence))
             self._batch.put(i, token, position, sequence, i >= first_wanted)
-        self._batch.native.n_tokens = len(tokens)
+        n = len(tokens)
+        if self.pad_to:
+            # The dummy tokens are a sequence of their own, and come last so that the cells of the others are
+            # consecutive. Any token will do.
+            for i in range(-n % self.pad_to):
+                self._batch.put(n + i, tokens[0], i, self._padding, n_logits > 0)
+            n += -n % self.pad_to
+        self._batch.native.n_tokens = n
 
     def _fork(self, node: int, n_before: int) -> int:
         """Create a sequence that ends with `node`; nodes from `n_before` on are not evaluated yet."""
@@ -262,6 +282,13 @@ class Context:
             if not 0 <= child < len(self._tree) or self._tree[child].parent != node:
                 raise InvalidRequest(f"node {child} is not a child of node {node}: give a path from the root")
             node = child
+        if self.pad_to and (n_first := _n_first(path)) < len(path):
+            # Later tokens would fill the cells of rejected nodes between those of the path, and attention
+            # adds up in the order of the cells. The nodes after the first gap are evaluated again.
+            tokens = [self._tree[child].token for child in path[n_first:]]
+            self.commit(path[:n_first])
+            self.evaluate(tokens, 0)
+            return
         source, start = self._tree[node].sequence if path else 0, len(self._cached)
         if source:
             try:
@@ -406,7 +433,7 @@ class Context:
         """Discard the tree after a failed or interrupted call, and take the length from llama.cpp's cache."""
         self._tree.clear()
         self._ends = {0: -1}
-        for sequence in range(1, self.max_branches):
+        for sequence in [*range(1, self.max_branches), *([self._padding] if self.pad_to else [])]:
             self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         length = int(self._lib.llama_memory_seq_pos_max(self._memory, 0)) + 1
         if length != len(self._cached) and not self.model.can_roll_back:
@@ -414,6 +441,11 @@ class Context:
         del self._cached[length:]
         self._lib.llama_memory_seq_rm(self._memory, 0, len(self._cached), -1)
         self._guard(0, len(self._cached))
+
+
+def _n_first(path: Sequence[int]) -> int:
+    """Return how many nodes of a path are the first ones of the tree, in order."""
+    return next((i for i, node in enumerate(path) if node != i), len(path))
 
 
 def _bytes(array: NDArray[np.uint8]) -> Any:

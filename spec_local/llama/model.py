@@ -161,6 +161,12 @@ class Model:
         return bool(self._lib.llama_model_n_swa(self.handle) > 0)
 
     @functools.cached_property
+    def n_experts(self) -> int:
+        """Number of experts of a layer; 0: a dense model."""
+        count = self._metadata(f"{self._metadata('general.architecture')}.expert_count")
+        return int(count) if count and count.isdecimal() else 0
+
+    @functools.cached_property
     def chat_template(self) -> str | None:
         """The Jinja chat template in the file, or None."""
         text = self._lib.llama_model_chat_template(self.handle, None)

@@ -214,6 +214,8 @@ def _conditions(context: Context) -> dict[str, str]:
         "number of layers on the GPU": model.gpu_layers,
         "extension of the context": context.n_ctx > (model.n_ctx_original or context.n_ctx),
     }
+    if context.pad_to:
+        facts["setting of --reproducible"] = True
     if used := kernels.identity():
         facts["set of CPU kernels"] = used
     return {name: str(fact) for name, fact in facts.items()}

@@ -447,6 +447,21 @@ def test_seeds(inside, main, draft):
         assert answer(seed, "--draft", draft, "--policy", "fixed", "--draft-max", 9) == plain
 
 
+def test_reproducible_output_is_the_same_with_any_draft(inside, main, draft):
+    def answer(*options):
+        done = inside(
+            "generate", "--main", main, "--reproducible", "--seed", 3, "-n", 30, *options, "Once upon a time"
+        )
+        assert done.returncode == 0, done
+        return done.stdout
+
+    plain = answer("--no-spec")
+    assert answer("--draft", draft, "--policy", "fixed") == plain
+    assert answer("--proposer", "suffix", "--draft-max", 9) == plain
+    done = inside("generate", "--main", main, "--reproducible", "--verifier", "block", "x")
+    assert "verifier exact-match" in inside.one_line(done, 2)
+
+
 def test_stop_strings(inside, main, draft):
     whole = inside(*options(main, 60), "--raw", "stop here").stdout.decode("utf-8", "surrogateescape")
     letters = [i for i in range(20, len(whole) - 3) if whole[i : i + 3].isascii()]

@@ -9,6 +9,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from spec_local import GenerationSettings, SamplingSettings, Session, kernels
+from spec_local.errors import InvalidRequest
 from spec_local.kernels import build
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
@@ -270,6 +271,18 @@ def test_a_seed_gives_the_same_text_with_and_without_a_draft(quantized, folder, 
             plain = answer("off")
             assert len(plain) == 60
             assert answer("fixed") == answer("fixed", 7) == answer("adaptive") == plain
+
+
+@pytest.mark.parametrize(("kind", "most"), [("Q4_K_M", 24), ("F16", 8), ("experts Q4_K_M", 8)])
+def test_reproducible_output_needs_no_padding(quantized, kind, most):
+    with Session.open(quantized(kind), threads=1, reproducible=True) as session:
+        assert (session.main.pad_to, session.main.max_tokens) == (1, most)
+
+
+def test_reproducible_trees_are_refused(quantized):
+    """The keys of a branch are at other positions in the cache, where they are summed in another order."""
+    with pytest.raises(InvalidRequest, match="--shape chain"):
+        Session.open(quantized("Q4_K_M"), threads=1, branches=8, reproducible=True)
 
 
 def test_two_models_at_once(quantized, make_context):

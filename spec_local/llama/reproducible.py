@@ -1,0 +1,120 @@
+"""Contexts in which a token's logits depend only on the tokens before it.
+
+Usually they also depend on the number of tokens in the call, because llama.cpp selects its kernels by it. A
+seed then gives another text when other tokens are drafted. In calls of certain sizes, filled up with dummy
+tokens, all rows are computed alike. Which sizes these are depends on the processor and on the model's types,
+and is found by trying.
+"""
+
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local import kernels
+from spec_local.errors import InvalidRequest, ModelError
+from spec_local.llama import runtime
+from spec_local.llama.context import Context
+from spec_local.llama.model import Model
+
+# A multiple to fill calls up to, and the maximum number of tokens per call; the cheapest first. Apple's BLAS
+# is used from 32 tokens on, and attention differs from 64 on. specdec's kernels leave F16 matrices to
+# llama.cpp from 9 on.
+_SIZES = ((1, 24), (1, 8), (8, 24))
+_CALLS = (1, 2, 3, 5, 8, 5)  # sizes of the trial's calls, which put tokens at various places in a call
+_N = sum(_CALLS)
+# Texts of the trial for a mixture of experts: tokens are computed together if they select the same expert,
+# which rarely makes a difference (measured on Q4_K_M: for one token in twelve).
+_EXPERT_TEXTS = 6
+
+
+def reproducible_context(model: Model, *, n_ctx: int, max_branches: int = 1, **options: Any) -> Context:
+    """Create a context in which a token's logits depend only on the tokens before it.
+
+    The trial takes about as long as reading a prompt of 100 tokens (mixtures of experts: 600).
+
+    Args:
+        options: of `Context`, except `pad_to` and `max_tokens`, which are chosen here; `max_logits` is not
+            used.
+
+    Raises:
+        InvalidRequest: layers are on a GPU, or trees need other kernels.
+        ModelError: no size of calls works for this model.
+        SpecLocalError: see `Context`.
+    """
+    if not model.can_roll_back:  # nothing can be drafted for it
+        return Context(model, n_ctx=n_ctx, **options)
+    if model.gpu_layers and runtime.library().llama_supports_gpu_offload():
+        raise InvalidRequest("reproducible output is supported on the CPU only: add --gpu-layers 0")
+    for pad_to, max_tokens in _SIZES:
+        # With llama.cpp's kernels, attention differs for a single token after 512 others, which is more than
+        # the trial has. Padding does not determine the number of tokens that select an expert.
+        if (pad_to == 1 and not kernels.status().instruction_set) or (pad_to > 1 and model.n_experts):
+            continue
+        create = partial(
+            Context, model, pad_to=pad_to, max_tokens=max_tokens, max_branches=max_branches, **options
+        )
+        trial = create(n_ctx=4 * _N)
+        try:
+            texts = np.random.default_rng(0).integers(
+                0, trial.n_vocab, (_EXPERT_TEXTS if model.n_experts else 1, _N)
+            )
+            if not all(_same_rows(trial, text.tolist()) for text in texts):
+                continue
+            if trial.max_branches > 1 and not _same_rows_in_tree(trial, texts[0].tolist()):
+                raise InvalidRequest(
+                    "reproducible trees need llama.cpp's own kernels: add --kernels off, or --shape chain"
+                )
+        finally:
+            trial.close()
+        return create(n_ctx=n_ctx)
+    raise ModelError(
+        f"the output of {model.path.name} cannot be made reproducible on this machine: use Q4_K_M, Q6_K or "
+        "Q8_0 weights, with specdec's CPU kernels (see specdec doctor)"
+    )
+
+
+def _same_rows(context: Context, text: list[int]) -> bool:
+    """Return whether calls of the largest size and of various sizes give the same logits."""
+    calls = [0, *accumulate(_CALLS)]
+    return _same(_rows(context, text, calls), _rows(context, text, _largest_calls(context, 0)))
+
+
+def _same_rows_in_tree(context: Context, text: list[int]) -> bool:
+    """Return whether a path through a tree, and the tokens after it, have the same logits as a chain.
+
+    The path's nodes have 1, 2, 0, 1, 2, 0 … siblings.
+    """
+    expected = _rows(context, text, _largest_calls(context, 0))
+    context.truncate(0)
+    tokens: list[int] = []
+    parents: list[int] = []
+    path: list[int] = []
+    while len(tokens) < context.max_tokens:
+        n_free = min(context.max_tokens - len(tokens), context.max_branches + len(path) - len(tokens)) - 1
+        n_siblings = min((len(path) + 1) % 3, n_free)
+        parents += [path[-1] if path else -1] * (n_siblings + 1)
+        tokens += [*text[_N - n_siblings :][:n_siblings], text[len(path)]]
+        path.append(len(tokens) - 1)
+    found = [context.decode_tree(tokens, parents)[path].copy()]
+    context.commit(path)
+    if len(path) < _N:
+        found.append(_rows(context, text, _largest_calls(context, len(path))))
+    return _same(np.concatenate(found), expected)
+
+
+def _largest_calls(context: Context, start: int) -> list[int]:
+    return [*range(start, _N, context.max_tokens), _N]
+
+
+def _rows(context: Context, text: list[int], ends: list[int]) -> NDArray[np.float32]:
+    """Return the logits after each token from ends[0] on, from calls that end at the other lengths."""
+    context.truncate(ends[0])
+    return np.concatenate([context.evaluate(text[a:b], b - a).copy() for a, b in pairwise(ends)])
+
+
+def _same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
+    """Whether the bits are the same."""
+    return bool(np.array_equal(a.view(np.uint32), b.view(np.uint32)))
