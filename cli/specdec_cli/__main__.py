@@ -5,6 +5,9 @@ import sys
 
 def main() -> None:
     try:
+        from specdec_cli import terminal
+
+        terminal.protect()
         from specdec_cli.app import app
 
         app(prog_name="specdec")

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from spec_local.core.text import printable
-from specdec_cli import render
+from specdec_cli import render, terminal
 
 if TYPE_CHECKING:
     from rich.text import Text as Styled
@@ -32,16 +31,16 @@ class AnswerView(Protocol):
 
 
 class Plain:
-    """Writes the bytes of the answer unchanged."""
+    """Writes the text of the answer as it is."""
 
     def show(self, event: "Text") -> None:
-        render.write(event.text)
+        render.answer(event.text)
 
     def end(self, text: str) -> None:
-        render.write(text)
+        render.answer(text)
 
 
-_ACCEPTED, _REJECTED, _OFF = "\x1b[32m", "\x1b[2;9;31m", "\x1b[0m"
+_ACCEPTED, _REJECTED = "\x1b[32m", "\x1b[2;9;31m"
 
 
 class Drafts:
@@ -96,14 +95,13 @@ class Drafts:
             left -= accepted is not None
             parts.append((part, accepted))
         for accepted, group in itertools.groupby(parts, key=lambda part: part[1]):
-            render.write(self._styled("".join(part for part, _ in group), accepted))
-
-    def _styled(self, part: str, accepted: bool | None) -> str:
-        if accepted is None:
-            return f"{_REJECTED}{part}{_OFF}" if self._colour else f"~{part}~"
-        if not accepted:
-            return part
-        return f"{_ACCEPTED}{part}{_OFF}" if self._colour else f"«{part}»"
+            part = "".join(part for part, _ in group)
+            if accepted is False:
+                render.answer(part)
+            elif self._colour:
+                render.answer(part, _ACCEPTED if accepted else _REJECTED)
+            else:
+                render.answer(f"«{part}»" if accepted else f"~{part}~")
 
 
 def _on_one_line(text: str) -> str:
@@ -115,9 +113,8 @@ class Markdown:
     """Renders each block of Markdown, and each line of code, when it is complete."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(file=sys.stdout, soft_wrap=False, highlight=False)
+        self._console = render.console(sys.stdout)
+        self._prose = terminal.Prose()
         self._held = ""  # text of an incomplete line
         self._block: list[str] = []
         self._fence = self._language = ""
@@ -134,7 +131,7 @@ class Markdown:
         self._finish_block()
 
     def _feed(self, text: str) -> None:
-        *lines, self._held = (self._held + text).split("\n")
+        *lines, self._held = (self._held + self._prose(text)).split("\n")
         for line in lines:
             self._line(line)
 
@@ -162,7 +159,7 @@ class Markdown:
     def _code(self, line: str) -> None:
         from rich.syntax import Syntax
 
-        code = Syntax("", self._language or "text", theme="ansi_dark").highlight(printable(line))
+        code = Syntax("", self._language or "text", theme="ansi_dark").highlight(line)
         code.rstrip()
         code.pad_left(2)
         self._console.print(code, soft_wrap=True)  # hard breaks would be copied
@@ -173,8 +170,11 @@ class Markdown:
 
         if self._block:
             self._space()
-            rendered = self._console.render_lines(Rendered(printable("\n".join(self._block))), pad=False)
-            lines = [Styled.assemble(*((s.text, s.style or "") for s in line)) for line in rendered]
+            # Links are shown with their addresses: a terminal would hide where they lead.
+            text = Rendered("\n".join(self._block), hyperlinks=False)
+            rendered = self._console.render_lines(text, pad=False)
+            visible = terminal.Prose()  # again: entities such as &#8238; have become characters
+            lines = [Styled.assemble(*((visible(s.text), s.style or "") for s in line)) for line in rendered]
             for line in lines:
                 line.rstrip()  # padding would wrap in a narrower window
             for line in _trimmed(lines):

@@ -5,7 +5,20 @@ from typing import Annotated
 import typer
 
 import spec_local
-from specdec_cli import bench, chat, check, commands, config, datastore, doctor, draft, generate, models, tune
+from specdec_cli import (
+    bench,
+    chat,
+    check,
+    commands,
+    config,
+    datastore,
+    doctor,
+    draft,
+    generate,
+    models,
+    render,
+    tune,
+)
 
 app = typer.Typer(
     name="specdec",
@@ -32,7 +45,7 @@ app.add_typer(config.app, name="config", cls=commands.Group)  # not adopted: wor
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"specdec {spec_local.__version__}")
+        render.write(f"specdec {spec_local.__version__}\n")
         raise typer.Exit
 
 

@@ -134,7 +134,6 @@ def bench(
         from spec_local.llama import runtime
 
         runtime.set_verbose(verbose > 1)
-        render.prepare_stdout()
         with (
             _replacing(plot) as picture,
             _sink(output, out) as sink,

@@ -69,7 +69,6 @@ def chat(
         from specdec_cli.chat_view import ChatView
 
         runtime.set_verbose(verbose > 1)
-        render.prepare_stdout()
         start_template_process()
         with models.open(render.note) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
@@ -111,7 +110,7 @@ def _report_errors(action: Callable[[], None]) -> None:
             raise
         render.note("(stopped)")
     except SpecLocalError as error:
-        render.note(f"specdec: {error}")
+        render.note(f"specdec: {' '.join(str(error).split())}")
     except OSError as error:
         if not error.filename:  # standard output
             raise

@@ -93,7 +93,7 @@ def _undo(view: "ChatView", rest: str) -> None:
 def _system(view: "ChatView", rest: str) -> None:
     if rest:
         view.conversation.system = None if rest == "none" else rest
-    render.note(f"system message: {view.conversation.system or 'none'}")
+    render.note("system message: ", view.conversation.system or "none")
 
 
 def _draft(view: "ChatView", rest: str) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import InvalidRequest
-from specdec_cli import render
+from specdec_cli import render, terminal
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -93,6 +94,8 @@ def _line_editor(completions: Mapping[str, Iterable[str] | None]) -> Callable[[s
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+    from prompt_toolkit.output import create_output
 
     class Commands(Completer):
         def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
@@ -101,10 +104,19 @@ def _line_editor(completions: Mapping[str, Iterable[str] | None]) -> Callable[[s
             if not typed.startswith("/") or "\n" in typed:
                 return
             if space and completions.get(name, ()) is None:
-                yield from PathCompleter(expanduser=True).get_completions(Document(rest), event)
+                for each in PathCompleter(expanduser=True).get_completions(Document(rest), event):
+                    yield Completion(each.text, each.start_position, terminal.visible(each.display_text))
             else:
                 known, start = (completions.get(name) or (), rest) if space else (completions, name)
                 yield from (Completion(word, -len(start)) for word in known if word.startswith(start))
+
+    class NoOverrides(Processor):
+        """Replaces the characters that the editor shows as they are but that reverse what follows."""
+
+        def apply_transformation(self, given: TransformationInput) -> Transformation:
+            return Transformation(
+                [(f[0], re.sub("[\u202d\u202e]", "\ufffd", f[1]), *f[2:]) for f in given.fragments]
+            )
 
     keys = KeyBindings()
 
@@ -118,6 +130,8 @@ def _line_editor(completions: Mapping[str, Iterable[str] | None]) -> Callable[[s
         completer=Commands(),
         complete_while_typing=False,
         enable_suspend=True,
+        input_processors=[NoOverrides()],
+        output=create_output(terminal.raw(sys.stdout)),  # the editor makes control characters visible itself
     )
     return session.prompt
 

@@ -89,10 +89,10 @@ class ChatView:
         except (SpecLocalError, KeyboardInterrupt):
             if started:
                 view.end("")
-                render.write("\n")
+                render.answer("\n")
             raise
         assert done
-        render.write("\n")
+        render.answer("\n")
         if n_dropped:
             render.note(_dropped(n_dropped))
         self.last = done.statistics
@@ -160,7 +160,7 @@ class ChatView:
         render.note(line)
         if self.conversation.messages:
             last = self.conversation.messages[-1]
-            render.note(f"{last['role']}: {last['content']}")
+            render.note(f"{last['role']}: ", last["content"])
 
 
 def _dropped(n: int) -> str:

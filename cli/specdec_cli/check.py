@@ -73,7 +73,6 @@ def check(
             gpu_layers=gpu_layers,
             cache_type=cache_type,
         )
-        render.prepare_stdout()
         rows = [
             ("vocabulary", _vocabulary(report.vocabulary_match)),
             ("main", _model(report.main)),

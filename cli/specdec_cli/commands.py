@@ -1,18 +1,19 @@
 """Additions to Typer: options set in the environment or the config file, and shared groups of options."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from specdec_cli import exits, render, settings
+from specdec_cli import exits, render, settings, terminal
 
 
 class Command(TyperCommand):
@@ -29,6 +30,10 @@ class Command(TyperCommand):
             except typer.BadParameter as error:
                 raise settings.explained(ctx, error) from None
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        ctx.default_map = None  # help shows specdec's own defaults, not those of the config file
+        super().format_help(ctx, formatter)
+
 
 class Group(TyperGroup):
     """A group of commands whose own options are all flags."""
@@ -38,6 +43,25 @@ class Group(TyperGroup):
             if param.param_type_name == "option" and param.default is None:
                 param.default = False  # for None, Typer would import pydantic, which slows --help down
         return super().parse_args(ctx, args)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _visible_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _visible_errors():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _visible_errors() -> Iterator[None]:
+    """Make the messages of usage errors visible: rich writes them past `specdec_cli.terminal`."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = terminal.visible(message)  # type: ignore[attr-defined]
+        raise
 
 
 def adopt(app: typer.Typer) -> None:

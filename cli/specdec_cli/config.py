@@ -25,7 +25,7 @@ def show_path(config: commands.ConfigOption = None) -> None:
       $EDITOR "$(specdec config path)"
     """
     with exits.guarded():
-        typer.echo(settings.path(config))
+        render.write(f"{settings.path(config)}\n")
 
 
 @app.command()
@@ -74,7 +74,7 @@ def show(
         width = [max(map(len, column)) + 2 for column in zip(*cells, strict=True)]
         for line in cells:
             padded = "".join(cell.ljust(n) for cell, n in zip(line, width, strict=True)).rstrip()
-            typer.echo(padded if sys.stdout.isatty() else "\t".join(line))
+            render.write((padded if sys.stdout.isatty() else "\t".join(line)) + "\n")
         for warning in settings.unknown_variables(root):
             render.note(f"specdec: {warning}")
         if wrong:

@@ -34,7 +34,6 @@ def show() -> None:
     with exits.guarded():
         from spec_local.datastore import datastore
 
-        render.prepare_stdout()
         found = [datastore.contents(folder) for folder in datastore.folders()]
         if not found:
             render.note("the datastore is empty: use --datastore, or add files with specdec datastore add")

@@ -1,7 +1,6 @@
 """`specdec doctor`: check llama.cpp and the CPU kernels on this machine, and repair them."""
 
 import platform
-import sys
 import time
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import typer
 from typer import Option
 
 import spec_local
-from specdec_cli import exits
+from specdec_cli import exits, render
 
 
 def doctor(
@@ -39,29 +38,30 @@ def doctor(
             binding = version("llama-cpp-python")
         except PackageNotFoundError:
             binding = "not installed"
-        typer.echo(
-            f"specdec {spec_local.__version__}, Python {platform.python_version()}, {platform.platform()}"
+        render.write(
+            f"specdec {spec_local.__version__}, Python {platform.python_version()}, {platform.platform()}\n"
         )
-        typer.echo(f"llama-cpp-python {binding}")
+        render.write(f"llama-cpp-python {binding}\n")
         verdict = probe_build()
         if not verdict.works:
-            typer.echo(f"llama.cpp does not work on this machine: {verdict.crash or verdict.error}")
+            render.write(f"llama.cpp does not work on this machine: {verdict.crash or verdict.error}\n")
             if not fix:
-                typer.echo("To fix it:  specdec doctor --fix")
-                typer.echo(f"or:         {recipes()[0].command()}")
+                render.write("To fix it:  specdec doctor --fix\n")
+                render.write(f"or:         {recipes()[0].command()}\n")
                 raise typer.Exit(exits.FAILURE)
             for recipe, works in repair(lambda: probe_build().works):
                 if works is None:
-                    typer.echo(f"installing {recipe.name}; this takes several minutes")
+                    render.write(f"installing {recipe.name}; this takes several minutes\n")
                 else:
-                    typer.echo(f"{recipe.name} {'works' if works else 'does not work either'}")
-                sys.stdout.flush()
+                    render.write(f"{recipe.name} {'works' if works else 'does not work either'}\n")
             verdict = probe_build()
             if not verdict.works:
-                typer.echo("No build works on this machine. Please report this with the output above.")
+                render.write("No build works on this machine. Please report this with the output above.\n")
                 raise typer.Exit(exits.FAILURE)
-        typer.echo(f"llama.cpp works: {verdict.facts['system'].strip()}")
-        typer.echo(f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}")
+        render.write(f"llama.cpp works: {verdict.facts['system'].strip()}\n")
+        render.write(
+            f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}\n"
+        )
         _kernels(fix)
 
 
@@ -72,11 +72,10 @@ def _kernels(fix: bool) -> None:
 
     missing = not kernels.status().instruction_set and not unsupported() and kernels.mode() == "auto"
     if fix and missing:
-        typer.echo("compiling the CPU kernels; this takes about half a minute")
-        sys.stdout.flush()
+        render.write("compiling the CPU kernels; this takes about half a minute\n")
         started = time.perf_counter()
         if reason := kernels.rebuild():
-            typer.echo(f"CPU kernels: not used (not built: {reason})")
+            render.write(f"CPU kernels: not used (not built: {reason})\n")
             return
-        typer.echo(f"compiled in {time.perf_counter() - started:.0f} s")
-    typer.echo(f"CPU kernels: {kernels.status()}")
+        render.write(f"compiled in {time.perf_counter() - started:.0f} s\n")
+    render.write(f"CPU kernels: {kernels.status()}\n")

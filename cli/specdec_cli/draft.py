@@ -1,7 +1,6 @@
 """`specdec draft`: make draft models by quantization or training."""
 
 import contextlib
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typer import Argument, Option
 
 from spec_local.errors import SpecLocalError
 from spec_local.files import format_size
-from specdec_cli import completion, draft_train, exits, render
+from specdec_cli import completion, draft_train, exits, progress, render, terminal
 from specdec_cli.options import CacheChoice, KernelsOption, resolve
 
 if TYPE_CHECKING:
@@ -109,7 +108,6 @@ def quantize(
             _confirm()
         with _busy(f"writing {copy.target}"):
             quantized_copy.make(copy, threads=threads)
-        render.prepare_stdout()
         render.write(f"{copy.target}\n")
 
 
@@ -120,11 +118,9 @@ def _busy(what: str) -> Iterator[None]:
         render.note(what)
         yield
         return
-    from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
-    console = Console(stderr=True, highlight=False, no_color="NO_COLOR" in os.environ)
-    with console.status(escape(what)):
+    with progress.live(render.console(sys.stderr).status(Text(terminal.visible(what)))):
         yield
 
 

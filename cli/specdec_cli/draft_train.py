@@ -131,7 +131,6 @@ def train(
         if plot:
             with saving(plot) as picture:
                 plots.draw_training_curve(draft.curve, picture)
-        render.prepare_stdout()
         render.write(f"{draft.path}\n")
 
 

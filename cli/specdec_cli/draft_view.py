@@ -1,7 +1,6 @@
 """Progress and report of `specdec draft train`."""
 
 import contextlib
-import os
 import shlex
 import sys
 import time
@@ -9,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from spec_local.files import format_size
-from specdec_cli import render
+from specdec_cli import render, terminal
+from specdec_cli.progress import live
 
 if TYPE_CHECKING:
     from spec_local.bench.figures import VariantFigures
@@ -24,14 +24,15 @@ def progress(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
     """Show events: on a terminal in one line that is updated, otherwise in new lines at intervals."""
     lines = _Lines(60 * recipe.minutes)
     if sys.stderr is not None and sys.stderr.isatty():
-        from rich.console import Console
         from rich.text import Text
 
-        console = Console(stderr=True, highlight=False, no_color="NO_COLOR" in os.environ)
-        with console.status("") as status:
+        console = render.console(sys.stderr)
+        status = console.status("")
+        with live(status):
 
             def show(event: "Event") -> None:
                 line, is_permanent = lines(event)
+                line = terminal.visible(line)
                 if is_permanent:
                     console.print(Text(line, "dim"))
                 else:

@@ -21,6 +21,7 @@ def guarded() -> Iterator[None]:
     try:
         if sys.stdout is None:
             raise SpecLocalError("standard output is closed: redirect it to a file or a pipe")
+        render.prepare_stdout()
         with _unwinding():
             yield
         sys.stdout.flush()
@@ -68,10 +69,7 @@ def _unwinding() -> Iterator[None]:
 
 
 def _failure(code: int, message: str) -> typer.Exit:
-    try:
-        typer.echo(f"specdec: {' '.join(message.split())}", err=True)
-    except OSError:
-        render.discard(sys.stderr)
+    render.error(message)
     return typer.Exit(code)
 
 

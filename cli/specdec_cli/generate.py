@@ -133,7 +133,6 @@ def generate(
         from spec_local.llama import runtime
 
         runtime.set_verbose(verbose > 1)
-        render.prepare_stdout()
         if input_file or output_file:
             single = prompt or file or suffix is not None or suffix_file or echo or as_json or as_jsonl
             if single or not input_file:
@@ -197,13 +196,13 @@ def _as_text(
             view.end(event.text)
         else:  # Prefilled: the prompt has been evaluated, so nothing can fail before the answer
             printed = _before(echoed) if echoed else ""
-            render.write(printed)
+            render.answer(printed)
     assert isinstance(event, Done)
     if echoed and echoed.suffix:
         printed = echoed.suffix
-        render.write(printed)
+        render.answer(printed)
     if sys.stdout.isatty() and not printed.endswith("\n"):
-        render.write("\n")
+        render.answer("\n")
     return event
 
 

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.files import format_size
-from specdec_cli import completion, exits, render
+from specdec_cli import completion, exits, progress, render
 
 if TYPE_CHECKING:
     from spec_local.models.catalog import ModelEntry
@@ -47,7 +47,7 @@ def list_models() -> None:
         for row in rows:
             # aligned columns on a terminal, tabs for programs
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            typer.echo("".join([*cells, row[3]]) if cells else "\t".join(row))
+            render.write(("".join([*cells, row[3]]) if cells else "\t".join(row)) + "\n")
 
 
 @app.command()
@@ -71,9 +71,9 @@ def pull(
         from spec_local.models import catalog
 
         for model in _members(name):
-            with _progress() as progress:
-                found = catalog.pull(model, render.note, progress, offline)
-            typer.echo(found)
+            with _progress() as on_progress:
+                found = catalog.pull(model, render.note, on_progress, offline)
+            render.write(f"{found}\n")
 
 
 @app.command()
@@ -93,7 +93,7 @@ def path(name: _Name = "starter") -> None:
                 raise DownloadError(
                     f"the model {model} has not been downloaded: run specdec models pull {model}"
                 )
-            typer.echo(found)
+            render.write(f"{found}\n")
 
 
 @app.command()
@@ -112,7 +112,7 @@ def show(name: _Name = "starter") -> None:
             _print({"pair": name, "main": pair.main, "draft": pair.draft, "note": pair.note})
         for model in _members(name):
             if name in catalog.pairs():
-                typer.echo()
+                render.write("\n")
             details = {} if catalog.is_hub_name(model) else _details(catalog.entry(model))
             files = catalog.local_files(model)
             pairs = [p for p, pair in catalog.pairs().items() if model in (pair.main, pair.draft)]
@@ -192,7 +192,7 @@ def _details(entry: "ModelEntry") -> dict[str, str]:
 def _print(details: dict[str, str]) -> None:
     for key, value in details.items():
         for i, line in enumerate(value.splitlines()):
-            typer.echo(f"{'' if i else key:12}{line}")
+            render.write(f"{'' if i else key:12}{line}\n")
 
 
 @contextlib.contextmanager
@@ -201,11 +201,11 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    bar = Progress(*columns, console=render.console(sys.stderr), transient=True)
+    with progress.live(bar):
         task = bar.add_task("", total=None, visible=False)
 
         def update(done: int, total: int) -> None:

@@ -3,6 +3,21 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any, TextIO, cast
+
+from specdec_cli import render, terminal
+
+
+@contextlib.contextmanager
+def live(display: Any) -> Iterator[None]:
+    """Show a display of rich, above which it prints what is written to stderr: as always, made visible."""
+    with display:
+        printing = sys.stderr
+        sys.stderr = cast(TextIO, terminal.Screen(printing))
+        try:
+            yield
+        finally:
+            sys.stderr = printing
 
 
 @contextlib.contextmanager
@@ -16,7 +31,6 @@ def bar(
     if not visible or sys.stderr is None or not sys.stderr.isatty():
         yield lambda units: None
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -35,12 +49,13 @@ def bar(
         # `speed_estimate_period`: from the rate of the whole run, because the current rate fluctuates.
         TimeRemainingColumn(),
     )
-    with Progress(
+    progress = Progress(
         *columns,
-        console=Console(stderr=True),
+        console=render.console(sys.stderr),
         transient=True,
         redirect_stdout=False,
         speed_estimate_period=1e9,
-    ) as progress:
+    )
+    with live(progress):
         task = progress.add_task(description, total=total, completed=done)
         yield lambda units: progress.update(task, advance=units)

@@ -1,4 +1,7 @@
-"""Output: the answer on stdout, unchanged; everything else on stderr, with colour on a terminal only."""
+"""Output: the answer on stdout, exact unless it is a terminal; everything else on stderr.
+
+All output passes through here, and on a terminal through `specdec_cli.terminal`, which makes it safe.
+"""
 
 import contextlib
 import os
@@ -7,7 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from specdec_cli import terminal
+
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from spec_local.engine.events import Statistics
     from spec_local.llama.context import Context
     from spec_local.session import Done, Session
@@ -26,27 +33,62 @@ def discard(stream: TextIO) -> None:
 
 
 def write(text: str) -> None:
-    """Write a part of the answer to stdout."""
+    """Write results other than an answer to stdout."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
+def answer(text: str, style: str = "") -> None:
+    """Write a part of an answer to stdout; style: an escape sequence, for terminals only."""
+    stream: Any = sys.stdout
+    if isinstance(stream, terminal.Screen):
+        text, stream = stream.prose(text), stream.stream
+    stream.write(f"{style}{text}{_PLAIN}" if style else text)
+    stream.flush()
+
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
 def coloured(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal and NO_COLOR is not set."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+    """Return whether a stream is a terminal with styles, and NO_COLOR is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def note(line: str) -> None:
-    """Write a line to stderr, dim on a terminal."""
-    if sys.stderr is None:  # closed
+def note(line: str, text: str = "") -> None:
+    """Write a line to stderr, dim on a terminal; text: of a conversation, appended to the line."""
+    _write_error(_one_line(line) + terminal.Prose()(text), _DIM)
+
+
+def error(message: str) -> None:
+    """Write an error to stderr, as one line."""
+    _write_error(_one_line(f"specdec: {' '.join(message.split())}"))
+
+
+def _one_line(text: str) -> str:
+    return terminal.visible(text.replace("\n", " "))
+
+
+def _write_error(text: str, style: str = "") -> None:
+    stream: Any = sys.stderr
+    if stream is None:  # closed
         return
-    if coloured(sys.stderr):
-        line = f"\x1b[2m{line}\x1b[0m"
+    if isinstance(stream, terminal.Screen):
+        stream = stream.stream
+    if style and coloured(stream):
+        text = f"{style}{text}{_PLAIN}"
     try:
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        stream.write(text + "\n")
+        stream.flush()
     except OSError:  # a failed note must not end the answer
-        discard(sys.stderr)
+        discard(stream)
+
+
+def console(stream: TextIO, **options: Any) -> "Console":
+    """Return a rich console, which writes its escape sequences to a terminal: make texts visible first."""
+    from rich.console import Console
+
+    return Console(file=terminal.raw(stream), markup=False, emoji=False, highlight=False, **options)
 
 
 def device(main: "Context") -> str:

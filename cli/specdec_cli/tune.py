@@ -1,6 +1,7 @@
 """`specdec tune`: measure the cost of model calls, and show which draft lengths pay off."""
 
 import shlex
+import sys
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,7 +65,6 @@ def tune(
         ):
             if not 1 <= value <= high:
                 raise InvalidRequest(f"{name} is {value}: give 1 to {high}")
-        render.prepare_stdout()
         main_file, draft_file = resolve_pair(main, draft)
         main_model = _opened(main_file, gpu_layers, stack)
         draft_model = _opened(draft_file, gpu_layers, stack) if draft_file else None
@@ -130,7 +130,7 @@ def _copy_hint(draft: "Model", share: float, main: str) -> str:
 
 
 def _show(role: str, several: list["Measurement"], best: "Measurement") -> None:
-    table = _table(
+    _print_table(
         f"{role}: milliseconds per call, by number of tokens",
         ["threads", *map(str, _CALL_SIZES), "prompt, tokens/s"],
         [
@@ -142,7 +142,6 @@ def _show(role: str, several: list["Measurement"], best: "Measurement") -> None:
             for t in several
         ],
     )
-    render.write(table + "\n")
 
 
 def _show_speedups(
@@ -157,14 +156,13 @@ def _show_speedups(
         for rate, p in zip(acceptance_rates, plans, strict=True)
     ]
     head = ["acceptance rate", "draft tokens per step", "times plain decoding"]
-    render.write(_table(f"{proposer}: expected speed-up", head, rows) + "\n")
+    _print_table(f"{proposer}: expected speed-up", head, rows)
 
 
-def _table(title: str, head: list[str], rows: list[list[str]]) -> str:
-    import io
+def _print_table(title: str, head: list[str], rows: list[list[str]]) -> None:
+    import shutil
 
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
@@ -172,20 +170,8 @@ def _table(title: str, head: list[str], rows: list[list[str]]) -> str:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*row)
-    console = Console(file=io.StringIO(), width=max(100, _width()), force_terminal=_on_terminal())
+    width = max(100, shutil.get_terminal_size().columns)
+    styles = {} if render.coloured(sys.stdout) else {"color_system": None}
+    console = render.console(sys.stdout, width=width, **styles)
     console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def _width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size().columns
-
-
-def _on_terminal() -> bool:
-    import os
-    import sys
-
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    console.print()

@@ -1,0 +1,347 @@
+"""Test that no text of a model, a file, a server or a user controls the terminal."""
+
+import ast
+import io
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import specdec_cli
+from spec_local.models import catalog
+from spec_local.session import Text
+from specdec_cli import __main__, answer_view, progress, render, terminal
+from tests import hostile
+
+# Text that has no effect on a terminal, in languages that need invisible characters, and emoji.
+HARMLESS = {
+    "emoji": "👩‍👩‍👧 ❤️ 🏳️‍🌈 👍🏽 1️⃣",
+    "Persian": "می‌خواهم",
+    "lines": "a\n\tb\n",
+    "markup": hostile.MARKUP,
+}
+IN_PROSE = HARMLESS | {
+    "Hebrew": "‏שלום‎ \u2067abc\u2069 \u202bdef\u202c",
+    "Thai": "สวัสดี\u200bครับ",
+    "flag": "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
+}
+
+
+NULL = os.open(os.devnull, os.O_WRONLY)
+
+
+class Stream(io.TextIOWrapper):
+    """A standard stream, as Python opens it; `seen` is what was written."""
+
+    def __init__(self, on_terminal=True):
+        super().__init__(io.BytesIO(), "utf-8", "backslashreplace", newline="\n", write_through=True)
+        self.on_terminal = on_terminal
+
+    def fileno(self):
+        return NULL
+
+    def isatty(self):
+        return self.on_terminal
+
+    @property
+    def seen(self):
+        return self.written.decode()
+
+    @property
+    def written(self):
+        return self.buffer.getvalue()
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run the command on a terminal without styles, with its own folders.
+
+    Returns (exit code, standard output, standard error).
+    """
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "HF_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(catalog, "_catalog", catalog._catalog.__wrapped__)  # reads models.toml each time
+
+    def run(*arguments):
+        out, err = Stream(), Stream()
+        with monkeypatch.context() as patch:  # not before the test: pytest replaces the streams there
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+            patch.setattr(sys, "argv", ["specdec", *arguments])
+            code = None
+            try:
+                __main__.main()
+            except SystemExit as end:
+                code = end.code
+            except Exception:  # a defect
+                sys.excepthook(*sys.exc_info())
+        return code, out.seen, err.seen
+
+    return run
+
+
+@given(st.text(), st.lists(st.integers(0, 40)))
+def test_prose_is_the_same_in_any_parts(text, cuts):
+    text = text + hostile.ALL[: len(text)]
+    whole = terminal.Prose()(text)
+    borders = sorted({0, len(text), *(c for c in cuts if c < len(text))})
+    parts = terminal.Prose()
+    assert "".join(parts(text[a:b]) for a, b in itertools.pairwise(borders)) == whole
+    assert hostile.forbidden(whole, prose=True) == []
+
+
+@given(st.text(st.characters() | st.sampled_from(hostile.ALL)))
+def test_nothing_invisible_remains(text):
+    shown = terminal.visible(text)
+    assert hostile.forbidden(shown) == []
+    assert terminal.visible(shown) == shown
+    assert [c for c in shown if c.isalnum() and not c.isascii()] == [
+        c for c in text if c.isalnum() and not c.isascii()
+    ]
+
+
+def test_harmless_text_is_unchanged():
+    for text in HARMLESS.values():
+        assert terminal.visible(text) == text
+    for text in IN_PROSE.values():
+        assert terminal.Prose()(text) == text
+
+
+def test_what_is_shown_instead():
+    assert terminal.visible("\x1b[1m\x9b\x07\u202e\u2066\u200b\udcff") == (
+        "\\u001b[1m\\u009b\\u0007\\u202e\\u2066\\u200b\\udcff"
+    )
+    assert terminal.visible("a\r\nb\rc") == "a\nb\\u000dc"
+    assert terminal.Prose()("\x1b[1m\x9b\u202e") == "\\u001b[1m\\u009b\\u202e"
+    assert terminal.Prose()("a\r\nb\rc\udcff") == "a\nb\nc�"
+    assert json.loads(terminal.visible('"\U000e0067\x7f"')) == "\U000e0067\x7f"
+
+
+def test_an_answer_is_exact_unless_it_goes_to_a_terminal(monkeypatch):
+    for on_terminal in (False, True):
+        raw = Stream(on_terminal)
+        monkeypatch.setattr(sys, "stdout", raw)
+        terminal.protect()
+        render.prepare_stdout()
+        render.answer(hostile.ALL + "\r")
+        render.answer("\n\udcff")
+        sys.stdout.buffer.write("\x1bé".encode()[:2])
+        sys.stdout.buffer.write("\x1bé".encode()[2:])
+        sys.stdout.flush()
+        written = raw.written
+        if on_terminal:
+            assert hostile.forbidden(written.decode(), prose=True) == []
+            assert written.decode().endswith("def\n�\\u001bé")
+        else:
+            assert written == hostile.ALL.encode() + b"\r\n\xff\x1b\xc3\xa9"
+
+
+def test_notes_and_errors_are_one_line_also_in_a_file(monkeypatch):
+    for on_terminal in (False, True):
+        raw = Stream(on_terminal)
+        monkeypatch.setattr(sys, "stderr", raw)
+        monkeypatch.setenv("NO_COLOR", "1")
+        terminal.protect()
+        render.note(hostile.ALL + "\nspecdec: a false line")
+        render.error(hostile.ALL + "\nspecdec: a false line")
+        sys.stderr.write(hostile.ALL + "\n")  # a library, or a warning of Python
+        assert hostile.forbidden(raw.seen) == []
+        assert len(raw.seen.splitlines()) == 3
+        assert raw.seen.count(hostile.MARKUP) == 3
+
+
+@pytest.mark.parametrize("kind", ["drafts", "markdown"])
+def test_the_views_of_an_answer(monkeypatch, kind):
+    raw = Stream()
+    monkeypatch.setattr(sys, "stdout", raw)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    terminal.protect()
+    pieces = {i: char.encode() for i, char in enumerate(hostile.ALL)}
+    view = answer_view.view(pieces.__getitem__, show_drafts=kind == "drafts", markdown=kind == "markdown")
+    text = hostile.ALL + "\n\n```\x1b[2J\n" + hostile.ALL + "\n```\n[a](http://x\x1b]8;;y) &#8238; &#27;"
+    if kind == "drafts":
+        from spec_local.core.proposal import Proposal
+
+        for i in pieces:
+            view.show(Text(pieces[i].decode(), [i], Proposal.chain([i, i]), 1))
+        view.end("")
+    else:
+        for char in text:
+            view.show(Text(char))
+        view.end("")
+    assert "\x1b[" in raw.seen  # styles
+    assert hostile.forbidden(hostile.STYLES.sub("", raw.seen), prose=True) == []
+    assert "\x1b[31mred" not in raw.seen
+    assert "\r" not in raw.seen
+    if kind == "markdown":
+        assert "http://x" in raw.seen  # the address of a link is not hidden
+
+
+@pytest.mark.parametrize("description", ["x", None])
+def test_output_above_a_progress_bar(monkeypatch, description):
+    raw = Stream()
+    monkeypatch.setattr(sys, "stderr", raw)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal.protect()
+    status = render.console(sys.stderr).status("")
+    with progress.bar(description, 3) if description else progress.live(status):
+        render.note(hostile.ALL)
+        sys.stderr.write(hostile.ALL + "\n")  # llama.cpp's log
+    seen = hostile.STYLES.sub("", raw.seen)
+    assert hostile.forbidden(seen) == []
+    assert "\x1b[31m" not in raw.seen
+    assert "\x1b]" not in raw.seen
+    assert seen.count("[red]x[/red]") == 2
+
+
+TEXT, NAME = hostile.ALL, hostile.NAME
+BATCH = json.dumps({"prompt": "x", TEXT: TEXT})
+MODELS = f"""\
+[models.own]
+description = {json.dumps(TEXT)}
+licence = {json.dumps(TEXT)}
+repo = "a/b"
+file = "x.gguf"
+template = {json.dumps(TEXT)}
+"""
+FAILURES = {
+    "a model": ["generate", "--main", NAME, "x"],
+    "a model of the hub": ["generate", "--main", f"a/b:{NAME}", "x"],
+    "a draft model": ["generate", "--draft", NAME, "x"],
+    "a prompt file": ["generate", "-f", NAME],
+    "a prompt file that is not UTF-8": ["generate", "-f", f"not-utf8{NAME}"],
+    "a grammar file": ["generate", "--grammar-file", NAME, "x"],
+    "a grammar": ["generate", "--grammar-file", "text", "x"],
+    "a schema file": ["generate", "--json-schema", NAME, "x"],
+    "a keyword of a schema": ["generate", "--json-schema", json.dumps({TEXT: 1, "not": {}}), "x"],
+    "a location in a schema": [
+        *("generate", "x", "--json-schema"),
+        json.dumps({"type": "object", "properties": {TEXT: {"not": {}}}}),
+    ],
+    "a pattern": ["generate", "--json-schema", json.dumps({"pattern": f"({TEXT}"}), "x"],
+    "a reference": ["generate", "--json-schema", json.dumps({"$ref": f"#/$defs/{TEXT}"}), "x"],
+    "a bias": ["generate", "--logit-bias", TEXT, "x"],
+    "a number": ["generate", "--threads", TEXT, "x"],
+    "a choice": ["generate", "--shape", TEXT, "x"],
+    "an argument": ["generate", "x", TEXT],
+    "an option": ["generate", f"--{TEXT}"],
+    "a command": [TEXT],
+    "a command of a group": ["models", TEXT],
+    "a command of config": ["config", "show", TEXT],
+    "a config file": ["generate", "--config", NAME],
+    "keys of a config file": ["generate", "--config", "keys.toml", "x"],
+    "values of a config file": ["generate", "--config", "values.toml", "x"],
+    "not TOML": ["generate", "--config", "text", "x"],
+    "a batch": ["generate", "--input", NAME],
+    "a line of a batch": ["generate", "--main", "model", "--input", "batch.jsonl"],
+    "the output of a batch": ["generate", "--main", "model", "--input", "good.jsonl", "--output", NAME],
+    "a saved chat": ["chat", "--main", "model", "--load", NAME],
+    "prompts of a benchmark": ["bench", "--prompts", NAME],
+    "prompts that are not TOML": ["bench", "--prompts", f"bad{NAME}.toml"],
+    "a category": ["bench", "--category", TEXT],
+    "a sweep": ["bench", "--sweep", TEXT],
+    "a sweep of values": ["bench", "--sweep", f"draft-max={TEXT}"],
+    "proposers": ["bench", "--proposers", TEXT],
+    "a pair": ["models", "check", NAME, NAME],
+    "a name": ["models", "show", NAME],
+    "a name on the hub": ["models", "pull", f"a/b:{NAME}", "--offline"],
+    "a repository": ["models", "pull", f"{NAME}/{NAME}:Q4_0", "--offline"],
+    "a model to delete": ["models", "rm", f"a/b:{NAME}", "--yes"],
+    "a path": ["models", "path", f"a/b:{NAME}"],
+    "a datastore": ["datastore", "add", NAME, NAME],
+    "a model to tune": ["tune", NAME],
+    "a model to quantize": ["draft", "quantize", NAME],
+    "a file that is no model": ["models", "check", f"not-utf8{NAME}", f"not-utf8{NAME}"],
+}
+RESULTS = {
+    "values of a config file": ["config", "show", "generate", "--config", "good.toml"],
+    "the path of a config file": ["config", "path", "--config", NAME],
+    "help": ["generate", "--config", "good.toml", "--help"],
+    "own models": ["models", "list"],
+    "an own model": ["models", "show", "own"],
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Files with hostile names and contents in the current folder."""
+    (tmp_path / "text").write_text(TEXT)
+    (tmp_path / f"not-utf8{NAME}").write_bytes(b"\xff" + TEXT.encode())
+    (tmp_path / "keys.toml").write_text(f"{json.dumps(TEXT)} = 1\n")
+    (tmp_path / "values.toml").write_text(f"top-k = {json.dumps(TEXT)}\n")
+    (tmp_path / "good.toml").write_text(f"system = {json.dumps(TEXT)}\nstop = [{json.dumps(TEXT)}]\n")
+    (tmp_path / f"bad{NAME}.toml").write_text(f"{json.dumps(TEXT)} = {json.dumps(TEXT)}")
+    (tmp_path / "batch.jsonl").write_text(BATCH + "\n")
+    (tmp_path / "good.jsonl").write_text('{"prompt": "x"}\n')
+    (tmp_path / "model").write_bytes(b"GGUF" + TEXT.encode())
+
+
+@pytest.mark.parametrize("arguments", FAILURES.values(), ids=FAILURES.keys())
+@pytest.mark.usefixtures("files")
+def test_failures(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code in (1, 2), out) == (True, ""), err
+    assert "specdec: " in err or "Error" in err
+    assert hostile.forbidden(err) == [], err
+
+
+@pytest.mark.parametrize("arguments", RESULTS.values(), ids=RESULTS.keys())
+@pytest.mark.usefixtures("files")
+def test_results(run, arguments):
+    import platformdirs
+
+    folder = Path(platformdirs.user_config_dir("specdec"))
+    folder.mkdir(parents=True)
+    (folder / "models.toml").write_text(MODELS)
+    code, out, err = run(*arguments)
+    assert code == 0, err
+    assert len(out) > 100
+    assert hostile.forbidden(out + err) == []
+
+
+def test_environment_variables(run, monkeypatch):
+    monkeypatch.setenv(f"SPECDEC_{NAME.replace('=', '')}", TEXT)
+    monkeypatch.setenv("SPECDEC_THREADS", TEXT)
+    code, _, err = run("generate", "x")
+    assert code == 2
+    assert "is not an option and is ignored" in err
+    assert "SPECDEC_THREADS" in err
+    assert hostile.forbidden(err) == []
+
+
+def test_a_defect(run, monkeypatch):
+    """The traceback of an exception that nothing handles."""
+
+    def fail():
+        raise ValueError(TEXT)
+
+    monkeypatch.setattr("spec_local.models.catalog.models", fail)
+    code, _, err = run("models", "list")
+    assert code is None
+    assert "Traceback" in err
+    assert hostile.forbidden(err) == []
+
+
+def test_all_output_passes_through_two_modules():
+    """So that a new message cannot bypass them."""
+    writing = {"print", "typer.echo", "typer.secho", "click.echo", "Console", "rich.print", "console.Console"}
+    found = set()
+    for file in Path(specdec_cli.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                if name in writing or name.endswith(("stdout.write", "stderr.write", "__.write")):
+                    found.add((file.stem, name))
+    assert found == {("render", "sys.stdout.write"), ("render", "Console")}
