@@ -317,18 +317,14 @@ def test_an_unfinished_answer_is_deleted_during_another_use(make_session, elsewh
     assert elsewhere(lambda: answer(session, "and " + PROMPT)) == alone
 
 
-class PlainTemplate(ChatTemplate):
-    def __init__(self):
-        pass
-
-    def render(self, messages):
-        return "".join(f"{message['content']} " for message in messages)
+def chat_of(session):
+    model = session.main.model
+    return ChatSession(session, Conversation(model, ChatTemplate(model)), SETTINGS)
 
 
 def test_one_answer_of_a_conversation_at_a_time(make_session, monkeypatch):
-    session = make_session()
-    conversation = Conversation(session.main.model, PlainTemplate())
-    chat = ChatSession(session, conversation, SETTINGS)
+    chat = chat_of(make_session())
+    conversation = chat.conversation
     both, ask = threading.Barrier(2), conversation.ask
 
     def slow(message):
@@ -352,8 +348,7 @@ def test_one_answer_of_a_conversation_at_a_time(make_session, monkeypatch):
 
 
 def test_no_conversation_is_loaded_during_an_answer(make_session, tmp_path):
-    session = make_session()
-    chat = ChatSession(session, Conversation(session.main.model, PlainTemplate()), SETTINGS)
+    chat = chat_of(make_session())
     chat.save(tmp_path / "chat.json")
     events = chat.send("hello")
     next(events)
@@ -367,7 +362,7 @@ def test_no_conversation_is_loaded_during_an_answer(make_session, tmp_path):
 
 def test_closing_during_an_answer_keeps_the_part_of_a_conversation(tiny_path, elsewhere):
     session = Session.open(tiny_path, threads=1)
-    chat = ChatSession(session, Conversation(session.main.model, PlainTemplate()), SETTINGS)
+    chat = chat_of(session)
     events = chat.send("hello")
     text = text_of(islice(events, 4))
     elsewhere(session.close)
