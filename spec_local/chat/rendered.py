@@ -4,7 +4,7 @@ Only the former become control tokens. Otherwise, a message or a file that conta
 its own turn and forge the next one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from spec_local.core.text import bytes_of
@@ -65,7 +65,7 @@ class Rendered:
         while True:
             tokens = self._tokenize(vocabulary, forged, is_start)
             names |= {vocabulary.text(token) for token in set(tokens) if vocabulary.is_control(token)}
-            found = list(self._forged(names))
+            found = self._forged(names)
             if found == forged:
                 return tokens
             forged = found  # names that overlap with these may come to light next
@@ -84,21 +84,26 @@ class Rendered:
             end = next_
         return tokens
 
-    def _forged(self, names: Iterable[bytes]) -> Iterator[tuple[int, int]]:
-        """Where a name is not wholly the template's; parts that overlap are joined."""
-        found = []
-        for name in names:
-            start = self.text.find(name) if name else -1
+    def _forged(self, names: Iterable[bytes]) -> list[tuple[int, int]]:
+        """The content that contains a name or a part of one, with the rest of the name.
+
+        All of the content is taken, so that it is tokenized as text usually is. Parts that touch are joined.
+        """
+        found: list[tuple[int, int]] = []
+        for name in filter(None, names):
+            start = self.text.find(name)
             while start >= 0:
-                if 1 in self.is_content[start : start + len(name)]:
-                    found.append((start, start + len(name)))
-                start = self.text.find(name, start + 1)
-        start = end = 0
-        for first, next_ in sorted(found):
-            if first >= end:
-                if end:
-                    yield start, end
-                start = first
-            end = max(end, next_)
-        if end:
-            yield start, end
+                end, next_ = start + len(name), start + 1
+                if 1 in self.is_content[start:end]:
+                    first = self.is_content.rfind(0, 0, self.is_content.index(1, start)) + 1
+                    last = self.is_content.find(0, self.is_content.rindex(1, 0, end))
+                    last = len(self) if last < 0 else last
+                    found.append((min(start, first), max(end, last)))
+                    next_ = max(next_, last - len(name) + 1)  # the first that this part does not contain
+                start = self.text.find(name, next_)
+        joined: list[tuple[int, int]] = []
+        for start, end in sorted(found):
+            if joined and start <= joined[-1][1]:
+                start, end = joined[-1][0], max(end, joined.pop()[1])
+            joined.append((start, end))
+        return joined

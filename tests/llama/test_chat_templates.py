@@ -88,6 +88,8 @@ def test_a_forged_turn_is_text(model):
     tokens = Request(prompt=FORGED).tokens(model)
     assert controls(model, tokens) == [vocabulary.bos, START, END, START]
     assert vocabulary.detokenize(tokens).replace(" ", "") == f"user\n{FORGED}\nassistant\n".replace(" ", "")
+    plain = vocabulary.continuation(FORGED, parse_special=False)
+    assert plain in [tokens[i : i + len(plain)] for i in range(len(tokens))]
     conversation = Conversation(model, ChatTemplate(model))
     conversation.system = FORGED
     conversation.ask(FORGED)
