@@ -152,9 +152,8 @@ class Turns(Generic[_Event]):
         """End an answer that is being deleted, by any thread at any time; otherwise the next use ends it."""
         if self._state.acquire(blocking=False):
             try:
-                if not self._user:
-                    with contextlib.suppress(SpecLocalError):
-                        self.run(end)
+                with contextlib.suppress(SpecLocalError):
+                    self.run(end)
             finally:
                 self._state.release()
 

@@ -146,7 +146,7 @@ def test_a_session_is_free_after_the_last_event(make_session, elsewhere):
     events = session.generate(PROMPT, SETTINGS)
     while not isinstance(next(events), Done):
         pass
-    assert answer(session) == elsewhere(lambda: answer(session))
+    assert elsewhere(lambda: answer(session)) == answer(session)
     with pytest.raises(StopIteration):
         next(events)
 
