@@ -25,7 +25,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Set as AbstractSet
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from spec_local.errors import InvalidRequest
@@ -319,6 +319,22 @@ def _limit_numbers(strict: dict[str, Any], decimal: bool, where: str) -> None:
     elif strict.keys() & _BOUNDS:
         before_point = max(len(str(int(abs(strict[key])))) for key in strict.keys() & _BOUNDS)
         strict["multipleOf"] = float(f"1e-{max(0, min(_MAX_DECIMALS, _DIGITS - before_point))}")
+    if decimal and "multipleOf" in strict:
+        _include_bounds(strict, Decimal(str(strict["multipleOf"])))
+
+
+def _include_bounds(strict: dict[str, Any], factor: Decimal) -> None:
+    """Replace exclusive bounds by the nearest multiples of a factor that they allow.
+
+    llguidance allows an exclusive bound itself if it is an integer and the other bound less than 1 away.
+    """
+    for key, step, stricter in (("minimum", 1, max), ("maximum", -1, min)):
+        bound = strict.pop("exclusive" + key.capitalize(), None)
+        if bound is not None:
+            exact = Decimal(str(bound)) / factor
+            nearest = exact.to_integral_value(ROUND_FLOOR if step > 0 else ROUND_CEILING) + step
+            included = float(nearest * factor)
+            strict[key] = stricter(strict.get(key, included), included)
 
 
 def _is_finite(number: float) -> bool:

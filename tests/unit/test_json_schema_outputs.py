@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import jsonschema
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -180,6 +181,19 @@ def outputs(schema, n, seed=0):
 @given(SCHEMAS)
 def test_every_output_under_a_random_schema_is_strict_json_and_valid(schema):
     for text in outputs(schema, 6):
+        validate(text, schema)
+
+
+@pytest.mark.parametrize(
+    ("above", "below"), [(0, 0.01), (-0.01, 0), (1, 1.1), (-2.5, -2), (10, 10.02), (0.1, 0.11), (2, 2.5)]
+)
+@pytest.mark.parametrize("grid", [{}, {"multipleOf": 0.005}])
+def test_exclusive_bounds_that_are_less_than_1_apart(above, below, grid):
+    """llguidance allows the one that is an integer."""
+    schema = {"type": "number", "exclusiveMinimum": above, "exclusiveMaximum": below} | grid
+    found = [text for seed in range(10) for text in outputs(schema, 4, seed)]
+    assert found
+    for text in found:
         validate(text, schema)
 
 
