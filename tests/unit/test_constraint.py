@@ -178,6 +178,7 @@ def _dead_after_one(answer):
     return () if answer == (1,) else (0, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "shape"),
     [

@@ -111,6 +111,7 @@ def test_a_single_possible_token_is_always_drawn():
             assert weights[SeededRng(0).choose_at(position, np.array(weights), tokens)] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.1, 0.5, 1.5])
 @pytest.mark.parametrize("tokens", [None, SPARSE_IDS], ids=["dense", "sparse"])
 def test_similar_distributions_mostly_agree(noise, tokens):
@@ -125,6 +126,7 @@ def test_similar_distributions_mostly_agree(noise, tokens):
     assert share > float(p @ q) + spread
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.1, 0.5])
 def test_similar_distributions_mostly_agree_over_several_blocks(noise):
     p = dense(3_000, seed=3, scale=3.0)
@@ -154,6 +156,7 @@ def test_a_weight_of_0_is_never_ranked():
         assert probs.sum() == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_several_ranked_tokens_contain_the_draw_of_a_similar_distribution_more_often_than_drawn_ones():
     """As often as the best rule for drawn children, which top-one reaches (within 4 %)."""
     rng = np.random.default_rng(0)

@@ -521,6 +521,7 @@ def test_concurrent_writers_lose_nothing(folder):
     assert (folder / "index").exists()  # there was at least one merge
 
 
+@pytest.mark.slow
 def test_killed_writers_lose_no_finished_text(folder):
     rng = np.random.default_rng(0)
     finished = set()

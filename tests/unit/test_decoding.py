@@ -323,6 +323,7 @@ def test_three_constrained_tokens_have_exactly_the_main_distribution(make, rule,
         assert outcomes.get(tokens, 0.0) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 @EVERY_CASE
 @EVERY_CONSTRAINT
 def test_constrained_output_at_temperature_0_equals_plain_decoding(make, rule, allowed):
@@ -385,6 +386,7 @@ def test_a_seed_repeats_the_output(make, rule):
     assert first == second
 
 
+@pytest.mark.slow
 @EVERY_CASE
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_no_token_follows_an_end_token(make, rule, temperature):

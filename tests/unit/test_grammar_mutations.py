@@ -128,6 +128,7 @@ LARGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", LARGE.values(), ids=LARGE.keys())
 def test_a_large_grammar_is_used_or_refused_within_seconds(text):
     use(lambda: Grammar.from_gbnf(VOCABULARY, text))

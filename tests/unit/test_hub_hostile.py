@@ -202,6 +202,7 @@ def test_a_server_that_sends_a_byte_for_each_request(server):
     assert pull().read_bytes() == TOY
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_slow_download_and_keeps_the_partial_file(server, tmp_path):
     server.hostile["resolve"] = Trickle(TOY, 3600.0)
     script = (
@@ -311,12 +312,14 @@ def check_pull(server, tmp_path, answer):
     return message
 
 
+@pytest.mark.slow
 @MANY
 @given(answer=damaged_listings() | VALUES)
 def test_no_listing_breaks_a_pull(server, tmp_path, answer):
     check_pull(server, tmp_path, answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_no_name_breaks_a_pull(server, tmp_path, name):
     check_pull(server, tmp_path, listing_of(name))
@@ -441,6 +444,7 @@ class FailingDisk:
         return wrapped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "code"), [(MODEL, errno.EIO), (SPLIT, errno.ENOSPC)], ids=["one file", "two files"]
 )

@@ -473,6 +473,7 @@ SECONDS = 10
 """Each takes less than one second on a machine with nothing else to do."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schema", "reason"), LARGE.values(), ids=LARGE.keys())
 def test_a_large_schema_is_used_or_refused_within_seconds(schema, reason):
     text = json.dumps(schema)

@@ -177,6 +177,7 @@ def outputs(schema, n, seed=0):
     return [text for text in (sample(grammar, rng) for _ in range(n)) if text is not None]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(SCHEMAS)
 def test_every_output_under_a_random_schema_is_strict_json_and_valid(schema):
@@ -197,6 +198,7 @@ def test_exclusive_bounds_that_are_less_than_1_apart(above, below, grid):
         validate(text, schema)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(SCHEMAS, st.integers(0, 2**32))
 def test_the_mask_contains_the_tokens_that_are_allowed_one_by_one(schema, seed):

@@ -183,6 +183,7 @@ def world(case, mode="coupled", **kwargs):
     return World(policy, **costs, **MODES[mode], **kwargs)
 
 
+@pytest.mark.slow
 @EVERY_CASE
 @EVERY_MODE
 def test_temperature_0_generates_what_plain_decoding_does(case, mode):
@@ -339,6 +340,7 @@ SAMPLINGS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     case=st.sampled_from(sorted(CASES)),

@@ -129,6 +129,7 @@ WRONG_AT = {"right": NEVER, "half right": 2, "wrong": 1}
 EVERY_LOOKUP = pytest.mark.parametrize("wrong_at", WRONG_AT.values(), ids=WRONG_AT.keys())
 
 
+@pytest.mark.slow
 @EVERY_SELECTION
 @EVERY_LOOKUP
 @EVERY_SETTING

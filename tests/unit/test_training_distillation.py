@@ -96,6 +96,7 @@ def whole(corpora):
     return train(random_weights(SHAPE), SHAPE, *corpora, HYPERPARAMETERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [[7], [10, 22], [29]])
 def test_a_killed_run_resumes_with_identical_results(corpora, whole, tmp_path, monkeypatch, steps):
     monkeypatch.setattr(distillation, "_SAVE_EVERY", 0.0)
