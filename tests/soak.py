@@ -6,8 +6,9 @@
 Not part of the test suite. Without models, it writes tiny ones. Each round opens up to three sessions with
 random settings, generates answers with random settings, ends most of them early in one of several ways, and
 closes everything in a random order. Only errors of specdec itself are expected. Between rounds, when nothing
-is open, the resident memory and the numbers of open file descriptors and threads are recorded. Over the
-second half of the time, a line fitted to any of them must not rise by more than noise.
+is open, the resident memory and the numbers of open file descriptors and threads are recorded, and the
+datastore, which may grow, is emptied. Over the second half of the time, a line fitted to any of them must not
+rise by more than noise.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import gc
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -26,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 import psutil
 
 from spec_local import registry
@@ -273,6 +276,7 @@ def main():
             log.counts["rounds"] += 1
             if now - recorded > PERIOD_S:
                 recorded = now
+                shutil.rmtree(Path(platformdirs.user_cache_dir("specdec"), "texts"), ignore_errors=True)
                 gc.collect()
                 memory, files, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
                 log.records.append((now - began, memory, files, threads))
