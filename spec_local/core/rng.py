@@ -83,10 +83,8 @@ class SeededRng:
         if tokens is not None:
             return int(_times(weights, tokens, key).argmin())
         # Here, too, a block is drawn first: 150,000 logarithms take longer than the rest of a step.
-        starts = np.arange(0, len(weights), _BLOCK)
-        start = int(starts[_times(np.add.reduceat(weights, starts), starts, block_key).argmin()])
-        block = weights[start : start + _BLOCK]
-        return start + int(_times(block, np.arange(start, start + len(block)), key).argmin())
+        start = int(_times_of_blocks(weights, block_key).argmin()) * _BLOCK
+        return start + int(_times_in_block(weights, start, key).argmin())
 
     def rank_at(
         self, position: int, weights: NDArray[np.float64], tokens: NDArray[np.intp] | None, k: int
@@ -94,12 +92,10 @@ class SeededRng:
         key, block_key = self._keys(position)
         if tokens is not None:
             return _first(_times(weights, tokens, key), k)
-        starts = np.arange(0, len(weights), _BLOCK)
-        blocks, p_block = _first(_times(np.add.reduceat(weights, starts), starts, block_key), k)
         found, p_found = [], []
-        for start, p in zip(starts[blocks], p_block, strict=True):
-            block = weights[start : start + _BLOCK]
-            indices, probs = _first(_times(block, np.arange(start, start + len(block)), key), k)
+        for block, p in zip(*_first(_times_of_blocks(weights, block_key), k), strict=True):
+            start = int(block) * _BLOCK
+            indices, probs = _first(_times_in_block(weights, start, key), k)
             found.append(start + indices)
             p_found.append(p * probs)
         indices, probs = np.concatenate(found), np.concatenate(p_found)
@@ -140,6 +136,16 @@ def _times(weights: NDArray[np.float64], tokens: NDArray[np.intp], key: bytes) -
     with np.errstate(divide="ignore"):  # a weight of 0 gives infinity
         times: NDArray[np.float64] = -np.log(uniform) / weights
     return times
+
+
+def _times_of_blocks(weights: NDArray[np.float64], key: bytes) -> NDArray[np.float64]:
+    starts = np.arange(0, len(weights), _BLOCK)
+    return _times(np.add.reduceat(weights, starts), starts, key)
+
+
+def _times_in_block(weights: NDArray[np.float64], start: int, key: bytes) -> NDArray[np.float64]:
+    block = weights[start : start + _BLOCK]
+    return _times(block, np.arange(start, start + len(block)), key)
 
 
 def _pick(weights: NDArray[np.float64], u: float) -> tuple[int, float]:
