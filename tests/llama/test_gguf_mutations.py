@@ -5,11 +5,6 @@ crash a session nor raise an untyped error there.
 """
 
 import copy
-import json
-import os
-import select
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -17,6 +12,7 @@ import pytest
 from spec_local.errors import ModelFileError
 from spec_local.llama.headers import open_header
 from spec_local.llama.tiny import write_tiny_model
+from tests.file_worker import FileWorker
 from tests.gguf_mutations import ARRAY, INT32, STRING, UINT32, Gguf, mutated, parse, shorten_vocabulary
 
 N_SEEDS = 100
@@ -79,50 +75,26 @@ for line in sys.stdin:
 """
 
 
-class Worker:
-    """Uses files in a child process, which is replaced after a crash or a hang."""
+class Worker(FileWorker):
+    """Checks files, and uses them as the main, constrained and draft model.
 
-    def __init__(self, main, log):
-        self._command, self._log, self._child, self.memory = (
-            [sys.executable, "-c", WORKER, main],
-            log,
-            None,
-            0,
-        )
+    memory: the peak of the child process, in MiB.
+    """
+
+    memory = 0
 
     def use(self, path):
-        """The outcomes of the check, and as the main, constrained and draft model, until a crash or hang."""
-        if self._child is None:
-            self._child = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                env=os.environ | {"GGML_NO_BACKTRACE": "1"},
-                bufsize=0,
-            )
-        self._child.stdin.write(os.fsencode(path) + b"\n")
+        """The outcomes, until a crash or hang."""
+        self.send(path)
         outcomes = []
         while True:
-            if not select.select([self._child.stdout], [], [], DEADLINE)[0]:
-                self.end()
-                return [*outcomes, ("hang", "")]
-            line = self._child.stdout.readline()
-            if not line:
-                code = self._child.wait()
-                self.end()
-                return [*outcomes, ("crash", code)]
-            kind, detail = json.loads(line)
+            kind, detail = self.receive()
             if kind == "end":
                 self.memory = max(self.memory, detail)
                 return outcomes
             outcomes.append((kind, detail))
-
-    def end(self):
-        if self._child:
-            self._child.kill()
-            self._child.communicate()
-            self._child = None
+            if kind in ("hang", "crash"):
+                return outcomes
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +149,7 @@ def worker(bases, tmp_path_factory):
     main = folder / "main.gguf"
     main.write_bytes(bases["llama"].encoded())
     with (folder / "log").open("wb") as log:
-        worker = Worker(main, log)
+        worker = Worker(WORKER, log, DEADLINE, main)
         yield worker
         worker.end()
 

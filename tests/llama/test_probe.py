@@ -1,10 +1,7 @@
 """Checking files and builds in a child process: damaged files, and children that crash."""
 
-import json
 import os
 import random
-import select
-import subprocess
 import sys
 from collections import Counter
 
@@ -16,6 +13,7 @@ from spec_local.errors import BackendCrash, ModelFileError
 from spec_local.llama import probe
 from spec_local.llama.probe import check_model_file, probe_build, probe_file
 from spec_local.llama.tiny import write_tiny_model
+from tests.file_worker import FileWorker
 
 # Checks many files in one process, as the probe does with one; after a crash, a new process continues.
 WORKER = """
@@ -38,43 +36,6 @@ for line in sys.stdin:
 """
 
 
-class Worker:
-    """Loads files in a child process, which is replaced after a crash."""
-
-    def __init__(self, log):
-        self._log = log
-        self._child = None
-
-    def load(self, path):
-        """Return the outcome (success, error, untyped, crash, hang) and the message."""
-        if self._child is None:
-            self._child = subprocess.Popen(
-                [sys.executable, "-c", WORKER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                text=True,
-                env=os.environ | {"GGML_NO_BACKTRACE": "1"},
-            )
-        self._child.stdin.write(f"{path}\n")
-        self._child.stdin.flush()
-        if not select.select([self._child.stdout], [], [], 20)[0]:
-            self.end()
-            return "hang", ""
-        answer = self._child.stdout.readline()
-        if not answer:
-            code = self._child.wait()
-            self.end()
-            return "crash", str(code)
-        return json.loads(answer)
-
-    def end(self):
-        if self._child:
-            self._child.kill()
-            self._child.communicate()
-            self._child = None
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("whole") / "model.gguf", n_layers=1)
@@ -83,8 +44,14 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def load(tmp_path):
     with (tmp_path / "log").open("w") as log:
-        worker = Worker(log)
-        yield worker.load
+        worker = FileWorker(WORKER, log, deadline=20)
+
+        def load(path):
+            """Return the outcome (success, error, untyped, crash, hang) and the message."""
+            worker.send(path)
+            return worker.receive()
+
+        yield load
         worker.end()
 
 
