@@ -13,7 +13,7 @@ from pathlib import Path
 from common import interval, machine, note, numbers, parser, ratio, table
 
 from spec_local import kernels
-from spec_local.llama.context import Context
+from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
 from spec_local.machine import default_threads
 
@@ -37,7 +37,7 @@ def main() -> None:
             model = Model(path)
             loading = time.perf_counter() - started
             n_ctx = options.context + max(options.sizes)
-            contexts[mode] = Context(
+            contexts[mode] = open_context(
                 model, n_ctx=n_ctx, max_tokens=512, max_logits=_LOGITS, threads=options.threads
             )
             print(f"{path.name}: kernels {kernels.status()}, loaded in {loading:.1f} s")

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from spec_local import kernels
 from spec_local.llama import runtime
-from spec_local.llama.context import Context
+from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
 
 _TEXTS = Path(__file__).parent.parent / "docs"
@@ -108,7 +108,7 @@ def measure(
     """
 
     def new() -> Context:
-        context = Context(model, n_ctx=len(text) + 2 * _NODES, max_branches=_NODES, **settings)
+        context = open_context(model, n_ctx=len(text) + 2 * _NODES, max_branches=_NODES, **settings)
         read(context, text[:first])
         return context
 

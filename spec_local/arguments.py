@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Union
@@ -65,7 +65,7 @@ def check_fields(instance: "DataclassInstance") -> None:
 def check(name: str, value: object, hint: Any) -> None:
     """Check one value; see `check_fields`.
 
-    Supported are classes, unions, literals, functions, TypedDicts, sequences and mappings. Text is not a
+    Supported are classes, unions, literals, functions, TypedDicts, iterables, tuples and mappings. Text is not a
     sequence, True is not an integer, and an integer has up to 1000 bits.
     """
     if not _fits(value, hint):
@@ -89,6 +89,11 @@ def _fits(value: object, hint: Any) -> bool:
     if origin in (Sequence, list):
         right = isinstance(value, list if origin is list else Sequence)
         return right and not isinstance(value, (str, bytes)) and _all_fit(value, arguments[0])
+    if origin is Iterable:  # what it yields is checked when it does
+        return isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+    if origin is tuple:
+        right = isinstance(value, tuple) and len(value) == len(arguments)
+        return right and all(map(_fits, value, arguments))  # type: ignore[call-overload]
     if origin is Mapping:
         return (
             isinstance(value, Mapping)
@@ -132,8 +137,10 @@ def _description(hint: Any) -> str:
         return " or ".join(map(_description, arguments))
     if origin is Literal:
         return " or ".join(map(str, arguments))
-    if origin in (Sequence, list):
+    if origin in (Sequence, list, Iterable):
         return f"a list of {_description(arguments[0]).removeprefix('a ').removeprefix('an ')}s"
+    if origin is tuple:
+        return f"a tuple of {' and '.join(map(_description, arguments))}"
     if origin is Mapping:
         return "a mapping"
     if origin is Callable:

@@ -1,7 +1,7 @@
 """Assemble the proposer of an answer from settings, models and measured costs."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from spec_local import registry
 from spec_local.core.language_model import LanguageModel
@@ -11,12 +11,13 @@ from spec_local.datastore.datastore import Datastore
 from spec_local.datastore.lookup import DatastoreLookup
 from spec_local.errors import InvalidRequest
 from spec_local.llama.context import Context
-from spec_local.lookups import Lookup, PromptLookup
+from spec_local.lookups import Lookup, PromptLookup, Recycling
 from spec_local.policies import Experience, Policy, PolicyOptions
+from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.adaptive import could_gain
-from spec_local.policies.base import Costs
 from spec_local.policies.choice import best_chain
 from spec_local.policies.cost_model import CostModel
+from spec_local.policies.sharing import RowCosts, SharedCalls
 from spec_local.proposers import (
     Beam,
     BestFirst,
@@ -34,12 +35,32 @@ from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """The caches for one answer, and what is learned from one to the next.
+
+    main, draft: rows of both models. drafter: the draft model; it reads and drafts tokens of the main model's
+    vocabulary. recycling: knows this row's history. experience: by kind of answer.
+    """
+
+    main: Context
+    draft: Context | None
+    drafter: LanguageModel | None
+    recycling: Recycling
+    experience: dict[tuple[bool, str, bool], Experience] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Free all cells."""
+        self.main.truncate(0)
+        if self.draft:
+            self.draft.truncate(0)
+
+
 class ProposerFactory:
     """Creates the proposer of each answer in a session, and keeps what was learned from earlier answers.
 
     Args:
-        main, draft: contexts.
-        drafter: the draft model; it reads and drafts tokens of the main model's vocabulary.
+        slots: one for each answer that can be generated at the same time.
         vocabulary_map: maps between the vocabularies, if they differ.
         costs: returns the seconds per call of the main and the draft model; measured when first called.
         staging: the same for draft model calls that return logits for every token.
@@ -47,18 +68,17 @@ class ProposerFactory:
 
     def __init__(
         self,
-        main: Context,
-        draft: Context | None,
-        drafter: LanguageModel | None,
+        slots: Sequence[Slot],
         vocabulary_map: VocabularyMap | None,
-        costs: Callable[[], Costs],
+        costs: Callable[[], tuple[CostModel, CostModel | None]],
         staging: Callable[[], CostModel | None],
     ) -> None:
         self.datastore: Datastore | None = None
-        self._main, self._draft, self._drafter, self._map = main, draft, drafter, vocabulary_map
+        self._main, self._draft, self._map = slots[0].main, slots[0].draft, vocabulary_map
+        self._first = slots[0]
         self._costs, self._staging = costs, staging
-        self._experience: dict[tuple[bool, str, bool], Experience] = {}
-        self._recycling: Lookup = registry.load(registry.LOOKUPS["recycling"])()  # learns across answers
+        self._shared: tuple[RowCosts, RowCosts | None] | None = None
+        self._acceptance: dict[tuple[bool, str, bool], AcceptanceModel] = {}  # what all rows learn
 
     def names(self, settings: GenerationSettings) -> list[str]:
         """Names of the proposers in use; resolves ``auto``."""
@@ -72,23 +92,39 @@ class ProposerFactory:
             return ["draft" if self._draft else "suffix"]
         return ["draft", "suffix"] if self._draft else ["suffix"]
 
-    def lookups(self, settings: GenerationSettings) -> list[Lookup]:
+    @property
+    def planner(self) -> SharedCalls | None:
+        """Divides calls among rows; None while costs are unknown, as no policy needs them."""
+        return SharedCalls(*self._shared) if self._shared else None
+
+    def _shared_costs(self) -> tuple[RowCosts, RowCosts | None]:
+        main, draft = self._costs()
+        if not self._shared:
+            self._shared = RowCosts(main), RowCosts(draft) if draft else None
+        return self._shared
+
+    def lookups(self, settings: GenerationSettings, slot: Slot | None = None) -> list[Lookup]:
         """Lookups in use; the datastore is added to any other lookup.
 
         ``auto`` adds recycling if the main model's calls take little longer with more tokens.
         """
         calibrated = settings.policy == "adaptive"
-        found = [self._lookup(name, calibrated) for name in self.names(settings) if name in registry.LOOKUPS]
+        recycling = (slot or self._first).recycling
+        found: list[Lookup] = [
+            self._lookup(name, calibrated, recycling)
+            for name in self.names(settings)
+            if name in registry.LOOKUPS
+        ]
         if self.datastore and found:
             found.insert(1, DatastoreLookup(self.datastore))
         if found and settings.proposer == "auto" and calibrated and self._recycling_pays(settings):
-            found.append(self._recycling)
+            found.append(recycling)
         return found
 
     def proposer(
-        self, settings: GenerationSettings, sampler: Sampler, clock: Callable[[], float]
+        self, settings: GenerationSettings, sampler: Sampler, clock: Callable[[], float], slot: Slot
     ) -> Proposer | None:
-        """The proposer of one answer; None: plain decoding.
+        """The proposer of one answer in a slot; None: plain decoding.
 
         Raises:
             InvalidRequest, ModelError: the settings are not possible with these models.
@@ -101,41 +137,43 @@ class ProposerFactory:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
-        policy = self._policy(settings, clock)
-        draft = self._draft_model(settings, sampler, policy) if "draft" in names else None
+        policy = self._policy(settings, clock, slot)
+        draft = self._draft_model(settings, sampler, policy, slot) if "draft" in names else None
         may_branch = self._may_branch(settings)
         return CombinedProposer(
             policy,
             draft,
-            self.lookups(settings),
+            self.lookups(settings, slot),
             self._shape(replace(settings, shape="tree"), policy) if may_branch else None,
             branches=1 if settings.shape == "chain" else MAX_DRAFT,
             nodes=MAX_DRAFT if may_branch else settings.tree_nodes,
         )
 
-    def _lookup(self, name: str, calibrated: bool) -> Lookup:
-        if name == self._recycling.name:
-            return self._recycling
+    def _lookup(self, name: str, calibrated: bool, recycling: Recycling) -> Lookup:
+        if name == recycling.name:
+            return recycling
         created: Lookup = registry.load(registry.LOOKUPS[name]).create(calibrated)
         return created
 
-    def _draft_model(self, settings: GenerationSettings, sampler: Sampler, policy: Policy) -> DraftModel:
-        assert self._draft is not None
-        assert self._drafter is not None
+    def _draft_model(
+        self, settings: GenerationSettings, sampler: Sampler, policy: Policy, slot: Slot
+    ) -> DraftModel:
+        assert slot.draft is not None
+        assert slot.drafter is not None
         lookup = PromptLookup.create(calibrated=True) if policy.may_stage else None
         if self._map and settings.cross_vocab == "slem":
             return StringLevelDraft(
-                self._draft,
+                slot.draft,
                 # Logit biases and constraints refer to the main model's tokens: exact match enforces them.
                 Sampler(replace(settings.sampling, logit_bias={})),
                 Chain("greedy", policy),  # tokens of different vocabularies cannot be coupled
                 self._map,
-                is_end=self._draft.model.vocabulary.is_end,
+                is_end=slot.draft.model.vocabulary.is_end,
                 lookup=lookup,
             )
         vocabulary = self._main.model.vocabulary
         return DraftModel(
-            self._drafter,
+            slot.drafter,
             sampler,
             self._shape(settings, policy),
             n_vocab=vocabulary.n_tokens,
@@ -143,7 +181,7 @@ class ProposerFactory:
             lookup=lookup,
         )
 
-    def _policy(self, settings: GenerationSettings, clock: Callable[[], float]) -> Policy:
+    def _policy(self, settings: GenerationSettings, clock: Callable[[], float], slot: Slot) -> Policy:
         greedy = settings.sampling.temperature == 0
         policy: type[Policy] = registry.load(registry.POLICIES[settings.policy])
         return policy.create(
@@ -152,19 +190,20 @@ class ProposerFactory:
                 may_truncate=greedy or settings.greedy_draft or settings.rule == "exact-match",
                 n_staged=settings.staged,
                 p_min=settings.draft_p_min,
-                costs=self._costs,
+                costs=self._shared_costs,
                 staging=lambda: self._staging_costs(settings),
-                experience=self._known(settings),
+                experience=self._known(settings, slot),
                 tree_nodes=settings.tree_nodes if self._may_branch(settings) else 0,
                 max_tokens=settings.max_tokens,
                 clock=clock,
             )
         )
 
-    def _known(self, settings: GenerationSettings) -> Experience:
-        """What was learned from earlier answers of the same kind."""
+    def _known(self, settings: GenerationSettings, slot: Slot) -> Experience:
+        """What was learned from earlier answers of the same kind: acceptance from those of all slots."""
         kind = settings.sampling.temperature == 0, settings.shape, settings.constrained
-        return self._experience.setdefault(kind, Experience())
+        acceptance = self._acceptance.setdefault(kind, AcceptanceModel())
+        return slot.experience.setdefault(kind, Experience(acceptance))
 
     @property
     def _branches(self) -> int:
@@ -182,7 +221,7 @@ class ProposerFactory:
         exact_match = settings.rule == "exact-match"
         if settings.shape == "tree":
             if settings.sampling.temperature == 0 or settings.greedy_draft:
-                main, draft = self._costs() if settings.policy == "adaptive" else (None, None)
+                main, draft = self._shared_costs() if settings.policy == "adaptive" else (None, None)
                 return BestFirst(settings.tree_nodes, costs=(main, draft) if main and draft else None)
             if exact_match:
                 return Coupled(settings.tree_nodes)
@@ -204,5 +243,5 @@ class ProposerFactory:
     def _recycling_pays(self, settings: GenerationSettings) -> bool:
         """Whether recycling pays, given the main model's costs and the acceptance rate learned so far."""
         main, _ = self._costs()
-        rate = self._known(settings).acceptance.recycled.mean
+        rate = self._known(settings, self._first).acceptance.recycled.mean
         return best_chain(rate, main, None, MAX_DRAFT).rate > 1.05 / main.seconds(1)

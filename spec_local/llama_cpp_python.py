@@ -25,12 +25,12 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import LanguageModel
+from spec_local.core.language_model import LanguageModel, run
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.errors import InvalidRequest
 from spec_local.llama.compatibility import difference
-from spec_local.llama.context import Context
+from spec_local.llama.context import open_context
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
@@ -147,7 +147,7 @@ class GGUFDraft(_Draft):
             model = Model(draft, gpu_layers=gpu_layers)
             stack.callback(model.close)
             model.check_can_roll_back()
-            context = Context(model, n_ctx=model.n_ctx(n_ctx), max_logits=1, threads=threads)
+            context = open_context(model, n_ctx=model.n_ctx(n_ctx), max_logits=1, threads=threads)
             stack.callback(context.close)
             drafter: LanguageModel = context
             if difference(vocabulary, model.vocabulary):
@@ -170,4 +170,4 @@ class GGUFDraft(_Draft):
 
     def _propose(self, history: Sequence[int], n: int) -> Sequence[int]:
         rng = SeededRng(0)  # not used at temperature 0
-        return self._draft.propose(history, Limit(n, n, 1), rng, lambda part: None).tokens
+        return run(self._draft.propose(history, Limit(n, n, 1), rng, lambda part: None)).tokens

@@ -5,120 +5,139 @@ with Session.open("main.gguf", "draft.gguf") as session:
         print(event.text, end="")
 """
 
+import functools
+import itertools
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from spec_local.arguments import checked
-from spec_local.assembly import ProposerFactory
+from spec_local.answer_text import AnswerText, Done, RowEvent, Text
+from spec_local.arguments import check, checked
+from spec_local.assembly import ProposerFactory, Slot
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
 from spec_local.core.constraint import Constraint
 from spec_local.core.language_model import LanguageModel, common_prefix
-from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED, Proposal
+from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler, TokenLogprob
-from spec_local.core.text import TextStream
+from spec_local.core.sampling import Sampler
 from spec_local.datastore.datastore import Datastore, open_datastore
-from spec_local.engine.decoding import check_prompt, decode
-from spec_local.engine.events import Event, Finished, FinishReason, Prefilled, Statistics
-from spec_local.errors import InvalidRequest
+from spec_local.engine.events import Failed, Prefilled, Statistics
+from spec_local.engine.row import Row, check_prompt
+from spec_local.engine.scheduler import Engine
+from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama import state
 from spec_local.llama.compatibility import difference
-from spec_local.llama.context import Context
+from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, Context, open_rows
+from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
-from spec_local.llama.reproducible import reproducible_context
-from spec_local.lookups import Lookup
+from spec_local.llama.reproducible import open_reproducible_rows
+from spec_local.lookups import Lookup, Recycling
 from spec_local.policies.cost_model import CostModel
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.settings import GenerationSettings
 from spec_local.turns import Answer, Turns
 from spec_local.verifiers import VERIFIERS
 
+__all__ = ["Done", "RowEvent", "Session", "Text"]
+
 if TYPE_CHECKING:  # llguidance is loaded at its first use
     from spec_local.grammar.matcher import Grammar
 
 _USUAL_CONTEXT = 4096
+_MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
+_ROW_TOKENS = 8  # of them for each row: there is room for a draft
+_MAX_ROWS = 8  # unless more are asked for
 _BEFORE = 256  # tokens of the prompt stored with its answer in the datastore, to find similar prompts
 _USUAL = GenerationSettings()
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The text of one step; may be empty, as an incomplete character or a possible stop string is held back.
-
-    Attributes:
-        tokens: generated in this step, without the end token.
-        proposal: the draft tokens of this step.
-        n_accepted: number of accepted draft tokens at the start of `tokens`.
-        logprobs: log probability of each token, if requested.
-    """
-
-    text: str
-    tokens: Sequence[int] = ()
-    proposal: Proposal = field(default_factory=Proposal)
-    n_accepted: int = 0
-    logprobs: Sequence[TokenLogprob] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The last event, with the text still held back, and the stop string that ended the answer, if any."""
-
-    text: str
-    reason: FinishReason
-    statistics: Statistics
-    stopping_word: str = ""
-
-    @property
-    def cut_short(self) -> bool:
-        """Whether something other than the model ended the answer."""
-        return self.reason != "stop" or bool(self.stopping_word)
 
 
 _Events = Generator[Prefilled | Text | Done, None, None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A prompt to answer. index: its number. cancelled: called between calls; True ends the answer."""
+
+    index: int
+    tokens: Sequence[int]
+    settings: GenerationSettings
+    cancelled: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """An answer that is being generated."""
+
+    request: _Request
+    slot: Slot
+    row: Row
+    text: AnswerText
+
+
 class Session:
-    """Models and their caches, for one answer at a time.
+    """Models and their caches, for one answer at a time, or for several that share each call of the models.
 
     Close it, or use it in a ``with`` statement, to free the models' memory.
 
     Any thread may use a session, but only one at a time: while a thread reads an answer, every use by another
     thread raises InvalidRequest. Only `close` may be called at any time; it ends the answer at its next step
     and waits for that. In the same thread, a new answer ends an unfinished one. The last event of an answer
-    that was ended is `Done` with reason ``cancelled``. For several answers at the same time, open several
-    sessions. A process that was forked after llama.cpp was loaded cannot use it.
+    that was ended is `Done` with reason ``cancelled``. For several answers at the same time, use
+    `generate_many` or open several sessions. A process that was forked after llama.cpp was loaded cannot use it.
+
+    Args:
+        main, draft: contexts.
+        more: further rows of both models, for several answers at the same time.
     """
 
     @checked
-    def __init__(self, main: Context, draft: Context | None = None) -> None:
-        self.drafter: LanguageModel | None = draft
-        """The draft model; it reads and drafts tokens of the main model's vocabulary."""
+    def __init__(
+        self,
+        main: Context,
+        draft: Context | None = None,
+        more: Sequence[tuple[Context, Context | None]] = (),
+    ) -> None:
         self.vocabulary_map: VocabularyMap | None = None
         """Maps between the vocabularies of the two models, if they differ."""
         if draft:
             ours, theirs = main.model.vocabulary, draft.model.vocabulary
             if difference(ours, theirs):
                 self.vocabulary_map = VocabularyMap(ours, theirs)
-                self.drafter = IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
             for context in (main, draft):
                 context.model.check_can_roll_back()
         self.main = main
         self.draft = draft
+        recycling = Recycling()
+        self._slots = [
+            Slot(m, d, self._drafter(m, d), Recycling(recycling) if i else recycling)
+            for i, (m, d) in enumerate([(main, draft), *more])
+        ]
+        self.drafter = self._slots[0].drafter
+        """The draft model; it reads and drafts tokens of the main model's vocabulary."""
         self._costs: tuple[CostModel, CostModel | None] | None = None
         self._staging: CostModel | None = None
         self._factory = ProposerFactory(
-            main, draft, self.drafter, self.vocabulary_map, self._known_costs, self._staging_costs
+            self._slots, self.vocabulary_map, self._known_costs, self._staging_costs
         )
         self._grammar: tuple[object, Grammar] | None = None  # the most recent one, which most answers reuse
         self._log: Callable[[str], None] = lambda line: None
         self._resources = ExitStack()
-        self._turns = Turns[Prefilled | Text | Done](lambda event: isinstance(event, Done), self._free)
+        self._turns = Turns[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
+
+    def _drafter(self, main: Context, draft: Context | None) -> LanguageModel | None:
+        if draft and self.vocabulary_map:
+            return IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
+        return draft
+
+    @property
+    def n_rows(self) -> int:
+        """Maximum number of answers at the same time."""
+        return len(self._slots)
 
     @classmethod
     @checked
@@ -134,6 +153,7 @@ class Session:
         branches: int = 1,
         datastore: bool = False,
         reproducible: bool = False,
+        parallel: int | None = 1,
         log: Callable[[str], None] = lambda line: None,
     ) -> "Session":
         """Load a main model, and a draft model if one is given.
@@ -152,33 +172,47 @@ class Session:
             reproducible: make the same seed give the same text whatever is drafted, with any draft model,
                 proposer, policy and shape, and with none; slower without specdec's CPU kernels. On the CPU
                 only. See `spec_local.llama.reproducible`.
+            parallel: maximum number of answers at the same time, each with a context of its own; None: up to
+                8, as many as fit into half of the free memory.
             log: called with one line for each slow operation and each decision.
 
         Raises:
             SpecLocalError: one of its subclasses; everything loaded before the error has been freed.
         """
+        if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
+            raise InvalidRequest(f"parallel is {parallel}: give 1 to {MAX_SEQUENCES}")
         with ExitStack() as stack:
-            contexts: list[Context] = []
+            rows: list[Sequence[Context]] = []
+            models: list[Model] = []
             for path in [main, draft] if draft else [main]:
                 check_model_file(Path(path), gpu_layers=gpu_layers, log=log)
-                model = Model(path, gpu_layers=gpu_layers)
-                stack.callback(model.close)
-                length = model.n_ctx(_USUAL_CONTEXT if n_ctx is None else n_ctx)
-                if n_ctx is not None and not contexts and length < n_ctx:
-                    log(f"context: {length} tokens, which is what the model was trained for")
-                create = reproducible_context if reproducible and not contexts else Context
-                context = create(
+                models.append(Model(path, gpu_layers=gpu_layers))
+                stack.callback(models[-1].close)
+            lengths = [model.n_ctx(_USUAL_CONTEXT if n_ctx is None else n_ctx) for model in models]
+            if n_ctx is not None and lengths[0] < n_ctx:
+                log(f"context: {lengths[0]} tokens, which is what the model was trained for")
+            if parallel is None:
+                parallel = _rows_that_fit(models, lengths, cache_type)
+            for model, length in zip(models, lengths, strict=True):
+                create = open_reproducible_rows if reproducible and not rows else open_rows
+                least = max(branches, MAX_STAGED + 1) if rows else MAX_DRAFT + 1
+                max_tokens = max(_MAX_TOKENS, _ROW_TOKENS * parallel)
+                opened = create(
                     model,
+                    parallel,
                     n_ctx=length,
                     # Rows of logits take memory: the draft model needs one per branch or per staged token.
-                    max_logits=max(branches, MAX_STAGED + 1) if contexts else MAX_DRAFT + 1,
+                    max_logits=least if parallel == 1 else max(least, min(max_tokens, least * parallel)),
+                    max_tokens=max_tokens,
                     max_branches=branches,
                     threads=threads,
                     cache_type=cache_type,
                 )
-                stack.callback(context.close)
-                contexts.append(context)
-            session = cls(*contexts)
+                for row in opened:
+                    stack.callback(row.close)
+                rows.append(opened)
+            pairs = [(each[0], each[1] if draft else None) for each in zip(rows[0], rows[-1], strict=True)]
+            session = cls(*pairs[0], pairs[1:])
             if session.vocabulary_map:
                 share = session.vocabulary_map.share
                 log(f"draft model: different vocabulary, which covers {share:.0%} of the main model's tokens")
@@ -245,6 +279,67 @@ class Session:
         cancelled: Callable[[], bool],
         clock: Callable[[], float],
     ) -> Answer[Prefilled | Text | Done]:
+        request = self._request(0, prompt, settings, cancelled)
+        self._end_answer()
+        running = self._begin(request, self._slots[0], clock)
+        return self._turns.start(self._events_of_one(running, clock))
+
+    @checked
+    def generate_many(
+        self,
+        prompts: Iterable[str | Sequence[int]],
+        settings: GenerationSettings | Iterable[GenerationSettings] = _USUAL,
+        *,
+        cancelled: Callable[[int], bool] = lambda index: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Answer[RowEvent]:
+        """Generate answers to several prompts, up to `n_rows` at the same time.
+
+        Each answer has exactly the main model's distribution. All of them share each call of the models, so
+        that the weights are read once for all. A beginning that prompts share is evaluated once.
+
+        Args:
+            prompts: texts or token ids. The next one is taken when there is a free row.
+            settings: of all answers, or of each. The seed of all answers is increased by one from answer to
+                answer.
+            cancelled: called with the index of an answer between model calls; True ends that answer.
+            clock: returns the time in seconds.
+
+        Yields:
+            `RowEvent`: for each answer the events of `generate`, in the order in which they happen. An answer
+            that cannot be generated ends with `Failed`; the others go on.
+
+        Raises:
+            InvalidRequest: the session is closed or in use.
+            BackendError: a model call failed.
+        """
+        return self._turns.run(lambda: self._start_many(prompts, settings, cancelled, clock))
+
+    def _start_many(
+        self,
+        prompts: Iterable[str | Sequence[int]],
+        settings: GenerationSettings | Iterable[GenerationSettings],
+        cancelled: Callable[[int], bool],
+        clock: Callable[[], float],
+    ) -> Answer[RowEvent]:
+        self._end_answer()
+        each = _of_each(settings) if isinstance(settings, GenerationSettings) else settings
+        requests = enumerate(zip(prompts, each, strict=False))
+        return self._turns.start(self._events_of_many(requests, cancelled, clock))
+
+    def _end_answer(self) -> None:
+        self._turns.end()  # ended later, it would roll back the caches of the new answer
+        if self.datastore:
+            self.datastore.refresh()
+
+    def _request(
+        self,
+        index: int,
+        prompt: str | Sequence[int],
+        settings: GenerationSettings,
+        cancelled: Callable[[], bool],
+    ) -> _Request:
+        """Check a prompt and its settings, before costs are measured."""
         vocabulary = self.main.model.vocabulary
         tokens = vocabulary.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
         unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
@@ -255,29 +350,86 @@ class Session:
             raise InvalidRequest(
                 "reproducible output above temperature 0 needs the verifier exact-match: give it"
             )
-        check_prompt(self.main, tokens)  # fail before costs are measured
-        self._turns.end()  # ended later, it would roll back the caches of the new answer
-        if self.datastore:
-            self.datastore.refresh()
-        cached = self.main.cached
-        if not self.main.model.can_roll_back and common_prefix(cached, list(tokens[:-1])) < len(cached):
-            self.main.truncate(0)  # a recurrent model can only start from the beginning
+        check_prompt(self.main, tokens)
+        return _Request(index, tokens, settings, lambda: self._turns.ending or cancelled())
+
+    def _begin(self, request: _Request, slot: Slot, clock: Callable[[], float]) -> _Running:
+        settings, vocabulary = request.settings, self.main.model.vocabulary
         sampler = Sampler(settings.sampling, self._constraint(settings))
-        events = decode(
-            self.main,
-            tokens,
+        row = Row(
+            slot.main,
+            request.tokens,
             sampler=sampler,
             rng=SeededRng(settings.seed),
-            proposer=self._factory.proposer(settings, sampler, clock),
+            proposer=self._factory.proposer(settings, sampler, clock, slot),
             verifier=VERIFIERS[settings.rule],
             draft_max=settings.longest_path,
             max_tokens=settings.max_tokens,
             is_end=vocabulary.is_end,
-            cancelled=lambda: self._turns.ending or cancelled(),
+            cancelled=request.cancelled,
             clock=clock,
             logprobs=settings.logprobs,
         )
-        return self._turns.start(self._texts(events, settings.stops, tokens[-_BEFORE:]))
+        before = request.tokens[-_BEFORE:]
+        text = AnswerText(vocabulary, settings.stops, lambda output: self._store(before, output))
+        return _Running(request, slot, row, text)
+
+    def _events_of_one(self, running: _Running, clock: Callable[[], float]) -> _Events:
+        if self._turns.ending:  # before the first event was read
+            yield Done("", "cancelled", Statistics())
+            return
+        engine = Engine(self._factory.planner, clock)
+        engine.add(running.row)
+        try:
+            while not running.text.is_done:
+                for _, event in engine.step():
+                    for each in running.text.feed(event):
+                        if isinstance(each, Failed):
+                            raise each.error
+                        yield each
+        finally:
+            engine.close()
+
+    def _events_of_many(
+        self,
+        prompts: Iterator[tuple[int, tuple[str | Sequence[int], GenerationSettings]]],
+        cancelled: Callable[[int], bool],
+        clock: Callable[[], float],
+    ) -> Generator[RowEvent, None, None]:
+        engine = Engine(clock=clock)
+        free = list(self._slots)
+        running: dict[Row, _Running] = {}
+        try:
+            while True:
+                while free and not self._turns.ending and (item := next(prompts, None)):
+                    index, (prompt, settings) = item
+                    try:
+                        check("a prompt", prompt, str | Sequence[int])
+                        check("settings", settings, GenerationSettings)
+                        request = self._request(index, prompt, settings, functools.partial(cancelled, index))
+                        slot = max(free, key=lambda s: common_prefix(s.main.cached, list(request.tokens)))
+                        started = self._begin(request, slot, clock)
+                        engine.planner = self._factory.planner
+                        engine.add(started.row)
+                    except SpecLocalError as error:
+                        yield RowEvent(index, Failed(error, Statistics()))
+                        continue
+                    free.remove(slot)
+                    running[started.row] = started
+                if not running:
+                    return
+                for row, event in engine.step():
+                    answer = running[row]
+                    for each in answer.text.feed(event):
+                        yield RowEvent(answer.request.index, each)
+                    if answer.text.is_done:
+                        engine.remove(row)
+                        del running[row]
+                        if len(self._slots) > 1:
+                            answer.slot.clear()  # other rows have what they share with it
+                        free.append(answer.slot)
+        finally:
+            engine.close()
 
     def state_size(self) -> int:
         """Number of bytes that `save_state` would write now."""
@@ -380,37 +532,6 @@ class Session:
             self._log(f"measuring {context.model.path.name} (first use with these settings)")
         return measure(context, rows=rows, budget=budget)
 
-    def _texts(self, events: Iterator[Event], stops: Sequence[str], before: Sequence[int]) -> _Events:
-        vocabulary = self.main.model.vocabulary
-        output: list[int] = []
-        stream = TextStream(vocabulary.piece, stops)
-        statistics = Statistics()
-        if self._turns.ending:  # before the first event was read
-            yield Done("", "cancelled", statistics)
-            return
-        for event in events:
-            if isinstance(event, Prefilled):
-                statistics = event.statistics
-                yield event
-            elif isinstance(event, Finished):
-                self._store(before, output)
-                yield Done(stream.finish(), event.reason, event.statistics)
-            else:
-                text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
-                for i, token in enumerate(tokens):
-                    text += stream.feed(token)
-                    if stream.stopped:
-                        statistics.predicted_n -= len(event.tokens) - i - 1
-                        tokens = tokens[: i + 1]
-                        break
-                output += tokens
-                n_accepted, logprobs = min(event.n_accepted, len(tokens)), event.logprobs[: len(tokens)]
-                yield Text(text, tokens, event.proposal, n_accepted, logprobs)
-                if stream.stopped:
-                    self._store(before, output)
-                    yield Done("", "stop", statistics, stream.stopping_word)
-                    break
-
     def _store(self, before: Sequence[int], output: Sequence[int]) -> None:
         if self.datastore:
             self.datastore.add_answer(output, before)
@@ -432,3 +553,19 @@ class Session:
                 ),
             )
         return Constraint(self._grammar[1].start())
+
+
+def _ends_answer(event: object) -> bool:
+    return isinstance(event, Done) or (isinstance(event, RowEvent) and isinstance(event.event, Done | Failed))
+
+
+def _of_each(settings: GenerationSettings) -> Iterator[GenerationSettings]:
+    """The settings of the first, second, … answer."""
+    for i in itertools.count():
+        yield settings if settings.seed is None else replace(settings, seed=settings.seed + i)
+
+
+def _rows_that_fit(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:
+    """How many rows' caches fit into half of the free memory: 1 to `_MAX_ROWS`."""
+    need = sum(m.kv_bytes(n, CACHE_TYPES.get(cache_type, 2.0)) for m, n in zip(models, lengths, strict=True))
+    return max(1, min(_MAX_ROWS, free_memory() // (2 * need) if need else _MAX_ROWS))

@@ -50,7 +50,7 @@ class Answer(Iterator[_Event]):
         if self._events:
             return self._turns.read(self._events)
         with contextlib.suppress(IndexError):
-            return self._rest.pop()
+            return self._rest.pop(0)
         raise StopIteration
 
     def _end(self) -> None:
@@ -62,12 +62,18 @@ class Turns(Generic[_Event]):
     """The uses of a session.
 
     Args:
-        is_last: whether an event is the last one of its answer.
+        ends: whether an event is the last one of an answer; those that are left at the end are kept.
+        is_last: whether no event can follow.
         free: called once, by `close`, when nothing uses the session any more.
     """
 
-    def __init__(self, is_last: Callable[[_Event], bool], free: Callable[[], None]) -> None:
-        self._is_last, self._free = is_last, free
+    def __init__(
+        self,
+        ends: Callable[[_Event], bool],
+        is_last: Callable[[_Event], bool],
+        free: Callable[[], None],
+    ) -> None:
+        self._ends, self._is_last, self._free = ends, is_last, free
         self._state = threading.Condition()  # held for moments only, except by `close`
         self._user = 0  # the thread that uses the session now
         self._events: Generator[_Event, None, None] | None = None  # of the unfinished answer
@@ -140,7 +146,7 @@ class Turns(Generic[_Event]):
         try:
             if events and answer and keep_rest:
                 self._replaced = True
-                rest = [*events][-1:]
+                rest = [event for event in events if self._ends(event)]
         finally:
             self._replaced = False
             if answer:

@@ -37,7 +37,7 @@ from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import SpecLocalError
-from spec_local.llama.context import Context
+from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.session import Done, Session, Text
@@ -148,7 +148,7 @@ def open_session(rng, models, threads):
     parts = []
     for path in filter(None, (main, draft)):
         parts.append(Model(path))
-        parts.append(Context(parts[-1], max_branches=branches, **known))
+        parts.append(open_context(parts[-1], max_branches=branches, **known))
     return [*parts, Session(*parts[1::2])]
 
 

@@ -16,7 +16,7 @@ from spec_local.bench.prompts import Prompt
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
-from spec_local.core.language_model import LanguageModel, Logits, common_prefix, prefill
+from spec_local.core.language_model import LanguageModel, Logits, common_prefix, prefill, run
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.llama.model import Model
@@ -199,8 +199,7 @@ def _difference(
 
 
 def _next_logits(main: LanguageModel, history: Sequence[int]) -> Logits:
-    for _ in prefill(main, history[:-1]):
-        pass
+    run(prefill(main, history[:-1]))
     logits: Logits = main.evaluate(history[-1:], 1)[0]
     return logits
 

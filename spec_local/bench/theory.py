@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from spec_local.core.language_model import LanguageModel, prefill
+from spec_local.core.language_model import LanguageModel, prefill, run
 from spec_local.core.proposal import Limit
 from spec_local.lookups.base import Lookup
 
@@ -73,8 +73,7 @@ def draft_run_lengths(
     start = len(prompt) - 1  # the token after which the answer begins
     correct = [False] * len(answer)  # stays False beyond the draft model's context
     if start < draft.n_ctx:
-        for _ in prefill(draft, tokens[:start]):
-            pass
+        run(prefill(draft, tokens[:start]))
     size = min(draft.max_logits, draft.max_tokens)
     for first in range(start, min(len(tokens) - 1, draft.n_ctx), size):
         chunk = tokens[first : min(first + size, len(tokens) - 1, draft.n_ctx)]

@@ -9,7 +9,7 @@ import psutil
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.core.proposal import MAX_DRAFT
-from spec_local.llama.context import Context
+from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 from spec_local.machine import default_threads
 from spec_local.policies.adaptive import MAX_CALLS
@@ -61,7 +61,9 @@ def tune(
     for n in threads:
         log(f"measuring {model.path.name} with {n} thread{'s' if n > 1 else ''}")
         with ExitStack() as stack:
-            context = Context(model, n_ctx=n_ctx, max_logits=max_logits, threads=n, cache_type=cache_type)
+            context = open_context(
+                model, n_ctx=n_ctx, max_logits=max_logits, threads=n, cache_type=cache_type
+            )
             stack.callback(context.close)
             costs = measure(context, SIZES, rounds, rows=1 if max_logits == 1 else None)
             cost_store.save(context, costs)

@@ -3,6 +3,7 @@
 They are part of the package so that you can prove your own proposers and verifiers lossless, too.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import TypeVar
@@ -10,14 +11,47 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Logits
+from spec_local.core.language_model import Call, Logits, RowMethods, common_prefix
 from spec_local.errors import ContextOverflow, InvalidRequest
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 
-class FakeModel:
-    """A `LanguageModel` whose logits are a fixed random function of the last `order` tokens.
+class FakeShared:
+    """A `SharedModel` of fake rows.
+
+    Args:
+        max_tokens, max_logits: limits of a call.
+
+    Attributes:
+        calls: number of tokens of each call, by row.
+    """
+
+    def __init__(self, n_vocab: int, max_tokens: int, max_logits: int) -> None:
+        self.max_tokens, self.max_logits = max_tokens, max_logits
+        self.rows: list[FakeModel] = []
+        self.calls: list[list[int]] = []
+        self._buffer = np.full((max_logits, n_vocab), np.nan, np.float32)
+
+    def decode(self, calls: Sequence[Call]) -> Sequence[Logits]:
+        n_logits = sum(call.n_logits for call in calls)
+        if sum(len(call.tokens) for call in calls) > self.max_tokens or n_logits > self.max_logits:
+            raise InvalidRequest("too many tokens or rows of logits in one call")
+        if len({id(call.row) for call in calls}) < len(calls):
+            raise InvalidRequest("two calls of one row")
+        self.calls.append([len(call.tokens) for call in calls])
+        self._buffer[:] = np.nan  # as in llama.cpp, a call overwrites the logits of the one before
+        found, start = [], 0
+        for call in calls:
+            end = start + call.n_logits
+            call.row.fill(call, self._buffer[start:end])  # type: ignore[attr-defined]  # a FakeModel
+            found.append(self._buffer[start:end])
+            start = end
+        return found
+
+
+class FakeModel(RowMethods):
+    """A row of a fake model: a `Row`. Logits are a random function of the last `order` tokens.
 
     It raises an error wherever llama.cpp would fail.
 
@@ -28,6 +62,9 @@ class FakeModel:
         scale: standard deviation of the logits; a large one gives confident predictions.
         order: number of tokens that the next one depends on.
         n_ctx, max_tokens, max_logits, max_branches: limits, see `LanguageModel`.
+
+    Attributes:
+        calls: number of tokens of each call of this row.
     """
 
     def __init__(
@@ -48,8 +85,16 @@ class FakeModel:
         self._seed, self._noise, self._scale, self._order = seed, noise, scale, order
         self._tokens: list[int] = []
         self._tree: list[tuple[int, int]] = []  # token and parent of each node
-        self._buffer = np.full((max_logits, n_vocab), np.nan, np.float32)
-        self.calls: list[int] = []  # number of tokens of each call
+        self.calls: list[int] = []
+        self.shared = FakeShared(n_vocab, max_tokens, max_logits)
+        self.shared.rows.append(self)
+
+    def new_row(self) -> "FakeModel":
+        """Another row of the same model, which shares its calls."""
+        row = copy.copy(self)
+        row._tokens, row._tree, row.calls = [], [], []
+        self.shared.rows.append(row)
+        return row
 
     @property
     def cached(self) -> Sequence[int]:
@@ -64,16 +109,7 @@ class FakeModel:
             values += self._noise * np.random.default_rng([*key, 1]).normal(size=self.n_vocab)
         return (values * self._scale).astype(np.float32)
 
-    def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
-        self._tree.clear()
-        logits = self.decode_tree(tokens, range(-1, len(tokens) - 1), n_logits)
-        self.commit(range(len(tokens)))
-        return logits
-
-    def decode_tree(
-        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Logits:
-        n_logits = len(tokens) if n_logits is None else n_logits
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
         if not 1 <= len(tokens) <= self.max_tokens or not 0 <= n_logits <= min(len(tokens), self.max_logits):
             raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} rows of logits in one call")
         if min(tokens) < 0 or max(tokens) >= self.n_vocab:
@@ -87,16 +123,18 @@ class FakeModel:
             raise InvalidRequest(f"a tree of more than {self.max_branches} branches")
         if len(self._tokens) + len(tree) > self.n_ctx:
             raise ContextOverflow("the context is full")
-        self.calls.append(len(tokens))
-        self._tree = tree
-        self._buffer[:] = np.nan  # as in llama.cpp, a call overwrites the logits of the one before
-        for row in range(n_logits):
-            path, node = [], len(tree) - n_logits + row
+        return Call(self, tokens, parents, n_logits)
+
+    def fill(self, call: Call, rows: Logits) -> None:
+        """Add the nodes of a call to the tree, and write their logits."""
+        self.calls.append(len(call.tokens))
+        self._tree += zip(call.tokens, call.parents, strict=True)
+        for row in range(call.n_logits):
+            path, node = [], len(self._tree) - call.n_logits + row
             while node >= 0:
-                path.append(tree[node][0])
-                node = tree[node][1]
-            self._buffer[row] = self.logits([*self._tokens, *reversed(path)])
-        return self._buffer[:n_logits]
+                path.append(self._tree[node][0])
+                node = self._tree[node][1]
+            rows[row] = self.logits([*self._tokens, *reversed(path)])
 
     def commit(self, path: Sequence[int]) -> None:
         parent = -1
@@ -112,6 +150,13 @@ class FakeModel:
             raise InvalidRequest(f"cannot truncate {len(self._tokens)} tokens to {length}")
         del self._tokens[length:]
         self._tree.clear()
+
+    def reuse(self, tokens: Sequence[int]) -> None:
+        best = max(self.shared.rows, key=lambda row: common_prefix(row._tokens, tokens))
+        n = common_prefix(best._tokens, tokens)
+        if n > common_prefix(self._tokens, tokens):
+            self._tokens[:] = tokens[:n]
+        self.truncate(n)
 
 
 class FakeState:

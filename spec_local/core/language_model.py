@@ -1,12 +1,73 @@
-"""The interface to a model: what the decoding loop and the proposers call."""
+"""The interface to a model: what the decoding loop and the proposers call.
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+Reading the weights takes most of the time of a small call. The rows of a model, one for each answer that is
+being generated, therefore share its calls. Code that needs a model's output is a generator of `Call` objects;
+whoever drives it decides which calls are made together (`run_together`).
+"""
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.errors import SpecLocalError
+
 Logits = NDArray[np.float32]
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A row's part of a model call: nodes to add to its tree. Create it with `Row.call`.
+
+    Attributes:
+        row: the row that the nodes belong to.
+        tokens, parents, n_logits: see `Row.call`.
+    """
+
+    row: "Row"
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    n_logits: int
+
+
+Calls = Generator[Call, Logits, _Result]
+"""A computation that needs model calls.
+
+It yields each `Call` and receives its logits, or the error of the call as an exception. The logits are a
+view, which the next call of the same model overwrites: they are used before the next ``yield``.
+"""
+
+
+class SharedModel(Protocol):
+    """What the rows of a model share: weights, a KV cache, and calls."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens per call, of all rows together."""
+
+    @property
+    def max_logits(self) -> int:
+        """Maximum number of rows of logits that one call returns, for all rows of the model together."""
+
+    def decode(self, calls: Sequence[Call]) -> Sequence[Logits]:
+        """Make one call for some of the rows.
+
+        Args:
+            calls: at most one for each row.
+
+        Returns:
+            for each of `calls`, float32 (n_logits, n_vocab): views that the next call overwrites.
+
+        Raises:
+            InvalidRequest: the calls together have too many tokens or rows of logits; nothing has changed.
+            ContextOverflow, BackendError: the call failed; the trees of these rows are dropped, and their
+                histories unchanged (a recurrent model's may be lost).
+        """
 
 
 class LanguageModel(Protocol):
@@ -22,7 +83,7 @@ class LanguageModel(Protocol):
 
     @property
     def n_ctx(self) -> int:
-        """Maximum number of tokens in the cache, including the tree."""
+        """Maximum number of tokens of this row in the cache, including the tree."""
 
     @property
     def max_tokens(self) -> int:
@@ -56,6 +117,9 @@ class LanguageModel(Protocol):
             BackendError: the call failed; the history is unchanged (a recurrent model's may be lost).
         """
 
+    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+        """`evaluate`, in calls that may be shared with other rows."""
+
     def decode_tree(
         self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
     ) -> Logits:
@@ -76,11 +140,144 @@ class LanguageModel(Protocol):
             ContextOverflow, BackendError: as above; the tree is dropped.
         """
 
+    def decode_tree_calls(
+        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
+    ) -> Calls[Logits]:
+        """`decode_tree`, in calls that may be shared with other rows."""
+
     def commit(self, path: Sequence[int]) -> None:
         """Append a path of the tree, as nodes from the root down, to the history, and drop the others."""
 
     def truncate(self, length: int) -> None:
         """Roll the history back to its first `length` tokens, and drop the tree."""
+
+    def reuse(self, tokens: Sequence[int]) -> None:
+        """Make the history a prefix of `tokens`, the longest one that this row or another one has cached."""
+
+
+class Row(LanguageModel, Protocol):
+    """One row of a model: a history of its own, and calls that it shares with the model's other rows."""
+
+    @property
+    def shared(self) -> SharedModel:
+        """What this row shares with the others."""
+
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
+        """Prepare a call that adds nodes to the tree; valid until this row changes.
+
+        Args:
+            tokens, parents, n_logits: see `decode_tree`.
+
+        Raises:
+            InvalidRequest: see `decode_tree`.
+            ContextOverflow: the cache is too small.
+        """
+
+
+class RowMethods:
+    """The methods of a `Row` that follow from its others."""
+
+    def evaluate(self: LanguageModel, tokens: Sequence[int], n_logits: int) -> Logits:
+        """See `LanguageModel.evaluate`."""
+        return run(self.evaluate_calls(tokens, n_logits))
+
+    def evaluate_calls(self: Row, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+        """See `LanguageModel.evaluate`."""
+        self.commit(())
+        logits = yield self.call(tokens, range(-1, len(tokens) - 1), n_logits)
+        self.commit(range(len(tokens)))
+        return logits
+
+    def decode_tree(
+        self: LanguageModel, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
+    ) -> Logits:
+        """See `LanguageModel.decode_tree`."""
+        return run(self.decode_tree_calls(tokens, parents, n_logits))
+
+    def decode_tree_calls(
+        self: Row, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
+    ) -> Calls[Logits]:
+        """See `LanguageModel.decode_tree`."""
+        return (yield self.call(tokens, parents, len(tokens) if n_logits is None else n_logits))
+
+    def reuse(self: LanguageModel, tokens: Sequence[int]) -> None:
+        """See `LanguageModel.reuse`; this one knows of no other rows."""
+        self.truncate(common_prefix(self.cached, tokens))
+
+
+def run(calls: Calls[_Result]) -> _Result:
+    """Make the calls of a computation, each by itself, and return its result."""
+    try:
+        call = next(calls)
+        while True:
+            try:
+                logits = call.row.shared.decode([call])[0]
+            except SpecLocalError as error:
+                call = calls.throw(error)
+            else:
+                call = calls.send(logits)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+
+
+def run_together(tasks: Sequence[Calls[_Result]]) -> list[_Result | SpecLocalError]:
+    """Make the calls of computations of several rows: one call for all that wait for the same model.
+
+    Returns:
+        the result of each, or its error, which does not affect the others.
+    """
+    results: list[_Result | SpecLocalError | None] = [None] * len(tasks)
+    waiting: deque[tuple[int, Call]] = deque()
+
+    def resume(i: int, answer: Logits | SpecLocalError | None) -> None:
+        try:
+            if isinstance(answer, SpecLocalError):
+                call = tasks[i].throw(answer)
+            else:
+                call = next(tasks[i]) if answer is None else tasks[i].send(answer)
+        except StopIteration as end:
+            results[i] = end.value
+        except SpecLocalError as error:
+            results[i] = error
+        else:
+            waiting.append((i, call))
+
+    for i in range(len(tasks)):
+        resume(i, None)
+    while waiting:
+        # Their logits are views: those that wait for the next call of the model must be resumed before it.
+        group, rest = _that_fit(waiting)
+        waiting = deque(rest)
+        answers: Sequence[Logits | SpecLocalError]
+        try:
+            answers = group[0][1].row.shared.decode([call for _, call in group])
+        except SpecLocalError as error:
+            answers = [error] * len(group)
+        for (i, _), answer in zip(group, answers, strict=True):
+            resume(i, answer)
+    return results  # type: ignore[return-value]  # None is a result only if the computation returned it
+
+
+def _that_fit(waiting: Sequence[tuple[int, Call]]) -> tuple[list[tuple[int, Call]], list[tuple[int, Call]]]:
+    """The calls that can be made together with the first one, and the others."""
+    shared = waiting[0][1].row.shared
+    n_tokens = n_logits = 0
+    group: list[tuple[int, Call]] = []
+    rest: list[tuple[int, Call]] = []
+    for i, call in waiting:
+        fits = (
+            call.row.shared is shared
+            and n_tokens + len(call.tokens) <= shared.max_tokens
+            and n_logits + call.n_logits <= shared.max_logits
+        )
+        if fits or not group:
+            group.append((i, call))
+            n_tokens += len(call.tokens)
+            n_logits += call.n_logits
+        else:
+            rest.append((i, call))
+    return group, rest
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -91,14 +288,16 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i in range(n) if a[i] != b[i]), n)  # a list never equals a tuple
 
 
-def prefill(model: LanguageModel, tokens: Sequence[int]) -> Iterator[int]:
-    """Make the cache contain exactly `tokens`, reusing the prefix that is already cached.
+def prefill(model: LanguageModel, tokens: Sequence[int]) -> Calls[int]:
+    """Make the cache contain exactly `tokens`, reusing the longest prefix that is already cached.
 
-    Yields the number of tokens evaluated in each call; the caller may stop after any of them.
+    The caller may stop after any of the calls.
+
+    Returns:
+        number of tokens evaluated.
     """
-    model.truncate(common_prefix(model.cached, tokens))
-    while len(model.cached) < len(tokens):
-        start = len(model.cached)
-        chunk = tokens[start : start + model.max_tokens]
-        model.evaluate(chunk, 0)
-        yield len(chunk)
+    model.reuse(tokens)
+    n_cached = len(model.cached)
+    while (start := len(model.cached)) < len(tokens):
+        yield from model.evaluate_calls(tokens[start : start + model.max_tokens], 0)
+    return len(tokens) - n_cached

@@ -66,6 +66,7 @@ class Proposal:
     distributions: by parent, the q that its first child was drawn from; empty for chosen nodes.
     draws: nodes in the order in which they were drawn; None: in the order of their numbers.
     source: name of the proposer, for statistics.
+    values: estimated probability that each node is accepted, at most its parent's; empty: unknown.
     """
 
     tokens: Sequence[int] = ()
@@ -74,6 +75,7 @@ class Proposal:
     distributions: Mapping[int, Distribution] = field(default_factory=dict)
     draws: Sequence[int] | None = None
     source: str = "none"
+    values: Sequence[float] = ()
 
     @classmethod
     def chain(
@@ -113,7 +115,8 @@ class Proposal:
         order = sorted(nodes)  # parents come before their children
         number = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
         parents = [number[self.parents[node]] for node in order]
-        return Proposal([self.tokens[node] for node in order], parents, source=self.source)
+        values = [self.values[node] for node in order] if self.values else ()
+        return Proposal([self.tokens[node] for node in order], parents, source=self.source, values=values)
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
         """The longest path whose tokens are a prefix of these."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from spec_local.core.proposal import Proposal
 from spec_local.core.sampling import TokenLogprob
+from spec_local.errors import SpecLocalError
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
@@ -53,6 +54,12 @@ class Statistics:
     @property
     def acceptance_rate(self) -> float:
         return self.draft_n_accepted / self.draft_n if self.draft_n else 0.0
+
+    @property
+    def system_efficiency(self) -> float:
+        """Generated tokens / those that full acceptance would have generated (vLLM's measure)."""
+        full = self.n_steps + sum(self.tested_at)
+        return self.predicted_n / full if full else 0.0
 
     def __add__(self, later: "Statistics") -> "Statistics":
         """Statistics of an answer generated in two parts, where the second part re-evaluated the first."""
@@ -127,4 +134,12 @@ class Finished:
     statistics: Statistics
 
 
-Event = Prefilled | Step | Finished
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last event of an answer that cannot go on, as its grammar allows no token."""
+
+    error: SpecLocalError
+    statistics: Statistics
+
+
+Event = Prefilled | Step | Finished | Failed

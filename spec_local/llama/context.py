@@ -1,9 +1,9 @@
-"""A llama.cpp context: the KV cache of one token sequence, extended by a tree of draft tokens per call.
+"""One row of a llama.cpp context: the KV cache of one token sequence, extended by a tree of draft tokens.
 
 In llama.cpp, a token attends to a cache cell if both share a sequence id and the cell's position is not
 later. Each branch of the tree is therefore a sequence: it is forked from its parent's sequence without
 copying data, and a token with several children belongs to the sequences of all of them. The committed tokens
-are always in sequence 0.
+are always in the row's first sequence.
 
 llama.cpp aborts the process when it is called with wrong arguments, so all of them are checked here first.
 Positions are not passed in: they follow from the tree.
@@ -18,17 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local import machine
-from spec_local.core.language_model import Logits
+from spec_local.core.language_model import Call, RowMethods, common_prefix
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
-from spec_local.llama.native_object import NativeObject, Pointer
+from spec_local.llama.native_object import Pointer
+from spec_local.llama.shared_context import CACHE_TYPES, MAX_SEQUENCES, SharedContext
 
-MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes per value
+__all__ = ["CACHE_TYPES", "MAX_SEQUENCES", "Context", "open_context", "open_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,171 +40,58 @@ class _Node:
     sequence: int
 
 
-class Context:
-    """The KV cache of one token sequence and a tree of draft tokens after it: a `LanguageModel`.
-
-    Only one thread may use it at a time, which `spec_local.session.Session` ensures.
+class Context(RowMethods):
+    """One row of a llama.cpp context: a `Row`. Created by `open_context` or `open_rows`.
 
     Args:
-        model: kept open as long as the context.
-        n_ctx: maximum number of committed tokens and tree nodes together.
-        max_branches: maximum number of leaves of a tree, 1 to 256.
-        max_tokens: maximum number of tokens per call. It is also llama.cpp's physical batch size, so that
-            each call reads the weights once. On a CPU, a larger value does not make prefill faster; compute
-            buffers grow with it, and Ctrl-C waits for the call to end.
-        max_logits: maximum number of rows of logits per call; llama.cpp reserves memory for them.
-        threads: number of threads, for single tokens and batches; None: one per physical core.
-        cache_type: type of keys and values, ``f16``, ``q8_0`` or ``q4_0``.
-        flash_attention: None lets llama.cpp choose; a quantized cache requires it.
-        pad_to: fill up each call with dummy tokens to a multiple of this number, so that logits depend only
-            on the tokens before them (see `spec_local.llama.reproducible`). `n_ctx` is reduced to leave room
-            for them; `max_tokens` must be a multiple of it, and `max_logits` is the same number.
-
-    Raises:
-        InvalidRequest: an argument is out of range.
-        ContextOverflow: the cache does not fit into free memory.
-        BackendError: llama.cpp could not create the context.
+        shared: what the rows have in common; most attributes are documented there.
+        index: number of this row.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        n_ctx: int = 4096,
-        max_branches: int = 1,
-        max_tokens: int = 96,
-        max_logits: int = 65,
-        threads: int | None = None,
-        cache_type: str = "f16",
-        flash_attention: bool | None = None,
-        pad_to: int | None = None,
-    ) -> None:
-        threads = machine.default_threads() if threads is None else threads
-        for name, value, low, high in [
-            ("the context length", n_ctx, pad_to or 1, 1 << 24),
-            ("the number of branches", max_branches, 1, MAX_SEQUENCES),
-            ("the batch size", max_tokens, 1, 1 << 16),
-            ("the number of logit rows", max_logits, 1, 1 << 16),
-            ("the number of threads", threads, 1, 512),
-        ]:
-            if not low <= value <= high:
-                raise InvalidRequest(f"{name} is {value}: give {low} to {high}")
-        if cache_type not in CACHE_TYPES:
-            raise InvalidRequest(f"cache type {cache_type!r} is unknown: give {', '.join(CACHE_TYPES)}")
-        if cache_type != "f16" and flash_attention is False:
-            raise InvalidRequest(f"a {cache_type} cache requires flash attention: leave it on")
-        need = model.kv_bytes(n_ctx, CACHE_TYPES[cache_type])
-        need += 2 * n_ctx * min(max_tokens, n_ctx)  # the attention mask, in f16
-        check_free_memory(need, f"for a context of {n_ctx} tokens")
-        self.model = model
-        self.threads, self.cache_type, self.flash_attention = threads, cache_type, flash_attention
-        self.pad_to = pad_to
-        self.n_vocab = model.vocabulary.n_tokens
-        self.n_ctx = n_ctx - (pad_to or 1) + 1
-        self.max_tokens = max_tokens = min(max_tokens, n_ctx - n_ctx % (pad_to or 1))
-        self.max_logits = max_tokens if pad_to else min(max_logits, max_tokens)
-        self._lib = lib = runtime.library()
-        # With a sliding window, llama.cpp reuses a cell that has left the window of its only
-        # sequence, and the holes that a tree leaves make it search there. A second sequence, the
-        # guard, keeps the committed tokens.
-        max_branches = max_branches if model.can_roll_back else 1
-        self._has_guard = model.has_window and model.can_roll_back
-        n_extra = self._has_guard + bool(pad_to)
-        self.max_branches = max_branches = min(max_branches, MAX_SEQUENCES - n_extra)
-        self._padding = max_branches + self._has_guard  # the sequence of the dummy tokens
-        params = lib.llama_context_default_params()
-        params.n_ctx = n_ctx
-        params.n_batch = params.n_ubatch = max_tokens
-        # llama.cpp reserves a buffer of n_outputs_max rows, asserts that it suffices, and requires
-        # at least one row per sequence.
-        params.n_outputs_max = max(self.max_logits, max_branches + n_extra)
-        params.n_seq_max = max_branches + n_extra
-        params.n_threads = params.n_threads_batch = threads
-        params.kv_unified = True
-        params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
-        if pad_to:
-            params.op_offload = False  # a GPU would compute large calls of a model in main memory
-        if flash_attention is not None:
-            params.flash_attn_type = int(flash_attention)
-        elif cache_type != "f16":
-            params.flash_attn_type = 1
-        params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{cache_type.upper()}")
-        runtime.clear_log()
-        with runtime.deferred_signals():
-            handle: int = lib.llama_init_from_model(model.handle, params)
-        if not handle:
-            raise BackendError(
-                f"llama.cpp could not create a context of {n_ctx} tokens "
-                f"({runtime.failure_reason()}): give a smaller --ctx or another --cache-type"
-            )
-        self._native = NativeObject(lib.llama_free, handle, "context", model.handle)
-        self._memory_address: int = lib.llama_get_memory(self.handle)
+    def __init__(self, shared: SharedContext, index: int) -> None:
+        self.shared, self.model = shared, shared.model
+        self.threads, self.cache_type = shared.threads, shared.cache_type
+        self.flash_attention, self.pad_to = shared.flash_attention, shared.pad_to
+        self.n_vocab, self.n_ctx = shared.n_vocab, shared.n_ctx
+        self.max_tokens, self.max_logits = shared.max_tokens, shared.max_logits
+        self.max_branches = shared.max_branches
+        self._sequence = index * shared.max_branches  # the first of this row's sequence ids
+        self._guard_sequence = shared.first_guard + index
         self._cached: list[int] = []
         self._tree: list[_Node] = []
-        self._ends = {0: -1}  # the last node of each sequence in use; -1: no node
-        self._batch = Batch(lib, max_tokens, max_branches)
-        self._logits: Logits = np.empty((0, self.n_vocab), np.float32)
-        self._logits_address = 0
+        self._ends = {self._sequence: -1}  # the last node of each sequence in use; -1: no node
+        shared.rows.add(self)
 
     def close(self) -> None:
-        """Free the memory; logits that were returned must not be used any more."""
-        self._native.close()
+        """Free the memory of all rows; logits that were returned must not be used any more."""
+        self.shared.close()
 
     @property
     def is_open(self) -> bool:
-        return self._native.is_open
+        return self.shared.native.is_open
 
     @property
     def handle(self) -> Pointer:
         """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
-        return self._native.pointer
+        return self.shared.handle
+
+    @property
+    def _lib(self) -> Any:
+        return self.shared.lib
 
     @property
     def _memory(self) -> Pointer:
-        return self._native.inner(self._memory_address)
+        return self.shared.memory
 
     @property
     def cached(self) -> Sequence[int]:
         """The committed tokens. Do not change them."""
         return self._cached
 
-    def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
-        """Evaluate and commit tokens: see `LanguageModel.evaluate`."""
-        if self._tree:
-            self.commit(())
-        logits = self.decode_tree(tokens, range(-1, len(tokens) - 1), n_logits)
-        self.commit(range(len(tokens)))
-        return logits
-
-    def decode_tree(
-        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Logits:
-        """Add nodes to the tree in one llama_decode call: see `LanguageModel.decode_tree`."""
-        n_logits = len(tokens) if n_logits is None else n_logits
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
+        """Prepare a call: see `Row.call`."""
         self._check(tokens, parents, n_logits)
-        # The kernel of the output matrix, too, depends on the number of rows: padded calls compute all.
-        n_rows = len(tokens) if self.pad_to and n_logits else n_logits
-        code = -1
-        try:
-            self._fill_batch(tokens, parents, n_rows)
-            runtime.clear_log()
-            code = self._lib.llama_decode(self.handle, self._batch.native)
-            if self.pad_to:
-                self._lib.llama_memory_seq_rm(self._memory, self._padding, -1, -1)
-        finally:
-            if code:  # failed, or interrupted by a signal handler
-                self._resync()
-        if code == 1:
-            raise ContextOverflow(
-                f"the KV cache has no room for {len(tokens)} more tokens: "
-                "start a new conversation or give a larger --ctx"
-            )
-        if code:
-            raise BackendError(
-                f"llama.cpp could not evaluate {len(tokens)} tokens "
-                f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it persists"
-            )
-        return self._read_logits(n_rows)[n_rows - n_logits :]
+        return Call(self, tokens, parents, n_logits)
 
     def _check(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> None:
         self._check_open()
@@ -238,36 +124,33 @@ class Context:
                 raise ModelError("a recurrent model cannot evaluate a tree: draft chains (--shape chain)")
             raise InvalidRequest(f"a tree with {n_branches} branches: give at most {self.max_branches}")
 
-    def _fill_batch(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> None:
-        """Fill the batch with new nodes, and fork sequences where they branch off."""
+    def fill_batch(self, batch: Batch, start: int, call: Call, n_logits: int) -> None:
+        """Add new nodes to the tree and to a batch, and fork sequences where they branch off.
+
+        Args:
+            start: number of entries that the batch already has.
+            n_logits: number of the last nodes whose logits are computed.
+        """
         tree, ends, n_before = self._tree, self._ends, len(self._tree)
-        first_wanted = len(tokens) - n_logits
-        for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        first_wanted = len(call.tokens) - n_logits
+        for i, (token, parent) in enumerate(zip(call.tokens, call.parents, strict=True)):
             if parent < 0:
-                position, sequence = len(self._cached), 0
+                position, sequence = len(self._cached), self._sequence
             else:
                 position, sequence = tree[parent].position + 1, tree[parent].sequence
             if ends[sequence] != parent:
-                sequence = self._fork(parent, n_before)
+                sequence = self._fork(batch, start, parent, n_before)
             ends[sequence] = n_before + i
             tree.append(_Node(token, parent, position, sequence))
-            self._batch.put(i, token, position, sequence, i >= first_wanted)
-        n = len(tokens)
-        if self.pad_to:
-            # The dummy tokens are a sequence of their own, and come last so that the cells of the others are
-            # consecutive. Any token will do.
-            for i in range(-n % self.pad_to):
-                self._batch.put(n + i, tokens[0], i, self._padding, n_logits > 0)
-            n += -n % self.pad_to
-        self._batch.native.n_tokens = n
+            batch.put(start + i, token, position, sequence, i >= first_wanted)
 
-    def _fork(self, node: int, n_before: int) -> int:
+    def _fork(self, batch: Batch, start: int, node: int, n_before: int) -> int:
         """Create a sequence that ends with `node`; nodes from `n_before` on are not evaluated yet."""
-        sequence = len(self._ends)
+        sequence = self._sequence + len(self._ends)
         while node >= n_before:
-            self._batch.add_sequence(node - n_before, sequence)
+            batch.add_sequence(start + node - n_before, sequence)
             node = self._tree[node].parent
-        source, length = 0, len(self._cached)
+        source, length = self._sequence, len(self._cached)
         if node >= 0:
             source, length = self._tree[node].sequence, self._tree[node].position + 1
         if length:
@@ -277,6 +160,8 @@ class Context:
     def commit(self, path: Sequence[int]) -> None:
         """Commit a path of the tree and discard the rest: see `LanguageModel.commit`."""
         self._check_open()
+        if not path and not self._tree:
+            return
         node = -1
         for child in path:
             if not 0 <= child < len(self._tree) or self._tree[child].parent != node:
@@ -289,15 +174,16 @@ class Context:
             self.commit(path[:n_first])
             self.evaluate(tokens, 0)
             return
-        source, start = self._tree[node].sequence if path else 0, len(self._cached)
-        if source:
+        main, start = self._sequence, len(self._cached)
+        source = self._tree[node].sequence if path else main
+        if source != main:
             try:
-                self._lib.llama_memory_seq_rm(self._memory, 0, start, -1)
-                self._lib.llama_memory_seq_cp(self._memory, source, 0, start, start + len(path))
+                self._lib.llama_memory_seq_rm(self._memory, main, start, -1)
+                self._lib.llama_memory_seq_cp(self._memory, source, main, start, start + len(path))
             except BaseException:  # from a signal handler
-                self._resync()
+                self.resync()
                 raise
-            self._ends[0] = node
+            self._ends[main] = node
         kept = [self._tree[child].token for child in path]
         self._cut(start + len(path), kept)
 
@@ -312,6 +198,29 @@ class Context:
             raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
         self._cut(length)
 
+    def reuse(self, tokens: Sequence[int]) -> None:
+        """Make the history a prefix of `tokens`, the longest that is cached: see `LanguageModel.reuse`.
+
+        Cells of another row are shared, not copied.
+        """
+        own = common_prefix(self._cached, tokens)
+        if not self.model.can_roll_back:
+            self.truncate(own if own == len(self._cached) else 0)
+            return
+        best = max(self.shared.rows, key=lambda row: common_prefix(row._cached, tokens))
+        n = common_prefix(best._cached, tokens)
+        if n <= own:
+            self.truncate(own)
+            return
+        self.truncate(0)
+        try:
+            self._lib.llama_memory_seq_cp(self._memory, best._sequence, self._sequence, 0, n)
+            self._guard(0, n)
+            self._cached.extend(tokens[:n])
+        finally:
+            if len(self._cached) < n:  # interrupted by a signal handler
+                self.resync()
+
     def state_size(self) -> int:
         """Return the size of `state` in bytes."""
         with self._only_committed():
@@ -319,6 +228,8 @@ class Context:
 
     def state(self) -> NDArray[np.uint8]:
         """Return a copy of the cached state of the committed tokens; the tree is discarded.
+
+        The other rows must be empty.
 
         Returns:
             uint8 (n,), in llama.cpp's format. It is the state of the whole context: the state of a single
@@ -354,13 +265,13 @@ class Context:
         if len(tokens) > self.n_ctx:
             raise ContextOverflow(f"{len(tokens)} tokens do not fit into a context of {self.n_ctx}")
         self._tree.clear()
-        self._ends = {0: -1}
+        self._ends = {self._sequence: -1}
         self._cached.clear()
         done = False
         try:
             runtime.clear_log()
             n = self._lib.llama_state_set_data(self.handle, _bytes(state), len(state))
-            end = self._lib.llama_memory_seq_pos_max(self._memory, 0) + 1
+            end = self._lib.llama_memory_seq_pos_max(self._memory, self._sequence) + 1
             if n != len(state) or end != len(tokens):
                 raise BackendError(
                     f"llama.cpp rejected a saved state ({runtime.failure_reason()}): continue without it"
@@ -385,61 +296,47 @@ class Context:
     def _cut(self, length: int, kept: Sequence[int] = ()) -> None:
         """Reduce the cache to `length` tokens in sequence 0, the last of which, `kept`, are new."""
         self._cached.extend(kept)
-        last = self._ends[0]
+        last = self._ends[self._sequence]
         removed, done = True, False
         try:
             if length < (len(self._cached) if last < 0 else self._tree[last].position + 1):
-                removed = self._lib.llama_memory_seq_rm(self._memory, 0, length, -1)
-            for sequence in range(1, len(self._ends)):
+                removed = self._lib.llama_memory_seq_rm(self._memory, self._sequence, length, -1)
+            for sequence in range(self._sequence + 1, self._sequence + len(self._ends)):
                 self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
             self._guard(length - len(kept), length)
             done = removed
         finally:
             if not done:
-                self._resync()
+                self.resync()
         if not removed:
             self.model.check_can_roll_back()
             raise BackendError("llama.cpp could not discard the last tokens: please report it")
         del self._cached[length:]
         self._tree.clear()
-        self._ends = {0: -1}
+        self._ends = {self._sequence: -1}
 
     def _guard(self, start: int, end: int) -> None:
         """Extend the guard sequence, which contains the tokens before `start`, to those before `end`."""
-        if not self._has_guard:
+        if not self.shared.has_guard:
             return
-        self._lib.llama_memory_seq_rm(self._memory, self.max_branches, start, -1)
+        self._lib.llama_memory_seq_rm(self._memory, self._guard_sequence, start, -1)
         if start < end:
-            self._lib.llama_memory_seq_cp(self._memory, 0, self.max_branches, start, end)
-
-    def _read_logits(self, n: int) -> Logits:
-        if not n:
-            return np.empty((0, self.n_vocab), np.float32)
-        pointer = self._lib.llama_get_logits(self.handle)
-        if not pointer:
-            raise BackendError("llama.cpp returned no logits: use a model that generates text")
-        address = ctypes.addressof(pointer.contents)
-        if address != self._logits_address:
-            view = (ctypes.c_float * (self.max_logits * self.n_vocab)).from_address(address)
-            view.owner = self._native  # type: ignore[attr-defined]  # keeps the memory of the logits alive
-            flat: Logits = np.frombuffer(memoryview(view), np.float32)
-            self._logits, self._logits_address = flat.reshape(-1, self.n_vocab), address
-        return self._logits[:n]
+            self._lib.llama_memory_seq_cp(self._memory, self._sequence, self._guard_sequence, start, end)
 
     def _check_open(self) -> None:
         _ = self.handle, self.model.handle
 
-    def _resync(self) -> None:
+    def resync(self) -> None:
         """Discard the tree after a failed or interrupted call, and take the length from llama.cpp's cache."""
         self._tree.clear()
-        self._ends = {0: -1}
-        for sequence in [*range(1, self.max_branches), *([self._padding] if self.pad_to else [])]:
+        self._ends = {self._sequence: -1}
+        for sequence in range(self._sequence + 1, self._sequence + self.max_branches):
             self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        length = int(self._lib.llama_memory_seq_pos_max(self._memory, 0)) + 1
+        length = int(self._lib.llama_memory_seq_pos_max(self._memory, self._sequence)) + 1
         if length != len(self._cached) and not self.model.can_roll_back:
             self._cached.clear()  # the recurrent state may be only partly updated
         del self._cached[length:]
-        self._lib.llama_memory_seq_rm(self._memory, 0, len(self._cached), -1)
+        self._lib.llama_memory_seq_rm(self._memory, self._sequence, len(self._cached), -1)
         self._guard(0, len(self._cached))
 
 
@@ -450,3 +347,14 @@ def _n_first(path: Sequence[int]) -> int:
 
 def _bytes(array: NDArray[np.uint8]) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+
+
+def open_context(model: Model, **options: Any) -> Context:
+    """Create a llama.cpp context with one row; see `SharedContext` for the options and errors."""
+    return open_rows(model, 1, **options)[0]
+
+
+def open_rows(model: Model, n_rows: int, **options: Any) -> Sequence[Context]:
+    """Create a llama.cpp context and return its rows; see `SharedContext` for the options and errors."""
+    shared = SharedContext(model, n_rows=n_rows, **options)
+    return [Context(shared, i) for i in range(n_rows)]

@@ -15,13 +15,18 @@ mapped_files = threading.RLock()
 """Held while a model is freed: its addresses may belong to something else right afterwards."""
 
 
+def free_memory() -> int:
+    """Bytes of memory that are available without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
 def check_free_memory(need: int, purpose: str) -> None:
     """Check that `need` bytes are free: a system that is out of memory kills processes.
 
     Raises:
         ContextOverflow: fewer bytes are free.
     """
-    free = psutil.virtual_memory().available
+    free = free_memory()
     if need > free:
         raise ContextOverflow(
             f"{need >> 20} MiB of memory are needed {purpose}, but only {free >> 20} MiB are free: "

@@ -93,12 +93,12 @@ def _exercise(path: Path, gpu_layers: int) -> None:
     """Use a model as a session does: evaluate single tokens and a batch, roll back, read and write text."""
     import numpy as np
 
-    from spec_local.llama.context import Context
+    from spec_local.llama.context import open_context
     from spec_local.llama.model import Model
 
     model = Model(path, gpu_layers=gpu_layers)
     vocabulary = model.vocabulary
-    context = Context(model, n_ctx=64, max_tokens=16, max_logits=16)
+    context = open_context(model, n_ctx=64, max_tokens=16, max_logits=16)
     tokens = [vocabulary.bos if vocabulary.bos >= 0 else 0, *range(min(7, vocabulary.n_tokens))]
     for batch in (tokens[:1], tokens[1:2], tokens):
         if not np.isfinite(context.evaluate(batch, len(batch))).any(axis=1).all():

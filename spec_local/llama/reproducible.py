@@ -6,6 +6,7 @@ tokens, all rows are computed alike. Which sizes these are depends on the proces
 and is found by trying.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from spec_local import kernels
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import runtime
-from spec_local.llama.context import Context
+from spec_local.llama.context import Context, open_context, open_rows
 from spec_local.llama.model import Model
 
 # A multiple to fill calls up to, and the maximum number of tokens per call; the cheapest first. Apple's BLAS
@@ -30,31 +31,36 @@ _N = sum(_CALLS)
 _EXPERT_TEXTS = 6
 
 
-def reproducible_context(model: Model, *, n_ctx: int, max_branches: int = 1, **options: Any) -> Context:
-    """Create a context in which a token's logits depend only on the tokens before it.
+def open_reproducible_rows(
+    model: Model, n_rows: int, *, n_ctx: int, max_branches: int = 1, **options: Any
+) -> Sequence[Context]:
+    """Create contexts in which a token's logits depend only on the tokens before it.
+
+    Each row is a llama.cpp context of its own: in a shared cache, attention would add up in another order.
+    Several rows therefore take as long as one after another.
 
     The trial takes about as long as reading a prompt of 100 tokens (mixtures of experts: 600).
 
     Args:
-        options: of `Context`, except `pad_to` and `max_tokens`, which are chosen here; `max_logits` is not
-            used.
+        options: of `SharedContext`; `max_tokens` and `max_logits` are not used, as they are chosen here.
 
     Raises:
         InvalidRequest: layers are on a GPU, or trees need other kernels.
         ModelError: no size of calls works for this model.
-        SpecLocalError: see `Context`.
+        SpecLocalError: see `SharedContext`.
     """
     if not model.can_roll_back:  # nothing can be drafted for it
-        return Context(model, n_ctx=n_ctx, **options)
+        return open_rows(model, n_rows, n_ctx=n_ctx, **options)
     if model.gpu_layers and runtime.library().llama_supports_gpu_offload():
         raise InvalidRequest("reproducible output is supported on the CPU only: add --gpu-layers 0")
+    options = {name: value for name, value in options.items() if name not in ("max_tokens", "max_logits")}
     for pad_to, max_tokens in _SIZES:
         # With llama.cpp's kernels, attention differs for a single token after 512 others, which is more than
         # the trial has. Padding does not determine the number of tokens that select an expert.
         if (pad_to == 1 and not kernels.status().instruction_set) or (pad_to > 1 and model.n_experts):
             continue
         create = partial(
-            Context, model, pad_to=pad_to, max_tokens=max_tokens, max_branches=max_branches, **options
+            open_context, model, pad_to=pad_to, max_tokens=max_tokens, max_branches=max_branches, **options
         )
         trial = create(n_ctx=4 * _N)
         try:
@@ -69,7 +75,7 @@ def reproducible_context(model: Model, *, n_ctx: int, max_branches: int = 1, **o
                 )
         finally:
             trial.close()
-        return create(n_ctx=n_ctx)
+        return [create(n_ctx=n_ctx) for _ in range(n_rows)]
     raise ModelError(
         f"the output of {model.path.name} cannot be made reproducible on this machine: use Q4_K_M, Q6_K or "
         "Q8_0 weights, with specdec's CPU kernels (see specdec doctor)"

@@ -34,13 +34,17 @@ Successors = Sequence[tuple[int, float]]
 
 
 class Recycling:
-    """Proposes what the main model predicted after the same token before; shared by all answers."""
+    """Proposes what the main model predicted after the same token before, in this answer and earlier ones.
+
+    Args:
+        others: shares what it learns with this one, for answers at the same time.
+    """
 
     name = "recycling"
     needs_logits = True
 
-    def __init__(self) -> None:
-        self._successors: dict[int, Successors] = {}
+    def __init__(self, others: "Recycling | None" = None) -> None:
+        self._successors: dict[int, Successors] = others._successors if others else {}
         self._history: Sequence[int] = ()
 
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:

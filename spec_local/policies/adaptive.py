@@ -11,16 +11,17 @@ from typing import Self
 
 import numpy as np
 
-from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
+from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED, Proposal
 from spec_local.lookups.base import Candidates
 from spec_local.policies.acceptance_model import Floats
 from spec_local.policies.base import DraftOutput, Offer, Policy, PolicyOptions, Source
 from spec_local.policies.choice import Step, best_chain, best_size
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.lookup_judge import Judged, merged
 from spec_local.policies.loss_budget import Kind
 from spec_local.policies.planner import plan
+from spec_local.policies.sharing import RowCosts
 
 MAX_CALLS = 16
 """Maximum number of draft calls a step: no pair of models that was measured gained from more."""
@@ -41,7 +42,8 @@ class Adaptive(Policy):
     """Never slower than plain decoding for long, and as fast as acceptance allows.
 
     Args:
-        main, draft: seconds a call; kept up to date. draft None: there is no draft model.
+        main, draft: seconds a call; kept up to date. draft None: there is no draft model. With `RowCosts`,
+            calls are shared with other rows.
         experience: of earlier answers; grows.
         may_truncate: see `Policy`.
         tree: maximum nodes of a tree; 0: chains only.
@@ -55,8 +57,8 @@ class Adaptive(Policy):
 
     def __init__(
         self,
-        main: CostModel,
-        draft: CostModel | None = None,
+        main: CostModel | RowCosts,
+        draft: CostModel | RowCosts | None = None,
         experience: Experience | None = None,
         *,
         may_truncate: bool = True,
@@ -67,14 +69,16 @@ class Adaptive(Policy):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(may_truncate, n_staged)
-        self._main, self._staging, self._clock = main, staging, clock
-        self._draft = draft if draft and could_gain(main, draft) else None
+        self._main = main = main if isinstance(main, RowCosts) else RowCosts(main)
+        self._all_drafts = draft if isinstance(draft, RowCosts) or not draft else RowCosts(draft)
+        self._staging, self._clock = staging, clock
         self._experience = known = experience or Experience()
         self._acceptance, self._budget = known.acceptance, known.budget
         self._max_tree, self._max_tokens = tree, max_tokens
-        self._plain = main.seconds(1)
         self._n_steps = 0
         self._n_plain = self._n_speculative = 0  # steps in a row, up to now
+        self._plain, self._draft = main.seconds(1), self._all_drafts
+        self._take_costs()
         # Of the step at hand:
         self._asked = clock()  # when the call at hand began
         self._otherwise = 1.0 / self._plain  # tokens per second expected without the draft model
@@ -84,7 +88,6 @@ class Adaptive(Policy):
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
         usual = self._draft_step(_USUAL_ACCEPTANCE) if self._draft else Step(1.0, self._plain)
         known.start(1.0 - 1.0 / (usual.rate * self._plain))
-        self._refresh()
 
     def _begin(self, offer: Offer) -> None:
         self._offer = offer
@@ -120,6 +123,8 @@ class Adaptive(Policy):
     def choose(self, offer: Offer) -> Source:
         self._begin(offer)
         self._n_steps += 1
+        if self._version != self._main.version:
+            self._take_costs()
         if self._n_speculative >= _PLAIN_AFTER or self._main.is_in_doubt:
             return "none"  # the cost of a plain step must stay known
         best = Step(1.0, self._plain)
@@ -163,6 +168,11 @@ class Adaptive(Policy):
             return n
         return best_size(np.array(self._values[1 : n + 1]), self._spent + self._seconds).n
 
+    def values(self, proposal: Proposal) -> Sequence[float]:
+        if self._source == "lookup":
+            return self._lookup_values
+        return self._values[1 : len(proposal.tokens) + 1] if self._source == "draft" else ()
+
     def on_drafted(self) -> None:
         now = self._clock()
         if self._source == "tree":
@@ -175,7 +185,7 @@ class Adaptive(Policy):
         self._n_plain = 0 if n_verified else self._n_plain + 1
         was_usual, self._as_usual = self._as_usual, not n_verified and 0.8 < took / self._plain < 1.25
         # The step after an unusual one is timed, too: disturbed calls must not outnumber others in the table.
-        if (
+        if self._main.is_alone and (
             not (self._as_usual and was_usual)
             or self._n_plain < 3
             or self._n_steps - self._timed >= _TIMED_EVERY
@@ -189,8 +199,9 @@ class Adaptive(Policy):
         self._acceptance.observe_lookups(self._offer.candidates, output)
         known.n_tokens += len(output)
         # Noise is no loss of speculation, but the table may be outdated: the clock counts within bounds.
-        usual = self._main.seconds(n_verified + 1) if n_verified else self._plain
-        seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if n_verified else usual)
+        usual = float(self._seconds[n_verified]) if n_verified else self._plain
+        timed = n_verified and self._main.is_alone
+        seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if timed else usual)
         gain = len(output) - seconds / self._plain
         kind: Kind | None = "draft" if asked_draft else "lookup" if self._source == "lookup" else None
         p_loss = 1.0 - self._acceptance.recent.mean if asked_draft else 1.0
@@ -220,7 +231,7 @@ class Adaptive(Policy):
         return self._staging is not None
 
     def n_staged(self, confidence: Sequence[float], n_unread: int) -> int:
-        if not self._staging or not self._draft or n_unread > _MAX_OBSERVED:
+        if not self._staging or not self._draft or n_unread > _MAX_OBSERVED or not self._main.is_alone:
             return 0
         accepted = self._acceptance.staged.rates(np.array(confidence[: self._max_staged])).cumprod()
         # Each staged token that the draft model drafts, too, saves one of its calls.
@@ -239,6 +250,14 @@ class Adaptive(Policy):
         before, self._plain = self._plain, self._main.seconds(1)
         if not 0.8 < self._plain / before < 1.25:
             self._budget.restore()
+        self._refresh()
+
+    def _take_costs(self) -> None:
+        """Take the costs at the current number of rows."""
+        self._version = self._main.version
+        self._plain = self._main.seconds(1)
+        drafts = self._all_drafts
+        self._draft = drafts if drafts and could_gain(self._main, drafts) else None
         self._refresh()
 
     def _refresh(self) -> None:
@@ -268,7 +287,10 @@ class Adaptive(Policy):
         step = best_size(values[order], self._seconds[: n_max + 1])
         if step.rate <= best.rate:
             return best
-        self._source, self.lookup_proposal = "lookup", judged.part(order[: step.n].tolist())
+        chosen = order[: step.n]
+        self._source, self.lookup_proposal = "lookup", judged.part(chosen.tolist())
+        chosen.sort()
+        self._lookup_values: Sequence[float] = values[chosen].tolist()
         return step
 
     def _asks_draft(self, rate: float) -> bool:
@@ -281,7 +303,7 @@ class Adaptive(Policy):
         if n_unread > _MAX_TRIAL and not self.reads_prompt(n_unread):
             return False  # the rest of the answer would not repay reading so much
         step = self._draft_step(self._acceptance.recent.upper, n_unread)
-        loss = self._draft.seconds(n_unread) + self._main.seconds(2) - self._plain
+        loss = self._draft.seconds(n_unread) + float(self._seconds[1]) - self._plain
         return step.rate > rate and loss <= self._budget.may_lose("draft") * self._plain
 
     def _draft_step(self, acceptance: float, n_unread: int = 1) -> Step:
@@ -333,6 +355,6 @@ class Adaptive(Policy):
         return float(rates.max(initial=0.0))
 
 
-def could_gain(main: CostModel, draft: CostModel) -> bool:
+def could_gain(main: CallCosts, draft: CallCosts) -> bool:
     """Whether a draft model would gain at 95 % acceptance; one that would not is never asked."""
     return best_chain(0.95, main, draft, MAX_CALLS).rate > 1.02 / main.seconds(1)

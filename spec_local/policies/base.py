@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.lookups.base import Candidates
 from spec_local.policies.cost_model import CostModel
+from spec_local.policies.sharing import RowCosts
 
 if TYPE_CHECKING:
     from spec_local.policies.experience import Experience
@@ -58,7 +59,7 @@ class Offer:
         return min(self.limit.depth, self.limit.nodes)
 
 
-Costs = tuple[CostModel, CostModel | None]
+Costs = tuple[CostModel | RowCosts, CostModel | RowCosts | None]
 
 
 def _unknown_costs() -> Costs:
@@ -152,6 +153,10 @@ class Policy:
     def truncate(self, n: int) -> int:
         """How many of n draft tokens to verify; n where none may be dropped."""
         return n
+
+    def values(self, proposal: Proposal) -> Sequence[float]:
+        """Estimated probability that each node of this step's proposal is accepted; empty: unknown."""
+        return ()
 
     def on_drafted(self) -> None:
         """Note that drafting is over; the time that follows is the main model's."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spec_local.policies.acceptance_model import Floats
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import CallCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def best_size(values: Floats, seconds: Floats) -> Step:
 
 
 def best_chain(
-    acceptance: float, main: CostModel, draft: CostModel | None, n_max: int, n_unread: int = 1
+    acceptance: float, main: CallCosts, draft: CallCosts | None, n_max: int, n_unread: int = 1
 ) -> Step:
     """The best chain of at least one draft token, at one acceptance rate for all.
 

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,16 @@ _NEAR = 4  # calls; a call of one token that comes later is no reference
 _UNUSUAL = 1.4  # ratio to the expected time, or its inverse
 _DISTURBED = 4.0  # ratio to the usual time of a one-token call; such a slowdown rarely lasts
 _INSTANT = 1e-9  # seconds; a coarse clock may give 0
+
+
+class CallCosts(Protocol):
+    """Seconds of a call by number of tokens."""
+
+    def seconds(self, n: int) -> float:
+        """Seconds of a call of n tokens."""
+
+    def first(self, n: int) -> NDArray[np.float64]:
+        """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0; do not modify."""
 
 
 @dataclass(slots=True)
@@ -162,7 +173,11 @@ class CostModel:
             wanted, sizes, costs = np.arange(max(n + 1, 66)), list(self.costs), list(self.costs.values())
             self._first = np.interp(wanted, sizes, costs)
             beyond = wanted > sizes[-1]
-            self._first[beyond] = [_interpolated(int(n), sizes, costs) for n in wanted[beyond]]
+            if len(sizes) == 1:
+                self._first[beyond] = costs[0] * wanted[beyond] / sizes[0]
+            else:
+                slope = max(0.0, (costs[-1] - costs[0]) / (sizes[-1] - sizes[0]))
+                self._first[beyond] = costs[-1] + slope * (wanted[beyond] - sizes[-1])
             self._first[0] = 0.0
         return self._first[: n + 1]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.proposal import ROOT, depth_of, is_chain
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import CallCosts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -167,7 +167,7 @@ def _count_reads(reads: Ints, sizes: Ints, d: int) -> None:
 
 
 def plan(
-    acceptance: Sequence[float], main: CostModel, draft: CostModel, max_nodes: int, max_depth: int
+    acceptance: Sequence[float], main: CallCosts, draft: CallCosts, max_nodes: int, max_depth: int
 ) -> Plan:
     """The tree with the least time per token; a chain or nothing where verification is expensive.
 
@@ -198,14 +198,14 @@ def plan(
 
 
 def plan_chain(
-    acceptance: Sequence[float], main: CostModel, draft: CostModel, max_nodes: int, max_depth: int
+    acceptance: Sequence[float], main: CallCosts, draft: CallCosts, max_nodes: int, max_depth: int
 ) -> Plan:
     """The chain, or nothing, with the least time per token; arguments and errors of `plan`."""
     _check(acceptance)
     return _best(acceptance[:1], main, draft, max_nodes, max_depth)
 
 
-def worth_verifying(values: Sequence[float], spent: float, main: CostModel) -> int:
+def worth_verifying(values: Sequence[float], spent: float, main: CallCosts) -> int:
     """How many of the most valuable nodes to verify; 0: none.
 
     OPT-Tree (Wang et al. 2024, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858) verify the n
@@ -232,7 +232,7 @@ def worth_verifying(values: Sequence[float], spent: float, main: CostModel) -> i
 
 
 def _best(
-    acceptance: Sequence[float], main: CostModel, draft: CostModel, max_nodes: int, max_depth: int
+    acceptance: Sequence[float], main: CallCosts, draft: CallCosts, max_nodes: int, max_depth: int
 ) -> Plan:
     """Of the best trees of every size and depth the one with the least time per token, then the smallest."""
     trees = best_trees(acceptance, max_nodes, max_depth)

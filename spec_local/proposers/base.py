@@ -1,9 +1,9 @@
 """The interface of a proposer."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from spec_local.core.language_model import Logits
+from spec_local.core.language_model import Calls, Logits
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import Rng
 
@@ -16,6 +16,9 @@ Lap = Callable[[str], None]
 class Proposer(Protocol):
     """Drafts tokens that may follow a history. Any draft is allowed: verification keeps the output exact.
 
+    `prefill` and `propose` are generators of model calls, which rows share (see `Calls`). A proposer that
+    calls no model begins them with ``yield from ()``.
+
     One rule applies to drawn tokens: whether one is proposed must not depend on tokens drawn after it, nor
     on its own probability. Stopping after a token is always allowed.
     """
@@ -24,11 +27,14 @@ class Proposer(Protocol):
     def needs_logits(self) -> bool:
         """Whether `observe` must be called."""
 
-    def prefill(self, history: Sequence[int]) -> Iterator[int]:
-        """Read a prompt. Yields the number of evaluated tokens after each call; the caller may stop there."""
+    def prefill(self, history: Sequence[int]) -> Calls[None]:
+        """Read a prompt. The caller may stop after any of the calls."""
 
-    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
+    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Calls[Proposal]:
         """Draft tokens that may follow `history`, within the limit; possibly none."""
+
+    def shorten(self, proposal: Proposal) -> None:
+        """Note that only this part of the last proposal is verified."""
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         """Receive the main model's logits (n, V), a view: row i scores the token after tokens[i].

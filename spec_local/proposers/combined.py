@@ -1,9 +1,9 @@
 """The proposer of an answer: in each step a policy chooses a lookup, the draft model or a plain step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from spec_local.core.language_model import Logits
+from spec_local.core.language_model import Calls, Logits
 from spec_local.core.proposal import EMPTY, Proposal
 from spec_local.core.rng import Rng
 from spec_local.lookups.base import Candidates, Lookup
@@ -46,14 +46,14 @@ class CombinedProposer:
         self._skipped: list[tuple[Sequence[Candidates], int]] = []
         self._is_skipping = False  # in this step
 
-    def prefill(self, history: Sequence[int]) -> Iterator[int]:
+    def prefill(self, history: Sequence[int]) -> Calls[None]:
         if not self._draft:
             return
         self._draft.commit(history)  # discards the cache of another history
         if self._policy.reads_prompt(self._draft.unread(history)):
             yield from self._draft.prefill(history)
 
-    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
+    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Calls[Proposal]:
         policy = self._policy
         candidates = self._find(history, limit, lap) if self._lookups else []
         if len(self._skipped) < policy.n_skippable and not any(map(policy.could_pay, candidates)):
@@ -72,11 +72,18 @@ class CombinedProposer:
                 nodes, depth = min(limit.nodes, policy.tree_nodes), min(limit.depth, policy.tree_depth)
                 limit = replace(limit, nodes=nodes, depth=depth)
             self._draft_used = True
-            proposal = replace(self._draft.propose(history, limit, rng, lap), source=source)
+            drafted = yield from self._draft.propose(history, limit, rng, lap)
+            proposal = replace(drafted, source=source)
+        values = policy.values(proposal) if proposal.tokens else ()
+        if values:
+            proposal = replace(proposal, values=values)
         self._proposal, self._length = proposal, len(history)
         policy.on_drafted()
         lap("policy")
         return proposal
+
+    def shorten(self, proposal: Proposal) -> None:
+        self._proposal = proposal
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         for lookup in self._lookups:

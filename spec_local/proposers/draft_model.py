@@ -6,14 +6,14 @@ draft token that equals the staged one. The draft model's probabilities are the 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import LanguageModel, Logits, common_prefix, prefill
+from spec_local.core.language_model import Calls, LanguageModel, Logits, common_prefix, prefill
 from spec_local.core.proposal import ROOT, Proposal, is_chain, path_to
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler
@@ -57,7 +57,7 @@ class DraftModel:
         self._tree: _DraftTree | None = None
         self._proposal = Proposal()
 
-    def prefill(self, history: Sequence[int]) -> Iterator[int]:
+    def prefill(self, history: Sequence[int]) -> Calls[None]:
         history = self._readable(history)
         # A prompt beyond the draft model's own context cannot be continued: see propose.
         if len(history) < self.model.n_ctx:
@@ -85,7 +85,7 @@ class DraftModel:
         n = len(self._readable(history))
         return n - len(self.model.cached) if n <= self.model.n_ctx else 0
 
-    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
+    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Calls[Proposal]:
         model, history = self.model, self._readable(history)
         room = model.n_ctx - len(history) + 1
         if room < 1:
@@ -94,9 +94,13 @@ class DraftModel:
         limit = Limit(min(limit.depth, room), min(limit.nodes, room), branches)
         model.truncate(common_prefix(model.cached, history[:-1]))
         self._tree = _DraftTree(self, history, limit, lap)
-        self._proposal = replace(self.shape.build(self._tree, limit, rng), source="draft")
+        proposal = yield from self.shape.build(self._tree, limit, rng)
+        self._proposal = replace(proposal, source="draft")
         self._tree.report_staged()
         return self._proposal
+
+    def shorten(self, proposal: Proposal) -> None:
+        self._proposal = proposal
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         pass
@@ -169,24 +173,24 @@ class _DraftTree:
         self.parents.append(parent)
         return len(self.tokens) - 1
 
-    def next_output(self) -> _ChainOutput:
+    def next_output(self) -> Calls[_ChainOutput]:
         drafted = self.tokens[self._n_before :]
         is_known = len(drafted) < len(self._rows) and drafted == self._staged[: len(drafted)]
-        n_read = 0 if is_known else self._extend()
+        n_read = 0 if is_known else (yield from self._extend())
         logits = self._rows[len(self.tokens) - self._n_before]
         last = len(self.tokens) - 1
         output = _ChainOutput(self._sampler.distribution(logits, self._sampler_history(last)), n_read, logits)
         self._lap("draft sampling")
         return output
 
-    def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
-        rows = zip(self._evaluate(nodes), nodes, strict=True)
+    def distributions(self, nodes: Sequence[int]) -> Calls[list[Distribution]]:
+        rows = zip((yield from self._evaluate(nodes)), nodes, strict=True)
         found = [self._sampler.distribution(row, self._sampler_history(n)) for row, n in rows]
         self._lap("draft sampling")
         return found
 
-    def most_probable(self, nodes: Sequence[int], k: int) -> list[Ranked]:
-        rows = zip(self._evaluate(nodes), nodes, strict=True)
+    def most_probable(self, nodes: Sequence[int], k: int) -> Calls[list[Ranked]]:
+        rows = zip((yield from self._evaluate(nodes)), nodes, strict=True)
         found = [self._sampler.most_probable(row, k, self._sampler_history(n)) for row, n in rows]
         self._lap("draft sampling")
         return found
@@ -204,40 +208,42 @@ class _DraftTree:
         if n_reached:
             self._policy.observe_staged(self._confidence[:n_reached], common_prefix(self._staged, drafted))
 
-    def _evaluate(self, nodes: Sequence[int]) -> Logits:
+    def _evaluate(self, nodes: Sequence[int]) -> Calls[Logits]:
         if nodes[0] == ROOT:  # comes first, and alone
-            logits = self._model.evaluate(self._unread(), 1)
+            unread = yield from self._unread()
+            logits = yield from self._model.evaluate_calls(unread, 1)
         else:
             tokens = [self.tokens[n] for n in nodes]
-            logits = self._model.decode_tree(tokens, [self._evaluated[self.parents[n]] for n in nodes])
+            parents = [self._evaluated[self.parents[n]] for n in nodes]
+            logits = yield from self._model.decode_tree_calls(tokens, parents)
             n_evaluated = len(self._evaluated) - 1
             self._evaluated.update(zip(nodes, range(n_evaluated, n_evaluated + len(nodes)), strict=True))
         self._lap("draft model")
         return logits[:, : self._n_vocab]
 
-    def _extend(self) -> int:
+    def _extend(self) -> Calls[int]:
         """Evaluate the rest of the chain and staged tokens in one call; returns the number of tokens read."""
         model = self._model
         self.report_staged()
         if self.tokens:  # the last one is new, and differs from the staged one
             model.truncate(self.n_history + len(self.tokens) - 1)
         n_cached = len(model.cached)
-        unread = self._unread()
+        unread = yield from self._unread()
         self._stage(len(unread))
         self._n_before = len(self.tokens)
         try:
-            logits = model.evaluate([*unread, *self._staged], 1 + len(self._staged))
+            logits = yield from model.evaluate_calls([*unread, *self._staged], 1 + len(self._staged))
         except ContextOverflow:  # a main model token may be several tokens of a different vocabulary
             if not self._staged:
                 raise
             self._staged, self._confidence = [], ()
             model.truncate(n_cached)
-            logits = model.evaluate(unread, 1)
+            logits = yield from model.evaluate_calls(unread, 1)
         self._rows = logits[:, : self._n_vocab]
         self._lap("draft model")
         return len(model.cached) - n_cached
 
-    def _unread(self) -> Sequence[int]:
+    def _unread(self) -> Calls[Sequence[int]]:
         """The last tokens of history and chain, which fit in one call; reads those before them.
 
         Usually one token, or two after a draft that was accepted as a whole: its last token was not
@@ -248,7 +254,7 @@ class _DraftTree:
             return self.tokens[-1:]
         while self.n_history - len(model.cached) > model.max_tokens:
             start = len(model.cached)
-            model.evaluate(self._history[start : start + model.max_tokens], 0)
+            yield from model.evaluate_calls(self._history[start : start + model.max_tokens], 0)
             self._lap("draft model")
         return self._history[len(model.cached) :]
 

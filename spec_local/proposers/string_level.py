@@ -7,7 +7,7 @@ text is verified with exact match, which needs no probabilities.
 
 from collections.abc import Callable, Sequence
 
-from spec_local.core.language_model import LanguageModel, common_prefix
+from spec_local.core.language_model import Calls, LanguageModel, common_prefix
 from spec_local.core.proposal import Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Sampler
@@ -53,8 +53,9 @@ class StringLevelDraft(DraftModel):
     def drafted(self, output: Sequence[int]) -> Sequence[int]:
         return self._drafted
 
-    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
-        kept = super().propose(history, limit, rng, lap).tokens
+    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Calls[Proposal]:
+        proposal = yield from super().propose(history, limit, rng, lap)
+        kept = proposal.tokens
         drafted = self._tree.tokens if self._tree else ()
 
         def retokenized(tokens: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import LanguageModel, Logits
+from spec_local.core.language_model import Calls, LanguageModel, Logits, RowMethods
 from spec_local.errors import InvalidRequest, VocabularyMismatch
 
 _TURN_STARTS = (b"<|im_start|>", b"<start_of_turn>", b"<|start_header_id|>", b"<|turn>", b"[INST]")
@@ -155,7 +155,7 @@ def _same_role(main: _TokenIndex, draft: _TokenIndex) -> Iterable[tuple[int, int
     yield from ((main.controls[n], draft.controls[n]) for n in main.controls.keys() & draft.controls.keys())
 
 
-class IntersectionModel:
+class IntersectionModel(RowMethods):
     """A `LanguageModel` with the main model's vocabulary, computed by a draft model with a different one.
 
     Args:
@@ -200,7 +200,7 @@ class IntersectionModel:
             self._history.pop()
         return self._history
 
-    def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
+    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
         n_history = len(self.cached)
         self._model.truncate(self._ends[-1] if n_history else 0)
         n_cached = len(self._model.cached)
@@ -216,16 +216,16 @@ class IntersectionModel:
             chunk = converted[start : start + size]
             rows = [(row, i - start) for row, i in enumerate(wanted) if start <= i < start + len(chunk)]
             first = rows[0][1] if rows else len(chunk)
-            logits = self._model.evaluate(chunk, len(chunk) - first)
+            logits = yield from self._model.evaluate_calls(chunk, len(chunk) - first)
             for row, i in rows:
                 self._set_row(row, logits[i - first])
         self._history += tokens
         self._ends += ends
         return self._logits[:n_logits]
 
-    def decode_tree(
+    def decode_tree_calls(
         self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Logits:
+    ) -> Calls[Logits]:
         n_logits = len(tokens) if n_logits is None else n_logits
         n_before = sum(len(nodes) for _, nodes in self._nodes)
         converted: list[int] = []
@@ -239,7 +239,7 @@ class IntersectionModel:
             above += [tree[parent][1][-1] if parent >= 0 else -1, *nodes[:-1]]
             converted += own
             tree.append((token, nodes))
-        logits = self._model.decode_tree(converted, above)
+        logits = yield from self._model.decode_tree_calls(converted, above)
         for row, (_, nodes) in enumerate(tree[len(tree) - n_logits :]):
             self._set_row(row, logits[nodes[-1] - n_before])
         self._nodes = tree

@@ -15,7 +15,7 @@ import psutil
 from spec_local.bench.figures import VariantFigures
 from spec_local.calibration.measure import measure
 from spec_local.files import sha256
-from spec_local.llama.context import Context
+from spec_local.llama.context import open_context
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
 from spec_local.machine import default_threads
@@ -373,7 +373,7 @@ def _cost_and_speedup(recipe: Recipe, draft: Path, agreement: float) -> tuple[fl
     costs = []
     for path, sizes in ((recipe.main, range(1, _MAX_DRAFT + 2)), (draft, (1,))):
         model = Model(path, gpu_layers=recipe.gpu_layers)
-        context = Context(model, n_ctx=256, threads=recipe.threads)
+        context = open_context(model, n_ctx=256, threads=recipe.threads)
         costs.append(measure(context, list(sizes), rounds=7))
         context.close()
         model.close()

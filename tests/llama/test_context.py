@@ -9,7 +9,7 @@ import pytest
 
 from spec_local.core.language_model import prefill
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
-from spec_local.llama.context import Context
+from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 
 # Calls of different sizes sum in a different order, and the cache is f16: the logits (standard
@@ -167,7 +167,7 @@ def test_a_full_context_stays_usable(make_context, fresh_logits, tiny_model, n_c
 
 def test_a_closed_context(tiny_path):
     model = Model(tiny_path)
-    context = Context(model, n_ctx=64, threads=1)
+    context = open_context(model, n_ctx=64, threads=1)
     context.evaluate([1, 2], 1)
     context.close()
     context.close()
@@ -183,7 +183,7 @@ def test_a_closed_context(tiny_path):
 
 def test_closing_the_model_first(tiny_path):
     model = Model(tiny_path)
-    context = Context(model, n_ctx=64, threads=1)
+    context = open_context(model, n_ctx=64, threads=1)
     model.close()
     with pytest.raises(InvalidRequest, match="closed"):
         context.evaluate([1], 1)
@@ -191,10 +191,10 @@ def test_closing_the_model_first(tiny_path):
 
 
 def test_contexts_keep_their_model_and_logits_keep_their_context(tiny_path):
-    logits = Context(Model(tiny_path), n_ctx=64, threads=1).evaluate([1, 2, 3], 3)[1:]
+    logits = open_context(Model(tiny_path), n_ctx=64, threads=1).evaluate([1, 2, 3], 3)[1:]
     before = logits.copy()
     gc.collect()
-    others = [Context(Model(tiny_path), n_ctx=64, threads=1).evaluate([4, 5], 2) for _ in range(3)]
+    others = [open_context(Model(tiny_path), n_ctx=64, threads=1).evaluate([4, 5], 2) for _ in range(3)]
     np.testing.assert_array_equal(logits, before)
     assert all(np.isfinite(other).all() for other in others)
 

@@ -12,13 +12,13 @@ import pytest
 
 from spec_local.errors import InvalidRequest, ModelError, ModelFileError
 from spec_local.llama import runtime, tiny
-from spec_local.llama.context import Context
+from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 
 
 def greedy(model, prompt, n):
-    context = Context(model, n_ctx=512, max_logits=1, threads=1)
+    context = open_context(model, n_ctx=512, max_logits=1, threads=1)
     row = context.evaluate(model.vocabulary.tokenize(prompt, add_special=True), 1)
     output = []
     for _ in range(n):
@@ -147,7 +147,7 @@ def kv_cache_bytes(capsys, model, **kwargs):
     """The size of the KV cache that llama.cpp logs."""
     runtime.set_verbose(True)
     try:
-        Context(model, threads=1, **kwargs).close()
+        open_context(model, threads=1, **kwargs).close()
     finally:
         runtime.set_verbose(False)
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "KV buffer size" in x]
@@ -193,7 +193,7 @@ def test_the_size_of_a_recurrent_state_is_not_counted(recurrent_model):
 def test_the_log_is_printed_only_when_verbose(capfd, tiny_path, verbose):
     runtime.set_verbose(verbose)
     try:
-        Context(Model(tiny_path), n_ctx=64, threads=1).evaluate([1], 1)
+        open_context(Model(tiny_path), n_ctx=64, threads=1).evaluate([1], 1)
     finally:
         runtime.set_verbose(False)
     out, err = capfd.readouterr()
@@ -229,9 +229,9 @@ def run_and_exit(path, start, end):
     code = f"""
 {start}
 from spec_local.llama.model import Model
-from spec_local.llama.context import Context
+from spec_local.llama.context import Context, open_context
 model = Model({str(path)!r})
-context = Context(model, n_ctx=64, threads=1)
+context = open_context(model, n_ctx=64, threads=1)
 logits = context.evaluate([1, 2], 1)
 {end}
 """
@@ -274,7 +274,7 @@ def test_weights_are_freed_with_the_last_reference(tiny_path):
         lambda model: model.chat_template,
         lambda model: model.can_roll_back,
         lambda model: model.kv_bytes(16),
-        lambda model: Context(model, n_ctx=16),
+        lambda model: open_context(model, n_ctx=16),
     ],
 )
 def test_a_closed_model(tiny_path, call):
@@ -330,7 +330,7 @@ def test_noise_lowers_the_agreement(tmp_path, tiny_model, extra_tokens):
     agreement = []
     for noise in (0.0, 0.05, 0.2, 1.0):
         path = write_tiny_model(tmp_path / f"{noise}.gguf", noise=noise, extra_tokens=extra_tokens)
-        draft = Context(Model(path), n_ctx=512, threads=1, max_tokens=256, max_logits=256)
+        draft = open_context(Model(path), n_ctx=512, threads=1, max_tokens=256, max_logits=256)
         prompt = draft.model.vocabulary.tokenize("Hello, what is the time?", add_special=True)
         drafted = draft.evaluate(prompt + output, len(output) + 1)[:-1].argmax(axis=1)
         agreement.append(float((drafted == np.array(output)).mean()))

@@ -18,7 +18,7 @@ from spec_local.errors import (
     ModelError,
     ModelFileError,
 )
-from spec_local.llama.context import Context
+from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies import Adaptive, Policy
@@ -124,7 +124,7 @@ def check_caches(session, history, tolerance=GAP):
         n_vocab = context.n_vocab
         probe = history[len(cached)] if len(cached) < len(history) else 7
         ours = context.evaluate([probe], 1).copy()
-        fresh = Context(context.model, n_ctx=context.n_ctx, max_tokens=64, max_logits=1, threads=1)
+        fresh = open_context(context.model, n_ctx=context.n_ctx, max_tokens=64, max_logits=1, threads=1)
         for start in range(0, len(cached), 64):
             fresh.evaluate(cached[start : start + 64], 0)
         theirs = fresh.evaluate([probe], 1).copy()
@@ -139,7 +139,7 @@ def check_equal_except_near_ties(session, prompt, ours, theirs, tolerance=GAP):
     if ours == theirs:
         return
     at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
-    context = Context(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
+    context = open_context(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
     logits = context.evaluate([*prompt, *theirs[:at]], 1)[0]
     gap = abs(float(logits[ours[at]] - logits[theirs[at]]))
     context.close()
@@ -151,7 +151,7 @@ def check_equal_except_near_draws(session, prompt, ours, theirs, sampling, seed,
     if ours == theirs:
         return
     at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
-    context = Context(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
+    context = open_context(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
     logits = context.evaluate([*prompt, *theirs[:at]], 1)[0].copy()
     context.close()
     for favourite, other in ((ours[at], theirs[at]), (theirs[at], ours[at])):
@@ -1016,7 +1016,7 @@ def test_a_failed_open_frees_everything(tmp_path, monkeypatch):
 
 @pytest.mark.starter
 def test_starter_lookup_repeats_a_list_without_changing_it(starter):
-    context = Context(starter, n_ctx=512, threads=1, max_tokens=256)
+    context = open_context(starter, n_ctx=512, threads=1, max_tokens=256)
     session = Session(context)
     prompt = starter.vocabulary.tokenize("1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2,")
     plain, _, _ = run(session, prompt, proposer="none", max_tokens=24)
@@ -1032,7 +1032,7 @@ def test_starter_lookup_repeats_a_list_without_changing_it(starter):
 @pytest.mark.starter
 def test_starter_as_its_own_draft(starter):
     """The same model as main and draft: most draft tokens are accepted, and nothing is evaluated twice."""
-    contexts = [Context(starter, n_ctx=512, threads=1, max_tokens=256) for _ in range(2)]
+    contexts = [open_context(starter, n_ctx=512, threads=1, max_tokens=256) for _ in range(2)]
     session = Session(*contexts)
     conversation = Conversation(starter, ChatTemplate(starter))
     first = conversation.ask("Tell me a long story about a lighthouse.")

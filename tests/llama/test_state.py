@@ -347,11 +347,11 @@ KILLED = """
 import sys
 from pathlib import Path
 from spec_local.llama import state
-from spec_local.llama.context import Context
+from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 model, contexts = Model(sys.argv[1]), []
 for token in (300, 600):
-    contexts.append(Context(model, n_ctx=4096, threads=1, max_tokens=512, max_logits=1))
+    contexts.append(open_context(model, n_ctx=4096, threads=1, max_tokens=512, max_logits=1))
     for _ in range(7):
         contexts[-1].evaluate([token] * 512, 0)
 while True:

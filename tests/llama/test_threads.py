@@ -185,7 +185,7 @@ def test_closing_a_model_while_threads_use_it(tiny_path):
         """
 import sys, threading
 from spec_local.errors import InvalidRequest
-from spec_local.llama.context import Context
+from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
 
 def use(model):
@@ -209,7 +209,7 @@ errors = []
 for _ in range(5):
     counts = []
     model = Model(sys.argv[1])
-    context = Context(model, n_ctx=128, max_tokens=96, max_logits=96, threads=1)
+    context = open_context(model, n_ctx=128, max_tokens=96, max_logits=96, threads=1)
     threads = [threading.Thread(target=use, args=[model]) for _ in range(2)]
     threads += [threading.Thread(target=decode, args=[context])]
     for thread in threads: thread.start()
@@ -230,7 +230,7 @@ def test_exit_while_a_daemon_thread_computes(tiny_path):
     done = run_script(
         """
 import sys, threading
-from spec_local.llama.context import Context
+from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
 
 def decode():
@@ -240,7 +240,7 @@ def decode():
         running.set()
 
 running = threading.Event()
-context = Context(Model(sys.argv[1]), n_ctx=128, max_tokens=96, max_logits=96, threads=1)
+context = open_context(Model(sys.argv[1]), n_ctx=128, max_tokens=96, max_logits=96, threads=1)
 threading.Thread(target=decode, daemon=True).start()
 running.wait()
 """,

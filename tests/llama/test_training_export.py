@@ -12,7 +12,7 @@ import pytest
 from gguf import TokenType
 
 from spec_local.errors import BackendError, InvalidRequest, ModelError, ModelFileError
-from spec_local.llama.context import Context
+from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
@@ -244,7 +244,7 @@ def test_the_exported_draft_computes_the_same_logits(bpe, tmp_path, kind):
     path = write_draft(tmp_path / "draft.gguf", bpe, kept, shape, weights, kind=kind, provenance={})
     model = Model(path)
     assert model.n_ctx_train == 321
-    context = Context(model, n_ctx=64, max_tokens=8, max_logits=8, threads=1)
+    context = open_context(model, n_ctx=64, max_tokens=8, max_logits=8, threads=1)
     tokens = [3, n - 1, 7]
     embeddings = weights["token_embd.weight"]
     rows = embeddings[tokens]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spec_local.errors import ModelError, ModelFileError
-from spec_local.llama.context import Context
+from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.llama.tiny import write_tiny_model
@@ -91,7 +91,7 @@ def logits(shape, weights):
 
 
 def llama_cpp_logits(path):
-    context = Context(Model(path), n_ctx=64, max_logits=32, threads=1, flash_attention=False)
+    context = open_context(Model(path), n_ctx=64, max_logits=32, threads=1, flash_attention=False)
     found = context.evaluate(TOKENS, len(TOKENS)).copy()
     context.close()
     return found
@@ -204,7 +204,7 @@ def test_the_whole_starter_model_matches_llama_cpp(starter):
     parameters = {name: torch.tensor(value) for name, value in weights.items()}
     states = network.hidden_states(parameters, shape, torch.tensor([tokens]))[0]
     found = (states @ parameters[EMBEDDINGS].T).numpy()
-    context = Context(starter, n_ctx=64, max_logits=32, threads=1)
+    context = open_context(starter, n_ctx=64, max_logits=32, threads=1)
     expected = context.evaluate(tokens, len(tokens)).copy()
     context.close()
     assert (found.argmax(1) == expected.argmax(1)).mean() > 0.9

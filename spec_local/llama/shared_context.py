@@ -1,0 +1,238 @@
+"""A llama.cpp context, whose rows share each call: weights and KV cache in one llama_decode.
+
+Each row has sequence ids of its own (see `spec_local.llama.context`), and all rows use one pool of cells:
+with a cache for each sequence, llama.cpp would evaluate rows with different numbers of tokens one after
+another, and read the weights each time.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spec_local import machine
+from spec_local.core.language_model import Call, Logits
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.llama import runtime
+from spec_local.llama.batch import Batch
+from spec_local.llama.memory import check_free_memory
+from spec_local.llama.model import Model
+from spec_local.llama.native_object import NativeObject, Pointer
+
+if TYPE_CHECKING:
+    from spec_local.llama.context import Context
+
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes per value
+
+
+class SharedContext:
+    """A llama.cpp context with a number of rows: a `SharedModel`.
+
+    Only one thread may use it at a time, which `spec_local.session.Session` ensures.
+
+    Args:
+        model: kept open as long as the context.
+        n_ctx: maximum number of tokens of a row, committed tokens and tree nodes together.
+        n_rows: number of rows, 1 to 256; there is room in the cache for all of them at their maximum.
+        max_branches: maximum number of leaves of a row's tree, 1 to 256. llama.cpp has 256 sequence ids,
+            which the rows divide among themselves.
+        max_tokens: maximum number of tokens per call. It is also llama.cpp's physical batch size, so that
+            each call reads the weights once. On a CPU, a larger value does not make prefill faster; compute
+            buffers grow with it, and Ctrl-C waits for the call to end.
+        max_logits: maximum number of rows of logits per call; llama.cpp reserves memory for them.
+        threads: number of threads, for single tokens and batches; None: one per physical core.
+        cache_type: type of keys and values, ``f16``, ``q8_0`` or ``q4_0``.
+        flash_attention: None lets llama.cpp choose; a quantized cache requires it.
+        pad_to: fill up each call with dummy tokens to a multiple of this number, so that logits depend only
+            on the tokens before them (see `spec_local.llama.reproducible`). Only for a single row. `n_ctx` is
+            reduced to leave room for them; `max_tokens` must be a multiple of it, and `max_logits` is the
+            same number.
+
+    Attributes:
+        rows: the `Context` of each row (weak references).
+
+    Raises:
+        InvalidRequest: an argument is out of range.
+        ContextOverflow: the cache does not fit into free memory.
+        BackendError: llama.cpp could not create the context.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 4096,
+        n_rows: int = 1,
+        max_branches: int = 1,
+        max_tokens: int = 96,
+        max_logits: int = 65,
+        threads: int | None = None,
+        cache_type: str = "f16",
+        flash_attention: bool | None = None,
+        pad_to: int | None = None,
+    ) -> None:
+        threads = machine.default_threads() if threads is None else threads
+        for name, value, low, high in [
+            ("the context length", n_ctx, pad_to or 1, 1 << 24),
+            ("the number of rows", n_rows, 1, 1 if pad_to else MAX_SEQUENCES),
+            ("the number of branches", max_branches, 1, MAX_SEQUENCES),
+            ("the batch size", max_tokens, 1, 1 << 16),
+            ("the number of logit rows", max_logits, 1, 1 << 16),
+            ("the number of threads", threads, 1, 512),
+        ]:
+            if not low <= value <= high:
+                raise InvalidRequest(f"{name} is {value}: give {low} to {high}")
+        if cache_type not in CACHE_TYPES:
+            raise InvalidRequest(f"cache type {cache_type!r} is unknown: give {', '.join(CACHE_TYPES)}")
+        if cache_type != "f16" and flash_attention is False:
+            raise InvalidRequest(f"a {cache_type} cache requires flash attention: leave it on")
+        n_cells = n_rows * n_ctx
+        if n_rows > 1 and n_ctx <= (model.n_ctx_original or n_cells) < n_cells:
+            raise InvalidRequest(
+                f"{n_rows} rows of {n_ctx} tokens exceed the {model.n_ctx_original} tokens beyond which this "
+                "model rotates positions differently: give fewer rows or a smaller --ctx"
+            )
+        self.kv_bytes = model.kv_bytes(n_cells, CACHE_TYPES[cache_type])
+        need = self.kv_bytes + 2 * n_cells * min(max_tokens, n_cells)  # the attention mask, in f16
+        purpose = f"for a context of {n_ctx} tokens"
+        check_free_memory(need, purpose if n_rows == 1 else f"for {n_rows} rows of {n_ctx} tokens")
+        self.model = model
+        self.threads, self.cache_type, self.flash_attention = threads, cache_type, flash_attention
+        self.pad_to = pad_to
+        self.n_vocab = model.vocabulary.n_tokens
+        self.n_ctx = n_ctx - (pad_to or 1) + 1
+        self.max_tokens = max_tokens = min(max_tokens, n_cells - n_cells % (pad_to or 1))
+        self.max_logits = max_tokens if pad_to else min(max_logits, max_tokens)
+        self.lib = lib = runtime.library()
+        # With a sliding window, llama.cpp reuses a cell that has left the window of its only
+        # sequence, and the holes that a tree leaves make it search there. A second sequence, the
+        # guard, keeps the committed tokens.
+        self.has_guard = model.has_window and model.can_roll_back
+        # Sequence ids: those of the rows' branches, then of the guards, then of the dummy tokens.
+        n_ids = MAX_SEQUENCES - bool(pad_to)
+        if n_rows * (1 + self.has_guard) > n_ids:
+            raise InvalidRequest(f"the number of rows is {n_rows}: give 1 to {n_ids // (1 + self.has_guard)}")
+        max_branches = max_branches if model.can_roll_back else 1
+        self.max_branches = max_branches = min(max_branches, n_ids // n_rows - self.has_guard)
+        self.first_guard = n_rows * max_branches
+        self.padding = self.first_guard + n_rows * self.has_guard
+        n_sequences = self.padding + bool(pad_to)
+        params = lib.llama_context_default_params()
+        params.n_ctx = n_cells
+        params.n_batch = params.n_ubatch = max_tokens
+        # llama.cpp reserves a buffer of n_outputs_max rows, asserts that it suffices, and requires
+        # at least one row per sequence.
+        params.n_outputs_max = max(self.max_logits, n_sequences)
+        params.n_seq_max = n_sequences
+        params.n_threads = params.n_threads_batch = threads
+        params.kv_unified = True
+        params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
+        if pad_to:
+            params.op_offload = False  # a GPU would compute large calls of a model in main memory
+        if flash_attention is not None:
+            params.flash_attn_type = int(flash_attention)
+        elif cache_type != "f16":
+            params.flash_attn_type = 1
+        params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{cache_type.upper()}")
+        runtime.clear_log()
+        with runtime.deferred_signals():
+            handle: int = lib.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise BackendError(
+                f"llama.cpp could not create a context of {n_cells} tokens "
+                f"({runtime.failure_reason()}): give a smaller --ctx or another --cache-type"
+            )
+        self.native = NativeObject(lib.llama_free, handle, "context", model.handle)
+        self._memory_address: int = lib.llama_get_memory(self.handle)
+        self._batch = Batch(lib, max_tokens, max_branches)
+        self._logits: Logits = np.empty((0, self.n_vocab), np.float32)
+        self._logits_address = 0
+        self.rows: weakref.WeakSet[Context] = weakref.WeakSet()
+
+    def close(self) -> None:
+        """Free the memory; logits that were returned must not be used any more."""
+        self.native.close()
+
+    @property
+    def handle(self) -> Pointer:
+        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
+        return self.native.pointer
+
+    @property
+    def memory(self) -> Pointer:
+        """llama.cpp's pointer to the KV cache."""
+        return self.native.inner(self._memory_address)
+
+    def decode(self, calls: Sequence[Call]) -> Sequence[Logits]:
+        """Evaluate nodes of some of the rows in one llama_decode call: see `SharedModel.decode`."""
+        n_tokens = sum(len(call.tokens) for call in calls)
+        n_logits = sum(call.n_logits for call in calls)
+        if not 1 <= n_tokens <= self.max_tokens:
+            raise InvalidRequest(f"{n_tokens} tokens in one call: give 1 to {self.max_tokens}")
+        if n_logits > self.max_logits:
+            raise InvalidRequest(f"{n_logits} rows of logits in one call: give at most {self.max_logits}")
+        code = -1
+        try:
+            self._fill_batch(calls)
+            runtime.clear_log()
+            code = self.lib.llama_decode(self.handle, self._batch.native)
+            if self.pad_to:
+                self.lib.llama_memory_seq_rm(self.memory, self.padding, -1, -1)
+        finally:
+            if code:  # failed, or interrupted by a signal handler
+                if self.pad_to:
+                    self.lib.llama_memory_seq_rm(self.memory, self.padding, -1, -1)
+                for call in calls:
+                    call.row.resync()  # type: ignore[attr-defined]  # a Context
+        if code == 1:
+            raise ContextOverflow(
+                f"the KV cache has no room for {n_tokens} more tokens: "
+                "start a new conversation or give a larger --ctx"
+            )
+        if code:
+            raise BackendError(
+                f"llama.cpp could not evaluate {n_tokens} tokens "
+                f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it persists"
+            )
+        return self._split_logits(calls)
+
+    def _fill_batch(self, calls: Sequence[Call]) -> None:
+        n = 0
+        for call in calls:
+            # The kernel of the output matrix, too, depends on the number of rows: padded calls compute all.
+            n_logits = len(call.tokens) if self.pad_to and call.n_logits else call.n_logits
+            call.row.fill_batch(self._batch, n, call, n_logits)  # type: ignore[attr-defined]  # a Context
+            n += len(call.tokens)
+        if self.pad_to:
+            # The dummy tokens are a sequence of their own, and come last so that the cells of the others are
+            # consecutive. Any token will do.
+            for i in range(-n % self.pad_to):
+                self._batch.put(n + i, calls[0].tokens[0], i, self.padding, calls[0].n_logits > 0)
+            n += -n % self.pad_to
+        self._batch.native.n_tokens = n
+
+    def _split_logits(self, calls: Sequence[Call]) -> Sequence[Logits]:
+        """The logits of each call, which llama.cpp stores in the order of the batch."""
+        rows: list[Logits] = []
+        end = 0
+        for call in calls:
+            end += len(call.tokens) if self.pad_to and call.n_logits else call.n_logits
+            rows.append(self._read_logits(end)[end - call.n_logits :])
+        return rows
+
+    def _read_logits(self, n: int) -> Logits:
+        if not n:
+            return np.empty((0, self.n_vocab), np.float32)
+        pointer = self.lib.llama_get_logits(self.handle)
+        if not pointer:
+            raise BackendError("llama.cpp returned no logits: use a model that generates text")
+        address = ctypes.addressof(pointer.contents)
+        if address != self._logits_address:
+            view = (ctypes.c_float * (self.max_logits * self.n_vocab)).from_address(address)
+            view.owner = self.native  # type: ignore[attr-defined]  # keeps the memory of the logits alive
+            flat: Logits = np.frombuffer(memoryview(view), np.float32)
+            self._logits, self._logits_address = flat.reshape(-1, self.n_vocab), address
+        return self._logits[:n]

@@ -1,0 +1,155 @@
+"""The costs of calls that several rows share, and how the rows divide a call among themselves.
+
+The time of a call depends on its number of tokens, whichever rows they belong to. One row leaves most of the
+machine's arithmetic unused, so that draft tokens cost little; many rows use it for tokens of their own. The
+more rows, the fewer draft tokens pay.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.proposal import Proposal
+from spec_local.policies.cost_model import CostModel
+
+_PLAIN_AFTER = 32  # shared calls with draft tokens in a row, before one that shows what a plain one costs now
+
+
+class RowCosts:
+    """Seconds of a call as one of R rows sees it: its share, if each row has as many tokens in the call.
+
+    With one row, the costs are those of the cost model. It has the methods of `CostModel` that policies use.
+
+    Args:
+        costs: seconds of a call by number of tokens; kept up to date while there is one row.
+
+    Attributes:
+        n_rows: rows that share the next call.
+        n_prompt: prompt tokens that the next call reads besides, for other rows.
+        version: changes with the costs, except those that `observe` changes.
+    """
+
+    def __init__(self, costs: CostModel) -> None:
+        # By number of rows, seconds of a call of one draft token less than the argument. They are kept apart:
+        # rows read longer contexts than one row does, and the machine's speed is seen in plain calls of as
+        # many rows.
+        self._tables = {1: costs}
+        self.n_rows, self.n_prompt, self.version = 1, 0, 0
+        self._n_speculative = 0  # shared calls in a row, up to now
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one row has the call to itself."""
+        return self.n_rows == 1 and not self.n_prompt
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a call without draft tokens should check the machine's speed."""
+        if self.n_rows > 1 and self._n_speculative >= _PLAIN_AFTER:
+            return True
+        return self._table.is_in_doubt
+
+    @property
+    def _table(self) -> CostModel:
+        if self.n_rows not in self._tables:
+            alone, n_rows = self._tables[1], self.n_rows
+            sizes = sorted({n_rows, *(n for n in alone.costs if n > n_rows)})
+            if len(sizes) == 1:  # one size tells nothing about the cost of more
+                sizes.append(2 * n_rows)
+            self._tables[n_rows] = CostModel({n - n_rows + 1: alone.seconds(n) for n in sizes})
+        return self._tables[self.n_rows]
+
+    def share(self, n_rows: int, n_prompt: int = 0) -> None:
+        """Set with how many rows and prompt tokens the next calls are shared."""
+        if (n_rows, n_prompt) != (self.n_rows, self.n_prompt):
+            self.n_rows, self.n_prompt = n_rows, n_prompt
+            self.version += 1
+
+    def seconds(self, n: int) -> float:
+        """A row's share of a call in which it has n tokens."""
+        return self._table.seconds(n) if self.is_alone else float(self.first(n)[n])
+
+    def first(self, n: int) -> NDArray[np.float64]:
+        """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0; do not modify."""
+        if self.is_alone:
+            return self._table.first(n)
+        plain, extra = self._extra(self.n_rows * max(0, n - 1))
+        found = np.zeros(n + 1)
+        found[1:] = (plain + extra[:: self.n_rows][:n]) / self.n_rows
+        return found
+
+    def shared(self, n_drafted: int) -> NDArray[np.float64]:
+        """Seconds of the whole call with 0, 1, … draft tokens of all rows: float64 (n_drafted + 1,)."""
+        plain, extra = self._extra(n_drafted)
+        return plain + extra
+
+    def _extra(self, n: int) -> tuple[float, NDArray[np.float64]]:
+        """Seconds of the plain call, and those that 0 … n draft tokens add to it and the prompt tokens."""
+        table = self._table.first(1 + self.n_prompt + n)
+        start = 1 + self.n_prompt
+        return float(table[1]), table[start:] - table[start]
+
+    def observe(self, n: int, seconds: float) -> None:
+        """Record a call of n tokens, if one row had it to itself."""
+        if self.is_alone:
+            self._tables[1].observe(n, seconds)
+
+    def observe_shared(self, n_drafted: int, seconds: float) -> None:
+        """Record a call of several rows, with so many draft tokens; it read no prompt."""
+        if self.n_rows > 1 and not self.n_prompt:
+            self._table.observe(1 + n_drafted, seconds)
+            self._n_speculative = self._n_speculative + 1 if n_drafted else 0
+            self.version += 1
+
+
+class SharedCalls:
+    """Divides the main model's calls among rows: a `spec_local.engine.scheduler.Planner`.
+
+    Each row's policy proposes what would pay if the others did the same. Of all that is proposed, `choose`
+    keeps the part with the highest expected tokens per second.
+
+    Args:
+        main, draft: what the rows' policies use; draft None: there is no draft model.
+    """
+
+    def __init__(self, main: RowCosts, draft: RowCosts | None = None) -> None:
+        self._main, self._draft = main, draft
+
+    def begin(self, n_rows: int, n_prompt: int) -> None:
+        """Before the rows propose: how many there are, and prompt tokens that the same call will read."""
+        self._main.share(max(1, n_rows), n_prompt)
+        if self._draft:
+            self._draft.share(max(1, n_rows))
+
+    def choose(self, proposals: Sequence[Proposal], spent: float) -> Sequence[Proposal]:
+        """The parts of the rows' proposals to verify.
+
+        Args:
+            proposals: of each row; only those whose tokens were chosen, and have values, can be shortened.
+            spent: seconds since the step began.
+        """
+        found = list(proposals)
+        rows = [i for i, p in enumerate(found) if p.values and p.drawing == "chosen"]
+        if not rows:
+            return found
+        values = np.concatenate([found[i].values for i in rows])
+        owners = np.repeat(rows, [len(found[i].tokens) for i in rows])
+        nodes = np.concatenate([np.arange(len(found[i].tokens)) for i in rows])
+        order = (-values).argsort(kind="stable")  # a parent comes before its equals
+        n_fixed = sum(len(p.tokens) for p in found) - len(values)
+        tokens = len(found) + np.concatenate(([0.0], values[order].cumsum()))
+        seconds = spent + self._main.shared(n_fixed + len(values))[n_fixed:]
+        kept = order[: int((tokens / seconds).argmax())]
+        for i in rows:
+            mine = nodes[kept[owners[kept] == i]]
+            if len(mine) < len(found[i].tokens):
+                found[i] = (
+                    found[i].part(mine.tolist()) if len(mine) else replace(Proposal(), source=found[i].source)
+                )
+        return found
+
+    def observe(self, n_drafted: int, seconds: float) -> None:
+        """Learn how long a call of all rows took, with so many draft tokens, up to the commits."""
+        self._main.observe_shared(n_drafted, seconds)
