@@ -65,8 +65,8 @@ def check_fields(instance: "DataclassInstance") -> None:
 def check(name: str, value: object, hint: Any) -> None:
     """Check one value; see `check_fields`.
 
-    Supported are classes, unions, literals, functions, TypedDicts, iterables, tuples and mappings. Text is not a
-    sequence, True is not an integer, and an integer has up to 1000 bits.
+    Supported are classes, unions, literals, functions, TypedDicts, iterables, tuples, mappings. Text is not
+    a sequence, True is not an integer, and an integer has up to 1000 bits.
     """
     if not _fits(value, hint):
         kind = _kind(value)

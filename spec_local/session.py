@@ -38,6 +38,7 @@ from spec_local.llama.probe import check_model_file
 from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.lookups import Lookup, Recycling
 from spec_local.policies.cost_model import CostModel
+from spec_local.policies.sharing import best_rows
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.settings import GenerationSettings
 from spec_local.turns import Answer, Turns
@@ -88,7 +89,8 @@ class Session:
     thread raises InvalidRequest. Only `close` may be called at any time; it ends the answer at its next step
     and waits for that. In the same thread, a new answer ends an unfinished one. The last event of an answer
     that was ended is `Done` with reason ``cancelled``. For several answers at the same time, use
-    `generate_many` or open several sessions. A process that was forked after llama.cpp was loaded cannot use it.
+    `generate_many` or open several sessions. A process that was forked after llama.cpp was loaded cannot use
+    it.
 
     Args:
         main, draft: contexts.
@@ -290,6 +292,8 @@ class Session:
         prompts: Iterable[str | Sequence[int]],
         settings: GenerationSettings | Iterable[GenerationSettings] = _USUAL,
         *,
+        max_rows: int | None = None,
+        totals: Statistics | None = None,
         cancelled: Callable[[int], bool] = lambda index: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Answer[RowEvent]:
@@ -302,6 +306,8 @@ class Session:
             prompts: texts or token ids. The next one is taken when there is a free row.
             settings: of all answers, or of each. The seed of all answers is increased by one from answer to
                 answer.
+            max_rows: maximum number of answers at the same time; None: `n_rows`.
+            totals: receives the counts over all answers, and the time of the calls that they share.
             cancelled: called with the index of an answer between model calls; True ends that answer.
             clock: returns the time in seconds.
 
@@ -310,22 +316,30 @@ class Session:
             that cannot be generated ends with `Failed`; the others go on.
 
         Raises:
-            InvalidRequest: the session is closed or in use.
+            InvalidRequest: the session is closed or in use, or `max_rows` is out of range.
             BackendError: a model call failed.
         """
-        return self._turns.run(lambda: self._start_many(prompts, settings, cancelled, clock))
+        n_rows = self.n_rows if max_rows is None else max_rows
+        if not 1 <= n_rows <= self.n_rows:
+            raise InvalidRequest(
+                f"max_rows is {n_rows}: give 1 to {self.n_rows}, as the session was opened for"
+            )
+        engine = Engine(clock=clock, statistics=totals)
+        return self._turns.run(lambda: self._start_many(prompts, settings, engine, n_rows, cancelled, clock))
 
     def _start_many(
         self,
         prompts: Iterable[str | Sequence[int]],
         settings: GenerationSettings | Iterable[GenerationSettings],
+        engine: Engine,
+        n_rows: int,
         cancelled: Callable[[int], bool],
         clock: Callable[[], float],
     ) -> Answer[RowEvent]:
         self._end_answer()
         each = _of_each(settings) if isinstance(settings, GenerationSettings) else settings
         requests = enumerate(zip(prompts, each, strict=False))
-        return self._turns.start(self._events_of_many(requests, cancelled, clock))
+        return self._turns.start(self._events_of_many(engine, requests, n_rows, cancelled, clock))
 
     def _end_answer(self) -> None:
         self._turns.end()  # ended later, it would roll back the caches of the new answer
@@ -392,12 +406,13 @@ class Session:
 
     def _events_of_many(
         self,
+        engine: Engine,
         prompts: Iterator[tuple[int, tuple[str | Sequence[int], GenerationSettings]]],
+        n_rows: int,
         cancelled: Callable[[int], bool],
         clock: Callable[[], float],
     ) -> Generator[RowEvent, None, None]:
-        engine = Engine(clock=clock)
-        free = list(self._slots)
+        free = self._slots[:n_rows]
         running: dict[Row, _Running] = {}
         try:
             while True:
@@ -494,6 +509,14 @@ class Session:
     def lookups(self, settings: GenerationSettings) -> list[Lookup]:
         """The lookups among the proposers in use."""
         return self._turns.run(lambda: self._factory.lookups(settings))
+
+    def best_rows(self) -> int:
+        """The number of answers at the same time, up to `n_rows`, that gives the most tokens per second.
+
+        Measures the cost of calls, or reads it from disk. More rows than gain 5 % are left out: each answer
+        would take longer.
+        """
+        return best_rows(self.costs()[0], self.n_rows) if self.n_rows > 1 else 1
 
     def costs(self) -> tuple[CostModel, CostModel | None]:
         """Seconds per call of the main and the draft model, from disk or measured now, in a second or two.

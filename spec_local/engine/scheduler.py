@@ -40,18 +40,22 @@ class Engine:
 
     Args:
         planner: divides calls among rows; None: what the rows propose is verified.
+        statistics: receives the counts over all rows. Times are those of the engine's steps: its rate is the
+            total, and `prompt_s` the time of the steps in which no row generated.
 
     Attributes:
         rows: those that have not ended, in the order in which they were added.
-        statistics: counts over all rows; times are of the engine's steps, so that the rate is the total.
         n_calls: calls of the main model.
     """
 
     def __init__(
-        self, planner: Planner | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        planner: Planner | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        statistics: Statistics | None = None,
     ) -> None:
         self.rows: list[Row] = []
-        self.statistics, self.n_calls = Statistics(), 0
+        self.statistics, self.n_calls = statistics or Statistics(), 0
         self.planner, self._clock = planner, clock
 
     def add(self, row: Row) -> None:
@@ -105,7 +109,10 @@ class Engine:
         seconds = self._clock() - started
         for row in generating:
             row.count_seconds(seconds)
-        self.statistics.predicted_s += seconds
+        if generating:
+            self.statistics.predicted_s += seconds
+        else:
+            self.statistics.prompt_s += seconds
         for row, event in events:
             if isinstance(event, Failed | Finished):
                 self.remove(row)
@@ -168,6 +175,7 @@ class Engine:
                 events += self._commit(row, call, logits)
             for row, call in prompts:
                 row.commit_prompt(call)
+                self.statistics.prompt_n += len(call.tokens)
             if self.planner and len(steps) > 1 and not prompts:
                 self.planner.observe(n_drafted, self._clock() - started)
         return events

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.proposal import Proposal
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import CallCosts, CostModel
 
 _PLAIN_AFTER = 32  # shared calls with draft tokens in a row, before one that shows what a plain one costs now
+_LITTLE = 0.05  # of the tokens per second
 
 
 class RowCosts:
@@ -153,3 +154,12 @@ class SharedCalls:
     def observe(self, n_drafted: int, seconds: float) -> None:
         """Learn how long a call of all rows took, with so many draft tokens, up to the commits."""
         self._main.observe_shared(n_drafted, seconds)
+
+
+def best_rows(costs: CallCosts, n_max: int) -> int:
+    """The number of rows, up to `n_max`, whose plain calls give the most tokens per second.
+
+    The smallest one within `_LITTLE` of it: with more rows, each would only take longer.
+    """
+    rates = np.arange(1, n_max + 1) / costs.first(n_max)[1:]
+    return 1 + int(np.argmax(rates >= (1.0 - _LITTLE) * rates.max()))

@@ -12,7 +12,7 @@ import pytest
 
 from spec_local.errors import InvalidRequest, ModelError, ModelFileError
 from spec_local.llama import runtime, tiny
-from spec_local.llama.context import Context, open_context
+from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 

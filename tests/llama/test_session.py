@@ -139,7 +139,9 @@ def check_equal_except_near_ties(session, prompt, ours, theirs, tolerance=GAP):
     if ours == theirs:
         return
     at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
-    context = open_context(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
+    context = open_context(
+        session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1
+    )
     logits = context.evaluate([*prompt, *theirs[:at]], 1)[0]
     gap = abs(float(logits[ours[at]] - logits[theirs[at]]))
     context.close()
@@ -151,7 +153,9 @@ def check_equal_except_near_draws(session, prompt, ours, theirs, sampling, seed,
     if ours == theirs:
         return
     at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
-    context = open_context(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
+    context = open_context(
+        session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1
+    )
     logits = context.evaluate([*prompt, *theirs[:at]], 1)[0].copy()
     context.close()
     for favourite, other in ((ours[at], theirs[at]), (theirs[at], ours[at])):
