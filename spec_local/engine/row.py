@@ -92,7 +92,7 @@ class Row:
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self._is_end, self._cancelled, self._clock = is_end, cancelled, clock
         self._n_logprobs = logprobs
-        self._started: float | None = None  # when the prompt was begun
+        self._started = 0.0
         self._reading: Calls[None] | None = None  # the draft model's reading of the prompt
         self._next_call: Call | None = None  # of that
         self._lap_started = 0.0
@@ -122,16 +122,19 @@ class Row:
 
     # Reading the prompt
 
+    def start(self) -> None:
+        """Note that the time to the first token begins."""
+        self._started = self._clock()
+
     def waits_for(self, other: "Row") -> bool:
         """Whether another row is reading a beginning of the prompt that this one can share afterwards."""
-        shared = common_prefix(self._prompt, other._prompt)
+        if self.main.shared is not other.main.shared:
+            return False
         known = max(len(self.main.cached), len(other.main.cached))
-        return self.main.shared is other.main.shared and shared >= known + _MIN_SHARED
+        return common_prefix(self._prompt, other._prompt) >= known + _MIN_SHARED
 
-    def start_reading(self) -> None:
+    def reuse_cache(self) -> None:
         """Take what is cached of the prompt, in this row or another one."""
-        if self._started is None:
-            self._started = self._clock()
         self.main.reuse(self._prompt)
 
     @property
@@ -171,7 +174,7 @@ class Row:
         """The prompt is evaluated by both models."""
         self.is_reading = False
         self.statistics.cached_n = len(self._prompt) - self.statistics.prompt_n
-        self.statistics.prompt_s = self._clock() - (self._started or 0.0)
+        self.statistics.prompt_s = self._clock() - self._started
 
     # Steps
 

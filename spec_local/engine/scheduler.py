@@ -25,8 +25,14 @@ _CHUNK = 32  # prompt tokens per call while other rows generate: they wait for t
 class Planner(Protocol):
     """Decides how much of the rows' proposals is verified: `spec_local.policies.sharing.SharedCalls`."""
 
-    def begin(self, n_rows: int, n_prompt: int) -> None:
-        """Before the rows propose: how many there are, and prompt tokens that the same call will read."""
+    def begin(self, n_rows: int, n_prompt: int, n_others: int) -> None:
+        """Before the rows propose.
+
+        Args:
+            n_rows: rows that share a call.
+            n_prompt: prompt tokens that this call will read.
+            n_others: rows that are evaluated in calls of their own meanwhile.
+        """
 
     def choose(self, proposals: Sequence[Proposal], spent: float) -> Sequence[Proposal]:
         """The parts of the rows' proposals to verify, `spent` seconds after the step began."""
@@ -69,6 +75,7 @@ class Engine:
         if n > min(shared.max_tokens, shared.max_logits):
             raise InvalidRequest(f"{n} rows exceed the batch size of {shared.max_tokens}: start fewer")
         self.rows.append(row)
+        row.start()
 
     def remove(self, row: Row) -> None:
         """End a row: its caches then contain only its history."""
@@ -123,16 +130,17 @@ class Engine:
         reading = [row for row in self.rows if row.is_reading]
         found = [row for i, row in enumerate(reading) if not any(map(row.waits_for, reading[:i]))]
         for row in found:
-            row.start_reading()
+            row.reuse_cache()
         return found
 
     def _draft(self, generating: Sequence[Row], reading: Sequence[Row]) -> list[tuple[Row, Event]]:
         """Draft for all rows, and let the draft model read prompts that the main model has read."""
         n_rows = Counter(row.main.shared for row in self.rows)
-        if self.planner:
-            together = [row for row in generating if n_rows[row.main.shared] > 1]
-            n_prompt = max((min(row.n_unread, _CHUNK) for row in reading), default=0) if together else 0
-            self.planner.begin(max(1, len(together)), n_prompt)
+        if self.planner and generating:
+            together = n_rows[generating[0].main.shared] > 1  # otherwise each has its own model
+            n = len(generating) if together else 1
+            n_prompt = min(_CHUNK, max((row.n_unread for row in reading), default=0)) if together else 0
+            self.planner.begin(n, n_prompt, len(self.rows) - n)
         tasks: list[Calls[bool]] = []
         for row in generating:
             shared = row.main.shared
@@ -150,7 +158,7 @@ class Engine:
         return events
 
     def _shorten(self, generating: Sequence[Row], started: float) -> None:
-        if self.planner and len(generating) > 1:
+        if self.planner and len({row.main.shared for row in generating}) == 1 < len(generating):
             proposals = self.planner.choose([row.proposal for row in generating], self._clock() - started)
             for row, proposal in zip(generating, proposals, strict=True):
                 row.shorten(proposal)

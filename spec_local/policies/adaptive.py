@@ -183,9 +183,11 @@ class Adaptive(Policy):
         took = self._clock() - self._asked
         self._n_speculative = self._n_speculative + 1 if n_verified else 0
         self._n_plain = 0 if n_verified else self._n_plain + 1
-        was_usual, self._as_usual = self._as_usual, not n_verified and 0.8 < took / self._plain < 1.25
+        alone = self._main.is_alone
+        usual_time = 0.8 < took / self._plain < 1.25 if alone else True  # others are timed by the engine
+        was_usual, self._as_usual = self._as_usual, not n_verified and usual_time
         # The step after an unusual one is timed, too: disturbed calls must not outnumber others in the table.
-        if self._main.is_alone and (
+        if alone and (
             not (self._as_usual and was_usual)
             or self._n_plain < 3
             or self._n_steps - self._timed >= _TIMED_EVERY
@@ -200,7 +202,7 @@ class Adaptive(Policy):
         known.n_tokens += len(output)
         # Noise is no loss of speculation, but the table may be outdated: the clock counts within bounds.
         usual = float(self._seconds[n_verified]) if n_verified else self._plain
-        timed = n_verified and self._main.is_alone
+        timed = n_verified and alone
         seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if timed else usual)
         gain = len(output) - seconds / self._plain
         kind: Kind | None = "draft" if asked_draft else "lookup" if self._source == "lookup" else None

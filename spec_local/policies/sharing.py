@@ -29,6 +29,7 @@ class RowCosts:
     Attributes:
         n_rows: rows that share the next call.
         n_prompt: prompt tokens that the next call reads besides, for other rows.
+        n_others: rows that are evaluated in calls of their own meanwhile.
         version: changes with the costs, except those that `observe` changes.
     """
 
@@ -37,13 +38,13 @@ class RowCosts:
         # rows read longer contexts than one row does, and the machine's speed is seen in plain calls of as
         # many rows.
         self._tables = {1: costs}
-        self.n_rows, self.n_prompt, self.version = 1, 0, 0
+        self.n_rows, self.n_prompt, self.n_others, self.version = 1, 0, 0, 0
         self._n_speculative = 0  # shared calls in a row, up to now
 
     @property
     def is_alone(self) -> bool:
-        """Whether one row has the call to itself."""
-        return self.n_rows == 1 and not self.n_prompt
+        """Whether nothing but one row's call happens in a step."""
+        return self.n_rows == 1 and not self.n_prompt and not self.n_others
 
     @property
     def is_in_doubt(self) -> bool:
@@ -62,8 +63,9 @@ class RowCosts:
             self._tables[n_rows] = CostModel({n - n_rows + 1: alone.seconds(n) for n in sizes})
         return self._tables[self.n_rows]
 
-    def share(self, n_rows: int, n_prompt: int = 0) -> None:
+    def share(self, n_rows: int, n_prompt: int = 0, n_others: int = 0) -> None:
         """Set with how many rows and prompt tokens the next calls are shared."""
+        self.n_others = n_others
         if (n_rows, n_prompt) != (self.n_rows, self.n_prompt):
             self.n_rows, self.n_prompt = n_rows, n_prompt
             self.version += 1
@@ -118,18 +120,16 @@ class SharedCalls:
     def __init__(self, main: RowCosts, draft: RowCosts | None = None) -> None:
         self._main, self._draft = main, draft
 
-    def begin(self, n_rows: int, n_prompt: int) -> None:
-        """Before the rows propose: how many there are, and prompt tokens that the same call will read."""
-        self._main.share(max(1, n_rows), n_prompt)
+    def begin(self, n_rows: int, n_prompt: int, n_others: int) -> None:
+        """See `spec_local.engine.scheduler.Planner`."""
+        self._main.share(n_rows, n_prompt, n_others)
         if self._draft:
-            self._draft.share(max(1, n_rows))
+            self._draft.share(n_rows, 0, n_others)
 
     def choose(self, proposals: Sequence[Proposal], spent: float) -> Sequence[Proposal]:
-        """The parts of the rows' proposals to verify.
+        """The parts of the rows' proposals to verify, `spent` seconds after the step began.
 
-        Args:
-            proposals: of each row; only those whose tokens were chosen, and have values, can be shortened.
-            spent: seconds since the step began.
+        Only proposals whose tokens were chosen, and have values, are shortened.
         """
         found = list(proposals)
         rows = [i for i, p in enumerate(found) if p.values and p.drawing == "chosen"]
@@ -152,7 +152,7 @@ class SharedCalls:
         return found
 
     def observe(self, n_drafted: int, seconds: float) -> None:
-        """Learn how long a call of all rows took, with so many draft tokens, up to the commits."""
+        """See `spec_local.engine.scheduler.Planner`."""
         self._main.observe_shared(n_drafted, seconds)
 
 
