@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Call, Logits, RowMethods, common_prefix
+from spec_local.core.language_model import Call, Logits, Rollback, RowMethods, common_prefix
 from spec_local.errors import ContextOverflow, InvalidRequest
 
 Outcome = TypeVar("Outcome", bound=Hashable)
@@ -66,6 +66,8 @@ class FakeModel(RowMethods):
     Attributes:
         calls: number of tokens of each call of this row.
     """
+
+    rollback: Rollback = "any"
 
     def __init__(
         self,

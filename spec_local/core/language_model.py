@@ -8,7 +8,7 @@ whoever drives it decides which calls are made together (`run_together`).
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from spec_local.errors import SpecLocalError
 
 Logits = NDArray[np.float32]
+
+Rollback = Literal["any", "none"]
+"""How a model can take tokens back: the last ones, as many as wanted; or only all of them."""
 
 _Result = TypeVar("_Result")
 
@@ -98,6 +101,10 @@ class LanguageModel(Protocol):
         """Maximum number of leaves in the tree; 1: chains only."""
 
     @property
+    def rollback(self) -> Rollback:
+        """How it can take tokens back: what `truncate` accepts, and whether a tree can be dropped."""
+
+    @property
     def cached(self) -> Sequence[int]:
         """The tokens of the history, without the tree. Do not change it."""
 
@@ -149,7 +156,11 @@ class LanguageModel(Protocol):
         """Append a path of the tree, as nodes from the root down, to the history, and drop the others."""
 
     def truncate(self, length: int) -> None:
-        """Roll the history back to its first `length` tokens, and drop the tree."""
+        """Roll the history back to its first `length` tokens, and drop the tree.
+
+        Raises:
+            ModelError: the model has no such `rollback`.
+        """
 
     def reuse(self, tokens: Sequence[int]) -> None:
         """Make the history a prefix of `tokens`, the longest one that this row or another one has cached."""

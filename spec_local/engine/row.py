@@ -86,7 +86,7 @@ class Row:
         """Whether a part of the prompt has not been evaluated."""
         self._prompt = self.history[:-1]
         self._sampler, self._rng = sampler, rng
-        self._proposer = proposer if draft_max else None
+        self._proposer = proposer if draft_max and main.rollback != "none" else None
         self._verifier = verifier
         self._draft_max = draft_max
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens

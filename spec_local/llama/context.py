@@ -54,7 +54,7 @@ class Context(RowMethods):
         self.flash_attention, self.pad_to = shared.flash_attention, shared.pad_to
         self.n_vocab, self.n_ctx = shared.n_vocab, shared.n_ctx
         self.max_tokens, self.max_logits = shared.max_tokens, shared.max_logits
-        self.max_branches = shared.max_branches
+        self.max_branches, self.rollback = shared.max_branches, shared.model.rollback
         self._sequence = index * shared.max_branches  # the first of this row's sequence ids
         self._guard_sequence = shared.first_guard + index
         self._cached: list[int] = []

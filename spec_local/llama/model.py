@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from spec_local.core.language_model import Rollback
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
 from spec_local.llama.memory import mapped_files, release_mapped_file
@@ -142,10 +143,16 @@ class Model:
         return buffer.value.decode("utf-8", "replace")
 
     @functools.cached_property
-    def can_roll_back(self) -> bool:
-        """Whether the cache can drop its last tokens; False for recurrent and hybrid models."""
+    def rollback(self) -> Rollback:
+        """How the cache can take tokens back; recurrent and hybrid models cannot."""
         lib = self._lib
-        return not (lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
+        recurrent = lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle)
+        return "none" if recurrent else "any"
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether the cache can drop its last tokens."""
+        return self.rollback != "none"
 
     def check_can_roll_back(self) -> None:
         """Raise ModelError unless `can_roll_back` is True, as speculative decoding requires."""

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Calls, LanguageModel, Logits, RowMethods
+from spec_local.core.language_model import Calls, LanguageModel, Logits, Rollback, RowMethods
 from spec_local.errors import InvalidRequest, VocabularyMismatch
 
 _TURN_STARTS = (b"<|im_start|>", b"<start_of_turn>", b"<|start_header_id|>", b"<|turn>", b"[INST]")
@@ -179,6 +179,10 @@ class IntersectionModel(RowMethods):
         """Context length if all further tokens are one draft model token each; else `evaluate` raises."""
         used = self._ends[-1] if self.cached else 0
         return self._model.n_ctx - used + len(self._history)
+
+    @property
+    def rollback(self) -> Rollback:
+        return self._model.rollback
 
     @property
     def max_tokens(self) -> int:
