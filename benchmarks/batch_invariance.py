@@ -16,9 +16,9 @@ from common import machine, numbers, parser, table
 from numpy.typing import NDArray
 
 from spec_local import kernels
-from spec_local.llama.context import Context
+from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
-from spec_local.llama.reproducible import reproducible_context
+from spec_local.llama.reproducible import open_reproducible_rows
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
 _TOKENS = 40  # a multiple of the usual sizes
@@ -51,9 +51,11 @@ def main() -> None:
     rows = []
     for path in options.models:
         model = Model(path)
-        make = reproducible_context if options.reproducible else Context
-        # Padding leaves less room.
-        context = make(model, n_ctx=options.context + 2 * _TOKENS, threads=options.threads)
+        n_ctx = options.context + 2 * _TOKENS  # padding leaves less room
+        if options.reproducible:
+            (context,) = open_reproducible_rows(model, 1, n_ctx=n_ctx, threads=options.threads)
+        else:
+            context = open_context(model, n_ctx=n_ctx, threads=options.threads)
         text = model.vocabulary.tokenize(_TEXT.read_text(), add_special=True)
         for i in range(0, options.context, context.max_tokens):
             context.evaluate(text[i : min(i + context.max_tokens, options.context)], 0)

@@ -8,13 +8,13 @@ computed from cost tables.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from common import chat_text, model_options, note, table, tokens_of
 
 from spec_local.bench.prompts import load, select
-from spec_local.core.language_model import Logits
+from spec_local.core.language_model import Calls, Logits
 from spec_local.core.proposal import ROOT, Proposal, path_to
 from spec_local.core.rng import Rng, SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
@@ -46,16 +46,20 @@ class Recorder:
         self.finding: list[float] = []
         self.observing: list[float] = []
 
-    def prefill(self, history: Sequence[int]) -> Iterator[int]:
-        return iter(())
+    def prefill(self, history: Sequence[int]) -> Calls[None]:
+        yield from ()
 
-    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Proposal:
+    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Calls[Proposal]:
+        yield from ()
         started = time.perf_counter()
         self.found = self._lookup.find(
             history, Limit(limit.depth, min(limit.nodes, self._nodes), limit.branches)
         )
         self.finding.append(time.perf_counter() - started)
         return Proposal(self.found.tokens, self.found.parents, source=self.found.source)
+
+    def shorten(self, proposal: Proposal) -> None:
+        pass
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         started = time.perf_counter()

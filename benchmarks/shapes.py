@@ -22,7 +22,7 @@ from common import chat_text, interval, machine, model_options, note, numbers, t
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench.figures import Estimate
 from spec_local.bench.prompts import load, select
-from spec_local.core.language_model import prefill
+from spec_local.core.language_model import prefill, run
 from spec_local.core.proposal import MAX_DRAFT, ROOT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Distribution, Sampler
@@ -132,20 +132,21 @@ def make_variant(session: Session, name: str, nodes: int, sampling: SamplingSett
         beam_width=min(4, nodes),
         verifier=verifier or "auto",
     )
-    proposer = session._factory.proposer(settings, Sampler(sampling), time.perf_counter)
+    slot = session._slots[0]
+    proposer = session._factory.proposer(settings, Sampler(sampling), time.perf_counter, slot)
     assert proposer
     return Variant(name, nodes, proposer, VERIFIERS[settings.rule])
 
 
 def propose(session: Session, variant: Variant, sampler: Sampler, history: list[int], seed: int) -> Outcome:
     main, proposer = session.main, variant.proposer
-    for _ in [*prefill(main, history[:-1]), *proposer.prefill(history)]:
-        pass
+    run(prefill(main, history[:-1]))
+    run(proposer.prefill(history))
     session.draft.truncate(len(history) - 1)  # type: ignore[union-attr]  # its last token is part of the step
     started = time.perf_counter()
     limit = Limit(variant.nodes, variant.nodes, main.max_branches)
     rng = SeededRng(seed)
-    proposal = proposer.propose(history, limit, rng, lambda part: None)
+    proposal = run(proposer.propose(history, limit, rng, lambda part: None))
     logits = main.decode_tree([history[-1], *proposal.tokens], [ROOT, *(n + 1 for n in proposal.parents)])
     known: dict[int, Distribution] = {}
 

@@ -27,7 +27,7 @@ from common import geometric_mean, note, parser, table
 from traces import TRACES, Floats, Group, Trace, groups
 
 from spec_local.bench.theory import best_seconds, run_lengths
-from spec_local.core.language_model import Logits
+from spec_local.core.language_model import Call, Logits, RowMethods
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
@@ -145,8 +145,8 @@ class Machine:
         return found
 
 
-class Replay:
-    """A `LanguageModel` for chains that replays a trace and records its calls.
+class Replay(RowMethods):
+    """A `Row` for chains that replays a trace and records its calls; the only one of its model.
 
     Args:
         before: tokens that the session generated before this answer.
@@ -164,24 +164,25 @@ class Replay:
         self._tree: list[int] = []
         self._before = before - self._start
 
-    def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
-        self._tree = []
-        logits = self.decode_tree(tokens, range(-1, len(tokens) - 1), n_logits)
-        self.commit(range(len(tokens)))
-        return logits
+    @property
+    def shared(self) -> "Replay":
+        return self
 
-    def decode_tree(
-        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Logits:
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
         known = len(self._tree)
         assert list(parents) == list(range(known - 1, known - 1 + len(tokens)))
-        self._tree += tokens
+        return Call(self, tokens, parents, n_logits)
+
+    def decode(self, calls: Sequence[Call]) -> Sequence[Logits]:
+        (call,) = calls
+        self._tree += call.tokens
         end = len(self.cached) + len(self._tree)
         n_known = len(self.cached) + 1 if self._role == "main" else end
-        self._machine.call(self._role, len(tokens), max(0, self._before + n_known))
-        first = end + 1 - (len(tokens) if n_logits is None else n_logits)
+        self._machine.call(self._role, len(call.tokens), max(0, self._before + n_known))
+        first = end + 1 - call.n_logits
         is_mistaken = self._role == "draft" and self._tree != self._text[len(self.cached) : end]
-        return (self._mistaken if is_mistaken else self._rows)[first - self._start : end + 1 - self._start]
+        rows = self._mistaken if is_mistaken else self._rows
+        return [rows[first - self._start : end + 1 - self._start]]
 
     def commit(self, path: Sequence[int]) -> None:
         self.cached += [self._tree[node] for node in path]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
+from spec_local.core.language_model import run
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
@@ -168,7 +169,7 @@ def test_a_perfect_draft_model_obeys_the_constraint():
         limited = Constraint(FakeState(40, lambda answer: range(len(answer) % 3, 40, 3)))
         limited.commit([1, 2])
         proposer = DraftModel(FakeModel(40), Sampler(how, limited), Chain("greedy"), n_vocab=40)
-        proposal = proposer.propose([1, 2], Limit(6, 6, 1), SeededRng(0), lambda part: None)
+        proposal = run(proposer.propose([1, 2], Limit(6, 6, 1), SeededRng(0), lambda part: None))
         assert len(proposal.tokens) == 6
         assert [token % 3 for token in proposal.tokens] == [0, 1, 2, 0, 1, 2]
 
@@ -194,7 +195,7 @@ def _dead_after_one(answer):
 def test_dead_ends_are_as_frequent_as_in_plain_decoding(rule, shape):
     """After the same output; a rejected draft token that leads to one has no effect."""
 
-    def run(rng, drafting):
+    def answer(rng, drafting):
         sampler = Sampler(SamplingSettings(), Constraint(FakeState(4, _dead_after_one)))
         draft = DraftModel(FakeModel(4, seed=9, scale=1.0), sampler, shape, n_vocab=4) if drafting else None
         output = []
@@ -214,7 +215,7 @@ def test_dead_ends_are_as_frequent_as_in_plain_decoding(rule, shape):
             output.append("dead")
         return tuple(output)
 
-    plain, drafted = (enumerate_outcomes(lambda rng, d=d: run(rng, d)) for d in (False, True))
+    plain, drafted = (enumerate_outcomes(lambda rng, d=d: answer(rng, d)) for d in (False, True))
     assert 0.05 < plain[1, "dead"] < 0.5
     assert drafted.keys() == plain.keys()
     assert all(abs(drafted[output] - plain[output]) < 1e-12 for output in plain)

@@ -32,10 +32,9 @@ class TimedModel(FakeModel):
         super().__init__(**limits)
         self._seconds, self.now = seconds, 100.0
 
-    def decode_tree(self, tokens, parents, n_logits=None):
-        logits = super().decode_tree(tokens, parents, n_logits)
-        self.now += self._seconds(len(tokens), len(self.calls))
-        return logits
+    def fill(self, call, rows):
+        super().fill(call, rows)
+        self.now += self._seconds(len(call.tokens), len(self.calls))
 
     def clock(self):
         return self.now

@@ -209,11 +209,15 @@ class RecyclingProposer:
         self.recycling = Recycling()
 
     def prefill(self, history):
-        return iter(())
+        yield from ()
 
     def propose(self, history, limit, rng, lap):
+        yield from ()
         found = self.recycling.find(history, limit)
         return Proposal(found.tokens, found.parents, source=found.source)
+
+    def shorten(self, proposal):
+        pass
 
     def observe(self, tokens, logits):
         self.recycling.observe(tokens, logits)

@@ -19,7 +19,7 @@ LAYERS = (
     ("llama", "policies"),
     ("datastore", "calibration", "proposers"),
     ("settings", "engine", "models", "turns"),
-    ("assembly", "llama_cpp_python"),
+    ("assembly", "llama_cpp_python", "answer_text"),
     ("session",),
     ("answer_json", "chat"),
     ("batch", "bench"),

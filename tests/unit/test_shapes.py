@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.fake import FakeModel
+from spec_local.core.language_model import run
 from spec_local.core.proposal import ROOT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
@@ -29,9 +30,9 @@ def grow(shape, limit=WIDE, draft=None, *, sampling=None, ends=(), seed=0):
     draft = draft or model()
     sampling = sampling or SamplingSettings()
     proposer = DraftModel(draft, Sampler(sampling), shape, n_vocab=V, is_end=lambda token: token in ends)
-    list(proposer.prefill(PROMPT))
+    run(proposer.prefill(PROMPT))
     draft.calls.clear()
-    return proposer.propose(PROMPT, limit, SeededRng(seed), lambda part: None)
+    return run(proposer.propose(PROMPT, limit, SeededRng(seed), lambda part: None))
 
 
 def paths(proposal):
@@ -255,7 +256,8 @@ def test_a_shape_observes_how_much_of_its_proposal_is_accepted():
     for n_right, expected in [(2, (2, True)), (1, (1, False)), (0, (0, False))]:
         shape, draft = Recording(), model()
         proposer = DraftModel(draft, Sampler(SamplingSettings()), shape, n_vocab=V)
-        drafted = list(proposer.propose(PROMPT, Limit(2, 9, 9), SeededRng(0), lambda part: None).tokens)
+        proposal = run(proposer.propose(PROMPT, Limit(2, 9, 9), SeededRng(0), lambda part: None))
+        drafted = list(proposal.tokens)
         next_token = (drafted[n_right] + 1) % V if n_right < 2 else 0
         output = [*drafted[:n_right], next_token]
         proposer.commit([*PROMPT, *output])

@@ -83,7 +83,7 @@ class RecordingDraft(DraftModel):
         self.proposals = []
 
     def propose(self, history, limit, rng, lap):
-        found = super().propose(history, limit, rng, lap)
+        found = yield from super().propose(history, limit, rng, lap)
         rows = [found.distributions[i].dense(self.n_vocab).tolist() for i in sorted(found.distributions)]
         self.proposals.append((list(found.tokens), rows))
         return found
@@ -265,11 +265,11 @@ class LongTokens(FakeModel):
         found[3] = -np.inf
         return found
 
-    def decode_tree(self, tokens, parents, n_logits=None):
+    def call(self, tokens, parents, n_logits):
         after = [*self.cached, *tokens]
         if len(after) + 2 * after.count(3) > self.n_ctx:
             raise ContextOverflow("the context is full")
-        return super().decode_tree(tokens, parents, n_logits)
+        return super().call(tokens, parents, n_logits)
 
 
 class LongAfter:
@@ -354,12 +354,11 @@ class Failing(FakeModel):
 
     left = NEVER
 
-    def decode_tree(self, tokens, parents, n_logits=None):
-        logits = super().decode_tree(tokens, parents, n_logits)
+    def fill(self, call, rows):
+        super().fill(call, rows)
         self.left -= 1
         if self.left < 0:
             raise BackendError("no")
-        return logits
 
 
 def test_a_failing_draft_model_leaves_only_the_history_in_its_cache():

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.fake import FakeModel, enumerate_outcomes
+from spec_local.core.language_model import run
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
@@ -186,7 +187,7 @@ def test_the_output_has_exactly_the_main_distribution(name):
     sampler = Sampler(SAMPLING)
     prompt, n = [2, 0], 2
 
-    def run(rng):
+    def answer(rng):
         main.truncate(0)
         model, draft = intersection(scale=1.0)
         proposer = DraftModel(draft, sampler, shape(), n_vocab=MAIN.n_tokens)
@@ -201,7 +202,7 @@ def test_the_output_has_exactly_the_main_distribution(name):
                 output += event.tokens
         return tuple(output)
 
-    found = enumerate_outcomes(run)
+    found = enumerate_outcomes(answer)
 
     def main_probability(text):
         rows = [sampler.distribution(main.logits([*prompt, *text[:i]])).probs for i in range(n)]
@@ -291,5 +292,5 @@ def test_a_policy_observes_string_level_drafts_in_main_model_tokens():
     text = "abcbaabbacabab" * 4
     greedy, model = Sampler(SamplingSettings(temperature=0)), OneText(DRAFT, text)
     proposer = StringLevelDraft(model, greedy, Chain("coupled"), VocabularyMap(MAIN, DRAFT))
-    proposal = proposer.propose([0], Limit(4, 4, 1), SeededRng(0), lambda part: None)
+    proposal = run(proposer.propose([0], Limit(4, 4, 1), SeededRng(0), lambda part: None))
     assert proposer.drafted([]) == proposal.tokens == [1, 3, 1, 0]
