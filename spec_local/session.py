@@ -9,7 +9,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -439,12 +439,18 @@ class Session:
                         yield RowEvent(answer.request.index, each)
                     if answer.text.is_done:
                         engine.remove(row)
-                        del running[row]
-                        if len(self._slots) > 1:
-                            answer.slot.clear()  # other rows have what they share with it
+                        self._release(running.pop(row).slot)
                         free.append(answer.slot)
         finally:
             engine.close()
+            for answer in running.values():
+                self._release(answer.slot)
+
+    def _release(self, slot: Slot) -> None:
+        """Free a slot's part of the cache; other rows have what they share with it."""
+        if len(self._slots) > 1:
+            with suppress(InvalidRequest):  # closed in the meantime, which has freed it
+                slot.clear()
 
     def state_size(self) -> int:
         """Number of bytes that `save_state` would write now."""

@@ -153,9 +153,16 @@ class Row:
         self.main.commit(range(len(call.tokens)))
         self.statistics.prompt_n += len(call.tokens)
 
-    def read_with_draft(self) -> Calls[bool]:
-        """Make the draft model's next call for the prompt; returns whether there are no more."""
+    def read_with_draft(self, others: "Sequence[Row]") -> Calls[bool]:
+        """Make the draft model's next call for the prompt; returns whether there are no more.
+
+        Args:
+            others: if the draft model is reading a beginning of one of their prompts that this row can share
+                afterwards, it waits for that.
+        """
         if self._proposer and not self._reading:
+            if any(o._next_call and common_prefix(self._prompt, o._prompt) >= _MIN_SHARED for o in others):
+                return False
             self._reading = self._proposer.prefill(self.history)
             self._next_call = next(self._reading, None)
         if self._reading and self._next_call:

@@ -147,7 +147,7 @@ class Engine:
             share = min(shared.max_tokens, shared.max_logits) // n_rows[shared]
             tasks.append(row.propose(share - 1))
         with_draft = [row for row in reading if not row.n_unread]
-        tasks += [row.read_with_draft() for row in with_draft]
+        tasks += [row.read_with_draft(with_draft[:i]) for i, row in enumerate(with_draft)]
         events: list[tuple[Row, Event]] = []
         for row, result in zip([*generating, *with_draft], run_together(tasks), strict=True):
             if isinstance(result, SpecLocalError):
