@@ -23,6 +23,7 @@ from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE, write_tiny_model
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import TEMPLATES, StandIn
+from tests.recorded_calls import record_calls
 
 GREEDY = SamplingSettings(temperature=0)
 HIDDEN = 2  # </s>, a control token, which has no text
@@ -404,19 +405,12 @@ def counted(session, prompt, n, **kwargs):
     """An answer's text, tokens and last event, and the number of prompt tokens that each model read."""
     calls = []
     for context in (session.main, session.draft):
-        decode_tree, seen = type(context).decode_tree, []
-
-        def counting(tokens, parents, n_logits=None, context=context, decode_tree=decode_tree, seen=seen):
-            seen.append(len(tokens))
-            return decode_tree(context, tokens, parents, n_logits)
-
-        context.decode_tree = counting
-        calls.append(seen)
+        calls.append(record_calls(context))
     options = {"sampling": GREEDY, "policy": "fixed", "max_tokens": n} | kwargs
     generated, text, read = [], "", None
     for event in session.generate(prompt, GenerationSettings(**options)):
         if isinstance(event, Prefilled):
-            read = [sum(seen) for seen in calls]
+            read = [sum(call.n_tokens for call in seen) for seen in calls]
         elif isinstance(event, Text):
             generated += event.tokens
         if isinstance(event, (Text, Done)):

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from spec_local.core.language_model import prefill
+from spec_local.core.language_model import prefill, run
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
@@ -156,7 +156,7 @@ def test_truncating_to_an_invalid_length(context, length):
 def test_a_full_context_stays_usable(make_context, fresh_logits, tiny_model, n_ctx):
     context = make_context(tiny_model, n_ctx=n_ctx)
     tokens = [5 + i for i in range(n_ctx)]
-    assert sum(prefill(context, tokens)) == n_ctx
+    assert run(prefill(context, tokens)) == n_ctx
     with pytest.raises(ContextOverflow, match="--ctx"):
         context.evaluate([1], 1)
     assert context.cached == tokens
@@ -271,9 +271,9 @@ def test_truncating_a_sliding_window_model(make_context, window_model, length):
     """Without `swa_full`, llama.cpp keeps 256 tokens and reports success for lengths before them."""
     tokens = [5 + i * i % 500 for i in range(300)]
     context, fresh = (make_context(window_model, n_ctx=1024) for _ in range(2))
-    assert sum(prefill(context, tokens)) == 300
+    assert run(prefill(context, tokens)) == 300
     context.truncate(length)
-    sum(prefill(fresh, tokens[:length]))
+    run(prefill(fresh, tokens[:length]))
     np.testing.assert_allclose(context.evaluate([20, 21], 2), fresh.evaluate([20, 21], 2), **CLOSE)
 
 
@@ -364,8 +364,8 @@ def test_the_cache_is_consistent_after_a_failure(
     context.evaluate(TEXT, 0)
     if on_a_tree:
         context.decode_tree([40, 41], [-1, -1] if model.can_roll_back else [-1, 0])
-    lib = context._lib
-    monkeypatch.setattr(context, "_lib", Broken(lib, lambda *args: decode(lib, *args)))
+    lib = context.shared.lib
+    monkeypatch.setattr(context.shared, "lib", Broken(lib, lambda *args: decode(lib, *args)))
     n = len(context._tree)
     parents = [-1, n - 1, n, n, n - 1] if model.can_roll_back else range(n - 1, n + 4)
     with pytest.raises(error):
@@ -384,8 +384,8 @@ def test_tokens_of_a_failed_call_are_not_committed(
     context = make_context(model)
     decode, error = FAILURES[failure]
     context.evaluate(TEXT, 0)
-    lib = context._lib
-    monkeypatch.setattr(context, "_lib", Broken(lib, lambda *args: decode(lib, *args)))
+    lib = context.shared.lib
+    monkeypatch.setattr(context.shared, "lib", Broken(lib, lambda *args: decode(lib, *args)))
     with pytest.raises(error):
         context.evaluate([50, 51, 52], 3)
     monkeypatch.undo()
@@ -399,7 +399,7 @@ def test_abort_within_llama_cpp(request, make_context, fresh_logits, model_name,
     """llama.cpp stops in the middle of its compute graph."""
     model = request.getfixturevalue(model_name)
     context = make_context(model, max_branches=3)
-    lib = context._lib
+    lib = context.shared.lib
     calls = []
     abort = lib.ggml_abort_callback(lambda _: len(calls) >= n_nodes or calls.append(1) or False)
     never = lib.ggml_abort_callback(lambda _: False)
@@ -421,8 +421,8 @@ def test_interrupted_truncate(
     context = make_context(tiny_model, max_branches=3)
     context.evaluate(TEXT, 0)
     context.decode_tree([20, 21, 22], [-1, -1, -1])
-    interrupted = Interrupted(context._lib, "llama_memory_seq_rm", n_before, works_first)
-    monkeypatch.setattr(context, "_lib", interrupted)
+    interrupted = Interrupted(context.shared.lib, "llama_memory_seq_rm", n_before, works_first)
+    monkeypatch.setattr(context.shared, "lib", interrupted)
     with pytest.raises(KeyboardInterrupt):
         context.truncate(length)
     monkeypatch.undo()
@@ -439,7 +439,7 @@ def test_interrupted_commit(make_context, fresh_logits, tiny_model, monkeypatch,
     context = make_context(tiny_model, max_branches=4)
     context.evaluate(TEXT, 0)
     context.decode_tree([20, 21, 22, 23, 24, 25], [-1, 0, -1, 2, 3, 2])
-    monkeypatch.setattr(context, "_lib", Interrupted(context._lib, name, n_before, works_first))
+    monkeypatch.setattr(context.shared, "lib", Interrupted(context.shared.lib, name, n_before, works_first))
     with pytest.raises(KeyboardInterrupt):
         context.commit([2, 3])
     monkeypatch.undo()
@@ -454,7 +454,7 @@ def test_interrupted_fork(make_context, fresh_logits, tiny_model, monkeypatch, w
     context.evaluate(TEXT, 0)
     context.decode_tree([20, 21], [-1, 0])
     monkeypatch.setattr(
-        context, "_lib", Interrupted(context._lib, "llama_memory_seq_cp", n_before, works_first)
+        context.shared, "lib", Interrupted(context.shared.lib, "llama_memory_seq_cp", n_before, works_first)
     )
     with pytest.raises(KeyboardInterrupt):
         context.decode_tree([30, 31], [0, -1])

@@ -8,7 +8,7 @@ from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import reproducible
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
-from spec_local.llama.reproducible import reproducible_context
+from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.llama.tiny import write_tiny_model
 
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q6_K", "gemma3 Q4_K_M")
@@ -54,6 +54,11 @@ def draft_of(folder):
     return make
 
 
+def open_row(model, **options):
+    """A reproducible context."""
+    return open_reproducible_rows(model, 1, **options)[0]
+
+
 def text_of(n, seed=0):
     return [1, *np.random.default_rng(seed).integers(5, 400, n - 1).tolist()]
 
@@ -75,7 +80,7 @@ def feed(context, text, sizes):
 def test_logits_depend_only_on_the_tokens_before(path_of, kind):
     """After 600 tokens: from 512 on, llama.cpp computes attention for a single token differently."""
     model = Model(path_of(kind))
-    context = reproducible_context(model, n_ctx=700, threads=1)
+    context = open_row(model, n_ctx=700, threads=1)
     text, results = text_of(640), []
     for first, sizes in [(24, (1,) * 40), (17, (5,) * 8), (8, (24, 16)), (3, (2, 7, 11, 1, 19))]:
         context.truncate(0)
@@ -103,7 +108,7 @@ def test_otherwise_they_depend_on_the_size_of_a_call(path_of, make_context):
 @pytest.mark.parametrize("kind", ["Q4_K_M", "gemma3 Q4_K_M"])
 def test_a_branch_is_the_same_as_a_chain(path_of, kind):
     """In the tree, and after it was committed: the cells of rejected nodes are used again."""
-    context = reproducible_context(Model(path_of(kind)), n_ctx=256, max_branches=8, threads=1)
+    context = open_row(Model(path_of(kind)), n_ctx=256, max_branches=8, threads=1)
     text = text_of(40)
     expected = bits(feed(context, text, (8, 8, 8, 8, 8)))
     context.truncate(8)
@@ -119,11 +124,11 @@ def test_a_branch_is_the_same_as_a_chain(path_of, kind):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_an_interrupted_call_leaves_no_dummy_tokens(path_of, monkeypatch, moment):
-    context = reproducible_context(Model(path_of("Q4_K_M")), n_ctx=256, threads=1)
+    context = open_row(Model(path_of("Q4_K_M")), n_ctx=256, threads=1)
     text = text_of(40)
     expected = bits(feed(context, text, (5, 5, 5)))
     context.truncate(5)
-    lib = context._lib
+    lib = context.shared.lib
 
     class Interrupting:
         def __getattr__(self, name):
@@ -134,10 +139,10 @@ def test_an_interrupted_call_leaves_no_dummy_tokens(path_of, monkeypatch, moment
                 lib.llama_decode(*arguments)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(context, "_lib", Interrupting())
+    monkeypatch.setattr(context.shared, "lib", Interrupting())
     with pytest.raises(KeyboardInterrupt):
         context.decode_tree(text[5:8], [-1, 0, 1])
-    monkeypatch.setattr(context, "_lib", lib)
+    monkeypatch.setattr(context.shared, "lib", lib)
     context.truncate(5)
     for sequence in range(context.max_branches, context.max_branches + 2):
         assert lib.llama_memory_seq_pos_max(context._memory, sequence) == -1
@@ -250,7 +255,7 @@ def test_differences_are_noticed(path_of, make_context, monkeypatch):
         made.append(pad_to)
         return make_context(model, **options)
 
-    monkeypatch.setattr(reproducible, "Context", unpadded)
+    monkeypatch.setattr(reproducible, "open_context", unpadded)
     with pytest.raises(ModelError, match="cannot be made reproducible"):
-        reproducible_context(Model(path_of("Q4_K_M")), n_ctx=64)
+        open_row(Model(path_of("Q4_K_M")), n_ctx=64)
     assert made == [8]

@@ -27,6 +27,7 @@ from spec_local.registry import POLICY_NAMES
 from spec_local.session import Done, Session, Text
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS, Verifier
+from tests.recorded_calls import record_calls
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -95,13 +96,13 @@ def simulate_costs(session, main, draft=None):
     now = [0.0]
 
     def simulate(context, costs):
-        decode_tree, model = context.decode_tree, CostModel(costs)
+        decode, model = context.shared.decode, CostModel(costs)
 
-        def timed(tokens, parents, n_logits=None):
-            now[0] += model.seconds(len(tokens))
-            return decode_tree(tokens, parents, n_logits)
+        def timed(calls):
+            now[0] += model.seconds(sum(len(call.tokens) for call in calls))
+            return decode(calls)
 
-        context.decode_tree = timed
+        context.shared.decode = timed
         return CostModel(costs)
 
     session._costs = simulate(session.main, main), simulate(session.draft, draft) if draft else None
@@ -381,18 +382,12 @@ def test_adaptive_stages_tokens_if_that_pays(make_session, staging, pays, sampli
         session = make_session()
         clock = simulate_costs(session, FLAT, {1: 0.1, 64: 3.0})
         session._staging = CostModel(staging)
-        rows, evaluate = [], session.draft.evaluate
-
-        def recorded(tokens, n_logits):
-            rows.append(n_logits)
-            return evaluate(tokens, n_logits)
-
-        session.draft.evaluate = recorded
+        calls = record_calls(session.draft)
         prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
         settings = {"policy": "adaptive", "proposer": "draft", "sampling": sampling, "seed": 3}
         tokens, _, _ = run(session, prompt, max_tokens=60, clock=clock, **settings | kwargs)
         check_caches(session, [*prompt, *tokens])
-        return session, prompt, tokens, rows
+        return session, prompt, tokens, [call.n_logits for call in calls]
 
     session, prompt, tokens, rows = generate()
     assert (max(rows) > 1) == pays
@@ -734,13 +729,15 @@ def test_cancelling_and_continuing(make_session, proposer):
 def test_cancelling_during_prefill(make_session):
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT * 8, add_special=True)
-    events = list(
-        session.generate(prompt, GenerationSettings(GREEDY, policy="fixed"), cancelled=lambda: True)
-    )
-    assert [type(e) for e in events] == [Done]
-    assert events[0].reason == "cancelled"
+    for n_chunks in range(2):
+        answers = iter([False] * n_chunks + [True])
+        settings = GenerationSettings(GREEDY, policy="fixed")
+        events = list(session.generate(prompt, settings, cancelled=lambda answers=answers: next(answers)))
+        assert [type(e) for e in events] == [Done]
+        assert events[0].reason == "cancelled"
+        assert len(session.main.cached) == 64 * n_chunks  # the chunk that was evaluated
     tokens, _, done = run(session, prompt, max_tokens=5)
-    assert done.statistics.cached_n == 64  # the chunk that was evaluated
+    assert done.statistics.cached_n == 64
     check_caches(session, [*prompt, *tokens])
 
 
@@ -808,27 +805,15 @@ def test_a_second_turn_evaluates_only_new_tokens(make_session, draft):
     second = conversation.ask("and again")
     assert second[: len(first) + 30] == [*first, *tokens]
     assert model.vocabulary.detokenize(second).count("and again") == 1
-    main_calls, draft_calls = count_tokens(session.main), count_tokens(session.draft) if draft else []
+    main_calls, draft_calls = record_calls(session.main), record_calls(session.draft) if draft else []
     _, _, done = run(session, second, max_tokens=10)
     new = len(second) - len(first) - len(tokens)
     # The last output token was not evaluated yet; the last prompt token belongs to the first step.
     assert done.statistics.prompt_n == new
     assert done.statistics.cached_n == len(first) + len(tokens) - 1
-    assert main_calls[0] == new
+    assert main_calls[0].n_tokens == new
     if draft:
-        assert draft_calls[0] <= new + 2
-
-
-def count_tokens(context):
-    """Return a list to which each call appends its number of tokens."""
-    calls, evaluate = [], context.evaluate
-
-    def counting(tokens, n_logits):
-        calls.append(len(tokens))
-        return evaluate(tokens, n_logits)
-
-    context.evaluate = counting
-    return calls
+        assert draft_calls[0].n_tokens <= new + 2
 
 
 def test_conversations(make_session):
@@ -997,7 +982,8 @@ def test_opening(tmp_path, monkeypatch):
         assert session.main.n_ctx == 4096
 
 
-def test_a_failed_open_frees_everything(tmp_path, monkeypatch):
+@pytest.mark.parametrize("failure", ["draft model", "draft context"])
+def test_a_failed_open_frees_everything(tmp_path, monkeypatch, failure):
     monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
     good = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
     made = []
@@ -1009,9 +995,13 @@ def test_a_failed_open_frees_everything(tmp_path, monkeypatch):
             made.append(self)
 
         monkeypatch.setattr(kind, "__init__", init)
-    with pytest.raises(ModelFileError):
-        Session.open(good, tmp_path / "absent.gguf", threads=1)
-    assert [type(each) for each in made] == [Model, Context]
+    draft = tmp_path / "absent.gguf"
+    if failure == "draft context":
+        draft = write_tiny_model(tmp_path / "draft.gguf", n_layers=1)
+        monkeypatch.setattr(Model, "kv_bytes", lambda model, *_: (model.path == draft) << 60)
+    with pytest.raises(ModelFileError if failure == "draft model" else ContextOverflow):
+        Session.open(good, draft, threads=1)
+    assert [type(each) for each in made] == [Model] + [Model, Context] * (failure == "draft context")
     assert not any(each.is_open for each in made)
 
 

@@ -233,7 +233,7 @@ def test_closing_in_a_callback(tiny_path):
 
     events = list(session.generate(PROMPT, SETTINGS, cancelled=close))
     assert open_within == [True]
-    assert [type(event) for event in events] == [Prefilled, Done]
+    assert [type(event) for event in events] == [Done]
     assert not session.main.is_open
     check_closed(session)
 

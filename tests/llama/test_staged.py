@@ -10,6 +10,7 @@ from spec_local.lookups.base import Candidates
 from spec_local.policies import Policy
 from spec_local.proposers import Chain, DraftModel
 from spec_local.verifiers import VERIFIERS
+from tests.recorded_calls import record_calls
 
 PROMPT = list(range(5, 45))
 
@@ -37,13 +38,7 @@ def test_staged_tokens_give_the_same_drafts_in_fewer_calls(model, request, make_
     found, calls = [], []
     for n_staged in (0, 4):
         small = make_context(model, max_logits=5)
-        evaluate, n_calls = small.evaluate, []
-
-        def counted(tokens, n_logits, evaluate=evaluate, n_calls=n_calls):
-            n_calls.append(len(tokens))
-            return evaluate(tokens, n_logits)
-
-        small.evaluate = counted
+        recorded = record_calls(small)
         chain = Chain(policy=Policy(n_staged=n_staged))
         proposer = DraftModel(
             small, Sampler(greedy), chain, n_vocab=main.vocabulary.n_tokens, lookup=KnownText(text)
@@ -67,6 +62,6 @@ def test_staged_tokens_give_the_same_drafts_in_fewer_calls(model, request, make_
         assert event.statistics.draft_n_accepted > 20
         text = history
         found.append(steps)
-        calls.append(len(n_calls))
+        calls.append(len(recorded))
     assert found[0] == found[1]
     assert calls[1] < 0.85 * calls[0]

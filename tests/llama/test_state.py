@@ -20,6 +20,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.session import Prefilled, Session, Text
 from spec_local.settings import GenerationSettings
+from tests.recorded_calls import record_calls
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -151,7 +152,7 @@ def forbid(monkeypatch, context):
             assert name != "llama_state_set_data", "a bad state reached llama.cpp"
             return getattr(runtime.library(), name)
 
-    monkeypatch.setattr(context, "_lib", Library())
+    monkeypatch.setattr(context.shared, "lib", Library())
 
 
 @pytest.fixture
@@ -307,7 +308,7 @@ def test_the_context_is_usable_after_an_interrupt(make, fresh_logits, monkeypatc
                 raise KeyboardInterrupt
             return getattr(runtime.library(), attribute)
 
-    monkeypatch.setattr(context, "_lib", Interrupted())
+    monkeypatch.setattr(context.shared, "lib", Interrupted())
     with pytest.raises(KeyboardInterrupt):
         context.state() if "get" in call else context.restore(TEXT, bits)
     monkeypatch.undo()
@@ -394,19 +395,12 @@ def answer(session, prompt, **kwargs):
     """Return the output tokens, and the tokens that each context evaluated before them."""
     read = []
     for context in filter(None, (session.main, session.draft)):
-        seen, grow = [], type(context).decode_tree
-
-        def counting(tokens, parents, n_logits=None, context=context, grow=grow, seen=seen):
-            seen.append(len(tokens))
-            return grow(context, tokens, parents, n_logits)
-
-        context.decode_tree = counting
-        read.append(seen)
+        read.append(record_calls(context))
     how = {"sampling": SamplingSettings(temperature=0), "policy": "fixed", "max_tokens": 20} | kwargs
     output, counts = [], None
     for event in session.generate(prompt, GenerationSettings(**how)):
         if isinstance(event, Prefilled):
-            counts = [sum(seen) for seen in read]
+            counts = [sum(call.n_tokens for call in seen) for seen in read]
         if isinstance(event, Text):
             output += event.tokens
     return output, counts
