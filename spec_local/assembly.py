@@ -62,7 +62,8 @@ class ProposerFactory:
     Args:
         slots: one for each answer that can be generated at the same time.
         vocabulary_map: maps between the vocabularies, if they differ.
-        costs: returns the seconds per call of the main and the draft model; measured when first called.
+        costs: returns the seconds per call of the main and the draft model; measured in a slot when first
+            called.
         staging: the same for draft model calls that return logits for every token.
     """
 
@@ -70,8 +71,8 @@ class ProposerFactory:
         self,
         slots: Sequence[Slot],
         vocabulary_map: VocabularyMap | None,
-        costs: Callable[[], tuple[CostModel, CostModel | None]],
-        staging: Callable[[], CostModel | None],
+        costs: Callable[[Slot], tuple[CostModel, CostModel | None]],
+        staging: Callable[[Slot], CostModel | None],
     ) -> None:
         self.datastore: Datastore | None = None
         self._main, self._draft, self._map = slots[0].main, slots[0].draft, vocabulary_map
@@ -97,8 +98,8 @@ class ProposerFactory:
         """Divides calls among rows; None while costs are unknown, as no policy needs them."""
         return SharedCalls(*self._shared) if self._shared else None
 
-    def _shared_costs(self) -> tuple[RowCosts, RowCosts | None]:
-        main, draft = self._costs()
+    def _shared_costs(self, slot: Slot) -> tuple[RowCosts, RowCosts | None]:
+        main, draft = self._costs(slot)
         if not self._shared:
             self._shared = RowCosts(main), RowCosts(draft) if draft else None
         return self._shared
@@ -109,7 +110,8 @@ class ProposerFactory:
         ``auto`` adds recycling if the main model's calls take little longer with more tokens.
         """
         calibrated = settings.policy == "adaptive"
-        recycling = (slot or self._first).recycling
+        slot = slot or self._first
+        recycling = slot.recycling
         found: list[Lookup] = [
             self._lookup(name, calibrated, recycling)
             for name in self.names(settings)
@@ -117,7 +119,7 @@ class ProposerFactory:
         ]
         if self.datastore and found:
             found.insert(1, DatastoreLookup(self.datastore))
-        if found and settings.proposer == "auto" and calibrated and self._recycling_pays(settings):
+        if found and settings.proposer == "auto" and calibrated and self._recycling_pays(settings, slot):
             found.append(recycling)
         return found
 
@@ -144,7 +146,7 @@ class ProposerFactory:
             policy,
             draft,
             self.lookups(settings, slot),
-            self._shape(replace(settings, shape="tree"), policy) if may_branch else None,
+            self._shape(replace(settings, shape="tree"), policy, slot) if may_branch else None,
             branches=1 if settings.shape == "chain" else MAX_DRAFT,
             nodes=MAX_DRAFT if may_branch else settings.tree_nodes,
         )
@@ -175,7 +177,7 @@ class ProposerFactory:
         return DraftModel(
             slot.drafter,
             sampler,
-            self._shape(settings, policy),
+            self._shape(settings, policy, slot),
             n_vocab=vocabulary.n_tokens,
             is_end=vocabulary.is_end,
             lookup=lookup,
@@ -190,8 +192,8 @@ class ProposerFactory:
                 may_truncate=greedy or settings.greedy_draft or settings.rule == "exact-match",
                 n_staged=settings.staged,
                 p_min=settings.draft_p_min,
-                costs=self._shared_costs,
-                staging=lambda: self._staging_costs(settings),
+                costs=lambda: self._shared_costs(slot),
+                staging=lambda: self._staging_costs(settings, slot),
                 experience=self._known(settings, slot),
                 tree_nodes=settings.tree_nodes if self._may_branch(settings) else 0,
                 max_tokens=settings.max_tokens,
@@ -215,13 +217,13 @@ class ProposerFactory:
         chains_only = settings.verifier in CHAIN_VERIFIERS or settings.greedy_draft
         return settings.shape == "auto" and not chains_only and self._branches > 1
 
-    def _shape(self, settings: GenerationSettings, policy: Policy) -> Shape:
+    def _shape(self, settings: GenerationSettings, policy: Policy, slot: Slot) -> Shape:
         if settings.shape == "beam":
             return Beam(settings.beam_width, settings.tree_nodes)
         exact_match = settings.rule == "exact-match"
         if settings.shape == "tree":
             if settings.sampling.temperature == 0 or settings.greedy_draft:
-                main, draft = self._shared_costs() if settings.policy == "adaptive" else (None, None)
+                main, draft = self._shared_costs(slot) if settings.policy == "adaptive" else (None, None)
                 return BestFirst(settings.tree_nodes, costs=(main, draft) if main and draft else None)
             if exact_match:
                 return Coupled(settings.tree_nodes)
@@ -230,18 +232,18 @@ class ProposerFactory:
             return Chain("greedy", policy)
         return Chain("coupled" if exact_match else "drawn", policy)
 
-    def _staging_costs(self, settings: GenerationSettings) -> CostModel | None:
+    def _staging_costs(self, settings: GenerationSettings, slot: Slot) -> CostModel | None:
         """The costs of staging; None if it would not pay even if every staged token were drafted."""
-        main, draft = self._costs()
+        main, draft = self._costs(slot)
         if settings.staged == 0 or not draft or not could_gain(main, draft):
             return None
-        costs = self._staging()
+        costs = self._staging(slot)
         if costs and any(n * draft.seconds(1) > costs.seconds(1 + n) - costs.seconds(1) for n in (1, 3)):
             return costs
         return None
 
-    def _recycling_pays(self, settings: GenerationSettings) -> bool:
+    def _recycling_pays(self, settings: GenerationSettings, slot: Slot) -> bool:
         """Whether recycling pays, given the main model's costs and the acceptance rate learned so far."""
-        main, _ = self._costs()
-        rate = self._known(settings, self._first).acceptance.recycled.mean
+        main, _ = self._costs(slot)
+        rate = self._known(settings, slot).acceptance.recycled.mean
         return best_chain(rate, main, None, MAX_DRAFT).rate > 1.05 / main.seconds(1)

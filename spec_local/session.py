@@ -5,30 +5,25 @@ with Session.open("main.gguf", "draft.gguf") as session:
         print(event.text, end="")
 """
 
-import functools
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_local.answer_text import AnswerText, Done, RowEvent, Text
-from spec_local.arguments import check, checked
+from spec_local.answer_text import Done, RowEvent, Text
+from spec_local.arguments import checked
 from spec_local.assembly import ProposerFactory, Slot
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
-from spec_local.core.constraint import Constraint
-from spec_local.core.language_model import LanguageModel, common_prefix
+from spec_local.core.language_model import LanguageModel
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
-from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler
 from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.events import Failed, Prefilled, Statistics
-from spec_local.engine.row import Row, check_prompt
 from spec_local.engine.scheduler import Engine
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.errors import InvalidRequest
 from spec_local.llama import state
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, Context, open_rows
@@ -40,14 +35,14 @@ from spec_local.lookups import Lookup, Recycling
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import best_rows
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
+from spec_local.running_answers import RunningAnswers
 from spec_local.settings import GenerationSettings
 from spec_local.turns import Answer, Turns
-from spec_local.verifiers import VERIFIERS
 
 __all__ = ["Done", "RowEvent", "Session", "Text"]
 
 if TYPE_CHECKING:  # llguidance is loaded at its first use
-    from spec_local.grammar.matcher import Grammar
+    pass
 
 _USUAL_CONTEXT = 4096
 _MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
@@ -55,29 +50,6 @@ _ROW_TOKENS = 8  # of them for each row: there is room for a draft
 _MAX_ROWS = 8  # unless more are asked for
 _BEFORE = 256  # tokens of the prompt stored with its answer in the datastore, to find similar prompts
 _USUAL = GenerationSettings()
-
-
-_Events = Generator[Prefilled | Text | Done, None, None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A prompt to answer. index: its number. cancelled: called between calls; True ends the answer."""
-
-    index: int
-    tokens: Sequence[int]
-    settings: GenerationSettings
-    cancelled: Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """An answer that is being generated."""
-
-    request: _Request
-    slot: Slot
-    row: Row
-    text: AnswerText
 
 
 class Session:
@@ -126,10 +98,10 @@ class Session:
         self._factory = ProposerFactory(
             self._slots, self.vocabulary_map, self._known_costs, self._staging_costs
         )
-        self._grammar: tuple[object, Grammar] | None = None  # the most recent one, which most answers reuse
         self._log: Callable[[str], None] = lambda line: None
         self._resources = ExitStack()
         self._turns = Turns[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
+        self._answers = RunningAnswers(self._slots, self._factory, lambda: self._turns.ending)
 
     def _drafter(self, main: Context, draft: Context | None) -> LanguageModel | None:
         if draft and self.vocabulary_map:
@@ -281,10 +253,10 @@ class Session:
         cancelled: Callable[[], bool],
         clock: Callable[[], float],
     ) -> Answer[Prefilled | Text | Done]:
-        request = self._request(0, prompt, settings, cancelled)
+        request = self._answers.request(0, prompt, settings, cancelled)
         self._end_answer()
-        running = self._begin(request, self._slots[0], clock)
-        return self._turns.start(self._events_of_one(running, clock))
+        running = self._answers.begin(request, self._slots[0], clock)
+        return self._turns.start(self._answers.one(running, clock))
 
     @checked
     def generate_many(
@@ -339,118 +311,12 @@ class Session:
         self._end_answer()
         each = _of_each(settings) if isinstance(settings, GenerationSettings) else settings
         requests = enumerate(zip(prompts, each, strict=False))
-        return self._turns.start(self._events_of_many(engine, requests, n_rows, cancelled, clock))
+        return self._turns.start(self._answers.many(engine, requests, n_rows, cancelled, clock))
 
     def _end_answer(self) -> None:
         self._turns.end()  # ended later, it would roll back the caches of the new answer
         if self.datastore:
             self.datastore.refresh()
-
-    def _request(
-        self,
-        index: int,
-        prompt: str | Sequence[int],
-        settings: GenerationSettings,
-        cancelled: Callable[[], bool],
-    ) -> _Request:
-        """Check a prompt and its settings, before costs are measured."""
-        vocabulary = self.main.model.vocabulary
-        tokens = vocabulary.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
-        unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
-        if unknown:
-            raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
-        drawn = settings.sampling.temperature > 0 and VERIFIERS[settings.rule].drawing != "chosen"
-        if self.main.pad_to and drawn:
-            raise InvalidRequest(
-                "reproducible output above temperature 0 needs the verifier exact-match: give it"
-            )
-        check_prompt(self.main, tokens)
-        return _Request(index, tokens, settings, lambda: self._turns.ending or cancelled())
-
-    def _begin(self, request: _Request, slot: Slot, clock: Callable[[], float]) -> _Running:
-        settings, vocabulary = request.settings, self.main.model.vocabulary
-        sampler = Sampler(settings.sampling, self._constraint(settings))
-        row = Row(
-            slot.main,
-            request.tokens,
-            sampler=sampler,
-            rng=SeededRng(settings.seed),
-            proposer=self._factory.proposer(settings, sampler, clock, slot),
-            verifier=VERIFIERS[settings.rule],
-            draft_max=settings.longest_path,
-            max_tokens=settings.max_tokens,
-            is_end=vocabulary.is_end,
-            cancelled=request.cancelled,
-            clock=clock,
-            logprobs=settings.logprobs,
-        )
-        before = request.tokens[-_BEFORE:]
-        text = AnswerText(vocabulary, settings.stops, lambda output: self._store(before, output))
-        return _Running(request, slot, row, text)
-
-    def _events_of_one(self, running: _Running, clock: Callable[[], float]) -> _Events:
-        if self._turns.ending:  # before the first event was read
-            yield Done("", "cancelled", Statistics())
-            return
-        engine = Engine(self._factory.planner, clock)
-        engine.add(running.row)
-        try:
-            while not running.text.is_done:
-                for _, event in engine.step():
-                    for each in running.text.feed(event):
-                        if isinstance(each, Failed):
-                            raise each.error
-                        yield each
-        finally:
-            engine.close()
-
-    def _events_of_many(
-        self,
-        engine: Engine,
-        prompts: Iterator[tuple[int, tuple[str | Sequence[int], GenerationSettings]]],
-        n_rows: int,
-        cancelled: Callable[[int], bool],
-        clock: Callable[[], float],
-    ) -> Generator[RowEvent, None, None]:
-        free = self._slots[:n_rows]
-        running: dict[Row, _Running] = {}
-        try:
-            while True:
-                while free and not self._turns.ending and (item := next(prompts, None)):
-                    index, (prompt, settings) = item
-                    try:
-                        check("a prompt", prompt, str | Sequence[int])
-                        check("settings", settings, GenerationSettings)
-                        request = self._request(index, prompt, settings, functools.partial(cancelled, index))
-                        slot = max(free, key=lambda s: common_prefix(s.main.cached, list(request.tokens)))
-                        started = self._begin(request, slot, clock)
-                        engine.planner = self._factory.planner
-                        engine.add(started.row)
-                    except SpecLocalError as error:
-                        yield RowEvent(index, Failed(error, Statistics()))
-                        continue
-                    free.remove(slot)
-                    running[started.row] = started
-                if not running:
-                    return
-                for row, event in engine.step():
-                    answer = running[row]
-                    for each in answer.text.feed(event):
-                        yield RowEvent(answer.request.index, each)
-                    if answer.text.is_done:
-                        engine.remove(row)
-                        self._release(running.pop(row).slot)
-                        free.append(answer.slot)
-        finally:
-            engine.close()
-            for answer in running.values():
-                self._release(answer.slot)
-
-    def _release(self, slot: Slot) -> None:
-        """Free a slot's part of the cache; other rows have what they share with it."""
-        if len(self._slots) > 1:
-            with suppress(InvalidRequest):  # closed in the meantime, which has freed it
-                slot.clear()
 
     def state_size(self) -> int:
         """Number of bytes that `save_state` would write now."""
@@ -529,23 +395,24 @@ class Session:
 
         The adaptive policy keeps them up to date; closing the session writes them to disk.
         """
-        return self._turns.run(self._known_costs)
+        return self._turns.run(lambda: self._known_costs(self._slots[0]))
 
-    def _known_costs(self) -> tuple[CostModel, CostModel | None]:
+    def _known_costs(self, slot: Slot) -> tuple[CostModel, CostModel | None]:
+        """The costs; measured in a slot that is not in use."""
         if not self._costs:
-            draft = self._known(self.draft, 0.5) if self.draft else None
-            self._costs = self._known(self.main, 1.5), draft
+            draft = self._known(slot.draft, 0.5, 1) if slot.draft else None
+            self._costs = self._known(slot.main, 1.5), draft
         return self._costs
 
-    def _staging_costs(self) -> CostModel | None:
+    def _staging_costs(self, slot: Slot) -> CostModel | None:
         """Seconds per draft model call that returns logits for every token; measured once per session."""
-        room = self.draft.n_ctx - len(self.draft.cached) if self.draft else 0
-        if not self._staging and self.draft and room > 4:
-            self._staging = measure(self.draft, (1, 2, 4), 2)
+        draft = slot.draft
+        room = draft.n_ctx - len(draft.cached) if draft else 0
+        if not self._staging and draft and room > 4:
+            self._staging = measure(draft, (1, 2, 4), 2)
         return self._staging
 
-    def _known(self, context: Context, budget: float) -> CostModel:
-        rows = 1 if context is self.draft else None
+    def _known(self, context: Context, budget: float, rows: int | None = None) -> CostModel:
         if context.n_ctx - len(context.cached) < MAX_DRAFT:
             context.truncate(0)  # too little room for a good measurement; the history is evaluated again
         known = cost_store.load(context)
@@ -560,28 +427,6 @@ class Session:
         else:
             self._log(f"measuring {context.model.path.name} (first use with these settings)")
         return measure(context, rows=rows, budget=budget)
-
-    def _store(self, before: Sequence[int], output: Sequence[int]) -> None:
-        if self.datastore:
-            self.datastore.add_answer(output, before)
-
-    def _constraint(self, settings: GenerationSettings) -> Constraint | None:
-        if not settings.constrained:
-            return None
-        from spec_local.grammar.matcher import Grammar
-
-        key = settings.grammar, settings.json_schema
-        if not self._grammar or self._grammar[0] != key:
-            vocabulary = self.main.model.vocabulary
-            self._grammar = (
-                key,
-                (
-                    Grammar.from_gbnf(vocabulary, settings.grammar)
-                    if settings.grammar is not None
-                    else Grammar.from_json_schema(vocabulary, settings.json_schema or "")
-                ),
-            )
-        return Constraint(self._grammar[1].start())
 
 
 def _ends_answer(event: object) -> bool:
