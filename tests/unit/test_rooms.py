@@ -20,6 +20,7 @@ LAYERS = (
     ("datastore", "calibration", "proposers"),
     ("settings", "engine", "models", "turns"),
     ("assembly", "llama_cpp_python", "answer_text"),
+    ("running_answers",),
     ("session",),
     ("answer_json", "chat"),
     ("batch", "bench"),
