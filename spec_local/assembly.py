@@ -51,9 +51,9 @@ class Slot:
 
     def clear(self) -> None:
         """Free all cells."""
-        self.main.truncate(0)
-        if self.draft:
-            self.draft.truncate(0)
+        for context in (self.main, self.draft):
+            if context and context.cached:
+                context.truncate(0)
 
 
 class ProposerFactory:

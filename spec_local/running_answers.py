@@ -166,6 +166,8 @@ class RunningAnswers:
                         continue
                     free.remove(slot)
                     running[started.row] = started
+                # Only now: a new row uses what the row that ended had in common with it.
+                self._release(free)
                 if not running:
                     return
                 for row, event in engine.step():
@@ -174,18 +176,17 @@ class RunningAnswers:
                         yield RowEvent(answer.request.index, each)
                     if answer.text.is_done:
                         engine.remove(row)
-                        self._release(running.pop(row).slot)
-                        free.append(answer.slot)
+                        free.append(running.pop(row).slot)
         finally:
             engine.close()
-            for answer in running.values():
-                self._release(answer.slot)
+            self._release([answer.slot for answer in running.values()])
 
-    def _release(self, slot: Slot) -> None:
-        """Free a slot's part of the cache; other rows have what they share with it."""
+    def _release(self, slots: Sequence[Slot]) -> None:
+        """Free the slots' parts of the cache; other rows have what they share with them."""
         if len(self._slots) > 1:
-            with suppress(InvalidRequest):  # closed in the meantime, which has freed it
-                slot.clear()
+            with suppress(InvalidRequest):  # closed in the meantime, which has freed them
+                for slot in slots:
+                    slot.clear()
 
     def _store(self, before: Sequence[int], output: Sequence[int]) -> None:
         if self._factory.datastore:

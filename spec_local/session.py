@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_local.answer_text import Done, RowEvent, Text
 from spec_local.arguments import checked
@@ -41,14 +41,10 @@ from spec_local.turns import Answer, Turns
 
 __all__ = ["Done", "RowEvent", "Session", "Text"]
 
-if TYPE_CHECKING:  # llguidance is loaded at its first use
-    pass
-
 _USUAL_CONTEXT = 4096
 _MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
 _ROW_TOKENS = 8  # of them for each row: there is room for a draft
 _MAX_ROWS = 8  # unless more are asked for
-_BEFORE = 256  # tokens of the prompt stored with its answer in the datastore, to find similar prompts
 _USUAL = GenerationSettings()
 
 

@@ -139,7 +139,7 @@ class Engine:
         if self.planner and generating:
             together = n_rows[generating[0].main.shared] > 1  # otherwise each has its own model
             n = len(generating) if together else 1
-            n_prompt = min(_CHUNK, max((row.n_unread for row in reading), default=0)) if together else 0
+            n_prompt = min(_CHUNK, sum(row.n_unread for row in reading)) if together else 0
             self.planner.begin(n, n_prompt, len(self.rows) - n)
         tasks: list[Calls[bool]] = []
         for row in generating:
@@ -171,12 +171,12 @@ class Engine:
             steps = [(row, row.verify_call()) for row in generating if row.main.shared is shared]
             n_tokens = sum(len(call.tokens) for _, call in steps)
             n_drafted = n_tokens - len(steps)
+            n_free = min(shared.max_tokens - n_tokens, _CHUNK if steps else shared.max_tokens)
             prompts: list[tuple[Row, Call]] = []
             for row in reading:
-                n_free = min(shared.max_tokens - n_tokens, _CHUNK if steps else shared.max_tokens)
                 if row.main.shared is shared and n_free > 0:
                     prompts.append((row, row.prompt_call(n_free)))
-                    n_tokens += len(prompts[-1][1].tokens)
+                    n_free -= len(prompts[-1][1].tokens)
             answers = shared.decode([call for _, call in [*steps, *prompts]])
             self.n_calls += 1
             for (row, call), logits in zip(steps, answers, strict=False):
