@@ -27,7 +27,7 @@ from common import geometric_mean, note, parser, table
 from traces import TRACES, Floats, Group, Trace, groups
 
 from spec_local.bench.theory import best_seconds, run_lengths
-from spec_local.core.language_model import Call, Logits, RowMethods
+from spec_local.core.language_model import Call, Logits, Rollback, RowMethods
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
@@ -153,6 +153,7 @@ class Replay(RowMethods):
     """
 
     n_ctx, max_tokens, max_logits, max_branches = 4096, 512, MAX_DRAFT + 1, 1
+    rollback: Rollback = "any"
 
     def __init__(self, role: Role, trace: Trace, machine: Machine, before: int) -> None:
         self.n_vocab = trace.n_vocab

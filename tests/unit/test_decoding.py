@@ -8,187 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local import registry
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.proposal import Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.datastore.context_index import ContextIndex
-from spec_local.datastore.lookup import DatastoreLookup
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Prefilled, Step
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.lookups.prompt_lookup import PromptLookup
-from spec_local.lookups.recycling import Recycling
-from spec_local.lookups.suffixes import SuffixLookup
-from spec_local.policies import Policy
-from spec_local.proposers import Beam, BestFirst, Chain, Coupled, DraftModel, Drawn
+from spec_local.proposers import Chain, DraftModel
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
-
-
-class AlwaysWrong:
-    """A proposer whose draft tokens are unrelated to the main model."""
-
-    needs_logits = False
-
-    def prefill(self, history):
-        yield from ()
-
-    def propose(self, history, limit, rng, lap):
-        yield from ()
-        return Proposal.chain([(history[-1] + 1) % 3] * min(limit.depth, limit.nodes))
-
-    def shorten(self, proposal):
-        pass
-
-    def commit(self, history):
-        pass
-
-
-class FakeDatastore:
-    """A text in which every short context occurs.
-
-    more: extra length of some matches, so that they are followed although the contexts differ.
-    """
-
-    index = ContextIndex.build(np.append(np.random.default_rng(0).integers(0, 3, 300), -1))
-
-    def __init__(self, more=0):
-        self.more = more
-
-    def find(self, history, length):
-        found = self.index.find(history, shortest=1)
-        more = 0 if len(history) % 5 else self.more
-        tokens = self.index.continuations([position for _, position in found], length)
-        return [n + more for n, _ in found], tokens
-
-
-class LookupProposer:
-    """A proposer that proposes all candidates of a lookup, without a policy."""
-
-    needs_logits = True
-
-    def __init__(self, lookup):
-        self.lookup = lookup
-
-    def prefill(self, history):
-        yield from ()
-
-    def propose(self, history, limit, rng, lap):
-        yield from ()
-        found = self.lookup.find(history, limit)
-        return Proposal(found.tokens, found.parents, source=found.source)
-
-    def shorten(self, proposal):
-        pass
-
-    def observe(self, tokens, logits):
-        self.lookup.observe(tokens, logits)
-
-    def commit(self, history):
-        pass
-
-
-def main_model(n_vocab, **kwargs):
-    return FakeModel(n_vocab, seed=2, scale=1.0, **kwargs)
-
-
-def draft(noise, shape=Chain):
-    def make(sampler, n_vocab, is_end=lambda token: False):
-        return DraftModel(main_model(n_vocab, noise=noise), sampler, shape(), n_vocab=n_vocab, is_end=is_end)
-
-    return make
-
-
-def staged(how):
-    """A draft model with staged tokens from prompt lookup."""
-
-    def make(sampler, n_vocab, is_end=lambda token: False):
-        chain = Chain(how, Policy(how != "drawn", n_staged=2))
-        lookup = PromptLookup(longest=3, shortest=1)
-        model = main_model(n_vocab, noise=0.5)
-        return DraftModel(model, sampler, chain, n_vocab=n_vocab, is_end=is_end, lookup=lookup)
-
-    return make
-
-
-def other_draft(more):
-    """A draft model that is unrelated to the main model, with more or fewer tokens."""
-
-    def make(sampler, n_vocab, is_end=lambda token: False):
-        return DraftModel(FakeModel(n_vocab + more, seed=4), sampler, Chain(), n_vocab=n_vocab, is_end=is_end)
-
-    return make
-
-
-PROPOSERS = {
-    "plain": lambda sampler, n_vocab, is_end=None: None,
-    "draft": draft(0.5),
-    "perfect draft": draft(0.0),
-    "unrelated draft": draft(5.0),
-    "greedy draft": draft(0.5, lambda: Chain("greedy")),
-    "staged draft": staged("drawn"),
-    "smaller draft": other_draft(-1),
-    "larger draft": other_draft(2),
-    "lookup": lambda sampler, n_vocab, is_end=None: LookupProposer(PromptLookup(longest=3, shortest=1)),
-    "suffix": lambda sampler, n_vocab, is_end=None: LookupProposer(SuffixLookup(shortest=1)),
-    "recycling": lambda sampler, n_vocab, is_end=None: LookupProposer(Recycling()),
-    "datastore": lambda sampler, n_vocab, is_end=None: LookupProposer(DatastoreLookup(FakeDatastore())),
-    "datastore, followed": lambda sampler, n_vocab, is_end=None: LookupProposer(
-        DatastoreLookup(FakeDatastore(more=7))
-    ),
-    "always wrong": lambda sampler, n_vocab, is_end=None: AlwaysWrong(),
-    "best first": draft(0.5, lambda: BestFirst(6, 3)),
-    "perfect best first": draft(0.0, lambda: BestFirst(6, 3)),
-    "beam": draft(0.5, lambda: Beam(2, 6)),
-    "coupled tree": draft(0.5, lambda: Coupled(4, 2)),
-    "perfect coupled tree": draft(0.0, lambda: Coupled(4, 2)),
-    "unrelated coupled tree": draft(5.0, lambda: Coupled(4, 2)),
-}
-for _name, _target in registry.LOOKUPS.items():
-    PROPOSERS.setdefault(
-        _name, lambda sampler, n_vocab, is_end=None, target=_target: LookupProposer(registry.load(target)())
-    )
-DRAWN = {name: v.drawing for name, v in VERIFIERS.items() if v.drawing not in ("chosen", "one")}
-# Every verifier is lossless for a drawn chain and for chosen nodes; a drawn tree needs one of its own.
-CASES = {f"{name}, {rule}": (make, rule) for name, make in PROPOSERS.items() for rule in ("token", "block")}
-CASES |= {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}
-CASES |= {
-    f"{name}, {rule}": (PROPOSERS[name], rule)
-    for name in (
-        "best first",
-        "beam",
-        "coupled tree",
-        "suffix",
-        "recycling",
-        "datastore",
-        "datastore, followed",
-    )
-    for rule in ("exact-match", "traversal")
-}
-for _rule, _drawing in DRAWN.items():
-    PROPOSERS[_drawing] = draft(0.5, partial(Drawn, _drawing, 3, 2))
-    CASES[f"tree, {_rule}"] = PROPOSERS[_drawing], _rule
-    if _rule != "spectr":  # slow where p = q, and enumerated in test_tree_verifiers
-        CASES[f"perfect tree, {_rule}"] = draft(0.0, partial(Drawn, _drawing, 3, 2)), _rule
-    CASES[f"unrelated tree, {_rule}"] = draft(5.0, partial(Drawn, _drawing, 3, 2)), _rule
-CASES["staged coupled, exact-match"] = staged("coupled"), "exact-match"
-CASES["tree, exact-match"] = PROPOSERS["top and one"], "exact-match"
-CASES["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
-EVERY_CASE = pytest.mark.parametrize(("make", "rule"), CASES.values(), ids=CASES.keys())
-
-
-SHAPES = {
-    "chain": (Chain, "block"),
-    "best first": (partial(BestFirst, 12), "exact-match"),
-    "beam": (partial(Beam, 4, 12), "exact-match"),
-    "coupled tree": (partial(Coupled, 12), "exact-match"),
-    "tree": (partial(Drawn, "top and one", 12), "top-one"),
-    "traversal tree": (partial(Drawn, "without replacement", 12), "traversal"),
-}
-EVERY_SHAPE = pytest.mark.parametrize(("shape", "rule"), SHAPES.values(), ids=SHAPES.keys())
+from tests.proposers import CASES, EVERY_CASE, EVERY_SHAPE, SHAPES, draft, main_model
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from spec_local.lookups.base import Candidates
 from spec_local.lookups.recycling import Recycling
 from spec_local.proposers.base import Limit
 from spec_local.verifiers import VERIFIERS
+from tests.proposers import LookupProposer
 
 NEW_WEIGHT = 0.35
 WIDE = Limit(8, 64, 64)
@@ -200,34 +201,8 @@ def test_one_branch_gives_the_most_probable_chain():
     assert (found.tokens, found.parents) == ([2, 4, 5], [ROOT, 0, 1])
 
 
-class RecyclingProposer:
-    """A proposer that proposes all candidates of recycling."""
-
-    needs_logits = True
-
-    def __init__(self):
-        self.recycling = Recycling()
-
-    def prefill(self, history):
-        yield from ()
-
-    def propose(self, history, limit, rng, lap):
-        yield from ()
-        found = self.recycling.find(history, limit)
-        return Proposal(found.tokens, found.parents, source=found.source)
-
-    def shorten(self, proposal):
-        pass
-
-    def observe(self, tokens, logits):
-        self.recycling.observe(tokens, logits)
-
-    def commit(self, history):
-        pass
-
-
 def run(main, temperature, max_tokens, draft_max=4, prompt=(1,)):
-    proposer = RecyclingProposer()
+    proposer = LookupProposer(Recycling())
     events = decode(
         main,
         prompt,
@@ -254,7 +229,7 @@ def test_rejected_draft_tokens_are_learned_from():
     assert rejected
     for token in rejected:
         expected = int(main.logits([0, token]).argmax())
-        assert next(iter(after(proposer.recycling, token))) == expected
+        assert next(iter(after(proposer.lookup, token))) == expected
 
 
 def test_confidence_is_the_main_probability_for_a_first_order_model():
@@ -266,5 +241,5 @@ def test_confidence_is_the_main_probability_for_a_first_order_model():
         near = logits > logits.max() - 5
         p = np.exp(logits[near]) / np.exp(logits[near]).sum()
         expected = dict(zip(near.nonzero()[0].tolist(), p.tolist(), strict=True))
-        found = after(proposer.recycling, token, Limit(1, 64, 64))
+        found = after(proposer.lookup, token, Limit(1, 64, 64))
         assert found == pytest.approx({t: p for t, p in expected.items() if p >= 0.01}, rel=1e-2)

@@ -1,0 +1,584 @@
+"""Rows of an engine: which calls they share, and that none disturbs another one."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spec_local.core.constraint import Constraint
+from spec_local.core.fake import FakeModel, FakeState
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Failed, Finished, Prefilled, Statistics, Step
+from spec_local.engine.row import Row
+from spec_local.engine.scheduler import Engine
+from spec_local.errors import BackendError, DeadEnd, InvalidRequest
+from spec_local.policies.cost_model import CostModel
+from spec_local.policies.sharing import RowCosts, SharedCalls
+from spec_local.proposers import BestFirst, Chain, Coupled, Drawn
+from spec_local.verifiers import VERIFIERS
+from tests.proposers import PROPOSERS, draft, main_model
+from tests.rows import check_caches, finish, new_row
+
+V = 8
+GREEDY = SamplingSettings(temperature=0)
+
+
+def models(**limits):
+    """A main and a draft model for many rows."""
+    limits = {"max_tokens": 256, "max_logits": 256, "n_ctx": 400} | limits
+    return main_model(V, **limits), main_model(V, noise=0.4, **limits)
+
+
+def reference(main, prompt, n):
+    history = list(prompt)
+    for _ in range(n):
+        history.append(int(main.logits(history).argmax()))
+    return history[len(prompt) :]
+
+
+def run_until(engine, kind):
+    """Steps until an event of a kind, and all events up to it."""
+    events = []
+    while not any(isinstance(event, kind) for _, event in events):
+        events += engine.step()
+    return events
+
+
+KINDS = {
+    "plain": (None, "block"),
+    "chain": (draft(0.4), "block"),
+    "coupled": (draft(0.4, lambda: Chain("coupled")), "exact-match"),
+    "coupled tree": (draft(0.4, lambda: Coupled(6, 2)), "exact-match"),
+    "best first": (draft(0.4, lambda: BestFirst(6, 3)), "traversal"),
+    "drawn tree": (draft(0.4, lambda: Drawn("top and one", 6, 3)), "top-one"),
+    "lookup": (PROPOSERS["suffix"], "token"),
+    "recycling": (PROPOSERS["recycling"], "block"),
+}
+
+
+# Tokens ----------------------------------------------------------------------------------------------------
+
+
+def seeded(main, small, kind, prompt, seed, n, how=None):
+    make, rule = KINDS[kind]
+    shared = {"draft": small} if make and "draft" in make.__qualname__ else {}
+    return new_row(main, prompt, make, rule, rng=SeededRng(seed), how=how, max_tokens=n, **shared)
+
+
+def alone(kind, prompt, seed, n, how=None):
+    answers = {}
+    row = seeded(*models(), kind, prompt, seed, n, how)
+    engine = Engine()
+    engine.add(row)
+    finish(engine, answers)
+    return answers.get(row, [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from(sorted(KINDS)),
+            st.lists(st.integers(0, V - 1), min_size=1, max_size=50),
+            st.integers(0, 9),  # seed
+            st.integers(0, 25),  # tokens
+            st.integers(0, 6),  # step in which it is added
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    temperature=st.sampled_from([0.0, 1.0]),
+    data=st.data(),
+)
+def test_a_seeded_row_gives_the_same_tokens_in_any_company(rows, temperature, data):
+    """Whatever else is generated, starts, ends or is removed meanwhile."""
+    how = SamplingSettings(temperature=temperature)
+    main, small = models()
+    engine, answers, removed = Engine(), {}, set()
+    made = [seeded(main, small, kind, prompt, seed, n, how) for kind, prompt, seed, n, _ in rows]
+    victim = data.draw(st.sampled_from([None, *made]))
+    last_step = data.draw(st.integers(0, 12))
+    at = 0
+    while engine.rows or at <= max(row[-1] for row in rows):
+        for row, (*_, first) in zip(made, rows, strict=True):
+            if first == at:
+                engine.add(row)
+        if at == last_step and victim in engine.rows:
+            engine.remove(victim)
+            removed.add(victim)
+            assert list(victim.main.cached) == victim.history[: len(victim.main.cached)]
+        for row, event in engine.step():
+            if isinstance(event, Step):
+                answers.setdefault(row, []).extend(event.tokens)
+                check_caches(row)
+        at += 1
+    for row, (kind, prompt, seed, n, _) in zip(made, rows, strict=True):
+        expected, found = alone(kind, prompt, seed, n, how), answers.get(row, [])
+        assert found == (expected[: len(found)] if row in removed else expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_is_that_of_decode(kind):
+    """An engine with other rows, and the function for one answer."""
+    main, small = models()
+    make, rule = KINDS[kind]
+    sampler = Sampler(SamplingSettings())
+    expected = []
+    for event in decode(
+        main_model(V), [1, 2, 3], sampler=sampler, rng=SeededRng(4), max_tokens=30, verifier=VERIFIERS[rule],
+        proposer=make(sampler, V) if make else None,
+    ):  # fmt: skip
+        expected += event.tokens if isinstance(event, Step) else []
+    engine, answers = Engine(), {}
+    rows = [seeded(main, small, name, [1, 2, 3], 4, 30) for name in (kind, *KINDS)]
+    for row in rows:
+        engine.add(row)
+    finish(engine, answers)
+    assert answers[rows[0]] == expected
+
+
+# Calls -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_main_call_per_step_for_all_rows(kind):
+    main, small = models()
+    engine = Engine()
+    rows = [seeded(main, small, kind, [1, 2, i], 0, 20) for i in range(4)]
+    for row in rows:
+        engine.add(row)
+    run_until(engine, Prefilled)
+    main.shared.calls.clear()
+    n_steps = 0
+    while engine.rows:
+        events = engine.step()
+        steps = [event for _, event in events if isinstance(event, Step)]
+        if steps:
+            n_steps += 1
+            # In each row the last token of its history, and its draft tokens.
+            assert main.shared.calls[-1] == [1 + len(step.proposal.tokens) for step in steps]
+        assert len(main.shared.calls) == n_steps
+    assert all(row.statistics.n_steps <= n_steps for row in rows)
+    assert n_steps == max(row.statistics.n_steps for row in rows)
+
+
+def test_draft_calls_are_shared():
+    """Chains of as many tokens: one call for each position, whatever the number of rows."""
+    main, small = models()
+    engine = Engine()
+    for i in range(3):
+        make = draft(0.4)
+        engine.add(new_row(main, [1, 2, i], make, "block", rng=SeededRng(i), draft=small, draft_max=4))
+    run_until(engine, Prefilled)
+    for _ in range(5):
+        small.shared.calls.clear()
+        engine.step()
+        assert [len(call) for call in small.shared.calls] == [3] * 4
+    engine.close()
+
+
+def test_rows_that_draft_less_drop_out_of_the_draft_calls():
+    main, small = models()
+    engine = Engine()
+    for depth in (1, 2, 5):
+        engine.add(new_row(main, [1, 2], draft(0.4), "block", rng=SeededRng(0), draft=small, draft_max=depth))
+    run_until(engine, Prefilled)
+    small.shared.calls.clear()
+    engine.step()
+    assert [len(call) for call in small.shared.calls] == [3, 2, 1, 1, 1]
+    engine.close()
+
+
+def test_a_prompt_is_read_in_the_calls_that_verify_other_rows():
+    main, small = models()
+    engine = Engine()
+    first = new_row(main, [1, 2], draft(0.4), "block", rng=SeededRng(0), draft=small, draft_max=3)
+    engine.add(first)
+    run_until(engine, Prefilled)
+    second = new_row(main, [3] * 80, rng=SeededRng(1), max_tokens=3)
+    engine.add(second)
+    main.shared.calls.clear()
+    events = run_until(engine, Prefilled)
+    # 79 tokens in chunks of 32: the first row goes on in each call.
+    assert [call[1:] for call in main.shared.calls] == [[32], [32], [15], []]
+    assert [1 + len(e.proposal.tokens) for row, e in events if row is first] == [
+        call[0] for call in main.shared.calls
+    ]
+    assert sum(isinstance(event, Step) for row, event in events if row is first) == 4
+    assert second.statistics.prompt_n == 79
+    engine.close()
+
+
+def test_several_prompts_share_the_part_of_a_call_that_is_for_prompts():
+    main, _ = models()
+    engine = Engine()
+    first = new_row(main, [1, 2], rng=SeededRng(0))
+    engine.add(first)
+    run_until(engine, Prefilled)
+    for i in range(3):
+        engine.add(new_row(main, [3 + i] * 21, rng=SeededRng(0), max_tokens=1))
+    main.shared.calls.clear()
+    for _ in range(2):
+        engine.step()
+    # The first row's token, then 20 tokens of each prompt.
+    assert main.shared.calls == [[1, 20, 12], [1, 8, 20]]
+    engine.close()
+
+
+def test_a_prompt_is_read_in_large_calls_while_no_row_generates():
+    main, _ = models(max_tokens=64, max_logits=64)
+    engine = Engine()
+    for i in range(3):
+        engine.add(new_row(main, [i] * 100, rng=SeededRng(0), max_tokens=1))
+    finish(engine)
+    # The first row's 99 tokens fill the first call; the others follow in the rest of each.
+    assert main.shared.calls[:2] == [[64], [35, 29]]
+    assert sum(map(sum, main.shared.calls[:-1])) >= 3 * 99
+
+
+def test_proposals_are_divided_fairly_where_calls_are_small():
+    """Each row's part of a call is limited, so that no row waits."""
+    _, small = models()
+    limited = main_model(V, max_tokens=12, max_logits=9)
+    engine = Engine()
+    rows = [
+        new_row(
+            limited, [1, i], draft(0.0), "block", rng=SeededRng(i), draft=small, draft_max=8, max_tokens=20
+        )
+        for i in range(3)
+    ]
+    for row in rows:
+        engine.add(row)
+    ends = finish(engine)
+    assert all(end.reason == "length" for end in ends.values())
+    assert max(map(sum, limited.shared.calls)) <= 9
+    assert [3, 3, 3] in limited.shared.calls
+
+
+def test_more_rows_than_fit_into_a_call_are_refused():
+    limited = main_model(V, max_tokens=12, max_logits=3)
+    engine = Engine()
+    for _ in range(3):
+        engine.add(new_row(limited, [1], rng=SeededRng(0)))
+    with pytest.raises(InvalidRequest, match="4 rows"):
+        engine.add(new_row(limited, [1], rng=SeededRng(0)))
+    other = new_row(main_model(V, max_logits=3), [1], rng=SeededRng(0), max_tokens=2)
+    engine.add(other)  # has a model of its own
+    assert len(engine.rows) == 4
+    engine.close()
+    assert engine.rows == []
+
+
+def test_rows_of_several_models_are_called_by_themselves():
+    """As for reproducible output, where each row has a context of its own."""
+    mains = [main_model(V) for _ in range(3)]
+    engine, answers = Engine(), {}
+    rows = [new_row(main, [1, 2], rng=SeededRng(0), how=GREEDY, max_tokens=7) for main in mains]
+    for row in rows:
+        engine.add(row)
+    finish(engine, answers)
+    for row, main in zip(rows, mains, strict=True):
+        assert answers[row] == reference(main, [1, 2], 7)
+        assert main.shared.calls == [[1]] * 8
+
+
+# A shared beginning ----------------------------------------------------------------------------------------
+
+
+def test_a_shared_beginning_is_read_once():
+    main, small = models(max_tokens=64, max_logits=64)
+    beginning = [1, 2, 3, 4, 5] * 30
+    engine, answers = Engine(), {}
+    rows = [
+        new_row(main, [*beginning, i, i], draft(0.4), "block", rng=SeededRng(0), how=GREEDY, draft=small,
+                max_tokens=10)
+        for i in range(4)
+    ]  # fmt: skip
+    for row in rows:
+        engine.add(row)
+    run_until(engine, Prefilled)
+    main_tokens = sum(row.statistics.prompt_n for row in rows)
+    finish(engine, answers)
+    assert main_tokens <= len(beginning) + 4
+    assert sum(row.statistics.prompt_n for row in rows) == len(beginning) + 4
+    assert [row.statistics.prompt_n for row in rows[1:]] == [1, 1, 1]
+    assert [row.statistics.cached_n for row in rows] == [0, 150, 150, 150]
+    for i, row in enumerate(rows):
+        assert row.history[len(beginning) + 2 :] == reference(main, [*beginning, i, i], 10)
+
+
+def test_a_shared_beginning_is_read_once_although_the_rows_contain_other_texts():
+    main, _ = models(max_tokens=64, max_logits=64)
+    rows = [new_row(main, [1, 2, 3, 4, 5] * 30, rng=SeededRng(0), max_tokens=1) for _ in range(3)]
+    for row, old in zip(rows, ([6], [7], [0]), strict=True):
+        row.main.evaluate(old * 64, 0)
+        row.main.evaluate(old * 64, 0)
+        row.main.evaluate(old * 64, 0)
+    main.shared.calls.clear()
+    engine = Engine()
+    for row in rows:
+        engine.add(row)
+    finish(engine)
+    assert sum(row.statistics.prompt_n for row in rows) == 149
+
+
+def test_a_short_beginning_is_not_waited_for():
+    main, _ = models()
+    engine = Engine()
+    for i in range(2):
+        engine.add(new_row(main, [*[5] * 15, i, i, i], rng=SeededRng(0), max_tokens=1))
+    engine.step()
+    assert main.shared.calls == [[17, 17]]
+    engine.close()
+
+
+def test_rows_that_wait_go_on_where_the_reader_is_removed():
+    main, _ = models(max_tokens=16, max_logits=16)
+    engine = Engine()
+    rows = [new_row(main, [*[4, 5] * 40, i], rng=SeededRng(0), how=GREEDY, max_tokens=5) for i in range(2)]
+    for row in rows:
+        engine.add(row)
+    engine.step()
+    engine.step()
+    assert main.shared.calls == [[16], [16]]
+    engine.remove(rows[0])
+    finish(engine)
+    assert rows[1].statistics.prompt_n == 80 - 32
+    assert rows[1].statistics.cached_n == 32
+    assert rows[1].history[81:] == reference(main, [*[4, 5] * 40, 1], 5)
+
+
+# Rows that end ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after", range(5))
+def test_cancelling_one_row_disturbs_no_other(kind, after):
+    main, small = models(max_tokens=16, max_logits=16)
+    answers = iter([False] * after)
+    engine, found = Engine(), {}
+    rows = [seeded(main, small, kind, [2, 1] * 20, i, 12) for i in range(3)]
+    rows[1]._cancelled = lambda: next(answers, True)
+    for row in rows:
+        engine.add(row)
+    ends = finish(engine, found)
+    assert ends[rows[1]].reason == "cancelled"
+    for row in (rows[0], rows[2]):
+        assert ends[row].reason == "length"
+        assert found[row] == alone(kind, [2, 1] * 20, rows.index(row), 12)
+    cached = list(rows[1].main.cached)
+    assert cached == rows[1].history[: len(cached)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dead_end_fails_that_row_only(kind):
+    main, small = models()
+    make, rule = KINDS[kind]
+    constraint = Constraint(FakeState(V, lambda answer: range(V) if len(answer) < 4 else ()))
+    sampler = Sampler(SamplingSettings(), constraint)
+    dead = Row(
+        main.new_row(), [1, 2], sampler=sampler, rng=SeededRng(0), verifier=VERIFIERS[rule],
+        proposer=make(sampler, V) if make else None,
+    )  # fmt: skip
+    others = [seeded(main, small, kind, [1, 2, 3], i, 20) for i in range(2)]
+    engine, found = Engine(), {}
+    for row in (others[0], dead, others[1]):
+        engine.add(row)
+    ends = finish(engine, found)
+    assert isinstance(ends[dead], Failed)
+    assert isinstance(ends[dead].error, DeadEnd)
+    assert len(found[dead]) == 4 == ends[dead].statistics.predicted_n
+    assert list(dead.main.cached) == dead.history[:-1]
+    for i, row in enumerate(others):
+        assert isinstance(ends[row], Finished)
+        assert found[row] == alone(kind, [1, 2, 3], i, 20)
+
+
+class Failing(FakeModel):
+    """A row whose n-th call fails."""
+
+    left = 10**9
+
+    def fill(self, call, rows):
+        self.left -= 1
+        if self.left < 0:
+            raise BackendError("no")
+        super().fill(call, rows)
+
+
+@pytest.mark.parametrize("fails_at", range(6))
+def test_a_failing_draft_model_fails_its_rows_only(fails_at):
+    main, _ = models()
+    small = Failing(V, seed=2, scale=1.0, noise=0.4, max_tokens=256, max_logits=256)
+    engine, found = Engine(), {}
+    plain = seeded(main, None, "plain", [1, 2, 3], 0, 20)
+    drafting = [new_row(main, [1, 2], draft(0), "block", rng=SeededRng(0), draft=small) for _ in range(2)]
+    for row in (*drafting, plain):
+        engine.add(row)
+    drafting[1]._proposer.model.left = fails_at
+    ends = finish(engine, found)
+    for row in drafting:  # their calls are shared
+        assert isinstance(ends[row].error, BackendError)
+        assert list(row.main.cached) == row.history[: len(row.main.cached)]
+        cached = row._proposer.model.cached
+        assert list(cached) == row.history[: len(cached)]
+    assert ends[plain].reason == "length"
+    assert found[plain] == alone("plain", [1, 2, 3], 0, 20)
+
+
+def test_a_failing_main_model_stops_the_step_and_rows_keep_their_history():
+    main = Failing(V, seed=2, scale=1.0)
+    engine = Engine()
+    rows = [new_row(main, [1, 2, i], rng=SeededRng(0), how=GREEDY, max_tokens=9) for i in range(2)]
+    for row in rows:
+        engine.add(row)
+    rows[1].main.left = 3
+    with pytest.raises(BackendError):
+        finish(engine)
+    engine.close()
+    for row in rows:
+        assert list(row.main.cached) == row.history[:-1]
+        assert len(row.history) == 5
+
+
+def test_an_end_token_ends_one_row():
+    main, _ = models()
+    engine, found = Engine(), {}
+    stops = reference(main, [1, 2], 30)
+    ending = new_row(main, [1, 2], rng=SeededRng(0), how=GREEDY, is_end=lambda t: t == stops[3])
+    other = new_row(main, [1, 2], rng=SeededRng(0), how=GREEDY, max_tokens=30)
+    for row in (ending, other):
+        engine.add(row)
+    ends = finish(engine, found)
+    assert ends[ending].reason == "stop"
+    assert found[ending] == stops[: stops.index(stops[3]) + 1]
+    assert found[other] == stops
+
+
+# Counters --------------------------------------------------------------------------------------------------
+
+
+def test_counters_of_rows_and_of_the_engine():
+    main, _ = models()
+    costs = CostModel({1: 1.0, 8: 2.0, 64: 9.0})
+    given = Statistics()
+    clock = lambda: sum(costs.seconds(sum(n)) for n in main.shared.calls)  # noqa: E731
+    engine, events = Engine(clock=clock, statistics=given), []
+    rows = [
+        new_row(main, [1, 2, i], *KINDS[kind], rng=SeededRng(i), max_tokens=20 + i, clock=clock)
+        for i, kind in enumerate(["chain", "plain", "best first", "lookup"])
+    ]
+    for row in rows:
+        engine.add(row)
+    while engine.rows:
+        events += engine.step()
+    assert engine.statistics is given
+    for i, row in enumerate(rows):
+        steps = [event for of, event in events if of is row and isinstance(event, Step)]
+        mine = row.statistics
+        assert mine.predicted_n == sum(len(step.tokens) for step in steps) == 20 + i
+        assert mine.n_steps == len(steps)
+        assert mine.draft_n == sum(len(step.proposal.tokens) for step in steps)
+        assert mine.draft_n_accepted == sum(step.n_accepted for step in steps)
+        assert mine.prompt_n == 2
+    for name in ("predicted_n", "n_steps", "draft_n", "draft_n_accepted", "prompt_n"):
+        assert getattr(given, name) == sum(getattr(row.statistics, name) for row in rows)
+    for name in ("tested_at", "accepted_at"):
+        counts = [getattr(row.statistics, name) for row in rows]
+        longest = max(map(len, counts))
+        assert getattr(given, name) == [sum(c[i] for c in counts if i < len(c)) for i in range(longest)]
+    assert sum(given.steps_by.values()) == given.n_steps
+    # All tokens / those that would have been generated if all draft tokens had been accepted.
+    depths = [event.proposal.depth for _, event in events if isinstance(event, Step)]
+    assert given.system_efficiency == given.predicted_n / sum(1 + depth for depth in depths)
+    assert 0 < given.system_efficiency < 1
+    assert engine.n_calls == len(main.shared.calls)
+    # The engine's time is that of the calls; a row's, that of the steps up to its end.
+    assert given.prompt_s + given.predicted_s == pytest.approx(clock())
+    assert max(row.statistics.predicted_s for row in rows) == pytest.approx(given.predicted_s)
+    assert given.tokens_per_second > max(row.statistics.tokens_per_second for row in rows)
+
+
+def test_a_perfect_draft_model_is_fully_efficient():
+    main, _ = models()
+    engine = Engine()
+    for i in range(3):
+        row = new_row(
+            main, [1, i], draft(0.0), rng=SeededRng(0), how=GREEDY, draft=main_model(V), draft_max=3,
+            max_tokens=20,
+        )  # fmt: skip
+        engine.add(row)
+    finish(engine)
+    assert engine.statistics.system_efficiency == 1
+    assert engine.statistics.tested_at == [15, 15, 15]
+
+
+# The planner -----------------------------------------------------------------------------------------------
+
+
+class Recording(SharedCalls):
+    """Records its arguments."""
+
+    def __init__(self, costs):
+        super().__init__(RowCosts(CostModel(costs)))
+        self.begun, self.chosen, self.observed = [], [], []
+
+    def begin(self, *args):
+        self.begun.append(args)
+        super().begin(*args)
+
+    def choose(self, proposals, spent):
+        self.chosen.append((len(proposals), spent))
+        return super().choose(proposals, spent)
+
+    def observe(self, n_drafted, seconds):
+        self.observed.append((n_drafted, seconds))
+        super().observe(n_drafted, seconds)
+
+
+def test_what_the_planner_learns():
+    main, small = models()
+    costs = CostModel({1: 1.0, 8: 2.0, 64: 9.0})
+    clock = lambda: (  # noqa: E731
+        sum(costs.seconds(sum(n)) for n in main.shared.calls) + 0.1 * len(small.shared.calls)
+    )
+    planner = Recording({1: 1.0, 8: 2.0, 64: 9.0})
+    engine = Engine(planner, clock)
+    rows = [
+        new_row(main, [1, i], draft(0.4), "block", rng=SeededRng(i), draft=small, draft_max=2, max_tokens=40)
+        for i in range(2)
+    ]
+    for row in rows:
+        engine.add(row)
+    run_until(engine, Prefilled)
+    engine.step()
+    assert planner.begun == [(2, 0, 0)]
+    assert planner.chosen == [(2, pytest.approx(0.2))]
+    assert planner.observed == [(4, pytest.approx(costs.seconds(6)))]
+    engine.add(new_row(main, [3] * 41, rng=SeededRng(0), max_tokens=1))
+    engine.step()
+    assert planner.begun[1:] == [(2, 32, 1)]
+    assert len(planner.observed) == 1  # a call that reads a prompt is not comparable
+    engine.step()
+    assert planner.begun[2:] == [(2, 8, 1)]
+    engine.close()
+    engine.add(new_row(main, [1, 2, 3], rng=SeededRng(0), max_tokens=2))
+    finish(engine)
+    assert planner.begun[-1] == (1, 0, 0)
+    assert len(planner.chosen) == 3
+    assert len(planner.observed) == 1
+
+
+def test_logits_of_a_call_are_used_before_the_next_one():
+    """The fake model overwrites old logits with NaN, which samplers refuse."""
+    main, small = models(max_tokens=6, max_logits=6)
+    engine, found = Engine(), {}
+    rows = [seeded(main, small, "best first", [1, 2, i], 0, 20, GREEDY) for i in range(3)]
+    for row in rows:
+        engine.add(row)
+    finish(engine, found)
+    for i, row in enumerate(rows):
+        assert found[row] == reference(main, [1, 2, i], 20)
+    assert np.isnan(main.shared._buffer).any()
