@@ -11,6 +11,7 @@ from spec_local.core.language_model import prefill, run
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
+from tests.broken_llama import FAILURES, Broken
 
 # Calls of different sizes sum in a different order, and the cache is f16: the logits (standard
 # deviation 3) differ by at most 0.02 in these tests. Changing one of 90 tokens moves some logit by
@@ -280,17 +281,6 @@ def test_truncating_a_sliding_window_model(make_context, window_model, length):
 # Failed and interrupted calls
 
 
-class Broken:
-    """llama.cpp with a replaced llama_decode."""
-
-    def __init__(self, lib, decode):
-        self._lib = lib
-        self.llama_decode = decode
-
-    def __getattr__(self, name):
-        return getattr(self._lib, name)
-
-
 class Interrupted:
     """llama.cpp where one call of a function, after `n_before` others, raises KeyboardInterrupt."""
 
@@ -318,40 +308,6 @@ def check(context, fresh_logits):
     np.testing.assert_allclose(context.evaluate([33], 1)[0], expected, **CLOSE)
 
 
-def interrupted_after(lib, handle, batch):
-    assert lib.llama_decode(handle, batch) == 0
-    raise KeyboardInterrupt
-
-
-def interrupted_before(lib, handle, batch):
-    raise KeyboardInterrupt
-
-
-def aborted_after(lib, handle, batch):
-    assert lib.llama_decode(handle, batch) == 0
-    return 2
-
-
-def aborted_half_way(lib, handle, batch):
-    n = batch.n_tokens
-    batch.n_tokens = n // 2
-    assert lib.llama_decode(handle, batch) == 0
-    batch.n_tokens = n
-    return 2
-
-
-FAILURES = {
-    "aborted before": (lambda lib, handle, batch: 2, BackendError),
-    "aborted half-way": (aborted_half_way, BackendError),
-    "aborted after": (aborted_after, BackendError),
-    "bad batch": (lambda lib, handle, batch: -1, BackendError),
-    "fatal": (lambda lib, handle, batch: -3, BackendError),
-    "no slot": (lambda lib, handle, batch: 1, ContextOverflow),
-    "interrupted before": (interrupted_before, KeyboardInterrupt),
-    "interrupted after": (interrupted_after, KeyboardInterrupt),
-}
-
-
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("on_a_tree", [False, True])
 @pytest.mark.parametrize("model_name", ["tiny_model", "recurrent_model"])
@@ -364,8 +320,7 @@ def test_the_cache_is_consistent_after_a_failure(
     context.evaluate(TEXT, 0)
     if on_a_tree:
         context.decode_tree([40, 41], [-1, -1] if model.can_roll_back else [-1, 0])
-    lib = context.shared.lib
-    monkeypatch.setattr(context.shared, "lib", Broken(lib, lambda *args: decode(lib, *args)))
+    monkeypatch.setattr(context.shared, "lib", Broken(context.shared.lib, decode))
     n = len(context._tree)
     parents = [-1, n - 1, n, n, n - 1] if model.can_roll_back else range(n - 1, n + 4)
     with pytest.raises(error):
@@ -384,8 +339,7 @@ def test_tokens_of_a_failed_call_are_not_committed(
     context = make_context(model)
     decode, error = FAILURES[failure]
     context.evaluate(TEXT, 0)
-    lib = context.shared.lib
-    monkeypatch.setattr(context.shared, "lib", Broken(lib, lambda *args: decode(lib, *args)))
+    monkeypatch.setattr(context.shared, "lib", Broken(context.shared.lib, decode))
     with pytest.raises(error):
         context.evaluate([50, 51, 52], 3)
     monkeypatch.undo()

@@ -1,0 +1,250 @@
+"""Rows of a llama.cpp context that share calls: each has the logits of a context of its own.
+
+In F32, and with attention that does not round to F16, so that the noise is small (see test_rollback.py).
+SPECDEC_STEPS=5000 makes the walks longer, which takes minutes.
+"""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from spec_local.core.language_model import common_prefix
+from spec_local.core.proposal import path_to
+from spec_local.llama import runtime
+from spec_local.llama.context import open_rows
+from spec_local.llama.model import Model
+from spec_local.llama.tiny import SLIDING_WINDOW, write_tiny_model
+from tests.broken_llama import FAILURES, Broken
+
+NOISE = 0.005  # at most 0.001; logits have a standard deviation of 3
+N_CTX, N_ROWS = 48, 8
+N_STEPS = int(os.environ.get("SPECDEC_STEPS", "300"))
+MAX_DEPTH = SLIDING_WINDOW - 1  # of a tree: real windows are longer than any draft
+ARCHITECTURES = {
+    "llama": {},
+    "qwen2": {"architecture": "qwen2"},  # rotates other pairs of dimensions
+    "experts": {"n_experts": 4},
+    "gemma3": {"architecture": "gemma3"},  # a sliding window
+    "mamba": {"architecture": "mamba"},
+}
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request, folder):
+    path = folder / f"rows-{request.param}.gguf"
+    loaded = Model(write_tiny_model(path, tensor_type="F32", **ARCHITECTURES[request.param]))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def make_rows(monkeypatch):
+    """A function that creates contexts whose cache is in F32; they are closed after the test."""
+    lib = runtime.library()
+    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
+    made = []
+
+    def make(model, n_rows=N_ROWS, **options):
+        usual = {"n_ctx": N_CTX, "max_tokens": 160, "max_logits": 160, "threads": 1, "flash_attention": False}
+        rows = open_rows(model, n_rows, **usual | options)
+        made.append(rows[0])
+        return rows
+
+    yield make
+    for row in made:
+        row.close()
+
+
+class Reference:
+    """The logits after a text, from a context that evaluates only texts from their beginning."""
+
+    def __init__(self, context):
+        self._context, self._known = context, {}
+
+    def __call__(self, text):
+        text = tuple(text)
+        if text not in self._known:
+            self._context.truncate(0)
+            logits = self._context.evaluate(text, len(text))
+            self._known |= {text[: i + 1]: row.copy() for i, row in enumerate(logits)}
+        return self._known[text]
+
+
+class Expected:
+    """A row, and what it should contain."""
+
+    def __init__(self, row):
+        self.row, self.text, self.tokens, self.parents = row, [], [], []
+
+    def path(self, node):
+        return path_to(self.parents, node)
+
+    def prefix(self, node):
+        """The text and the path to a node."""
+        return [*self.text, *(self.tokens[n] for n in self.path(node))]
+
+    def drop_tree(self):
+        self.tokens, self.parents = [], []
+
+    def commit(self, path):
+        self.row.commit(path)
+        self.text += [self.tokens[node] for node in path]
+        self.drop_tree()
+
+    def truncate(self, length):
+        self.row.truncate(length)
+        del self.text[length:]
+        self.drop_tree()
+
+
+class Walk:
+    """Rows that change at random, and share calls."""
+
+    def __init__(self, rows, reference, rng, monkeypatch):
+        self.rows = [Expected(row) for row in rows]
+        self.shared, self.reference, self.rng, self.patch = rows[0].shared, reference, rng, monkeypatch
+        self.plain = rows[0].rollback == "none"
+        self.n_calls = self.n_failures = self.n_reused = self.n_checked = self.most_rows = 0
+        self.largest = 0.0  # difference from the reference
+
+    def step(self):
+        rng = self.rng
+        chosen = rng.sample(self.rows, rng.randint(1, len(self.rows)))
+        for each in chosen:
+            self.change(each)
+        calls = [(each, call) for each in chosen if (call := self.next_call(each))]
+        if not calls:
+            return
+        self.n_calls += 1
+        self.most_rows = max(self.most_rows, len(calls))
+        if rng.random() < 0.03:
+            self.fail(calls)
+            return
+        for (each, call), logits in zip(calls, self.shared.decode([c for _, c in calls]), strict=True):
+            n = len(each.tokens)
+            each.tokens += call.tokens
+            each.parents += call.parents
+            assert len(logits) == call.n_logits
+            for node in range(n + len(call.tokens) - call.n_logits, n + len(call.tokens)):
+                self.check(each.prefix(node), logits[node - len(each.tokens)])
+            if len(call.tokens) > MAX_DEPTH:  # of a prompt
+                each.commit(range(len(each.tokens)))
+
+    def check(self, text, logits):
+        self.n_checked += 1
+        self.largest = max(self.largest, float(np.abs(logits - self.reference(text)).max()))
+        assert self.largest <= NOISE
+
+    def change(self, each):
+        """Commit, roll back, leave or join."""
+        kind = self.rng.random()
+        if self.plain:  # all tokens, or none of the text
+            each.commit(range(len(each.tokens)))
+            if kind < 0.1:
+                each.truncate(0)
+        elif kind < 0.6:  # a path of the tree
+            each.commit(each.path(self.rng.randint(-1, len(each.parents) - 1)))
+        elif kind < 0.65:  # nothing of it
+            each.commit([])
+        elif kind < 0.69:
+            each.truncate(self.rng.randint(max(0, len(each.text) - 2 * SLIDING_WINDOW), len(each.text)))
+        elif kind < 0.71:
+            each.truncate(0)
+        elif kind < 0.74:
+            self.join(each)
+        assert each.row.cached == each.text
+
+    def join(self, each):
+        """Begin a text that another row may have begun."""
+        other = self.rng.choice(self.rows).text
+        text = [*other[: self.rng.randint(0, len(other))], *self.random_tokens(3)]
+        n = max(common_prefix(o.text, text) for o in self.rows)
+        own = common_prefix(each.text, text)
+        self.n_reused += own < n
+        each.row.reuse(text)
+        each.text = text[:n]
+        each.drop_tree()
+
+    def next_call(self, each):
+        """Add to the tree of a row, or to its text."""
+        rng, n_before = self.rng, len(each.parents)
+        if len(each.text) + n_before == N_CTX:
+            each.truncate(0)
+            n_before = 0
+        n = rng.randint(0, min(6, N_CTX - len(each.text) - n_before))
+        if not n_before and rng.random() < 0.3:  # a chain, as of a prompt
+            n = rng.randint(MAX_DEPTH + 1, 2 * MAX_DEPTH)
+            n = min(n, N_CTX - len(each.text))
+            tokens = self.random_tokens(n)
+            return each.row.call(tokens, range(-1, n - 1), rng.randint(0, n))
+        parents = list(each.parents)
+        ends = set(range(n_before)) - set(parents) or {-1}
+        n_leaves = len(ends)
+        for node in range(n_before, n_before + n):
+            parent = node - 1 if self.plain or rng.random() < 0.4 else rng.randint(-1, node - 1)
+            if parent not in ends and n_leaves == each.row.max_branches:
+                parent = rng.choice(sorted(ends))
+            n_leaves += parent not in ends
+            ends = (ends - {parent}) | {node}
+            parents.append(parent)
+            if len(path_to(parents, node)) > MAX_DEPTH:
+                parents.pop()
+                break
+        new = parents[n_before:]
+        return each.row.call(self.random_tokens(len(new)), new, rng.randint(0, len(new))) if new else None
+
+    def random_tokens(self, n):
+        return [self.rng.randrange(5, 300) for _ in range(n)]
+
+    def fail(self, calls):
+        """A call that fails drops the trees of its rows, and changes no other row."""
+        self.n_failures += 1
+        decode, error = FAILURES[self.rng.choice(sorted(FAILURES))]
+        lib = self.shared.lib
+        with self.patch.context() as patch:
+            patch.setattr(self.shared, "lib", Broken(lib, decode))
+            with pytest.raises(error):
+                self.shared.decode([call for _, call in calls])
+        for each, _ in calls:
+            each.drop_tree()
+            if self.plain and not each.row.cached:
+                each.text = []
+            assert not each.row._tree
+        for each in self.rows:
+            assert each.row.cached == each.text
+            assert len(each.row._tree) == len(each.tokens)
+
+
+def check_empty(shared):
+    """Check that no sequence of llama.cpp has cells."""
+    n_ids = shared.padding + bool(shared.pad_to)
+    ends = [shared.lib.llama_memory_seq_pos_max(shared.memory, i) for i in range(n_ids)]
+    assert set(ends) == {-1}
+
+
+def test_random_steps(model, make_rows, monkeypatch):
+    """Rows join, with cells of others, and leave; trees grow, are committed and rolled back; calls fail."""
+    rows = make_rows(model, max_branches=4)
+    reference = Reference(make_rows(model, 1)[0])
+    walk = Walk(rows, reference, random.Random(0), monkeypatch)
+    for _ in range(N_STEPS):
+        walk.step()
+    print(f"{N_STEPS} steps, {walk.n_calls} calls, {walk.n_checked} rows of logits, ±{walk.largest:.1e}")
+    assert walk.most_rows == N_ROWS
+    assert walk.n_failures >= 5
+    assert walk.n_reused >= 20 or walk.plain
+    assert walk.n_checked >= 5 * N_STEPS
+    # All cells are free: each row has room for its maximum.
+    for row in rows:
+        row.truncate(0)
+    check_empty(rows[0].shared)
+    for start in range(0, N_CTX, 8):
+        tokens = range(5 + start, 13 + start)
+        rows[0].shared.decode([row.call(tokens, range(-1, 7), 0) for row in rows])
+        for row in rows:
+            row.commit(range(8))
+    for row in rows:
+        row.truncate(0)
+    check_empty(rows[0].shared)
