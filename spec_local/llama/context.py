@@ -54,7 +54,7 @@ class Context(RowMethods):
         self.flash_attention, self.pad_to = shared.flash_attention, shared.pad_to
         self.n_vocab, self.n_ctx = shared.n_vocab, shared.n_ctx
         self.max_tokens, self.max_logits = shared.max_tokens, shared.max_logits
-        self.max_branches, self.rollback = shared.max_branches, shared.model.rollback
+        self.max_branches, self.rollback = shared.max_branches, shared.rollback
         self._sequence = index * shared.max_branches  # the first of this row's sequence ids
         self._guard_sequence = shared.first_guard + index
         self._cached: list[int] = []
@@ -120,7 +120,7 @@ class Context(RowMethods):
                 n_branches += 1
             ends.add(node)
         if n_branches > self.max_branches:
-            if not self.model.can_roll_back:
+            if self.rollback == "none":
                 raise ModelError("a recurrent model cannot evaluate a tree: draft chains (--shape chain)")
             raise InvalidRequest(f"a tree with {n_branches} branches: give at most {self.max_branches}")
 
@@ -204,7 +204,7 @@ class Context(RowMethods):
         Cells of another row are shared, not copied.
         """
         own = common_prefix(self._cached, tokens)
-        if not self.model.can_roll_back:
+        if self.rollback == "none":
             self.truncate(own if own == len(self._cached) else 0)
             return
         best = max(self.shared.rows, key=lambda row: common_prefix(row._cached, tokens))
@@ -300,7 +300,9 @@ class Context(RowMethods):
         removed, done = True, False
         try:
             if length < (len(self._cached) if last < 0 else self._tree[last].position + 1):
-                removed = self._lib.llama_memory_seq_rm(self._memory, self._sequence, length, -1)
+                # llama.cpp may say that it has dropped tokens whose cells other tokens have overwritten.
+                may_drop = not length or self.rollback != "none"
+                removed = may_drop and self._lib.llama_memory_seq_rm(self._memory, self._sequence, length, -1)
             for sequence in range(self._sequence + 1, self._sequence + len(self._ends)):
                 self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
             self._guard(length - len(kept), length)
@@ -333,7 +335,7 @@ class Context(RowMethods):
         for sequence in range(self._sequence + 1, self._sequence + self.max_branches):
             self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         length = int(self._lib.llama_memory_seq_pos_max(self._memory, self._sequence)) + 1
-        if length != len(self._cached) and not self.model.can_roll_back:
+        if length != len(self._cached) and self.rollback == "none":
             self._cached.clear()  # the recurrent state may be only partly updated
         del self._cached[length:]
         self._lib.llama_memory_seq_rm(self._memory, self._sequence, len(self._cached), -1)

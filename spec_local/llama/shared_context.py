@@ -1,8 +1,8 @@
 """A llama.cpp context, whose rows share each call: weights and KV cache in one llama_decode.
 
 Each row has sequence ids of its own (see `spec_local.llama.context`), and all rows use one pool of cells:
-with a cache for each sequence, llama.cpp would evaluate rows with different numbers of tokens one after
-another, and read the weights each time.
+with a cache for each row, llama.cpp evaluates rows with different numbers of tokens one after another, and
+reads the weights each time.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spec_local import machine
-from spec_local.core.language_model import Call, Logits
+from spec_local.core.language_model import Call, Logits, Rollback
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from spec_local.llama.context import Context
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+_CACHE_STEP = 256  # llama.cpp rounds each row's cache up to a multiple of this
 CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes per value
 
 
@@ -50,8 +51,12 @@ class SharedContext:
             on the tokens before them (see `spec_local.llama.reproducible`). Only for a single row. `n_ctx` is
             reduced to leave room for them; `max_tokens` must be a multiple of it, and `max_logits` is the
             same number.
+        unified: False: a cache for each row. It is for many rows that are evaluated in ascending order and
+            with the same number of tokens: attention then does not read the cells of other rows. Such rows
+            cannot take tokens back, and share no cells.
 
     Attributes:
+        rollback: how the rows can take tokens back.
         rows: the `Context` of each row (weak references).
 
     Raises:
@@ -73,6 +78,7 @@ class SharedContext:
         cache_type: str = "f16",
         flash_attention: bool | None = None,
         pad_to: int | None = None,
+        unified: bool = True,
     ) -> None:
         threads = machine.default_threads() if threads is None else threads
         for name, value, low, high in [
@@ -89,8 +95,10 @@ class SharedContext:
             raise InvalidRequest(f"cache type {cache_type!r} is unknown: give {', '.join(CACHE_TYPES)}")
         if cache_type != "f16" and flash_attention is False:
             raise InvalidRequest(f"a {cache_type} cache requires flash attention: leave it on")
+        if not unified:
+            n_ctx = -(-n_ctx // _CACHE_STEP) * _CACHE_STEP
         n_cells = n_rows * n_ctx
-        if n_rows > 1 and n_ctx <= (model.n_ctx_original or n_cells) < n_cells:
+        if unified and n_rows > 1 and n_ctx <= (model.n_ctx_original or n_cells) < n_cells:
             raise InvalidRequest(
                 f"{n_rows} rows of {n_ctx} tokens exceed the {model.n_ctx_original} tokens beyond which this "
                 "model rotates positions differently: give fewer rows or a smaller --ctx"
@@ -110,12 +118,13 @@ class SharedContext:
         # With a sliding window, llama.cpp reuses a cell that has left the window of its only
         # sequence, and the holes that a tree leaves make it search there. A second sequence, the
         # guard, keeps the committed tokens.
-        self.has_guard = model.has_window and model.can_roll_back
+        self.rollback: Rollback = model.rollback if unified else "none"
+        self.has_guard = model.has_window and self.rollback != "none"
         # Sequence ids: those of the rows' branches, then of the guards, then of the dummy tokens.
         n_ids = MAX_SEQUENCES - bool(pad_to)
         if n_rows * (1 + self.has_guard) > n_ids:
             raise InvalidRequest(f"the number of rows is {n_rows}: give 1 to {n_ids // (1 + self.has_guard)}")
-        max_branches = max_branches if model.can_roll_back else 1
+        max_branches = 1 if self.rollback == "none" else max_branches
         self.max_branches = max_branches = min(max_branches, n_ids // n_rows - self.has_guard)
         self.first_guard = n_rows * max_branches
         self.padding = self.first_guard + n_rows * self.has_guard
@@ -128,7 +137,7 @@ class SharedContext:
         params.n_outputs_max = max(self.max_logits, n_sequences)
         params.n_seq_max = n_sequences
         params.n_threads = params.n_threads_batch = threads
-        params.kv_unified = True
+        params.kv_unified = unified
         params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
         if pad_to:
             params.op_offload = False  # a GPU would compute large calls of a model in main memory

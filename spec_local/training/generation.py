@@ -20,8 +20,8 @@ from spec_local.chat.template import ChatTemplate, Message
 from spec_local.core.text import printable
 from spec_local.errors import ModelError
 from spec_local.llama.model import Model
-from spec_local.llama.parallel import ParallelContext
 from spec_local.training import shards
+from spec_local.training.parallel_rows import next_logits, open_parallel_rows
 from spec_local.training.prompts import Prompt, is_held_out
 from spec_local.training.shards import TOP_K, Document, Shard
 
@@ -94,7 +94,7 @@ class DataGenerator:
         threads: number of threads; None: one per physical core.
 
     Raises:
-        ContextOverflow, BackendError: as `ParallelContext`.
+        ContextOverflow, BackendError: as `spec_local.llama.context.open_rows`.
         InvalidRequest: a shard is damaged.
         ModelError: the chat template leaves no room for a prompt and an answer.
     """
@@ -123,7 +123,7 @@ class DataGenerator:
             for document in shard.documents:
                 self._count(document)
         self._rng = np.random.default_rng([seed, self._prompt_number])
-        self._parallel = ParallelContext(model, n_parallel, n_ctx, threads=threads)
+        self._rows = open_parallel_rows(model, n_parallel, n_ctx, threads)
         needed = len(self._tokenize("Why?"))
         if not self._fits(needed):
             raise ModelError(
@@ -148,11 +148,13 @@ class DataGenerator:
         before, start = self._n_tokens, time.monotonic()
         try:
             while True:
-                for slot in range(self._parallel.n_sequences):
+                for slot in range(len(self._rows)):
                     if slot not in running:
                         running[slot] = self._start()
                 batch = [(slot, running[slot]) for slot in sorted(running)]
-                logits = self._parallel.evaluate({slot: sequence.pending for slot, sequence in batch})
+                logits = next_logits(
+                    [self._rows[slot] for slot, _ in batch], [sequence.pending for _, sequence in batch]
+                )
                 ids, logprobs = top_logprobs(logits, TOP_K)
                 temperatures = [_PROMPT_TEMPERATURE if s.is_prompt else s.temperature for _, s in batch]
                 for i, choice in enumerate(self._sample(logprobs, temperatures)):
@@ -169,7 +171,7 @@ class DataGenerator:
                     elif answer := self._answer_to(sequence):
                         running[slot] = answer
                         continue
-                    self._parallel.clear(slot)
+                    self._rows[slot].truncate(0)
                 n_tokens = self._n_tokens + sum(
                     len(sequence.tokens) for sequence in running.values() if not sequence.is_prompt
                 )
@@ -180,7 +182,7 @@ class DataGenerator:
                 if len(sequence.tokens) >= _MIN_UNFINISHED and not sequence.is_prompt:
                     self._finish(sequence)
             self._write()
-            self._parallel.close()
+            self._rows[0].close()
 
     def _start(self) -> _Sequence:
         """Start a sequence with the next prompt that leaves room for an answer."""
@@ -203,7 +205,7 @@ class DataGenerator:
         return rendered.tokens(self._vocabulary)
 
     def _fits(self, n_prompt: int) -> bool:
-        return n_prompt + self._max_tokens <= self._parallel.n_ctx
+        return n_prompt + self._max_tokens <= self._rows[0].n_ctx
 
     def _around_prompt(self) -> tuple[Sequence[int], Sequence[int]] | None:
         """Return the template's tokens before and after a prompt; None: there is no such template."""

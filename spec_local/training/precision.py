@@ -16,8 +16,8 @@ import psutil
 
 from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
-from spec_local.llama.parallel import ParallelContext
 from spec_local.models.quantized_copy import quantize
+from spec_local.training.parallel_rows import next_logits, open_parallel_rows
 
 KINDS = ("BF16", "F16", "Q8_0")
 _MAX_SHARE = 0.4  # maximum share of free memory and free disk space for a copy
@@ -70,13 +70,13 @@ def fastest_copy(
 def _rate(path: Path, n_parallel: int, threads: int | None, gpu_layers: int) -> float:
     """Return the tokens per second of the fastest of a few calls: interference only makes calls slower."""
     model = Model(path, gpu_layers=gpu_layers)
-    parallel = ParallelContext(model, n_parallel, 256, threads=threads)
+    rows = open_parallel_rows(model, n_parallel, 256, threads)
     tokens = np.random.default_rng(0).integers(model.vocabulary.n_tokens, size=(_CALLS, n_parallel)).tolist()
     times = []
-    for row in tokens:
+    for each in tokens:
         start = time.perf_counter()
-        parallel.evaluate({i: [token] for i, token in enumerate(row)})
+        next_logits(rows, [[token] for token in each])
         times.append(time.perf_counter() - start)
-    parallel.close()
+    rows[0].close()
     model.close()
     return n_parallel / min(times)

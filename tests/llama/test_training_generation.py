@@ -250,7 +250,7 @@ def test_the_caches_are_freed_before_the_model(tiny_path, tmp_path):
     running = data_generator.run()
     next(running)
     running.close()
-    assert not data_generator._parallel._native.is_open
+    assert not data_generator._rows[0].is_open
     model.close()
 
 
