@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from spec_local.chat.conversation import Conversation
     from spec_local.chat.template import ChatTemplate
     from spec_local.core.sampling import SamplingSettings, TokenLogprob
-    from spec_local.engine.events import Prefilled, Statistics
+    from spec_local.engine.events import Failed, Prefilled, Statistics
     from spec_local.errors import SpecLocalError
-    from spec_local.session import Done, Session, Text
+    from spec_local.session import Done, RowEvent, Session, Text
     from spec_local.settings import GenerationSettings
 
 __version__ = "0.1.0"
@@ -31,9 +31,11 @@ __all__ = [
     "ChatTemplate",
     "Conversation",
     "Done",
+    "Failed",
     "GenerationSettings",
     "MessagesDropped",
     "Prefilled",
+    "RowEvent",
     "SamplingSettings",
     "Session",
     "SpecLocalError",
@@ -48,8 +50,8 @@ _HOMES = {
     "spec_local.chat.conversation": ("Conversation",),
     "spec_local.chat.template": ("ChatTemplate",),
     "spec_local.settings": ("GenerationSettings",),
-    "spec_local.session": ("Done", "Session", "Text"),
-    "spec_local.engine.events": ("Prefilled", "Statistics"),
+    "spec_local.session": ("Done", "RowEvent", "Session", "Text"),
+    "spec_local.engine.events": ("Failed", "Prefilled", "Statistics"),
     "spec_local.core.sampling": ("SamplingSettings", "TokenLogprob"),
     "spec_local.errors": ("SpecLocalError",),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from spec_local.core.proposal import Proposal
 from spec_local.core.sampling import TokenLogprob
@@ -43,14 +44,13 @@ class Done:
         return self.reason != "stop" or bool(self.stopping_word)
 
 
-@dataclass(frozen=True, slots=True)
-class RowEvent:
-    """An event of one of several answers: `index` is the number of its prompt.
+class RowEvent(NamedTuple):
+    """An event of one of several answers, and the number of its prompt, from 0.
 
     The last event of an answer is `Done`, or `Failed` if it could not be generated.
     """
 
-    index: int
+    number: int
     event: Prefilled | Text | Done | Failed
 
 

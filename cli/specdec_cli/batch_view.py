@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING
 
 from typer import Exit
 
-from spec_local.errors import SpecLocalError
+from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import exits, progress, render
 from specdec_cli.options import STANDARD, ModelOptions
 
 if TYPE_CHECKING:
     from spec_local.batch.answers import Answers
     from spec_local.batch.runner import Entry
+    from spec_local.session import Session
     from spec_local.settings import GenerationSettings
+
+
+MAX_ROWS = 256
+"""Maximum number of answers at the same time: llama.cpp's number of sequences."""
 
 
 def answer_all(
@@ -26,9 +31,13 @@ def answer_all(
     output: Path,
     system: str | None,
     raw: bool,
+    parallel: int | None,
     verbose: bool,
 ) -> None:
     """Answer the prompts of one file, and write the answers to another.
+
+    Args:
+        parallel: maximum number of answers at the same time; None: the number with the highest total speed.
 
     Raises:
         SpecLocalError: a line or a file is invalid, or, at the end, prompts have failed.
@@ -45,7 +54,7 @@ def answer_all(
             render.note(f"all {len(entries)} prompts are already answered in {answers.name}")
         n_cut = len(answers.cut_short)
         if left:
-            n_cut += _answer(models, files, left, len(entries), answers, figures)
+            n_cut += _answer(models, files, left, len(entries), answers, parallel, figures)
         if n_cut and settings.constrained:
             render.note(
                 f"{n_cut} of {len(entries)} answers were cut short: they may be only the beginning of what "
@@ -54,23 +63,47 @@ def answer_all(
             raise Exit(exits.CUT_SHORT)
 
 
+def opened(
+    models: ModelOptions, files: tuple[Path, Path | None], n_prompts: int, parallel: int | None
+) -> "Session":
+    """Load the models for this number of prompts.
+
+    Args:
+        parallel: maximum number of answers at the same time; None: as many as may pay.
+    """
+    if parallel is not None:
+        if not 1 <= parallel <= MAX_ROWS:
+            raise InvalidRequest(f"--parallel is {parallel}: give 1 to {MAX_ROWS}")
+        parallel = min(parallel, n_prompts)
+    elif n_prompts == 1 or models.reproducible:  # reproducible rows share no calls
+        parallel = 1
+    return models.open(render.note, files, parallel=parallel)
+
+
+def n_rows(session: "Session", n_prompts: int, parallel: int | None) -> int:
+    """The number of answers to generate at the same time."""
+    return min(session.best_rows() if parallel is None else session.n_rows, n_prompts)
+
+
 def _answer(
     models: ModelOptions,
     files: tuple[Path, Path | None],
     left: "list[Entry]",
     n_entries: int,
     answers: "Answers",
+    parallel: int | None,
     figures: bool,
 ) -> int:
     """Answer the prompts that are left, and return how many of the answers were cut short."""
     from spec_local import batch
 
     n_answers = n_failed = n_cut = n_tokens = 0
-    with models.open(render.note, files) as session, render.interruptible() as cancelled:
+    with opened(models, files, len(left), parallel) as session, render.interruptible() as cancelled:
+        at_a_time = n_rows(session, len(left), parallel)
         started = time.perf_counter()
         lines = not answers.durable and sys.stdout.isatty()
         with progress.bar("answering", n_entries, done=n_entries - len(left), visible=not lines) as advance:
-            for outcome in batch.run(session, left, answers, cancelled=cancelled):
+            for outcome in batch.run(session, left, answers, max_rows=at_a_time, cancelled=cancelled):
                 advance(1)
                 n_failed += bool(outcome.error)
                 if outcome.statistics:
@@ -79,7 +112,8 @@ def _answer(
                     n_tokens += outcome.statistics.predicted_n
         seconds = time.perf_counter() - started
         if figures and n_answers:
-            render.note(f"{n_answers} answers in {seconds:.1f} s · {n_tokens / seconds:.1f} tokens/s")
+            rate = f"{n_answers} answers in {seconds:.1f} s · {n_tokens / seconds:.1f} tokens/s"
+            render.note(rate + (f" · {at_a_time} at a time" if at_a_time > 1 else ""))
         if n_missing := len(left) - n_answers - n_failed:
             if answers.durable:
                 n_done = n_entries - n_missing - n_failed

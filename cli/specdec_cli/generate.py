@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option
 
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
-from specdec_cli import answer_view, batch_view, exits, render
+from specdec_cli import answer_view, batch_view, exits, render, several_view
 from specdec_cli.commands import flattened
 from specdec_cli.options import STANDARD, ModelOptions, SamplingOptions, generation_settings
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _MAX_PROMPT = 1 << 24  # bytes
 _Output = functools.partial(Option, rich_help_panel="Output")
-_Batch = functools.partial(Option, rich_help_panel="Many prompts")
+_Batch = functools.partial(Option, rich_help_panel="Many prompts and answers")
+_MAX_ANSWERS = 10_000  # of one prompt; for more, a batch can be resumed
 
 
 @flattened
@@ -83,6 +84,22 @@ def generate(
             "(default: standard output, without resuming).",
         ),
     ] = None,
+    answers: Annotated[
+        int | None,
+        _Batch(
+            metavar="N",
+            help="Number of answers to the prompt, which is read once; their seeds increase by one. As text, "
+            "lines with --- separate them.",
+        ),
+    ] = None,
+    parallel: Annotated[
+        int | None,
+        _Batch(
+            metavar="N",
+            help="Maximum number of answers at the same time (default: as many as pay, up to 8, in half of "
+            "the free memory).",
+        ),
+    ] = None,
     show_drafts: Annotated[
         bool, _Output("--show-drafts", help="Mark accepted and rejected draft tokens on a terminal.")
     ] = False,
@@ -114,6 +131,8 @@ def generate(
 
       specdec generate --input prompts.jsonl --output answers.jsonl --seed 1
 
+      specdec generate --answers 5 "Suggest a name for a boat."
+
     In a shell loop that reads lines, add < /dev/null; otherwise the command reads
     the loop's input. The exit code is 3 if an answer under a grammar or schema was
     cut short, for example by --max-tokens.
@@ -129,7 +148,16 @@ def generate(
             settings = dataclasses.replace(settings, logprobs=logprobs)
         if suffix is not None and suffix_file:
             raise InvalidRequest("--suffix and --suffix-file set the same text: give one of them")
+        if answers is not None and not 1 <= answers <= _MAX_ANSWERS:
+            raise InvalidRequest(f"--answers is {answers}: give 1 to {_MAX_ANSWERS}")
+        if answers is not None and (input_file or output_file or echo or show_drafts or profile):
+            raise InvalidRequest(
+                "--answers is for one prompt: remove --input, --output, --echo, --show-drafts and --profile"
+            )
+        if parallel is not None and not (input_file or answers is not None):
+            raise InvalidRequest("--parallel is for several answers: add --input or --answers")
         from spec_local.chat.template import start_template_process
+        from spec_local.engine.events import Statistics
         from spec_local.llama import runtime
 
         runtime.set_verbose(verbose > 1)
@@ -141,38 +169,59 @@ def generate(
                     "remove the prompt, --file, --suffix, --echo and --json"
                 )
             batch_view.answer_all(
-                models, settings, input_file, output_file or STANDARD, system, raw, verbose > 0
+                models, settings, input_file, output_file or STANDARD, system, raw, parallel, verbose > 0
             )
             return
         request = _request(prompt, file or [], suffix, suffix_file, system, raw)
         if not raw and request.suffix is None:
             start_template_process()
-        with models.open(render.note) as session, render.interruptible() as cancelled:
+        n = answers or 1
+        with (
+            batch_view.opened(models, models.files(), n, parallel) as session,
+            render.interruptible() as cancelled,
+        ):
             if verbose:
                 for line in render.setting_lines(session):
                     render.note(line)
             if not raw and request.suffix is None and request.is_plain(session.main.model):
                 render.note("this model has no chat template: continuing the text as it is")
-            events = session.generate(request.tokens(session.main.model), settings, cancelled=cancelled)
-            if as_json or as_jsonl:
-                done = _in_json(
-                    session, events, {"prompt": printable(request.prompt)} if echo else {}, as_jsonl
-                )
+            tokens = request.tokens(session.main.model)
+            if answers is None:
+                events = session.generate(tokens, settings, cancelled=cancelled)
+                if as_json or as_jsonl:
+                    done = _in_json(
+                        session, events, {"prompt": printable(request.prompt)} if echo else {}, as_jsonl
+                    )
+                else:
+                    view = answer_view.view(session.main.model.vocabulary.piece, show_drafts=show_drafts)
+                    done = _as_text(events, view, request if echo else None)
+                ends, statistics = [done], done.statistics
             else:
-                view = answer_view.view(session.main.model.vocabulary.piece, show_drafts=show_drafts)
-                done = _as_text(events, view, request if echo else None)
+                statistics = Statistics()
+                ends = several_view.answer(
+                    session,
+                    tokens,
+                    n,
+                    settings,
+                    max_rows=batch_view.n_rows(session, n, parallel),
+                    totals=statistics,
+                    cancelled=cancelled,
+                    as_json=as_json,
+                    as_jsonl=as_jsonl,
+                )
             if verbose:
-                render.note(render.statistics_line(done.statistics))
+                render.note(render.statistics_line(statistics))
             if profile:
-                for line in render.profile_lines(done.statistics):
+                for line in render.profile_lines(statistics):
                     render.note(line)
-            if done.reason == "context":
+            if any(done.reason == "context" for done in ends):
                 render.note(
                     f"the context of {session.main.n_ctx} tokens is full: give a larger --ctx to continue"
                 )
-            if cut := render.cut_note(done, settings):
+            cut = next(filter(None, (render.cut_note(done, settings) for done in ends)), None)
+            if cut:
                 render.note(cut)
-            if done.reason == "cancelled":
+            if any(done.reason == "cancelled" for done in ends):
                 raise KeyboardInterrupt
             if cut:
                 raise Exit(exits.CUT_SHORT)

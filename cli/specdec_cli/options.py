@@ -167,8 +167,19 @@ class ModelOptions:
         drafting = self.proposer in ("auto", "draft") and not self.no_spec and self.policy != "off"
         return resolve_pair(self.main or STARTER, self.draft, drafting=drafting)
 
-    def open(self, log: Callable[[str], None], files: tuple[Path, Path | None] | None = None) -> "Session":
-        """Load the models; `files` is the result of `self.files()` if the caller has it."""
+    def open(
+        self,
+        log: Callable[[str], None],
+        files: tuple[Path, Path | None] | None = None,
+        *,
+        parallel: int | None = 1,
+    ) -> "Session":
+        """Load the models.
+
+        Args:
+            files: the result of `self.files()` if the caller has it.
+            parallel: maximum number of answers at the same time; None: as many as there is memory for.
+        """
         from spec_local.core.proposal import MAX_DRAFT
         from spec_local.session import Session
 
@@ -183,6 +194,7 @@ class ModelOptions:
             branches=1 if self.shape == "chain" else MAX_DRAFT,
             datastore=self.datastore,
             reproducible=self.reproducible,
+            parallel=parallel,
             log=log,
         )
 

@@ -127,7 +127,7 @@ def statistics_line(s: "Statistics") -> str:
     """Return the statistics of an answer as one line."""
     parts = [
         f"{s.tokens_per_second:.1f} tokens/s",
-        f"first token {s.first_token_s:.2f} s",
+        *([f"first token {s.first_token_s:.2f} s"] if s.first_token_s else []),  # not of several answers
         f"{s.predicted_n} tokens in {s.n_steps} steps ({s.tokens_per_step:.2f} per step)",
     ]
     if s.draft_n:

@@ -7,7 +7,9 @@ generated again, and failed prompts are retried by the next run.
 """
 
 import codecs
+import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -21,8 +23,8 @@ from spec_local.batch.answers import Answers
 from spec_local.chat.request import Request
 from spec_local.chat.template import Message
 from spec_local.engine.decoding import check_prompt
-from spec_local.engine.events import Statistics
-from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelError
+from spec_local.engine.events import Failed, Statistics
+from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelError, SpecLocalError
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from spec_local.validation import describe
@@ -144,49 +146,74 @@ def run(
     entries: Iterable[Entry],
     answers: Answers,
     *,
+    max_rows: int | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
-    """Answer prompts in order.
+    """Answer prompts, several at the same time; yields outcomes in the order in which they are complete.
 
-    A prefix that consecutive prompts share, such as a system message, is evaluated once.
+    A beginning that prompts share, such as a system message, is evaluated once.
 
     Args:
         entries: as given by `Answers.unanswered`.
-        cancelled: returns True to stop; an unfinished answer is dropped, also if the session is closed.
+        max_rows: maximum number of answers at the same time; None: as many as the session was opened for.
+        cancelled: returns True to stop; unfinished answers are dropped, also if the session is closed.
 
     Raises:
         OSError: an answer could not be written; the answers before it are complete.
         SpecLocalError: a failure that is not specific to one prompt.
     """
-    for entry in entries:
-        if cancelled():
-            return
-        head: dict[str, Any] = {"index": entry.index, "id": entry.id, "key": entry.key}
-        try:
-            tokens = entry.request.tokens(session.main.model)
-            check_prompt(session.main, tokens)
-        except (ContextOverflow, InvalidRequest, ModelError) as error:
+    started: list[Entry] = []  # by the index of the session's events
+    steps: dict[int, list[Text]] = {}
+    failures: list[tuple[Entry, SpecLocalError]] = []
+
+    def prompts() -> Iterator[Sequence[int]]:
+        for entry in entries:
+            if cancelled():
+                return
+            try:
+                tokens = entry.request.tokens(session.main.model)
+                check_prompt(session.main, tokens)
+            except (ContextOverflow, InvalidRequest, ModelError) as error:
+                failures.append((entry, error))
+                continue
+            started.append(entry)
+            yield tokens
+
+    def failed() -> Iterator[Outcome]:
+        while failures:
+            entry, error = failures.pop(0)
             session.check_open()  # otherwise the prompt is not to blame
-            answers.append(head | {"error": str(error)})
+            answers.append(_head(entry) | {"error": str(error)})
             yield Outcome(entry, error=str(error))
-            continue
-        answer = session.generate(tokens, entry.settings, cancelled=cancelled)
-        try:
-            events = list(answer)
-        except (DeadEnd, InvalidRequest) as error:  # the answer cannot follow the grammar any further
-            session.check_open()
-            answers.append(head | {"error": str(error)})
-            yield Outcome(entry, error=str(error))
-            continue
-        done = events[-1]
-        assert isinstance(done, Done)
-        if done.reason == "cancelled":
-            return
-        if entry.settings.seed is not None:
-            head["seed"] = entry.settings.seed
-        steps = [event for event in events if isinstance(event, Text)]
-        answers.append(head | answer_json.whole(session, steps, done))
-        yield Outcome(entry, done.statistics, done.cut_short)
+
+    events = session.generate_many(
+        prompts(),
+        (started[-1].settings for _ in itertools.count()),  # of the prompt that was taken last
+        max_rows=max_rows,
+        cancelled=lambda index: cancelled(),
+    )
+    with contextlib.closing(events):
+        for index, event in events:
+            yield from failed()
+            entry = started[index]
+            if isinstance(event, Text):
+                steps.setdefault(index, []).append(event)
+            elif isinstance(event, Failed):
+                # Only a prompt that is too long, and a grammar that allows no token, concern one prompt.
+                if not isinstance(event.error, ContextOverflow | DeadEnd | InvalidRequest):
+                    raise event.error
+                failures.append((entry, event.error))
+                yield from failed()
+            elif isinstance(event, Done) and event.reason != "cancelled":
+                seed = {} if entry.settings.seed is None else {"seed": entry.settings.seed}
+                answer = answer_json.whole(session, steps.pop(index, []), event)
+                answers.append(_head(entry) | seed | answer)
+                yield Outcome(entry, event.statistics, event.cut_short)
+    yield from failed()
+
+
+def _head(entry: Entry) -> dict[str, Any]:
+    return {"index": entry.index, "id": entry.id, "key": entry.key}
 
 
 def _own_settings(line: _Line, settings: GenerationSettings, index: int) -> GenerationSettings:

@@ -20,7 +20,7 @@ def free_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def check_free_memory(need: int, purpose: str) -> None:
+def check_free_memory(need: int, purpose: str, advice: str = "give a smaller --ctx") -> None:
     """Check that `need` bytes are free: a system that is out of memory kills processes.
 
     Raises:
@@ -29,8 +29,7 @@ def check_free_memory(need: int, purpose: str) -> None:
     free = free_memory()
     if need > free:
         raise ContextOverflow(
-            f"{need >> 20} MiB of memory are needed {purpose}, but only {free >> 20} MiB are free: "
-            "give a smaller --ctx"
+            f"{need >> 20} MiB of memory are needed {purpose}, but only {free >> 20} MiB are free: " + advice
         )
 
 

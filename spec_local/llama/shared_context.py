@@ -105,8 +105,11 @@ class SharedContext:
             )
         self.kv_bytes = model.kv_bytes(n_cells, CACHE_TYPES[cache_type])
         need = self.kv_bytes + 2 * n_cells * min(max_tokens, n_cells)  # the attention mask, in f16
-        purpose = f"for a context of {n_ctx} tokens"
-        check_free_memory(need, purpose if n_rows == 1 else f"for {n_rows} rows of {n_ctx} tokens")
+        if n_rows == 1:
+            check_free_memory(need, f"for a context of {n_ctx} tokens")
+        else:
+            purpose = f"for {n_rows} answers at the same time, in contexts of {n_ctx} tokens"
+            check_free_memory(need, purpose, "let fewer run at the same time, or give a smaller --ctx")
         self.model = model
         self.threads, self.cache_type, self.flash_attention = threads, cache_type, flash_attention
         self.pad_to = pad_to

@@ -7,8 +7,11 @@ import pytest
 
 from spec_local.batch.answers import open_answers
 from spec_local.batch.runner import read_entries, run
+from spec_local.chat.request import Request
 from spec_local.core.sampling import SamplingSettings
+from spec_local.engine.row import Row
 from spec_local.errors import DeadEnd, InvalidRequest
+from spec_local.llama.context import open_rows
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
 
@@ -16,11 +19,13 @@ SETTINGS = GenerationSettings(SamplingSettings(temperature=1.5), seed=11, max_to
 TEXTS = ["the time is long", "who may be there", "the time is long", "what will people do"]
 
 
-@pytest.fixture
-def session(tiny_model, make_context):
-    session = Session(make_context(tiny_model))
+@pytest.fixture(params=[1, 3], ids=["one at a time", "three at a time"])
+def session(request, tiny_model):
+    rows = open_rows(tiny_model, request.param, n_ctx=256, threads=1)
+    session = Session(rows[0], more=[(row, None) for row in rows[1:]])
     yield session
     session.close()
+    rows[0].close()
 
 
 @pytest.fixture
@@ -59,23 +64,19 @@ def test_an_answer_does_not_depend_on_those_before_it(batch):
 @pytest.mark.parametrize(
     "error", [DeadEnd("no token may follow"), InvalidRequest("the grammar takes too long")]
 )
-def test_an_answer_without_a_next_token_is_an_error_of_its_own(batch, session, monkeypatch, error):
-    generate = session.generate
+def test_an_answer_without_a_next_token_is_an_error_of_its_own(batch, tiny_model, monkeypatch, error):
+    commit, prompt = Row.commit, list(Request(TEXTS[1]).tokens(tiny_model))
 
-    def answer(tokens, settings, **kwargs):
-        events = generate(tokens, settings, **kwargs)
-        if settings.seed != 12:
-            return events
-
-        def fails():
-            yield next(events)
+    def fails(row, call, logits):
+        if row.history[: len(prompt)] == prompt and row.statistics.n_steps == 2:
             raise error
+        return commit(row, call, logits)
 
-        return fails()
-
-    monkeypatch.setattr(session, "generate", answer)
+    monkeypatch.setattr(Row, "commit", fails)
     records, outcomes = batch(*TEXTS)
-    assert [bool(outcome.error) for outcome in outcomes] == [False, True, False, False]
+    assert {outcome.entry.index: outcome.error for outcome in outcomes} == {
+        0: "", 1: str(error), 2: "", 3: ""
+    }  # fmt: skip
     assert records[1]["error"] == str(error)
     monkeypatch.undo()
     records, outcomes = batch(*TEXTS)
@@ -86,8 +87,6 @@ def test_an_answer_without_a_next_token_is_an_error_of_its_own(batch, session, m
 def test_the_recorded_seed_gives_the_same_answer_alone(batch, session, tiny_model):
     records, _ = batch(*TEXTS)
     settings = replace(SETTINGS, seed=records[2]["seed"])
-    from spec_local.chat.request import Request
-
     tokens = Request(TEXTS[2]).tokens(tiny_model)
     alone = [e for e in session.generate(tokens, settings) if hasattr(e, "tokens")]
     assert [t for e in alone for t in e.tokens] == records[2]["tokens"]
@@ -106,7 +105,9 @@ def test_a_shared_system_message_is_evaluated_once(batch):
 def test_a_failed_prompt_does_not_end_the_run(batch):
     lines = [TEXTS[0], "word " * 500, {"prompt": "a", "suffix": "b"}, TEXTS[1]]
     records, outcomes = batch(*lines)
-    assert [bool(outcome.error) for outcome in outcomes] == [False, True, True, False]
+    assert {outcome.entry.index: bool(outcome.error) for outcome in outcomes} == {
+        0: False, 1: True, 2: True, 3: False
+    }  # fmt: skip
     assert "context" in records[1]["error"]
     assert "no fill-in-the-middle tokens" in records[2]["error"]
     assert "content" in records[0]
@@ -116,10 +117,16 @@ def test_a_failed_prompt_does_not_end_the_run(batch):
 
 
 def test_a_stopped_run_keeps_only_whole_answers(batch):
-    left = iter([False] * 20 + [True] * 1000)  # within the second answer
-    records, _ = batch(*TEXTS, cancelled=lambda: next(left))
+    lines = [{"prompt": TEXTS[0], "max_tokens": 4}, *TEXTS[1:]]
+    left = iter([False] * 5)  # within the next answers
+
+    def cancelled():
+        return batch.path.stat().st_size > 0 and next(left, True)
+
+    records, outcomes = batch(*lines, cancelled=cancelled)
+    assert [outcome.entry.index for outcome in outcomes] == [0]
     assert set(records) == {0}
-    records, outcomes = batch(*TEXTS)
+    records, outcomes = batch(*lines)
     assert [outcome.entry.index for outcome in outcomes] == [1, 2, 3]
     assert len(records) == 4
 

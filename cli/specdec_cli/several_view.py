@@ -1,0 +1,103 @@
+"""`specdec generate --answers N`: several answers to one prompt."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from specdec_cli import render
+
+if TYPE_CHECKING:
+    from spec_local.engine.events import Statistics
+    from spec_local.session import Done, Session
+    from spec_local.settings import GenerationSettings
+
+SEPARATOR = "---\n"
+"""The line between two answers on standard output."""
+
+
+def answer(
+    session: "Session",
+    prompt: Sequence[int],
+    n_answers: int,
+    settings: "GenerationSettings",
+    *,
+    max_rows: int,
+    totals: "Statistics",
+    cancelled: Callable[[], bool],
+    as_json: bool = False,
+    as_jsonl: bool = False,
+) -> list["Done"]:
+    """Print several answers, whose seeds increase by one, and return their last events.
+
+    As text, they are printed in order: the first one as it is generated, and each of the others once the one
+    before it is complete. JSON objects have an ``index``, and are printed as they are complete: one for each
+    answer, or one for each step of each answer.
+
+    Raises:
+        SpecLocalError: an answer has failed.
+    """
+    from spec_local import answer_json
+    from spec_local.engine.events import Failed
+    from spec_local.session import Done, Text
+
+    steps: list[list[Text]] = [[] for _ in range(n_answers)]
+    ends: list[Done] = []
+    texts = _Texts(n_answers)
+    for index, event in session.generate_many(
+        [prompt] * n_answers,
+        settings,
+        max_rows=max_rows,
+        totals=totals,
+        cancelled=lambda index: cancelled(),
+    ):
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Text):
+            if as_jsonl:
+                _print({"index": index} | answer_json.step(session, event))
+            elif as_json:
+                steps[index].append(event)
+            else:
+                texts.add(index, event.text)
+        elif isinstance(event, Done):
+            ends.append(event)
+            if as_jsonl:
+                _print({"index": index} | answer_json.end(session, event))
+            elif as_json:
+                _print({"index": index} | answer_json.whole(session, steps[index], event))
+            else:
+                texts.add(index, event.text, is_last=True)
+    return ends
+
+
+def _print(content: Mapping[str, object]) -> None:
+    render.write(json.dumps(content, ensure_ascii=False) + "\n")
+
+
+class _Texts:
+    """Prints texts one after another that are generated at the same time."""
+
+    def __init__(self, n: int) -> None:
+        self._waiting = [""] * n
+        self._complete = [False] * n
+        self._current, self._ends_line = 0, True
+
+    def add(self, index: int, text: str, *, is_last: bool = False) -> None:
+        """Add to one of the texts, and print what can be printed now."""
+        self._waiting[index] += text
+        self._complete[index] = is_last
+        while self._current < len(self._waiting):
+            self._show(self._waiting[self._current])
+            self._waiting[self._current] = ""
+            if not self._complete[self._current]:
+                return
+            if not self._ends_line:
+                self._show("\n")
+            self._current += 1
+            if self._current < len(self._waiting):
+                self._show(SEPARATOR)
+
+    def _show(self, text: str) -> None:
+        if text:
+            render.answer(text)
+            self._ends_line = text.endswith("\n")
