@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from typer import Exit
 
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.errors import SpecLocalError
 from specdec_cli import exits, progress, render
 from specdec_cli.options import STANDARD, ModelOptions
 
@@ -72,8 +72,6 @@ def opened(
         parallel: maximum number of answers at the same time; None: as many as may pay.
     """
     if parallel is not None:
-        if not 1 <= parallel <= MAX_ROWS:
-            raise InvalidRequest(f"--parallel is {parallel}: give 1 to {MAX_ROWS}")
         parallel = min(parallel, n_prompts)
     elif n_prompts == 1 or models.reproducible:  # reproducible rows share no calls
         parallel = 1

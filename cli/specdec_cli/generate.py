@@ -156,6 +156,8 @@ def generate(
             )
         if parallel is not None and not (input_file or answers is not None):
             raise InvalidRequest("--parallel is for several answers: add --input or --answers")
+        if parallel is not None and not 1 <= parallel <= batch_view.MAX_ROWS:
+            raise InvalidRequest(f"--parallel is {parallel}: give 1 to {batch_view.MAX_ROWS}")
         from spec_local.chat.template import start_template_process
         from spec_local.engine.events import Statistics
         from spec_local.llama import runtime

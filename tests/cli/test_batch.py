@@ -29,7 +29,10 @@ def run(specdec, main, prompts, tmp_path):
 
 
 def records(tmp_path):
-    return [json.loads(line) for line in (tmp_path / "answers.jsonl").read_bytes().splitlines()]
+    """The results by index; none occurs twice."""
+    found = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_bytes().splitlines()]
+    assert len({record["index"] for record in found}) == len(found)
+    return sorted(found, key=lambda record: record["index"])
 
 
 def wait_for_lines(path, n):
@@ -40,7 +43,7 @@ def wait_for_lines(path, n):
 
 
 def test_answers_are_those_of_single_runs(specdec, main, run, tmp_path):
-    done = specdec(*run())
+    done = specdec(*run("--parallel", 2))
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     found = records(tmp_path)
     assert [r["index"] for r in found] == list(range(6))
@@ -54,21 +57,22 @@ def test_answers_are_those_of_single_runs(specdec, main, run, tmp_path):
 
 def test_kills_lose_and_repeat_no_answer(specdec, run, tmp_path):
     path = tmp_path / "answers.jsonl"
+    resumable = ["--parallel", 2, "--reproducible"]
     before = b""
     for n in (1, 2, 4):
-        with specdec.start(*run(n=300)) as process:
+        with specdec.start(*run(*resumable, n=300)) as process:
             wait_for_lines(path, n)
             process.kill()
         now = path.read_bytes()
         assert now.startswith(before[: before.rfind(b"\n") + 1])
         before = now
         path.write_bytes(now + b'{"index": 5, "id": nu')  # as a kill during a write leaves it
-    done = specdec(*run(n=300))
+    done = specdec(*run(*resumable, n=300))
     assert done.returncode == 0
     assert [r["index"] for r in records(tmp_path)] == list(range(6))
     resumed = [r["content"] for r in records(tmp_path)]
     path.unlink()
-    assert specdec(*run(n=300)).returncode == 0
+    assert specdec(*run(*resumable, n=300)).returncode == 0
     assert [r["content"] for r in records(tmp_path)] == resumed
     assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.jsonl", "prompts.jsonl"]
 
@@ -76,7 +80,7 @@ def test_kills_lose_and_repeat_no_answer(specdec, run, tmp_path):
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_can_be_resumed(specdec, run, tmp_path, signum, code):
     path = tmp_path / "answers.jsonl"
-    with specdec.start(*run(n=900)) as process:
+    with specdec.start(*run("--parallel", 2, n=900)) as process:
         wait_for_lines(path, 2)
         process.send_signal(signum)
         _, err = process.communicate(timeout=20)
@@ -125,12 +129,13 @@ def test_changed_settings_and_other_files_are_refused(specdec, run, prompts, tmp
 
 def test_pipes(specdec, main, prompts):
     arguments = ["generate", "--main", main, "--threads", 1, "--ctx", 1024, "--no-spec", "-n", 4]
+    specdec(*arguments, "--input", "-", stdin=prompts.read_bytes())  # measures the costs, and says so
     done = specdec(*arguments, "--input", "-", stdin=prompts.read_bytes())
     assert (done.returncode, done.stderr) == (0, b"")
-    assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == list(range(6))
+    assert sorted(json.loads(line)["index"] for line in done.stdout.splitlines()) == list(range(6))
     assert "standard input has no prompts" in specdec.one_line(specdec(*arguments, "--input", "-"), 2)
     with specdec.start(*arguments[:-1], 900, "--input", prompts) as process:
-        assert json.loads(process.stdout.readline())["index"] == 0
+        assert json.loads(process.stdout.readline())["index"] in range(6)
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=20) == 0
@@ -153,3 +158,34 @@ def test_a_terminal_shows_progress_and_figures(specdec, run):
     assert "/6" in output
     assert "time left" in output
     assert "6 answers in" in output.splitlines()[-1]
+
+
+def contents(tmp_path):
+    return [record["content"] for record in records(tmp_path)]
+
+
+def test_answers_at_the_same_time_are_those_of_one_after_the_other(specdec, run, prompts, tmp_path):
+    """And those that come first are written first, also if their prompts are the last ones."""
+    lines = [{"prompt": text, "max_tokens": 60 if n == 0 else 8} for n, text in enumerate(PROMPTS)]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = tmp_path / "answers.jsonl"
+    assert specdec(*run("--reproducible", "--parallel", 1)).returncode == 0
+    assert [json.loads(line)["index"] for line in path.read_bytes().splitlines()] == list(range(6))
+    alone = contents(tmp_path)
+    path.unlink()
+    assert specdec(*run("--reproducible", "--parallel", 3)).returncode == 0
+    order = [json.loads(line)["index"] for line in path.read_bytes().splitlines()]
+    assert order.index(0) > order.index(1)
+    assert contents(tmp_path) == alone
+
+
+@pytest.mark.parametrize("value", [0, -1, 257, 10**9])
+def test_an_invalid_number_of_answers_at_the_same_time(specdec, run, tmp_path, value):
+    output = specdec.one_line(specdec(*run("--parallel", value)), 2)
+    assert output == f"specdec: --parallel is {value}: give 1 to 256"
+    assert not (tmp_path / "answers.jsonl").exists()
+
+
+def test_parallel_is_for_several_answers(specdec, main):
+    output = specdec.one_line(specdec("generate", "--main", main, "--parallel", 2, "hello"), 2)
+    assert "--parallel is for several answers" in output
