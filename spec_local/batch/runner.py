@@ -156,9 +156,10 @@ def run(
     Args:
         entries: as given by `Answers.unanswered`.
         max_rows: maximum number of answers at the same time; None: as many as the session was opened for.
-        cancelled: returns True to stop; unfinished answers are dropped, also if the session is closed.
+        cancelled: returns True to stop; unfinished answers are dropped.
 
     Raises:
+        InvalidRequest: the session is in use, or was closed; unfinished answers are dropped.
         OSError: an answer could not be written; the answers before it are complete.
         SpecLocalError: a failure that is not specific to one prompt.
     """
@@ -209,6 +210,8 @@ def run(
                 answer = answer_json.whole(session, steps.pop(index, []), event)
                 answers.append(_head(entry) | seed | answer)
                 yield Outcome(entry, event.statistics, event.cut_short)
+    if not cancelled():
+        session.check_open()  # otherwise prompts are left
     yield from failed()
 
 

@@ -108,8 +108,8 @@ def test_the_exit_code_shows_whether_answers_of_a_batch_were_cut_short(inside, o
         done = inside(*batch, "--output", output)
         assert done.returncode == 3
         assert b"2 of 3 answers were cut short" in done.stderr
-    stops = [json.loads(line)["stop_type"] for line in output.read_bytes().splitlines()]
-    assert stops == ["eos", "limit", "limit"]
+    stops = {each["index"]: each["stop_type"] for each in map(json.loads, output.read_bytes().splitlines())}
+    assert stops == {0: "eos", 1: "limit", 2: "limit"}
     assert inside(*batch).returncode == 3  # on standard output
     with prompts.open("a") as file:
         file.write(json.dumps({"prompt": "too long " * 600}) + "\n")

@@ -17,6 +17,7 @@ from spec_local import (
     SamplingSettings,
     Session,
     SpecLocalError,
+    Statistics,
 )
 from spec_local.arguments import check
 from spec_local.chat.request import Request
@@ -47,7 +48,9 @@ STRANGE = [
     *([{"role": "user"}], [{"role": "user", "content": 5}], [{"role": "user", "content": "\ud800"}]),
     *(Path("absent"), Path(), GenerationSettings(), SamplingSettings(), SimpleNamespace()),
 ]
-OF_RECORDS = {"Done", "MessagesDropped", "Prefilled", "Statistics", "Text", "TokenLogprob"}
+OF_RECORDS = {
+    *("Done", "Failed", "MessagesDropped", "Prefilled", "RowEvent", "Statistics", "Text", "TokenLogprob")
+}
 """Events and their parts, which the library creates, and users only read."""
 
 
@@ -76,8 +79,15 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
         "GenerationSettings": (GenerationSettings, {}),
         "Request": (Request, {"prompt": "a"}),
         "Session": (Session, {"main": session.main}),
-        "Session.open": (Session.open, {"main": path, "n_ctx": n_ctx, "threads": threads, "log": log}),
+        "Session.open": (
+            Session.open,
+            {"main": path, "n_ctx": n_ctx, "threads": threads, "parallel": 2, "log": log},
+        ),
         "generate": (session.generate, {"prompt": "a", "settings": settings}),
+        "generate_many": (
+            session.generate_many,
+            {"prompts": ["a", [300]], "settings": settings, "max_rows": 1, "totals": Statistics()},
+        ),
         "save_state": (session.save_state, {"path": "state"}),
         "load_state": (session.load_state, {"path": "state"}),
         "proposers": (session.proposers, {"settings": settings}),
@@ -105,6 +115,7 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
 
 NAMES = [
     *("SamplingSettings", "GenerationSettings", "Request", "Session", "Session.open", "generate"),
+    "generate_many",
     *("save_state", "load_state", "proposers", "lookups", "ChatSession", "send", "chat.save", "chat.load"),
     *("ChatTemplate", "render", "Conversation", "ask", "answer", "restore", "system", "datastore"),
 ]
