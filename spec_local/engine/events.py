@@ -30,7 +30,7 @@ class Statistics:
     predicted_s: float = 0.0
     """From the end of the prompt to the last token."""
     n_steps: int = 0
-    """Calls of the main model after the prompt."""
+    """Calls of the main model after the prompt; a call counts once for each answer that takes part."""
     draft_n: int = 0
     """Draft tokens that were verified: nodes of the proposals."""
     draft_n_accepted: int = 0
