@@ -18,7 +18,7 @@ PROMPTS = [
 def test_built_in_prompts():
     built_in = load()
     assert Counter(p.category for p in built_in).most_common() == [
-        (c, 7) for c in dict.fromkeys(p.category for p in built_in)
+        (c, 8) for c in dict.fromkeys(p.category for p in built_in)
     ]
     assert len({p.category for p in built_in}) == 8
     assert all(p.text == p.text.strip() and len(p.text) > 40 for p in built_in)
