@@ -2,10 +2,7 @@
 
 import contextlib
 import dataclasses
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +10,7 @@ from typer import Option
 
 from spec_local.errors import InvalidRequest
 from specdec_cli import exits, plots, progress, render
+from specdec_cli.bench_output import OutputChoice, Sink, replacing, sink
 from specdec_cli.commands import flattened
 from specdec_cli.options import (
     STARTER,
@@ -23,20 +21,15 @@ from specdec_cli.options import (
 )
 
 if TYPE_CHECKING:
+    from spec_local.bench.parallel import Batch
+    from spec_local.bench.parallel_report import ParallelResults
     from spec_local.bench.prompts import Prompt
     from spec_local.bench.report import Results
-    from spec_local.bench.runner import Outcome, Run, TokenizedPrompt
+    from spec_local.bench.runner import Outcome, TokenizedPrompt
     from spec_local.bench.variants import Variant
     from spec_local.session import Session
 
 _PROMPTS, _VARIANTS, _RESULTS = "Prompts", "Variants", "Results"
-
-
-class OutputChoice(StrEnum):
-    md = "md"
-    csv = "csv"
-    json = "json"
-    jsonl = "jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +77,15 @@ def bench(
     policies: Annotated[
         str | None, Option(metavar="A,B", help="Compare draft-length policies.", rich_help_panel=_VARIANTS)
     ] = None,
+    parallel: Annotated[
+        str | None,
+        Option(
+            metavar="A,B",
+            help="Measure with so many answers at the same time, for example 1,2,4,8: the total speed, "
+            "and that of each answer.",
+            rich_help_panel=_VARIANTS,
+        ),
+    ] = None,
     delay: Annotated[
         float,
         Option(
@@ -121,36 +123,58 @@ def bench(
       specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --per-category 2
 
       specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --sweep draft-max=2,4,8 --out result.md
+
+      specdec bench --main qwen-7b.gguf --parallel 1,2,4,8 --category chat
     """
     with exits.guarded():
         # Report invalid values before starting anything slow.
         _check(runs=runs, per_category=per_category, tokens=sampling.max_tokens, delay=delay)
         selected = _prompts(prompts, category or [], per_category)
         variants = _variants(models, sampling, sweep or [], proposers, policies)
+        rows = _rows(parallel, selected, plot)
         for path in (out, plot):
             _check_output(path)
         if plot:
             plots.check()
+        from spec_local.bench import parallel_report, report
         from spec_local.llama import runtime
 
         runtime.set_verbose(verbose > 1)
         with (
-            _replacing(plot) as picture,
-            _sink(output, out) as sink,
-            _session_options(models, variants).open(render.note) as session,
+            replacing(plot) as picture,
+            sink(parallel_report if rows else report, output, out) as target,
+            _session_options(models, variants).open(render.note, parallel=max(rows, default=1)) as session,
             render.interruptible() as cancelled,
         ):
-            results = _measured(
-                session, selected, variants, runs, delay, models.threads, sink, verbose, cancelled=cancelled
-            )
+            session.main.model.check_can_roll_back()
+            how = _Conditions(runs, delay, models.threads, verbose, cancelled)
+            results: Results | ParallelResults
+            if rows:
+                results = _measured_parallel(session, selected, variants, rows, how, target)
+            else:
+                results = _measured(session, selected, variants, how, target)
             if not results.outcomes:
-                render.note("interrupted before the first prompt was finished: nothing to report")
+                what = "category" if rows else "prompt"
+                render.note(f"interrupted before the first {what} was finished: nothing to report")
                 raise KeyboardInterrupt
-            sink.finish(results)
-            if picture:
+            target.finish(results)
+            if picture and isinstance(results, report.Results):
                 plots.draw(results.figures()[1:], picture)
         if results.interrupted:
             raise KeyboardInterrupt
+
+
+def _rows(parallel: str | None, prompts: "Sequence[Prompt]", plot: Path | None) -> list[int]:
+    """The numbers of answers at the same time; none: one answer after another."""
+    if parallel is None:
+        return []
+    from spec_local.bench.parallel import check_prompts, parse_rows
+
+    if plot:
+        raise InvalidRequest("--plot draws the speed of single answers: remove it, or --parallel")
+    rows = parse_rows(parallel)
+    check_prompts(prompts, rows)
+    return rows
 
 
 def _check_output(path: Path | None) -> None:
@@ -211,130 +235,85 @@ def _session_options(models: ModelOptions, variants: "Sequence[Variant]") -> Mod
     )
 
 
-@contextlib.contextmanager
-def _replacing(path: Path | None) -> Iterator[Path | None]:
-    """A temporary file that replaces `path` if the block succeeds; errors are raised at its start."""
-    from spec_local.files import replacing
+@dataclasses.dataclass(frozen=True)
+class _Conditions:
+    """How a benchmark runs; see `spec_local.bench.runner.measure`."""
 
-    if not path:
-        yield None
-        return
-    with replacing(path) as part:
-        yield part
-
-
-class _Sink:
-    """Base class of the outputs: some write results immediately, others at the end."""
-
-    def begin(self, record: Mapping[str, Any], variants: "Sequence[Variant]") -> None:
-        pass
-
-    def add(self, event: "Run | Outcome") -> None:
-        pass
-
-    def finish(self, results: "Results") -> None:
-        raise NotImplementedError
-
-
-class _Whole(_Sink):
-    """Writes everything at the end: to standard output, or to a file with a report on standard output."""
-
-    def __init__(self, output: OutputChoice, part: Path | None) -> None:
-        self._output, self._part = output, part
-
-    def finish(self, results: "Results") -> None:
-        from spec_local.bench import report
-
-        form = {"md": report.markdown, "csv": report.csv_rows, "json": report.as_json}[self._output.value]
-        if self._part:
-            self._part.write_text(form(results), encoding="utf-8")
-        if self._part or self._output == OutputChoice.md:
-            _report(results)
-        else:
-            render.write(form(results))
-
-
-class _Lines(_Sink):
-    """Writes one JSON object per line immediately, so that an aborted run loses no measurements."""
-
-    def __init__(self, write: Callable[[str], object], *, reports: bool) -> None:
-        self._write, self._reports = write, reports
-
-    def _line(self, kind: str, content: Mapping[str, Any]) -> None:
-        self._write(json.dumps({"type": kind, **content}, ensure_ascii=False) + "\n")
-
-    def begin(self, record: Mapping[str, Any], variants: "Sequence[Variant]") -> None:
-        from spec_local.bench.report import settings_object
-
-        settings = {variant.name: settings_object(variant) for variant in variants}
-        self._line("start", {"record": record, "settings": settings})
-
-    def add(self, event: "Run | Outcome") -> None:
-        from spec_local.bench.report import outcome_object, run_object
-        from spec_local.bench.runner import Run
-
-        if isinstance(event, Run):
-            self._line("run", run_object(event))
-        else:
-            self._line("prompt", outcome_object(event))
-
-    def finish(self, results: "Results") -> None:
-        from spec_local.bench.report import summary_object
-
-        self._line("summary", summary_object(results))
-        if self._reports:
-            _report(results)
-
-
-def _report(results: "Results") -> None:
-    from spec_local.bench.report import markdown
-
-    render.write(markdown(results, bars=sys.stdout.isatty()))
-
-
-@contextlib.contextmanager
-def _sink(output: OutputChoice, out: Path | None) -> Iterator[_Sink]:
-    if output != OutputChoice.jsonl:
-        with _replacing(out) as part:
-            yield _Whole(output, part)
-    elif not out:
-        yield _Lines(render.write, reports=False)
-    else:
-        with out.open("a", encoding="utf-8", buffering=1) as file:  # line-buffered
-            yield _Lines(file.write, reports=True)
+    runs: int
+    delay: float
+    threads: int | None
+    verbose: int
+    cancelled: Callable[[], bool]
 
 
 def _measured(
     session: "Session",
     prompts: "Sequence[Prompt]",
     variants: "Sequence[Variant]",
-    runs: int,
-    delay: float,
-    threads: int | None,
-    sink: _Sink,
-    verbose: int,
-    *,
-    cancelled: Callable[[], bool],
+    how: _Conditions,
+    target: Sink,
 ) -> "Results":
     from spec_local.bench.record import peak_memory, record
     from spec_local.bench.report import Results
     from spec_local.bench.runner import Outcome, measure
 
-    session.main.model.check_can_roll_back()
     questions = _questions(session, prompts, variants[0].settings.max_tokens or 1)
-    made = record(session, threads, render.note)
-    sink.begin(made, variants)
+    made = record(session, how.threads, render.note)
+    target.begin(made, variants)
     outcomes: list[Outcome] = []
-    with _progress(len(questions) * len(variants) * runs, sink) as advance:
+    with _progress(len(questions) * len(variants) * how.runs, target) as advance:
         for event in measure(
-            session, questions, variants, runs=runs, delay=delay, cancelled=cancelled, on_progress=advance
+            session,
+            questions,
+            variants,
+            runs=how.runs,
+            delay=how.delay,
+            cancelled=how.cancelled,
+            on_progress=advance,
         ):
-            sink.add(event)
+            target.add(event)
             if isinstance(event, Outcome):
                 outcomes.append(event)
-                if verbose:
+                if how.verbose:
                     render.note(f"{len(outcomes)}/{len(questions)} {_line(event)}")
-    return Results(made, variants, outcomes, len(questions), runs, peak_memory())
+    return Results(made, variants, outcomes, len(questions), how.runs, peak_memory())
+
+
+def _measured_parallel(
+    session: "Session",
+    prompts: "Sequence[Prompt]",
+    variants: "Sequence[Variant]",
+    rows: Sequence[int],
+    how: _Conditions,
+    target: Sink,
+) -> "ParallelResults":
+    from spec_local.bench.parallel import CategoryOutcome, check_prompts, measure
+    from spec_local.bench.parallel_report import ParallelResults
+    from spec_local.bench.record import peak_memory, record
+
+    questions = _questions(session, prompts, variants[0].settings.max_tokens or 1)
+    check_prompts([question.prompt for question in questions], rows)  # some may have been skipped
+    made = record(session, how.threads, render.note)
+    target.begin(made, variants)
+    outcomes: list[CategoryOutcome] = []
+    with _progress(len(questions) * len(variants) * len(rows) * how.runs, target) as advance:
+        for event in measure(
+            session,
+            questions,
+            variants,
+            rows,
+            runs=how.runs,
+            delay=how.delay,
+            cancelled=how.cancelled,
+            on_progress=advance,
+        ):
+            target.add(event)
+            if isinstance(event, CategoryOutcome):
+                outcomes.append(event)
+            elif how.verbose:
+                render.note(_batch_line(event))
+    n_categories = len({question.prompt.category for question in questions})
+    return ParallelResults(made, variants, rows, outcomes, n_categories, how.runs, peak_memory())
 
 
 def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -> "list[TokenizedPrompt]":
@@ -360,9 +339,16 @@ def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -
     return fitting
 
 
-def _progress(n_runs: int, sink: _Sink) -> contextlib.AbstractContextManager[Callable[[float], None]]:
-    lines = isinstance(sink, _Lines) and sys.stdout.isatty()
-    return progress.bar("measuring", n_runs, visible=not lines)
+def _progress(n_runs: int, target: Sink) -> contextlib.AbstractContextManager[Callable[[float], None]]:
+    return progress.bar("measuring", n_runs, visible=not target.shows_lines)
+
+
+def _batch_line(batch: "Batch") -> str:
+    """Format a batch as one line."""
+    return (
+        f"{batch.category}, {batch.variant}, {batch.n_rows} at the same time: "
+        f"{batch.tokens_per_second:.1f} tokens/s in all"
+    )
 
 
 def _line(outcome: "Outcome") -> str:

@@ -5,18 +5,30 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from spec_local.bench.figures import Estimate, VariantFigures, decode_rate, run_median, speedup, summarise
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.core.text import printable
+from spec_local.engine.events import Statistics
 from spec_local.files import format_size
 
 _POSITIONS = 16  # positions of draft tokens shown in Markdown
 _NAMED = 5  # differing outputs listed in Markdown
 _BAR = 40  # characters of the longest bar
+
+
+class Measured(Protocol):
+    """What every benchmark records: from `spec_local.bench.record.record`, variants, and bytes."""
+
+    @property
+    def record(self) -> Mapping[str, Any]: ...
+    @property
+    def variants(self) -> Sequence[Variant]: ...
+    @property
+    def peak_memory(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,12 @@ def markdown(results: Results, *, bars: bool = False) -> str:
     parts = ["# specdec bench"]
     if results.interrupted:
         parts.append(f"**interrupted: {len(results.outcomes)} of {results.n_prompts} prompts**")
-    parts.append(table(["", "value"], _conditions(results)))
+    parts.append(
+        table(
+            ["", "value"],
+            conditions(results, [outcome.prompt for outcome in results.outcomes], results.runs),
+        )
+    )
     parts.append("## Speed-up over plain decoding (tokens/s after the prompt)")
     names = [variant.name for variant in others]
     rows = [
@@ -104,16 +121,15 @@ def markdown(results: Results, *, bars: bool = False) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _conditions(results: Results) -> list[list[str]]:
+def conditions(results: Measured, prompts: Sequence[Prompt], runs: int) -> list[list[str]]:
+    """The rows of a table of what was measured, and on what machine."""
     record, settings = results.record, results.variants[0].settings
     rows = [
         [role, f"{m['file']} ({m['description']}), {format_size(m['bytes'])}, SHA-256 {m['sha256'][:12]}…"]
         for role, m in record["models"].items()
     ]
-    categories = {outcome.prompt.category for outcome in results.outcomes}
-    prompts = (
-        f"{_plural(len(results.outcomes), 'prompt')} of {_plural(len(categories), 'category', 'categories')}"
-    )
+    n_categories = len({prompt.category for prompt in prompts})
+    counted = f"{_plural(len(prompts), 'prompt')} of {_plural(n_categories, 'category', 'categories')}"
     return [
         *rows,
         ["machine", f"{record['processor']}, {_plural(record['cores'] or 0, 'core')}, {record['system']}"],
@@ -121,7 +137,7 @@ def _conditions(results: Results) -> list[list[str]]:
         ["llama.cpp", f"llama-cpp-python {record['llama_cpp'].split()[0]}"],
         ["CPU kernels", record["cpu_kernels"]],
         ["specdec", f"{record['specdec']}, {record['date']}"],
-        ["prompts", f"{prompts}, {_plural(results.runs, 'run')} of each variant"],
+        ["prompts", f"{counted}, {_plural(runs, 'run')} of each variant"],
         ["answers", f"up to {settings.max_tokens} tokens, temperature {settings.sampling.temperature:g}"],
         ["peak memory", f"{format_size(results.peak_memory)}, over all variants"],
     ]
@@ -299,19 +315,27 @@ def _difference_object(difference: Difference | None) -> dict[str, Any] | None:
 
 def run_object(run: Run) -> dict[str, Any]:
     """One run with its output and all its statistics (seconds)."""
-    statistics = {f.name: getattr(run.statistics, f.name) for f in fields(run.statistics)}
-    # asdict cannot copy a defaultdict
-    statistics = {k: dict(v) if isinstance(v, Mapping) else v for k, v in statistics.items()}
     return {
         **_named(run.prompt),
         "variant": run.variant,
         "run": run.number,
         "reason": run.reason,
         "tokens_per_second": run.statistics.tokens_per_second,
-        "statistics": statistics,
+        "statistics": statistics_object(run.statistics),
         "tokens": list(run.tokens),
         "text": printable(run.text),
     }
+
+
+def statistics_object(statistics: Statistics) -> dict[str, Any]:
+    found = {f.name: getattr(statistics, f.name) for f in fields(statistics)}
+    # asdict cannot copy a defaultdict
+    return {k: dict(v) if isinstance(v, Mapping) else v for k, v in found.items()}
+
+
+def line(event: Run | Outcome) -> tuple[str, dict[str, Any]]:
+    """An event as a line of JSON Lines: its type and contents."""
+    return ("run", run_object(event)) if isinstance(event, Run) else ("prompt", outcome_object(event))
 
 
 def _named(prompt: Prompt) -> dict[str, str]:

@@ -120,13 +120,13 @@ def measure(
     if session.datastore:
         session.datastore.read_only = True  # otherwise a variant would draft from the output of another one
     for variant in variants:
-        _run(session, prompts[0], _shortened(variant), 0, cancelled, lambda share: None)
+        _run(session, prompts[0], warming_up(variant), 0, cancelled, lambda share: None)
     for i, prompt in enumerate(prompts):
         first = i % len(variants)
         finished: dict[str, list[Run]] = {variant.name: [] for variant in variants}
         for number in range(1, runs + 1):
             for variant in [*variants[first:], *variants[:first]]:
-                _pause(delay, cancelled)
+                pause(delay, cancelled)
                 run = _run(session, prompt, variant, number, cancelled, on_progress)
                 if run.reason == "cancelled":
                     return
@@ -135,13 +135,15 @@ def measure(
         yield _outcome(session, prompt, variants, finished)
 
 
-def _shortened(variant: Variant) -> Variant:
+def warming_up(variant: Variant) -> Variant:
+    """A variant whose answers are short."""
     limit = variant.settings.max_tokens
     tokens = _WARM_UP if limit is None else min(limit, _WARM_UP)
     return Variant(variant.name, replace(variant.settings, max_tokens=tokens))
 
 
-def _pause(seconds: float, cancelled: Callable[[], bool]) -> None:
+def pause(seconds: float, cancelled: Callable[[], bool]) -> None:
+    """Wait, but not after `cancelled` returns True."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0 and not cancelled():
         time.sleep(min(left, 0.1))
@@ -179,7 +181,7 @@ def _outcome(
     runs: Mapping[str, Sequence[Run]],
 ) -> Outcome:
     differences = {
-        variant.name: _difference(session.main, prompt.tokens, runs[PLAIN], runs[variant.name])
+        variant.name: first_difference(session.main, prompt.tokens, runs[PLAIN], runs[variant.name])
         for variant in variants[1:]
     }
     return Outcome(
@@ -187,9 +189,10 @@ def _outcome(
     )
 
 
-def _difference(
+def first_difference(
     main: LanguageModel, prompt: Sequence[int], plain: Sequence[Run], other: Sequence[Run]
 ) -> Difference | None:
+    """Compare the runs of a prompt in pairs; the first that differ are explained by the model's logits."""
     for ours, theirs in zip(plain, other, strict=True):
         if list(ours.tokens) != list(theirs.tokens):
             at = common_prefix(list(ours.tokens), list(theirs.tokens))
