@@ -316,11 +316,11 @@ class Session:
 
     def state_size(self) -> int:
         """Number of bytes that `save_state` would write now."""
-        return self._turns.run(lambda: state.size(self._contexts))
+        return self._turns.run(lambda: state.size(self._saved_contexts()))
 
     @checked
     def save_state(self, path: Path | str) -> int:
-        """Write the caches of both models to a file.
+        """Write the caches of both models to a file; unfinished answers of `generate_many` end.
 
         Returns:
             size of the file in bytes.
@@ -329,7 +329,7 @@ class Session:
             InvalidRequest: the file cannot be written; an existing file is unchanged.
             ContextOverflow: there is not enough memory for a copy of the KV cache.
         """
-        return self._turns.run(lambda: state.save(Path(path), self._contexts))
+        return self._turns.run(lambda: state.save(Path(path), self._saved_contexts()))
 
     @checked
     def load_state(self, path: Path | str) -> int:
@@ -353,6 +353,11 @@ class Session:
         if "draft" in loaded and isinstance(self.drafter, IntersectionModel):
             self.drafter.restore(self.main.cached)
         return len(self.main.cached)
+
+    def _saved_contexts(self) -> dict[str, Context]:
+        if self.n_rows > 1:
+            self._turns.end()  # a saved state has one row
+        return self._contexts
 
     @property
     def _contexts(self) -> dict[str, Context]:

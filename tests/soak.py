@@ -36,6 +36,7 @@ from spec_local.chat.chat_session import ChatSession
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
 from spec_local.core.sampling import SamplingSettings
+from spec_local.engine.events import Failed
 from spec_local.errors import SpecLocalError
 from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
@@ -144,7 +145,8 @@ def open_session(rng, models, threads):
     branches = rng.choice([1, 1, 64])
     if rng.random() < 0.7:
         datastore = rng.random() < 0.3
-        return [Session.open(main, draft, branches=branches, datastore=datastore, **known)]
+        parallel = rng.choice([1, 1, 2, 5])
+        return [Session.open(main, draft, branches=branches, datastore=datastore, parallel=parallel, **known)]
     parts = []
     for path in filter(None, (main, draft)):
         parts.append(Model(path))
@@ -182,6 +184,37 @@ def answer(rng, session, log):
         json.loads(text)
 
 
+def many_answers(rng, session, log):
+    """Generate several answers at the same time; some are cancelled, and some are left with all others."""
+    n_vocab = session.main.model.vocabulary.n_tokens
+    words, n = PROMPT.split(), rng.randrange(1, 12)
+    each = [log.attempt("settings", settings_of, rng, n_vocab) or GenerationSettings() for _ in range(n)]
+    prompts = [" ".join(words[: rng.choice([0, 1, 5, 12, 200])] + rng.choices(words, k=3)) for _ in range(n)]
+    log.last = f"{prompts!r:.200} {each}"
+    left = rng.choice([10**9, 10**9, rng.randrange(1, 40)])
+    limits = [rng.choice([10**9, 10**9, rng.randrange(0, 9)]) for _ in range(n)]
+    steps, ended = Counter(), set()
+    events = session.generate_many(
+        prompts,
+        each,
+        max_rows=rng.choice([None, rng.randrange(1, session.n_rows + 1)]),
+        cancelled=lambda i: steps[i] > limits[i],
+    )
+    for _, (number, event) in zip(range(left), events, strict=False):
+        assert number not in ended, "an event after the end of its answer"
+        steps[number] += 1
+        if isinstance(event, Done | Failed):
+            ended.add(number)
+        if isinstance(event, Failed) and (not str(event.error) or "\n" in str(event.error)):
+            log.defect(f"not one line: {event.error!r}")
+    if left == 10**9:
+        assert len(ended) == n, "an answer without an end"
+    elif rng.random() < 0.5:
+        events.close()
+    else:
+        log.held = events
+
+
 def chat(rng, session, folder, log):
     """Some turns of a conversation, which is saved, loaded, and often left in the middle of an answer."""
     model = session.main.model
@@ -213,7 +246,7 @@ def round_of(rng, models, folder, threads, log):
     for _ in range(rng.randrange(1, 6)):
         if opened:
             session = rng.choice(opened)[-1]
-            log.attempt("answer", answer, rng, session, log)
+            log.attempt("answer", rng.choice([answer, answer, many_answers]), rng, session, log)
             if rng.random() < 0.1:
                 log.attempt("state", save_and_load, session, folder)
             if rng.random() < 0.1:

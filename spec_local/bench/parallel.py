@@ -95,7 +95,7 @@ def check_prompts(prompts: Sequence[Prompt], rows: Sequence[int]) -> None:
     for category, n in _sizes(prompts).items():
         if n < max(rows):
             raise InvalidRequest(
-                f"category {category!r} has {n} prompts, too few for {max(rows)} answers at the same time: "
+                f"category {category!r} has too few prompts ({n}) for {max(rows)} answers at the same time: "
                 f"give --parallel up to {n}, or more prompts"
             )
 

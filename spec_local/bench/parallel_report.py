@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -27,7 +27,6 @@ class ParallelFigures:
         tokens_per_second: tokens of all answers over the whole time, which includes reading the prompts.
         speedup: its ratio to plain decoding of as many answers: the geometric mean over categories.
         by_category: the same ratio for each category.
-        after_prompts: the ratio of the speeds without the time in which only prompts were read.
         seconds_per_token: of a single answer after its prompt; median over answers.
         first_token_s: from the start of an answer; median over answers.
         tokens_per_step: of a single answer.
@@ -41,7 +40,6 @@ class ParallelFigures:
     tokens_per_second: float
     speedup: Estimate
     by_category: Mapping[str, float]
-    after_prompts: Estimate
     seconds_per_token: float
     first_token_s: float
     tokens_per_step: float
@@ -86,7 +84,7 @@ def _summarise(outcomes: Sequence[CategoryOutcome], key: Key) -> ParallelFigures
     variant, n_rows = key
     batches = [batch for outcome in outcomes for batch in outcome.batches[key]]
     statistics = [run.statistics for batch in batches for run in batch.runs]
-    by_category = {outcome.category: _ratio(outcome, key, _whole) for outcome in outcomes}
+    by_category = {outcome.category: _speedup(outcome, key) for outcome in outcomes}
     n_steps = sum(each.n_steps for each in statistics)
     n_tokens = sum(each.predicted_n for each in statistics)
     total = sum((batch.statistics for batch in batches), Statistics())
@@ -96,7 +94,6 @@ def _summarise(outcomes: Sequence[CategoryOutcome], key: Key) -> ParallelFigures
         tokens_per_second=n_tokens / sum(batch.seconds for batch in batches),
         speedup=geometric_mean(list(by_category.values())),
         by_category=by_category,
-        after_prompts=geometric_mean([_ratio(outcome, key, _after_prompts) for outcome in outcomes]),
         seconds_per_token=median(s.predicted_s / s.predicted_n for s in statistics),
         first_token_s=median(s.first_token_s for s in statistics),
         tokens_per_step=n_tokens / n_steps,
@@ -107,17 +104,14 @@ def _summarise(outcomes: Sequence[CategoryOutcome], key: Key) -> ParallelFigures
     )
 
 
-def _whole(batch: Batch) -> float:
-    return batch.tokens_per_second
+def _rate(outcome: CategoryOutcome, key: Key) -> float:
+    """Tokens per second of all answers; the median over the runs."""
+    return median(batch.tokens_per_second for batch in outcome.batches[key])
 
 
-def _after_prompts(batch: Batch) -> float:
-    return batch.statistics.tokens_per_second
-
-
-def _ratio(outcome: CategoryOutcome, key: Key, rate: Callable[[Batch], float]) -> float:
-    """The ratio of two rates, of a variant and of plain decoding: medians over the runs."""
-    return median(map(rate, outcome.batches[key])) / median(map(rate, outcome.batches[PLAIN, key[1]]))
+def _speedup(outcome: CategoryOutcome, key: Key) -> float:
+    """Speed-up over plain decoding of as many answers."""
+    return _rate(outcome, key) / _rate(outcome, (PLAIN, key[1]))
 
 
 def markdown(results: ParallelResults, *, bars: bool = False) -> str:
@@ -163,10 +157,7 @@ def _speedups(figures: Sequence[ParallelFigures]) -> str:
         [category, *(f"{each.by_category[category]:.2f}" for each in figures)]
         for category in figures[0].by_category
     ]
-    rows += [
-        ["**all**", *(interval(each.speedup) for each in figures)],
-        ["all, without prompt time", *(interval(each.after_prompts) for each in figures)],
-    ]
+    rows.append(["**all**", *(interval(each.speedup) for each in figures)])
     return table(["category", *(f"{each.n_rows} at the same time" for each in figures)], rows)
 
 
@@ -207,8 +198,8 @@ def csv_rows(results: ParallelResults) -> str:
                     len(batches),
                     len(batches[0].runs),
                     median(batch.statistics.predicted_n for batch in batches),
-                    median(map(_whole, batches)),
-                    _ratio(outcome, key, _whole),
+                    _rate(outcome, key),
+                    _speedup(outcome, key),
                     median(run.statistics.predicted_s / run.statistics.predicted_n for run in runs),
                     median(run.statistics.first_token_s for run in runs),
                     median(batch.statistics.draft_n for batch in batches),
@@ -249,8 +240,13 @@ def summary_object(results: ParallelResults) -> dict[str, Any]:
         "categories_wanted": results.n_categories,
         "peak_memory_bytes": results.peak_memory,
         "parallel": list(results.rows),
-        "variants": [asdict(each) for each in results.figures()],
+        "figures": [_figures_object(each) for each in results.figures()],
     }
+
+
+def _figures_object(figures: ParallelFigures) -> dict[str, Any]:
+    found = asdict(figures)
+    return {"variant": found.pop("variant"), "parallel": found.pop("n_rows")} | found
 
 
 def _batch_object(batch: Batch) -> dict[str, Any]:
@@ -270,7 +266,7 @@ def _outcome_object(outcome: CategoryOutcome) -> dict[str, Any]:
     return {
         "category": outcome.category,
         "speedup": [
-            {"variant": key[0], "parallel": key[1], "speedup": _ratio(outcome, key, _whole)}
+            {"variant": key[0], "parallel": key[1], "speedup": _speedup(outcome, key)}
             for key in outcome.batches
             if key[0] != PLAIN
         ],

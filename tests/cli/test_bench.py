@@ -207,6 +207,43 @@ def test_a_killed_run_loses_no_measurements(specdec, arguments, tmp_path):
     assert "summary" not in kinds
 
 
+def test_several_answers_at_the_same_time(specdec, arguments):
+    done = specdec(*arguments, "--category", "lists", "--parallel", "2,1")
+    assert done.returncode == 0, done
+    assert notes(done) == []
+    report = done.stdout.decode()
+    assert "2 prompts of 1 category, 1 run" in report
+    numbers = [cells(report, f"{n:>24}") for n in (1, 2)]
+    assert [row[0] for row in numbers] == ["1", "2"]
+    speeds = [float(speed) for row in numbers for speed in row[1:]]
+    speedups = [speeds[1] / speeds[0], speeds[3] / speeds[2]]
+    # the printed figures are rounded
+    assert [float(x) for x in cells(report, "lists")[1:]] == pytest.approx(speedups, rel=0.05, abs=0.01)
+    assert "speculative, 1 at the same time: identical for 2 of 2 prompts." in report
+
+
+def test_files_with_several_answers_at_the_same_time(specdec, arguments, tmp_path):
+    out = tmp_path / "result.jsonl"
+    some = [*arguments, "--category", "lists", "--parallel", "1,2", "--runs", 2]
+    done = specdec(*some, "--output", "jsonl", "--out", out, "-v")
+    assert done.stdout.startswith(b"# specdec bench: answers at the same time\n")
+    assert len(notes(done)) == 2 * 2 * 2
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["type"] for line in lines] == ["start", *["batch"] * 8, "category", "summary"]
+    for batch in lines[1:9]:
+        statistics = batch["statistics"]
+        assert statistics["predicted_n"] == sum(len(answer["tokens"]) for answer in batch["answers"]) == 32
+        assert (statistics["draft_n"] > 0) == (batch["variant"] == "speculative")
+    whole = json.loads(specdec(*some, "--output", "json").stdout)
+    assert [(each["variant"], each["parallel"]) for each in whole["figures"]] == [
+        (name, n) for n in (1, 2) for name in ("plain", "speculative")
+    ]
+    rows = list(csv.DictReader(io.StringIO(specdec(*some, "--output", "csv").stdout.decode())))
+    assert [(row["variant"], row["parallel"], row["answers"]) for row in rows] == [
+        (name, n, "2") for n in "12" for name in ("plain", "speculative")
+    ]
+
+
 @pytest.mark.parametrize(
     ("more", "what"),
     [
@@ -226,6 +263,11 @@ def test_a_killed_run_loses_no_measurements(specdec, arguments, tmp_path):
         (["--temp", "-1"], "temperature"),
         (["--out", "."], "not a regular file"),
         (["--plot", os.devnull], "not a regular file"),
+        (["--parallel", "1,2,x"], "parallel is '1,2,x': give numbers"),
+        (["--parallel", "0"], "parallel is 0: give 1 to 256"),
+        (["--parallel", "1,900"], "parallel is 900: give 1 to 256"),
+        (["--parallel", "2"], "'prose' has too few prompts (1) for 2 answers at the same time"),
+        (["--parallel", "1", "--plot", "p.png"], "--plot"),
     ],
 )
 def test_invalid_options_are_reported_before_a_model_is_loaded(specdec, prompts, more, what):

@@ -16,20 +16,7 @@ from spec_local.bench.variants import variants
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Statistics
 from spec_local.settings import GenerationSettings
-
-RECORD = {
-    "specdec": "0.1.0",
-    "date": "2026-01-02T03:04:05+00:00",
-    "models": {"main": {"file": "m.gguf", "description": "tiny", "bytes": 2_000_000, "sha256": "ab" * 32}},
-    "context": 256,
-    "processor": "Abacus 9",
-    "cores": 2,
-    "system": "Linux",
-    "threads": 1,
-    "llama_cpp": "0.3.36 libggml.so:1:2",
-    "cpu_kernels": "avx2",
-}
-
+from tests.bench_record import RECORD
 
 GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=10)
 
