@@ -217,6 +217,12 @@ class Terminal:
         self.child.close()
         return self.child.exitstatus
 
+    def end(self):
+        """Kill the process; after the end of its output, `close` waits for it, on a busy machine, too."""
+        if not self.child.closed:
+            self.child.kill(signal.SIGKILL)
+            self.leaves_with()
+
 
 @pytest.fixture
 def terminal(specdec):
@@ -228,4 +234,4 @@ def terminal(specdec):
 
     yield open_terminal
     for each in opened:
-        each.child.close(force=True)
+        each.end()

@@ -85,4 +85,7 @@ def test_in_bash(specdec, fresh):
     time.sleep(0.1)
     bash.expect("qwen3-huge")
     bash.sendcontrol("c")
-    bash.close(force=True)
+    bash.expect("% ")
+    bash.sendline("exit")
+    bash.expect(pexpect.EOF)
+    bash.close()
