@@ -16,7 +16,7 @@ from typing import Any
 
 from common import interval, machine, model_options, numbers, ratio, table, tokens_of
 
-from spec_local import Done, Failed, GenerationSettings, SamplingSettings, Session, Text
+from spec_local import Done, Failed, GenerationSettings, SamplingSettings, Session, Text, kernels
 from spec_local.bench.prompts import load
 
 _BATCH = 512  # tokens per call, of llama.cpp's program only: it reads prompts with it
@@ -66,8 +66,10 @@ def main() -> None:
     parser.add_argument("--n-prompt", type=int, default=64, help="tokens of each prompt")
     parser.add_argument("--rows", type=numbers(int), default=[1, 2, 4, 8], help="numbers of rows")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each number of rows")
+    parser.add_argument("--kernels", choices=kernels.MODES, default="auto", help="of specdec")
     options = parser.parse_args()
-    print(machine())
+    kernels.use(options.kernels)
+    print(f"kernels of specdec: {kernels.status()}; {machine()}\n")
     parallel = max(options.rows)
     n_ctx = options.n_prompt + options.n
     with Session.open(

@@ -17,6 +17,7 @@ from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.adaptive import could_gain
 from spec_local.policies.choice import best_chain
 from spec_local.policies.cost_model import CostModel
+from spec_local.policies.experience import Answers
 from spec_local.policies.sharing import RowCosts, SharedCalls
 from spec_local.proposers import (
     Beam,
@@ -34,20 +35,23 @@ from spec_local.proposers.vocabulary_map import VocabularyMap
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
+Kind = tuple[bool, str, bool]
+"""Of an answer: whether it is greedy, its shape, and whether it is constrained."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
     """The caches for one answer, and what is learned from one to the next.
 
     main, draft: rows of both models. drafter: the draft model; it reads and drafts tokens of the main model's
-    vocabulary. recycling: knows this row's history. experience: by kind of answer.
+    vocabulary. recycling: knows this row's history. experience: by kind of answer and number of rows.
     """
 
     main: Context
     draft: Context | None
     drafter: LanguageModel | None
     recycling: Recycling
-    experience: dict[tuple[bool, str, bool], Experience] = field(default_factory=dict)
+    experience: dict[tuple[Kind, int], Experience] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Free all cells."""
@@ -79,7 +83,9 @@ class ProposerFactory:
         self._first = slots[0]
         self._costs, self._staging = costs, staging
         self._shared: tuple[RowCosts, RowCosts | None] | None = None
-        self._acceptance: dict[tuple[bool, str, bool], AcceptanceModel] = {}  # what all rows learn
+        # What all rows learn, by kind of answer, and whole answers by the number of rows, too.
+        self._acceptance: dict[Kind, AcceptanceModel] = {}
+        self._answers: dict[tuple[Kind, int], Answers] = {}
 
     def names(self, settings: GenerationSettings) -> list[str]:
         """Names of the proposers in use; resolves ``auto``."""
@@ -124,9 +130,17 @@ class ProposerFactory:
         return found
 
     def proposer(
-        self, settings: GenerationSettings, sampler: Sampler, clock: Callable[[], float], slot: Slot
+        self,
+        settings: GenerationSettings,
+        sampler: Sampler,
+        clock: Callable[[], float],
+        slot: Slot,
+        n_rows: int = 1,
     ) -> Proposer | None:
         """The proposer of one answer in a slot; None: plain decoding.
+
+        Args:
+            n_rows: maximum number of answers at the same time.
 
         Raises:
             InvalidRequest, ModelError: the settings are not possible with these models.
@@ -139,7 +153,7 @@ class ProposerFactory:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
-        policy = self._policy(settings, clock, slot)
+        policy = self._policy(settings, clock, slot, n_rows)
         draft = self._draft_model(settings, sampler, policy, slot) if "draft" in names else None
         may_branch = self._may_branch(settings)
         return CombinedProposer(
@@ -183,7 +197,9 @@ class ProposerFactory:
             lookup=lookup,
         )
 
-    def _policy(self, settings: GenerationSettings, clock: Callable[[], float], slot: Slot) -> Policy:
+    def _policy(
+        self, settings: GenerationSettings, clock: Callable[[], float], slot: Slot, n_rows: int
+    ) -> Policy:
         greedy = settings.sampling.temperature == 0
         policy: type[Policy] = registry.load(registry.POLICIES[settings.policy])
         return policy.create(
@@ -194,18 +210,26 @@ class ProposerFactory:
                 p_min=settings.draft_p_min,
                 costs=lambda: self._shared_costs(slot),
                 staging=lambda: self._staging_costs(settings, slot),
-                experience=self._known(settings, slot),
+                experience=self._known(settings, slot, n_rows),
                 tree_nodes=settings.tree_nodes if self._may_branch(settings) else 0,
                 max_tokens=settings.max_tokens,
                 clock=clock,
             )
         )
 
-    def _known(self, settings: GenerationSettings, slot: Slot) -> Experience:
-        """What was learned from earlier answers of the same kind: acceptance from those of all slots."""
-        kind = settings.sampling.temperature == 0, settings.shape, settings.constrained
-        acceptance = self._acceptance.setdefault(kind, AcceptanceModel())
-        return slot.experience.setdefault(kind, Experience(acceptance))
+    def _known(self, settings: GenerationSettings, slot: Slot, n_rows: int) -> Experience:
+        """What was learned from earlier answers of the same kind, in all slots."""
+        kind = self._kind(settings)
+        answers = self._answers.setdefault((kind, n_rows), Answers(n_rows))
+        known = Experience(self._learned(settings), answers)
+        return slot.experience.setdefault((kind, n_rows), known)
+
+    def _learned(self, settings: GenerationSettings) -> AcceptanceModel:
+        return self._acceptance.setdefault(self._kind(settings), AcceptanceModel())
+
+    @staticmethod
+    def _kind(settings: GenerationSettings) -> Kind:
+        return settings.sampling.temperature == 0, settings.shape, settings.constrained
 
     @property
     def _branches(self) -> int:
@@ -245,5 +269,5 @@ class ProposerFactory:
     def _recycling_pays(self, settings: GenerationSettings, slot: Slot) -> bool:
         """Whether recycling pays, given the main model's costs and the acceptance rate learned so far."""
         main, _ = self._costs(slot)
-        rate = self._known(settings, slot).acceptance.recycled.mean
+        rate = self._learned(settings).recycled.mean
         return best_chain(rate, main, None, MAX_DRAFT).rate > 1.05 / main.seconds(1)

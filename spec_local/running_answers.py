@@ -86,8 +86,11 @@ class RunningAnswers:
         check_prompt(self._main, tokens)
         return Request(index, tokens, settings, lambda: self._ending() or cancelled())
 
-    def begin(self, request: Request, slot: Slot, clock: Callable[[], float]) -> Running:
+    def begin(self, request: Request, slot: Slot, clock: Callable[[], float], n_rows: int = 1) -> Running:
         """Prepare an answer in a slot that is not in use.
+
+        Args:
+            n_rows: maximum number of answers at the same time.
 
         Raises:
             InvalidRequest, ModelError: the settings are not possible, or the grammar cannot be used.
@@ -99,7 +102,7 @@ class RunningAnswers:
             request.tokens,
             sampler=sampler,
             rng=SeededRng(settings.seed),
-            proposer=self._factory.proposer(settings, sampler, clock, slot),
+            proposer=self._factory.proposer(settings, sampler, clock, slot, n_rows),
             verifier=VERIFIERS[settings.rule],
             draft_max=settings.longest_path,
             max_tokens=settings.max_tokens,
@@ -158,7 +161,7 @@ class RunningAnswers:
                         check("settings", settings, GenerationSettings)
                         request = self.request(index, prompt, settings, functools.partial(cancelled, index))
                         slot = max(free, key=lambda s: common_prefix(s.main.cached, list(request.tokens)))
-                        started = self.begin(request, slot, clock)
+                        started = self.begin(request, slot, clock, n_rows)
                         engine.planner = self._factory.planner
                         engine.add(started.row)
                     except SpecLocalError as error:

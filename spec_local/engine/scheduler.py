@@ -25,13 +25,14 @@ _CHUNK = 32  # prompt tokens per call while other rows generate: they wait for t
 class Planner(Protocol):
     """Decides how much of the rows' proposals is verified: `spec_local.policies.sharing.SharedCalls`."""
 
-    def begin(self, n_rows: int, n_prompt: int, n_others: int) -> None:
-        """Before the rows propose.
+    def begin(self, n_rows: int, n_prompt: int, n_others: int, n_running: int) -> None:
+        """Before the rows propose, and the draft model reads prompts.
 
         Args:
-            n_rows: rows that share a call.
+            n_rows: rows that share a call; as long as all read their prompts, those that will.
             n_prompt: prompt tokens that this call will read.
             n_others: rows that are evaluated in calls of their own meanwhile.
+            n_running: rows that share a call as soon as all prompts have been read.
         """
 
     def choose(self, proposals: Sequence[Proposal], spent: float) -> Sequence[Proposal]:
@@ -136,11 +137,13 @@ class Engine:
     def _draft(self, generating: Sequence[Row], reading: Sequence[Row]) -> list[tuple[Row, Event]]:
         """Draft for all rows, and let the draft model read prompts that the main model has read."""
         n_rows = Counter(row.main.shared for row in self.rows)
-        if self.planner and generating:
-            together = n_rows[generating[0].main.shared] > 1  # otherwise each has its own model
-            n = len(generating) if together else 1
-            n_prompt = min(_CHUNK, sum(row.n_unread for row in reading)) if together else 0
-            self.planner.begin(n, n_prompt, len(self.rows) - n)
+        if self.planner:
+            n_running = max(n_rows.values())
+            together = n_running > 1  # otherwise each has its own model
+            n = (len(generating) or n_running) if together else 1
+            n_unread = sum(row.n_unread for row in reading) if together and generating else 0
+            n_prompt = min(_CHUNK, n_unread)
+            self.planner.begin(n, n_prompt, len(self.rows) - n, n_running)
         tasks: list[Calls[bool]] = []
         for row in generating:
             shared = row.main.shared

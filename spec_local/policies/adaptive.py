@@ -86,8 +86,8 @@ class Adaptive(Policy):
         # Of steps up to now:
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
-        usual = self._draft_step(_USUAL_ACCEPTANCE) if self._draft else Step(1.0, self._plain)
-        known.start(1.0 - 1.0 / (usual.rate * self._plain))
+        n_rows, drafts = known.answers.n_rows, self._all_drafts
+        known.start(usual_gain(main.at(n_rows), drafts.at(n_rows)) if drafts else 0.0)
 
     def _begin(self, offer: Offer) -> None:
         self._offer = offer
@@ -113,12 +113,18 @@ class Adaptive(Policy):
     def reads_prompt(self, n_unread: int) -> bool:
         known = self._experience
         # An answer that is already longer than usual is expected to double.
-        left = max(known.length - known.n_tokens, known.n_tokens)
+        left = max(known.answers.length - known.n_tokens, known.n_tokens)
         if self._max_tokens is not None:
             left = min(left, self._max_tokens - known.n_tokens)
-        return bool(
-            self._draft and (known.gain or 0.0) * left * self._plain > self._draft.seconds(max(1, n_unread))
-        )
+        if not self._all_drafts:
+            return False
+        n_rows, gain = self._main.n_running, known.answers.gain or 0.0
+        main, draft = self._main.at(n_rows), self._all_drafts.at(n_rows)
+        if n_rows > 1:
+            gain = min(gain, usual_gain(main, draft))  # the last answers may have had fewer rows
+        elif not self._draft:
+            return False
+        return gain * left * main.seconds(1) > draft.seconds(max(1, n_unread))
 
     def choose(self, offer: Offer) -> Source:
         self._begin(offer)
@@ -355,6 +361,14 @@ class Adaptive(Policy):
         tokens = sum(self._values) + values.cumsum()
         rates = tokens / (self._spent + calls + self._seconds[n : n + len(values)])
         return float(rates.max(initial=0.0))
+
+
+def usual_gain(main: CallCosts, draft: CallCosts) -> float:
+    """Plain steps that a draft model of usual acceptance saves per token; 0 if it never gains."""
+    if not could_gain(main, draft):
+        return 0.0
+    usual = best_chain(_USUAL_ACCEPTANCE, main, draft, MAX_CALLS)
+    return 1.0 - 1.0 / (usual.rate * main.seconds(1))
 
 
 def could_gain(main: CallCosts, draft: CallCosts) -> bool:

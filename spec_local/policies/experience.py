@@ -15,23 +15,36 @@ _RETRY_RATE = 0.01  # the same where the draft was not asked: a bad record fades
 
 
 @dataclass(slots=True)
+class Answers:
+    """What whole answers teach: those of all rows, if as many are generated at the same time.
+
+    Attributes:
+        n_rows: maximum number of answers at the same time.
+        length: expected tokens of an answer.
+        gain: plain steps that the draft model saves per token of an answer, not counting the prompt; None:
+            unknown.
+    """
+
+    n_rows: int = 1
+    length: float = 200.0
+    gain: float | None = None
+
+
+@dataclass(slots=True)
 class Experience:
     """What the adaptive policy keeps from answer to answer.
 
     Attributes:
         acceptance: how often draft tokens are accepted.
+        answers: what whole answers have taught.
         budget: what speculation may lose.
-        length: expected tokens of an answer.
-        gain: plain steps that the draft model saves per token of an answer, not counting the prompt; None:
-            unknown.
         n_tokens: generated in this answer.
         gained: plain steps that the draft model has saved in this answer; None: it was not asked.
     """
 
     acceptance: AcceptanceModel = field(default_factory=AcceptanceModel)
+    answers: Answers = field(default_factory=Answers)
     budget: LossBudget = field(default_factory=LossBudget)
-    length: float = 200.0
-    gain: float | None = None
     n_tokens: int = 0
     gained: float | None = None
 
@@ -39,16 +52,17 @@ class Experience:
         """Begin an answer, and learn from the last one as a whole.
 
         Args:
-            expected_gain: of a draft model with usual acceptance; `gain` returns to it while the draft is
+            expected_gain: of a draft model with usual acceptance; the gain returns to it while the draft is
                 not asked.
         """
         self.budget.start()
-        if self.gain is None:
-            self.gain = expected_gain
+        known = self.answers
+        if known.gain is None:
+            known.gain = expected_gain
         if self.n_tokens:
-            self.length += _LENGTH_RATE * (self.n_tokens - self.length)
+            known.length += _LENGTH_RATE * (self.n_tokens - known.length)
             if self.gained is None:
-                self.gain += _RETRY_RATE * (expected_gain - self.gain)
+                known.gain += _RETRY_RATE * (expected_gain - known.gain)
             else:
-                self.gain += _GAIN_RATE * (self.gained / self.n_tokens - self.gain)
+                known.gain += _GAIN_RATE * (self.gained / self.n_tokens - known.gain)
         self.n_tokens, self.gained = 0, None

@@ -5,6 +5,7 @@ machine's arithmetic unused, so that draft tokens cost little; many rows use it 
 more rows, the fewer draft tokens pay.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ class RowCosts:
         n_rows: rows that share the next call.
         n_prompt: prompt tokens that the next call reads besides, for other rows.
         n_others: rows that are evaluated in calls of their own meanwhile.
+        n_running: rows that share calls when those that read their prompt have read it.
         version: changes with the costs, except those that `observe` changes.
     """
 
@@ -39,6 +41,7 @@ class RowCosts:
         # many rows.
         self._tables = {1: costs}
         self.n_rows, self.n_prompt, self.n_others, self.version = 1, 0, 0, 0
+        self.n_running = 1
         self._n_speculative = 0  # shared calls in a row, up to now
 
     @property
@@ -63,9 +66,15 @@ class RowCosts:
             self._tables[n_rows] = CostModel({n - n_rows + 1: alone.seconds(n) for n in sizes})
         return self._tables[self.n_rows]
 
-    def share(self, n_rows: int, n_prompt: int = 0, n_others: int = 0) -> None:
+    def at(self, n_rows: int) -> "RowCosts":
+        """The costs at another number of rows, which read no prompts."""
+        found = copy.copy(self)
+        found.n_rows, found.n_prompt, found.n_others = n_rows, 0, 0
+        return found
+
+    def share(self, n_rows: int, n_prompt: int = 0, n_others: int = 0, n_running: int | None = None) -> None:
         """Set with how many rows and prompt tokens the next calls are shared."""
-        self.n_others = n_others
+        self.n_others, self.n_running = n_others, n_rows if n_running is None else n_running
         if (n_rows, n_prompt) != (self.n_rows, self.n_prompt):
             self.n_rows, self.n_prompt = n_rows, n_prompt
             self.version += 1
@@ -120,11 +129,11 @@ class SharedCalls:
     def __init__(self, main: RowCosts, draft: RowCosts | None = None) -> None:
         self._main, self._draft = main, draft
 
-    def begin(self, n_rows: int, n_prompt: int, n_others: int) -> None:
+    def begin(self, n_rows: int, n_prompt: int, n_others: int, n_running: int) -> None:
         """See `spec_local.engine.scheduler.Planner`."""
-        self._main.share(n_rows, n_prompt, n_others)
+        self._main.share(n_rows, n_prompt, n_others, n_running)
         if self._draft:
-            self._draft.share(n_rows, 0, n_others)
+            self._draft.share(n_rows, 0, n_others, n_running)
 
     def choose(self, proposals: Sequence[Proposal], spent: float) -> Sequence[Proposal]:
         """The parts of the rows' proposals to verify, `spent` seconds after the step began.

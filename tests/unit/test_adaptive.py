@@ -128,7 +128,7 @@ def test_an_untried_draft_model_is_expected_to_have_85_percent_accepted():
     experience = Experience()
     make(main, draft, experience)
     step = best_chain(0.85, CostModel(main), CostModel(draft), 16)
-    assert experience.gain == pytest.approx(1.0 - 1.0 / step.rate)
+    assert experience.answers.gain == pytest.approx(1.0 - 1.0 / step.rate)
 
 
 @pytest.mark.parametrize(("second", "expected"), [(1.75, True), (1.85, False)])

@@ -413,7 +413,7 @@ def test_skipped_steps_are_observed_like_others(draft):
     assert learned[0].rates(confidence) == pytest.approx(learned[1].rates(confidence))
     assert learned[0].rate(0.5) != Experience().acceptance.lookups["lookup"].rate(0.5)
     assert skipped.budget.may_lose("lookup") == pytest.approx(every.budget.may_lose("lookup"))
-    assert skipped.length == every.length
+    assert skipped.answers.length == every.answers.length
 
 
 def test_a_skipping_policy_takes_candidates_as_soon_as_there_are_any():

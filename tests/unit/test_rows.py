@@ -554,19 +554,20 @@ def test_what_the_planner_learns():
         engine.add(row)
     run_until(engine, Prefilled)
     engine.step()
-    assert planner.begun == [(2, 0, 0)]
+    assert set(planner.begun) == {(2, 0, 0, 2)}
+    n_steps = len(planner.begun)
     assert planner.chosen == [(2, pytest.approx(0.2))]
     assert planner.observed == [(4, pytest.approx(costs.seconds(6)))]
     engine.add(new_row(main, [3] * 41, rng=SeededRng(0), max_tokens=1))
     engine.step()
-    assert planner.begun[1:] == [(2, 32, 1)]
+    assert planner.begun[n_steps:] == [(2, 32, 1, 3)]
     assert len(planner.observed) == 1  # a call that reads a prompt is not comparable
     engine.step()
-    assert planner.begun[2:] == [(2, 8, 1)]
+    assert planner.begun[n_steps + 1 :] == [(2, 8, 1, 3)]
     engine.close()
     engine.add(new_row(main, [1, 2, 3], rng=SeededRng(0), max_tokens=2))
     finish(engine)
-    assert planner.begun[-1] == (1, 0, 0)
+    assert planner.begun[-1] == (1, 0, 0, 1)
     assert len(planner.chosen) == 3
     assert len(planner.observed) == 1
 

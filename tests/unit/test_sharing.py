@@ -16,6 +16,7 @@ from spec_local.engine.row import Row
 from spec_local.engine.scheduler import Engine
 from spec_local.lookups import PromptLookup, SuffixLookup
 from spec_local.policies import Adaptive, Experience
+from spec_local.policies.adaptive import usual_gain
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import RowCosts, SharedCalls, best_rows
 from spec_local.proposers import Chain, CombinedProposer, DraftModel
@@ -137,7 +138,7 @@ def parts(proposal):
 def test_no_division_has_a_higher_expected_rate(proposals, costs, spent):
     main = RowCosts(CostModel(costs))
     planner = SharedCalls(main)
-    planner.begin(len(proposals), 0, 0)
+    planner.begin(len(proposals), 0, 0, len(proposals))
     chosen = planner.choose(proposals, spent)
     seconds = main.shared(12)
 
@@ -163,7 +164,7 @@ def test_drawn_tokens_and_those_without_values_are_all_verified():
     unknown = Proposal.chain([1, 2, 3])
     valued = Proposal([1, 2, 3], [-1, 0, 1], values=[0.3, 0.1, 0.01], source="draft")
     planner = SharedCalls(RowCosts(CostModel({1: 1.0, 2: 2.0, 64: 64.0})))
-    planner.begin(3, 0, 0)
+    planner.begin(3, 0, 0, 3)
     first, second, third = planner.choose([drawn, unknown, valued], 0.0)
     assert first is drawn
     assert second is unknown
@@ -199,8 +200,8 @@ MACHINES = {  # costs of the main and the draft model
 }
 
 
-def answer(n_rows, machine, noise):
-    """Generate `N_TOKENS` tokens in each row; `noise` None: plain decoding.
+def answer(n_rows, machine, noise, n_prompt=3):
+    """Generate `N_TOKENS` tokens in each row, after so many others; `noise` None: plain decoding.
 
     Returns the engine's statistics, and seconds on a virtual clock.
     """
@@ -223,7 +224,7 @@ def answer(n_rows, machine, noise):
         engine.add(
             Row(
                 main,
-                [1, i % V, 3],
+                [1, i % V, *[3] * (n_prompt - 2)],
                 sampler=sampler,
                 rng=SeededRng(i),
                 proposer=None if noise is None else CombinedProposer(policy, draft, lookups),
@@ -250,6 +251,22 @@ def test_drafting_is_never_slower_than_plain_decoding_of_as_many_rows(machine, n
     assert speculative < 1.01 * plain + 3.0 * plain / N_TOKENS
     if machine == "flat" and noise == 0.05:
         assert speculative < (0.6 if n_rows < 8 else 0.9) * plain
+
+
+@pytest.mark.parametrize("machine", ["kernels", "linear"])
+@pytest.mark.parametrize("noise", [0.05, 8.0])
+def test_prompts_are_not_read_for_drafts_that_rows_together_cannot_use(machine, noise):
+    """All rows start at once: what counts is that they will share their calls."""
+    _, plain = answer(8, machine, None, n_prompt=90)
+    _, speculative = answer(8, machine, noise, n_prompt=90)
+    assert speculative < 1.01 * plain + 3.0 * plain / N_TOKENS
+
+
+def test_the_usual_gain_is_that_at_a_number_of_rows():
+    main, draft = (RowCosts(CostModel(costs)) for costs in MACHINES["kernels"])
+    assert usual_gain(main, draft) > 0.1
+    assert usual_gain(main.at(8), draft.at(8)) == 0.0
+    assert main.n_rows == 1
 
 
 def test_as_rows_join_each_drafts_less():
