@@ -93,7 +93,7 @@ class ProposerFactory:
             return []
         if settings.proposer != "auto":
             return [settings.proposer]
-        if not self._main.model.can_roll_back:
+        if self._main.rollback == "none":
             return []
         if settings.policy != "adaptive":
             return ["draft" if self._draft else "suffix"]
@@ -107,7 +107,7 @@ class ProposerFactory:
     def _shared_costs(self, slot: Slot) -> tuple[RowCosts, RowCosts | None]:
         main, draft = self._costs(slot)
         if not self._shared:
-            self._shared = RowCosts(main), RowCosts(draft) if draft else None
+            self._shared = RowCosts(main, slot.main.max_rollback), RowCosts(draft) if draft else None
         return self._shared
 
     def lookups(self, settings: GenerationSettings, slot: Slot | None = None) -> list[Lookup]:
@@ -148,10 +148,11 @@ class ProposerFactory:
         names = self.names(settings)
         if not names:
             return None
-        self._main.model.check_can_roll_back()
         if "draft" in names and not self._draft:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
+            if any(context.model.is_recurrent for context in (self._main, self._draft) if context):
+                raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
         policy = self._policy(settings, clock, slot, n_rows)
         draft = self._draft_model(settings, sampler, policy, slot) if "draft" in names else None

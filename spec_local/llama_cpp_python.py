@@ -146,8 +146,9 @@ class GGUFDraft(_Draft):
             check_model_file(Path(draft), gpu_layers=gpu_layers)
             model = Model(draft, gpu_layers=gpu_layers)
             stack.callback(model.close)
-            model.check_can_roll_back()
-            context = open_context(model, n_ctx=model.n_ctx(n_ctx), max_logits=1, threads=threads)
+            context = open_context(
+                model, n_ctx=model.n_ctx(n_ctx), max_logits=1, threads=threads, max_rollback=0
+            )
             stack.callback(context.close)
             drafter: LanguageModel = context
             if difference(vocabulary, model.vocabulary):

@@ -18,6 +18,7 @@ from spec_local.arguments import checked
 from spec_local.assembly import ProposerFactory, Slot
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
+from spec_local.core.kept_states import KINDS
 from spec_local.core.language_model import LanguageModel
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.datastore.datastore import Datastore, open_datastore
@@ -78,8 +79,6 @@ class Session:
             ours, theirs = main.model.vocabulary, draft.model.vocabulary
             if difference(ours, theirs):
                 self.vocabulary_map = VocabularyMap(ours, theirs)
-            for context in (main, draft):
-                context.model.check_can_roll_back()
         self.main = main
         self.draft = draft
         recycling = Recycling()
@@ -177,6 +176,8 @@ class Session:
                     max_branches=branches,
                     threads=threads,
                     cache_type=cache_type,
+                    # The draft model's calls have one token of a chain: no state before them is kept.
+                    **{"max_rollback": 0} if rows else {},
                 )
                 for row in opened:
                     stack.callback(row.close)
@@ -442,5 +443,8 @@ def _of_each(settings: GenerationSettings) -> Iterator[GenerationSettings]:
 
 def _rows_that_fit(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:
     """How many rows' caches fit into half of the free memory: 1 to `_MAX_ROWS`."""
-    need = sum(m.kv_bytes(n, CACHE_TYPES.get(cache_type, 2.0)) for m, n in zip(models, lengths, strict=True))
+    need = sum(
+        model.kv_bytes(n, CACHE_TYPES.get(cache_type, 2.0)) + (1 + len(KINDS)) * model.state_bytes
+        for model, n in zip(models, lengths, strict=True)
+    )
     return max(1, min(_MAX_ROWS, free_memory() // (2 * need) if need else _MAX_ROWS))

@@ -281,7 +281,10 @@ def tiny_models(folder):
         (main, write("draft", noise=0.05), other),
         (other, main),
         (write("window", architecture="gemma3"), main),
-        (write("recurrent", architecture="mamba"),),
+        (
+            write("recurrent", architecture="mamba"),
+            write("recurrent-draft", architecture="mamba", noise=0.05),
+        ),
     ]
 
 

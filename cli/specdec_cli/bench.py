@@ -146,7 +146,6 @@ def bench(
             _session_options(models, variants).open(render.note, parallel=max(rows, default=1)) as session,
             render.interruptible() as cancelled,
         ):
-            session.main.model.check_can_roll_back()
             how = _Conditions(runs, delay, models.threads, verbose, cancelled)
             results: Results | ParallelResults
             if rows:

@@ -95,7 +95,6 @@ def _opened(path: "Path", gpu_layers: int, stack: ExitStack) -> "Model":
     check_model_file(path, gpu_layers=gpu_layers, log=render.note)
     model = Model(path, gpu_layers=gpu_layers)
     stack.callback(model.close)
-    model.check_can_roll_back()
     return model
 
 

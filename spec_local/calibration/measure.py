@@ -21,8 +21,8 @@ def measure(
     discarded.
 
     Args:
-        model: must be able to discard nodes. A recurrent model cannot: it loses its history, and an error is
-            raised.
+        model: must be able to take tokens back. One that has rolled back since its last call may go back to
+            a checkpoint instead.
         sizes: tokens a call, the most important first; sizes that are too large for the model or its context
             are replaced by the largest possible one.
         rounds: counted calls of each size, interleaved so that a disturbance affects all alike. A call of
@@ -36,7 +36,7 @@ def measure(
     Raises:
         ValueError: no sizes, one below 1, or no rounds.
         ContextOverflow: the context has no room for a single token.
-        BackendError, ModelError: the model failed, or cannot discard nodes.
+        BackendError, ModelError: the model failed, or cannot take tokens back.
     """
     if not sizes or min(sizes) < 1 or rounds < 1:
         raise ValueError(f"cannot measure {rounds} rounds of {list(sizes)} tokens")
@@ -50,6 +50,7 @@ def measure(
     token = cached[-1] if cached else 0
     costs = CostModel()
     model.commit(())
+    model.checkpoint()
 
     def call(n: int) -> float:
         start = clock()
@@ -78,6 +79,7 @@ def measure_prefill(model: LanguageModel, clock: Callable[[], float] = time.perf
         ContextOverflow: the context is full.
         BackendError: the model failed.
     """
+    model.checkpoint()
     length = len(model.cached)
     n = min(model.max_tokens, model.n_ctx - length)
     if n < 1:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.kept_states import KeptStates, Kind
 from spec_local.core.language_model import Call, Logits, Rollback, RowMethods, common_prefix
 from spec_local.errors import ContextOverflow, InvalidRequest
 
@@ -62,12 +63,11 @@ class FakeModel(RowMethods):
         scale: standard deviation of the logits; a large one gives confident predictions.
         order: number of tokens that the next one depends on.
         n_ctx, max_tokens, max_logits, max_branches: limits, see `LanguageModel`.
+        rollback, max_rollback: how it takes tokens back, see `LanguageModel`.
 
     Attributes:
         calls: number of tokens of each call of this row.
     """
-
-    rollback: Rollback = "any"
 
     def __init__(
         self,
@@ -81,9 +81,15 @@ class FakeModel(RowMethods):
         max_tokens: int = 32,
         max_logits: int = 17,
         max_branches: int = 16,
+        rollback: Rollback = "any",
+        max_rollback: int = 0,
     ) -> None:
         self.n_vocab, self.n_ctx = n_vocab, n_ctx
-        self.max_tokens, self.max_logits, self.max_branches = max_tokens, max_logits, max_branches
+        self.max_tokens, self.max_logits = max_tokens, max_logits
+        self.rollback = rollback
+        self.max_branches = max_branches if rollback == "any" else 1
+        self._max_rollback = max_rollback
+        self._states = KeptStates(max_rollback)
         self._seed, self._noise, self._scale, self._order = seed, noise, scale, order
         self._tokens: list[int] = []
         self._tree: list[tuple[int, int]] = []  # token and parent of each node
@@ -94,7 +100,7 @@ class FakeModel(RowMethods):
     def new_row(self) -> "FakeModel":
         """Another row of the same model, which shares its calls."""
         row = copy.copy(self)
-        row._tokens, row._tree, row.calls = [], [], []
+        row._tokens, row._tree, row.calls, row._states = [], [], [], KeptStates(self._max_rollback)
         self.shared.rows.append(row)
         return row
 
@@ -130,6 +136,7 @@ class FakeModel(RowMethods):
     def fill(self, call: Call, rows: Logits) -> None:
         """Add the nodes of a call to the tree, and write their logits."""
         self.calls.append(len(call.tokens))
+        self._states.on_evaluated(len(call.tokens))
         self._tree += zip(call.tokens, call.parents, strict=True)
         for row in range(call.n_logits):
             path, node = [], len(self._tree) - call.n_logits + row
@@ -144,21 +151,59 @@ class FakeModel(RowMethods):
             if not 0 <= node < len(self._tree) or self._tree[node][1] != parent:
                 raise InvalidRequest(f"node {node} is not a child of node {parent}")
             parent = node
-        self._tokens.extend(self._tree[node][0] for node in path)
-        self._tree.clear()
+        if self.rollback != "any":
+            self._take_back(len(self._tokens) + len(path))
+        else:
+            self._tokens.extend(self._tree[node][0] for node in path)
+            self._tree.clear()
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= len(self._tokens):
             raise InvalidRequest(f"cannot truncate {len(self._tokens)} tokens to {length}")
-        del self._tokens[length:]
+        if self.rollback != "any":
+            self._take_back(length)
+        else:
+            del self._tokens[length:]
+            self._tree.clear()
+
+    @property
+    def max_rollback(self) -> int:
+        return self.n_ctx if self.rollback == "any" else self._max_rollback
+
+    def checkpoint(self, *, lasting: bool = False) -> bool:
+        if self.rollback == "any":
+            return True
+        if self._tree:
+            raise InvalidRequest("a tree has no checkpoint")
+        if self._states.has_rolled_back:
+            return False
+        kind: Kind = "lasting" if lasting else "usual"
+        if self._states.lacks(len(self._tokens), kind):
+            self._states.on_copied()
+            self._states.checkpoints[kind] = len(self._tokens)
+        return True
+
+    def _take_back(self, length: int) -> None:
+        """As `spec_local.llama.context.Context` does with a recurrent model."""
+        self._tokens.extend(token for token, _ in self._tree)  # the tree is a chain
         self._tree.clear()
+        n = len(self._tokens) - length
+        if not n:
+            return
+        if length and self._states.can_remove(n):
+            self._states.on_removed(length)
+        else:
+            kind = self._states.nearest(length)
+            length = self._states.checkpoints[kind] if kind else 0
+            self._states.on_replaced()
+        del self._tokens[length:]
 
     def reuse(self, tokens: Sequence[int]) -> None:
         best = max(self.shared.rows, key=lambda row: common_prefix(row._tokens, tokens))
         n = common_prefix(best._tokens, tokens)
-        if n > common_prefix(self._tokens, tokens):
+        if self.rollback == "any" and n > common_prefix(self._tokens, tokens):
             self._tokens[:] = tokens[:n]
-        self.truncate(n)
+        self.truncate(common_prefix(self._tokens, tokens))
 
 
 class FakeState:

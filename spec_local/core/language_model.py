@@ -17,8 +17,14 @@ from spec_local.errors import SpecLocalError
 
 Logits = NDArray[np.float32]
 
-Rollback = Literal["any", "none"]
-"""How a model can take tokens back: the last ones, as many as wanted; or only all of them."""
+Rollback = Literal["any", "bounded", "fork", "none"]
+"""How a model can take tokens back.
+
+any: the last ones, as many as wanted.
+bounded: up to `LanguageModel.max_rollback` of the last call's tokens, but not all of them; else as fork.
+fork: only all tokens after a checkpoint; those among them that are kept must be evaluated again.
+none: only all tokens.
+"""
 
 _Result = TypeVar("_Result")
 
@@ -102,11 +108,27 @@ class LanguageModel(Protocol):
 
     @property
     def rollback(self) -> Rollback:
-        """How it can take tokens back: what `truncate` accepts, and whether a tree can be dropped."""
+        """How it can take tokens back: what `commit` and `truncate` keep."""
+
+    @property
+    def max_rollback(self) -> int:
+        """Maximum number of the last call's tokens that can be dropped without evaluating others again."""
 
     @property
     def cached(self) -> Sequence[int]:
         """The tokens of the history, without the tree. Do not change it."""
+
+    def checkpoint(self, *, lasting: bool = False) -> bool:
+        """Keep the state of the history, so that any later tokens can be taken back; it must have no tree.
+
+        Nothing is done if the model can take back any tokens.
+
+        Args:
+            lasting: keep it next to the usual one, until the next lasting one.
+
+        Returns:
+            whether they can be; False after a rollback by `max_rollback`, until the next call.
+        """
 
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
         """Append tokens to the history in one call, and drop the tree.
@@ -153,13 +175,18 @@ class LanguageModel(Protocol):
         """`decode_tree`, in calls that may be shared with other rows."""
 
     def commit(self, path: Sequence[int]) -> None:
-        """Append a path of the tree, as nodes from the root down, to the history, and drop the others."""
+        """Append a path of the tree, as nodes from the root down, to the history, and drop the others.
+
+        If the others cannot be dropped alone (see `rollback`), the history ends at a checkpoint, or is empty.
+        """
 
     def truncate(self, length: int) -> None:
         """Roll the history back to its first `length` tokens, and drop the tree.
 
+        If that is not possible (see `rollback`), it ends at an earlier checkpoint, or is empty.
+
         Raises:
-            ModelError: the model has no such `rollback`.
+            ModelError: `rollback` is none, and `length` is neither 0 nor that of the history.
         """
 
     def reuse(self, tokens: Sequence[int]) -> None:
@@ -186,7 +213,12 @@ class Row(LanguageModel, Protocol):
 
 
 class RowMethods:
-    """The methods of a `Row` that follow from its others."""
+    """The methods of a `Row` that follow from its others, and those of one that can take back any tokens."""
+
+    @property
+    def max_rollback(self: LanguageModel) -> int:
+        """See `LanguageModel.max_rollback`."""
+        return self.n_ctx
 
     def evaluate(self: LanguageModel, tokens: Sequence[int], n_logits: int) -> Logits:
         """See `LanguageModel.evaluate`."""
@@ -198,6 +230,10 @@ class RowMethods:
         logits = yield self.call(tokens, range(-1, len(tokens) - 1), n_logits)
         self.commit(range(len(tokens)))
         return logits
+
+    def checkpoint(self: LanguageModel, *, lasting: bool = False) -> bool:
+        """See `LanguageModel.checkpoint`; this one needs none."""
+        return True
 
     def decode_tree(
         self: LanguageModel, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None

@@ -17,6 +17,7 @@ from spec_local.proposers.base import Proposer
 from spec_local.verifiers import VERIFIERS, Verifier
 
 _MIN_SHARED = 16  # tokens of another row's prompt that are worth waiting for
+_MAX_REREAD = 16  # tokens to evaluate again in a call with draft tokens; a plain step commits more of them
 
 
 def check_prompt(main: language_model.LanguageModel, prompt: Sequence[int]) -> None:
@@ -40,6 +41,8 @@ class Row:
 
     It handles token ids only. Before and after every step, `history` is the prompt and the output so far, the
     main model's cache contains all of it except the last token, and the draft model's cache a prefix of it.
+    If the main model could not discard rejected tokens alone (see `Rollback`), its cache lacks some more: the
+    next call evaluates them again.
 
     Args:
         main: the main model's row. A prefix of the prompt that is in its cache is reused.
@@ -131,7 +134,10 @@ class Row:
         if self.main.shared is not other.main.shared:
             return False
         known = max(len(self.main.cached), len(other.main.cached))
-        return common_prefix(self._prompt, other._prompt) >= known + _MIN_SHARED
+        n = common_prefix(self._prompt, other._prompt)
+        if self.main.rollback != "any" and n < len(other._prompt):
+            return False  # it has only the state after its whole prompt
+        return n >= known + _MIN_SHARED
 
     def reuse_cache(self) -> None:
         """Take what is cached of the prompt, in this row or another one."""
@@ -180,15 +186,26 @@ class Row:
     def end_reading(self) -> None:
         """The prompt is evaluated by both models."""
         self.is_reading = False
+        self.main.checkpoint(lasting=True)  # for another answer
         self.statistics.cached_n = len(self._prompt) - self.statistics.prompt_n
         self.statistics.prompt_s = self._clock() - self._started
 
     # Steps
 
-    def propose(self, max_nodes: int) -> Calls[bool]:
-        """Draft up to so many tokens; returns whether there are any."""
+    @property
+    def n_unevaluated(self) -> int:
+        """Tokens of the history that the next call evaluates before draft tokens."""
+        return len(self.history) - len(self.main.cached)
+
+    def propose(self, max_tokens: int) -> Calls[bool]:
+        """Draft tokens for a call of up to so many tokens; returns whether there are any."""
         self._lap_started = self._clock()
-        nodes = min(self.main.n_ctx - len(self.history), max_nodes)
+        main, n_before = self.main, self.n_unevaluated
+        nodes = min(main.n_ctx - len(self.history), max_tokens - n_before)
+        if n_before > 1 + _MAX_REREAD:
+            nodes = 0
+        elif nodes > main.max_rollback and self._proposer and not main.checkpoint():
+            nodes = main.max_rollback
         depth = min(self._draft_max, self._n_left - 1, nodes)
         self.proposal = EMPTY
         if self._proposer and depth > 0:
@@ -204,16 +221,18 @@ class Row:
 
     def verify_call(self) -> Call:
         """The main model's call that verifies the proposal."""
-        # The last token of the history comes first: node i of the proposal is node i + 1 of the call.
-        tokens = [self.history[-1], *self.proposal.tokens]
-        return self.main.call(tokens, [ROOT, *(n + 1 for n in self.proposal.parents)], len(tokens))
+        # The last tokens of the history come first: with n of them, node i of the proposal is node i + n.
+        before, proposal = self.history[len(self.main.cached) :], self.proposal
+        parents = [*range(ROOT, len(before) - 1), *(n + len(before) for n in proposal.parents)]
+        return self.main.call([*before, *proposal.tokens], parents, 1 + len(proposal.tokens))
 
     def commit(self, call: Call, logits: Logits) -> Step:
         """Verify the proposal, and commit the accepted path and the token after it."""
         self._lap("main model")
         main, history, proposal = self.main, self.history, self.proposal
+        n_before = len(call.tokens) - len(proposal.tokens)
         if self._proposer and self._proposer.needs_logits:
-            self._proposer.observe(call.tokens, logits)
+            self._proposer.observe(call.tokens[n_before - 1 :], logits)
             self._lap("observe")
         self._dead_ends.clear()
         p = self._main_distribution(proposal, logits)
@@ -236,7 +255,7 @@ class Row:
         history.extend(output)
         if self._sampler.constraint:
             self._sampler.constraint.commit(history)
-        main.commit([0, *(node + 1 for node in path[: end - 1])])
+        main.commit([*range(n_before), *(node + n_before for node in path[: end - 1])])
         if self._proposer:
             self._proposer.commit(history)
         self._lap("commit")

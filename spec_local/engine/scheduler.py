@@ -25,12 +25,12 @@ _CHUNK = 32  # prompt tokens per call while other rows generate: they wait for t
 class Planner(Protocol):
     """Decides how much of the rows' proposals is verified: `spec_local.policies.sharing.SharedCalls`."""
 
-    def begin(self, n_rows: int, n_prompt: int, n_others: int, n_running: int) -> None:
+    def begin(self, n_rows: int, n_read: int, n_others: int, n_running: int) -> None:
         """Before the rows propose, and the draft model reads prompts.
 
         Args:
             n_rows: rows that share a call; as long as all read their prompts, those that will.
-            n_prompt: prompt tokens that this call will read.
+            n_read: tokens that this call will evaluate besides: prompts, and accepted tokens again.
             n_others: rows that are evaluated in calls of their own meanwhile.
             n_running: rows that share a call as soon as all prompts have been read.
         """
@@ -107,7 +107,7 @@ class Engine:
         if not self.rows:
             return events
         started = self._clock()
-        generating = [row for row in self.rows if not row.is_reading]
+        generating = self._generating()
         reading = self._readers()
         events += self._draft(generating, reading)
         failed = {row for row, event in events if isinstance(event, Failed)}
@@ -126,6 +126,16 @@ class Engine:
                 self.remove(row)
         return events
 
+    def _generating(self) -> list[Row]:
+        """The rows that generate in this step: all, unless they have more to evaluate than fits in a call."""
+        left = {row.main.shared: row.main.shared.max_tokens for row in self.rows}
+        found: list[Row] = []
+        for row in self.rows:
+            if not row.is_reading and row.n_unevaluated <= left[row.main.shared]:
+                left[row.main.shared] -= row.n_unevaluated
+                found.append(row)
+        return found
+
     def _readers(self) -> list[Row]:
         """The rows that read their prompt in this step: one may wait for what another one is reading."""
         reading = [row for row in self.rows if row.is_reading]
@@ -142,13 +152,14 @@ class Engine:
             together = n_running > 1  # otherwise each has its own model
             n = (len(generating) or n_running) if together else 1
             n_unread = sum(row.n_unread for row in reading) if together and generating else 0
-            n_prompt = min(_CHUNK, n_unread)
-            self.planner.begin(n, n_prompt, len(self.rows) - n, n_running)
+            n_read = min(_CHUNK, n_unread)
+            n_read += sum(row.n_unevaluated - 1 for row in (generating if together else generating[:1]))
+            self.planner.begin(n, n_read, len(self.rows) - n, n_running)
         tasks: list[Calls[bool]] = []
         for row in generating:
             shared = row.main.shared
             share = min(shared.max_tokens, shared.max_logits) // n_rows[shared]
-            tasks.append(row.propose(share - 1))
+            tasks.append(row.propose(share))
         with_draft = [row for row in reading if not row.n_unread]
         tasks += [row.read_with_draft(with_draft[:i]) for i, row in enumerate(with_draft)]
         events: list[tuple[Row, Event]] = []
@@ -173,7 +184,7 @@ class Engine:
             started = self._clock()
             steps = [(row, row.verify_call()) for row in generating if row.main.shared is shared]
             n_tokens = sum(len(call.tokens) for _, call in steps)
-            n_drafted = n_tokens - len(steps)
+            n_drafted = n_tokens - len(steps)  # or tokens that are evaluated again
             n_free = min(shared.max_tokens - n_tokens, _CHUNK if steps else shared.max_tokens)
             prompts: list[tuple[Row, Call]] = []
             for row in reading:

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from spec_local.core.language_model import Rollback
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
 from spec_local.llama.memory import mapped_files, release_mapped_file
@@ -57,7 +56,7 @@ class Model:
     """
 
     def __init__(self, path: Path | str, *, gpu_layers: int = -1, weights: bool = True) -> None:
-        self.path, self.gpu_layers = Path(path), gpu_layers
+        self.path, self.gpu_layers, self._has_weights = Path(path), gpu_layers, weights
         check_header(self.path)
         self._lib = lib = runtime.library()
         params = lib.llama_model_default_params()
@@ -143,24 +142,28 @@ class Model:
         return buffer.value.decode("utf-8", "replace")
 
     @functools.cached_property
-    def rollback(self) -> Rollback:
-        """How the cache can take tokens back; recurrent and hybrid models cannot."""
+    def is_recurrent(self) -> bool:
+        """Whether some layers are recurrent: they have one state for all tokens, which has no positions."""
         lib = self._lib
-        recurrent = lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle)
-        return "none" if recurrent else "any"
+        return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
 
-    @property
-    def can_roll_back(self) -> bool:
-        """Whether the cache can drop its last tokens."""
-        return self.rollback != "none"
-
-    def check_can_roll_back(self) -> None:
-        """Raise ModelError unless `can_roll_back` is True, as speculative decoding requires."""
-        if not self.can_roll_back:
-            raise ModelError(
-                f"{self.path.name} is a recurrent model, which cannot discard rejected draft tokens: "
-                "use another model, or use this one without draft tokens (--no-spec)"
-            )
+    @functools.cached_property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent layers' state of one sequence; 0: there are none, or no weights."""
+        if not self.is_recurrent or not self._has_weights:
+            return 0
+        lib = self._lib
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 32, 1, 1, 1
+        context = lib.llama_init_from_model(self.handle, params)
+        if not context:
+            return 0
+        try:
+            if lib.llama_decode(context, lib.llama_batch_get_one((ctypes.c_int32 * 1)(0), 1)):
+                return 0
+            return int(lib.llama_state_seq_get_size_ext(context, 0, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
+        finally:
+            lib.llama_free(context)
 
     @functools.cached_property
     def has_window(self) -> bool:

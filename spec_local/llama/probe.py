@@ -103,8 +103,10 @@ def _exercise(path: Path, gpu_layers: int) -> None:
     for batch in (tokens[:1], tokens[1:2], tokens):
         if not np.isfinite(context.evaluate(batch, len(batch))).any(axis=1).all():
             raise BackendError(f"{path} returns logits that are not numbers: download it again")
-    if model.can_roll_back:
-        context.truncate(2)
+    context.checkpoint()
+    length = len(context.cached)
+    context.evaluate(tokens[:2], 2)
+    context.truncate(length)
     vocabulary.exercise()
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from spec_local import kernels
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import runtime
-from spec_local.llama.context import Context, open_context, open_rows
+from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
 
 # A multiple to fill calls up to, and the maximum number of tokens per call; the cheapest first. Apple's BLAS
@@ -49,15 +49,16 @@ def open_reproducible_rows(
         ModelError: no size of calls works for this model.
         SpecLocalError: see `SharedContext`.
     """
-    if not model.can_roll_back:  # nothing can be drafted for it
-        return open_rows(model, n_rows, n_ctx=n_ctx, **options)
     if model.gpu_layers and runtime.library().llama_supports_gpu_offload():
         raise InvalidRequest("reproducible output is supported on the CPU only: add --gpu-layers 0")
     options = {name: value for name, value in options.items() if name not in ("max_tokens", "max_logits")}
     for pad_to, max_tokens in _SIZES:
         # With llama.cpp's kernels, attention differs for a single token after 512 others, which is more than
         # the trial has. Padding does not determine the number of tokens that select an expert.
-        if (pad_to == 1 and not kernels.status().instruction_set) or (pad_to > 1 and model.n_experts):
+        # Nor do a recurrent model's calls with dummy tokens: llama.cpp divides them by sequence.
+        if (pad_to == 1 and not kernels.status().instruction_set) or (
+            pad_to > 1 and (model.n_experts or model.is_recurrent)
+        ):
             continue
         create = partial(
             open_context, model, pad_to=pad_to, max_tokens=max_tokens, max_branches=max_branches, **options
@@ -76,6 +77,8 @@ def open_reproducible_rows(
         finally:
             trial.close()
         return [create(n_ctx=n_ctx) for _ in range(n_rows)]
+    if model.is_recurrent:  # rows that take no tokens back, for which nothing is drafted
+        return [open_context(model, n_ctx=n_ctx, unified=False, **options) for _ in range(n_rows)]
     raise ModelError(
         f"the output of {model.path.name} cannot be made reproducible on this machine: use Q4_K_M, Q6_K or "
         "Q8_0 weights, with specdec's CPU kernels (see specdec doctor)"

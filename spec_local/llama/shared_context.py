@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spec_local import machine
+from spec_local.core.kept_states import KINDS
 from spec_local.core.language_model import Call, Logits, Rollback
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
-from spec_local.llama.memory import check_free_memory
+from spec_local.llama.memory import check_free_memory, free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject, Pointer
 
@@ -51,12 +52,16 @@ class SharedContext:
             on the tokens before them (see `spec_local.llama.reproducible`). Only for a single row. `n_ctx` is
             reduced to leave room for them; `max_tokens` must be a multiple of it, and `max_logits` is the
             same number.
+        max_rollback: of a recurrent model, keep the states before so many of a call's last tokens, so that
+            these can be taken back without evaluating others again; fewer if the states would take more than
+            an eighth of the free memory, and none where llama.cpp does not support it. Only for a single
+            row: where several share a call, llama.cpp moves the state of a row, but not those kept for it.
         unified: False: a cache for each row. It is for many rows that are evaluated in ascending order and
             with the same number of tokens: attention then does not read the cells of other rows. Such rows
             cannot take tokens back, and share no cells.
 
     Attributes:
-        rollback: how the rows can take tokens back.
+        rollback, max_rollback: how the rows can take tokens back: see `LanguageModel`.
         rows: the `Context` of each row (weak references).
 
     Raises:
@@ -78,6 +83,7 @@ class SharedContext:
         cache_type: str = "f16",
         flash_attention: bool | None = None,
         pad_to: int | None = None,
+        max_rollback: int = 8,
         unified: bool = True,
     ) -> None:
         threads = machine.default_threads() if threads is None else threads
@@ -88,6 +94,7 @@ class SharedContext:
             ("the batch size", max_tokens, 1, 1 << 16),
             ("the number of logit rows", max_logits, 1, 1 << 16),
             ("the number of threads", threads, 1, 512),
+            ("the number of kept states", max_rollback, 0, 64),
         ]:
             if not low <= value <= high:
                 raise InvalidRequest(f"{name} is {value}: give {low} to {high}")
@@ -98,12 +105,34 @@ class SharedContext:
         if not unified:
             n_ctx = -(-n_ctx // _CACHE_STEP) * _CACHE_STEP
         n_cells = n_rows * n_ctx
+        self.max_tokens = max_tokens = min(max_tokens, n_cells - n_cells % (pad_to or 1))
         if unified and n_rows > 1 and n_ctx <= (model.n_ctx_original or n_cells) < n_cells:
             raise InvalidRequest(
                 f"{n_rows} rows of {n_ctx} tokens exceed the {model.n_ctx_original} tokens beyond which this "
                 "model rotates positions differently: give fewer rows or a smaller --ctx"
             )
-        self.kv_bytes = model.kv_bytes(n_cells, CACHE_TYPES[cache_type])
+        # With a sliding window, llama.cpp reuses a cell that has left the window of its only
+        # sequence, and the holes that a tree leaves make it search there. A second sequence, the
+        # guard, keeps the committed tokens.
+        self.has_guard = unified and model.has_window and not model.is_recurrent
+        n_checkpoints = len(KINDS) if unified and model.is_recurrent else 0
+        # Sequence ids: those of the rows' branches, of the guards or checkpoints, and of the dummy tokens.
+        n_ids = MAX_SEQUENCES - bool(pad_to)
+        n_others = self.has_guard + n_checkpoints
+        if n_rows * (1 + n_others) > n_ids:
+            raise InvalidRequest(f"the number of rows is {n_rows}: give 1 to {n_ids // (1 + n_others)}")
+        max_branches = 1 if model.is_recurrent or not unified else max_branches
+        self.max_branches = max_branches = min(max_branches, n_ids // n_rows - n_others)
+        self.first_other = n_rows * max_branches
+        self.padding = self.first_other + n_rows * n_others
+        n_sequences = self.padding + bool(pad_to)
+        state_bytes = n_sequences * model.state_bytes
+        if n_checkpoints and n_rows == 1:
+            # llama.cpp asserts that a physical batch is larger than what it keeps together of a sequence.
+            max_rollback = max(0, min(max_rollback, max_tokens - 2, _kept_states(state_bytes)))
+        else:
+            max_rollback = 0
+        self.kv_bytes = model.kv_bytes(n_cells, CACHE_TYPES[cache_type]) + state_bytes * (1 + max_rollback)
         need = self.kv_bytes + 2 * n_cells * min(max_tokens, n_cells)  # the attention mask, in f16
         if n_rows == 1:
             check_free_memory(need, f"for a context of {n_ctx} tokens")
@@ -115,23 +144,8 @@ class SharedContext:
         self.pad_to = pad_to
         self.n_vocab = model.vocabulary.n_tokens
         self.n_ctx = n_ctx - (pad_to or 1) + 1
-        self.max_tokens = max_tokens = min(max_tokens, n_cells - n_cells % (pad_to or 1))
         self.max_logits = max_tokens if pad_to else min(max_logits, max_tokens)
         self.lib = lib = runtime.library()
-        # With a sliding window, llama.cpp reuses a cell that has left the window of its only
-        # sequence, and the holes that a tree leaves make it search there. A second sequence, the
-        # guard, keeps the committed tokens.
-        self.rollback: Rollback = model.rollback if unified else "none"
-        self.has_guard = model.has_window and self.rollback != "none"
-        # Sequence ids: those of the rows' branches, then of the guards, then of the dummy tokens.
-        n_ids = MAX_SEQUENCES - bool(pad_to)
-        if n_rows * (1 + self.has_guard) > n_ids:
-            raise InvalidRequest(f"the number of rows is {n_rows}: give 1 to {n_ids // (1 + self.has_guard)}")
-        max_branches = 1 if self.rollback == "none" else max_branches
-        self.max_branches = max_branches = min(max_branches, n_ids // n_rows - self.has_guard)
-        self.first_guard = n_rows * max_branches
-        self.padding = self.first_guard + n_rows * self.has_guard
-        n_sequences = self.padding + bool(pad_to)
         params = lib.llama_context_default_params()
         params.n_ctx = n_cells
         params.n_batch = params.n_ubatch = max_tokens
@@ -139,6 +153,7 @@ class SharedContext:
         # at least one row per sequence.
         params.n_outputs_max = max(self.max_logits, n_sequences)
         params.n_seq_max = n_sequences
+        params.n_rs_seq = max_rollback
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = unified
         params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
@@ -159,10 +174,20 @@ class SharedContext:
             )
         self.native = NativeObject(lib.llama_free, handle, "context", model.handle)
         self._memory_address: int = lib.llama_get_memory(self.handle)
+        self.rollback, self.max_rollback = self._ways_back(unified)
         self._batch = Batch(lib, max_tokens, max_branches)
         self._logits: Logits = np.empty((0, self.n_vocab), np.float32)
         self._logits_address = 0
         self.rows: weakref.WeakSet[Context] = weakref.WeakSet()
+
+    def _ways_back(self, unified: bool) -> tuple[Rollback, int]:
+        """How the rows can take tokens back, and `LanguageModel.max_rollback`."""
+        if not unified:
+            return "none", 0
+        if not self.model.is_recurrent:
+            return "any", self.n_ctx
+        n = int(self.lib.llama_n_rs_seq(self.handle))  # 0 for most architectures, whatever was asked for
+        return ("bounded", n) if n else ("fork", 0)
 
     def close(self) -> None:
         """Free the memory; logits that were returned must not be used any more."""
@@ -198,7 +223,7 @@ class SharedContext:
                 if self.pad_to:
                     self.lib.llama_memory_seq_rm(self.memory, self.padding, -1, -1)
                 for call in calls:
-                    call.row.resync()  # type: ignore[attr-defined]  # a Context
+                    call.row.resync(unchanged=code == 1)  # type: ignore[attr-defined]  # a Context
         if code == 1:
             raise ContextOverflow(
                 f"the KV cache has no room for {n_tokens} more tokens: "
@@ -231,6 +256,7 @@ class SharedContext:
         rows: list[Logits] = []
         end = 0
         for call in calls:
+            call.row.on_evaluated(len(call.tokens))  # type: ignore[attr-defined]  # a Context
             end += len(call.tokens) if self.pad_to and call.n_logits else call.n_logits
             rows.append(self._read_logits(end)[end - call.n_logits :])
         return rows
@@ -248,3 +274,8 @@ class SharedContext:
             flat: Logits = np.frombuffer(memoryview(view), np.float32)
             self._logits, self._logits_address = flat.reshape(-1, self.n_vocab), address
         return self._logits[:n]
+
+
+def _kept_states(one: int) -> int:
+    """How many states of `one` bytes, of all sequences, fit into an eighth of the free memory."""
+    return free_memory() // (8 * one) if one else 0

@@ -13,7 +13,6 @@ from spec_local.calibration.tuning import chain_plans
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.headers import open_header
-from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.machine import default_threads
 from spec_local.policies.cost_model import CostModel
@@ -118,7 +117,7 @@ def check(
         ModelError: a model cannot discard tokens, or does not generate text.
         VocabularyMismatch: the vocabularies have no token in common.
     """
-    models = [_open(path) for path in (main, draft)]
+    models = [open_header(path) for path in (main, draft)]
     lengths = [model.n_ctx(n_ctx) for model in models]
     caches = [m.kv_bytes(n, CACHE_TYPES[cache_type]) for m, n in zip(models, lengths, strict=True)]
     memory = Memory(
@@ -166,9 +165,3 @@ def expected_speedups(
         ExpectedSpeedup(rate, len(plan.parents), plan.speed / plain)
         for rate, plan in zip(acceptance_rates, plans, strict=True)
     ]
-
-
-def _open(path: Path) -> Model:
-    model = open_header(path)
-    model.check_can_roll_back()
-    return model

@@ -80,7 +80,7 @@ def plan(
     Raises:
         InvalidRequest: the target exists, or is the source.
         ModelFileError: a model cannot be read.
-        ModelError: a model cannot discard tokens, or the copy would not be smaller than the source.
+        ModelError: the copy would not be smaller than the source.
         BackendError: llama.cpp cannot make such a copy.
         SpecLocalError: the disk is too full.
     """
@@ -88,7 +88,6 @@ def plan(
 
     def size_and_costs(path: Path) -> tuple[int, CostModel | None]:
         with closing(open_header(path)) as model:
-            model.check_can_roll_back()
             size, length = model.size, model.n_ctx(n_ctx)
         conditions = Conditions(path, gpu_layers, threads or default_threads(), length, cache_type)
         return size, cost_store.load(conditions)

@@ -69,15 +69,15 @@ class Adaptive(Policy):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(may_truncate, n_staged)
-        self._main = main = main if isinstance(main, RowCosts) else RowCosts(main)
-        self._all_drafts = draft if isinstance(draft, RowCosts) or not draft else RowCosts(draft)
+        self._main = RowCosts(main) if isinstance(main, CostModel) else main
+        self._all_drafts = RowCosts(draft) if isinstance(draft, CostModel) else draft
         self._staging, self._clock = staging, clock
         self._experience = known = experience or Experience()
         self._acceptance, self._budget = known.acceptance, known.budget
         self._max_tree, self._max_tokens = tree, max_tokens
         self._n_steps = 0
         self._n_plain = self._n_speculative = 0  # steps in a row, up to now
-        self._plain, self._draft = main.seconds(1), self._all_drafts
+        self._plain, self._draft = self._main.seconds(1), self._all_drafts
         self._take_costs()
         # Of the step at hand:
         self._asked = clock()  # when the call at hand began
@@ -87,7 +87,7 @@ class Adaptive(Policy):
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
         n_rows, drafts = known.answers.n_rows, self._all_drafts
-        known.start(usual_gain(main.at(n_rows), drafts.at(n_rows)) if drafts else 0.0)
+        known.start(usual_gain(self._main.at(n_rows), drafts.at(n_rows)) if drafts else 0.0)
 
     def _begin(self, offer: Offer) -> None:
         self._offer = offer
@@ -210,6 +210,7 @@ class Adaptive(Policy):
         usual = float(self._seconds[n_verified]) if n_verified else self._plain
         timed = n_verified and alone
         seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if timed else usual)
+        seconds += self._main.seconds_again(n_verified + 1 - len(output), len(output))
         gain = len(output) - seconds / self._plain
         kind: Kind | None = "draft" if asked_draft else "lookup" if self._source == "lookup" else None
         p_loss = 1.0 - self._acceptance.recent.mean if asked_draft else 1.0

@@ -6,6 +6,7 @@ more rows, the fewer draft tokens pay.
 """
 
 import copy
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,28 +27,31 @@ class RowCosts:
 
     Args:
         costs: seconds of a call by number of tokens; kept up to date while there is one row.
+        max_rollback: see `LanguageModel`. More draft tokens are priced as if all of them had to be evaluated
+            again, since that can happen to the accepted ones.
 
     Attributes:
         n_rows: rows that share the next call.
-        n_prompt: prompt tokens that the next call reads besides, for other rows.
+        n_read: tokens that the next call evaluates besides: prompts, and accepted tokens again.
         n_others: rows that are evaluated in calls of their own meanwhile.
         n_running: rows that share calls when those that read their prompt have read it.
         version: changes with the costs, except those that `observe` changes.
     """
 
-    def __init__(self, costs: CostModel) -> None:
+    def __init__(self, costs: CostModel, max_rollback: int = sys.maxsize) -> None:
         # By number of rows, seconds of a call of one draft token less than the argument. They are kept apart:
         # rows read longer contexts than one row does, and the machine's speed is seen in plain calls of as
         # many rows.
         self._tables = {1: costs}
-        self.n_rows, self.n_prompt, self.n_others, self.version = 1, 0, 0, 0
+        self._max_rollback = max_rollback
+        self.n_rows, self.n_read, self.n_others, self.version = 1, 0, 0, 0
         self.n_running = 1
         self._n_speculative = 0  # shared calls in a row, up to now
 
     @property
     def is_alone(self) -> bool:
         """Whether nothing but one row's call happens in a step."""
-        return self.n_rows == 1 and not self.n_prompt and not self.n_others
+        return self.n_rows == 1 and not self.n_read and not self.n_others
 
     @property
     def is_in_doubt(self) -> bool:
@@ -67,40 +71,58 @@ class RowCosts:
         return self._tables[self.n_rows]
 
     def at(self, n_rows: int) -> "RowCosts":
-        """The costs at another number of rows, which read no prompts."""
+        """The costs at another number of rows, which evaluate nothing besides."""
         found = copy.copy(self)
-        found.n_rows, found.n_prompt, found.n_others = n_rows, 0, 0
+        found.n_rows, found.n_read, found.n_others = n_rows, 0, 0
         return found
 
-    def share(self, n_rows: int, n_prompt: int = 0, n_others: int = 0, n_running: int | None = None) -> None:
-        """Set with how many rows and prompt tokens the next calls are shared."""
+    def share(self, n_rows: int, n_read: int = 0, n_others: int = 0, n_running: int | None = None) -> None:
+        """Set with how many rows and other tokens the next calls are shared."""
         self.n_others, self.n_running = n_others, n_rows if n_running is None else n_running
-        if (n_rows, n_prompt) != (self.n_rows, self.n_prompt):
-            self.n_rows, self.n_prompt = n_rows, n_prompt
+        if (n_rows, n_read) != (self.n_rows, self.n_read):
+            self.n_rows, self.n_read = n_rows, n_read
             self.version += 1
 
     def seconds(self, n: int) -> float:
         """A row's share of a call in which it has n tokens."""
-        return self._table.seconds(n) if self.is_alone else float(self.first(n)[n])
+        if self.is_alone and n <= 1 + self._max_rollback:
+            return self._table.seconds(n)
+        return float(self.first(n)[n])
 
     def first(self, n: int) -> NDArray[np.float64]:
         """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0; do not modify."""
         if self.is_alone:
-            return self._table.first(n)
-        plain, extra = self._extra(self.n_rows * max(0, n - 1))
-        found = np.zeros(n + 1)
-        found[1:] = (plain + extra[:: self.n_rows][:n]) / self.n_rows
+            found = self._table.first(n)
+        else:
+            plain, extra = self._extra(self.n_rows * max(0, n - 1))
+            found = np.zeros(n + 1)
+            found[1:] = (plain + extra[:: self.n_rows][:n]) / self.n_rows
+        start = 2 + self._max_rollback
+        if start <= n:
+            found = found.copy()
+            found[start:] += found[start:] - found[1]
         return found
 
     def shared(self, n_drafted: int) -> NDArray[np.float64]:
         """Seconds of the whole call with 0, 1, … draft tokens of all rows: float64 (n_drafted + 1,)."""
         plain, extra = self._extra(n_drafted)
-        return plain + extra
+        return plain + (extra if self._max_rollback else 2 * extra)
+
+    def seconds_again(self, n_rejected: int, n_kept: int) -> float:
+        """How much longer the next call takes because it evaluates tokens of this one again.
+
+        Args:
+            n_rejected, n_kept: rejected draft tokens, and other tokens of this call.
+        """
+        if n_rejected <= self._max_rollback:
+            return 0.0
+        table = self._table.first(1 + n_kept)
+        return float(table[1 + n_kept] - table[1])
 
     def _extra(self, n: int) -> tuple[float, NDArray[np.float64]]:
         """Seconds of the plain call, and those that 0 … n draft tokens add to it and the prompt tokens."""
-        table = self._table.first(1 + self.n_prompt + n)
-        start = 1 + self.n_prompt
+        table = self._table.first(1 + self.n_read + n)
+        start = 1 + self.n_read
         return float(table[1]), table[start:] - table[start]
 
     def observe(self, n: int, seconds: float) -> None:
@@ -110,7 +132,7 @@ class RowCosts:
 
     def observe_shared(self, n_drafted: int, seconds: float) -> None:
         """Record a call of several rows, with so many draft tokens; it read no prompt."""
-        if self.n_rows > 1 and not self.n_prompt:
+        if self.n_rows > 1 and not self.n_read:
             self._table.observe(1 + n_drafted, seconds)
             self._n_speculative = self._n_speculative + 1 if n_drafted else 0
             self.version += 1
@@ -129,9 +151,9 @@ class SharedCalls:
     def __init__(self, main: RowCosts, draft: RowCosts | None = None) -> None:
         self._main, self._draft = main, draft
 
-    def begin(self, n_rows: int, n_prompt: int, n_others: int, n_running: int) -> None:
+    def begin(self, n_rows: int, n_read: int, n_others: int, n_running: int) -> None:
         """See `spec_local.engine.scheduler.Planner`."""
-        self._main.share(n_rows, n_prompt, n_others, n_running)
+        self._main.share(n_rows, n_read, n_others, n_running)
         if self._draft:
             self._draft.share(n_rows, 0, n_others, n_running)
 

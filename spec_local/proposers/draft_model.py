@@ -227,6 +227,8 @@ class _DraftTree:
         self.report_staged()
         if self.tokens:  # the last one is new, and differs from the staged one
             model.truncate(self.n_history + len(self.tokens) - 1)
+        if len(self.tokens) == 1:
+            model.checkpoint()  # of the history
         n_cached = len(model.cached)
         unread = yield from self._unread()
         self._stage(len(unread))
@@ -264,7 +266,7 @@ class _DraftTree:
         self._staged, self._confidence = [], ()
         left = self._limit.depth - len(self.tokens) - 1  # the last draft token is not evaluated
         n_max = min(left, model.max_logits - 1, model.max_tokens - n_unread)
-        if not self._lookup or n_max < 1:
+        if not self._lookup or n_max < 1 or model.rollback != "any":
             return
         history = [*self._history, *self.tokens] if self.tokens else self._history
         found = self._lookup.find(history, Limit(n_max, n_max, 1))

@@ -184,6 +184,9 @@ class IntersectionModel(RowMethods):
     def rollback(self) -> Rollback:
         return self._model.rollback
 
+    def checkpoint(self, *, lasting: bool = False) -> bool:
+        return self._model.checkpoint(lasting=lasting)
+
     @property
     def max_tokens(self) -> int:
         return self._model.max_tokens
@@ -270,6 +273,7 @@ class IntersectionModel(RowMethods):
             self._history.append(token)
             self._ends.append(end)
         self._nodes = []
+        self._follow()
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= len(self.cached):
@@ -277,6 +281,14 @@ class IntersectionModel(RowMethods):
         self._model.truncate(self._ends[length - 1] if length else 0)
         del self._history[length:], self._ends[length:]
         self._nodes = []
+        self._follow()
+
+    def _follow(self) -> None:
+        """Shorten the history to what the draft model has kept, which must end with one of its tokens."""
+        while self._model.rollback != "any" and len(self._model.cached) > (
+            end := self._ends[-1] if self.cached else 0
+        ):
+            self._model.truncate(end)
 
     def _set_row(self, row: int, logits: NDArray[np.float32]) -> None:
         self._logits[row, self._map.main_ids] = logits[self._map.draft_ids]

@@ -125,12 +125,11 @@ def check(recipe: Recipe) -> None:
     """Check for errors that would otherwise occur only after an hour of work.
 
     Raises:
-        ModelFileError, ModelError: the main model cannot be read, is recurrent, or has a tokenizer that
-            cannot be trimmed.
+        ModelFileError, ModelError: the main model cannot be read, or has a tokenizer that cannot be
+            trimmed.
         InvalidRequest: the device is not available.
     """
     model = open_header(recipe.main)
-    model.check_can_roll_back()
     tokenizer.read(model, tokenizer.read_metadata(recipe.main))
     model.close()
     distillation.check_device(recipe.device)

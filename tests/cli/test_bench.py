@@ -14,8 +14,6 @@ import sys
 import pexpect
 import pytest
 
-from spec_local.llama.tiny import write_tiny_model
-
 FIRST_USE = re.compile("(checking|measuring) .* \\(first use")
 PROMPTS = """\
 {"category": "lists", "name": "words", "text": "one two three one two three one two"}
@@ -278,12 +276,6 @@ def test_invalid_options_are_reported_before_a_model_is_loaded(specdec, prompts,
 def test_a_missing_draft_model(specdec, prompts):
     arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, "--proposers", "draft,lookup"]
     assert "--draft FILE" in specdec.one_line(specdec(*arguments), 2)
-
-
-def test_a_recurrent_model_is_an_error(specdec, prompts, tmp_path):
-    path = write_tiny_model(tmp_path / "mamba.gguf", architecture="mamba")
-    done = specdec("bench", "--main", path, "--prompts", prompts, "--threads", 1, "--ctx", 256)
-    assert "recurrent" in specdec.one_line(done, 1)
 
 
 def test_missing_matplotlib_is_reported_immediately(specdec, prompts, tmp_path):

@@ -112,11 +112,9 @@ def test_too_little_memory_is_a_warning(specdec, model, tmp_path):
 
 
 def test_models_that_form_no_pair(inside, model, tmp_path):
-    path, recurrent = model("plain"), model("mamba", architecture="mamba")
+    path = model("plain")
     deadly = write_tiny_model(tmp_path / "deadly.gguf", n_layers=0)
     for pair, what in [
-        ((path, recurrent), "mamba.gguf is a recurrent model"),
-        ((recurrent, path), "mamba.gguf is a recurrent model"),
         ((path, tmp_path / "absent.gguf"), "absent.gguf does not exist"),
         ((path, deadly), "crashes llama.cpp"),
     ]:

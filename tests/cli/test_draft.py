@@ -180,9 +180,7 @@ def test_a_crash_of_the_quantizer_is_one_line(specdec, wide, target, tmp_path):
 
 
 def test_models_that_cannot_be_quantized(specdec, wide, target, tmp_path):
-    recurrent = write_tiny_model(tmp_path / "mamba.gguf", n_layers=1, architecture="mamba")
     for arguments, code, what in [
-        ([recurrent], 1, "recurrent"),
         ([tmp_path / "absent.gguf"], 1, "does not exist"),
         ([wide, "--type", "F16"], 1, "and a F16 copy would have"),
         ([wide, "--output", wide, "--force"], 2, "is the source model itself"),

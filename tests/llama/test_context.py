@@ -12,6 +12,7 @@ from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, Mod
 from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 from tests.broken_llama import FAILURES, Broken
+from tests.tiny_architectures import write_tiny
 
 # Calls of different sizes sum in a different order, and the cache is f16: the logits (standard
 # deviation 3) differ by at most 0.02 in these tests. Changing one of 90 tokens moves some logit by
@@ -319,14 +320,14 @@ def test_the_cache_is_consistent_after_a_failure(
     decode, error = FAILURES[failure]
     context.evaluate(TEXT, 0)
     if on_a_tree:
-        context.decode_tree([40, 41], [-1, -1] if model.can_roll_back else [-1, 0])
+        context.decode_tree([40, 41], [-1, -1] if not model.is_recurrent else [-1, 0])
     monkeypatch.setattr(context.shared, "lib", Broken(context.shared.lib, decode))
     n = len(context._tree)
-    parents = [-1, n - 1, n, n, n - 1] if model.can_roll_back else range(n - 1, n + 4)
+    parents = [-1, n - 1, n, n, n - 1] if not model.is_recurrent else range(n - 1, n + 4)
     with pytest.raises(error):
         context.decode_tree([50, 51, 52, 53, 54], parents)
     monkeypatch.undo()
-    assert context.cached in ([TEXT] if model.can_roll_back else [TEXT, []])
+    assert context.cached in ([TEXT] if not model.is_recurrent else [TEXT, []])
     check(context, fresh_logits)
 
 
@@ -343,7 +344,7 @@ def test_tokens_of_a_failed_call_are_not_committed(
     with pytest.raises(error):
         context.evaluate([50, 51, 52], 3)
     monkeypatch.undo()
-    assert context.cached in ([TEXT] if model.can_roll_back else [TEXT, []])
+    assert context.cached in ([TEXT] if not model.is_recurrent else [TEXT, []])
     check(context, fresh_logits)
 
 
@@ -360,9 +361,9 @@ def test_abort_within_llama_cpp(request, make_context, fresh_logits, model_name,
     context.evaluate(TEXT, 0)
     lib.llama_set_abort_callback(context.handle, abort, ctypes.c_void_p(0))
     with pytest.raises(BackendError, match="code 2"):
-        context.decode_tree([7, 8, 9], [-1, 0, 0] if model.can_roll_back else [-1, 0, 1])
+        context.decode_tree([7, 8, 9], [-1, 0, 0] if not model.is_recurrent else [-1, 0, 1])
     lib.llama_set_abort_callback(context.handle, never, ctypes.c_void_p(0))
-    assert context.cached in ([TEXT] if model.can_roll_back else [TEXT, []])
+    assert context.cached in ([TEXT] if not model.is_recurrent else [TEXT, []])
     check(context, fresh_logits)
 
 
@@ -429,12 +430,125 @@ def test_the_error_quotes_llama_cpp(context, monkeypatch):
 # Recurrent models
 
 
-def test_a_recurrent_model_can_only_be_cleared(make_context, fresh_logits, recurrent_model):
+def test_a_recurrent_model_goes_back_to_a_checkpoint(make_context, fresh_logits, recurrent_model):
+    context = make_context(recurrent_model)
+    assert context.rollback == "fork"
+    assert context.max_rollback == 0
+    context.evaluate(TEXT, 0)
+    assert context.checkpoint()
+    context.evaluate([5, 6, 7], 0)
+    context.truncate(len(TEXT) + 1)
+    assert context.cached == TEXT
+    expected = fresh_logits(recurrent_model, [*TEXT, 8])[-1]
+    np.testing.assert_allclose(context.evaluate([8], 1)[0], expected, **CLOSE)
+    context.truncate(len(TEXT) - 1)
+    assert context.cached == []
+    expected = fresh_logits(recurrent_model, [4])[-1]
+    np.testing.assert_allclose(context.evaluate([4], 1)[0], expected, **CLOSE)
+
+
+def test_a_lasting_checkpoint_stays(make_context, fresh_logits, recurrent_model):
     context = make_context(recurrent_model)
     context.evaluate(TEXT, 0)
-    with pytest.raises(ModelError, match="--no-spec"):
-        context.truncate(3)
+    context.checkpoint(lasting=True)
+    for token in (5, 6, 7):
+        context.evaluate([token], 0)
+        context.checkpoint()
+    context.evaluate([8], 0)
+    context.truncate(len(TEXT) + 3)
+    assert context.cached == [*TEXT, 5, 6, 7]
+    context.truncate(len(TEXT) + 1)
     assert context.cached == TEXT
+    expected = fresh_logits(recurrent_model, [*TEXT, 9])[-1]
+    np.testing.assert_allclose(context.evaluate([9], 1)[0], expected, **CLOSE)
+
+
+def test_a_tree_has_no_checkpoint(make_context, recurrent_model):
+    context = make_context(recurrent_model)
+    context.decode_tree([5, 6], [-1, 0])
+    with pytest.raises(InvalidRequest, match="commit it first"):
+        context.checkpoint()
+
+
+@pytest.fixture(scope="module")
+def kept_states_model(folder):
+    return Model(write_tiny(folder / "qwen35.gguf", "qwen35"))
+
+
+def test_llama_cpp_does_not_notice_wrong_rollbacks(make_context, fresh_logits, kept_states_model):
+    """Why `Context` checks them: llama.cpp returns True, and the state is wrong."""
+    context = make_context(kept_states_model, max_rollback=4)
+    context.evaluate(TEXT, 0)
+    context.evaluate([5, 6, 7], 0)
+    assert context._lib.llama_memory_seq_rm(context._memory, 0, len(TEXT), -1)
+    del context._cached[len(TEXT) :]
+    expected = fresh_logits(kept_states_model, [*TEXT, 8])[-1]
+    assert np.abs(context.evaluate([8], 1)[0] - expected).max() > 0.1
+
+
+@pytest.mark.parametrize("n", [-1, 0, 3, 4, 9])
+def test_more_than_the_kept_states_is_an_error(make_context, kept_states_model, n):
+    context = make_context(kept_states_model, max_rollback=4)
+    assert (context.rollback, context.max_rollback) == ("bounded", 4)
+    context.evaluate(TEXT, 0)
+    context.evaluate([5, 6, 7], 0)
+    with pytest.raises(InvalidRequest, match="not kept"):
+        context._remove_last(n)
+    context._remove_last(2)
+    del context._cached[-2:]
+    for n_again in (1, 2):
+        with pytest.raises(InvalidRequest, match="not kept"):  # only once after a call
+            context._remove_last(n_again)
+    assert not context.checkpoint()  # it would be that of the state before
+
+
+def test_a_state_that_a_checkpoint_shares_is_not_removed(make_context, fresh_logits, kept_states_model):
+    """Both are one cell of llama.cpp until the next call: the checkpoint would be another state."""
+    context = make_context(kept_states_model)
+    context.evaluate(TEXT, 0)
+    context.checkpoint()
+    context.evaluate([5, 6, 7], 0)
+    context.checkpoint(lasting=True)
+    context.truncate(len(TEXT) + 2)
+    assert context.cached == TEXT
+    expected = fresh_logits(kept_states_model, [*TEXT, 8])[-1]
+    np.testing.assert_allclose(context.evaluate([8], 1)[0], expected, **CLOSE)
+
+
+def test_a_recurrent_model_without_rollback(kept_states_model, make_context):
+    context = make_context(kept_states_model, unified=False)
+    assert context.rollback == "none"
+    context.evaluate(TEXT, 0)
+    assert not context.checkpoint()
+    with pytest.raises(ModelError, match="take no tokens back"):
+        context.truncate(3)
+    context.truncate(0)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 9, 10])
+def test_fewer_states_are_kept_than_a_call_has_tokens(kept_states_model, make_context, max_tokens):
+    """llama.cpp aborts otherwise."""
+    context = make_context(kept_states_model, max_tokens=max_tokens, max_logits=1)
+    assert context.max_rollback == max(0, min(8, max_tokens - 2))
+    for start in range(0, len(TEXT), max_tokens):
+        context.evaluate(TEXT[start : start + max_tokens], 0)
+    assert context.cached == TEXT
+    assert make_context(kept_states_model, n_ctx=max_tokens).max_rollback <= max(0, max_tokens - 2)
+
+
+def test_states_are_kept_in_an_eighth_of_the_free_memory(kept_states_model, make_context, monkeypatch):
+    state = kept_states_model.state_bytes
+    assert state > 0
+    for n, expected in ((100, 8), (5, 5), (0.5, 0)):
+        monkeypatch.setattr(
+            "spec_local.llama.shared_context.free_memory", lambda n=n: int(8 * (3 * state) * n) + 8
+        )
+        assert make_context(kept_states_model).max_rollback == expected
+
+
+def test_a_recurrent_model_can_be_cleared(make_context, fresh_logits, recurrent_model):
+    context = make_context(recurrent_model)
+    context.evaluate(TEXT, 0)
     expected = fresh_logits(recurrent_model, [*TEXT, 8])[-1]
     np.testing.assert_allclose(context.evaluate([8], 1)[0], expected, **CLOSE)
     context.truncate(0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_cpp import Llama
 
-from spec_local.errors import InvalidRequest, ModelError, ModelFileError
+from spec_local.errors import InvalidRequest, ModelFileError
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.llama_cpp_python import GGUFDraft, LookupDraft
 from spec_local.lookups.base import Candidates
@@ -164,13 +164,11 @@ def test_numbers_out_of_range(n):
             LookupDraft(KnownText(), p_min=p_min)
 
 
-def test_invalid_files(tiny_path, recurrent_path, tmp_path, own_cache):
+def test_invalid_files(tiny_path, tmp_path, own_cache):
     (tmp_path / "no.gguf").write_bytes(b"no")
     for draft, main in [(tmp_path / "no.gguf", tiny_path), (tiny_path, tmp_path / "none.gguf")]:
         with pytest.raises(ModelFileError):
             GGUFDraft(draft, main)
-    with pytest.raises(ModelError, match="recurrent"):
-        GGUFDraft(recurrent_path, tiny_path)
 
 
 def test_closing_frees_the_models(tiny_path):

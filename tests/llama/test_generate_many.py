@@ -282,8 +282,8 @@ def test_the_number_of_rows_that_fit(paths, monkeypatch, free, expected):
         assert 1 <= session.best_rows() <= expected
 
 
-def test_a_recurrent_model_answers_several_prompts(recurrent_path):
-    settings = replace(GREEDY, policy="off")
+@pytest.mark.parametrize("settings", [replace(GREEDY, policy=name) for name in ("off", "fixed", "adaptive")])
+def test_a_recurrent_model_answers_several_prompts(recurrent_path, settings):
     with Session.open(recurrent_path, n_ctx=128, threads=1, parallel=3) as session:
         expected = [alone(session, prompt, settings) for prompt in PROMPTS]
         tokens, _, _ = collect(session.generate_many(PROMPTS, settings))

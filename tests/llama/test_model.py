@@ -131,8 +131,10 @@ def test_file_names_that_are_not_ascii(tmp_path, tiny_path):
 
 def test_properties(tiny_model, recurrent_model):
     assert tiny_model.n_ctx_train == 2048
-    assert tiny_model.can_roll_back
-    assert not recurrent_model.can_roll_back
+    assert not tiny_model.is_recurrent
+    assert recurrent_model.is_recurrent
+    assert tiny_model.state_bytes == 0
+    assert recurrent_model.state_bytes > 10_000
     assert tiny_model.chat_template == CHAT_TEMPLATE
     assert tiny_model.description.startswith("llama")
     assert 100_000 < tiny_model.size < tiny_model.path.stat().st_size
@@ -272,7 +274,7 @@ def test_weights_are_freed_with_the_last_reference(tiny_path):
         lambda model: model.vocabulary.fingerprint,
         lambda model: model.size,
         lambda model: model.chat_template,
-        lambda model: model.can_roll_back,
+        lambda model: model.is_recurrent,
         lambda model: model.kv_bytes(16),
         lambda model: open_context(model, n_ctx=16),
     ],

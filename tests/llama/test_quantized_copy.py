@@ -109,9 +109,7 @@ def test_the_source_itself_is_never_replaced(main, tmp_path):
         quantized_copy.plan(main, "Q4_0", tmp_path, force=True)
 
 
-def test_recurrent_and_missing_models_are_refused(recurrent_path, tmp_path):
-    with pytest.raises(ModelError, match="recurrent"):
-        quantized_copy.plan(recurrent_path, "Q4_0", tmp_path / "copy.gguf")
+def test_missing_models_are_refused(tmp_path):
     with pytest.raises(ModelFileError, match="does not exist"):
         quantized_copy.plan(tmp_path / "absent.gguf", "Q4_0")
 
@@ -181,9 +179,7 @@ def test_a_copy_that_drafts_for_another_model(main, tiny_draft_path, tmp_path, o
     assert found[0].expected_speedups[1].speedup == pytest.approx(best, rel=0.01)
 
 
-def test_a_main_model_that_cannot_roll_back_or_is_missing(main, recurrent_path, tmp_path):
-    with pytest.raises(ModelError, match="is a recurrent model"):
-        quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", main=recurrent_path)
+def test_a_missing_main_model(main, tmp_path):
     with pytest.raises(ModelFileError, match="does not exist"):
         quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", main=tmp_path / "absent.gguf")
 

@@ -241,10 +241,13 @@ def test_experts_are_refused_with_the_kernels_of_llama_cpp(path_of):
         Session.open(path_of("experts Q4_K_M"), reproducible=True)
 
 
-def test_a_recurrent_model_needs_no_padding(recurrent_path):
+def test_nothing_is_drafted_for_a_recurrent_model_whose_logits_depend_on_the_call(recurrent_path):
     with Session.open(recurrent_path, threads=1, reproducible=True) as session:
         assert session.main.pad_to is None
-        list(session.generate(text_of(9), GenerationSettings(max_tokens=4)))
+        assert session.main.rollback == "none"
+        assert session.proposers(GenerationSettings()) == []
+        *_, done = session.generate(text_of(9), GenerationSettings(max_tokens=4))
+        assert done.statistics.draft_n == 0
 
 
 def test_differences_are_noticed(path_of, make_context, monkeypatch):

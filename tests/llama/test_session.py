@@ -15,7 +15,6 @@ from spec_local.engine.events import Prefilled
 from spec_local.errors import (
     ContextOverflow,
     InvalidRequest,
-    ModelError,
     ModelFileError,
 )
 from spec_local.llama.context import Context, open_context
@@ -876,32 +875,41 @@ def test_settings_that_slem_does_not_support(make_session):
         run(make_session("other", "another"), cross_vocab="letters")
 
 
-def test_recurrent_models_generate_without_drafts(recurrent_model, recurrent_path, make_context, models):
-    session = Session(make_context(recurrent_model))
-    tokens, _, done = run(session, max_tokens=10)
-    assert len(tokens) == 10
+def test_recurrent_models_generate_with_drafts(recurrent_model, make_context):
+    session = Session(make_context(recurrent_model), make_context(recurrent_model))
+    expected, _, done = run(session, policy="off", max_tokens=30)
     assert done.statistics.draft_n == 0
-    again, _, _ = run(session, max_tokens=10)  # the context is cleared
-    assert again == tokens
-    assert len(run(session, "something else", max_tokens=3)[0]) == 3
+    assert session.proposers(GenerationSettings()) == ["draft", "suffix"]
+    for settings in (
+        {"policy": "fixed", "proposer": "draft"},
+        {"policy": "fixed", "proposer": "lookup"},
+        {"policy": "adaptive"},
+        {"policy": "adaptive", "verifier": "block"},
+    ):
+        tokens, _, done = run(session, max_tokens=30, **settings)
+        assert tokens == expected
+        if settings.get("proposer") == "draft":
+            assert done.statistics.draft_n_accepted == done.statistics.draft_n > 15
+
+
+@pytest.mark.parametrize("shape", ["tree", "beam"])
+def test_a_recurrent_model_has_no_trees(recurrent_model, tiny_model, make_context, shape):
+    for main, draft in ((recurrent_model, tiny_model), (tiny_model, recurrent_model)):
+        session = Session(make_context(main, max_branches=64), make_context(draft, max_branches=64))
+        with pytest.raises(InvalidRequest, match="give --shape chain"):
+            run(session, shape=shape)
+
+
+def test_a_recurrent_model_reuses_its_state(recurrent_model, make_context):
+    session = Session(make_context(recurrent_model))
     prompt = recurrent_model.vocabulary.tokenize(PROMPT, add_special=True)
-    run(session, prompt, max_tokens=4)
-    rest, _, done = run(session, [*prompt, *tokens[:4]], max_tokens=6)  # the output is not evaluated again
-    assert (rest, done.statistics.prompt_n) == (tokens[4:], 0)
-    assert run(session, session.main.cached[:], max_tokens=1)[0] == tokens[-1:]
-    notes = []
-    session._log = notes.append
-    adaptive, _, done = run(session, policy="adaptive", max_tokens=10)
-    assert adaptive == run(session, policy="off", max_tokens=10)[0] == tokens
-    assert done.statistics.steps_by == {"none": 10}
-    assert session.proposers(GenerationSettings()) == []
-    assert session._costs is None
-    assert notes == []
-    for policy in ("fixed", "adaptive"):
-        with pytest.raises(ModelError, match="--no-spec"):
-            run(session, policy=policy, proposer="lookup")
-    with pytest.raises(ModelError, match="--no-spec"):
-        Session(make_context(recurrent_model), make_context(recurrent_model))
+    expected = run(session, prompt, max_tokens=10)[0]
+    again, _, done = run(session, prompt, max_tokens=10)  # as /regen does
+    assert (again, done.statistics.prompt_n) == (expected, 0)
+    assert len(run(session, "something else", max_tokens=3)[0]) == 3
+    run(session, prompt, policy="off", max_tokens=4)
+    rest, _, done = run(session, [*prompt, *expected[:4]], policy="off", max_tokens=6)
+    assert (rest, done.statistics.prompt_n) == (expected[4:], 0)
 
 
 @pytest.mark.parametrize(
