@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.kept_states import KeptStates, Kind
-from spec_local.core.language_model import Call, Logits, Rollback, RowMethods, common_prefix
+from spec_local.core.language_model import Call, Logits, Rollback, RowMethods, States, common_prefix
 from spec_local.errors import ContextOverflow, InvalidRequest
 
 Outcome = TypeVar("Outcome", bound=Hashable)
@@ -49,6 +49,11 @@ class FakeShared:
             found.append(self._buffer[start:end])
             start = end
         return found
+
+
+def fake_state(history: Sequence[int]) -> tuple[float, float]:
+    """The hidden state of a fake model after this history."""
+    return len(history), sum((i + 1) * (token + 1) for i, token in enumerate(history))
 
 
 class FakeModel(RowMethods):
@@ -144,6 +149,17 @@ class FakeModel(RowMethods):
                 path.append(self._tree[node][0])
                 node = self._tree[node][1]
             rows[row] = self.logits([*self._tokens, *reversed(path)])
+
+    def states(self, nodes: Sequence[int]) -> States:
+        """Of each of these nodes its number of tokens and a sum over them, which tells histories apart."""
+        found = np.empty((len(nodes), 2), np.float32)
+        for i, node in enumerate(nodes):
+            path, n = [], node + len(self._tree) - self.calls[-1]
+            while n >= 0:
+                path.append(self._tree[n][0])
+                n = self._tree[n][1]
+            found[i] = fake_state([*self._tokens, *reversed(path)])
+        return found
 
     def commit(self, path: Sequence[int]) -> None:
         parent = -1

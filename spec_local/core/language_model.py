@@ -13,9 +13,10 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.errors import SpecLocalError
+from spec_local.errors import InvalidRequest, SpecLocalError
 
 Logits = NDArray[np.float32]
+States = NDArray[np.float32]
 
 Rollback = Literal["any", "bounded", "fork", "none"]
 """How a model can take tokens back.
@@ -211,6 +212,19 @@ class Row(LanguageModel, Protocol):
             ContextOverflow: the cache is too small.
         """
 
+    def states(self, nodes: Sequence[int]) -> States:
+        """Hidden states of tokens of this row's part of the last call, for drafters that read them.
+
+        Args:
+            nodes: numbers of the tokens, from the first one of the part.
+
+        Returns:
+            float32 (len(nodes), width): a copy.
+
+        Raises:
+            InvalidRequest: this model keeps no hidden states.
+        """
+
 
 class RowMethods:
     """The methods of a `Row` that follow from its others, and those of one that can take back any tokens."""
@@ -246,6 +260,10 @@ class RowMethods:
     ) -> Calls[Logits]:
         """See `LanguageModel.decode_tree`."""
         return (yield self.call(tokens, parents, len(tokens) if n_logits is None else n_logits))
+
+    def states(self: LanguageModel, nodes: Sequence[int]) -> States:
+        """See `Row.states`; this one keeps none."""
+        raise InvalidRequest("this model keeps no hidden states: use another drafter")
 
     def reuse(self: LanguageModel, tokens: Sequence[int]) -> None:
         """See `LanguageModel.reuse`; this one knows of no other rows."""

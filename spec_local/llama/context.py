@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.kept_states import KINDS, KeptStates, Kind
-from spec_local.core.language_model import Call, RowMethods, common_prefix
+from spec_local.core.language_model import Call, RowMethods, States, common_prefix
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
@@ -70,6 +70,7 @@ class Context(RowMethods):
         self._cached: list[int] = []
         self._tree: list[_Node] = []
         self._ends = {self._sequence: -1}  # the last node of each sequence in use; -1: no node
+        self._batch_start = 0  # of the entries of the last call
         shared.rows.add(self)
 
     def close(self) -> None:
@@ -148,6 +149,7 @@ class Context(RowMethods):
         """
         tree, ends, n_before = self._tree, self._ends, len(self._tree)
         first_wanted = len(call.tokens) - n_logits
+        self._batch_start = start
         self._states.on_call()
         for i, (token, parent) in enumerate(zip(call.tokens, call.parents, strict=True)):
             if parent < 0:
@@ -159,6 +161,10 @@ class Context(RowMethods):
             ends[sequence] = n_before + i
             tree.append(_Node(token, parent, position, sequence))
             batch.put(start + i, token, position, sequence, i >= first_wanted)
+
+    def states(self, nodes: Sequence[int]) -> States:
+        """Hidden states of tokens of the last call: see `Row.states`."""
+        return self.shared.states([self._batch_start + node for node in nodes])
 
     def on_evaluated(self, n: int) -> None:
         """Note that llama.cpp has evaluated a call with n tokens of this row."""

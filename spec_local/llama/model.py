@@ -49,18 +49,22 @@ class Model:
         path: the file; for a split model, its first part.
         gpu_layers: number of layers to offload to the GPU; negative means all. Ignored without a GPU.
         weights: False reads only the header; such a model has all properties below, but cannot be evaluated.
+        load_mtp: load the layers for multi-token prediction, if the file has any.
 
     Raises:
         ModelFileError: the file cannot be loaded; the message quotes llama.cpp's reason.
         ModelError: the model does not generate text token by token.
     """
 
-    def __init__(self, path: Path | str, *, gpu_layers: int = -1, weights: bool = True) -> None:
+    def __init__(
+        self, path: Path | str, *, gpu_layers: int = -1, weights: bool = True, load_mtp: bool = False
+    ) -> None:
         self.path, self.gpu_layers, self._has_weights = Path(path), gpu_layers, weights
         check_header(self.path)
         self._lib = lib = runtime.library()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = max(-1, min(gpu_layers, 2**31 - 1))
+        params.load_mtp = self._load_mtp = load_mtp
         if not weights:
             # Not vocab_only: with it, llama.cpp crashes in calls for the model's shape. mmap is not
             # supported here, either.
@@ -76,26 +80,28 @@ class Model:
         self._weights = NativeObject(functools.partial(_free, lib), handle, "model")
         release_mapped_file(self.path)
         self.vocabulary = Vocabulary(lib, lib.llama_model_get_vocab(handle), self._weights)
-        if not lib.llama_model_has_decoder(self.handle) or lib.llama_model_has_encoder(self.handle):
+        has_encoder = lib.llama_model_has_encoder(self.handle) and not self.is_eagle
+        if not lib.llama_model_has_decoder(self.handle) or has_encoder:
             raise ModelError(
                 f"{self.path} is an encoder model: use one that generates text, such as Qwen or Llama"
             )
         if lib.llama_model_is_diffusion(self.handle):
             raise ModelError(f"{self.path} is a diffusion model: use one that generates text token by token")
-        if self.vocabulary.type == lib.LLAMA_VOCAB_TYPE_NONE or not self.vocabulary.n_tokens:
+        has_tokenizer = self.vocabulary.type != lib.LLAMA_VOCAB_TYPE_NONE or self.is_eagle
+        if not has_tokenizer or not self.vocabulary.n_tokens:
             raise ModelError(f"{self.path} has no tokenizer: use a complete GGUF file")
         if damage := self._damage():
             raise ModelError(f"{self.path} is damaged ({damage}): download it again")
 
     def _damage(self) -> str | None:
         """What would make llama.cpp hang or crash later, because it does not check it; else None."""
-        lib, architecture = self._lib, self._metadata("general.architecture")
+        lib = self._lib
         if not self.vocabulary.can_tokenize:
             return "its tokenizer would not end"
         if lib.llama_model_n_swa(self.handle) > _MAX_WINDOW:
             return "its sliding window is too large"
-        rotated = [self._metadata(f"{architecture}.rope.dimension_count{layers}") for layers in ("", "_swa")]
-        if "0" in rotated and lib.llama_model_rope_type(self.handle) != lib.LLAMA_ROPE_TYPE_NONE:
+        rotated = [self.number(f"rope.dimension_count{layers}") for layers in ("", "_swa")]
+        if 0 in rotated and lib.llama_model_rope_type(self.handle) != lib.LLAMA_ROPE_TYPE_NONE:
             return "its rotary position embedding has no dimension"
         return None
 
@@ -120,14 +126,42 @@ class Model:
     @functools.cached_property
     def n_ctx_original(self) -> int | None:
         """Context length before extension (longrope), or None. Longer contexts use different rotations."""
-        length = self._metadata(
-            f"{self._metadata('general.architecture')}.rope.scaling.original_context_length"
-        )
-        return int(length) if length and length.isdecimal() else None
+        return self.number("rope.scaling.original_context_length")
 
     def n_ctx(self, wanted: int) -> int:
         """Return the wanted context length, limited to the training context if that is known."""
         return min(wanted, self.n_ctx_train or wanted)
+
+    @functools.cached_property
+    def architecture(self) -> str:
+        """Architecture, such as ``qwen2``."""
+        return self._metadata("general.architecture") or ""
+
+    @property
+    def is_eagle(self) -> bool:
+        """Whether it is an EAGLE-3 head: it reads another model's hidden states and shares its tokens."""
+        return self.architecture == "eagle3"
+
+    @functools.cached_property
+    def n_layers(self) -> int:
+        """Number of layers, without those for multi-token prediction."""
+        return int(self._lib.llama_model_n_layer(self.handle))
+
+    @functools.cached_property
+    def n_nextn(self) -> int:
+        """Number of layers for multi-token prediction; 0 if they are not loaded."""
+        return int(self._lib.llama_model_n_layer_nextn(self.handle)) if self._load_mtp else 0
+
+    @functools.cached_property
+    def n_embd(self) -> int:
+        """Width of the hidden states."""
+        return int(self._lib.llama_model_n_embd(self.handle))
+
+    @functools.cached_property
+    def target_layers(self) -> tuple[int, ...]:
+        """Numbers of the main model's layers whose input an EAGLE-3 head reads."""
+        n, ids = (runtime.target_layers(name)(self.handle) for name in ("_n", ""))
+        return tuple(ids[:n])
 
     @functools.cached_property
     def size(self) -> int:
@@ -173,8 +207,7 @@ class Model:
     @functools.cached_property
     def n_experts(self) -> int:
         """Number of experts of a layer; 0: a dense model."""
-        count = self._metadata(f"{self._metadata('general.architecture')}.expert_count")
-        return int(count) if count and count.isdecimal() else 0
+        return self.number("expert_count") or 0
 
     @functools.cached_property
     def chat_template(self) -> str | None:
@@ -188,13 +221,16 @@ class Model:
         if lib.llama_model_is_recurrent(self.handle):
             return 0  # the size of a recurrent state does not depend on the context length
         head = lib.llama_model_n_embd(self.handle) // max(1, lib.llama_model_n_head(self.handle))
-        architecture = self._metadata("general.architecture")
         # In Qwen3 and Gemma, heads are wider than n_embd / n_head.
-        lengths = [self._metadata(f"{architecture}.attention.{part}_length") for part in ("key", "value")]
-        width = sum(int(n) if n and n.isdecimal() else head for n in lengths) * max(
-            1, lib.llama_model_n_head_kv(self.handle)
-        )
-        return int(lib.llama_model_n_layer(self.handle) * width * n_ctx * bytes_per_value)
+        lengths = [self.number(f"attention.{part}_length") for part in ("key", "value")]
+        width = sum(head if n is None else n for n in lengths)
+        n_heads = max(1, lib.llama_model_n_head_kv(self.handle))
+        return int(self.n_layers * n_heads * width * n_ctx * bytes_per_value)
+
+    def number(self, key: str) -> int | None:
+        """A number in the file's header, by its name without the architecture; None: there is none."""
+        value = self._metadata(f"{self.architecture}.{key}")
+        return int(value) if value and value.isdecimal() else None
 
     def _metadata(self, key: str) -> str | None:
         buffer = ctypes.create_string_buffer(256)

@@ -76,6 +76,39 @@ def _load() -> Any:
     return llama_cpp
 
 
+def extensions() -> Any:
+    """Return llama-cpp-python's bindings of functions that llama.cpp may change from version to version."""
+    library()
+    from llama_cpp import llama_cpp_ext
+
+    return llama_cpp_ext
+
+
+@functools.cache
+def target_layers(suffix: str) -> Any:
+    """Return llama.cpp's function for the layers that a head reads, or with ``_n`` for their number.
+
+    It has no C linkage: its name is that of the C++ compiler.
+    """
+    name = f"llama_model_target_layer_ids{suffix}"
+    function = getattr(library().llama_cpp._lib, f"_Z{len(name)}{name}PK11llama_model")
+    function.argtypes = [ctypes.c_void_p]
+    function.restype = ctypes.c_uint32 if suffix else ctypes.POINTER(ctypes.c_int32)
+    return function
+
+
+@functools.cache
+def ggml() -> Any:
+    """Return the functions of ggml that read a tensor, from the library that llama.cpp itself uses."""
+    functions = library().llama_cpp._lib  # looks in the libraries that llama.cpp is linked to, too
+    tensor = ctypes.c_void_p
+    functions.ggml_get_name.argtypes, functions.ggml_get_name.restype = [tensor], ctypes.c_char_p
+    functions.ggml_nbytes.argtypes, functions.ggml_nbytes.restype = [tensor], ctypes.c_size_t
+    get = functions.ggml_backend_tensor_get
+    get.argtypes, get.restype = [tensor, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t], None
+    return functions
+
+
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
     """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the block; a second signal of a kind ends the process.

@@ -5,7 +5,6 @@ with a cache for each row, llama.cpp evaluates rows with different numbers of to
 reads the weights each time.
 """
 
-import ctypes
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,10 +13,12 @@ import numpy as np
 
 from spec_local import machine
 from spec_local.core.kept_states import KINDS
-from spec_local.core.language_model import Call, Logits, Rollback
+from spec_local.core.language_model import Call, Logits, Rollback, States
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
+from spec_local.llama.float_rows import FloatRows
+from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.memory import check_free_memory, free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject, Pointer
@@ -59,6 +60,7 @@ class SharedContext:
         unified: False: a cache for each row. It is for many rows that are evaluated in ascending order and
             with the same number of tokens: attention then does not read the cells of other rows. Such rows
             cannot take tokens back, and share no cells.
+        hidden: the hidden states to keep from each call; None: none.
 
     Attributes:
         rollback, max_rollback: how the rows can take tokens back: see `LanguageModel`.
@@ -85,6 +87,7 @@ class SharedContext:
         pad_to: int | None = None,
         max_rollback: int = 8,
         unified: bool = True,
+        hidden: HiddenStates | None = None,
     ) -> None:
         threads = machine.default_threads() if threads is None else threads
         for name, value, low, high in [
@@ -102,6 +105,8 @@ class SharedContext:
             raise InvalidRequest(f"cache type {cache_type!r} is unknown: give {', '.join(CACHE_TYPES)}")
         if cache_type != "f16" and flash_attention is False:
             raise InvalidRequest(f"a {cache_type} cache requires flash attention: leave it on")
+        if hidden:
+            hidden.check(model, n_rows)
         if not unified:
             n_ctx = -(-n_ctx // _CACHE_STEP) * _CACHE_STEP
         n_cells = n_rows * n_ctx
@@ -164,6 +169,9 @@ class SharedContext:
         elif cache_type != "f16":
             params.flash_attn_type = 1
         params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{cache_type.upper()}")
+        self._capture = hidden.capture(model, max_tokens) if hidden else None
+        if self._capture:
+            self._capture.prepare(params)
         runtime.clear_log()
         with runtime.deferred_signals():
             handle: int = lib.llama_init_from_model(model.handle, params)
@@ -173,11 +181,12 @@ class SharedContext:
                 f"({runtime.failure_reason()}): give a smaller --ctx or another --cache-type"
             )
         self.native = NativeObject(lib.llama_free, handle, "context", model.handle)
+        if self._capture:
+            self._capture.attach(self.native)
         self._memory_address: int = lib.llama_get_memory(self.handle)
         self.rollback, self.max_rollback = self._ways_back(unified)
         self._batch = Batch(lib, max_tokens, max_branches)
-        self._logits: Logits = np.empty((0, self.n_vocab), np.float32)
-        self._logits_address = 0
+        self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
         self.rows: weakref.WeakSet[Context] = weakref.WeakSet()
 
     def _ways_back(self, unified: bool) -> tuple[Rollback, int]:
@@ -211,15 +220,20 @@ class SharedContext:
             raise InvalidRequest(f"{n_tokens} tokens in one call: give 1 to {self.max_tokens}")
         if n_logits > self.max_logits:
             raise InvalidRequest(f"{n_logits} rows of logits in one call: give at most {self.max_logits}")
-        code = -1
+        code, done = -1, False
         try:
             self._fill_batch(calls)
             runtime.clear_log()
+            if self._capture:
+                self._capture.begin()
             code = self.lib.llama_decode(self.handle, self._batch.native)
+            if self._capture and not code:
+                self._capture.finish(self._batch.native.n_tokens)
             if self.pad_to:
                 self.lib.llama_memory_seq_rm(self.memory, self.padding, -1, -1)
+            done = not code
         finally:
-            if code:  # failed, or interrupted by a signal handler
+            if not done:  # failed, or interrupted by a signal handler
                 if self.pad_to:
                     self.lib.llama_memory_seq_rm(self.memory, self.padding, -1, -1)
                 for call in calls:
@@ -235,6 +249,17 @@ class SharedContext:
                 f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it persists"
             )
         return self._split_logits(calls)
+
+    def states(self, indices: Sequence[int]) -> States:
+        """A copy of the hidden states of the last call's tokens at these indices of its batch.
+
+        Raises:
+            InvalidRequest: the context keeps none.
+            BackendError: llama.cpp returned none.
+        """
+        if not self._capture:
+            raise InvalidRequest("this context keeps no hidden states: open it with hidden=HiddenStates(…)")
+        return self._capture.rows(indices)
 
     def _fill_batch(self, calls: Sequence[Call]) -> None:
         n = 0
@@ -267,13 +292,7 @@ class SharedContext:
         pointer = self.lib.llama_get_logits(self.handle)
         if not pointer:
             raise BackendError("llama.cpp returned no logits: use a model that generates text")
-        address = ctypes.addressof(pointer.contents)
-        if address != self._logits_address:
-            view = (ctypes.c_float * (self.max_logits * self.n_vocab)).from_address(address)
-            view.owner = self.native  # type: ignore[attr-defined]  # keeps the memory of the logits alive
-            flat: Logits = np.frombuffer(memoryview(view), np.float32)
-            self._logits, self._logits_address = flat.reshape(-1, self.n_vocab), address
-        return self._logits[:n]
+        return self._logits.at(pointer)[:n]
 
 
 def _kept_states(one: int) -> int:

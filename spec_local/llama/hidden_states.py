@@ -1,0 +1,180 @@
+"""Hidden states of a model's own calls, for drafters that read them.
+
+There are two kinds. The outputs of given layers, for EAGLE-3 (Li et al. 2025, arXiv 2503.01840), are copied
+by a callback that llama.cpp calls for every tensor it computes. The state before the output matrix, for
+layers that predict further tokens (multi-token prediction, NextN), is an output of llama.cpp. Neither changes
+the logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.errors import BackendError, InvalidRequest
+from spec_local.llama import runtime
+from spec_local.llama.float_rows import FloatRows
+from spec_local.llama.model import Model
+from spec_local.llama.native_object import NativeObject
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """The hidden states that a context keeps from each call.
+
+    layers: a state consists of the outputs of these layers, in this order. None are given for the state that
+        the model's layers for multi-token prediction read.
+    """
+
+    layers: tuple[int, ...] = ()
+
+    def check(self, model: Model, n_rows: int) -> None:
+        """Check that they can be captured.
+
+        Raises:
+            InvalidRequest: there is no such layer or state, or too many rows.
+        """
+        if not self.layers:
+            if not model.n_nextn:
+                raise InvalidRequest(f"{model.path.name} has no layers for multi-token prediction loaded")
+            return
+        # In the last layer, llama.cpp computes only the rows of tokens whose logits are wanted.
+        if any(not 0 <= layer < model.n_layers - 1 for layer in self.layers):
+            raise InvalidRequest(
+                f"layers {', '.join(map(str, self.layers))} are asked for: "
+                f"{model.path.name} has outputs of layers 0 to {model.n_layers - 2}"
+            )
+        if model.is_recurrent and n_rows > 1:  # llama.cpp divides such calls, and the order is unknown
+            raise InvalidRequest(
+                f"{model.path.name} has recurrent layers, so that states of its layers can be read for one "
+                "answer at a time only: leave --parallel at 1"
+            )
+
+    def capture(self, model: Model, max_tokens: int) -> "Capture":
+        """Create what captures them, for a context whose calls have up to `max_tokens` tokens."""
+        return _Layers(model, self.layers, max_tokens) if self.layers else _Nextn(model, max_tokens)
+
+
+class Capture(Protocol):
+    """Captures the hidden states of one context's calls."""
+
+    def prepare(self, params: Any) -> None:
+        """Set the parameters of the context before it is created."""
+
+    def attach(self, context: NativeObject) -> None:
+        """Set up the context that was created."""
+
+    def begin(self) -> None:
+        """Note that a call begins."""
+
+    def finish(self, n_tokens: int) -> None:
+        """Check that the states of a call of `n_tokens` tokens have been captured.
+
+        Raises:
+            BackendError: they have not.
+            BaseException: what was raised during the call, such as KeyboardInterrupt from a signal handler.
+        """
+
+    def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:
+        """A copy of the states of the last call's tokens at these indices, float32 (len(indices), width)."""
+
+
+class _Layers:
+    """Outputs of layers, through llama.cpp's callback for computed tensors."""
+
+    def __init__(self, model: Model, layers: Sequence[int], max_tokens: int) -> None:
+        lib = runtime.library()
+        self._ggml = runtime.ggml()
+        self._numbers = {f"l_out-{layer}".encode(): i for i, layer in enumerate(layers)}
+        self._layers, self._name = layers, model.path.name
+        self._states = np.empty((len(layers), max_tokens, model.n_embd), np.float32)
+        self._counts = [0] * len(layers)
+        self._error: BaseException | None = None
+        self._callback = lib.ggml_backend_sched_eval_callback(self._on_tensor)
+
+    def prepare(self, params: Any) -> None:
+        params.cb_eval = self._callback
+
+    def attach(self, context: NativeObject) -> None:
+        pass
+
+    def begin(self) -> None:
+        self._counts = [0] * len(self._layers)
+        self._error = None
+
+    def _on_tensor(self, tensor: int, ask: bool, _: object) -> bool:
+        """Tell whether a tensor is wanted; the second time, when it has been computed, copy it.
+
+        An exception must not leave it: llama.cpp would go on with the wrong logits. The call is then stopped.
+        """
+        try:
+            number = self._numbers.get(self._ggml.ggml_get_name(tensor))
+            if number is None:
+                return False
+            if not ask:
+                self._copy(number, tensor)
+        except BaseException as error:
+            self._error = self._error or error
+            return ask  # stops the call once the tensor has been computed
+        return True
+
+    def _copy(self, number: int, tensor: int) -> None:
+        # Of a call that llama.cpp divides, the rows come one part after another.
+        states, start = self._states[number], self._counts[number]
+        n_bytes = self._ggml.ggml_nbytes(tensor)
+        n, rest = divmod(n_bytes, states[0].nbytes)
+        if rest or start + n > len(states):
+            raise BackendError(
+                f"the states of layer {self._layers[number]} of {self._name} have an unexpected size: "
+                "use another draft"
+            )
+        self._ggml.ggml_backend_tensor_get(tensor, states[start:].ctypes.data, 0, n_bytes)
+        self._counts[number] = start + n
+
+    def finish(self, n_tokens: int) -> None:
+        if self._error:
+            raise self._error
+        for layer, count in zip(self._layers, self._counts, strict=True):
+            if count != n_tokens:
+                raise BackendError(
+                    f"llama.cpp gave {count} of {n_tokens} states of layer {layer} of {self._name}: "
+                    "use another draft, or none"
+                )
+
+    def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:
+        return np.concatenate([states[indices] for states in self._states], axis=1)
+
+
+class _Nextn:
+    """The states that llama.cpp puts out for layers that predict further tokens."""
+
+    def __init__(self, model: Model, max_tokens: int) -> None:
+        self._extensions = runtime.extensions()
+        self._name, self._shape = model.path.name, (max_tokens, model.n_embd)
+        self._view: FloatRows | None = None
+        self._context: NativeObject | None = None
+
+    def prepare(self, params: Any) -> None:
+        pass
+
+    def attach(self, context: NativeObject) -> None:
+        self._context, self._view = context, FloatRows(context, *self._shape)
+        # Not masked: the states of all tokens, not only of those whose logits are wanted.
+        self._extensions.llama_set_embeddings_nextn(context.pointer, True, False)
+
+    def begin(self) -> None:
+        pass
+
+    def finish(self, n_tokens: int) -> None:
+        pass
+
+    def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:
+        assert self._context is not None
+        assert self._view is not None
+        pointer = self._extensions.llama_get_embeddings_nextn(self._context.pointer)
+        if not pointer:
+            raise BackendError(f"llama.cpp returned no hidden states of {self._name}: draft without MTP")
+        found: NDArray[np.float32] = self._view.at(pointer)[list(indices)]
+        return found
