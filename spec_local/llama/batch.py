@@ -4,6 +4,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class Batch:
@@ -13,13 +14,19 @@ class Batch:
         lib: the low-level API.
         capacity: maximum number of tokens.
         max_sequences: maximum number of sequences that a token can belong to.
+        width: size of the vector that each entry has beside its token; 0: none.
+        has_tokens: whether the entries have tokens; False: only vectors.
 
     Attributes:
         native: the structure to pass to llama_decode; the caller sets its ``n_tokens``.
+        vectors: float32 (capacity, width), which the caller sets.
     """
 
-    def __init__(self, lib: Any, capacity: int, max_sequences: int = 1) -> None:
+    def __init__(
+        self, lib: Any, capacity: int, max_sequences: int = 1, *, width: int = 0, has_tokens: bool = True
+    ) -> None:
         sequences = np.zeros((capacity, max_sequences), np.int32)
+        self.vectors: NDArray[np.float32] = np.zeros((capacity, width), np.float32)
         arrays: dict[str, np.ndarray[Any, Any]] = {
             "token": np.zeros(capacity, np.int32),
             "pos": np.zeros(capacity, np.int32),
@@ -28,7 +35,10 @@ class Batch:
             "seq_id": sequences.ctypes.data + np.arange(capacity, dtype=np.uint64) * sequences.strides[0],
         }
         self.native = lib.llama_batch()
-        for name, array in arrays.items():
+        given = {name: array for name, array in arrays.items() if has_tokens or name != "token"}
+        if width:
+            given["embd"] = self.vectors
+        for name, array in given.items():
             setattr(self.native, name, ctypes.cast(array.ctypes.data, dict(self.native._fields_)[name]))
         self._arrays = arrays  # the structure holds only their addresses
         # For the few entries of a call, a memoryview is several times as fast as NumPy.

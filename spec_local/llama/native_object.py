@@ -46,8 +46,13 @@ class Pointer:
 
     __slots__ = ("__weakref__", "_as_parameter_", "_kept")
 
-    def __init__(self, address: int, kept: "Pointer | None" = None) -> None:
+    def __init__(self, address: int, *kept: "Pointer") -> None:
         self._as_parameter_, self._kept = address, kept
+
+    @property
+    def address(self) -> int:
+        """The address, for a field of a structure; it is valid as long as this object exists."""
+        return self._as_parameter_
 
 
 class NativeObject:
@@ -56,14 +61,12 @@ class NativeObject:
     Args:
         free: called with `address`, after the last call that uses the object has returned.
         name: ``model`` or ``context``, for errors.
-        parent: freed later than this object.
+        parents: freed later than this object.
     """
 
-    def __init__(
-        self, free: Callable[[int], None], address: int, name: str, parent: Pointer | None = None
-    ) -> None:
+    def __init__(self, free: Callable[[int], None], address: int, name: str, *parents: Pointer) -> None:
         self._name = name
-        self._pointer: Pointer | None = Pointer(address, parent)
+        self._pointer: Pointer | None = Pointer(address, *parents)
         # At exit, finalizers run newest first, so that a context is freed before its model.
         references = weakref.ref(self), weakref.ref(self._pointer)
         weakref.finalize(self._pointer, _free, free, address, *references)

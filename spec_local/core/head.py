@@ -1,0 +1,34 @@
+"""The interface to a head: a small drafter that continues the main model's hidden states.
+
+It predicts the token after next from a pair: a token, and the main model's state of the token before it. The
+state of a draft token does not exist while drafting; the head's own output takes its place. Once the main
+model has evaluated the tokens, the pairs are evaluated again with its states.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from spec_local.core.language_model import Calls, LanguageModel, States
+
+
+class Head(LanguageModel, Protocol):
+    """A `LanguageModel` whose history is a prefix of that of the main model's row it belongs to."""
+
+    @property
+    def n_received(self) -> int:
+        """Number of tokens, from the first one of the history, whose states need not be received any more."""
+
+    def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
+        """Receive tokens that the main model has added to its history.
+
+        Args:
+            start: number of tokens before them, up to `n_received`. Tokens that were received earlier are
+                skipped if they are the same.
+            states: float32 (len(tokens), width).
+
+        Raises:
+            InvalidRequest: the states of tokens before them are missing.
+        """
+
+    def read_calls(self) -> Calls[None]:
+        """Evaluate the tokens that were received, once there are enough of them for a call."""

@@ -1,0 +1,97 @@
+"""EAGLE-3 heads (Li et al. 2025, arXiv 2503.01840), as GGUF files of llama.cpp's architecture ``eagle3``.
+
+An encoder makes one vector of the outputs of three of the main model's layers. A decoder of one layer reads
+it beside the next token. The head uses the main model's token embeddings, and often has an output matrix for
+a part of the vocabulary only; llama.cpp returns −∞ for the other tokens.
+"""
+
+from collections.abc import Sequence
+
+from spec_local.core.language_model import Call
+from spec_local.errors import BackendError, ModelError
+from spec_local.llama import runtime
+from spec_local.llama.batch import Batch
+from spec_local.llama.context import Context
+from spec_local.llama.heads import HeadRow
+from spec_local.llama.hidden_states import HiddenStates
+from spec_local.llama.model import Model
+from spec_local.llama.shared_context import CACHE_TYPES, SharedContext
+from spec_local.llama.shared_head import SharedHead
+
+
+def hidden_states(head: Model, main: Model) -> HiddenStates:
+    """The hidden states of the main model that a head reads.
+
+    Raises:
+        ModelError: the head does not fit the main model.
+    """
+    if why := _difference(head, main):
+        raise ModelError(
+            f"{head.path.name} is an EAGLE-3 head for another model ({why}): "
+            f"use one that was made for {main.path.name}"
+        )
+    # The file lists the layers whose input is read.
+    return HiddenStates(tuple(layer - 1 for layer in head.target_layers))
+
+
+def _difference(head: Model, main: Model) -> str | None:
+    """Why a head does not fit; llama.cpp would abort the process, or draft nonsense."""
+    width, n_vocab = head.number("target_hidden_size"), head.vocabulary.n_tokens
+    if width != main.n_embd:
+        return f"hidden states of width {width} against {main.n_embd}"
+    if any(not 1 <= layer < main.n_layers for layer in head.target_layers):
+        return f"it reads layers up to {max(head.target_layers) - 1}, but there are only {main.n_layers}"
+    if n_vocab != main.vocabulary.n_tokens:
+        return f"{n_vocab} tokens against {main.vocabulary.n_tokens}"
+    if head.n_embd != main.n_embd:
+        return f"its own width is {head.n_embd}, that of the token embeddings {main.n_embd}"
+    if head.n_layers != 1:
+        return f"it has {head.n_layers} layers instead of one"
+    return None
+
+
+def open_eagle_rows(head: Model, mains: Sequence[Context]) -> Sequence[HeadRow]:
+    """Create a context for a head, with a row for each row of the main model.
+
+    Args:
+        mains: opened with the `hidden_states` of this head.
+
+    Raises:
+        ModelError: the head does not fit.
+        ContextOverflow, BackendError: see `SharedHead`.
+    """
+    hidden_states(head, mains[0].model)
+    shared = _SharedEagle(head, mains[0].shared, len(mains))
+    return [HeadRow(shared, i) for i in range(len(mains))]
+
+
+class _SharedEagle(SharedHead):
+    encodes = skips_first = returns_all = True
+
+    def __init__(self, model: Model, main: SharedContext, n_rows: int) -> None:
+        kv_bytes = model.kv_bytes(n_rows * main.n_ctx, CACHE_TYPES[main.cache_type])
+        super().__init__(model, main, n_rows, kv_bytes, ctx_other=main.handle.address)
+        width = len(model.target_layers) * main.model.n_embd
+        # llama.cpp reserves a row of logits for each state.
+        self._encoder_batch = Batch(self._lib, self.max_logits, width=width, has_tokens=False)
+        for i in range(self.max_logits):
+            self._encoder_batch.put(i, 0, i, n_rows, True)
+
+    def _encode(self, calls: Sequence[Call]) -> None:
+        received = [call.row.received for call in calls]  # type: ignore[attr-defined]  # a HeadRow
+        waiting = [(each, position) for each in received for position in sorted(each.raw)]
+        for start in range(0, len(waiting), self.max_logits):
+            part = waiting[start : start + self.max_logits]
+            for i, (states, position) in enumerate(part):
+                self._encoder_batch.vectors[i] = states.get(position)
+            self._encoder_batch.native.n_tokens = len(part)
+            runtime.clear_log()
+            if code := self._lib.llama_encode(self.handle, self._encoder_batch.native):
+                raise BackendError(
+                    f"llama.cpp could not encode {len(part)} hidden states "
+                    f"(code {code}, {runtime.failure_reason()}): draft without {self.model.path.name}"
+                )
+            pointer = self._extensions.llama_get_embeddings_nextn(self.handle)
+            encoded = self._outputs.at(pointer)[: len(part)].copy()
+            for (states, position), state in zip(part, encoded, strict=True):
+                states.replace(position, state)

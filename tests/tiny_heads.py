@@ -1,0 +1,122 @@
+"""Tiny EAGLE-3 heads, and main models that such a head can predict.
+
+In these main models, the next token depends mostly on the last one, so that a head made by hand predicts it:
+its attention looks at the last token only, and its output matrix is the main model's. Random weights are
+added to all of it, so that everything a head reads changes its output.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from spec_local.llama import tiny
+
+N_EMBD, N_LAYERS = 64, 5
+LAYERS = (1, 2, 4)
+"""Layers whose input the head reads."""
+_HEAD = 32
+_SHALLOW = 0.1  # factor of what layers add to the last token's embedding
+
+
+def write_tiny_main(path: Path | str, *, seed: int = 0) -> Path:
+    """Write a llama model of five layers in F32, with the vocabulary of `spec_local.llama.tiny`."""
+    path = Path(path)
+    tokens, scores, types = tiny._vocabulary(())
+    writer = gguf.GGUFWriter(path, "llama")
+    _add_shape(writer, len(tokens), N_LAYERS, n_head_kv=1)
+    tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
+    for name, shape, scale in tiny._llama_tensors(len(tokens), N_EMBD, N_LAYERS):
+        weights = tiny._weights(name, shape, scale, seed, 0)
+        if name.endswith(("attn_output.weight", "ffn_down.weight")):
+            weights *= _SHALLOW
+        if name == "output.weight":
+            weights[: len(tiny.CONTROL_TOKENS) + 1] = 0
+        writer.add_tensor(name, weights)
+    return _write(writer, path)
+
+
+def write_tiny_eagle(
+    path: Path | str,
+    *,
+    seed: int = 0,
+    noise: float = 0.15,
+    n_vocab: int | None = None,
+    n_draft_vocab: int | None = 400,
+    layers: Sequence[int] = LAYERS,
+    target_width: int = N_EMBD,
+    with_tokenizer: bool = False,
+) -> Path:
+    """Write a head for `write_tiny_main` in F32.
+
+    Args:
+        seed: of the main model, whose weights are used, and of the random ones.
+        noise: size of the random weights: at 1, the head predicts nothing.
+        n_vocab: number of the main model's tokens.
+        n_draft_vocab: number of tokens that the head can predict; None: all, without a list of them.
+        layers: layers whose input the head reads.
+        target_width: width of the main model's hidden states, as stated in the file.
+        with_tokenizer: write the main model's tokenizer, as llama.cpp's converter does.
+    """
+    path = Path(path)
+    tokens, scores, types = tiny._vocabulary(())
+    n_vocab = n_vocab or len(tokens)
+    writer = gguf.GGUFWriter(path, "eagle3")
+    _add_shape(writer, n_vocab, 1, n_head_kv=2)
+    writer.add_array("eagle3.target_layers", list(layers))
+    writer.add_uint32("eagle3.target_hidden_size", target_width)
+    if with_tokenizer:
+        tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
+    else:
+        writer.add_tokenizer_model("none")
+
+    output = tiny._weights("output.weight", (len(tokens), N_EMBD), 3 * N_EMBD**-0.5, seed, 0)
+    output[: len(tiny.CONTROL_TOKENS) + 1] = 0
+    if n_draft_vocab:
+        chosen = np.random.default_rng(seed).choice(len(tokens), n_draft_vocab, replace=False)
+        ids = np.sort(chosen)
+        writer.add_tensor("d2t", ids.astype(np.int64))
+        output = output[ids]
+    writer.add_tensor("output.weight", output)
+    token_part = np.hstack([np.eye(N_EMBD), np.zeros((N_EMBD, N_EMBD))])
+    known = {
+        "attn_q": 3 * token_part,
+        "attn_k": token_part,
+        "attn_v": token_part,
+        "attn_output": np.eye(N_EMBD),
+        "ffn_gate": np.zeros((2 * N_EMBD, N_EMBD)),
+        "ffn_up": np.zeros((2 * N_EMBD, N_EMBD)),
+        "ffn_down": np.zeros((N_EMBD, 2 * N_EMBD)),
+    }
+    for name, weights in known.items():
+        full = f"blk.0.{name}.weight"
+        random = tiny._weights(full, weights.shape, weights.shape[1] ** -0.5, seed + 1, 0)
+        writer.add_tensor(full, (weights + noise * random).astype(np.float32))
+    shape = (N_EMBD, len(layers) * target_width)
+    writer.add_tensor("fc.weight", tiny._weights("fc", shape, noise * shape[1] ** -0.5, seed + 1, 0))
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
+    return _write(writer, path)
+
+
+def _add_shape(writer: gguf.GGUFWriter, n_vocab: int, n_layers: int, n_head_kv: int) -> None:
+    writer.add_context_length(2048)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(n_layers)
+    writer.add_feed_forward_length(2 * N_EMBD)
+    writer.add_head_count(N_EMBD // _HEAD)
+    writer.add_head_count_kv(n_head_kv)
+    writer.add_rope_dimension_count(_HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(n_vocab)
+
+
+def _write(writer: gguf.GGUFWriter, path: Path) -> Path:
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+    return path
