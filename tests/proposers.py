@@ -22,6 +22,7 @@ class AlwaysWrong:
     """A proposer whose draft tokens are unrelated to the main model."""
 
     needs_logits = False
+    head = None
 
     def prefill(self, history):
         yield from ()
@@ -59,6 +60,7 @@ class LookupProposer:
     """A proposer that proposes all candidates of a lookup, without a policy."""
 
     needs_logits = True
+    head = None
 
     def __init__(self, lookup):
         self.lookup = lookup

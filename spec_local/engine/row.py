@@ -90,6 +90,7 @@ class Row:
         self._prompt = self.history[:-1]
         self._sampler, self._rng = sampler, rng
         self._proposer = proposer if draft_max and main.rollback != "none" else None
+        self._head = self._proposer.head if self._proposer else None
         self._verifier = verifier
         self._draft_max = draft_max
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
@@ -141,7 +142,14 @@ class Row:
 
     def reuse_cache(self) -> None:
         """Take what is cached of the prompt, in this row or another one."""
-        self.main.reuse(self._prompt)
+        main, head = self.main, self._head
+        if head and main.rollback != "any" and self.statistics.prompt_n:
+            return  # if the head lacked states of what is taken, all that was read would be lost again
+        main.reuse(self._prompt)
+        if head:
+            head.reuse(self._prompt)
+            if head.n_received < len(main.cached):
+                main.truncate(head.n_received)  # the states after it are evaluated again
 
     @property
     def n_unread(self) -> int:
@@ -156,8 +164,19 @@ class Row:
 
     def commit_prompt(self, call: Call) -> None:
         """Commit the tokens of a call for the prompt."""
-        self.main.commit(range(len(call.tokens)))
+        self._commit(call, range(len(call.tokens)))
         self.statistics.prompt_n += len(call.tokens)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a head reads the main model's hidden states while it reads the prompt."""
+        return self._head is not None
+
+    def read_with_head(self) -> Calls[bool]:
+        """Make the head's calls for the tokens that the main model has evaluated; returns False."""
+        if self._head:
+            yield from self._head.read_calls()
+        return False
 
     def read_with_draft(self, others: "Sequence[Row]") -> Calls[bool]:
         """Make the draft model's next call for the prompt; returns whether there are no more.
@@ -200,6 +219,9 @@ class Row:
     def propose(self, max_tokens: int) -> Calls[bool]:
         """Draft tokens for a call of up to so many tokens; returns whether there are any."""
         self._lap_started = self._clock()
+        if self._head:  # steps without a draft may have left tokens to read
+            yield from self._head.read_calls()
+            self._lap("draft model")
         main, n_before = self.main, self.n_unevaluated
         nodes = min(main.n_ctx - len(self.history), max_tokens - n_before)
         if n_before > 1 + _MAX_REREAD:
@@ -255,9 +277,8 @@ class Row:
         history.extend(output)
         if self._sampler.constraint:
             self._sampler.constraint.commit(history)
-        main.commit([*range(n_before), *(node + n_before for node in path[: end - 1])])
-        if self._proposer:
-            self._proposer.commit(history)
+        nodes = [*range(n_before), *(node + n_before for node in path[: end - 1])]
+        self._commit(call, nodes)
         self._lap("commit")
         self.statistics.count_step(len(output), proposal, n_accepted)
         # Drop the distributions: over a whole vocabulary, each takes a megabyte.
@@ -265,6 +286,17 @@ class Row:
             replace(proposal, distributions={}, drawing="chosen", draws=None) if proposal.tokens else EMPTY
         )
         return Step(output, drafted, n_accepted, logprobs)
+
+    def _commit(self, call: Call, path: Sequence[int]) -> None:
+        """Commit a path of the main model's tree, and hand its hidden states to the head that reads them."""
+        main, head = self.main, self._head
+        start = len(main.cached)
+        states = main.states(path) if head else None  # a copy: committing may call the model
+        main.commit(path)
+        if self._proposer and not self.is_reading:
+            self._proposer.commit(self.history)
+        if head and states is not None:
+            head.receive(start, [call.tokens[node] for node in path], states)
 
     def count_seconds(self, seconds: float) -> None:
         """Add the time of a step."""

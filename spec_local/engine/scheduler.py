@@ -162,8 +162,11 @@ class Engine:
             tasks.append(row.propose(share))
         with_draft = [row for row in reading if not row.n_unread]
         tasks += [row.read_with_draft(with_draft[:i]) for i, row in enumerate(with_draft)]
+        with_head = [row for row in reading if row.n_unread and row.has_head]
+        tasks += [row.read_with_head() for row in with_head]
         events: list[tuple[Row, Event]] = []
-        for row, result in zip([*generating, *with_draft], run_together(tasks), strict=True):
+        drafting = [*generating, *with_draft, *with_head]
+        for row, result in zip(drafting, run_together(tasks), strict=True):
             if isinstance(result, SpecLocalError):
                 events.append((row, Failed(result, row.statistics)))
             elif result and row.is_reading:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from spec_local.core.head import Head
 from spec_local.core.language_model import Calls, Logits
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import Rng
@@ -26,6 +27,10 @@ class Proposer(Protocol):
     @property
     def needs_logits(self) -> bool:
         """Whether `observe` must be called."""
+
+    @property
+    def head(self) -> Head | None:
+        """What reads the main model's hidden states, which it must receive; None: nothing does."""
 
     def prefill(self, history: Sequence[int]) -> Calls[None]:
         """Read a prompt. The caller may stop after any of the calls."""

@@ -38,6 +38,7 @@ class CombinedProposer:
         self._policy, self._draft, self._lookups = policy, draft, lookups
         self._shapes = {"draft": draft.shape, "tree": tree or draft.shape} if draft else {}
         self._branches, self._nodes = branches, nodes
+        self.head = draft.head if draft else None
         self.needs_logits = any(lookup.needs_logits for lookup in lookups)
         self._proposal = EMPTY
         self._length: int | None = None  # of the history that was proposed for

@@ -13,6 +13,7 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.head import Head
 from spec_local.core.language_model import Calls, LanguageModel, Logits, common_prefix, prefill
 from spec_local.core.proposal import ROOT, Proposal, is_chain, path_to
 from spec_local.core.rng import Rng
@@ -34,6 +35,7 @@ class DraftModel:
         is_end: whether a token ends the draft.
         lookup: proposes tokens to stage with a chain, as many as the shape's policy decides. Its histories
             contain draft tokens, which may be gone from the next one.
+        head: the same object as `model`, if it reads the main model's hidden states.
     """
 
     needs_logits = False
@@ -47,8 +49,10 @@ class DraftModel:
         n_vocab: int,
         is_end: Callable[[int], bool] = lambda token: False,
         lookup: Lookup | None = None,
+        head: Head | None = None,
     ) -> None:
         self.model = model
+        self.head = head
         self.shape = shape
         self.is_end = is_end
         self.lookup = lookup

@@ -137,6 +137,7 @@ def wrong(n):
 
     class Wrong:
         needs_logits = False
+        head = None
 
         def __init__(self, main):
             self._main = main

@@ -31,6 +31,7 @@ class Valued:
     """Adds values to what a proposer proposes: of a 1 another than of a 0."""
 
     needs_logits = False
+    head = None
 
     def __init__(self, proposer):
         self._proposer = proposer

@@ -1,0 +1,425 @@
+"""Heads on llama.cpp: their logits, and their place in the engine. In F32, so that the noise is small."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from spec_local.core.language_model import run, run_together
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.events import Finished, Step
+from spec_local.engine.row import Row
+from spec_local.engine.scheduler import Engine
+from spec_local.errors import InvalidRequest, ModelError
+from spec_local.llama import runtime
+from spec_local.llama.context import open_rows
+from spec_local.llama.eagle import hidden_states, open_eagle_rows
+from spec_local.llama.hidden_states import HiddenStates
+from spec_local.llama.model import Model
+from spec_local.llama.mtp import HIDDEN_STATES, has_mtp, open_mtp_rows
+from spec_local.proposers import Chain, DraftModel
+from spec_local.verifiers import VERIFIERS
+from tests.record_llama_drafts import DATA, write_models
+from tests.reference_head import ReferenceHead
+from tests.tiny_architectures import write_tiny
+from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+
+NOISE = 0.001
+PROMPT = [1, *range(300, 340), 77, 400]
+
+
+@pytest.fixture(scope="module")
+def main_path(folder):
+    return write_tiny_main(folder / "head-main.gguf")
+
+
+@pytest.fixture(scope="module")
+def eagle_path(folder):
+    return write_tiny_eagle(folder / "eagle.gguf")
+
+
+@pytest.fixture(scope="module")
+def mtp_path(folder):
+    return write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1)
+
+
+@pytest.fixture(autouse=True)
+def f32_caches(monkeypatch):
+    lib = runtime.library()
+    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
+
+
+class Pair:
+    """A main model with a head. kind: ``eagle`` or ``mtp``."""
+
+    def __init__(self, kind, main_path, head_path):
+        self.kind = kind
+        self.main = Model(main_path, load_mtp=kind == "mtp")
+        self.head = Model(head_path) if kind == "eagle" else self.main
+        self.made = []
+
+    def open(self, n_rows=1, **options):
+        """Rows of the main model and of the head."""
+        hidden = hidden_states(self.head, self.main) if self.kind == "eagle" else HIDDEN_STATES
+        usual = {"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1, "flash_attention": False}
+        mains = open_rows(self.main, n_rows, hidden=hidden, **usual | options)
+        heads = open_eagle_rows(self.head, mains) if self.kind == "eagle" else open_mtp_rows(mains)
+        self.made += [heads[0], mains[0]]
+        return mains, heads
+
+    def reference(self, main):
+        reference = ReferenceHead(self.head, main)
+        self.made.insert(0, reference)
+        return reference
+
+    def close(self):
+        for made in self.made:
+            made.close()
+        for model in {self.main, self.head}:
+            model.close()
+
+
+@pytest.fixture(params=["eagle", "mtp"])
+def pair(request):
+    """Of each kind."""
+    paths = ("main_path", "eagle_path") if request.param == "eagle" else ("mtp_path", "mtp_path")
+    made = Pair(request.param, *map(request.getfixturevalue, paths))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def eagle(main_path, eagle_path):
+    made = Pair("eagle", main_path, eagle_path)
+    yield made
+    made.close()
+
+
+# Hidden states
+
+
+def test_hidden_states_leave_the_logits_unchanged(pair):
+    """Bit for bit, in calls of several rows, and whether or not logits are wanted."""
+    (a, b), _ = pair.open(2)
+    plain = open_rows(pair.main, 2, n_ctx=256, max_tokens=64, max_logits=64, threads=1, flash_attention=False)
+    for n, n_logits in ((20, 0), (3, 1), (5, 5), (1, 1)):
+        results = []
+        for rows in ((a, b), plain):
+            tokens = PROMPT[:n], PROMPT[n : n + 2]
+            calls = [
+                row.call(t, range(-1, len(t) - 1), min(n_logits, len(t)))
+                for row, t in zip(rows, tokens, strict=True)
+            ]
+            results.append(np.concatenate(rows[0].shared.decode(calls)))
+            for row, t in zip(rows, tokens, strict=True):
+                row.commit(range(len(t)))
+        assert np.array_equal(*results)
+    plain[0].close()
+
+
+def test_states_belong_to_their_tokens(pair):
+    """Of ragged rows, and of a row alone; a tree's nodes come in the order of the call."""
+    (a, b), _ = pair.open(2)
+    expected = []
+    for token in PROMPT[:8]:
+        a.evaluate([token], 0)
+        expected.append(a.states([0])[0])
+    a.truncate(0)
+    calls = [a.call(PROMPT[5:7], (-1, 0), 1), b.call(PROMPT[:8], range(-1, 7), 0)]
+    a.shared.decode(calls)
+    assert np.allclose(b.states(range(8)), expected, atol=1e-4)
+    assert np.allclose(b.states([6, 2]), [expected[6], expected[2]], atol=1e-4)
+    width = 3 * pair.main.n_embd if pair.kind == "eagle" else pair.main.n_embd
+    assert a.states([1]).shape == (1, width)
+    assert a.states([1]).dtype == np.float32
+
+
+def test_states_of_a_tree(eagle):
+    (main,), _ = eagle.open(max_branches=4)
+    main.evaluate(PROMPT[:3], 0)
+    main.decode_tree([10, 11, 12], [-1, -1, 1])
+    states = main.states([0, 2])
+    main.commit([])
+    main.evaluate([11, 12], 0)
+    assert np.allclose(main.states([1])[0], states[1], atol=1e-4)
+    main.truncate(3)
+    main.evaluate([10], 0)
+    assert np.allclose(main.states([0])[0], states[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("error", [ValueError("lost"), KeyboardInterrupt()])
+def test_an_error_while_states_are_copied_ends_the_call(eagle, monkeypatch, error):
+    """Without the error, llama.cpp would return wrong logits. The caches are right afterwards."""
+    (a, b), _ = eagle.open(2)
+    fresh = a.evaluate(PROMPT[:12], 12).copy()
+    for row in (a, b):
+        row.truncate(0)
+        row.evaluate(PROMPT[:6], 0)
+
+    def fail(number, tensor):
+        raise error
+
+    monkeypatch.setattr(a.shared._capture, "_copy", fail)
+    with pytest.raises(type(error)):
+        a.shared.decode([row.call(PROMPT[6:9], (-1, 0, 1), 3) for row in (a, b)])
+    monkeypatch.undo()
+    assert a.cached == b.cached == PROMPT[:6]
+    for row in (a, b):
+        assert np.allclose(row.evaluate(PROMPT[6:12], 6), fresh[6:], atol=NOISE)
+
+
+def test_missing_states_are_an_error(eagle, monkeypatch):
+    (main,), _ = eagle.open()
+    main.evaluate(PROMPT[:3], 0)
+    monkeypatch.setattr(main.shared._capture, "_numbers", {})
+    with pytest.raises(Exception, match="0 of 2 states of layer 0 of head-main"):
+        main.evaluate(PROMPT[3:5], 1)
+    assert main.cached == PROMPT[:3]
+
+
+def test_states_that_a_context_does_not_have(eagle, mtp_path):
+    plain = open_rows(eagle.main, 1, n_ctx=64, threads=1)[0]
+    with pytest.raises(InvalidRequest, match="keeps no hidden states"):
+        plain.states([0])
+    plain.close()
+    with pytest.raises(InvalidRequest, match="no layers for multi-token prediction"):
+        open_rows(eagle.main, 1, n_ctx=64, hidden=HIDDEN_STATES)
+    with pytest.raises(InvalidRequest, match="outputs of layers 0 to 3"):
+        open_rows(eagle.main, 1, n_ctx=64, hidden=HiddenStates((1, 4)))
+    hybrid = Model(mtp_path)
+    with pytest.raises(InvalidRequest, match="for one answer at a time only"):
+        open_rows(hybrid, 2, n_ctx=64, hidden=HiddenStates((0,)))
+    hybrid.close()
+
+
+# Logits of a head
+
+
+class Walk:
+    """A row of the main model and one of the head, whose steps accept any number of draft tokens."""
+
+    def __init__(self, main, head, prompt, reference):
+        self.main, self.head, self.reference = main, head, reference
+        self.tokens, self.states, self.drafted = list(prompt), [], []
+
+    def read(self, call, path):
+        """Commit nodes of a call, and hand their states to the head."""
+        start, states = len(self.main.cached), self.main.states(path)
+        self.main.commit(path)
+        self.head.receive(start, [call.tokens[node] for node in path], states)
+        self.states[start:] = list(states)
+
+    def draft(self, n, rng):
+        """Draft n tokens, checking the head's logits."""
+        self.drafted, found = [], []
+        for _ in range(n):
+            new = self.drafted[-1:] or self.tokens[len(self.head.cached) :]
+            logits = yield from self.head.evaluate_calls(new, 1)
+            found.append(logits[0].copy())
+            best = np.argsort(logits[0])[-3:].tolist()
+            self.drafted.append(rng.choice(best))
+        if n:
+            expected = self.reference.logits(self.tokens, self.states, self.drafted[:-1])
+            assert self.head.cached == [*self.tokens, *self.drafted[:-1]]
+            for a, b in zip(found, expected, strict=True):
+                assert np.array_equal(np.isfinite(a), np.isfinite(b))
+                known = np.isfinite(a)
+                assert np.allclose(a[known], b[known], atol=NOISE)
+
+    def verify_call(self):
+        before = self.tokens[len(self.main.cached) :]
+        tokens = [*before, *self.drafted]
+        return self.main.call(tokens, range(-1, len(tokens) - 1), len(tokens))
+
+    def accept(self, call, n, token):
+        n_before = len(call.tokens) - len(self.drafted)
+        self.read(call, range(n_before + n))
+        self.tokens += [*self.drafted[:n], token]
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_logits_are_those_of_a_reference(pair, n_rows):
+    """Over random patterns of acceptance, with rows that draft different numbers of tokens at once."""
+    rng = random.Random(n_rows)
+    mains, heads = pair.open(n_rows)
+    reference = pair.reference(mains[0])
+    walks = []
+    for i, (main, head) in enumerate(zip(mains, heads, strict=True)):
+        walk = Walk(main, head, rng.choices(range(5, 800), k=(7, 2, 40)[i]), reference)
+        while len(main.cached) < len(walk.tokens) - 1:
+            start = len(main.cached)
+            call = main.call(walk.tokens[start:-1][:16], range(-1, len(walk.tokens[start:-1][:16]) - 1), 0)
+            main.shared.decode([call])
+            walk.read(call, range(len(call.tokens)))
+            run(head.read_calls())
+        walks.append(walk)
+    for _ in range(25):
+        active = [walk for walk in walks if rng.random() < 0.8] or walks[:1]
+        for walk in active:
+            walk.main.checkpoint()
+        n_drafted = [rng.choice((0, 1, 2, 5)) for _ in active]
+        tasks = [walk.draft(n, rng) for walk, n in zip(active, n_drafted, strict=True)]
+        for result in run_together(tasks):
+            assert result is None, result
+        for walk, n in zip(active, n_drafted, strict=True):
+            walk.drafted = walk.drafted[:n] if n else []
+        calls = [walk.verify_call() for walk in active]
+        mains[0].shared.decode(calls)
+        for walk, call in zip(active, calls, strict=True):
+            walk.accept(call, rng.randint(0, len(walk.drafted)), rng.randrange(5, 800))
+
+
+def test_logits_do_not_depend_on_how_calls_are_made(pair):
+    """Staged tokens, which are evaluated with the head's own output, and nodes of a tree that is a chain."""
+    (main,), (head,) = pair.open()
+    main.evaluate(PROMPT[:-1], 0)
+    head.receive(0, PROMPT[:-1], main.states(range(len(PROMPT) - 1)))
+    first = head.evaluate(PROMPT, 1).copy()
+    rows = [first[0], *(head.evaluate([token], 1)[0].copy() for token in (20, 30, 40))]
+    head.truncate(len(PROMPT))
+    again = head.evaluate([20, 30, 40], 3)
+    assert np.array_equal(again, rows[1:])
+    head.truncate(len(PROMPT))
+    assert np.array_equal(head.decode_tree([20, 30], [-1, 0], 1)[0], rows[2])
+    assert np.array_equal(head.decode_tree([40], [1])[0], rows[3])
+    head.commit([0, 1])
+    assert head.cached == [*PROMPT, 20, 30]
+
+
+def test_a_head_evaluates_chains_only(eagle):
+    _, (head,) = eagle.open()
+    head.evaluate(PROMPT[:1], 1)
+    head.decode_tree([10], [-1])
+    with pytest.raises(InvalidRequest, match="chains only"):
+        head.decode_tree([11], [-1])
+    with pytest.raises(InvalidRequest, match="missing"):
+        head.receive(3, [1], np.zeros((1, 192), np.float32))
+
+
+def test_memory_does_not_grow_with_the_prompt(pair):
+    (main,), (head,) = pair.open(n_ctx=1024)
+    tokens = random.Random(0).choices(range(5, 800), k=900)
+    for start in range(0, 900, 50):
+        chunk = tokens[start : start + 50]
+        main.evaluate(chunk, 0)
+        head.receive(start, chunk, main.states(range(50)))
+        run(head.read_calls())
+        assert len(head.received) <= 4
+        assert len(head._own) <= 4
+    assert head.cached == tokens[: len(head.cached)]
+    assert len(head.cached) == 900
+
+
+# Which models fit
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"target_width": 128}, "hidden states of width 128 against 64"),
+        ({"layers": (1, 2, 5)}, "it reads layers up to 4, but there are only 5"),
+        ({"n_vocab": 900}, "900 tokens against 823"),
+    ],
+)
+def test_a_head_for_another_model(eagle, tmp_path, options, why):
+    other = Model(write_tiny_eagle(tmp_path / "other.gguf", **options))
+    with pytest.raises(ModelError, match=f"other.gguf is an EAGLE-3 head for another model .{why}.: use one"):
+        hidden_states(other, eagle.main)
+    other.close()
+
+
+def test_which_models_have_mtp(mtp_path, main_path):
+    with_layer, without = Model(mtp_path, weights=False), Model(main_path, weights=False)
+    assert (has_mtp(with_layer), has_mtp(without)) == (True, False)
+    main = open_rows(Model(main_path), 1, n_ctx=64, threads=1)
+    with pytest.raises(ModelError, match="no layer for multi-token prediction"):
+        open_mtp_rows(main)
+    main[0].close()
+
+
+# In the engine
+
+
+def answers(pair, mains, heads, prompts, *, temperature=0.0, rule="exact-match", seed=0, draft_max=3, n=40):
+    """The tokens that rows generate together, and the statistics of each."""
+    how = SamplingSettings(temperature=temperature)
+    engine, rows, found = Engine(), [], {}
+    for i, prompt in enumerate(prompts):
+        sampler = Sampler(how)
+        proposer = None
+        if heads:
+            kind = "greedy" if not temperature else "coupled" if rule == "exact-match" else "drawn"
+            n_vocab = pair.main.vocabulary.n_tokens
+            proposer = DraftModel(heads[i], sampler, Chain(kind), n_vocab=n_vocab, head=heads[i])
+        row = Row(
+            mains[i],
+            prompt,
+            sampler=sampler,
+            rng=SeededRng(seed + i),
+            proposer=proposer,
+            verifier=VERIFIERS[rule],
+            draft_max=draft_max,
+            max_tokens=n,
+        )
+        rows.append(row)
+        engine.add(row)
+    while engine.rows:
+        for row, event in engine.step():
+            if isinstance(event, Step):
+                found.setdefault(row, []).extend(event.tokens)
+            elif not isinstance(event, Finished):
+                assert not hasattr(event, "error"), event
+    return [found[row] for row in rows], [row.statistics for row in rows]
+
+
+PROMPTS = ([1, 300, 310, 320], [7], PROMPT)
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_text_is_that_of_plain_decoding(pair, n_rows, temperature):
+    mains, heads = pair.open(n_rows)
+    for start in range(0, 3, n_rows):
+        prompts = PROMPTS[start : start + n_rows]
+        plain, _ = answers(pair, mains, None, prompts, temperature=temperature, seed=3)
+        text, statistics = answers(pair, mains, heads, prompts, temperature=temperature, seed=3)
+        assert text == plain
+        assert all(s.draft_n > 40 for s in statistics)
+        if pair.kind == "eagle":
+            assert all(s.draft_n_accepted > 3 for s in statistics)
+
+
+@pytest.mark.parametrize("rule", ["block", "token"])
+def test_drawn_chains(pair, rule):
+    mains, heads = pair.open(3)
+    text, statistics = answers(pair, mains, heads, PROMPTS, temperature=1.0, rule=rule)
+    assert [len(tokens) for tokens in text] == [40, 40, 40]
+    assert all(s.draft_n > 40 for s in statistics)
+
+
+# llama.cpp's own loop
+
+
+@pytest.mark.parametrize("recorded", json.loads(DATA.read_text()), ids=lambda r: f"{r['head']}-{r['prompt']}")
+def test_drafts_are_those_of_llama_cpp(tmp_path, recorded):
+    """Each draft token that llama.cpp drafted, after the same tokens: see tests/record_llama_drafts.py."""
+    main_path, head_path = write_models(tmp_path)[recorded["head"]]
+    pair = Pair(recorded["head"], main_path, head_path)
+    (main,), (head,) = pair.open()
+    prompt = pair.main.vocabulary.tokenize(recorded["prompt"], add_special=True, parse_special=True)
+    (output,), _ = answers(pair, [main], None, [prompt], n=60)
+    main.truncate(0)
+    assert len(recorded["drafts"]) > 10
+    for n_generated, expected in recorded["drafts"]:
+        history = [*prompt, *output[:n_generated]]
+        start = len(main.cached)
+        main.evaluate(history[start:-1], 0)
+        head.receive(start, history[start:-1], main.states(range(len(history) - 1 - start)))
+        drafted = []
+        for _ in expected:
+            logits = head.evaluate(drafted[-1:] or history[len(head.cached) :], 1)
+            drafted.append(int(logits[0].argmax()))
+        assert drafted == expected, n_generated
+    pair.close()

@@ -1,0 +1,192 @@
+"""The engine hands the main model's hidden states to a head: each once, in order, and of the right tokens."""
+
+import pytest
+
+from spec_local.core.fake import FakeModel, enumerate_outcomes, fake_state
+from spec_local.core.language_model import common_prefix
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Step
+from spec_local.engine.row import Row
+from spec_local.engine.scheduler import Engine
+from spec_local.policies import Policy
+from spec_local.proposers import Chain, CombinedProposer, DraftModel
+from spec_local.verifiers import VERIFIERS
+from tests.exact import assert_main_distribution
+from tests.proposers import main_model
+
+MODES = {
+    "any": {},
+    "fork": {"rollback": "fork"},
+    "bounded": {"rollback": "bounded", "max_rollback": 2},
+}
+EVERY_MODE = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+N_READ = 6  # received tokens that the head reads in a call
+
+
+@pytest.fixture(autouse=True)
+def _caches(cached_logits):
+    pass
+
+
+class FakeHead(FakeModel):
+    """A head that checks what it receives, and forgets states as heads on llama.cpp do.
+
+    forgetful: whether the last state of what it takes from another row is always missing.
+    """
+
+    def __init__(self, n_vocab, *, forgetful=False, **kwargs):
+        super().__init__(n_vocab, seed=2, scale=1.0, noise=0.5, max_branches=1, **kwargs)
+        self._received, self._forgetful = [], forgetful
+        self.n_states = 0
+
+    def new_row(self):
+        row = super().new_row()
+        row._received = []
+        return row
+
+    @property
+    def n_received(self):
+        return len(self._received)
+
+    def receive(self, start, tokens, states):
+        assert start <= len(self._received)
+        assert len(states) == len(tokens)
+        history = [*self._received[:start], *tokens]
+        for i, state in enumerate(states):
+            assert tuple(state) == fake_state(history[: start + i + 1])
+        if history == self._received[: len(history)]:
+            return
+        self.n_states += len(history) - common_prefix(history, self._received)
+        self._received = history
+        assert len(self.cached) - len(history) < 40
+        self.truncate(min(len(self.cached), common_prefix(self.cached, history) + 1))
+
+    def reuse(self, tokens):
+        tokens = list(tokens)
+        rows = [self, *self.shared.rows]
+        best = max(rows, key=lambda row: common_prefix(row._received, tokens))
+        n = common_prefix(best._received, tokens)
+        n_pairs = min(common_prefix(best.cached, tokens), n)
+        self._tree.clear()
+        if n_pairs < min(len(best.cached), n) or (self._forgetful and best is not self):
+            n = max(n_pairs - 1, 0)  # the state before the next pair is forgotten
+        self._tokens, self._received = tokens[:n_pairs], tokens[:n]
+
+    def read_calls(self):
+        while len(self._received) - len(self.cached) >= N_READ:
+            start = len(self.cached)
+            yield from self.evaluate_calls(self._received[start : start + N_READ], 0)
+
+
+def proposer(head, sampler, kind="greedy", policy=None):
+    chain = Chain(kind, policy) if policy else Chain(kind)
+    made = DraftModel(head, sampler, chain, n_vocab=head.n_vocab, head=head)
+    return CombinedProposer(policy, made) if policy else made
+
+
+def generate(main, head, prompt, *, rule="block", kind="greedy", how=None, rng=None, **options):
+    sampler, found = Sampler(how or SamplingSettings(temperature=0)), []
+    made = proposer(head, sampler, kind)
+    for event in decode(
+        main,
+        prompt,
+        sampler=sampler,
+        proposer=made,
+        verifier=VERIFIERS[rule],
+        rng=rng or SeededRng(0),
+        **options,
+    ):
+        if isinstance(event, Step):
+            found += event.tokens
+            history = [*prompt, *found]
+            assert head._received == history[:-1]
+            assert list(head.cached) == history[: len(head.cached)]
+    return found
+
+
+@EVERY_MODE
+@pytest.mark.parametrize(
+    ("rule", "kind"), [("block", "drawn"), ("exact-match", "coupled"), ("block", "greedy")]
+)
+def test_the_distribution_is_the_main_models(mode, rule, kind):
+    prompt, how = [0, 1, 2, 0, 1], SamplingSettings()
+
+    def run(rng):
+        main, head = main_model(3, **mode), FakeHead(3)
+        found = generate(
+            main, head, prompt, rule=rule, kind=kind, how=how, rng=rng, draft_max=2, max_tokens=3
+        )
+        return tuple(found)
+
+    assert_main_distribution(enumerate_outcomes(run), main_model(3), Sampler(how), prompt)
+
+
+@EVERY_MODE
+@pytest.mark.parametrize("draft_max", [1, 3, 8])
+def test_each_state_is_handed_over_once(mode, draft_max):
+    """Over several answers, whose prompts continue, repeat or replace the history."""
+    main, head = main_model(8, n_ctx=128, **mode), FakeHead(8, n_ctx=128)
+    prompts = [list(range(8)) * 4, [1], [*range(8)] * 5, [*range(8)] * 4]
+    for prompt in prompts:
+        found = generate(main, head, prompt, draft_max=draft_max, max_tokens=30)
+        history = list(prompt)
+        for _ in range(30):
+            history.append(int(main.logits(history).argmax()))
+        assert found == history[len(prompt) :]
+    n_tokens = sum(map(len, prompts)) + 30 * len(prompts)
+    assert head.n_states < n_tokens
+
+
+@EVERY_MODE
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_rows_share_a_prompt(mode, forgetful):
+    """A beginning is read once, by the main model and the head, and rows receive only what they lack."""
+    main, head = main_model(8, n_ctx=128, **mode), FakeHead(8, n_ctx=128, forgetful=forgetful)
+    prompts = [[*range(8)] * 6 + [n] for n in range(3)]
+    engine, found = Engine(), {}
+    for prompt in prompts:
+        sampler = Sampler(SamplingSettings(temperature=0))
+        own = head.new_row()
+        engine.add(
+            Row(
+                main.new_row(),
+                prompt,
+                sampler=sampler,
+                rng=SeededRng(0),
+                proposer=proposer(own, sampler, "greedy"),
+                max_tokens=20,
+                draft_max=4,
+            )
+        )
+    rows = list(engine.rows)
+    while engine.rows:
+        assert engine.n_calls < 200
+        for row, event in engine.step():
+            assert not hasattr(event, "error"), event
+            if isinstance(event, Step):
+                found.setdefault(row, []).extend(event.tokens)
+    for row, prompt in zip(rows, prompts, strict=True):
+        assert found[row] == generate(main_model(8), FakeHead(8), prompt, draft_max=4, max_tokens=20)
+    if mode == MODES["any"] and not forgetful:
+        assert main.shared.calls[0] == [32]
+        assert engine.statistics.prompt_n < 60
+
+
+def test_steps_without_a_draft_leave_no_more_states_than_a_call_reads():
+    """Even if a policy never drafts."""
+
+    class Never(Policy):
+        def choose(self, offer):
+            return "none"
+
+    main, head = main_model(8, n_ctx=128), FakeHead(8, n_ctx=128)
+    sampler = Sampler(SamplingSettings(temperature=0))
+    made = proposer(head, sampler, "greedy", Never())
+    for event in decode(
+        main, [*range(8)] * 4, sampler=sampler, rng=SeededRng(0), proposer=made, max_tokens=50
+    ):
+        if isinstance(event, Step):
+            assert head.n_received - len(head.cached) <= N_READ
+    assert len(head.cached) > 70
