@@ -11,6 +11,7 @@ from spec_local.datastore.datastore import Datastore
 from spec_local.datastore.lookup import DatastoreLookup
 from spec_local.errors import InvalidRequest
 from spec_local.llama.context import Context
+from spec_local.llama.heads import HeadRow
 from spec_local.lookups import Lookup, PromptLookup, Recycling
 from spec_local.policies import Experience, Policy, PolicyOptions
 from spec_local.policies.acceptance_model import AcceptanceModel
@@ -48,7 +49,7 @@ class Slot:
     """
 
     main: Context
-    draft: Context | None
+    draft: Context | HeadRow | None
     drafter: LanguageModel | None
     recycling: Recycling
     experience: dict[tuple[Kind, int], Experience] = field(default_factory=dict)
@@ -153,6 +154,8 @@ class ProposerFactory:
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
             if any(context.model.is_recurrent for context in (self._main, self._draft) if context):
                 raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
+            if isinstance(self._draft, HeadRow):
+                raise InvalidRequest("a head drafts chains only: leave the shape at chain (--shape chain)")
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
         policy = self._policy(settings, clock, slot, n_rows)
         draft = self._draft_model(settings, sampler, policy, slot) if "draft" in names else None
@@ -177,7 +180,9 @@ class ProposerFactory:
     ) -> DraftModel:
         assert slot.draft is not None
         assert slot.drafter is not None
-        lookup = PromptLookup.create(calibrated=True) if policy.may_stage else None
+        head = slot.draft if isinstance(slot.draft, HeadRow) else None
+        # A head evaluates staged tokens one by one, and thus gains nothing.
+        lookup = PromptLookup.create(calibrated=True) if policy.may_stage and not head else None
         if self._map and settings.cross_vocab == "slem":
             return StringLevelDraft(
                 slot.draft,
@@ -196,6 +201,7 @@ class ProposerFactory:
             n_vocab=vocabulary.n_tokens,
             is_end=vocabulary.is_end,
             lookup=lookup,
+            head=head,
         )
 
     def _policy(

@@ -8,7 +8,7 @@ with Session.open("main.gguf", "draft.gguf") as session:
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,10 @@ from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.engine.scheduler import Engine
 from spec_local.errors import InvalidRequest
 from spec_local.llama import state
+from spec_local.llama.choose_head import choose_head
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, Context, open_rows
+from spec_local.llama.heads import HeadRow
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
@@ -62,7 +64,7 @@ class Session:
     it.
 
     Args:
-        main, draft: contexts.
+        main, draft: contexts; a draft may also be a head, which reads the main model's hidden states.
         more: further rows of both models, for several answers at the same time.
     """
 
@@ -70,12 +72,12 @@ class Session:
     def __init__(
         self,
         main: Context,
-        draft: Context | None = None,
-        more: Sequence[tuple[Context, Context | None]] = (),
+        draft: Context | HeadRow | None = None,
+        more: Sequence[tuple[Context, Context | HeadRow | None]] = (),
     ) -> None:
         self.vocabulary_map: VocabularyMap | None = None
         """Maps between the vocabularies of the two models, if they differ."""
-        if draft:
+        if isinstance(draft, Context):
             ours, theirs = main.model.vocabulary, draft.model.vocabulary
             if difference(ours, theirs):
                 self.vocabulary_map = VocabularyMap(ours, theirs)
@@ -98,7 +100,7 @@ class Session:
         self._turns = Turns[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
         self._answers = RunningAnswers(self._slots, self._factory, lambda: self._turns.ending)
 
-    def _drafter(self, main: Context, draft: Context | None) -> LanguageModel | None:
+    def _drafter(self, main: Context, draft: Context | HeadRow | None) -> LanguageModel | None:
         if draft and self.vocabulary_map:
             return IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
         return draft
@@ -123,12 +125,14 @@ class Session:
         datastore: bool = False,
         reproducible: bool = False,
         parallel: int | None = 1,
+        mtp: bool = True,
         log: Callable[[str], None] = lambda line: None,
     ) -> "Session":
         """Load a main model, and a draft model if one is given.
 
         Args:
             main, draft: GGUF files; a file that is new on this machine is first tested in a child process.
+                The draft is a model, or an EAGLE-3 head that was made for the main model.
             n_ctx: context length in tokens, limited to the model's training context; None: the training
                 context, up to 4096.
             threads: number of threads for each model; None: the number of physical cores.
@@ -143,6 +147,8 @@ class Session:
                 only. See `spec_local.llama.reproducible`.
             parallel: maximum number of answers at the same time, each with a context of its own; None: up to
                 8, as many as fit into half of the free memory.
+            mtp: without a draft, use the layer for multi-token prediction in the main model's file, if it
+                has one.
             log: called with one line for each slow operation and each decision.
 
         Raises:
@@ -155,8 +161,12 @@ class Session:
             models: list[Model] = []
             for path in [main, draft] if draft else [main]:
                 check_model_file(Path(path), gpu_layers=gpu_layers, log=log)
-                models.append(Model(path, gpu_layers=gpu_layers))
+                models.append(Model(path, gpu_layers=gpu_layers, load_mtp=mtp and not draft))
                 stack.callback(models[-1].close)
+            head = choose_head(*models, log=log)
+            if head and draft:
+                check_model_file(Path(draft), gpu_layers=gpu_layers, main=Path(main), log=log)
+                del models[1:]
             lengths = [model.n_ctx(_USUAL_CONTEXT if n_ctx is None else n_ctx) for model in models]
             if n_ctx is not None and lengths[0] < n_ctx:
                 log(f"context: {lengths[0]} tokens, which is what the model was trained for")
@@ -177,12 +187,16 @@ class Session:
                     threads=threads,
                     cache_type=cache_type,
                     # The draft model's calls have one token of a chain: no state before them is kept.
-                    **{"max_rollback": 0} if rows else {},
+                    **{"max_rollback": 0} if rows else {"hidden": head.hidden if head else None},
                 )
                 for row in opened:
                     stack.callback(row.close)
                 rows.append(opened)
-            pairs = [(each[0], each[1] if draft else None) for each in zip(rows[0], rows[-1], strict=True)]
+            drafts: Sequence[Context | HeadRow | None] = rows[1] if len(rows) > 1 else [None] * parallel
+            if head:
+                drafts = head.open(rows[0])
+                stack.callback(drafts[0].close)
+            pairs = list(zip(rows[0], drafts, strict=True))
             session = cls(*pairs[0], pairs[1:])
             if session.vocabulary_map:
                 share = session.vocabulary_map.share
@@ -362,7 +376,7 @@ class Session:
 
     @property
     def _contexts(self) -> dict[str, Context]:
-        return {"main": self.main} | ({"draft": self.draft} if self.draft else {})
+        return {"main": self.main} | ({"draft": self.draft} if isinstance(self.draft, Context) else {})
 
     @property
     def datastore(self) -> Datastore | None:
@@ -408,13 +422,13 @@ class Session:
 
     def _staging_costs(self, slot: Slot) -> CostModel | None:
         """Seconds per draft model call that returns logits for every token; measured once per session."""
-        draft = slot.draft
+        draft = slot.draft if isinstance(slot.draft, Context) else None  # a head has nothing to gain
         room = draft.n_ctx - len(draft.cached) if draft else 0
         if not self._staging and draft and room > 4:
             self._staging = measure(draft, (1, 2, 4), 2)
         return self._staging
 
-    def _known(self, context: Context, budget: float, rows: int | None = None) -> CostModel:
+    def _known(self, context: Context | HeadRow, budget: float, rows: int | None = None) -> CostModel:
         if context.n_ctx - len(context.cached) < MAX_DRAFT:
             context.truncate(0)  # too little room for a good measurement; the history is evaluated again
         known = cost_store.load(context)
@@ -422,13 +436,20 @@ class Session:
             # The machine may have been busy or on battery then, and sizes that seem expensive are not tried
             # again.
             for _ in range(2):
-                now = measure(context, (1, 8), 1, rows)
+                with _known_states(context):
+                    now = measure(context, (1, 8), 1, rows)
                 if known.agrees_with(now):
                     known.observe(1, now.seconds(1))  # scales the costs of all sizes to the current speed
                     return known
         else:
             self._log(f"measuring {context.model.path.name} (first use with these settings)")
-        return measure(context, rows=rows, budget=budget)
+        with _known_states(context):
+            return measure(context, rows=rows, budget=budget)
+
+
+def _known_states(context: Context | HeadRow) -> AbstractContextManager[None]:
+    """Within the block, a head evaluates tokens as it does those whose states it has received."""
+    return context.known_states() if isinstance(context, HeadRow) else nullcontext()
 
 
 def _ends_answer(event: object) -> bool:

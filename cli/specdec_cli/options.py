@@ -164,8 +164,12 @@ class ModelOptions:
 
     def files(self) -> tuple[Path, Path | None]:
         """Return the files of the main model, and of the draft model if it may be used; see `resolve`."""
-        drafting = self.proposer in ("auto", "draft") and not self.no_spec and self.policy != "off"
-        return resolve_pair(self.main or STARTER, self.draft, drafting=drafting)
+        return resolve_pair(self.main or STARTER, self.draft, drafting=self._drafting)
+
+    @property
+    def _drafting(self) -> bool:
+        """Whether a draft model may be used."""
+        return self.proposer in ("auto", "draft") and not self.no_spec and self.policy != "off"
 
     def open(
         self,
@@ -195,6 +199,7 @@ class ModelOptions:
             datastore=self.datastore,
             reproducible=self.reproducible,
             parallel=parallel,
+            mtp=self._drafting,
             log=log,
         )
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spec_local.files import write_atomically
 from spec_local.llama.context import Context
+from spec_local.llama.heads import HeadRow
 from spec_local.llama.runtime import fingerprint
 from spec_local.policies.cost_model import CostModel
 
@@ -33,8 +34,8 @@ class Conditions:
     """What a model's costs depend on, besides the machine.
 
     path: the model's file. max_tokens: maximum number of tokens a call; never more than n_ctx. branching:
-        whether the
-    context can evaluate trees.
+    whether the context can evaluate trees. is_head: whether it evaluates a head, whose layer may be in the
+    main model's file.
     """
 
     path: Path
@@ -44,9 +45,10 @@ class Conditions:
     cache_type: str = "f16"
     max_tokens: int = 96
     branching: bool = False
+    is_head: bool = False
 
     @classmethod
-    def of(cls, context: Context) -> "Conditions":
+    def of(cls, context: Context | HeadRow) -> "Conditions":
         """The conditions of a context."""
         return cls(
             context.model.path,
@@ -56,10 +58,11 @@ class Conditions:
             context.cache_type,
             context.max_tokens,
             context.max_branches > 1,
+            isinstance(context, HeadRow),
         )
 
 
-def path_of(conditions: Context | Conditions) -> Path:
+def path_of(conditions: Context | HeadRow | Conditions) -> Path:
     """The file for costs measured under these conditions.
 
     Raises:
@@ -74,11 +77,12 @@ def path_of(conditions: Context | Conditions) -> Path:
         known.cache_type,
         min(known.max_tokens, known.n_ctx),
         known.branching,
+        *["head"] * known.is_head,
     )
     return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
 
 
-def load(conditions: Context | Conditions) -> CostModel | None:
+def load(conditions: Context | HeadRow | Conditions) -> CostModel | None:
     """Costs measured earlier; None if there are none, or their file is damaged."""
     with contextlib.suppress(OSError, ValueError, ValidationError):
         with path_of(conditions).open("rb") as file:  # larger ones are cut, and thereby invalid
@@ -88,12 +92,12 @@ def load(conditions: Context | Conditions) -> CostModel | None:
     return None
 
 
-def save(conditions: Context | Conditions, costs: CostModel) -> None:
+def save(conditions: Context | HeadRow | Conditions, costs: CostModel) -> None:
     """Write costs for later sessions. Nothing happens if the cache folder is not writable."""
     content = _CostFile(model=_conditions(conditions).path.name, seconds=costs.costs)
     with contextlib.suppress(OSError):
         write_atomically(path_of(conditions), content.model_dump_json().encode())
 
 
-def _conditions(conditions: Context | Conditions) -> Conditions:
+def _conditions(conditions: Context | HeadRow | Conditions) -> Conditions:
     return conditions if isinstance(conditions, Conditions) else Conditions.of(conditions)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
@@ -24,10 +24,13 @@ from spec_local.files import write_atomically
 from spec_local.llama import runtime
 from spec_local.llama.model import check_header
 
+if TYPE_CHECKING:
+    from spec_local.llama.model import Model
+
 _SLOWEST_DISK = 1e7
 """Bytes per second, as of a network folder over Wi-Fi. A model that does not fit in the memory is read again
 for every token, and is unusable from such a disk anyway."""
-_WITHOUT_KERNELS = "--without-kernels"  # an argument of the child process
+_WITHOUT_KERNELS, _MAIN = "--without-kernels", "--main="  # arguments of the child process
 
 
 def probe_build() -> ChildResult:
@@ -35,9 +38,15 @@ def probe_build() -> ChildResult:
     return _run_child()
 
 
-def probe_file(path: Path, gpu_layers: int = -1, *, without_kernels: bool = False) -> ChildResult:
-    """Test a model file: load it, evaluate a few tokens and read its vocabulary."""
-    options = [_WITHOUT_KERNELS] * without_kernels
+def probe_file(
+    path: Path, gpu_layers: int = -1, *, without_kernels: bool = False, main: Path | None = None
+) -> ChildResult:
+    """Test a model file: load it, evaluate a few tokens and read its vocabulary.
+
+    Args:
+        main: the main model of a head, which cannot be evaluated without it.
+    """
+    options = [_WITHOUT_KERNELS] * without_kernels + [f"{_MAIN}{main}"] * (main is not None)
     return _run_child(str(path), str(gpu_layers), *options, deadline=DEADLINE_S + _size(path) / _SLOWEST_DISK)
 
 
@@ -48,9 +57,16 @@ def _size(path: Path) -> int:
 
 
 def check_model_file(
-    path: Path, *, gpu_layers: int = -1, log: Callable[[str], None] = lambda line: None
+    path: Path,
+    *,
+    gpu_layers: int = -1,
+    main: Path | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Check that loading a model file does not crash the process; slow only for the first call per file.
+
+    Args:
+        main: of a head, the main model that it drafts for; None: the head is only loaded.
 
     Raises:
         ModelFileError: the file is damaged or cannot be used.
@@ -60,12 +76,12 @@ def check_model_file(
     known = (
         Path(platformdirs.user_cache_dir("specdec"))
         / "checked-models"
-        / runtime.fingerprint(path, gpu_layers)
+        / runtime.fingerprint(path, gpu_layers, *([runtime.fingerprint(main)] if main else []))
     )
     if known.exists():
         return
     log(f"checking {path.name} (first use on this machine)")
-    result = probe_file(path, gpu_layers)
+    result = probe_file(path, gpu_layers, main=main)
     if result.error:
         raise ModelFileError(result.error)
     if result.crash:
@@ -73,7 +89,10 @@ def check_model_file(
             raise BackendCrash(
                 f"llama.cpp crashes on this machine ({result.crash}): run specdec doctor for a fix"
             )
-        if kernels.status().instruction_set and probe_file(path, gpu_layers, without_kernels=True).works:
+        without = kernels.status().instruction_set and probe_file(
+            path, gpu_layers, without_kernels=True, main=main
+        )
+        if without and without.works:
             raise BackendCrash(
                 f"the CPU kernels crash with {path} ({result.crash}): add --kernels off, and please report it"
             )
@@ -89,14 +108,18 @@ def _run_child(*arguments: str, deadline: float = DEADLINE_S) -> ChildResult:
     return run_child("spec_local.llama.probe", *arguments, deadline=deadline)
 
 
-def _exercise(path: Path, gpu_layers: int) -> None:
+def _exercise(path: Path, gpu_layers: int, main: Path | None = None) -> None:
     """Use a model as a session does: evaluate single tokens and a batch, roll back, read and write text."""
     import numpy as np
 
     from spec_local.llama.context import open_context
     from spec_local.llama.model import Model
 
-    model = Model(path, gpu_layers=gpu_layers)
+    model = Model(path, gpu_layers=gpu_layers, load_mtp=True)
+    if model.is_eagle:
+        if main:
+            _exercise_head(Model(main, gpu_layers=gpu_layers), model)
+        return
     vocabulary = model.vocabulary
     context = open_context(model, n_ctx=64, max_tokens=16, max_logits=16)
     tokens = [vocabulary.bos if vocabulary.bos >= 0 else 0, *range(min(7, vocabulary.n_tokens))]
@@ -108,6 +131,22 @@ def _exercise(path: Path, gpu_layers: int) -> None:
     context.evaluate(tokens[:2], 2)
     context.truncate(length)
     vocabulary.exercise()
+    _exercise_head(model)
+
+
+def _exercise_head(main: "Model", draft: "Model | None" = None) -> None:
+    """Evaluate a few tokens with the head that drafts for a main model, if there is one."""
+    from spec_local.llama.choose_head import choose_head
+    from spec_local.llama.context import open_rows
+
+    if head := choose_head(main, draft):
+        mains = open_rows(main, 1, n_ctx=64, max_tokens=16, max_logits=16, hidden=head.hidden)
+        (row,) = head.open(mains)
+        tokens = list(range(min(8, main.vocabulary.n_tokens)))
+        mains[0].evaluate(tokens, 0)
+        row.receive(0, tokens, mains[0].states(range(len(tokens))))
+        for new in (tokens, tokens[:1]):
+            row.evaluate(new, 1)
 
 
 def _exercise_build() -> None:
@@ -126,7 +165,8 @@ def _work(arguments: list[str]) -> dict[str, Any]:
     if arguments:
         if _WITHOUT_KERNELS in arguments:
             kernels.use("off")
-        _exercise(Path(arguments[0]), int(arguments[1]))
+        main = next((Path(a.removeprefix(_MAIN)) for a in arguments[2:] if a.startswith(_MAIN)), None)
+        _exercise(Path(arguments[0]), int(arguments[1]), main)
     else:
         kernels.use("off")  # the kernels have their own self-test
         _exercise_build()
