@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from spec_local.errors import ModelError
 from spec_local.llama.context import Context
 from spec_local.llama.eagle import hidden_states, open_eagle_rows
 from spec_local.llama.heads import HeadRow
@@ -28,8 +29,10 @@ def choose_head(
         log: called with one line that says which.
 
     Raises:
-        ModelError: the draft is a head that does not fit the main model.
+        ModelError: the draft is a head that does not fit the main model, or the main model is a head.
     """
+    if main.is_eagle:
+        raise ModelError(f"{main.path.name} is an EAGLE-3 head: give it as the draft of the model it is for")
     if draft:
         if not draft.is_eagle:
             return None

@@ -1,0 +1,179 @@
+"""Sessions that draft with a head: an EAGLE-3 file, or a layer of the main model's own file."""
+
+from dataclasses import replace
+
+import pytest
+
+from spec_local.core.sampling import SamplingSettings
+from spec_local.errors import InvalidRequest, ModelError
+from spec_local.llama import runtime
+from spec_local.session import Done, Session, Text
+from spec_local.settings import GenerationSettings
+from tests.recorded_calls import record_calls
+from tests.tiny_architectures import write_tiny
+from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+
+PLAIN = GenerationSettings(SamplingSettings(temperature=0), max_tokens=40, policy="off")
+DRAFT = replace(PLAIN, policy="fixed", proposer="draft", draft_max=3)
+LONG = "the of and to in is you that it he was for on are with as his they at be this from have " * 3
+WORDS = 'root ::= (" the" | " of" | " water" | " people")+'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """An own cache folder, so that each file is checked once."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = str(tmp_path_factory.mktemp("cache"))
+        patch.setattr("platformdirs.user_cache_dir", lambda name: path)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def in_f32(monkeypatch):
+    lib = runtime.library()
+    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
+
+
+@pytest.fixture(scope="module")
+def files(folder):
+    """Of each kind of head, the main model's file and the head's."""
+    return {
+        "eagle": (write_tiny_main(folder / "m.gguf"), write_tiny_eagle(folder / "head.gguf")),
+        "mtp": (write_tiny(folder / "own.gguf", "qwen35", n_mtp=1), None),
+    }
+
+
+@pytest.fixture(params=["eagle", "mtp"])
+def open_session(request, files):
+    """A function that opens a session with each kind of head."""
+
+    def make(**options):
+        return Session.open(*files[request.param], **{"n_ctx": 512, "threads": 1} | options)
+
+    return make
+
+
+def answer(session, prompt, settings):
+    events = list(session.generate(prompt, settings))
+    assert isinstance(events[-1], Done)
+    return "".join(e.text for e in events if isinstance(e, Text | Done)), events[-1].statistics
+
+
+def answers(session, prompts, settings):
+    texts = [""] * len(prompts)
+    for number, event in session.generate_many(prompts, settings):
+        if isinstance(event, Text | Done):
+            texts[number] += event.text
+    return texts
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        DRAFT,
+        replace(DRAFT, policy="adaptive"),
+        replace(DRAFT, policy="adaptive", proposer="auto"),
+        replace(DRAFT, policy="confidence"),
+        replace(DRAFT, grammar=WORDS),
+        replace(DRAFT, sampling=SamplingSettings(temperature=0, repeat_penalty=1.3)),
+        replace(DRAFT, sampling=SamplingSettings(temperature=0.8), seed=7, verifier="exact-match"),
+        replace(DRAFT, staged=2),
+    ],
+    ids=["fixed", "adaptive", "auto", "confidence", "grammar", "penalty", "seed", "staged"],
+)
+def test_the_text_is_that_without_a_head(open_session, how):
+    """Of one answer, of a conversation that goes on, and of three answers at the same time."""
+    with open_session(parallel=3) as session:
+        without = replace(how, policy="off", proposer="auto")
+        prompts = ["the of and to", LONG, LONG + " water", "the of"]
+        expected = [answer(session, prompt, without)[0] for prompt in prompts]
+        found = [answer(session, prompt, how) for prompt in prompts]
+        assert [text for text, _ in found] == expected
+        assert any(statistics.draft_n for _, statistics in found)
+        if how.seed is None:
+            assert answers(session, prompts, how) == expected
+
+
+def test_distributions_are_verified(open_session):
+    with open_session() as session:
+        how = replace(DRAFT, sampling=SamplingSettings(temperature=1.0), verifier="block")
+        assert answer(session, LONG, how)[1].draft_n > 40
+
+
+def test_a_prompt_that_is_asked_again_is_not_read_again(open_session):
+    with open_session() as session:
+        calls = record_calls(session.main)
+        first, _ = answer(session, LONG, DRAFT)
+        calls.clear()
+        again, statistics = answer(session, LONG, DRAFT)
+        assert again == first
+        assert statistics.prompt_n == 0
+
+
+def test_a_prompt_that_rows_share_is_read_once(open_session):
+    with open_session(parallel=3) as session:
+        calls = record_calls(session.main)
+        prompts = [LONG + end for end in (" water", " people", " long")]
+        answers(session, prompts, replace(DRAFT, max_tokens=2))
+        n_prompt = len(session.main.model.vocabulary.tokenize(LONG))
+        assert sum(call.n_tokens for call in calls) < 1.5 * n_prompt
+
+
+def test_the_log_says_which_head_is_used(files, folder):
+    for kind, line in (
+        ("eagle", "draft: head.gguf, an EAGLE-3 head"),
+        ("mtp", "draft: the layer for multi-token prediction of own.gguf"),
+    ):
+        lines = []
+        with Session.open(*files[kind], n_ctx=256, log=lines.append):
+            assert line in lines
+    with Session.open(files["mtp"][0], n_ctx=256, mtp=False, log=lines.append) as session:
+        assert session.draft is None
+    two = write_tiny(folder / "two.gguf", "qwen35", n_mtp=2)
+    with Session.open(two, n_ctx=256, log=lines.append) as session:
+        assert session.draft is None
+    assert "two.gguf has 2 layers for multi-token prediction, which are not supported" in lines
+
+
+def test_a_head_for_another_model(files, folder):
+    other = write_tiny_eagle(folder / "other.gguf", target_width=128)
+    with pytest.raises(ModelError, match="EAGLE-3 head for another model"):
+        Session.open(files["eagle"][0], other, n_ctx=256)
+    with pytest.raises(ModelError, match=r"head\.gguf is an EAGLE-3 head: give it as the draft"):
+        Session.open(files["eagle"][1], n_ctx=256)
+
+
+def test_a_damaged_head_does_not_crash_the_process(files, folder):
+    """Its list of tokens names one that the main model does not have."""
+    import gguf
+
+    damaged = folder / "damaged.gguf"
+    damaged.write_bytes(files["eagle"][1].read_bytes())
+    reader = gguf.GGUFReader(damaged, "r+")
+    tensor = next(t for t in reader.tensors if t.name == "d2t")
+    tensor.data[-1] = 1 << 40
+    tensor.data.flush()
+    with pytest.raises(Exception, match=r"damaged\.gguf"):
+        Session.open(files["eagle"][0], damaged, n_ctx=256)
+
+
+def test_trees_need_a_draft_model(open_session):
+    with (
+        open_session(branches=8) as session,
+        pytest.raises(InvalidRequest, match="a head drafts chains only"),
+    ):
+        session.generate("the", replace(DRAFT, shape="tree"))
+
+
+def test_a_saved_state_is_continued(open_session, tmp_path):
+    with open_session() as session:
+        text, _ = answer(session, LONG, DRAFT)
+        session.save_state(tmp_path / "state")
+        session.main.truncate(0)
+        session.load_state(tmp_path / "state")
+        assert answer(session, LONG + text, DRAFT)[0] == answer(session, LONG + text, PLAIN)[0]
+
+
+def test_reproducible_sessions(files):
+    with Session.open(*files["eagle"], n_ctx=512, threads=1, reproducible=True, gpu_layers=0) as session:
+        assert answer(session, LONG, DRAFT)[0] == answer(session, LONG, PLAIN)[0]
