@@ -27,7 +27,8 @@ def open_header(path: Path) -> Model:
 
 def _read(path: Path) -> dict[str, Any]:
     model = Model(path, weights=False)
-    model.vocabulary.exercise()
+    if not model.is_eagle:  # a head may have no tokenizer, which it does not need
+        model.vocabulary.exercise()
     return {"size": model.size, "kv": model.kv_bytes(1)}
 
 

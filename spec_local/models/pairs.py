@@ -1,7 +1,7 @@
 """Check whether two models form a pair, from their headers and measured costs; no weights are loaded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ from spec_local.calibration.cost_store import Conditions
 from spec_local.calibration.tuning import chain_plans
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
+from spec_local.llama.eagle import hidden_states
 from spec_local.llama.headers import open_header
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.machine import default_threads
@@ -114,7 +115,8 @@ def check(
 
     Raises:
         ModelFileError: a file cannot be read.
-        ModelError: a model cannot discard tokens, or does not generate text.
+        ModelError: a model cannot discard tokens, or does not generate text, or the draft is a head for
+            another model.
         VocabularyMismatch: the vocabularies have no token in common.
     """
     models = [open_header(path) for path in (main, draft)]
@@ -123,17 +125,22 @@ def check(
     memory = Memory(
         sum(model.size for model in models), sum(caches), OVERHEAD, psutil.virtual_memory().available
     )
-    match = compare(*(model.vocabulary for model in models))
+    is_head = models[1].is_eagle
+    if is_head:
+        hidden_states(models[1], models[0])
+        match = VocabularyMatch("same", None, [], 1.0)
+    else:
+        match = compare(*(model.vocabulary for model in models))
     members = [
         ModelSummary(m.path, m.description, m.size, n, m.has_window)
         for m, n in zip(models, lengths, strict=True)
     ]
     for model in models:
         model.close()
-    costs = [
-        cost_store.load(Conditions(m.path, gpu_layers, threads or default_threads(), m.n_ctx, cache_type))
-        for m in members
-    ]
+    threads = threads or default_threads()
+    conditions = [Conditions(m.path, gpu_layers, threads, m.n_ctx, cache_type) for m in members]
+    conditions[1] = replace(conditions[1], is_head=is_head)
+    costs = [cost_store.load(each) for each in conditions]
     known = expected_speedups(costs[0], costs[1], ACCEPTANCE_RATES) if costs[0] and costs[1] else None
     return Report(members[0], members[1], match, memory, known)
 

@@ -7,6 +7,7 @@ import pytest
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import runtime
+from spec_local.models import pairs
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.recorded_calls import record_calls
@@ -141,6 +142,14 @@ def test_a_head_for_another_model(files, folder):
         Session.open(files["eagle"][0], other, n_ctx=256)
     with pytest.raises(ModelError, match=r"head\.gguf is an EAGLE-3 head: give it as the draft"):
         Session.open(files["eagle"][1], n_ctx=256)
+
+
+def test_a_pair_with_a_head_is_checked_by_its_headers(files, folder):
+    main, head = files["eagle"]
+    report = pairs.check(main, head)
+    assert (report.vocabulary_match.verdict, report.draft.path) == ("same", head)
+    with pytest.raises(ModelError, match="EAGLE-3 head for another model"):
+        pairs.check(main, write_tiny_eagle(folder / "wide.gguf", target_width=128))
 
 
 def test_a_damaged_head_does_not_crash_the_process(files, folder):
