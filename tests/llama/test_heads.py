@@ -366,6 +366,7 @@ def answers(pair, mains, heads, prompts, *, temperature=0.0, rule="exact-match",
         rows.append(row)
         engine.add(row)
     while engine.rows:
+        assert engine.n_calls < 500
         for row, event in engine.step():
             if isinstance(event, Step):
                 found.setdefault(row, []).extend(event.tokens)
@@ -389,6 +390,21 @@ def test_the_text_is_that_of_plain_decoding(pair, n_rows, temperature):
         assert all(s.draft_n > 40 for s in statistics)
         if pair.kind == "eagle":
             assert all(s.draft_n_accepted > 3 for s in statistics)
+
+
+def test_a_state_that_is_missing_is_evaluated_again(pair):
+    """A row takes the cache of another one, whose head has forgotten the state that comes next."""
+    mains, heads = pair.open(2)
+    (text,), _ = answers(pair, mains[:1], heads[:1], [PROMPT], n=30)
+    prompt = [*PROMPT, *text, 50, 60]
+    (expected,), _ = answers(pair, mains[1:], None, [prompt], n=10)
+    mains[1].truncate(0)
+    heads[0].received.truncate(len(heads[0].cached) - 1)
+    heads[0].received._drop(list(heads[0].received._states))
+    (found,), (statistics,) = answers(pair, mains[1:], heads[1:], [prompt], n=10)
+    assert found == expected
+    n_read = {"eagle": 4, "mtp": len(prompt) - 1}[pair.kind]  # a recurrent model has the whole state only
+    assert statistics.prompt_n == n_read
 
 
 @pytest.mark.parametrize("rule", ["block", "token"])
