@@ -2,9 +2,9 @@
 
     python -m tests.record_llama_drafts PATH/TO/llama-speculative-simple
 
-The program is an example of llama.cpp (target llama-speculative-simple of its CMake build), at the commit that
-llama-cpp-python is pinned to. Its log lists the most probable tokens of each draft step, and how many draft
-tokens were accepted. The temperature is 0, and the caches are in F32, as in the test.
+The program is an example of llama.cpp (target llama-speculative-simple of its CMake build), at the commit
+that llama-cpp-python is pinned to. Its log lists the most probable tokens of each draft step, and how many
+draft tokens were accepted. The temperature is 0, and the caches are in F32, as in the test.
 """
 
 import json

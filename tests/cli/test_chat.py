@@ -306,12 +306,19 @@ def test_bad_options_and_files(specdec, main, tmp_path):
     assert "does not exist" in specdec.one_line(specdec("chat", "--main", tmp_path / "absent.gguf"), 1)
 
 
-def test_a_recurrent_model_runs_without_speculation(specdec, tmp_path):
-    path = write_tiny_model(tmp_path / "mamba.gguf", n_layers=1, architecture="mamba")
-    done = specdec("chat", "--main", path, *SHORT, stdin=b"hello\nagain\n")
+def test_a_recurrent_model_speculates(specdec, tmp_path):
+    """With undo and regen, which go back to a checkpoint or evaluate the conversation again."""
+    paths = [
+        write_tiny_model(tmp_path / f"{i}.gguf", architecture="mamba", tensor_type="F32") for i in range(2)
+    ]
+    lines = b"hello\n/regen\nagain\n/undo\nagain\n"
+    arguments = ["--main", paths[0], *SHORT, "--temp", 0, "--policy", "fixed"]
+    done = specdec("chat", *arguments, "--draft", paths[1], stdin=lines)
     assert done.returncode == 0, done.stderr
-    assert b"no speculation" in done.stderr
-    assert done.stderr.count(b"12 tokens in 12 steps") == 2
+    plain = specdec("chat", "--main", paths[0], *SHORT, "--temp", 0, "--no-spec", stdin=lines)
+    assert done.stdout == plain.stdout
+    assert done.stderr.count(b"12 tokens in 12 steps") == 0
+    assert plain.stderr.count(b"12 tokens in 12 steps") == 4
 
 
 def test_interrupt_during_imports(fresh, main, tmp_path):

@@ -84,7 +84,6 @@ def test_default_numbers_of_threads():
 
 
 def test_files_that_cannot_be_tuned(inside, main, tmp_path):
-    recurrent = write_tiny_model(tmp_path / "mamba.gguf", n_layers=1, architecture="mamba")
     (tmp_path / "bad.gguf").write_bytes(main.read_bytes()[:20000])
     for arguments, code, what in [
         ([tmp_path / "absent.gguf"], 1, "absent.gguf does not exist"),
@@ -94,8 +93,6 @@ def test_files_that_cannot_be_tuned(inside, main, tmp_path):
             "absent.gguf does not exist",
         ),  # before the main model is measured
         ([tmp_path / "bad.gguf"], 1, "bad.gguf cannot be loaded"),
-        ([recurrent], 1, "mamba.gguf is a recurrent model"),
-        ([main, recurrent], 1, "mamba.gguf is a recurrent model"),
         ([main, "--threads", 0], 2, "threads is 0: give 1 to 512"),
         ([main, "--threads", 1, "--threads", 513], 2, "threads is 513: give 1 to 512"),
         ([main, "--ctx", 0], 2, "ctx is 0: give 1"),
