@@ -6,7 +6,6 @@ import re
 import pytest
 
 from spec_local.calibration.tuning import SIZES, chain_plans, thread_choices
-from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.planner import expected_tokens
 
