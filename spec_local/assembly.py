@@ -152,10 +152,10 @@ class ProposerFactory:
         if "draft" in names and not self._draft:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
-            if any(context.model.is_recurrent for context in (self._main, self._draft) if context):
-                raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
             if isinstance(self._draft, HeadRow):
                 raise InvalidRequest("a head drafts chains only: leave the shape at chain (--shape chain)")
+            if any(context.model.is_recurrent for context in (self._main, self._draft) if context):
+                raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
         policy = self._policy(settings, clock, slot, n_rows)
         draft = self._draft_model(settings, sampler, policy, slot) if "draft" in names else None

@@ -74,6 +74,9 @@ _KERNELS = {
 KernelsOption = Annotated[KernelsChoice, Option(**_KERNELS)]
 
 
+_NO_DRAFT = "none"
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:
     """Models, the resources they use, and speculation."""
@@ -90,7 +93,8 @@ class ModelOptions:
         str | None,
         _Model(
             metavar="FILE|NAME",
-            help="Draft model: a small model of the same family.",
+            help="Draft model: a small model of the same family, or an EAGLE-3 head; none: neither that of a "
+            "pair nor layers of the main model's own file.",
             autocompletion=completion.models,
         ),
     ] = None
@@ -169,7 +173,8 @@ class ModelOptions:
     @property
     def _drafting(self) -> bool:
         """Whether a draft model may be used."""
-        return self.proposer in ("auto", "draft") and not self.no_spec and self.policy != "off"
+        is_asked = self.proposer in ("auto", "draft") and self.draft != _NO_DRAFT
+        return is_asked and not self.no_spec and self.policy != "off"
 
     def open(
         self,
