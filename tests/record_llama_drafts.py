@@ -18,7 +18,13 @@ from tests.tiny_architectures import write_tiny
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 
 DATA = Path(__file__).parent / "data" / "llama_drafts.json"
-PROMPTS = ("the of and to in is you", "Which water has been called long?", "x", "one two one two one two one")
+PROMPTS = (
+    *("the of and to in is you", "Which water has been called long?", "x", "one two one two one two one"),
+    *("Who are you?", "a", "time", "He said that they had not been there before.", "1 2 3 4 5 6 7 8 9"),
+    *("There are many words in this text", "(a + b) * c", "No", "people made it long after", "Wörter"),
+    *("find the first one, and then use it", "water water water water", "How?", "my, your, his, her, its"),
+    *("It was the best of times, it was the other of times", "down over out up"),
+)
 N_DRAFT, N_OUTPUT = 4, 48
 # The text is between the lines of the log, so that they may begin anywhere.
 _EVENT = re.compile(r"draft candidate +0, pos +(\d+): +(\d+) |accepted (\d+)/\d+ draft tokens")
