@@ -200,7 +200,7 @@ class FakeModel(RowMethods):
         return True
 
     def _take_back(self, length: int) -> None:
-        """As `spec_local.llama.context.Context` does with a recurrent model."""
+        """As `spec_local.llama.recurrent_context.RecurrentContext` does."""
         self._tokens.extend(token for token, _ in self._tree)  # the tree is a chain
         self._tree.clear()
         n = len(self._tokens) - length

@@ -5,9 +5,7 @@ later. Each branch of the tree is therefore a sequence: it is forked from its pa
 copying data, and a token with several children belongs to the sequences of all of them. The committed tokens
 are always in the row's first sequence.
 
-A recurrent or hybrid model has one state per sequence, which includes the latest token. Its tree is a chain
-in the row's first sequence. Rejected tokens are removed with the states that llama.cpp keeps after the last
-tokens of a call, or by going back to a checkpoint, which is a sequence of its own.
+Rows of recurrent and hybrid models take tokens back in another way: `spec_local.llama.recurrent_context`.
 
 llama.cpp aborts the process when it is called with wrong arguments, so all of them are checked here first.
 Positions are not passed in: they follow from the tree.
@@ -22,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.kept_states import KINDS, KeptStates, Kind
 from spec_local.core.language_model import Call, RowMethods, States, common_prefix
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama import runtime
@@ -62,11 +59,6 @@ class Context(RowMethods):
         self.max_branches, self.rollback = shared.max_branches, shared.rollback
         self._sequence = index * shared.max_branches  # the first of this row's sequence ids
         self._guard_sequence = shared.first_other + index
-        # Of a recurrent model; each checkpoint is a sequence.
-        self._states = KeptStates(shared.max_rollback)
-        kinds = KINDS if self.rollback in ("bounded", "fork") else ()
-        first = shared.first_other + len(kinds) * index
-        self._checkpoints = {kind: first + i for i, kind in enumerate(kinds)}
         self._cached: list[int] = []
         self._tree: list[_Node] = []
         self._ends = {self._sequence: -1}  # the last node of each sequence in use; -1: no node
@@ -150,7 +142,6 @@ class Context(RowMethods):
         tree, ends, n_before = self._tree, self._ends, len(self._tree)
         first_wanted = len(call.tokens) - n_logits
         self._batch_start = start
-        self._states.on_call()
         for i, (token, parent) in enumerate(zip(call.tokens, call.parents, strict=True)):
             if parent < 0:
                 position, sequence = len(self._cached), self._sequence
@@ -168,7 +159,6 @@ class Context(RowMethods):
 
     def on_evaluated(self, n: int) -> None:
         """Note that llama.cpp has evaluated a call with n tokens of this row."""
-        self._states.on_evaluated(n)
 
     def _fork(self, batch: Batch, start: int, node: int, n_before: int) -> int:
         """Create a sequence that ends with `node`; nodes from `n_before` on are not evaluated yet."""
@@ -200,10 +190,11 @@ class Context(RowMethods):
             self.commit(path[:n_first])
             self.evaluate(tokens, 0)
             return
-        main, start = self._sequence, len(self._cached)
-        if self.model.is_recurrent:
-            self._take_back(start + len(path))
-            return
+        self._commit(path)
+
+    def _commit(self, path: Sequence[int]) -> None:
+        """`commit` of a path that has been checked."""
+        main, start, node = self._sequence, len(self._cached), path[-1] if path else -1
         source = self._tree[node].sequence if path else main
         if source != main:
             try:
@@ -221,92 +212,16 @@ class Context(RowMethods):
         self._check_open()
         if not 0 <= length <= len(self._cached):
             raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
-        if self.model.is_recurrent:
-            self._take_back(length)
-        else:
-            self._cut(length)
+        self._keep(length)
+
+    def _keep(self, length: int) -> None:
+        """Reduce the history to `length` tokens, and discard the tree."""
+        self._cut(length)
 
     def checkpoint(self, *, lasting: bool = False) -> bool:
-        """Keep the state of the history: see `LanguageModel.checkpoint`."""
+        """See `LanguageModel.checkpoint`: no checkpoints are needed, or possible."""
         self._check_open()
-        if self.rollback in ("any", "none"):
-            return self.rollback == "any"
-        if self._tree:
-            raise InvalidRequest("a tree has no checkpoint: commit it first")
-        if self._states.has_rolled_back:
-            return False
-        kind: Kind = "lasting" if lasting else "usual"
-        if self._states.lacks(len(self._cached), kind):
-            self._states.checkpoints.pop(kind, None)  # gone if a signal handler interrupts the copy
-            self._states.on_copied()
-            self._replace(self._checkpoints[kind], self._sequence)
-            self._states.checkpoints[kind] = len(self._cached)
-        return True
-
-    def _take_back(self, length: int) -> None:
-        """Reduce history and tree of a recurrent model to `length` tokens, or to fewer: see `Rollback`.
-
-        Raises:
-            ModelError: the model cannot take tokens back, and `length` is neither 0 nor that of both.
-        """
-        self._cached.extend(node.token for node in self._tree)  # the tree is a chain
-        self._tree.clear()
-        self._ends = {self._sequence: -1}
-        n = len(self._cached) - length
-        if not n:
-            return
-        if length and self.rollback == "none":
-            raise ModelError("rows with a cache each take no tokens back: clear the row")
-        done = False
-        try:
-            if length and self._states.can_remove(n):
-                self._remove_last(n)
-            else:
-                length = self._restore(length)
-            done = True
-        finally:
-            if not done:  # interrupted by a signal handler
-                self.resync()
-        del self._cached[length:]
-
-    def _remove_last(self, n: int) -> None:
-        """Remove the last n tokens by a kept state.
-
-        llama.cpp removes more than can be removed, or twice, without an error, and leaves a wrong state: this
-        is refused here.
-
-        Raises:
-            InvalidRequest: see `KeptStates.can_remove`.
-        """
-        if not self._states.can_remove(n):
-            raise InvalidRequest(f"cannot remove the last {n} tokens: the state before them is not kept")
-        length = len(self._cached) - n
-        if not self._lib.llama_memory_seq_rm(self._memory, self._sequence, length, -1):
-            raise BackendError("llama.cpp could not discard the last tokens: please report it")
-        self._states.on_removed(length)
-        self._free_checkpoints()
-
-    def _restore(self, length: int) -> int:
-        """Return to the longest checkpoint of up to `length` tokens; returns their number, 0 without one."""
-        kind = self._states.nearest(length)
-        self._states.on_replaced()
-        self._free_checkpoints()
-        if kind is None:
-            self._lib.llama_memory_seq_rm(self._memory, self._sequence, -1, -1)
-            return 0
-        self._replace(self._sequence, self._checkpoints[kind])
-        return self._states.checkpoints[kind]
-
-    def _replace(self, sequence: int, source: int) -> None:
-        """Make a sequence share all cells of another one."""
-        self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        self._lib.llama_memory_seq_cp(self._memory, source, sequence, -1, -1)
-
-    def _free_checkpoints(self) -> None:
-        """Free the cells of checkpoints that have been forgotten."""
-        for kind, sequence in self._checkpoints.items():
-            if kind not in self._states.checkpoints:
-                self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        return self.rollback == "any"
 
     def reuse(self, tokens: Sequence[int]) -> None:
         """Make the history a prefix of `tokens`, the longest that is cached: see `LanguageModel.reuse`.
@@ -317,40 +232,12 @@ class Context(RowMethods):
         if self.rollback == "none":
             self.truncate(own if own == len(self._cached) else 0)
             return
-        if self.model.is_recurrent:
-            self._reuse_state(tokens)
-            return
         best = max(self.shared.rows, key=lambda row: common_prefix(row._cached, tokens))
         n = common_prefix(best._cached, tokens)
         if n <= own:
             self.truncate(own)
             return
         self._copy(best._sequence, tokens[:n])
-
-    def _reuse_state(self, tokens: Sequence[int]) -> None:
-        """`reuse` for a recurrent model, of which only whole states can be copied."""
-        own = kept = common_prefix(self._cached, tokens)
-        if own < len(self._cached) and not self._states.can_remove(len(self._cached) - own):
-            kept = max((n for n in self._states.checkpoints.values() if n <= own), default=0)
-        others = [
-            (n, sequence, row)
-            for row in self.shared.rows
-            for n, sequence in row._copyable()
-            if n > kept and row is not self and n <= common_prefix(row._cached, tokens)
-        ]
-        if not others:
-            self.truncate(own)
-            return
-        n, sequence, row = max(others, key=lambda each: each[0])
-        row._states.on_copied()
-        self._copy(sequence, tokens[:n])
-
-    def _copyable(self) -> Iterator[tuple[int, int]]:
-        """The states of a recurrent model that can be copied: number of tokens, and sequence id."""
-        if not self._tree and not self._states.has_rolled_back:
-            yield len(self._cached), self._sequence
-        for kind, n in self._states.checkpoints.items():
-            yield n, self._checkpoints[kind]
 
     def _copy(self, sequence: int, tokens: Sequence[int]) -> None:
         """Replace the history with the first tokens of a sequence of another row; their cells are shared."""
@@ -359,7 +246,6 @@ class Context(RowMethods):
             self._lib.llama_memory_seq_cp(self._memory, sequence, self._sequence, 0, len(tokens))
             self._guard(0, len(tokens))
             self._cached.extend(tokens)
-            self._states.on_replaced()
         finally:
             if len(self._cached) < len(tokens):  # interrupted by a signal handler
                 self.resync()
@@ -407,7 +293,6 @@ class Context(RowMethods):
         self._check_open()
         if len(tokens) > self.n_ctx:
             raise ContextOverflow(f"{len(tokens)} tokens do not fit into a context of {self.n_ctx}")
-        self._restore(0)
         self._tree.clear()
         self._ends = {self._sequence: -1}
         self._cached.clear()
@@ -431,8 +316,6 @@ class Context(RowMethods):
     def _only_committed(self) -> Iterator[None]:
         """Keep only sequence 0 in the cache within the block: its state does not depend on `max_branches`."""
         self.truncate(len(self._cached))
-        self._states.checkpoints.clear()
-        self._free_checkpoints()
         try:
             self._guard(0, 0)
             yield
@@ -476,8 +359,6 @@ class Context(RowMethods):
     def resync(self, *, unchanged: bool = False) -> None:
         """Discard the tree after a failed or interrupted call, and take the length from llama.cpp's cache.
 
-        A recurrent model goes back to a checkpoint, as its state may include some tokens of the call.
-
         Args:
             unchanged: whether llama.cpp has not begun to evaluate the call.
         """
@@ -486,11 +367,6 @@ class Context(RowMethods):
         for sequence in range(self._sequence + 1, self._sequence + self.max_branches):
             self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         length = int(self._lib.llama_memory_seq_pos_max(self._memory, self._sequence)) + 1
-        if self.model.is_recurrent:
-            if unchanged and length == len(self._cached):
-                return
-            del self._cached[self._restore(len(self._cached)) :]
-            return
         del self._cached[length:]
         self._lib.llama_memory_seq_rm(self._memory, self._sequence, len(self._cached), -1)
         self._guard(0, len(self._cached))
@@ -512,5 +388,8 @@ def open_context(model: Model, **options: Any) -> Context:
 
 def open_rows(model: Model, n_rows: int, **options: Any) -> Sequence[Context]:
     """Create a llama.cpp context and return its rows; see `SharedContext` for the options and errors."""
+    from spec_local.llama.recurrent_context import RecurrentContext  # a subclass
+
     shared = SharedContext(model, n_rows=n_rows, **options)
-    return [Context(shared, i) for i in range(n_rows)]
+    kind = RecurrentContext if model.is_recurrent else Context
+    return [kind(shared, i) for i in range(n_rows)]

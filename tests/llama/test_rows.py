@@ -125,13 +125,15 @@ class Expected:
 
     def follow(self):
         """After a failure, or a copy of another row's state."""
-        kept, states = list(self.row.cached), self.row._states
+        kept = list(self.row.cached)
         assert kept == self.text[: len(kept)]
         assert len(kept) == len(self.text) or self.row.model.is_recurrent
         self.text = kept
         self.drop_tree()
-        self.n_removable, self.can_copy = states._n_removable, not states.has_rolled_back
-        self.checkpoints = {kind == "lasting": n for kind, n in states.checkpoints.items()}
+        if self.row.model.is_recurrent:
+            states = self.row._states
+            self.n_removable, self.can_copy = states._n_removable, not states.has_rolled_back
+            self.checkpoints = {kind == "lasting": n for kind, n in states.checkpoints.items()}
 
 
 class Walk:
