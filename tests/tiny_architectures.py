@@ -85,13 +85,7 @@ def write_tiny(
             writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, weights)
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    finally:
-        writer.close()
-    return path
+    return tiny.finish(writer, path)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

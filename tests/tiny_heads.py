@@ -34,7 +34,7 @@ def write_tiny_main(path: Path | str, *, seed: int = 0) -> Path:
         if name == "output.weight":
             weights[: len(tiny.CONTROL_TOKENS) + 1] = 0
         writer.add_tensor(name, weights)
-    return _write(writer, path)
+    return tiny.finish(writer, path)
 
 
 def write_tiny_eagle(
@@ -97,7 +97,7 @@ def write_tiny_eagle(
     writer.add_tensor("fc.weight", tiny._weights("fc", shape, noise * shape[1] ** -0.5, seed + 1, 0))
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
-    return _write(writer, path)
+    return tiny.finish(writer, path)
 
 
 def _add_shape(writer: gguf.GGUFWriter, n_vocab: int, n_layers: int, n_head_kv: int) -> None:
@@ -110,13 +110,3 @@ def _add_shape(writer: gguf.GGUFWriter, n_vocab: int, n_layers: int, n_head_kv: 
     writer.add_rope_dimension_count(_HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(n_vocab)
-
-
-def _write(writer: gguf.GGUFWriter, path: Path) -> Path:
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    finally:
-        writer.close()
-    return path

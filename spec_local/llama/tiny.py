@@ -127,6 +127,11 @@ def write_tiny_model(
             writer.add_tensor(name, weights)
         else:
             writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
+    return finish(writer, path)
+
+
+def finish(writer: Any, path: Path) -> Path:
+    """Write what a `gguf.GGUFWriter` has collected to its file; returns `path`."""
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -184,6 +184,10 @@ class IntersectionModel(RowMethods):
     def rollback(self) -> Rollback:
         return self._model.rollback
 
+    @property
+    def max_rollback(self) -> int:
+        return self._model.max_rollback
+
     def checkpoint(self, *, lasting: bool = False) -> bool:
         return self._model.checkpoint(lasting=lasting)
 
