@@ -84,6 +84,11 @@ def load() -> None:
     _state.loaded = found
 
 
+def installed() -> "Native | None":
+    """Return the library if this process uses it."""
+    return _state.native if mode() == "auto" else None
+
+
 def status() -> Status:
     """Return which kernels this process uses, or would use if it loaded llama.cpp now. Never raises."""
     if mode() == "off":

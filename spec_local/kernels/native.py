@@ -1,4 +1,4 @@
-"""Bindings to the compiled library, as declared in plugin.h."""
+"""Bindings to the compiled library, as declared in plugin.h and capture.h."""
 
 import ctypes
 from pathlib import Path
@@ -19,6 +19,7 @@ class Native:
         self._install.argtypes, self._install.restype = [ctypes.c_char_p], ctypes.c_char_p
         self._enable.argtypes, self._enable.restype = [ctypes.c_int], None
         self._self_test.argtypes, self._self_test.restype = [], ctypes.c_char_p
+        self._capture = loaded.specdec_capture_tensor
 
     def install(self, instruction_set: str) -> str | None:
         """Install the kernels of an instruction set in llama.cpp. Call this once per process.
@@ -40,6 +41,27 @@ class Native:
         Returns None if they pass, otherwise the error.
         """
         return _text(self._self_test())
+
+    @property
+    def capture(self) -> int:
+        """The address of the callback that copies outputs of layers; its argument is a `Capture`."""
+        address = ctypes.cast(self._capture, ctypes.c_void_p).value
+        assert address
+        return address
+
+
+class Capture(ctypes.Structure):
+    """``specdec_capture`` of capture.h."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(ctypes.c_int32)),
+        ("states", ctypes.POINTER(ctypes.c_float)),
+        ("counts", ctypes.POINTER(ctypes.c_int64)),
+        ("n_rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("n_layers", ctypes.c_int32),
+        ("unexpected", ctypes.c_int32),
+    )
 
 
 def _text(raw: bytes | None) -> str | None:

@@ -6,6 +6,7 @@ layers that predict further tokens (multi-token prediction, NextN), is an output
 the logits.
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local import kernels
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.float_rows import FloatRows
@@ -82,27 +84,34 @@ class Capture(Protocol):
 
 
 class _Layers:
-    """Outputs of layers, through llama.cpp's callback for computed tensors."""
+    """Outputs of layers, through llama.cpp's callback for computed tensors: ours in C++, or one in Python."""
 
     def __init__(self, model: Model, layers: Sequence[int], max_tokens: int) -> None:
-        lib = runtime.library()
-        self._ggml = runtime.ggml()
-        self._numbers = {f"l_out-{layer}".encode(): i for i, layer in enumerate(layers)}
         self._layers, self._name = layers, model.path.name
         self._states = np.empty((len(layers), max_tokens, model.n_embd), np.float32)
-        self._counts = [0] * len(layers)
+        self._counts = np.zeros(len(layers), np.int64)
         self._error: BaseException | None = None
-        self._callback = lib.ggml_backend_sched_eval_callback(self._on_tensor)
+        self._native = _native_capture(layers, self._states, self._counts)
+        self._ggml = runtime.ggml()
+        self._numbers = {f"l_out-{layer}".encode(): i for i, layer in enumerate(layers)}
+        self._callback = runtime.library().ggml_backend_sched_eval_callback(self._on_tensor)
 
     def prepare(self, params: Any) -> None:
-        params.cb_eval = self._callback
+        if self._native:
+            address, capture = self._native
+            params.cb_eval = ctypes.cast(address, type(self._callback))
+            params.cb_eval_user_data = ctypes.addressof(capture)
+        else:
+            params.cb_eval = self._callback
 
     def attach(self, context: NativeObject) -> None:
         pass
 
     def begin(self) -> None:
-        self._counts = [0] * len(self._layers)
+        self._counts[:] = 0
         self._error = None
+        if self._native:
+            self._native[1].unexpected = -1
 
     def _on_tensor(self, tensor: int, ask: bool, _: object) -> bool:
         """Tell whether a tensor is wanted; the second time, when it has been computed, copy it.
@@ -122,21 +131,26 @@ class _Layers:
 
     def _copy(self, number: int, tensor: int) -> None:
         # Of a call that llama.cpp divides, the rows come one part after another.
-        states, start = self._states[number], self._counts[number]
+        states, start = self._states[number], int(self._counts[number])
         n_bytes = self._ggml.ggml_nbytes(tensor)
         n, rest = divmod(n_bytes, states[0].nbytes)
         if rest or start + n > len(states):
-            raise BackendError(
-                f"the states of layer {self._layers[number]} of {self._name} have an unexpected size: "
-                "use another draft"
-            )
+            raise self._unexpected(number)
         self._ggml.ggml_backend_tensor_get(tensor, states[start:].ctypes.data, 0, n_bytes)
         self._counts[number] = start + n
+
+    def _unexpected(self, number: int) -> BackendError:
+        return BackendError(
+            f"the states of layer {self._layers[number]} of {self._name} have an unexpected size: "
+            "use another draft"
+        )
 
     def finish(self, n_tokens: int) -> None:
         if self._error:
             raise self._error
-        for layer, count in zip(self._layers, self._counts, strict=True):
+        if self._native and self._native[1].unexpected >= 0:
+            raise self._unexpected(self._native[1].unexpected)
+        for layer, count in zip(self._layers, self._counts.tolist(), strict=True):
             if count != n_tokens:
                 raise BackendError(
                     f"llama.cpp gave {count} of {n_tokens} states of layer {layer} of {self._name}: "
@@ -145,6 +159,31 @@ class _Layers:
 
     def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:
         return np.concatenate([states[indices] for states in self._states], axis=1)
+
+
+def _native_capture(
+    layers: Sequence[int], states: NDArray[np.float32], counts: NDArray[np.int64]
+) -> tuple[int, Any] | None:
+    """The address of the callback in C++ and its argument, which refers to the arrays; None: it is not built.
+
+    Args:
+        states: float32 (len(layers), rows, width). counts: int64 (len(layers),).
+    """
+    if not (native := kernels.installed()):
+        return None
+    from spec_local.kernels.native import Capture
+
+    numbers = (ctypes.c_int32 * len(layers))(*layers)
+    capture = Capture(
+        layers=numbers,
+        states=states.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+        counts=counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)),
+        n_rows=states.shape[1],
+        width=states.shape[2],
+        n_layers=len(layers),
+        unexpected=-1,
+    )
+    return native.capture, capture
 
 
 class _Nextn:

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from spec_local import kernels
 from spec_local.core.language_model import run, run_together
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
@@ -152,6 +153,7 @@ def test_states_of_a_tree(eagle):
 @pytest.mark.parametrize("error", [ValueError("lost"), KeyboardInterrupt()])
 def test_an_error_while_states_are_copied_ends_the_call(eagle, monkeypatch, error):
     """Without the error, llama.cpp would return wrong logits. The caches are right afterwards."""
+    monkeypatch.setattr(kernels, "installed", lambda: None)  # the callback in Python
     (a, b), _ = eagle.open(2)
     fresh = a.evaluate(PROMPT[:12], 12).copy()
     for row in (a, b):
@@ -171,6 +173,7 @@ def test_an_error_while_states_are_copied_ends_the_call(eagle, monkeypatch, erro
 
 
 def test_missing_states_are_an_error(eagle, monkeypatch):
+    monkeypatch.setattr(kernels, "installed", lambda: None)
     (main,), _ = eagle.open()
     main.evaluate(PROMPT[:3], 0)
     monkeypatch.setattr(main.shared._capture, "_numbers", {})

@@ -1,5 +1,6 @@
 """Test the CPU kernels against float64, and in llama.cpp on tiny models. Skipped if they are not in use."""
 
+import contextlib
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,9 +10,11 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from spec_local import GenerationSettings, SamplingSettings, Session, kernels
-from spec_local.errors import InvalidRequest
+from spec_local.errors import BackendError, InvalidRequest
 from spec_local.kernels import build
 from spec_local.llama import runtime
+from spec_local.llama.context import open_context
+from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.llama.tiny import write_tiny_model
@@ -301,3 +304,39 @@ def test_two_models_at_once(quantized, make_context):
         for _ in range(3):
             for together, expected in zip(pool.map(work, contexts), alone, strict=True):
                 assert (together == expected).all()
+
+
+def test_states_captured_in_cpp_are_those_captured_in_python(tmp_path, monkeypatch):
+    """Of the layers in the given order, in calls of one and several tokens; "l_out-1" is not "l_out-12"."""
+    write_tiny_model(tmp_path / "main.gguf", n_layers=14)
+    hidden = HiddenStates((12, 1, 4))
+    found = []
+    with contextlib.closing(Model(tmp_path / "main.gguf")) as model:
+        for python in (False, True):
+            if python:
+                monkeypatch.setattr(kernels, "installed", lambda: None)
+            with contextlib.closing(open_context(model, n_ctx=64, threads=1, hidden=hidden)) as context:
+                for tokens in ([5, 6, 7], [8], [9, 10]):
+                    context.evaluate(tokens, 1)
+                    found.append(context.states(range(len(tokens))))
+    in_cpp, in_python = found[:3], found[3:]
+    for a, b in zip(in_cpp, in_python, strict=True):
+        assert np.array_equal(a, b)
+        assert len({tuple(part) for part in np.split(a[0], 3)}) == 3  # the layers differ
+
+
+def test_states_of_an_unexpected_size_end_the_call(tmp_path):
+    write_tiny_model(tmp_path / "main.gguf", n_layers=4)
+    with contextlib.closing(Model(tmp_path / "main.gguf")) as model:
+        context = open_context(model, n_ctx=64, threads=1, hidden=HiddenStates((1,)))
+        with contextlib.closing(context):
+            capture = context.shared._capture._native[1]
+            for field, value in (("width", model.n_embd + 1), ("n_rows", 2)):
+                usual = getattr(capture, field)
+                setattr(capture, field, value)
+                with pytest.raises(BackendError, match=r"layer 1 of main\.gguf have an unexpected size"):
+                    context.evaluate([5, 6, 7], 1)
+                setattr(capture, field, usual)
+            context.truncate(0)
+            context.evaluate([5, 6, 7], 1)
+            assert context.states(range(3)).shape == (3, model.n_embd)
