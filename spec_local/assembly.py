@@ -11,7 +11,7 @@ from spec_local.datastore.datastore import Datastore
 from spec_local.datastore.lookup import DatastoreLookup
 from spec_local.errors import InvalidRequest
 from spec_local.llama.context import Context
-from spec_local.llama.heads import HeadRow
+from spec_local.llama.llama_head import LlamaHead
 from spec_local.lookups import Lookup, PromptLookup, Recycling
 from spec_local.policies import Experience, Policy, PolicyOptions
 from spec_local.policies.acceptance_model import AcceptanceModel
@@ -49,7 +49,7 @@ class Slot:
     """
 
     main: Context
-    draft: Context | HeadRow | None
+    draft: Context | LlamaHead | None
     drafter: LanguageModel | None
     recycling: Recycling
     experience: dict[tuple[Kind, int], Experience] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class ProposerFactory:
         if "draft" in names and not self._draft:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
-            if isinstance(self._draft, HeadRow):
+            if isinstance(self._draft, LlamaHead):
                 raise InvalidRequest("a head drafts chains only: leave the shape at chain (--shape chain)")
             if any(context.model.is_recurrent for context in (self._main, self._draft) if context):
                 raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
@@ -180,7 +180,7 @@ class ProposerFactory:
     ) -> DraftModel:
         assert slot.draft is not None
         assert slot.drafter is not None
-        head = slot.draft if isinstance(slot.draft, HeadRow) else None
+        head = slot.draft if isinstance(slot.draft, LlamaHead) else None
         # A head evaluates staged tokens one by one, and thus gains nothing.
         lookup = PromptLookup.create(calibrated=True) if policy.may_stage and not head else None
         if self._map and settings.cross_vocab == "slem":

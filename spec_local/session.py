@@ -29,7 +29,7 @@ from spec_local.llama import state
 from spec_local.llama.choose_head import choose_head
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, Context, open_rows
-from spec_local.llama.heads import HeadRow
+from spec_local.llama.llama_head import LlamaHead
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
@@ -72,8 +72,8 @@ class Session:
     def __init__(
         self,
         main: Context,
-        draft: Context | HeadRow | None = None,
-        more: Sequence[tuple[Context, Context | HeadRow | None]] = (),
+        draft: Context | LlamaHead | None = None,
+        more: Sequence[tuple[Context, Context | LlamaHead | None]] = (),
     ) -> None:
         self.vocabulary_map: VocabularyMap | None = None
         """Maps between the vocabularies of the two models, if they differ."""
@@ -100,7 +100,7 @@ class Session:
         self._turns = Turns[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
         self._answers = RunningAnswers(self._slots, self._factory, lambda: self._turns.ending)
 
-    def _drafter(self, main: Context, draft: Context | HeadRow | None) -> LanguageModel | None:
+    def _drafter(self, main: Context, draft: Context | LlamaHead | None) -> LanguageModel | None:
         if draft and self.vocabulary_map:
             return IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
         return draft
@@ -192,7 +192,7 @@ class Session:
                 for row in opened:
                     stack.callback(row.close)
                 rows.append(opened)
-            drafts: Sequence[Context | HeadRow | None] = rows[1] if len(rows) > 1 else [None] * parallel
+            drafts: Sequence[Context | LlamaHead | None] = rows[1] if len(rows) > 1 else [None] * parallel
             if head:
                 drafts = head.open(rows[0])
                 stack.callback(drafts[0].close)
@@ -428,7 +428,7 @@ class Session:
             self._staging = measure(draft, (1, 2, 4), 2)
         return self._staging
 
-    def _known(self, context: Context | HeadRow, budget: float, rows: int | None = None) -> CostModel:
+    def _known(self, context: Context | LlamaHead, budget: float, rows: int | None = None) -> CostModel:
         if context.n_ctx - len(context.cached) < MAX_DRAFT:
             context.truncate(0)  # too little room for a good measurement; the history is evaluated again
         known = cost_store.load(context)
@@ -447,9 +447,9 @@ class Session:
             return measure(context, rows=rows, budget=budget)
 
 
-def _known_states(context: Context | HeadRow) -> AbstractContextManager[None]:
+def _known_states(context: Context | LlamaHead) -> AbstractContextManager[None]:
     """Within the block, a head evaluates tokens as it does those whose states it has received."""
-    return context.known_states() if isinstance(context, HeadRow) else nullcontext()
+    return context.known_states() if isinstance(context, LlamaHead) else nullcontext()
 
 
 def _ends_answer(event: object) -> bool:

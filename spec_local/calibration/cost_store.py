@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spec_local.files import write_atomically
 from spec_local.llama.context import Context
-from spec_local.llama.heads import HeadRow
+from spec_local.llama.llama_head import LlamaHead
 from spec_local.llama.runtime import fingerprint
 from spec_local.policies.cost_model import CostModel
 
@@ -48,7 +48,7 @@ class Conditions:
     is_head: bool = False
 
     @classmethod
-    def of(cls, context: Context | HeadRow) -> "Conditions":
+    def of(cls, context: Context | LlamaHead) -> "Conditions":
         """The conditions of a context."""
         return cls(
             context.model.path,
@@ -58,11 +58,11 @@ class Conditions:
             context.cache_type,
             context.max_tokens,
             context.max_branches > 1,
-            isinstance(context, HeadRow),
+            isinstance(context, LlamaHead),
         )
 
 
-def path_of(conditions: Context | HeadRow | Conditions) -> Path:
+def path_of(conditions: Context | LlamaHead | Conditions) -> Path:
     """The file for costs measured under these conditions.
 
     Raises:
@@ -82,7 +82,7 @@ def path_of(conditions: Context | HeadRow | Conditions) -> Path:
     return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
 
 
-def load(conditions: Context | HeadRow | Conditions) -> CostModel | None:
+def load(conditions: Context | LlamaHead | Conditions) -> CostModel | None:
     """Costs measured earlier; None if there are none, or their file is damaged."""
     with contextlib.suppress(OSError, ValueError, ValidationError):
         with path_of(conditions).open("rb") as file:  # larger ones are cut, and thereby invalid
@@ -92,12 +92,12 @@ def load(conditions: Context | HeadRow | Conditions) -> CostModel | None:
     return None
 
 
-def save(conditions: Context | HeadRow | Conditions, costs: CostModel) -> None:
+def save(conditions: Context | LlamaHead | Conditions, costs: CostModel) -> None:
     """Write costs for later sessions. Nothing happens if the cache folder is not writable."""
     content = _CostFile(model=_conditions(conditions).path.name, seconds=costs.costs)
     with contextlib.suppress(OSError):
         write_atomically(path_of(conditions), content.model_dump_json().encode())
 
 
-def _conditions(conditions: Context | HeadRow | Conditions) -> Conditions:
+def _conditions(conditions: Context | LlamaHead | Conditions) -> Conditions:
     return conditions if isinstance(conditions, Conditions) else Conditions.of(conditions)

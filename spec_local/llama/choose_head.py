@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from spec_local.errors import ModelError
 from spec_local.llama.context import Context
 from spec_local.llama.eagle import hidden_states, open_eagle_rows
-from spec_local.llama.heads import HeadRow
 from spec_local.llama.hidden_states import HiddenStates
+from spec_local.llama.llama_head import LlamaHead
 from spec_local.llama.model import Model
 from spec_local.llama.mtp import HIDDEN_STATES, has_mtp, open_mtp_rows
 
@@ -17,7 +17,7 @@ class Chosen:
     """A head. hidden: what the main model's context keeps. open: creates its rows, given the main model's."""
 
     hidden: HiddenStates
-    open: Callable[[Sequence[Context]], Sequence[HeadRow]]
+    open: Callable[[Sequence[Context]], Sequence[LlamaHead]]
 
 
 def choose_head(

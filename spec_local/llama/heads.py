@@ -5,8 +5,7 @@ heads (common/speculative.cpp), except that the accepted tokens of a step are ev
 the first draft token of the next one.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,14 +13,12 @@ from spec_local.core.language_model import (
     Call,
     Calls,
     Logits,
-    Rollback,
-    RowMethods,
     States,
     common_prefix,
 )
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama.batch import Batch
-from spec_local.llama.native_object import Pointer
+from spec_local.llama.llama_head import LlamaHead
 from spec_local.llama.received_states import ReceivedStates, State
 from spec_local.llama.shared_head import SharedHead
 
@@ -29,49 +26,23 @@ _MAX_UNREAD = 32  # tokens whose states are kept until they are evaluated in one
 _MAX_REREAD = 8  # tokens evaluated in the call of the first draft token, if the head returns all logits
 
 
-class HeadRow(RowMethods):
+class HeadRow(LlamaHead):
     """One row of a head: a `Row` and a `Head`. Created by `spec_local.llama.eagle` or `spec_local.llama.mtp`.
 
     Args:
-        shared: what the rows have in common.
-        index: number of this row.
+        shared, index: see `LlamaHead`.
     """
 
+    shared: SharedHead
     max_branches = 1
-    rollback: Rollback = "any"
-    pad_to = None
 
     def __init__(self, shared: SharedHead, index: int) -> None:
-        self.shared, self.model = shared, shared.model
-        self.n_vocab, self.n_ctx = shared.n_vocab, shared.n_ctx
-        self.max_tokens, self.max_logits = shared.max_tokens, shared.max_logits
-        self.threads, self.cache_type = shared.threads, shared.cache_type
-        self._sequence = index
-        self._cached: list[int] = []
+        super().__init__(shared, index)
+        self.max_logits = shared.max_logits
         self._tree: list[int] = []  # a chain
         self._n_true = 0  # the first entries of the cache, evaluated with the main model's states
         self._received = ReceivedStates()
         self._own: dict[int, State] = {}  # the head's output, which takes the place of a token's state
-        self._assumes_states = False
-        shared.rows.add(self)
-
-    def close(self) -> None:
-        """Free the memory of all rows; logits that were returned must not be used any more."""
-        self.shared.close()
-
-    @property
-    def is_open(self) -> bool:
-        return self.shared.native.is_open
-
-    @property
-    def handle(self) -> Pointer:
-        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
-        return self.shared.handle
-
-    @property
-    def cached(self) -> Sequence[int]:
-        """The tokens of the history whose pairs are in the cache. Do not change them."""
-        return self._cached
 
     @property
     def received(self) -> ReceivedStates:
@@ -183,15 +154,6 @@ class HeadRow(RowMethods):
         if not wanted or n_rows <= (_MAX_REREAD if wanted < n_rows else self.max_logits):
             return n, wanted
         return (n - wanted, 0) if wanted < n else (self.max_logits, self.max_logits)
-
-    @contextmanager
-    def known_states(self) -> Iterator[None]:
-        """Within the block, evaluate tokens as if their states were known, to measure calls; with zeros."""
-        self._assumes_states = True
-        try:
-            yield
-        finally:
-            self._assumes_states = False
 
     # Changing the history
 
