@@ -24,6 +24,7 @@ from spec_local.errors import InvalidRequest
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_HEAD = re.compile(r"(mtp|eagle3|dflash|dspark)-")  # a head beside its main model, in the same quantizations
 _LOCK_TIMEOUT_S = 0.3  # enough to acquire a free lock
 
 
@@ -60,10 +61,17 @@ class HubModel:
             return tuple(file for file in self.files if file in known)
         models = models_among(known)
         quant = self.quant.lower()
-        matching = {stem: parts for stem, parts in models.items() if quant in base_name(stem).lower()}
+        # A head has to be asked for by the beginning of its name.
+        is_head = _HEAD.match(quant) is not None
+        names_of = {stem: base_name(stem).lower() for stem in models}
+        matching = {
+            stem: parts
+            for stem, parts in models.items()
+            if quant in names_of[stem] and is_head == (_HEAD.match(names_of[stem]) is not None)
+        }
         if len(matching) > 1:  # F16 does not match BF16
             word = re.compile(rf"(?<![a-z0-9]){re.escape(quant)}(?![a-z0-9_])")
-            exact = {stem: parts for stem, parts in matching.items() if word.search(base_name(stem).lower())}
+            exact = {stem: parts for stem, parts in matching.items() if word.search(names_of[stem])}
             matching = exact or matching
         if len(matching) > 1:
             raise InvalidRequest(

@@ -241,6 +241,9 @@ NAMES = [
     "Q6_K/toy-Q6_K-00001-of-00002.gguf",
     "Q6_K/toy-Q6_K-00002-of-00002.gguf",
     "README-Q9.md",
+    "eagle3-toy-Q5_0.gguf",
+    "heads/mtp-toy-Q4_0.gguf",
+    "mtp-toy-Q4_K_M.gguf",
 ]
 
 
@@ -255,6 +258,10 @@ NAMES = [
         ("Q6_K", tuple(NAMES[8:10])),
         ("Q9", ()),
         ("imatrix", ()),
+        ("Q5_0", ()),  # only as a head, which is not a model
+        ("eagle3-toy-Q5_0", (NAMES[11],)),
+        ("mtp-toy-Q4_0", (NAMES[12],)),
+        ("MTP-toy-Q4_K_M", (NAMES[13],)),
     ],
 )
 def test_choosing_files_by_quantization(quant, chosen):
@@ -267,7 +274,9 @@ def test_errors_for_a_quantization_list_the_choices(server):
         InvalidRequest, match=r"Q4_K matches several files .*: choose one of toy-Q4_K_M.gguf, toy-Q4_K_S"
     ):
         pull(HubModel(REPO, quant="Q4_K"))
-    with pytest.raises(InvalidRequest, match=r"has no Q9 file: choose one of toy-BF16.gguf, .*, toy-Q6_K$"):
+    with pytest.raises(
+        InvalidRequest, match=r"has no Q9 file: choose one of eagle3-toy-Q5_0.gguf, .*, toy-Q6_K$"
+    ):
         pull(HubModel(REPO, quant="Q9"))
     server.put(REPO, {"model.safetensors": b"x"})
     with pytest.raises(InvalidRequest, match="it has no GGUF files"):
