@@ -7,12 +7,10 @@
 
 namespace {
 
-constexpr char PREFIX[] = "l_out-";  // llama.cpp names the output of layer 7 "l_out-7"
-
 // The index in `capture` of the layer whose output a tensor is, or -1.
 int find(const specdec_capture &capture, const char *name) {
-    constexpr size_t length = sizeof(PREFIX) - 1;
-    if (std::strncmp(name, PREFIX, length) != 0) {
+    const size_t length = std::strlen(capture.prefix);
+    if (std::strncmp(name, capture.prefix, length) != 0) {
         return -1;
     }
     char *end;

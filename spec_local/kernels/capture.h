@@ -10,6 +10,7 @@ extern "C" {
 
 // What `specdec_capture_tensor` captures, and where it stores it. Arrays are owned by the caller.
 struct specdec_capture {
+    const char *prefix;     // of the names of the outputs, before the layer's number
     const int32_t *layers;  // [n_layers]
     float *states;          // [n_layers][n_rows][width]
     int64_t *counts;        // [n_layers]: rows captured; the caller sets them to 0 before a call

@@ -54,6 +54,7 @@ class Capture(ctypes.Structure):
     """``specdec_capture`` of capture.h."""
 
     _fields_ = (
+        ("prefix", ctypes.c_char_p),
         ("layers", ctypes.POINTER(ctypes.c_int32)),
         ("states", ctypes.POINTER(ctypes.c_float)),
         ("counts", ctypes.POINTER(ctypes.c_int64)),

@@ -45,7 +45,7 @@ class Batch:
         self._tokens, self._positions, self._wants_logits, self._n_sequences = (
             arrays[name].data for name in ("token", "pos", "logits", "n_seq_id")
         )
-        self._sequences = sequences.data
+        self._sequences, self._sequence_ids = sequences.data, sequences
 
     def put(self, i: int, token: int, position: int, sequence: int, wants_logits: bool) -> None:
         """Set entry `i`: a token of one sequence, and whether to compute its logits."""
@@ -59,3 +59,8 @@ class Batch:
         """Add the token of entry `i` to another sequence."""
         self._sequences[i, self._n_sequences[i]] = sequence
         self._n_sequences[i] += 1
+
+    def sequences(self) -> list[int]:
+        """The first sequence of each token."""
+        found: list[int] = self._sequence_ids[: self.native.n_tokens, 0].tolist()
+        return found

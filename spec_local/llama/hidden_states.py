@@ -21,6 +21,9 @@ from spec_local.llama.float_rows import FloatRows
 from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject
 
+# How llama.cpp names the output of a layer, where it is not "l_out".
+_NAMES = dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "nemotron_h_block_out")
+
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
@@ -32,11 +35,11 @@ class HiddenStates:
 
     layers: tuple[int, ...] = ()
 
-    def check(self, model: Model, n_rows: int) -> None:
+    def check(self, model: Model) -> None:
         """Check that they can be captured.
 
         Raises:
-            InvalidRequest: there is no such layer or state, or too many rows.
+            InvalidRequest: there is no such layer or state.
         """
         if not self.layers:
             if not model.n_nextn:
@@ -47,11 +50,6 @@ class HiddenStates:
             raise InvalidRequest(
                 f"layers {', '.join(map(str, self.layers))} are asked for: "
                 f"{model.path.name} has outputs of layers 0 to {model.n_layers - 2}"
-            )
-        if model.is_recurrent and n_rows > 1:  # llama.cpp divides such calls, and the order is unknown
-            raise InvalidRequest(
-                f"{model.path.name} has recurrent layers, so that states of its layers can be read for one "
-                "answer at a time only: leave --parallel at 1"
             )
 
     def capture(self, model: Model, max_tokens: int) -> "Capture":
@@ -71,8 +69,11 @@ class Capture(Protocol):
     def begin(self) -> None:
         """Note that a call begins."""
 
-    def finish(self, n_tokens: int) -> None:
+    def finish(self, n_tokens: int, order: Sequence[int] | None) -> None:
         """Check that the states of a call of `n_tokens` tokens have been captured.
+
+        Args:
+            order: indices of the tokens in the order of their evaluation; None: as they are in the batch.
 
         Raises:
             BackendError: they have not.
@@ -90,10 +91,12 @@ class _Layers:
         self._layers, self._name = layers, model.path.name
         self._states = np.empty((len(layers), max_tokens, model.n_embd), np.float32)
         self._counts = np.zeros(len(layers), np.int64)
+        self._order: Sequence[int] | None = None
         self._error: BaseException | None = None
-        self._native = _native_capture(layers, self._states, self._counts)
+        prefix = _NAMES.get(model.architecture, "l_out") + "-"
+        self._native = _native_capture(prefix, layers, self._states, self._counts)
         self._ggml = runtime.ggml()
-        self._numbers = {f"l_out-{layer}".encode(): i for i, layer in enumerate(layers)}
+        self._numbers = {f"{prefix}{layer}".encode(): i for i, layer in enumerate(layers)}
         self._callback = runtime.library().ggml_backend_sched_eval_callback(self._on_tensor)
 
     def prepare(self, params: Any) -> None:
@@ -145,7 +148,8 @@ class _Layers:
             "use another draft"
         )
 
-    def finish(self, n_tokens: int) -> None:
+    def finish(self, n_tokens: int, order: Sequence[int] | None) -> None:
+        self._order = order
         if self._error:
             raise self._error
         if self._native and self._native[1].unexpected >= 0:
@@ -158,15 +162,19 @@ class _Layers:
                 )
 
     def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:
+        if self._order is not None:
+            places = np.argsort(self._order)  # where the states of each token are
+            indices = places[indices]
         return np.concatenate([states[indices] for states in self._states], axis=1)
 
 
 def _native_capture(
-    layers: Sequence[int], states: NDArray[np.float32], counts: NDArray[np.int64]
+    prefix: str, layers: Sequence[int], states: NDArray[np.float32], counts: NDArray[np.int64]
 ) -> tuple[int, Any] | None:
     """The address of the callback in C++ and its argument, which refers to the arrays; None: it is not built.
 
     Args:
+        prefix: of the outputs' names, before the number of the layer.
         states: float32 (len(layers), rows, width). counts: int64 (len(layers),).
     """
     if not (native := kernels.installed()):
@@ -175,6 +183,7 @@ def _native_capture(
 
     numbers = (ctypes.c_int32 * len(layers))(*layers)
     capture = Capture(
+        prefix=prefix.encode(),
         layers=numbers,
         states=states.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
         counts=counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)),
@@ -206,7 +215,7 @@ class _Nextn:
     def begin(self) -> None:
         pass
 
-    def finish(self, n_tokens: int) -> None:
+    def finish(self, n_tokens: int, order: Sequence[int] | None) -> None:
         pass
 
     def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:

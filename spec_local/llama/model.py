@@ -178,8 +178,12 @@ class Model:
     @functools.cached_property
     def is_recurrent(self) -> bool:
         """Whether some layers are recurrent: they have one state for all tokens, which has no positions."""
-        lib = self._lib
-        return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
+        return self.is_hybrid or bool(self._lib.llama_model_is_recurrent(self.handle))
+
+    @functools.cached_property
+    def is_hybrid(self) -> bool:
+        """Whether some layers are recurrent, and others are not."""
+        return bool(self._lib.llama_model_is_hybrid(self.handle))
 
     @functools.cached_property
     def state_bytes(self) -> int:

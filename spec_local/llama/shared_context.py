@@ -17,6 +17,7 @@ from spec_local.core.language_model import Call, Logits, Rollback, States
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
+from spec_local.llama.division import evaluation_order
 from spec_local.llama.float_rows import FloatRows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.memory import check_free_memory, free_memory
@@ -106,7 +107,7 @@ class SharedContext:
         if cache_type != "f16" and flash_attention is False:
             raise InvalidRequest(f"a {cache_type} cache requires flash attention: leave it on")
         if hidden:
-            hidden.check(model, n_rows)
+            hidden.check(model)
         if not unified:
             n_ctx = -(-n_ctx // _CACHE_STEP) * _CACHE_STEP
         n_cells = n_rows * n_ctx
@@ -144,7 +145,7 @@ class SharedContext:
         else:
             purpose = f"for {n_rows} answers at the same time, in contexts of {n_ctx} tokens"
             check_free_memory(need, purpose, "let fewer run at the same time, or give a smaller --ctx")
-        self.model = model
+        self.model, self._unified = model, unified
         self.threads, self.cache_type, self.flash_attention = threads, cache_type, flash_attention
         self.pad_to = pad_to
         self.n_vocab = model.vocabulary.n_tokens
@@ -228,7 +229,7 @@ class SharedContext:
                 self._capture.begin()
             code = self.lib.llama_decode(self.handle, self._batch.native)
             if self._capture and not code:
-                self._capture.finish(self._batch.native.n_tokens)
+                self._capture.finish(self._batch.native.n_tokens, self._order(calls))
             if self.pad_to:
                 self.lib.llama_memory_seq_rm(self.memory, self.padding, -1, -1)
             done = not code
@@ -249,6 +250,13 @@ class SharedContext:
                 f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it persists"
             )
         return self._split_logits(calls)
+
+    def _order(self, calls: Sequence[Call]) -> Sequence[int] | None:
+        """The order in which llama.cpp evaluated the tokens of the batch; None: that of the batch."""
+        if len(calls) == 1 or (self._unified and not self.model.is_recurrent):
+            return None
+        adjacent = not self._unified or not self.model.is_hybrid
+        return evaluation_order(self._batch.sequences(), adjacent=adjacent)
 
     def states(self, indices: Sequence[int]) -> States:
         """A copy of the hidden states of the last call's tokens at these indices of its batch.

@@ -41,10 +41,12 @@ def files(folder):
     return {
         "eagle": (write_tiny_main(folder / "m.gguf"), write_tiny_eagle(folder / "head.gguf")),
         "mtp": (write_tiny(folder / "own.gguf", "qwen35", n_mtp=1), None),
+        # predicts nothing, as it is made for another main model
+        "hybrid": (write_tiny(folder / "hybrid.gguf", "lfm2", n_layers=5), folder / "head.gguf"),
     }
 
 
-@pytest.fixture(params=["eagle", "mtp"])
+@pytest.fixture(params=["eagle", "mtp", "hybrid"])
 def open_session(request, files):
     """A function that opens a session with each kind of head."""
 

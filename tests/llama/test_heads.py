@@ -182,7 +182,7 @@ def test_missing_states_are_an_error(eagle, monkeypatch):
     assert main.cached == PROMPT[:3]
 
 
-def test_states_that_a_context_does_not_have(eagle, mtp_path):
+def test_states_that_a_context_does_not_have(eagle):
     plain = open_rows(eagle.main, 1, n_ctx=64, threads=1)[0]
     with pytest.raises(InvalidRequest, match="keeps no hidden states"):
         plain.states([0])
@@ -191,10 +191,6 @@ def test_states_that_a_context_does_not_have(eagle, mtp_path):
         open_rows(eagle.main, 1, n_ctx=64, hidden=HIDDEN_STATES)
     with pytest.raises(InvalidRequest, match="outputs of layers 0 to 3"):
         open_rows(eagle.main, 1, n_ctx=64, hidden=HiddenStates((1, 4)))
-    hybrid = Model(mtp_path)
-    with pytest.raises(InvalidRequest, match="for one answer at a time only"):
-        open_rows(hybrid, 2, n_ctx=64, hidden=HiddenStates((0,)))
-    hybrid.close()
 
 
 # Logits of a head

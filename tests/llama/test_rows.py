@@ -15,6 +15,7 @@ from spec_local.core.language_model import common_prefix
 from spec_local.core.proposal import path_to
 from spec_local.llama import runtime
 from spec_local.llama.context import open_rows
+from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import SLIDING_WINDOW, write_tiny_model
 from tests import tiny_architectures
@@ -303,3 +304,32 @@ def test_random_steps_with_kept_states(model, make_rows, monkeypatch):
     print(f"{N_STEPS} steps, {walk.ways}, ±{walk.largest:.1e}")
     assert walk.ways["kept"] > N_STEPS / 10
     assert walk.ways["again"] > N_STEPS / 10
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_states_of_layers_belong_to_their_tokens(model, make_rows, unified):
+    """Also where llama.cpp divides a call of rows that have different numbers of tokens."""
+    layers = tuple(range(model.n_layers - 1))
+    if not layers:
+        pytest.skip("the only layer is the last one")
+    rng = random.Random(7)
+    options = {"hidden": HiddenStates(layers), "unified": unified}
+    rows = make_rows(model, 5, **options)
+    (alone,) = make_rows(model, 1, **options | {"unified": True})
+    for row in rows:
+        row.evaluate([rng.randrange(model.vocabulary.n_tokens) for _ in range(rng.randint(1, 4))], 0)
+    for step in range(6):
+        # In ascending order, and not always with all rows, whose ids are then not consecutive.
+        chosen = [row for row in rows if step % 2 == 0 or row is not rows[2]]
+        texts = [[rng.randrange(model.vocabulary.n_tokens) for _ in range(rng.randint(1, 5))] for _ in chosen]
+        before = [list(row.cached) for row in chosen]
+        calls = [row.call(text, range(-1, len(text) - 1), 1) for row, text in zip(chosen, texts, strict=True)]
+        rows[0].shared.decode(calls)
+        found = rows[0].shared.states(range(sum(map(len, texts))))
+        for row, text, history in zip(chosen, texts, before, strict=True):
+            row.commit(range(len(text)))
+            alone.truncate(0)
+            alone.evaluate([*history, *text], 0)
+            expected = alone.states(range(len(history), len(history) + len(text)))
+            assert np.allclose(found[: len(text)], expected, atol=2e-4 * np.abs(expected).max())
+            found = found[len(text) :]

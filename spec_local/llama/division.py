@@ -1,0 +1,34 @@
+"""The order in which llama.cpp evaluates the tokens of a call that it divides.
+
+Recurrent layers, and rows with a cache each, need parts in which each sequence has equally many tokens
+(``split_equal`` of llama-batch.cpp). llama.cpp puts logits back into the order of the batch, but a callback
+sees the outputs of layers part by part.
+"""
+
+from collections.abc import Sequence
+
+
+def evaluation_order(sequences: Sequence[int], *, adjacent: bool) -> list[int]:
+    """Return the indices of a batch's tokens in the order of their evaluation.
+
+    Args:
+        sequences: the sequence of each token, which belongs to no other. Those of a sequence are together.
+        adjacent: whether a part takes only sequences with consecutive ids, as llama.cpp does where they do
+            not share a cache.
+    """
+    waiting: dict[int, list[int]] = {}
+    for i, sequence in enumerate(sequences):
+        waiting.setdefault(sequence, []).append(i)
+    order: list[int] = []
+    while waiting:
+        part: list[int] = []
+        for sequence in waiting:
+            if not part or not adjacent or sequence == part[-1] + 1:
+                part.append(sequence)
+        n = min(len(waiting[sequence]) for sequence in part)
+        for sequence in part:
+            order += waiting[sequence][:n]
+            del waiting[sequence][:n]
+            if not waiting[sequence]:
+                del waiting[sequence]
+    return order
