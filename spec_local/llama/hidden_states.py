@@ -164,7 +164,7 @@ class _Layers:
     def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:
         if self._order is not None:
             places = np.argsort(self._order)  # where the states of each token are
-            indices = places[indices]
+            indices = places[list(indices)].tolist()
         return np.concatenate([states[indices] for states in self._states], axis=1)
 
 
