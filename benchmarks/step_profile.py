@@ -2,55 +2,68 @@
 
     python benchmarks/step_profile.py --main MAIN.gguf --draft DRAFT.gguf
 
-Without --draft, a Q4_0 copy of the main model is the draft model. Wall time is measured from the first step
-to the last event. "main model" and "draft model" are the decoding loop's own timings; the time inside
-llama_decode is measured separately, which shows the overhead of the binding as well.
+Without --draft, a Q4_0 copy of the main model is the draft model. --random-head writes an EAGLE-3 head
+instead, whose drafts are all rejected, so that a step is as short as it can be. Wall time is measured from
+the first step to the last event. "main model" and "draft model" are the decoding loop's own timings; the
+time inside llama_decode and llama_encode is measured separately, which shows the overhead of the binding as
+well.
 """
 
+import contextlib
 import ctypes
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from common import chat_text, machine, model_options, note, numbers, table, tokens_of
+from random_head import write_random_head
 
 from spec_local import Done, GenerationSettings, Prefilled, SamplingSettings, Session
 from spec_local.bench.prompts import load, select
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama import runtime
+from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.registry import SHAPE_NAMES
 
 MODELS = ("main model", "draft model")
 
 
+CALLS = ("llama_decode", "llama_encode")
+
+
 @contextmanager
-def timed_decode() -> Iterator[list[float]]:
-    """Sum the seconds inside llama_decode in the single item of a list."""
+def timed_calls() -> Iterator[list[float]]:
+    """Sum the seconds inside llama_decode and llama_encode in the single item of a list."""
     library: Any = runtime.library()
-    original = library.llama_decode
+    originals = {name: getattr(library, name) for name in CALLS}
     inside = [0.0]
 
-    def decode(context: ctypes.c_void_p, batch: object) -> int:
-        started = time.perf_counter()
-        try:
-            return int(original(context, batch))
-        finally:
-            inside[0] += time.perf_counter() - started
+    def timed(original: Callable[..., int]) -> Callable[..., int]:
+        def call(context: ctypes.c_void_p, batch: object) -> int:
+            started = time.perf_counter()
+            try:
+                return int(original(context, batch))
+            finally:
+                inside[0] += time.perf_counter() - started
 
-    library.llama_decode = decode
+        return call
+
+    for name, original in originals.items():
+        setattr(library, name, timed(original))
     try:
         yield inside
     finally:
-        library.llama_decode = original
+        for name, original in originals.items():
+            setattr(library, name, original)
 
 
 def profile(session: Session, prompt: list[int], settings: GenerationSettings) -> dict[str, float]:
-    """Seconds by part of a step; keys with an underscore: wall time, time in llama_decode, steps, tokens."""
-    with timed_decode() as inside:
+    """Seconds by part of a step; keys with an underscore: wall time, that in `CALLS`, steps, tokens."""
+    with timed_calls() as inside:
         started = 0.0
         for event in session.generate(prompt, settings):
             if isinstance(event, Prefilled):
@@ -66,6 +79,7 @@ def profile(session: Session, prompt: list[int], settings: GenerationSettings) -
 
 def main() -> None:
     arguments = model_options(__doc__, draft="optional", n=96)
+    arguments.add_argument("--random-head", action="store_true", help="draft with a random EAGLE-3 head")
     arguments.add_argument("--draft-max", type=int, default=7)
     arguments.add_argument("--settings", nargs="+", default=["0:1", "0.8:0.95"], help="temperature:top-p")
     arguments.add_argument(
@@ -80,7 +94,11 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         draft = options.draft
-        if options.proposer == "draft" and not draft:
+        if options.random_head:
+            note("writing the head")
+            with contextlib.closing(Model(options.main, weights=False)) as main_model:
+                draft = write_random_head(Path(folder) / "random-head.gguf", main_model)
+        elif options.proposer == "draft" and not draft:
             note("making the Q4_0 copy")
             draft = quantize(options.main, Path(folder) / "draft-Q4_0.gguf", "Q4_0")
         branches = 1 if options.shape == "chain" else MAX_DRAFT
@@ -122,7 +140,7 @@ def report(session: Session, options: Any, temperature: float, top_p: float) -> 
     wall, steps = total["_wall"], total["_steps"]
     parts = {name: seconds for name, seconds in total.items() if not name.startswith("_")}
     models = sum(parts.get(name, 0.0) for name in MODELS)
-    parts["(of the models: outside llama_decode)"] = models - total["_decode"]
+    parts["(of the models: outside llama.cpp)"] = models - total["_decode"]
     print(
         f"temperature {temperature:g}, top-p {top_p:g}: {len(runs)} runs, {steps:.0f} steps, "
         f"{total['_tokens'] / steps:.2f} tokens and {wall / steps * 1e3:.1f} ms per step\n"
@@ -132,7 +150,7 @@ def report(session: Session, options: Any, temperature: float, top_p: float) -> 
     shares = sorted(1 - sum(run.get(name, 0.0) for name in MODELS) / run["_wall"] for run in runs)
     print(
         f"outside the models' calls: {1 - models / wall:.2%} (runs {shares[0]:.2%} to {shares[-1]:.2%}), "
-        f"outside llama_decode: {1 - total['_decode'] / wall:.2%}\n"
+        f"outside llama.cpp: {1 - total['_decode'] / wall:.2%}\n"
     )
 
 

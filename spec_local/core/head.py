@@ -8,11 +8,17 @@ model has evaluated the tokens, the pairs are evaluated again with its states.
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from spec_local.core.language_model import Calls, LanguageModel, States
 
 
 class Head(LanguageModel, Protocol):
     """A `LanguageModel` whose history is a prefix of that of the main model's row it belongs to."""
+
+    draft_tokens: NDArray[np.intp] | None
+    """The tokens that it can draft, ascending; None: all of them. Others have a logit of −∞."""
 
     @property
     def n_received(self) -> int:

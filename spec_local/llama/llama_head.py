@@ -126,6 +126,7 @@ class LlamaHead(RowMethods, ABC):
         self.shared, self.model = shared, shared.model
         self.n_vocab, self.n_ctx = shared.n_vocab, shared.n_ctx
         self.max_tokens = shared.max_tokens
+        self.draft_tokens = shared.model.draft_tokens
         self.threads, self.cache_type = shared.threads, shared.cache_type
         self._sequence = index
         self._cached: list[int] = []

@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
+from spec_local.llama.gguf_tensors import integers
 from spec_local.llama.memory import mapped_files, release_mapped_file
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
@@ -162,6 +166,12 @@ class Model:
         """Numbers of the main model's layers whose input an EAGLE-3 head reads."""
         n, ids = (runtime.target_layers(name)(self.handle) for name in ("_n", ""))
         return tuple(ids[:n])
+
+    @functools.cached_property
+    def draft_tokens(self) -> NDArray[np.intp] | None:
+        """The tokens that a head can draft, ascending; None: all of them."""
+        ids = integers(self.path, "d2t") if self.is_eagle else None
+        return None if ids is None else np.unique(ids).astype(np.intp)
 
     @functools.cached_property
     def size(self) -> int:

@@ -56,7 +56,8 @@ class DraftModel:
         self.shape = shape
         self.is_end = is_end
         self.lookup = lookup
-        self.sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True)
+        tokens = head.draft_tokens if head else None
+        self.sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True, tokens=tokens)
         self.n_vocab = n_vocab
         self._tree: _DraftTree | None = None
         self._proposal = Proposal()

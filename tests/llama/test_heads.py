@@ -196,6 +196,13 @@ def test_states_that_a_context_does_not_have(eagle):
 # Logits of a head
 
 
+def test_only_the_tokens_that_a_head_can_draft_have_logits(eagle):
+    (main,), (head,) = eagle.open()
+    main.evaluate(PROMPT[:6], 0)
+    head.receive(0, PROMPT[:6], main.states(range(6)))
+    assert np.isfinite(head.evaluate(PROMPT[:6], 1)[0]).nonzero()[0].tolist() == head.draft_tokens.tolist()
+
+
 class Walk:
     """A row of the main model and one of the head, whose steps accept any number of draft tokens."""
 

@@ -36,6 +36,8 @@ class FakeHead(FakeModel):
     forgetful: whether the last state of what it takes from another row is always missing.
     """
 
+    draft_tokens = None
+
     def __init__(self, n_vocab, *, forgetful=False, **kwargs):
         super().__init__(n_vocab, seed=2, scale=1.0, noise=0.5, max_branches=1, **kwargs)
         self._received, self._forgetful = [], forgetful

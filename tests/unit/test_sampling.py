@@ -166,6 +166,31 @@ def test_all_settings_together(key, history, temperature, top_k, top_p, min_p, r
     check(s, logits, history)
 
 
+@given(
+    key=LOGITS,
+    chosen=st.sets(st.integers(0, V - 1), min_size=1),
+    history=st.lists(st.integers(0, V - 1), max_size=12),
+    temperature=st.sampled_from([0.0, 0.8]),
+    top_k=st.sampled_from([0, 3]),
+    top_p=st.sampled_from([0.777, 1.0]),
+)
+def test_naming_the_possible_tokens_changes_nothing(key, chosen, history, temperature, top_k, top_p):
+    s = SamplingSettings(
+        temperature, top_k, top_p, min_p=0.05, repeat_penalty=1.2, logit_bias={3: 1.5, 5: -1.0}
+    )
+    tokens = np.array(sorted(chosen))
+    logits = np.full(V, -np.inf, np.float32)
+    logits[tokens] = row(key)[tokens]
+    usual, named = Sampler(s), Sampler(s, tokens=tokens)
+    expected = usual.distribution(logits, history).dense(V)
+    assert np.allclose(named.distribution(logits, history).dense(V), expected, atol=1e-12)
+    for a, b in zip(
+        usual.most_probable(logits, 2, history), named.most_probable(logits, 2, history), strict=True
+    ):
+        n = np.count_nonzero(b)  # beyond them, tokens that are not possible
+        assert np.allclose(a[:n], b[:n])
+
+
 @given(LOGITS, st.lists(st.integers(0, V - 1), max_size=80), st.integers(0, 9))
 def test_the_history_matters_only_within_the_penalty_window(key, history, window):
     plain = Sampler(SamplingSettings(top_p=0.9, penalty_window=window))
