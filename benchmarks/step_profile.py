@@ -121,7 +121,8 @@ def report(session: Session, options: Any, temperature: float, top_p: float) -> 
         for entry in select(load(), options.category, 1):
             note(f"temperature {temperature:g}, seed {seed}, {entry}")
             settings = GenerationSettings(
-                sampling=SamplingSettings(temperature=temperature, top_p=top_p),
+                # With the command's defaults.
+                sampling=SamplingSettings(temperature=temperature, top_k=40, top_p=top_p, min_p=0.05),
                 seed=seed,
                 max_tokens=options.n,
                 proposer=options.proposer,
