@@ -1,11 +1,8 @@
 """One row of a llama.cpp context: the KV cache of one token sequence, extended by a tree of draft tokens.
 
-In llama.cpp, a token attends to a cache cell if both share a sequence id and the cell's position is not
-later. Each branch of the tree is therefore a sequence: it is forked from its parent's sequence without
-copying data, and a token with several children belongs to the sequences of all of them. The committed tokens
-are always in the row's first sequence.
-
-Rows of recurrent and hybrid models take tokens back in another way: `spec_local.llama.recurrent_context`.
+The sequences of the tree are those of `spec_local.llama.branches`; the committed tokens are always in the
+row's first one. Rows of recurrent and hybrid models take tokens back in another way:
+`spec_local.llama.recurrent_context`.
 
 llama.cpp aborts the process when it is called with wrong arguments, so all of them are checked here first.
 Positions are not passed in: they follow from the tree.
@@ -14,7 +11,6 @@ Positions are not passed in: they follow from the tree.
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,22 +20,13 @@ from spec_local.core.language_model import Call, RowMethods, States, common_pref
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
+from spec_local.llama.branches import Branches
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.native_object import Pointer
 from spec_local.llama.shared_context import CACHE_TYPES, MAX_SEQUENCES, SharedContext
 
 __all__ = ["CACHE_TYPES", "MAX_SEQUENCES", "Context", "open_context", "open_rows"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """A token of the tree; `sequence` is one that contains it and all its ancestors."""
-
-    token: int
-    parent: int
-    position: int
-    sequence: int
 
 
 class Context(RowMethods):
@@ -60,8 +47,7 @@ class Context(RowMethods):
         self._sequence = index * shared.max_branches  # the first of this row's sequence ids
         self._guard_sequence = shared.first_other + index
         self._cached: list[int] = []
-        self._tree: list[_Node] = []
-        self._ends = {self._sequence: -1}  # the last node of each sequence in use; -1: no node
+        self._tree = Branches(shared, self._sequence, shared.max_branches)
         self._batch_start = 0  # of the entries of the last call
         shared.rows.add(self)
 
@@ -118,15 +104,7 @@ class Context(RowMethods):
             )
         if len(parents) != n:
             raise InvalidRequest(f"{n} tokens with {len(parents)} parents: give one parent per token")
-        ends, n_branches = set(self._ends.values()), len(self._ends)
-        for node, parent in enumerate(parents, len(self._tree)):
-            if not -1 <= parent < node:
-                raise InvalidRequest(f"node {node} has parent {parent}: give -1 to {node - 1}")
-            if parent in ends:
-                ends.remove(parent)
-            else:
-                n_branches += 1
-            ends.add(node)
+        n_branches = self._tree.count(parents)
         if n_branches > self.max_branches:
             if self.model.is_recurrent:
                 raise ModelError("a recurrent model cannot evaluate a tree: draft chains (--shape chain)")
@@ -139,19 +117,8 @@ class Context(RowMethods):
             start: number of entries that the batch already has.
             n_logits: number of the last nodes whose logits are computed.
         """
-        tree, ends, n_before = self._tree, self._ends, len(self._tree)
-        first_wanted = len(call.tokens) - n_logits
         self._batch_start = start
-        for i, (token, parent) in enumerate(zip(call.tokens, call.parents, strict=True)):
-            if parent < 0:
-                position, sequence = len(self._cached), self._sequence
-            else:
-                position, sequence = tree[parent].position + 1, tree[parent].sequence
-            if ends[sequence] != parent:
-                sequence = self._fork(batch, start, parent, n_before)
-            ends[sequence] = n_before + i
-            tree.append(_Node(token, parent, position, sequence))
-            batch.put(start + i, token, position, sequence, i >= first_wanted)
+        self._tree.add(batch, start, call, n_logits, len(self._cached))
 
     def states(self, nodes: Sequence[int]) -> States:
         """Hidden states of tokens of the last call: see `Row.states`."""
@@ -160,33 +127,16 @@ class Context(RowMethods):
     def on_evaluated(self, n: int) -> None:
         """Note that llama.cpp has evaluated a call with n tokens of this row."""
 
-    def _fork(self, batch: Batch, start: int, node: int, n_before: int) -> int:
-        """Create a sequence that ends with `node`; nodes from `n_before` on are not evaluated yet."""
-        sequence = self._sequence + len(self._ends)
-        while node >= n_before:
-            batch.add_sequence(start + node - n_before, sequence)
-            node = self._tree[node].parent
-        source, length = self._sequence, len(self._cached)
-        if node >= 0:
-            source, length = self._tree[node].sequence, self._tree[node].position + 1
-        if length:
-            self._lib.llama_memory_seq_cp(self._memory, source, sequence, 0, length)
-        return sequence
-
     def commit(self, path: Sequence[int]) -> None:
         """Commit a path of the tree and discard the rest: see `LanguageModel.commit`."""
         self._check_open()
         if not path and not self._tree:
             return
-        node = -1
-        for child in path:
-            if not 0 <= child < len(self._tree) or self._tree[child].parent != node:
-                raise InvalidRequest(f"node {child} is not a child of node {node}: give a path from the root")
-            node = child
+        self._tree.check_path(path)
         if self.pad_to and (n_first := _n_first(path)) < len(path):
             # Later tokens would fill the cells of rejected nodes between those of the path, and attention
             # adds up in the order of the cells. The nodes after the first gap are evaluated again.
-            tokens = [self._tree[child].token for child in path[n_first:]]
+            tokens = [self._tree.nodes[node].token for node in path[n_first:]]
             self.commit(path[:n_first])
             self.evaluate(tokens, 0)
             return
@@ -194,18 +144,13 @@ class Context(RowMethods):
 
     def _commit(self, path: Sequence[int]) -> None:
         """`commit` of a path that has been checked."""
-        main, start, node = self._sequence, len(self._cached), path[-1] if path else -1
-        source = self._tree[node].sequence if path else main
-        if source != main:
-            try:
-                self._lib.llama_memory_seq_rm(self._memory, main, start, -1)
-                self._lib.llama_memory_seq_cp(self._memory, source, main, start, start + len(path))
-            except BaseException:  # from a signal handler
-                self.resync()
-                raise
-            self._ends[main] = node
-        kept = [self._tree[child].token for child in path]
-        self._cut(start + len(path), kept)
+        start = len(self._cached)
+        try:
+            self._tree.take(path, start)
+        except BaseException:  # from a signal handler
+            self.resync()
+            raise
+        self._cut(start + len(path), [self._tree.nodes[node].token for node in path])
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed tokens, and discard the tree: see `LanguageModel.truncate`."""
@@ -243,7 +188,7 @@ class Context(RowMethods):
         """Replace the history with the first tokens of a sequence of another row; their cells are shared."""
         self.truncate(0)
         try:
-            self._lib.llama_memory_seq_cp(self._memory, sequence, self._sequence, 0, len(tokens))
+            self.shared.copy(sequence, self._sequence, 0, len(tokens))
             self._guard(0, len(tokens))
             self._cached.extend(tokens)
         finally:
@@ -294,7 +239,6 @@ class Context(RowMethods):
         if len(tokens) > self.n_ctx:
             raise ContextOverflow(f"{len(tokens)} tokens do not fit into a context of {self.n_ctx}")
         self._tree.clear()
-        self._ends = {self._sequence: -1}
         self._cached.clear()
         done = False
         try:
@@ -325,15 +269,13 @@ class Context(RowMethods):
     def _cut(self, length: int, kept: Sequence[int] = ()) -> None:
         """Reduce the cache to `length` tokens in sequence 0, the last of which, `kept`, are new."""
         self._cached.extend(kept)
-        last = self._ends[self._sequence]
         removed, done = True, False
         try:
-            if length < (len(self._cached) if last < 0 else self._tree[last].position + 1):
+            if length < self._tree.end(len(self._cached)):
                 # llama.cpp may say that it has dropped tokens whose cells other tokens have overwritten.
                 may_drop = not length or self.rollback != "none"
-                removed = may_drop and self._lib.llama_memory_seq_rm(self._memory, self._sequence, length, -1)
-            for sequence in range(self._sequence + 1, self._sequence + len(self._ends)):
-                self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+                removed = may_drop and self.shared.remove(self._sequence, length)
+            self._tree.free()
             self._guard(length - len(kept), length)
             done = removed
         finally:
@@ -343,15 +285,14 @@ class Context(RowMethods):
             raise BackendError("llama.cpp could not discard the last tokens: please report it")
         del self._cached[length:]
         self._tree.clear()
-        self._ends = {self._sequence: -1}
 
     def _guard(self, start: int, end: int) -> None:
         """Extend the guard sequence, which contains the tokens before `start`, to those before `end`."""
         if not self.shared.has_guard:
             return
-        self._lib.llama_memory_seq_rm(self._memory, self._guard_sequence, start, -1)
+        self.shared.remove(self._guard_sequence, start)
         if start < end:
-            self._lib.llama_memory_seq_cp(self._memory, self._sequence, self._guard_sequence, start, end)
+            self.shared.copy(self._sequence, self._guard_sequence, start, end)
 
     def _check_open(self) -> None:
         _ = self.handle, self.model.handle
@@ -362,13 +303,10 @@ class Context(RowMethods):
         Args:
             unchanged: whether llama.cpp has not begun to evaluate the call.
         """
+        self._tree.free(all_ids=True)
         self._tree.clear()
-        self._ends = {self._sequence: -1}
-        for sequence in range(self._sequence + 1, self._sequence + self.max_branches):
-            self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        length = int(self._lib.llama_memory_seq_pos_max(self._memory, self._sequence)) + 1
-        del self._cached[length:]
-        self._lib.llama_memory_seq_rm(self._memory, self._sequence, len(self._cached), -1)
+        del self._cached[self.shared.length(self._sequence) :]
+        self.shared.remove(self._sequence, len(self._cached))
         self._guard(0, len(self._cached))
 
 

@@ -64,9 +64,8 @@ class RecurrentContext(Context):
         Raises:
             ModelError: the model cannot take tokens back, and `length` is neither 0 nor that of both.
         """
-        self._cached.extend(node.token for node in self._tree)  # the tree is a chain
+        self._cached.extend(node.token for node in self._tree.nodes)  # the tree is a chain
         self._tree.clear()
-        self._ends = {self._sequence: -1}
         n = len(self._cached) - length
         if not n:
             return
@@ -96,7 +95,7 @@ class RecurrentContext(Context):
         if not self._states.can_remove(n):
             raise InvalidRequest(f"cannot remove the last {n} tokens: the state before them is not kept")
         length = len(self._cached) - n
-        if not self._lib.llama_memory_seq_rm(self._memory, self._sequence, length, -1):
+        if not self.shared.remove(self._sequence, length):
             raise BackendError("llama.cpp could not discard the last tokens: please report it")
         self._states.on_removed(length)
         self._free_checkpoints()
@@ -107,21 +106,21 @@ class RecurrentContext(Context):
         self._states.on_replaced()
         self._free_checkpoints()
         if kind is None:
-            self._lib.llama_memory_seq_rm(self._memory, self._sequence, -1, -1)
+            self.shared.remove(self._sequence, 0)
             return 0
         self._replace(self._sequence, self._checkpoints[kind])
         return self._states.checkpoints[kind]
 
     def _replace(self, sequence: int, source: int) -> None:
         """Make a sequence share all cells of another one."""
-        self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        self._lib.llama_memory_seq_cp(self._memory, source, sequence, -1, -1)
+        self.shared.remove(sequence, 0)
+        self.shared.copy(source, sequence, -1, -1)
 
     def _free_checkpoints(self) -> None:
         """Free the cells of checkpoints that have been forgotten."""
         for kind, sequence in self._checkpoints.items():
             if kind not in self._states.checkpoints:
-                self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+                self.shared.remove(sequence, 0)
 
     def reuse(self, tokens: Sequence[int]) -> None:
         """See `LanguageModel.reuse`: only whole states can be copied."""
@@ -176,7 +175,6 @@ class RecurrentContext(Context):
     def resync(self, *, unchanged: bool = False) -> None:
         """See `Context.resync`: goes back to a checkpoint, as the state may include tokens of the call."""
         self._tree.clear()
-        self._ends = {self._sequence: -1}
-        length = int(self._lib.llama_memory_seq_pos_max(self._memory, self._sequence)) + 1
+        length = self.shared.length(self._sequence)
         if not unchanged or length != len(self._cached):
             del self._cached[self._restore(len(self._cached)) :]

@@ -213,6 +213,18 @@ class SharedContext:
         """llama.cpp's pointer to the KV cache."""
         return self.native.inner(self._memory_address)
 
+    def copy(self, source: int, sequence: int, start: int, end: int) -> None:
+        """Add the cells of a sequence at positions from `start` to `end` − 1 to another one; −1: all."""
+        self.lib.llama_memory_seq_cp(self.memory, source, sequence, start, end)
+
+    def remove(self, sequence: int, start: int) -> bool:
+        """Remove a sequence's cells from a position on; returns whether llama.cpp did so."""
+        return bool(self.lib.llama_memory_seq_rm(self.memory, sequence, start, -1))
+
+    def length(self, sequence: int) -> int:
+        """Number of tokens of a sequence in the cache."""
+        return int(self.lib.llama_memory_seq_pos_max(self.memory, sequence)) + 1
+
     def decode(self, calls: Sequence[Call]) -> Sequence[Logits]:
         """Evaluate nodes of some of the rows in one llama_decode call: see `SharedModel.decode`."""
         n_tokens = sum(len(call.tokens) for call in calls)
@@ -231,12 +243,12 @@ class SharedContext:
             if self._capture and not code:
                 self._capture.finish(self._batch.native.n_tokens, self._order(calls))
             if self.pad_to:
-                self.lib.llama_memory_seq_rm(self.memory, self.padding, -1, -1)
+                self.remove(self.padding, 0)
             done = not code
         finally:
             if not done:  # failed, or interrupted by a signal handler
                 if self.pad_to:
-                    self.lib.llama_memory_seq_rm(self.memory, self.padding, -1, -1)
+                    self.remove(self.padding, 0)
                 for call in calls:
                     call.row.resync(unchanged=code == 1)  # type: ignore[attr-defined]  # a Context
         if code == 1:

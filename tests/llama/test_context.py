@@ -302,7 +302,7 @@ class Interrupted:
 
 def check(context, fresh_logits):
     """Check that the cache holds the tokens in `cached`, and no tree."""
-    assert context._ends == {0: -1}
+    assert context._tree._ends == {0: -1}
     for sequence in range(1, context.max_branches):
         assert context._lib.llama_memory_seq_pos_max(context._memory, sequence) == -1
     expected = fresh_logits(context.model, [*context.cached, 33])[-1]

@@ -72,7 +72,7 @@ def decode_in_calls(model, tokens, parents, sizes):
 
 
 def check_freed(context):
-    assert context._ends == {0: -1}
+    assert context._tree._ends == {0: -1}
     ends = [context._lib.llama_memory_seq_pos_max(context._memory, s) for s in range(1, context.max_branches)]
     assert set(ends) <= {-1}
 

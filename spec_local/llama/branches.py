@@ -1,0 +1,140 @@
+"""The tree of draft tokens that extends a row's history, and the llama.cpp sequences of its branches.
+
+In llama.cpp, a token attends to a cache cell if both share a sequence id and the cell's position is not
+later. Each branch of the tree is therefore a sequence: it is forked from its parent's sequence without
+copying data, and a token with several children belongs to the sequences of all of them. The history is always
+in the row's first sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from spec_local.core.language_model import Call
+from spec_local.errors import InvalidRequest
+from spec_local.llama.batch import Batch
+
+
+class Cells(Protocol):
+    """The cache of a context, whose cells belong to sequences."""
+
+    def copy(self, source: int, sequence: int, start: int, end: int) -> None:
+        """Add the cells of a sequence at positions from `start` to `end` − 1 to another one."""
+
+    def remove(self, sequence: int, start: int) -> bool:
+        """Remove a sequence's cells from a position on; returns whether llama.cpp did so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A token of the tree; `sequence` is one that contains it and all its ancestors."""
+
+    token: int
+    parent: int
+    position: int
+    sequence: int
+
+
+class Branches:
+    """The tree of one row.
+
+    Args:
+        cells: the cache.
+        first: the row's first sequence id, that of its history. Those of its branches follow.
+        limit: maximum number of branches, the first sequence included.
+
+    Attributes:
+        nodes: in the order in which they were added.
+    """
+
+    def __init__(self, cells: Cells, first: int, limit: int) -> None:
+        self.nodes: list[Node] = []
+        self._cells, self._first, self._limit = cells, first, limit
+        self._ends = {first: -1}  # the last node of each sequence in use; -1: no node
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def count(self, parents: Sequence[int]) -> int:
+        """Number of branches with more nodes, which have these parents.
+
+        Raises:
+            InvalidRequest: a parent does not exist.
+        """
+        ends, n_branches = set(self._ends.values()), len(self._ends)
+        for node, parent in enumerate(parents, len(self.nodes)):
+            if not -1 <= parent < node:
+                raise InvalidRequest(f"node {node} has parent {parent}: give -1 to {node - 1}")
+            if parent in ends:
+                ends.remove(parent)
+            else:
+                n_branches += 1
+            ends.add(node)
+        return n_branches
+
+    def add(self, batch: Batch, start: int, call: Call, n_logits: int, n_history: int) -> None:
+        """Add a call's nodes to the tree and to a batch, and fork sequences where they branch off.
+
+        Args:
+            start: number of entries that the batch already has.
+            n_logits: number of the last nodes whose logits are computed.
+            n_history: number of tokens before the tree.
+        """
+        n_before, first_wanted = len(self.nodes), len(call.tokens) - n_logits
+        for i, (token, parent) in enumerate(zip(call.tokens, call.parents, strict=True)):
+            position, sequence = n_history, self._first
+            if parent >= 0:
+                position, sequence = self.nodes[parent].position + 1, self.nodes[parent].sequence
+            if self._ends[sequence] != parent:
+                sequence = self._fork(batch, start, parent, n_before, n_history)
+            self._ends[sequence] = n_before + i
+            self.nodes.append(Node(token, parent, position, sequence))
+            batch.put(start + i, token, position, sequence, i >= first_wanted)
+
+    def _fork(self, batch: Batch, start: int, node: int, n_before: int, n_history: int) -> int:
+        """Create a sequence that ends with `node`; nodes from `n_before` on are not evaluated yet."""
+        sequence = self._first + len(self._ends)
+        while node >= n_before:
+            batch.add_sequence(start + node - n_before, sequence)
+            node = self.nodes[node].parent
+        source, length = self._first, n_history
+        if node >= 0:
+            source, length = self.nodes[node].sequence, self.nodes[node].position + 1
+        if length:
+            self._cells.copy(source, sequence, 0, length)
+        return sequence
+
+    def check_path(self, path: Sequence[int]) -> None:
+        """Raise InvalidRequest if nodes are not a path from the root."""
+        node = -1
+        for child in path:
+            if not 0 <= child < len(self.nodes) or self.nodes[child].parent != node:
+                raise InvalidRequest(f"node {child} is not a child of node {node}: give a path from the root")
+            node = child
+
+    def take(self, path: Sequence[int], n_history: int) -> None:
+        """Put the cells of a path into the first sequence, in the place of other nodes."""
+        source = self.nodes[path[-1]].sequence if path else self._first
+        if source != self._first:
+            self._cells.remove(self._first, n_history)
+            self._cells.copy(source, self._first, n_history, n_history + len(path))
+            self._ends[self._first] = path[-1]
+
+    def end(self, n_history: int) -> int:
+        """Number of tokens in the first sequence: the history, and the nodes that are in it."""
+        last = self._ends[self._first]
+        return n_history if last < 0 else self.nodes[last].position + 1
+
+    def free(self, *, all_ids: bool = False) -> None:
+        """Free the cells of all sequences but the first.
+
+        Args:
+            all_ids: also those of sequences that should be empty, after an interruption.
+        """
+        for sequence in range(1, self._limit if all_ids else len(self._ends)):
+            self._cells.remove(self._first + sequence, 0)
+
+    def clear(self) -> None:
+        """Forget all nodes; the cells must have been freed."""
+        self.nodes.clear()
+        self._ends = {self._first: -1}
