@@ -91,6 +91,11 @@ class Branches:
             self.nodes.append(Node(token, parent, position, sequence))
             batch.put(start + i, token, position, sequence, i >= first_wanted)
 
+    def add_unevaluated(self, token: int) -> None:
+        """Add the first token of an empty history without an entry in a batch: it gets no cell."""
+        self._ends[self._first] = len(self.nodes)
+        self.nodes.append(Node(token, -1, 0, self._first))
+
     def _fork(self, batch: Batch, start: int, node: int, n_before: int, n_history: int) -> int:
         """Create a sequence that ends with `node`; nodes from `n_before` on are not evaluated yet."""
         sequence = self._first + len(self._ends)

@@ -50,32 +50,36 @@ def _difference(head: Model, main: Model) -> str | None:
     return None
 
 
-def open_eagle_rows(head: Model, mains: Sequence[Context]) -> Sequence[HeadRow]:
+def open_eagle_rows(
+    head: Model, mains: Sequence[Context], *, max_branches: int | None = None
+) -> Sequence[HeadRow]:
     """Create a context for a head, with a row for each row of the main model.
 
     Args:
         mains: opened with the `hidden_states` of this head.
+        max_branches: see `SharedHead`; None: as many as the main model's rows have.
 
     Raises:
         ModelError: the head does not fit.
         ContextOverflow, BackendError: see `SharedHead`.
     """
     hidden_states(head, mains[0].model)
-    shared = _SharedEagle(head, mains[0].shared, len(mains))
+    shared = _SharedEagle(head, mains[0].shared, len(mains), max_branches or mains[0].max_branches)
     return [HeadRow(shared, i) for i in range(len(mains))]
 
 
 class _SharedEagle(SharedHead):
     encodes = skips_first = returns_all = True
 
-    def __init__(self, model: Model, main: SharedContext, n_rows: int) -> None:
+    def __init__(self, model: Model, main: SharedContext, n_rows: int, max_branches: int) -> None:
         kv_bytes = model.kv_bytes(n_rows * main.n_ctx, CACHE_TYPES[main.cache_type])
-        super().__init__(model, main, n_rows, kv_bytes, ctx_other=main.handle.address)
+        other = main.handle.address
+        super().__init__(model, main, n_rows, kv_bytes, max_branches=max_branches, ctx_other=other)
         width = len(model.target_layers) * main.model.n_embd
         # llama.cpp reserves a row of logits for each state.
         self._encoder_batch = Batch(self._lib, self.max_logits, width=width, has_tokens=False)
         for i in range(self.max_logits):
-            self._encoder_batch.put(i, 0, i, n_rows, True)
+            self._encoder_batch.put(i, 0, i, n_rows * self.max_branches, True)
 
     def _encode(self, calls: Sequence[Call]) -> None:
         received = [call.row.received for call in calls]  # type: ignore[attr-defined]  # a HeadRow

@@ -3,11 +3,15 @@
 Entry i of a head's cache is a pair: token i, and the state of token i − 1. This is how llama.cpp drafts with
 heads (common/speculative.cpp), except that the accepted tokens of a step are evaluated in the same call as
 the first draft token of the next one.
+
+The state of a draft token is the head's own output for its pair, so that a tree takes a call for each of its
+levels. Every branch has its own sequence: see `spec_local.llama.branches`.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spec_local.core.language_model import (
     Call,
@@ -18,6 +22,7 @@ from spec_local.core.language_model import (
 )
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama.batch import Batch
+from spec_local.llama.branches import Branches
 from spec_local.llama.llama_head import LlamaHead
 from spec_local.llama.received_states import ReceivedStates, State
 from spec_local.llama.shared_head import SharedHead
@@ -34,15 +39,18 @@ class HeadRow(LlamaHead):
     """
 
     shared: SharedHead
-    max_branches = 1
 
     def __init__(self, shared: SharedHead, index: int) -> None:
         super().__init__(shared, index)
-        self.max_logits = shared.max_logits
-        self._tree: list[int] = []  # a chain
+        self.max_logits, self.max_branches = shared.max_logits, shared.max_branches
+        self._sequence = index * shared.max_branches  # the first of this row's sequence ids
+        self._tree = Branches(shared, self._sequence, shared.max_branches)
         self._n_true = 0  # the first entries of the cache, evaluated with the main model's states
         self._received = ReceivedStates()
-        self._own: dict[int, State] = {}  # the head's output, which takes the place of a token's state
+        # The head's output, which takes the place of a token's state: of tokens of the history by position,
+        # and of the tree by node.
+        self._own: dict[int, State] = {}
+        self._outputs: dict[int, State] = {}
 
     @property
     def received(self) -> ReceivedStates:
@@ -57,7 +65,7 @@ class HeadRow(LlamaHead):
     # Evaluating
 
     def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
-        """Prepare a call: see `Row.call`. The states before all tokens but the first must be known."""
+        """Prepare a call: see `Row.call`. The state of a token before another one of it must be known."""
         _ = self.handle
         n, start = len(tokens), len(self._cached) + len(self._tree)
         if not 1 <= n <= self.max_tokens or not 0 <= n_logits <= min(n, self.max_logits):
@@ -70,15 +78,35 @@ class HeadRow(LlamaHead):
             raise ContextOverflow(
                 f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
             )
-        self._check_chain(tokens, parents)
-        if not all(self._has_state(start + i - 1) for i in range(1, n)):
-            raise InvalidRequest("a head evaluates tokens without the main model's states one by one")
+        self._check_tree(tokens, parents)
+        if self._n_ready(tokens, parents) < n:
+            raise InvalidRequest("a head evaluates tokens without the main model's states level by level")
         return Call(self, tokens, parents, n_logits)
 
-    def _check_chain(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        first = len(self._tree) - 1
-        if list(parents) != list(range(first, first + len(tokens))):
-            raise InvalidRequest("a head evaluates chains only: give each token's parent as the one before")
+    def _check_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        if len(tokens) != len(parents):
+            raise InvalidRequest(
+                f"{len(tokens)} tokens with {len(parents)} parents: give one parent per token"
+            )
+        n_branches = self._tree.count(parents)
+        if n_branches > self.max_branches:
+            raise InvalidRequest(f"a tree with {n_branches} branches: give at most {self.max_branches}")
+
+    def _n_ready(self, tokens: Sequence[int], parents: Sequence[int]) -> int:
+        """How many of the first of these nodes can be evaluated in one call."""
+        nodes, n_before = self._tree.nodes, len(self._tree)
+        positions: list[int] = []
+        for parent in parents:
+            position = len(self._cached)
+            if parent >= n_before:  # it is in the same call
+                token, before = tokens[parent - n_before], positions[parent - n_before]
+                if not self._assumes_states and self._received.of(token, before) is None:
+                    break
+                position = before + 1
+            elif parent >= 0:
+                position = nodes[parent].position + 1
+            positions.append(position)
+        return len(positions)
 
     def fill_batch(self, batch: Batch, start: int, call: Call, n_logits: int) -> None:
         """Add the tokens of a call to the tree and to a batch.
@@ -87,24 +115,33 @@ class HeadRow(LlamaHead):
             start: number of entries that the batch already has.
             n_logits: number of the last tokens whose logits are computed.
         """
-        first_wanted = len(call.tokens) - n_logits
-        for i, token in enumerate(call.tokens):
-            position = len(self._cached) + len(self._tree)
-            self._tree.append(token)
-            batch.put(start + i, token, position, self._sequence, i >= first_wanted)
-            batch.vectors[start + i] = self._state(position - 1)
+        self._tree.add(batch, start, call, n_logits, len(self._cached))
+        for i, parent in enumerate(call.parents, start):
+            batch.vectors[i] = self._state(parent)
 
-    def _has_state(self, position: int) -> bool:
-        return self._assumes_states or position in self._received
+    def _state(self, node: int) -> State:
+        """The main model's state of a node's token, or what takes its place; −1: of the history's last."""
+        if node < 0:
+            position = len(self._cached) - 1
+            state, own = self._received.get(position), self._own.get(position)
+        else:
+            known = self._tree.nodes[node]
+            state, own = self._received.of(known.token, known.position), self._outputs.get(node)
+        if state is None:
+            state = own
+        return self.shared.zeros if state is None else state
 
-    def _state(self, position: int) -> State:
-        """The main model's state of a token, or what takes its place."""
-        state = self._received.get(position)
-        return self._own.get(position, self.shared.zeros) if state is None else state
+    def on_evaluated(self, outputs: NDArray[np.float32]) -> None:
+        """Note that the last nodes of the tree have been evaluated.
 
-    def on_evaluated(self, output: State) -> None:
-        """Note that the last token of the tree has been evaluated, and the head's output."""
-        self._own[len(self._cached) + len(self._tree) - 1] = output.copy()
+        Args:
+            outputs: the head's, float32 (number of these nodes, width); overwritten by the next call.
+        """
+        first = len(self._tree) - len(outputs)
+        inner = {node.parent for node in self._tree.nodes[first:]}  # the states of these were known
+        for node, output in enumerate(outputs, first):
+            if node not in inner:
+                self._outputs[node] = output.copy()
 
     def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
         """Append tokens to the history: see `LanguageModel.evaluate`.
@@ -112,30 +149,27 @@ class HeadRow(LlamaHead):
         Tokens whose states are known are evaluated in one call, others one by one.
         """
         self.commit(())
-        logits = yield from self._extend(tokens, n_logits)
+        logits = yield from self._extend(tokens, range(-1, len(tokens) - 1), n_logits)
         self.commit(range(len(tokens)))
         return logits
 
     def decode_tree_calls(
         self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
     ) -> Calls[Logits]:
-        """Add tokens to the chain: see `LanguageModel.decode_tree`."""
-        self._check_chain(tokens, parents)
-        return (yield from self._extend(tokens, len(tokens) if n_logits is None else n_logits))
+        """Add nodes to the tree, in a call for each of their levels: see `LanguageModel.decode_tree`."""
+        self._check_tree(tokens, parents)
+        return (yield from self._extend(tokens, parents, len(tokens) if n_logits is None else n_logits))
 
-    def _extend(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+    def _extend(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Calls[Logits]:
         parts: list[Logits] = []
         done = 0
+        if self.shared.skips_first and not self._cached and not self._tree and n_logits < len(tokens):
+            self._tree.add_unevaluated(tokens[0])  # there is no state before it, and hence no pair
+            done = 1
         while done < len(tokens):
-            start = len(self._cached) + len(self._tree)
-            if not start and self.shared.skips_first and n_logits < len(tokens):
-                self._tree.append(tokens[0])  # there is no state before it, and hence no pair
-                done = 1
-                continue
-            n, wanted = self._next_part(start, len(tokens) - done, n_logits)
-            first = len(self._tree) - 1
+            n, wanted = self._next_part(tokens[done:], parents[done:], n_logits)
             n_rows = n if wanted and self.shared.returns_all else wanted
-            logits = yield self.call(tokens[done : done + n], range(first, first + n), n_rows)
+            logits = yield self.call(tokens[done : done + n], parents[done : done + n], n_rows)
             done += n
             if wanted:  # a view, which the next call overwrites
                 found = logits[n_rows - wanted :]
@@ -144,12 +178,10 @@ class HeadRow(LlamaHead):
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
 
-    def _next_part(self, start: int, n_left: int, n_logits: int) -> tuple[int, int]:
-        """How many of the next `n_left` tokens to evaluate in one call, and how many logits to keep."""
-        n = 1
-        while n < min(n_left, self.max_tokens) and self._has_state(start + n - 1):
-            n += 1
-        wanted = min(n, max(0, n_logits - (n_left - n)))
+    def _next_part(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> tuple[int, int]:
+        """How many of the next nodes to evaluate in one call, and how many logits to keep."""
+        n = min(self.max_tokens, self._n_ready(tokens, parents))
+        wanted = min(n, max(0, n_logits - (len(tokens) - n)))
         n_rows = n if self.shared.returns_all else wanted
         if not wanted or n_rows <= (_MAX_REREAD if wanted < n_rows else self.max_logits):
             return n, wanted
@@ -158,19 +190,25 @@ class HeadRow(LlamaHead):
     # Changing the history
 
     def commit(self, path: Sequence[int]) -> None:
-        """Commit the first nodes of the chain and discard the others: see `LanguageModel.commit`."""
+        """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
         _ = self.handle
-        if list(path) != list(range(len(path))) or len(path) > len(self._tree):
-            raise InvalidRequest("a path of a chain has its first nodes, in order")
-        kept, dropped = self._tree[: len(path)], self._tree[len(path) :]
-        for token in kept:
-            position = len(self._cached)
+        self._tree.check_path(path)
+        nodes, outputs = self._tree.nodes, self._outputs
+        try:
+            self._tree.take(path, len(self._cached))
+        except BaseException:  # from a signal handler
+            self.resync()
+            raise
+        for node in path:
+            position, token = len(self._cached), nodes[node].token
             if position == self._n_true and self._is_true(position, token):
                 self._n_true += 1
+            if node in outputs:
+                self._own[position] = outputs[node]
             self._cached.append(token)
-        self._tree.clear()
-        if dropped:
+        if len(path) < len(nodes):
             self._cut(len(self._cached))
+        self._forget(len(self._cached))
         start = self._n_true - 2  # one more than the next pair needs: the last one may be dropped
         self._received.forget(start)
         self._own = {position: output for position, output in self._own.items() if position >= start}
@@ -183,7 +221,7 @@ class HeadRow(LlamaHead):
         return has_state and (is_next or tokens[position : position + 1] == [token])
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens, and discard the chain: see `LanguageModel.truncate`."""
+        """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
         _ = self.handle
         if not 0 <= length <= len(self._cached):
             raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
@@ -198,12 +236,25 @@ class HeadRow(LlamaHead):
             self._received.truncate(self._received.n_usable(length, self._received.tokens))
 
     def _cut(self, length: int) -> None:
-        """Reduce the cache to `length` tokens, and drop the chain."""
+        """Reduce the cache to `length` tokens, and drop the tree."""
+        removed = done = False
+        try:
+            removed = self.shared.remove(self._sequence, length)
+            self._tree.free()
+            done = removed
+        finally:
+            if not done:
+                self.resync()
+        if not removed:
+            raise BackendError("llama.cpp could not discard the last tokens: please report it")
+        self._forget(length)
+
+    def _forget(self, length: int) -> None:
+        """Forget the tree, and the tokens from a position on."""
         self._tree.clear()
+        self._outputs.clear()
         del self._cached[length:]
         self._own = {position: output for position, output in self._own.items() if position < length}
-        if not self.shared.remove(self._sequence, length):
-            raise BackendError("llama.cpp could not discard the last tokens: please report it")
 
     def reuse(self, tokens: Sequence[int]) -> None:
         """Make the history a prefix of `tokens`, as long as `n_received` can be: see `LanguageModel.reuse`.
@@ -215,7 +266,9 @@ class HeadRow(LlamaHead):
         n_received, n_pairs = best.known(tokens)
         if best is not self:
             self._cut(0)
-            self.shared.copy(best._sequence, self._sequence, n_pairs)
+            # The entry of the first token, if there is one, only took the place of a missing one.
+            if (start := int(self.shared.skips_first)) < n_pairs:
+                self.shared.copy(best._sequence, self._sequence, start, n_pairs)
             self._cached, self._received = tokens[:n_pairs], best._received.copy()
         else:
             self._cut(n_pairs)
@@ -253,7 +306,9 @@ class HeadRow(LlamaHead):
             yield from self.evaluate_calls(tokens[start : start + self.max_tokens], 0)
 
     def resync(self) -> None:
-        """Discard the chain after a failed or interrupted call; llama.cpp's cache has the length."""
+        """Discard the tree after a failed or interrupted call; llama.cpp's cache has the length."""
         length = min(len(self._cached), self.shared.length(self._sequence))
-        self._cut(length)
+        self._tree.free(all_ids=True)
+        self.shared.remove(self._sequence, length)
+        self._forget(length)
         self._follow(length)

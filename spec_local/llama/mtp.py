@@ -28,11 +28,12 @@ def has_mtp(model: Model) -> bool:
     return model.number("nextn_predict_layers") == 1 and model.architecture in _ARCHITECTURES
 
 
-def open_mtp_rows(mains: Sequence[Context]) -> Sequence[HeadRow]:
+def open_mtp_rows(mains: Sequence[Context], *, max_branches: int | None = None) -> Sequence[HeadRow]:
     """Create a context for a model's layer for multi-token prediction, with a row for each of its rows.
 
     Args:
         mains: of a model with ``load_mtp``, opened with `HIDDEN_STATES`.
+        max_branches: see `SharedHead`; None: as many as the main model's rows have.
 
     Raises:
         ModelError: the file has no such layer.
@@ -41,12 +42,12 @@ def open_mtp_rows(mains: Sequence[Context]) -> Sequence[HeadRow]:
     model = mains[0].model
     if not model.n_nextn or not has_mtp(model):
         raise ModelError(f"{model.path.name} has no layer for multi-token prediction: draft without it")
-    shared = _SharedMtp(model, mains[0].shared, len(mains))
+    shared = _SharedMtp(model, mains[0].shared, len(mains), max_branches or mains[0].max_branches)
     return [HeadRow(shared, i) for i in range(len(mains))]
 
 
 class _SharedMtp(SharedHead):
-    def __init__(self, model: Model, main: SharedContext, n_rows: int) -> None:
+    def __init__(self, model: Model, main: SharedContext, n_rows: int, max_branches: int) -> None:
         kv_bytes = model.kv_bytes(n_rows * main.n_ctx, CACHE_TYPES[main.cache_type]) // model.n_layers
         kind = runtime.library().LLAMA_CONTEXT_TYPE_MTP
-        super().__init__(model, main, n_rows, kv_bytes, ctx_type=kind)
+        super().__init__(model, main, n_rows, kv_bytes, max_branches=max_branches, ctx_type=kind)

@@ -34,6 +34,11 @@ class ReceivedStates:
         """The state at a position, if it is known."""
         return self._states.get(position)
 
+    def of(self, token: int, position: int) -> State | None:
+        """The state at a position, if it is known and that of this token."""
+        state = self._states.get(position)
+        return None if state is None or self.tokens[position] != token else state
+
     def replace(self, position: int, state: State) -> None:
         """Replace a state by its encoded form."""
         self._states[position] = state

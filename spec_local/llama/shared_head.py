@@ -12,7 +12,7 @@ from spec_local.llama.batch import Batch
 from spec_local.llama.float_rows import FloatRows
 from spec_local.llama.llama_head import HeadContext
 from spec_local.llama.model import Model
-from spec_local.llama.shared_context import SharedContext
+from spec_local.llama.shared_context import MAX_SEQUENCES, SharedContext
 
 _ROW_OUTPUTS, _MIN_OUTPUTS = 8, 32  # rows of logits of a call: for each row, and at least
 
@@ -23,6 +23,7 @@ class SharedHead(HeadContext):
     Args:
         model, main, kv_bytes, params: see `HeadContext`.
         n_rows: number of rows.
+        max_branches: maximum number of leaves of a row's tree; fewer if llama.cpp has too few sequence ids.
 
     Attributes:
         zeros: a state of zeros, where none is known.
@@ -39,8 +40,21 @@ class SharedHead(HeadContext):
     returns_all = False
     """Whether a call has logits for all tokens of a row or for none."""
 
-    def __init__(self, model: Model, main: SharedContext, n_rows: int, kv_bytes: int, **params: Any) -> None:
-        self.max_logits = min(main.max_tokens, max(_MIN_OUTPUTS, _ROW_OUTPUTS * n_rows))
+    def __init__(
+        self,
+        model: Model,
+        main: SharedContext,
+        n_rows: int,
+        kv_bytes: int,
+        *,
+        max_branches: int = 1,
+        **params: Any,
+    ) -> None:
+        self.max_branches = max(1, min(max_branches, (MAX_SEQUENCES - self.encodes) // n_rows))
+        n_outputs = n_rows * max(_ROW_OUTPUTS, self.max_branches)
+        self.max_logits = min(main.max_tokens, max(_MIN_OUTPUTS, n_outputs))
+        # The last id is for the states to encode, which do not enter the cache.
+        n_sequences = n_rows * self.max_branches + self.encodes
         self.zeros = np.zeros(model.n_embd, np.float32)
         super().__init__(
             model,
@@ -48,13 +62,13 @@ class SharedHead(HeadContext):
             n_cells=n_rows * main.n_ctx,
             kv_bytes=kv_bytes,
             max_tokens=main.max_tokens,
-            n_sequences=n_rows + 1,  # one for the states to encode, which do not enter the cache
-            n_outputs=max(self.max_logits, n_rows + 1),
+            n_sequences=n_sequences,
+            n_outputs=max(self.max_logits, n_sequences),
             **params,
         )
         # Not masked: masked, llama.cpp returns the rows of the first tokens instead of the wanted ones.
         self._extensions.llama_set_embeddings_nextn(self.handle, True, False)
-        self._batch = Batch(self._lib, self.max_tokens, width=model.n_embd)
+        self._batch = Batch(self._lib, self.max_tokens, self.max_branches, width=model.n_embd)
         self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
         self._outputs = FloatRows(self.native, self.max_tokens, model.n_embd)
 
@@ -64,10 +78,9 @@ class SharedHead(HeadContext):
             start = 0  # the first token's entry, if there is one, only took the place of a missing one
         return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1))
 
-    def copy(self, source: int, sequence: int, length: int) -> None:
-        """Let a row, which must be empty, share the first entries of another one."""
-        if length > self.skips_first:
-            self._lib.llama_memory_seq_cp(self._memory, source, sequence, int(self.skips_first), length)
+    def copy(self, source: int, sequence: int, start: int, end: int) -> None:
+        """Add the entries of a sequence at positions from `start` to `end` − 1 to another one."""
+        self._lib.llama_memory_seq_cp(self._memory, source, sequence, start, end)
 
     def decode(self, calls: Sequence[Call]) -> Sequence[Logits]:
         """Evaluate tokens of some of the rows in one call: see `SharedModel.decode`."""
@@ -111,8 +124,9 @@ class SharedHead(HeadContext):
         found: dict[int, Logits] = {}
         n_tokens = n_logits = 0
         for call in calls:
+            own = outputs[n_tokens : n_tokens + len(call.tokens)]
             n_tokens += len(call.tokens)
-            call.row.on_evaluated(outputs[n_tokens - 1])  # type: ignore[attr-defined]  # a HeadRow
+            call.row.on_evaluated(own)  # type: ignore[attr-defined]  # a HeadRow
             found[id(call)] = logits[n_logits : n_logits + call.n_logits]
             n_logits += call.n_logits
         return found

@@ -61,12 +61,15 @@ class Pair:
         self.head = Model(head_path) if kind == "eagle" else self.main
         self.made = []
 
-    def open(self, n_rows=1, **options):
-        """Rows of the main model and of the head."""
+    def open(self, n_rows=1, branches=None, **options):
+        """Rows of the main model and of the head; branches: of the head's trees, usually the main model's."""
         hidden = hidden_states(self.head, self.main) if self.kind == "eagle" else HIDDEN_STATES
         usual = {"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1, "flash_attention": False}
         mains = open_rows(self.main, n_rows, hidden=hidden, **usual | options)
-        heads = open_eagle_rows(self.head, mains) if self.kind == "eagle" else open_mtp_rows(mains)
+        if self.kind == "eagle":
+            heads = open_eagle_rows(self.head, mains, max_branches=branches)
+        else:
+            heads = open_mtp_rows(mains, max_branches=branches)
         self.made += [heads[0], mains[0]]
         return mains, heads
 
@@ -294,12 +297,8 @@ def test_logits_do_not_depend_on_how_calls_are_made(pair):
     assert head.cached == [*PROMPT, 20, 30]
 
 
-def test_a_head_evaluates_chains_only(eagle):
+def test_states_must_not_be_missing(eagle):
     _, (head,) = eagle.open()
-    head.evaluate(PROMPT[:1], 1)
-    head.decode_tree([10], [-1])
-    with pytest.raises(InvalidRequest, match="chains only"):
-        head.decode_tree([11], [-1])
     with pytest.raises(InvalidRequest, match="missing"):
         head.receive(3, [1], np.zeros((1, 192), np.float32))
 
