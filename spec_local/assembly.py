@@ -17,7 +17,7 @@ from spec_local.policies import Experience, Policy, PolicyOptions
 from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.adaptive import could_gain
 from spec_local.policies.choice import best_chain
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import CallCosts, CostModel, LevelCosts
 from spec_local.policies.experience import Answers
 from spec_local.policies.sharing import RowCosts, SharedCalls
 from spec_local.proposers import (
@@ -54,6 +54,11 @@ class Slot:
     recycling: Recycling
     experience: dict[tuple[Kind, int], Experience] = field(default_factory=dict)
 
+    @property
+    def head(self) -> LlamaHead | None:
+        """The draft, if it is a head."""
+        return self.draft if isinstance(self.draft, LlamaHead) else None
+
     def clear(self) -> None:
         """Free all cells."""
         for context in (self.main, self.draft):
@@ -69,7 +74,7 @@ class ProposerFactory:
         vocabulary_map: maps between the vocabularies, if they differ.
         costs: returns the seconds per call of the main and the draft model; measured in a slot when first
             called.
-        staging: the same for draft model calls that return logits for every token.
+        levels: the same for draft model calls that return logits for every token.
     """
 
     def __init__(
@@ -77,12 +82,12 @@ class ProposerFactory:
         slots: Sequence[Slot],
         vocabulary_map: VocabularyMap | None,
         costs: Callable[[Slot], tuple[CostModel, CostModel | None]],
-        staging: Callable[[Slot], CostModel | None],
+        levels: Callable[[Slot], CostModel | None],
     ) -> None:
         self.datastore: Datastore | None = None
         self._main, self._draft, self._map = slots[0].main, slots[0].draft, vocabulary_map
         self._first = slots[0]
-        self._costs, self._staging = costs, staging
+        self._costs, self._levels = costs, levels
         self._shared: tuple[RowCosts, RowCosts | None] | None = None
         # What all rows learn, by kind of answer, and whole answers by the number of rows, too.
         self._acceptance: dict[Kind, AcceptanceModel] = {}
@@ -152,8 +157,8 @@ class ProposerFactory:
         if "draft" in names and not self._draft:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
-            if isinstance(self._draft, LlamaHead):
-                raise InvalidRequest("a head drafts chains only: leave the shape at chain (--shape chain)")
+            if isinstance(self._draft, LlamaHead) and self._main.max_branches > 1:
+                raise InvalidRequest("this head drafts chains only: leave the shape at chain (--shape chain)")
             if any(context.model.is_recurrent for context in (self._main, self._draft) if context):
                 raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
@@ -180,9 +185,7 @@ class ProposerFactory:
     ) -> DraftModel:
         assert slot.draft is not None
         assert slot.drafter is not None
-        head = slot.draft if isinstance(slot.draft, LlamaHead) else None
-        # A head evaluates staged tokens one by one, and thus gains nothing.
-        lookup = PromptLookup.create(calibrated=True) if policy.may_stage and not head else None
+        lookup = PromptLookup.create(calibrated=True) if policy.may_stage and not slot.head else None
         if self._map and settings.cross_vocab == "slem":
             return StringLevelDraft(
                 slot.draft,
@@ -201,7 +204,7 @@ class ProposerFactory:
             n_vocab=vocabulary.n_tokens,
             is_end=vocabulary.is_end,
             lookup=lookup,
-            head=head,
+            head=slot.head,
         )
 
     def _policy(
@@ -217,6 +220,7 @@ class ProposerFactory:
                 p_min=settings.draft_p_min,
                 costs=lambda: self._shared_costs(slot),
                 staging=lambda: self._staging_costs(settings, slot),
+                levels=lambda: self._levels(slot) if self._may_branch(settings) else None,
                 experience=self._known(settings, slot, n_rows),
                 tree_nodes=settings.tree_nodes if self._may_branch(settings) else 0,
                 max_tokens=settings.max_tokens,
@@ -254,8 +258,8 @@ class ProposerFactory:
         exact_match = settings.rule == "exact-match"
         if settings.shape == "tree":
             if settings.sampling.temperature == 0 or settings.greedy_draft:
-                main, draft = self._shared_costs(slot) if settings.policy == "adaptive" else (None, None)
-                return BestFirst(settings.tree_nodes, costs=(main, draft) if main and draft else None)
+                costs = self._tree_costs(slot) if settings.policy == "adaptive" else None
+                return BestFirst(settings.tree_nodes, costs=costs)
             if exact_match:
                 return Coupled(settings.tree_nodes)
             return Drawn(VERIFIERS[settings.rule].drawing, settings.tree_nodes)
@@ -263,12 +267,21 @@ class ProposerFactory:
             return Chain("greedy", policy)
         return Chain("coupled" if exact_match else "drawn", policy)
 
+    def _tree_costs(self, slot: Slot) -> tuple[CallCosts, CallCosts] | None:
+        """Seconds of the main model's calls, and of the draft model's for levels of a tree."""
+        main, draft = self._shared_costs(slot)
+        levels = self._levels(slot)
+        if not draft:
+            return None
+        return main, LevelCosts(draft, levels) if levels else draft
+
     def _staging_costs(self, settings: GenerationSettings, slot: Slot) -> CostModel | None:
         """The costs of staging; None if it would not pay even if every staged token were drafted."""
         main, draft = self._costs(slot)
-        if settings.staged == 0 or not draft or not could_gain(main, draft):
+        # A head evaluates staged tokens one by one.
+        if settings.staged == 0 or not draft or slot.head or not could_gain(main, draft):
             return None
-        costs = self._staging(slot)
+        costs = self._levels(slot)
         if costs and any(n * draft.seconds(1) > costs.seconds(1 + n) - costs.seconds(1) for n in (1, 3)):
             return costs
         return None

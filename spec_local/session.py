@@ -47,6 +47,12 @@ __all__ = ["Done", "RowEvent", "Session", "Text"]
 _USUAL_CONTEXT = 4096
 _MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
 _ROW_TOKENS = 8  # of them for each row: there is room for a draft
+_LEVELS = (
+    1,
+    2,
+    4,
+    8,
+)  # tokens of draft calls whose cost with all logits is measured; the last only for trees
 _MAX_ROWS = 8  # unless more are asked for
 _USUAL = GenerationSettings()
 
@@ -91,9 +97,9 @@ class Session:
         self.drafter = self._slots[0].drafter
         """The draft model; it reads and drafts tokens of the main model's vocabulary."""
         self._costs: tuple[CostModel, CostModel | None] | None = None
-        self._staging: CostModel | None = None
+        self._levels: CostModel | None = None
         self._factory = ProposerFactory(
-            self._slots, self.vocabulary_map, self._known_costs, self._staging_costs
+            self._slots, self.vocabulary_map, self._known_costs, self._level_costs
         )
         self._log: Callable[[str], None] = lambda line: None
         self._resources = ExitStack()
@@ -420,13 +426,13 @@ class Session:
             self._costs = self._known(slot.main, 1.5), draft
         return self._costs
 
-    def _staging_costs(self, slot: Slot) -> CostModel | None:
+    def _level_costs(self, slot: Slot) -> CostModel | None:
         """Seconds per draft model call that returns logits for every token; measured once per session."""
-        draft = slot.draft if isinstance(slot.draft, Context) else None  # a head has nothing to gain
-        room = draft.n_ctx - len(draft.cached) if draft else 0
-        if not self._staging and draft and room > 4:
-            self._staging = measure(draft, (1, 2, 4), 2)
-        return self._staging
+        draft = slot.draft
+        if not self._levels and draft and draft.n_ctx - len(draft.cached) > _LEVELS[-1]:
+            with _known_states(draft):
+                self._levels = measure(draft, _LEVELS if draft.max_branches > 1 else _LEVELS[:-1], 2)
+        return self._levels
 
     def _known(self, context: Context | LlamaHead, budget: float, rows: int | None = None) -> CostModel:
         if context.n_ctx - len(context.cached) < MAX_DRAFT:

@@ -16,7 +16,7 @@ from spec_local.lookups.base import Candidates
 from spec_local.policies.acceptance_model import Floats
 from spec_local.policies.base import DraftOutput, Offer, Policy, PolicyOptions, Source
 from spec_local.policies.choice import Step, best_chain, best_size
-from spec_local.policies.cost_model import CallCosts, CostModel
+from spec_local.policies.cost_model import CallCosts, CostModel, LevelCosts
 from spec_local.policies.experience import Experience
 from spec_local.policies.lookup_judge import Judged, merged
 from spec_local.policies.loss_budget import Kind
@@ -49,6 +49,7 @@ class Adaptive(Policy):
         tree: maximum nodes of a tree; 0: chains only.
         max_tokens: of the answer, if known.
         staging: seconds of draft calls that return logits for every token; None: nothing is staged.
+        levels: the same, for the levels of trees; None: as `draft`.
         n_staged: see `Policy`.
         clock: seconds.
     """
@@ -65,6 +66,7 @@ class Adaptive(Policy):
         tree: int = 0,
         max_tokens: int | None = None,
         staging: CostModel | None = None,
+        levels: CostModel | None = None,
         n_staged: int = MAX_STAGED,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -72,6 +74,7 @@ class Adaptive(Policy):
         self._main = RowCosts(main) if isinstance(main, CostModel) else main
         self._all_drafts = RowCosts(draft) if isinstance(draft, CostModel) else draft
         self._staging, self._clock = staging, clock
+        self._levels = RowCosts(levels) if levels else None
         self._experience = known = experience or Experience()
         self._acceptance, self._budget = known.acceptance, known.budget
         self._max_tree, self._max_tokens = tree, max_tokens
@@ -106,6 +109,7 @@ class Adaptive(Policy):
             tree=options.tree_nodes,
             max_tokens=options.max_tokens,
             staging=options.staging(),
+            levels=options.levels(),
             n_staged=MAX_STAGED if options.n_staged is None else options.n_staged,
             clock=options.clock,
         )
@@ -326,7 +330,9 @@ class Adaptive(Policy):
         first = self._acceptance.recent.mean
         ranks = [first, *((1.0 - first) * share for share in _BY_RANK)]
         n_max = min(self._max_tree, self._offer.max_path)
-        tree = plan(ranks, self._main, self._draft, n_max, n_max)
+        levels = self._levels.at(self._draft.n_rows) if self._levels else None
+        drafts = LevelCosts(self._draft, levels) if levels else self._draft
+        tree = plan(ranks, self._main, drafts, n_max, n_max)
         chain = plan(ranks[:1], self._main, self._draft, n_max, n_max)
         pays = not tree.is_chain and tree.speed > _TREE_MARGIN * chain.speed
         self.tree_nodes, self.tree_depth = (len(tree.parents), tree.depth) if pays else (0, 0)

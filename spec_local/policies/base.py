@@ -77,6 +77,7 @@ class PolicyOptions:
         costs: measures seconds a call of the main and the draft model (None: there is no draft model) when
             first called.
         staging: the same of draft calls that return logits for every token; None: staging does not pay.
+        levels: the same, for the levels of a tree; None: there are no trees, or no draft model.
         experience: what earlier answers of the session taught; grows.
         tree_nodes: maximum nodes of a tree; 0: chains only.
         max_tokens: of the answer, if known.
@@ -88,6 +89,7 @@ class PolicyOptions:
     p_min: float = 0.75
     costs: Callable[[], Costs] = _unknown_costs
     staging: Callable[[], CostModel | None] = lambda: None
+    levels: Callable[[], CostModel | None] = lambda: None
     experience: "Experience | None" = None
     tree_nodes: int = 0
     max_tokens: int | None = None

@@ -182,6 +182,31 @@ class CostModel:
         return self._first[: n + 1]
 
 
+class LevelCosts:
+    """Seconds of the draft model's calls for levels of a tree, which return logits for all of their tokens.
+
+    Args:
+        draft: seconds of a call that returns logits for its last token, at the machine's current speed.
+        levels: the same for all of its tokens. Only ratios to a call of one token count.
+    """
+
+    def __init__(self, draft: CallCosts, levels: CallCosts) -> None:
+        self._draft, self._levels = draft, levels
+
+    def seconds(self, n: int) -> float:
+        """Seconds of a call of n tokens."""
+        return self._levels.seconds(n) * self._scale
+
+    def first(self, n: int) -> NDArray[np.float64]:
+        """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0."""
+        found: NDArray[np.float64] = self._levels.first(n) * self._scale
+        return found
+
+    @property
+    def _scale(self) -> float:
+        return self._draft.seconds(1) / self._levels.seconds(1)
+
+
 def _median(several: Collection[float]) -> float:
     """The median, of an even number the lower middle value: disturbances only add time."""
     return sorted(several)[(len(several) - 1) // 2]

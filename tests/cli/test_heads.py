@@ -40,6 +40,15 @@ def test_a_head_is_a_draft(specdec, home):
     assert found["timings"]["draft_n_accepted"] > 0
 
 
+@pytest.mark.parametrize("shape", ["tree", "beam"])
+def test_a_head_drafts_trees(specdec, home, shape):
+    main, head = write_tiny_main(home / "eagle-main.gguf"), write_tiny_eagle(home / "eagle.gguf")
+    plain, _ = answer(specdec, "--main", main, "--draft", "none")
+    found, _ = answer(specdec, "--main", main, "--draft", head, "--shape", shape)
+    assert found["content"] == plain["content"]
+    assert found["timings"]["draft_n_accepted"] > 0
+
+
 def test_a_head_for_another_model(specdec, main, home):
     head = write_tiny_eagle(home / "other.gguf", target_width=128)
     done = specdec("generate", "--main", main, "--draft", head, *SMALL, "hello")

@@ -8,6 +8,7 @@ from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import runtime
 from spec_local.models import pairs
+from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.recorded_calls import record_calls
@@ -168,12 +169,80 @@ def test_a_damaged_head_does_not_crash_the_process(files, folder):
         Session.open(files["eagle"][0], damaged, n_ctx=256)
 
 
-def test_trees_need_a_draft_model(open_session):
-    with (
-        open_session(branches=8) as session,
-        pytest.raises(InvalidRequest, match="a head drafts chains only"),
-    ):
+TREES = {
+    "best first": {"shape": "tree"},
+    "beam": {"shape": "beam", "beam_width": 3},
+    "coupled": {"shape": "tree", "sampling": SamplingSettings(temperature=0.8), "seed": 7},
+    "beam, drawn": {"shape": "beam", "sampling": SamplingSettings(temperature=0.8), "seed": 7},
+    "grammar": {"shape": "tree", "grammar": WORDS},
+    "penalty": {"shape": "tree", "sampling": SamplingSettings(temperature=0, repeat_penalty=1.3)},
+    "adaptive": {"shape": "auto", "policy": "adaptive"},
+    "adaptive tree": {"shape": "tree", "policy": "adaptive"},
+}
+
+
+@pytest.mark.parametrize("kwargs", TREES.values(), ids=TREES.keys())
+def test_the_text_is_that_without_a_head_with_trees(files, kwargs):
+    """Of one answer, of a conversation that goes on, and of three answers at the same time."""
+    with Session.open(*files["eagle"], n_ctx=512, threads=1, parallel=3, branches=24) as session:
+        how = replace(DRAFT, tree_nodes=8, **kwargs)
+        without = replace(how, policy="off", shape="chain", proposer="auto")
+        prompts = ["the of and to", LONG, LONG + " water", "the of"]
+        expected = [answer(session, prompt, without)[0] for prompt in prompts]
+        calls = record_calls(session.draft)
+        found = [answer(session, prompt, how) for prompt in prompts]
+        assert [text for text, _ in found] == expected
+        assert any(statistics.draft_n for _, statistics in found)
+        assert how.policy == "adaptive" or max(call.n_logits for call in calls) > 1  # levels of trees
+        if how.seed is None:
+            assert answers(session, prompts, how) == expected
+
+
+@pytest.mark.parametrize("rule", ["specinfer", "spectr", "sequoia", "traversal", "top-one", "exact-match"])
+def test_drawn_trees_are_verified(files, rule):
+    with Session.open(*files["eagle"], n_ctx=512, threads=1, branches=24) as session:
+        how = replace(DRAFT, sampling=SamplingSettings(temperature=1.0), shape="tree", verifier=rule)
+        _, statistics = answer(session, LONG, how)
+        assert statistics.draft_n > 80  # more than chains would have
+        assert statistics.draft_n_accepted
+
+
+@pytest.mark.parametrize(
+    ("seconds", "source", "other"),
+    [({1: 1.0, 64: 1.0}, "tree", "draft"), ({1: 1.0, 2: 1.25, 64: 17.0}, "draft", "tree")],
+    ids=["free nodes", "each node takes time"],
+)
+def test_the_adaptive_policy_drafts_trees_where_they_pay(files, seconds, source, other):
+    with Session.open(*files["eagle"], n_ctx=512, threads=1, branches=24) as session:
+        now, costs = 0.0, ({1: 0.05, 64: 0.1}, seconds)
+        calls = record_calls(session.draft), record_calls(session.main)
+        session._costs = CostModel(costs[1]), CostModel(costs[0])
+        session._levels = CostModel(costs[0])
+
+        def clock():
+            nonlocal now
+            for made, cost in zip(calls, costs, strict=True):
+                now += sum(CostModel(cost).seconds(call.n_tokens) for call in made)
+                made.clear()
+            return now
+
+        how = replace(DRAFT, shape="auto", policy="adaptive", draft_max=None, max_tokens=100)
+        steps = list(session.generate(LONG, how, clock=clock))[-1].statistics.steps_by
+        assert steps[source] > 5
+        assert other not in steps
+
+
+def test_trees_of_a_session_for_chains(open_session):
+    with open_session() as session, pytest.raises(InvalidRequest, match=r"branches=64|a recurrent model"):
         session.generate("the", replace(DRAFT, shape="tree"))
+
+
+def test_a_hybrid_model_takes_chains_whatever_its_head_could_draft(files):
+    with Session.open(files["mtp"][0], n_ctx=256, threads=1, branches=8) as session:
+        assert session.draft.max_branches == 1
+        with pytest.raises(InvalidRequest, match="a recurrent model cannot evaluate a tree"):
+            session.generate("the", replace(DRAFT, shape="beam"))
+        assert answer(session, LONG, replace(DRAFT, shape="auto", policy="adaptive"))[0]
 
 
 def test_a_saved_state_is_continued(open_session, tmp_path):

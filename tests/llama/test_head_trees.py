@@ -189,7 +189,8 @@ class Walk:
             results = run_together([self.draft(row) for row in active])
         for row, result in zip(active, results, strict=True):
             if result is not None:
-                assert may_fail and isinstance(result, SpecLocalError), result
+                assert may_fail, result
+                assert isinstance(result, SpecLocalError)
                 self.counts["failed"] += 1
                 self.counts["failed in a tree"] += len(row.tokens) > 0
                 row.tokens, row.parents = [], []

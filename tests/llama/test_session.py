@@ -105,6 +105,7 @@ def simulate_costs(session, main, draft=None):
         return CostModel(costs)
 
     session._costs = simulate(session.main, main), simulate(session.draft, draft) if draft else None
+    session._levels = CostModel(draft) if draft else None
     return lambda: now[0]
 
 
@@ -380,7 +381,7 @@ def test_adaptive_stages_tokens_if_that_pays(make_session, staging, pays, sampli
     def generate(**kwargs):
         session = make_session()
         clock = simulate_costs(session, FLAT, {1: 0.1, 64: 3.0})
-        session._staging = CostModel(staging)
+        session._levels = CostModel(staging)
         calls = record_calls(session.draft)
         prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
         settings = {"policy": "adaptive", "proposer": "draft", "sampling": sampling, "seed": 3}

@@ -12,6 +12,7 @@ from spec_local.policies.base import Offer
 from spec_local.policies.choice import best_chain
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.planner import Plan
+from spec_local.policies.sharing import RowCosts
 
 FLAT = {1: 1.0, 64: 1.0}
 FREE = {1: 0.001, 64: 0.064}
@@ -152,6 +153,26 @@ def test_trees_are_planned_every_sixteen_steps_by_rank(monkeypatch):
     assert len(ranks) == 4  # a tree and a chain, twice
     assert ranks[0] == pytest.approx([0.8, 0.2 * 0.34, 0.2 * 0.14, 0.2 * 0.09])
     assert ranks[1] == pytest.approx([0.8])
+
+
+def test_trees_are_planned_with_the_costs_of_levels_at_the_current_speed(monkeypatch):
+    """They count in proportion to a call of one token; with two rows, a level of one token has two."""
+    known = []
+
+    def plan(acceptance, main, draft, *_):
+        known.append([draft.seconds(n) for n in (1, 2, 4)])
+        return Plan((), 1.0, 1.0)
+
+    monkeypatch.setattr(adaptive, "plan", plan)
+    for n_rows, ratios in ((1, [1, 1.5, 2.5]), (2, [1, 5 / 3, 3])):
+        draft = RowCosts(CostModel({1: 0.01, 64: 0.01}))
+        draft.share(n_rows)
+        policy = Adaptive(RowCosts(CostModel(FLAT)), draft, tree=16, levels=CostModel({1: 2.0, 64: 65.0}))
+        policy.choose(Offer(Limit(16, 16, 16), n_unread=1))
+        tree, chain = known
+        assert tree == pytest.approx([0.01 / n_rows * ratio for ratio in ratios])
+        assert chain == pytest.approx([0.01 / n_rows] * 3)
+        known.clear()
 
 
 @pytest.mark.parametrize(("speed", "source"), [(1.04, "tree"), (1.02, "draft")])

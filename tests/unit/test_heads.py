@@ -1,5 +1,7 @@
 """The engine hands the main model's hidden states to a head: each once, in order, and of the right tokens."""
 
+from functools import partial
+
 import pytest
 
 from spec_local.core.fake import FakeModel, enumerate_outcomes, fake_state
@@ -11,7 +13,7 @@ from spec_local.engine.events import Step
 from spec_local.engine.row import Row
 from spec_local.engine.scheduler import Engine
 from spec_local.policies import Policy
-from spec_local.proposers import Chain, CombinedProposer, DraftModel
+from spec_local.proposers import Beam, BestFirst, Chain, CombinedProposer, Coupled, DraftModel, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
 from tests.proposers import main_model
@@ -39,7 +41,7 @@ class FakeHead(FakeModel):
     draft_tokens = None
 
     def __init__(self, n_vocab, *, forgetful=False, **kwargs):
-        super().__init__(n_vocab, seed=2, scale=1.0, noise=0.5, max_branches=1, **kwargs)
+        super().__init__(n_vocab, **{"seed": 2, "scale": 1.0, "noise": 0.5, "max_branches": 1} | kwargs)
         self._received, self._forgetful = [], forgetful
         self.n_states = 0
 
@@ -88,9 +90,11 @@ def proposer(head, sampler, kind="greedy", policy=None):
     return CombinedProposer(policy, made) if policy else made
 
 
-def generate(main, head, prompt, *, rule="block", kind="greedy", how=None, rng=None, **options):
+def generate(main, head, prompt, *, rule="block", kind="greedy", shape=None, how=None, rng=None, **options):
     sampler, found = Sampler(how or SamplingSettings(temperature=0)), []
     made = proposer(head, sampler, kind)
+    if shape:
+        made.shape = shape
     for event in decode(
         main,
         prompt,
@@ -123,6 +127,35 @@ def test_the_distribution_is_the_main_models(mode, rule, kind):
         return tuple(found)
 
     assert_main_distribution(enumerate_outcomes(run), main_model(3), Sampler(how), prompt)
+
+
+TREES = {
+    "best first, exact-match": (partial(BestFirst, 4, 2), "exact-match"),
+    "beam, exact-match": (partial(Beam, 2, 4), "exact-match"),
+    "coupled, exact-match": (partial(Coupled, 4, 2), "exact-match"),
+} | {
+    f"{v.drawing}, {rule}": (partial(Drawn, v.drawing, 3, 2), rule)
+    for rule, v in VERIFIERS.items()
+    if v.drawing not in ("chosen", "one")
+}
+
+
+@pytest.mark.parametrize(("shape", "rule"), TREES.values(), ids=TREES.keys())
+@pytest.mark.parametrize("noise", [0.5, 3.0])
+def test_the_distribution_with_trees_is_the_main_models(shape, rule, noise):
+    prompt, how, n_nodes = [0, 1, 2, 0, 1], SamplingSettings(), set()
+
+    def run(rng):
+        main, head = main_model(3), FakeHead(3, noise=noise, max_branches=8)
+        made = shape()
+        found = generate(
+            main, head, prompt, rule=rule, shape=made, how=how, rng=rng, draft_max=2, max_tokens=3
+        )
+        n_nodes.update(main.shared.calls[-1])
+        return tuple(found)
+
+    assert_main_distribution(enumerate_outcomes(run), main_model(3), Sampler(how), prompt)
+    assert max(n_nodes) > 3  # more than a chain's
 
 
 @EVERY_MODE
