@@ -47,12 +47,8 @@ __all__ = ["Done", "RowEvent", "Session", "Text"]
 _USUAL_CONTEXT = 4096
 _MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
 _ROW_TOKENS = 8  # of them for each row: there is room for a draft
-_LEVELS = (
-    1,
-    2,
-    4,
-    8,
-)  # tokens of draft calls whose cost with all logits is measured; the last only for trees
+# Tokens of draft calls whose cost with all logits is measured; the last only for trees.
+_LEVELS = (1, 2, 4, 8)
 _MAX_ROWS = 8  # unless more are asked for
 _USUAL = GenerationSettings()
 

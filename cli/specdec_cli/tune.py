@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_local.calibration.tuning import Measurement
+    from spec_local.llama.choose_head import Chosen
     from spec_local.llama.model import Model
     from spec_local.policies.cost_model import CostModel
 
@@ -28,7 +29,7 @@ def tune(
     main: MainArgument,
     draft: Annotated[
         str | None,
-        Argument(metavar="DRAFT", help="Draft model.", autocompletion=completion.models),
+        Argument(metavar="DRAFT", help="Draft model, or a head.", autocompletion=completion.models),
     ] = None,
     ctx: Annotated[int, Option(help="Context size of later sessions, in tokens.")] = 4096,
     threads: Annotated[
@@ -54,6 +55,8 @@ def tune(
     with exits.guarded(), ExitStack() as stack:
         from spec_local.calibration.tuning import thread_choices
         from spec_local.core.proposal import MAX_DRAFT
+        from spec_local.llama.choose_head import choose_head
+        from spec_local.llama.probe import check_model_file
         from spec_local.machine import default_threads
 
         # Report invalid values before starting anything slow.
@@ -66,12 +69,20 @@ def tune(
             if not 1 <= value <= high:
                 raise InvalidRequest(f"{name} is {value}: give 1 to {high}")
         main_file, draft_file = resolve_pair(main, draft)
-        main_model = _opened(main_file, gpu_layers, stack)
+        main_model = _opened(main_file, gpu_layers, stack, load_mtp=not draft)
         draft_model = _opened(draft_file, gpu_layers, stack) if draft_file else None
-        mains = _tuned(main_model, choices, ctx, MAX_DRAFT + 1, cache_type, rounds)
+        head = choose_head(main_model, draft_model, log=render.note)
+        if head and draft_file:
+            check_model_file(draft_file, gpu_layers=gpu_layers, main=main_file, log=render.note)
+        mains = _tuned(main_model, choices, ctx, MAX_DRAFT + 1, cache_type, rounds, head)
         best = min(mains, key=lambda t: t.costs.seconds(1))
         _show("main model", mains, best)
-        if draft_model:
+        if best.head:
+            _show("head", mains, best, of_head=True)
+            share = best.head.seconds(1) / best.costs.seconds(1)
+            render.write(f"A call of the head takes {share:.2f} times as long as one of the main model.\n\n")
+            _show_speedups("head", best, best.head, _ACCEPTANCE_RATES)
+        elif draft_model:
             # Sessions use the default number of threads, even where another one is faster.
             wanted = sorted({best.threads, default_threads()} & set(choices))
             drafts = _tuned(draft_model, wanted, ctx, 1, cache_type, rounds)
@@ -88,18 +99,24 @@ def tune(
             render.write(f"Fastest with --threads {best.threads} (default: {default_threads()}).\n")
 
 
-def _opened(path: "Path", gpu_layers: int, stack: ExitStack) -> "Model":
+def _opened(path: "Path", gpu_layers: int, stack: ExitStack, *, load_mtp: bool = False) -> "Model":
     from spec_local.llama.model import Model
     from spec_local.llama.probe import check_model_file
 
     check_model_file(path, gpu_layers=gpu_layers, log=render.note)
-    model = Model(path, gpu_layers=gpu_layers)
+    model = Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp)
     stack.callback(model.close)
     return model
 
 
 def _tuned(
-    model: "Model", threads: list[int], ctx: int, max_logits: int, cache_type: str, rounds: int
+    model: "Model",
+    threads: list[int],
+    ctx: int,
+    max_logits: int,
+    cache_type: str,
+    rounds: int,
+    head: "Chosen | None" = None,
 ) -> list["Measurement"]:
     from spec_local.calibration.tuning import tune
 
@@ -110,6 +127,7 @@ def _tuned(
         max_logits=max_logits,
         cache_type=cache_type,
         rounds=rounds,
+        head=head,
         log=render.note,
     )
     return list(several)
@@ -128,18 +146,18 @@ def _copy_hint(draft: "Model", share: float, main: str) -> str:
     return ""
 
 
-def _show(role: str, several: list["Measurement"], best: "Measurement") -> None:
+def _show(role: str, several: list["Measurement"], best: "Measurement", *, of_head: bool = False) -> None:
+    rows = []
+    for t in several:
+        costs = t.head if of_head and t.head else t.costs
+        mark = " ←" if t is best and len(several) > 1 else ""
+        row = [f"{t.threads}{mark}", *(f"{1e3 * costs.seconds(n):.1f}" for n in _CALL_SIZES)]
+        rows.append(row if of_head else [*row, f"{t.prefill:.0f}"])
+    columns = ["threads", *map(str, _CALL_SIZES)]
     _print_table(
         f"{role}: milliseconds per call, by number of tokens",
-        ["threads", *map(str, _CALL_SIZES), "prompt, tokens/s"],
-        [
-            [
-                str(t.threads) + (" ←" if t is best and len(several) > 1 else ""),
-                *(f"{1e3 * t.costs.seconds(n):.1f}" for n in _CALL_SIZES),
-                f"{t.prefill:.0f}",
-            ]
-            for t in several
-        ],
+        columns if of_head else [*columns, "prompt, tokens/s"],
+        rows,
     )
 
 

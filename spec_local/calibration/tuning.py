@@ -9,6 +9,7 @@ import psutil
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.core.proposal import MAX_DRAFT
+from spec_local.llama.choose_head import Chosen
 from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 from spec_local.machine import default_threads
@@ -24,12 +25,14 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 32, 33, 48, 63, 64)
 class Measurement:
     """Costs of a model with one number of threads.
 
-    costs: seconds of a call, by number of tokens. prefill: tokens per second of prompt processing.
+    costs: seconds of a call, by number of tokens. prefill: tokens per second of prompt processing. head: the
+    same costs of the head that drafts for it.
     """
 
     threads: int
     costs: CostModel
     prefill: float
+    head: CostModel | None = None
 
 
 def thread_choices() -> list[int]:
@@ -46,11 +49,13 @@ def tune(
     max_logits: int,
     cache_type: str = "f16",
     rounds: int = 5,
+    head: Chosen | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Measurement]:
     """Measure a model with several numbers of threads, and write the costs for later sessions.
 
     Args:
+        head: drafts for the model, and is measured too.
         n_ctx, max_logits, cache_type: of the contexts; only sessions with the same values use the costs.
         rounds: number of calls of each size.
         log: called with one line per number of threads.
@@ -62,12 +67,25 @@ def tune(
         log(f"measuring {model.path.name} with {n} thread{'s' if n > 1 else ''}")
         with ExitStack() as stack:
             context = open_context(
-                model, n_ctx=n_ctx, max_logits=max_logits, threads=n, cache_type=cache_type
+                model,
+                n_ctx=n_ctx,
+                max_logits=max_logits,
+                threads=n,
+                cache_type=cache_type,
+                hidden=head.hidden if head else None,
             )
             stack.callback(context.close)
             costs = measure(context, SIZES, rounds, rows=1 if max_logits == 1 else None)
             cost_store.save(context, costs)
-            yield Measurement(n, costs, measure_prefill(context))
+            prefill = measure_prefill(context)
+            of_head = None
+            if head:
+                (row,) = head.open([context])
+                stack.callback(row.close)
+                with row.known_states():
+                    of_head = measure(row, SIZES, rounds, rows=1)
+                cost_store.save(row, of_head)
+            yield Measurement(n, costs, prefill, of_head)
 
 
 def chain_plans(main: CostModel, draft: CostModel | None, acceptance_rates: Sequence[float]) -> list[Plan]:

@@ -55,3 +55,29 @@ def test_a_head_for_another_model(specdec, main, home):
     assert "is an EAGLE-3 head for another model" in specdec.one_line(done, 1)
     done = specdec("generate", "--main", head, *SMALL, "hello")
     assert "give it as the draft of the model it is for" in specdec.one_line(done, 1)
+
+
+def test_tune_measures_a_head(fresh, home):
+    main, head = write_tiny_main(home / "eagle-main.gguf"), write_tiny_eagle(home / "eagle.gguf")
+    conditions = ["--ctx", 256, "--threads", 1]
+    done = fresh("tune", main, head, *conditions, "--rounds", 1)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.decode()
+    assert "A call of the head takes" in text
+    assert "head: expected speed-up" in text
+    assert "draft model" not in text
+    checked = fresh("models", "check", main, head, *conditions)
+    assert checked.returncode == 0, checked.stderr
+    assert "unknown" not in checked.stdout.decode()
+
+
+def test_tune_measures_layers_of_the_main_model(fresh, mtp_path):
+    done = fresh("tune", mtp_path, "--ctx", 256, "--threads", 1, "--rounds", 1)
+    assert done.returncode == 0, done.stderr
+    assert "A call of the head takes" in done.stdout.decode()
+
+
+def test_tune_refuses_a_head_for_another_model(fresh, main, home):
+    head = write_tiny_eagle(home / "other.gguf", target_width=128)
+    done = fresh("tune", main, head, "--ctx", 256, "--threads", 1, "--rounds", 1)
+    assert "is an EAGLE-3 head for another model" in fresh.one_line(done, 1)
