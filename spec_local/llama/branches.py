@@ -42,13 +42,16 @@ class Branches:
         cells: the cache.
         first: the row's first sequence id, that of its history. Those of its branches follow.
         limit: maximum number of branches, the first sequence included.
+        guard: id of a sequence for the history only, where its cells may have left a sliding window. With one
+            sequence, llama.cpp would reuse them, also for tokens that are then taken back. None: no window.
 
     Attributes:
         nodes: in the order in which they were added.
     """
 
-    def __init__(self, cells: Cells, first: int, limit: int) -> None:
+    def __init__(self, cells: Cells, first: int, limit: int, guard: int | None = None) -> None:
         self.nodes: list[Node] = []
+        self._guard = guard
         self._cells, self._first, self._limit = cells, first, limit
         self._ends = {first: -1}  # the last node of each sequence in use; -1: no node
 
@@ -138,6 +141,14 @@ class Branches:
         """
         for sequence in range(1, self._limit if all_ids else len(self._ends)):
             self._cells.remove(self._first + sequence, 0)
+
+    def guard(self, start: int, end: int) -> None:
+        """Extend the guard sequence, which contains the tokens before `start`, to those before `end`."""
+        if self._guard is None:
+            return
+        self._cells.remove(self._guard, start)
+        if start < end:
+            self._cells.copy(self._first, self._guard, start, end)
 
     def clear(self) -> None:
         """Forget all nodes; the cells must have been freed."""

@@ -45,9 +45,9 @@ class Context(RowMethods):
         self.max_tokens, self.max_logits = shared.max_tokens, shared.max_logits
         self.max_branches, self.rollback = shared.max_branches, shared.rollback
         self._sequence = index * shared.max_branches  # the first of this row's sequence ids
-        self._guard_sequence = shared.first_other + index
         self._cached: list[int] = []
-        self._tree = Branches(shared, self._sequence, shared.max_branches)
+        guard = shared.first_other + index if shared.has_guard else None
+        self._tree = Branches(shared, self._sequence, shared.max_branches, guard)
         self._batch_start = 0  # of the entries of the last call
         shared.rows.add(self)
 
@@ -189,7 +189,7 @@ class Context(RowMethods):
         self.truncate(0)
         try:
             self.shared.copy(sequence, self._sequence, 0, len(tokens))
-            self._guard(0, len(tokens))
+            self._tree.guard(0, len(tokens))
             self._cached.extend(tokens)
         finally:
             if len(self._cached) < len(tokens):  # interrupted by a signal handler
@@ -249,7 +249,7 @@ class Context(RowMethods):
                 raise BackendError(
                     f"llama.cpp rejected a saved state ({runtime.failure_reason()}): continue without it"
                 )
-            self._guard(0, end)
+            self._tree.guard(0, end)
             self._cached.extend(tokens)
             done = True
         finally:
@@ -261,10 +261,10 @@ class Context(RowMethods):
         """Keep only sequence 0 in the cache within the block: its state does not depend on `max_branches`."""
         self.truncate(len(self._cached))
         try:
-            self._guard(0, 0)
+            self._tree.guard(0, 0)
             yield
         finally:
-            self._guard(0, len(self._cached))
+            self._tree.guard(0, len(self._cached))
 
     def _cut(self, length: int, kept: Sequence[int] = ()) -> None:
         """Reduce the cache to `length` tokens in sequence 0, the last of which, `kept`, are new."""
@@ -276,7 +276,7 @@ class Context(RowMethods):
                 may_drop = not length or self.rollback != "none"
                 removed = may_drop and self.shared.remove(self._sequence, length)
             self._tree.free()
-            self._guard(length - len(kept), length)
+            self._tree.guard(length - len(kept), length)
             done = removed
         finally:
             if not done:
@@ -285,14 +285,6 @@ class Context(RowMethods):
             raise BackendError("llama.cpp could not discard the last tokens: please report it")
         del self._cached[length:]
         self._tree.clear()
-
-    def _guard(self, start: int, end: int) -> None:
-        """Extend the guard sequence, which contains the tokens before `start`, to those before `end`."""
-        if not self.shared.has_guard:
-            return
-        self.shared.remove(self._guard_sequence, start)
-        if start < end:
-            self.shared.copy(self._sequence, self._guard_sequence, start, end)
 
     def _check_open(self) -> None:
         _ = self.handle, self.model.handle
@@ -307,7 +299,7 @@ class Context(RowMethods):
         self._tree.clear()
         del self._cached[self.shared.length(self._sequence) :]
         self.shared.remove(self._sequence, len(self._cached))
-        self._guard(0, len(self._cached))
+        self._tree.guard(0, len(self._cached))
 
 
 def _n_first(path: Sequence[int]) -> int:

@@ -79,7 +79,7 @@ class _SharedEagle(SharedHead):
         # llama.cpp reserves a row of logits for each state.
         self._encoder_batch = Batch(self._lib, self.max_logits, width=width, has_tokens=False)
         for i in range(self.max_logits):
-            self._encoder_batch.put(i, 0, i, n_rows * self.max_branches, True)
+            self._encoder_batch.put(i, 0, i, self.encoder_sequence, True)
 
     def _encode(self, calls: Sequence[Call]) -> None:
         received = [call.row.received for call in calls]  # type: ignore[attr-defined]  # a HeadRow

@@ -44,7 +44,8 @@ class HeadRow(LlamaHead):
         super().__init__(shared, index)
         self.max_logits, self.max_branches = shared.max_logits, shared.max_branches
         self._sequence = index * shared.max_branches  # the first of this row's sequence ids
-        self._tree = Branches(shared, self._sequence, shared.max_branches)
+        guard = shared.first_guard + index if shared.has_guard else None
+        self._tree = Branches(shared, self._sequence, shared.max_branches, guard)
         self._n_true = 0  # the first entries of the cache, evaluated with the main model's states
         self._received = ReceivedStates()
         # The head's output, which takes the place of a token's state: of tokens of the history by position,
@@ -193,21 +194,22 @@ class HeadRow(LlamaHead):
         """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
         _ = self.handle
         self._tree.check_path(path)
-        nodes, outputs = self._tree.nodes, self._outputs
+        nodes, outputs, n_before = self._tree.nodes, self._outputs, len(self._cached)
         try:
-            self._tree.take(path, len(self._cached))
+            self._tree.take(path, n_before)
+            for node in path:
+                position, token = len(self._cached), nodes[node].token
+                if position == self._n_true and self._is_true(position, token):
+                    self._n_true += 1
+                if node in outputs:
+                    self._own[position] = outputs[node]
+                self._cached.append(token)
+            if len(path) < len(nodes):
+                self._cut(len(self._cached))
+            self._tree.guard(n_before, len(self._cached))
         except BaseException:  # from a signal handler
             self.resync()
             raise
-        for node in path:
-            position, token = len(self._cached), nodes[node].token
-            if position == self._n_true and self._is_true(position, token):
-                self._n_true += 1
-            if node in outputs:
-                self._own[position] = outputs[node]
-            self._cached.append(token)
-        if len(path) < len(nodes):
-            self._cut(len(self._cached))
         self._forget(len(self._cached))
         start = self._n_true - 2  # one more than the next pair needs: the last one may be dropped
         self._received.forget(start)
@@ -241,6 +243,7 @@ class HeadRow(LlamaHead):
         try:
             removed = self.shared.remove(self._sequence, length)
             self._tree.free()
+            self._tree.guard(length, length)
             done = removed
         finally:
             if not done:
@@ -269,6 +272,7 @@ class HeadRow(LlamaHead):
             # The entry of the first token, if there is one, only took the place of a missing one.
             if (start := int(self.shared.skips_first)) < n_pairs:
                 self.shared.copy(best._sequence, self._sequence, start, n_pairs)
+            self._tree.guard(0, n_pairs)
             self._cached, self._received = tokens[:n_pairs], best._received.copy()
         else:
             self._cut(n_pairs)
@@ -310,5 +314,6 @@ class HeadRow(LlamaHead):
         length = min(len(self._cached), self.shared.length(self._sequence))
         self._tree.free(all_ids=True)
         self.shared.remove(self._sequence, length)
+        self._tree.guard(0, length)
         self._forget(length)
         self._follow(length)

@@ -50,11 +50,14 @@ class SharedHead(HeadContext):
         max_branches: int = 1,
         **params: Any,
     ) -> None:
-        self.max_branches = max(1, min(max_branches, (MAX_SEQUENCES - self.encodes) // n_rows))
+        self.has_guard = model.has_window
+        n_ids = (MAX_SEQUENCES - self.encodes) // n_rows  # of each row
+        self.max_branches = max(1, min(max_branches, n_ids - self.has_guard))
+        self.first_guard = n_rows * self.max_branches
         n_outputs = n_rows * max(_ROW_OUTPUTS, self.max_branches)
         self.max_logits = min(main.max_tokens, max(_MIN_OUTPUTS, n_outputs))
-        # The last id is for the states to encode, which do not enter the cache.
-        n_sequences = n_rows * self.max_branches + self.encodes
+        self.encoder_sequence = n_rows * (self.max_branches + self.has_guard)  # does not enter the cache
+        n_sequences = self.encoder_sequence + self.encodes
         self.zeros = np.zeros(model.n_embd, np.float32)
         super().__init__(
             model,

@@ -10,6 +10,7 @@ import pytest
 from spec_local.core.language_model import common_prefix, run, run_together
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama import runtime
+from spec_local.llama.model import Model
 from tests.broken_llama import Broken, aborted_after, aborted_half_way
 from tests.llama.test_heads import NOISE, PROMPT, Pair
 from tests.tiny_architectures import write_tiny
@@ -219,6 +220,24 @@ def test_logits_are_those_of_a_reference(pair, n_rows, monkeypatch):
     assert min(walk.counts[name] for name in ("reused", "failed", "failed in a tree")), walk.counts
     assert walk.counts["branched"] > N_STEPS
     assert walk.counts["checked"] > 3 * N_STEPS
+
+
+def test_a_second_sequence_keeps_the_history_of_a_model_with_a_window(pair, monkeypatch):
+    """Of a single one, llama.cpp reuses cells that have left the window, although drafts are taken back."""
+    monkeypatch.setattr(Model, "has_window", True)
+    mains, heads = pair.open(3, BRANCHES, n_ctx=N_CTX, max_tokens=48)
+    walk = Walk(mains, heads, pair.reference(mains[0]), random.Random(0), monkeypatch)
+    shared = heads[0].shared
+
+    def ends(sequence):
+        lib, memory = shared._lib, shared._memory
+        return lib.llama_memory_seq_pos_min(memory, sequence), lib.llama_memory_seq_pos_max(memory, sequence)
+
+    for _ in range(60):
+        walk.step()
+        for i, head in enumerate(heads):
+            assert ends(shared.first_guard + i) == ends(head._sequence)
+            assert shared.length(head._sequence) in (len(head.cached), 0)
 
 
 def test_a_level_is_one_call(pair, monkeypatch):
