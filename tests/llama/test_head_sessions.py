@@ -232,6 +232,13 @@ def test_the_adaptive_policy_drafts_trees_where_they_pay(files, seconds, source,
         assert other not in steps
 
 
+def test_a_head_that_drafts_chains_only(files):
+    with Session.open(*files["eagle"], n_ctx=256, threads=1, branches=8) as session:
+        session.draft.max_branches = 1
+        with pytest.raises(InvalidRequest, match="this head drafts chains only"):
+            session.generate("the", replace(DRAFT, shape="tree"))
+
+
 def test_trees_of_a_session_for_chains(open_session):
     with open_session() as session, pytest.raises(InvalidRequest, match=r"branches=64|a recurrent model"):
         session.generate("the", replace(DRAFT, shape="tree"))
