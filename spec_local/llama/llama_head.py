@@ -57,7 +57,9 @@ class HeadContext:
         self._extensions = runtime.extensions()
         given = lib.llama_context_default_params()
         given.n_ctx = n_cells
-        given.n_batch = given.n_ubatch = max_tokens
+        given.n_ubatch = max_tokens
+        # For a model with an encoder, it is also the limit of rows of logits, and each sequence needs one.
+        given.n_batch = max(max_tokens, n_sequences)
         given.n_seq_max = n_sequences
         given.n_outputs_max = n_outputs
         given.n_threads = given.n_threads_batch = self.threads

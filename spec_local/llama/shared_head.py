@@ -23,7 +23,8 @@ class SharedHead(HeadContext):
     Args:
         model, main, kv_bytes, params: see `HeadContext`.
         n_rows: number of rows.
-        max_branches: maximum number of leaves of a row's tree; fewer if llama.cpp has too few sequence ids.
+        max_branches: maximum number of leaves of a row's tree; fewer if the rows together would have more of
+            them than sequence ids, or than a call has tokens.
 
     Attributes:
         zeros: a state of zeros, where none is known.
@@ -51,7 +52,8 @@ class SharedHead(HeadContext):
         **params: Any,
     ) -> None:
         self.has_guard = model.has_window
-        n_ids = (MAX_SEQUENCES - self.encodes) // n_rows  # of each row
+        # Of each row: llama.cpp has room for the logits of a call's tokens, and reserves a row for each id.
+        n_ids = (min(MAX_SEQUENCES, main.max_tokens) - self.encodes) // n_rows
         self.max_branches = max(1, min(max_branches, n_ids - self.has_guard))
         self.first_guard = n_rows * self.max_branches
         n_outputs = n_rows * max(_ROW_OUTPUTS, self.max_branches)

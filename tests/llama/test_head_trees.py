@@ -260,6 +260,23 @@ def test_a_level_is_one_call(pair, monkeypatch):
         head.commit([])
 
 
+@pytest.mark.parametrize("n_rows", [1, 2, 8, 40])
+def test_the_widest_trees_of_many_rows(pair, n_rows):
+    """llama.cpp ends the process where it has less room for logits than sequences."""
+    _, heads = pair.open(n_rows, 64, n_ctx=128, max_tokens=96)
+    width = heads[0].max_branches
+    assert n_rows * width <= 96
+
+    def draft(head):
+        yield from head.evaluate_calls(PROMPT[:2], 1)
+        return (yield from head.decode_tree_calls(range(10, 10 + width), [-1] * width)).copy()
+
+    first, *others = run_together([draft(head) for head in heads])
+    assert first.shape == (width, pair.main.vocabulary.n_tokens)
+    for logits in others:
+        assert np.allclose(logits, first, atol=NOISE)
+
+
 def test_what_a_tree_must_not_be(pair):
     _, (head,) = pair.open(1, 2)
     head.evaluate(PROMPT[:2], 1)
