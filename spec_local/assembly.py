@@ -113,7 +113,9 @@ class ProposerFactory:
     def _shared_costs(self, slot: Slot) -> tuple[RowCosts, RowCosts | None]:
         main, draft = self._costs(slot)
         if not self._shared:
-            self._shared = RowCosts(main, slot.main.max_rollback), RowCosts(draft) if draft else None
+            blocks = slot.head is not None and slot.head.drafts_blocks
+            drafts = RowCosts(draft, drafts_blocks=blocks) if draft else None
+            self._shared = RowCosts(main, slot.main.max_rollback), drafts
         return self._shared
 
     def lookups(self, settings: GenerationSettings, slot: Slot | None = None) -> list[Lookup]:
@@ -157,7 +159,7 @@ class ProposerFactory:
         if "draft" in names and not self._draft:
             raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
-            if isinstance(self._draft, LlamaHead) and self._main.max_branches > 1:
+            if slot.head and slot.head.max_branches < 2 <= self._main.max_branches:
                 raise InvalidRequest("this head drafts chains only: leave the shape at chain (--shape chain)")
             if any(context.model.is_recurrent for context in (self._main, self._draft) if context):
                 raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
@@ -223,6 +225,7 @@ class ProposerFactory:
                 levels=lambda: self._levels(slot) if self._may_branch(settings) else None,
                 experience=self._known(settings, slot, n_rows),
                 tree_nodes=settings.tree_nodes if self._may_branch(settings) else 0,
+                max_draft=slot.head.max_draft if slot.head else None,
                 max_tokens=settings.max_tokens,
                 clock=clock,
             )

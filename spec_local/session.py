@@ -134,7 +134,7 @@ class Session:
 
         Args:
             main, draft: GGUF files; a file that is new on this machine is first tested in a child process.
-                The draft is a model, or an EAGLE-3 head that was made for the main model.
+                The draft is a model, or a head that was made for the main model.
             n_ctx: context length in tokens, limited to the model's training context; None: the training
                 context, up to 4096.
             threads: number of threads for each model; None: the number of physical cores.
@@ -425,6 +425,8 @@ class Session:
     def _level_costs(self, slot: Slot) -> CostModel | None:
         """Seconds per draft model call that returns logits for every token; measured once per session."""
         draft = slot.draft
+        if slot.head and slot.head.drafts_blocks:
+            return None  # it has logits for one place of a call
         if not self._levels and draft and draft.n_ctx - len(draft.cached) > _LEVELS[-1]:
             with _known_states(draft):
                 self._levels = measure(draft, _LEVELS if draft.max_branches > 1 else _LEVELS[:-1], 2)

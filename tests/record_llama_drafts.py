@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tests.tiny_architectures import write_tiny
+from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 
 DATA = Path(__file__).parent / "data" / "llama_drafts.json"
@@ -38,11 +39,16 @@ def write_models(folder):
             write_tiny_eagle(folder / "eagle.gguf", with_tokenizer=True),
         ),
         "mtp": (write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1), None),
+        "dflash": (folder / "main.gguf", write_tiny_block_head(folder / "dflash.gguf", window=8)),
+        "dspark": (
+            folder / "main.gguf",
+            write_tiny_block_head(folder / "dspark.gguf", "dspark", n_draft_vocab=400),
+        ),
     }
 
 
-def command(program, main, head, prompt):
-    kind = "draft-eagle3" if head else "draft-mtp"
+def command(program, kind, main, head, prompt):
+    kind = f"draft-{'eagle3' if kind == 'eagle' else kind}"
     options = f"-c 256 -t 1 -n {N_OUTPUT} --temp 0 -ctk f32 -ctv f32 -fa off --spec-type {kind}"
     options += f" --spec-draft-n-max {N_DRAFT} --spec-draft-p-min 0 -ctkd f32 -ctvd f32 -v"
     return [program, "-m", str(main), *(["-md", str(head)] if head else []), "-p", prompt, *options.split()]
@@ -67,7 +73,9 @@ def record(program):
         for kind, (main, head) in write_models(Path(folder)).items():
             for prompt in PROMPTS:
                 run = subprocess.run(
-                    command(program, main, head, prompt), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                    command(program, kind, main, head, prompt),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
                 )
                 log = run.stdout.decode("utf-8", "replace")
                 if run.returncode:

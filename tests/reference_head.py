@@ -18,7 +18,7 @@ class ReferenceHead:
     def __init__(self, head, main, n_ctx=256):
         self._lib, self._extensions = lib, extensions = runtime.library(), runtime.extensions()
         self._main = main  # the head uses its token embeddings
-        self._is_eagle = head.is_eagle
+        self._is_eagle = head.is_head
         self._width, self._n_vocab = head.n_embd, head.vocabulary.n_tokens
         params = lib.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = n_ctx

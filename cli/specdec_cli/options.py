@@ -93,8 +93,8 @@ class ModelOptions:
         str | None,
         _Model(
             metavar="FILE|NAME",
-            help="Draft model: a small model of the same family, or an EAGLE-3 head; none: neither that of a "
-            "pair nor layers of the main model's own file.",
+            help="Draft model: a small model of the same family, or a head made for the main model; none: "
+            "neither that of a pair nor layers of the main model's own file.",
             autocompletion=completion.models,
         ),
     ] = None

@@ -14,7 +14,7 @@ from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 from spec_local.machine import default_threads
 from spec_local.policies.adaptive import MAX_CALLS
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.planner import Plan, plan_chain
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 32, 33, 48, 63, 64)
@@ -88,8 +88,10 @@ def tune(
             yield Measurement(n, costs, prefill, of_head)
 
 
-def chain_plans(main: CostModel, draft: CostModel | None, acceptance_rates: Sequence[float]) -> list[Plan]:
+def chain_plans(
+    main: CallCosts, draft: CallCosts | None, acceptance_rates: Sequence[float], max_draft: int = MAX_CALLS
+) -> list[Plan]:
     """The best chain for each acceptance rate; without a draft model, drafting costs nothing."""
     free = CostModel({1: 0.0})
-    longest = MAX_CALLS if draft else MAX_DRAFT - 1
+    longest = max_draft if draft else MAX_DRAFT - 1
     return [plan_chain((rate,), main, draft or free, longest, longest) for rate in acceptance_rates]

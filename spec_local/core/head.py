@@ -1,8 +1,9 @@
 """The interface to a head: a small drafter that continues the main model's hidden states.
 
-It predicts the token after next from a pair: a token, and the main model's state of the token before it. The
+Some predict the token after next from a pair: a token, and the main model's state of the token before it. The
 state of a draft token does not exist while drafting; the head's own output takes its place. Once the main
-model has evaluated the tokens, the pairs are evaluated again with its states.
+model has evaluated the tokens, the pairs are evaluated again with its states. Others read the states of all
+tokens of the history, and predict a block of tokens after the last one in one call.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,19 @@ class Head(LanguageModel, Protocol):
     """The tokens that it can draft, ascending; None: all of them. Others have a logit of −∞."""
 
     @property
+    def drafts_blocks(self) -> bool:
+        """Whether the call for the first draft token of a step gives the logits for all others, too."""
+
+    def begin_draft(self, n: int) -> None:
+        """Note that up to `n` tokens, at most `max_draft`, will be drafted after the history."""
+
+    @property
     def n_received(self) -> int:
         """Number of tokens, from the first one of the history, whose states need not be received any more."""
+
+    @property
+    def max_draft(self) -> int:
+        """Maximum number of tokens that it drafts after the history."""
 
     def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
         """Receive tokens that the main model has added to its history.

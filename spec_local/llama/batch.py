@@ -16,20 +16,28 @@ class Batch:
         max_sequences: maximum number of sequences that a token can belong to.
         width: size of the vector that each entry has beside its token; 0: none.
         has_tokens: whether the entries have tokens; False: only vectors.
+        n_positions: positions of each entry: 4 for vectors of models that rotate by several (M-RoPE), else 1.
 
     Attributes:
-        native: the structure to pass to llama_decode; the caller sets its ``n_tokens``.
+        native: the structure to pass to llama_decode; the caller sets its ``n_tokens``, or calls `set_size`.
         vectors: float32 (capacity, width), which the caller sets.
     """
 
     def __init__(
-        self, lib: Any, capacity: int, max_sequences: int = 1, *, width: int = 0, has_tokens: bool = True
+        self,
+        lib: Any,
+        capacity: int,
+        max_sequences: int = 1,
+        *,
+        width: int = 0,
+        has_tokens: bool = True,
+        n_positions: int = 1,
     ) -> None:
         sequences = np.zeros((capacity, max_sequences), np.int32)
         self.vectors: NDArray[np.float32] = np.zeros((capacity, width), np.float32)
         arrays: dict[str, np.ndarray[Any, Any]] = {
             "token": np.zeros(capacity, np.int32),
-            "pos": np.zeros(capacity, np.int32),
+            "pos": np.zeros(capacity * n_positions, np.int32),
             "logits": np.zeros(capacity, np.int8),
             "n_seq_id": np.ones(capacity, np.int32),
             "seq_id": sequences.ctypes.data + np.arange(capacity, dtype=np.uint64) * sequences.strides[0],
@@ -40,7 +48,7 @@ class Batch:
             given["embd"] = self.vectors
         for name, array in given.items():
             setattr(self.native, name, ctypes.cast(array.ctypes.data, dict(self.native._fields_)[name]))
-        self._arrays = arrays  # the structure holds only their addresses
+        self._arrays, self._n_positions = arrays, n_positions  # the structure holds only their addresses
         # For the few entries of a call, a memoryview is several times as fast as NumPy.
         self._tokens, self._positions, self._wants_logits, self._n_sequences = (
             arrays[name].data for name in ("token", "pos", "logits", "n_seq_id")
@@ -64,3 +72,11 @@ class Batch:
         """The first sequence of each token."""
         found: list[int] = self._sequence_ids[: self.native.n_tokens, 0].tolist()
         return found
+
+    def set_size(self, n: int) -> None:
+        """Set the number of entries; of 4 positions, those of a text are the same, and the last one is 0."""
+        self.native.n_tokens = n
+        if self._n_positions > 1:
+            positions = self._arrays["pos"]
+            positions[n : 3 * n] = np.tile(positions[:n], 2)
+            positions[3 * n : 4 * n] = 0

@@ -1,11 +1,11 @@
-"""Choose the head that drafts for a main model: an EAGLE-3 file, or a layer of the model's own file."""
+"""Choose the head that drafts for a main model: a file of its own, or a layer of the model's file."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spec_local.errors import ModelError
+from spec_local.llama import dflash, eagle
 from spec_local.llama.context import Context
-from spec_local.llama.eagle import hidden_states, open_eagle_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.llama_head import LlamaHead
 from spec_local.llama.model import Model
@@ -14,10 +14,32 @@ from spec_local.llama.mtp import HIDDEN_STATES, has_mtp, open_mtp_rows
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A head. hidden: what the main model's context keeps. open: creates its rows, given the main model's."""
+    """A head.
+
+    hidden: what the main model's context keeps. open: creates its rows, given the main model's.
+    block: number of draft tokens that one call gives; 0: one call for each.
+    """
 
     hidden: HiddenStates
     open: Callable[[Sequence[Context]], Sequence[LlamaHead]]
+    block: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of file. name: what to call a file of it, with its article. Errors: see `choose_head`."""
+
+    name: Callable[[Model], str]
+    hidden_states: Callable[[Model, Model], HiddenStates]
+    open: Callable[[Model, Sequence[Context]], Sequence[LlamaHead]]
+    block: Callable[[Model], int] = lambda head: 0
+
+
+_KINDS = {
+    "eagle3": _Kind(lambda head: "an EAGLE-3 head", eagle.hidden_states, eagle.open_eagle_rows),
+    "dflash": _Kind(dflash.kind_of, dflash.hidden_states, dflash.open_block_rows, dflash.n_drafted),
+}
+"""By architecture; those of `Model.is_head`."""
 
 
 def choose_head(
@@ -31,14 +53,16 @@ def choose_head(
     Raises:
         ModelError: the draft is a head that does not fit the main model, or the main model is a head.
     """
-    if main.is_eagle:
-        raise ModelError(f"{main.path.name} is an EAGLE-3 head: give it as the draft of the model it is for")
+    if main.is_head:
+        name = _KINDS[main.architecture].name(main)
+        raise ModelError(f"{main.path.name} is {name}: give it as the draft of the model it is for")
     if draft:
-        if not draft.is_eagle:
+        if not draft.is_head:
             return None
-        hidden = hidden_states(draft, main)
-        log(f"draft: {draft.path.name}, an EAGLE-3 head")
-        return Chosen(hidden, lambda mains: open_eagle_rows(draft, mains))
+        kind = _KINDS[draft.architecture]
+        hidden = kind.hidden_states(draft, main)
+        log(f"draft: {draft.path.name}, {kind.name(draft)}")
+        return Chosen(hidden, lambda mains: kind.open(draft, mains), kind.block(draft))
     if not main.n_nextn:
         return None
     if not has_mtp(main):

@@ -8,10 +8,11 @@ a part of the vocabulary only; llama.cpp returns −∞ for the other tokens.
 from collections.abc import Sequence
 
 from spec_local.core.language_model import Call
-from spec_local.errors import BackendError, ModelError
+from spec_local.errors import BackendError
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
 from spec_local.llama.context import Context
+from spec_local.llama.head_files import difference, layer_inputs
 from spec_local.llama.heads import HeadRow
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
@@ -25,29 +26,10 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
     Raises:
         ModelError: the head does not fit the main model.
     """
-    if why := _difference(head, main):
-        raise ModelError(
-            f"{head.path.name} is an EAGLE-3 head for another model ({why}): "
-            f"use one that was made for {main.path.name}"
-        )
-    # The file lists the layers whose input is read.
-    return HiddenStates(tuple(layer - 1 for layer in head.target_layers))
-
-
-def _difference(head: Model, main: Model) -> str | None:
-    """Why a head does not fit; llama.cpp would abort the process, or draft nonsense."""
-    width, n_vocab = head.number("target_hidden_size"), head.vocabulary.n_tokens
-    if width != main.n_embd:
-        return f"hidden states of width {width} against {main.n_embd}"
-    if any(not 1 <= layer < main.n_layers for layer in head.target_layers):
-        return f"it reads layers up to {max(head.target_layers) - 1}, but there are only {main.n_layers}"
-    if n_vocab != main.vocabulary.n_tokens:
-        return f"{n_vocab} tokens against {main.vocabulary.n_tokens}"
-    if head.n_embd != main.n_embd:
-        return f"its own width is {head.n_embd}, that of the token embeddings {main.n_embd}"
-    if head.n_layers != 1:
-        return f"it has {head.n_layers} layers instead of one"
-    return None
+    why = difference(head, main, head.number("target_hidden_size"))
+    if not why and head.n_layers != 1:
+        why = f"it has {head.n_layers} layers instead of one"
+    return layer_inputs(head, main, "an EAGLE-3 head", why)
 
 
 def open_eagle_rows(

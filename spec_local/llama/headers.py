@@ -27,7 +27,7 @@ def open_header(path: Path) -> Model:
 
 def _read(path: Path) -> dict[str, Any]:
     model = Model(path, weights=False)
-    if not model.is_eagle:  # a head may have no tokenizer, which it does not need
+    if not model.is_head:  # a head may have no tokenizer, which it does not need
         model.vocabulary.exercise()
     return {"size": model.size, "kv": model.kv_bytes(1)}
 

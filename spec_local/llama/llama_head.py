@@ -123,6 +123,7 @@ class LlamaHead(RowMethods, ABC):
     shared: HeadContext
     max_branches: int
     max_logits: int
+    drafts_blocks = False
 
     def __init__(self, shared: HeadContext, index: int) -> None:
         self.shared, self.model = shared, shared.model
@@ -153,6 +154,9 @@ class LlamaHead(RowMethods, ABC):
         """The tokens of the history that have been evaluated. Do not change them."""
         return self._cached
 
+    def begin_draft(self, n: int) -> None:
+        """See `Head.begin_draft`."""
+
     @contextmanager
     def known_states(self) -> Iterator[None]:
         """Within the block, evaluate tokens as if their states were known, to measure calls; with zeros."""
@@ -161,6 +165,11 @@ class LlamaHead(RowMethods, ABC):
             yield
         finally:
             self._assumes_states = False
+
+    @property
+    def max_draft(self) -> int:
+        """See `Head.max_draft`: any number."""
+        return self.n_ctx
 
     @property
     @abstractmethod

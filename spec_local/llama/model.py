@@ -16,6 +16,7 @@ from spec_local.llama.memory import mapped_files, release_mapped_file
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 
+_HEADS = ("eagle3", "dflash")  # architectures
 _MAX_WINDOW = 1 << 20  # tokens, several times those of known models; llama.cpp allocates it for each branch
 
 
@@ -84,14 +85,14 @@ class Model:
         self._weights = NativeObject(functools.partial(_free, lib), handle, "model")
         release_mapped_file(self.path)
         self.vocabulary = Vocabulary(lib, lib.llama_model_get_vocab(handle), self._weights)
-        has_encoder = lib.llama_model_has_encoder(self.handle) and not self.is_eagle
+        has_encoder = lib.llama_model_has_encoder(self.handle) and not self.is_head
         if not lib.llama_model_has_decoder(self.handle) or has_encoder:
             raise ModelError(
                 f"{self.path} is an encoder model: use one that generates text, such as Qwen or Llama"
             )
         if lib.llama_model_is_diffusion(self.handle):
             raise ModelError(f"{self.path} is a diffusion model: use one that generates text token by token")
-        has_tokenizer = self.vocabulary.type != lib.LLAMA_VOCAB_TYPE_NONE or self.is_eagle
+        has_tokenizer = self.vocabulary.type != lib.LLAMA_VOCAB_TYPE_NONE or self.is_head
         if not has_tokenizer or not self.vocabulary.n_tokens:
             raise ModelError(f"{self.path} has no tokenizer: use a complete GGUF file")
         if damage := self._damage():
@@ -142,9 +143,9 @@ class Model:
         return self._metadata("general.architecture") or ""
 
     @property
-    def is_eagle(self) -> bool:
-        """Whether it is an EAGLE-3 head: it reads another model's hidden states and shares its tokens."""
-        return self.architecture == "eagle3"
+    def is_head(self) -> bool:
+        """Whether it is a head: it reads another model's hidden states and shares its tokens."""
+        return self.architecture in _HEADS
 
     @functools.cached_property
     def n_layers(self) -> int:
@@ -163,14 +164,14 @@ class Model:
 
     @functools.cached_property
     def target_layers(self) -> tuple[int, ...]:
-        """Numbers of the main model's layers whose input an EAGLE-3 head reads."""
+        """Numbers of the main model's layers whose input a head reads."""
         n, ids = (runtime.target_layers(name)(self.handle) for name in ("_n", ""))
         return tuple(ids[:n])
 
     @functools.cached_property
     def draft_tokens(self) -> NDArray[np.intp] | None:
         """The tokens that a head can draft, ascending; None: all of them."""
-        ids = integers(self.path, "d2t") if self.is_eagle else None
+        ids = integers(self.path, "d2t") if self.is_head else None
         return None if ids is None else np.unique(ids).astype(np.intp)
 
     @functools.cached_property
@@ -245,6 +246,11 @@ class Model:
         """A number in the file's header, by its name without the architecture; None: there is none."""
         value = self._metadata(f"{self.architecture}.{key}")
         return int(value) if value and value.isdecimal() else None
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value in the file's header, by its name without the architecture."""
+        value = self._metadata(f"{self.architecture}.{key}")
+        return default if value is None else value == "true"
 
     def _metadata(self, key: str) -> str | None:
         buffer = ctypes.create_string_buffer(256)

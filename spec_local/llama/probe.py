@@ -116,7 +116,7 @@ def _exercise(path: Path, gpu_layers: int, main: Path | None = None) -> None:
     from spec_local.llama.model import Model
 
     model = Model(path, gpu_layers=gpu_layers, load_mtp=True)
-    if model.is_eagle:
+    if model.is_head:
         if main:
             _exercise_head(Model(main, gpu_layers=gpu_layers), model)
         return

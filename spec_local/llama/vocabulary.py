@@ -36,6 +36,7 @@ class Vocabulary:
         self.bos: int = lib.llama_vocab_bos(handle)
         self.eos: int = lib.llama_vocab_eos(handle)
         self.eot: int = lib.llama_vocab_eot(handle)
+        self.mask: int = lib.llama_vocab_mask(handle)
         self.add_bos: bool = lib.llama_vocab_get_add_bos(handle)
         self.add_eos: bool = lib.llama_vocab_get_add_eos(handle)
 

@@ -10,13 +10,15 @@ import psutil
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.calibration.tuning import chain_plans
+from spec_local.llama.choose_head import choose_head
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
-from spec_local.llama.eagle import hidden_states
 from spec_local.llama.headers import open_header
 from spec_local.llama.vocabulary import Vocabulary
 from spec_local.machine import default_threads
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.adaptive import MAX_CALLS
+from spec_local.policies.cost_model import CallCosts
+from spec_local.policies.sharing import RowCosts
 from spec_local.proposers.vocabulary_map import VocabularyMap
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -125,9 +127,8 @@ def check(
     memory = Memory(
         sum(model.size for model in models), sum(caches), OVERHEAD, psutil.virtual_memory().available
     )
-    is_head = models[1].is_eagle
-    if is_head:
-        hidden_states(models[1], models[0])
+    head = choose_head(*models)
+    if head:
         match = VocabularyMatch("same", None, [], 1.0)
     else:
         match = compare(*(model.vocabulary for model in models))
@@ -139,9 +140,14 @@ def check(
         model.close()
     threads = threads or default_threads()
     conditions = [Conditions(m.path, gpu_layers, threads, m.n_ctx, cache_type) for m in members]
-    conditions[1] = replace(conditions[1], is_head=is_head)
+    if head:  # one that drafts blocks drafts trees with them
+        conditions[1] = replace(conditions[1], is_head=True, branching=head.block > 0)
     costs = [cost_store.load(each) for each in conditions]
-    known = expected_speedups(costs[0], costs[1], ACCEPTANCE_RATES) if costs[0] and costs[1] else None
+    known = None
+    if costs[0] and costs[1]:
+        block = head.block if head else 0
+        drafting = RowCosts(costs[1], drafts_blocks=block > 0)
+        known = expected_speedups(costs[0], drafting, ACCEPTANCE_RATES, block or MAX_CALLS)
     return Report(members[0], members[1], match, memory, known)
 
 
@@ -163,11 +169,11 @@ def compare(main: Vocabulary, draft: Vocabulary) -> VocabularyMatch:
 
 
 def expected_speedups(
-    main: CostModel, draft: CostModel, acceptance_rates: Sequence[float]
+    main: CallCosts, draft: CallCosts, acceptance_rates: Sequence[float], max_draft: int = MAX_CALLS
 ) -> list[ExpectedSpeedup]:
-    """The best possible speed-up with these costs, for each acceptance rate."""
+    """The best possible speed-up with these costs and up to `max_draft` draft tokens, for each rate."""
     plain = 1.0 / main.seconds(1)
-    plans = chain_plans(main, draft, acceptance_rates)
+    plans = chain_plans(main, draft, acceptance_rates, max_draft)
     return [
         ExpectedSpeedup(rate, len(plan.parents), plan.speed / plain)
         for rate, plan in zip(acceptance_rates, plans, strict=True)

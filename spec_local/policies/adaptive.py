@@ -47,6 +47,7 @@ class Adaptive(Policy):
         experience: of earlier answers; grows.
         may_truncate: see `Policy`.
         tree: maximum nodes of a tree; 0: chains only.
+        max_draft: maximum number of tokens that the draft model drafts in a row.
         max_tokens: of the answer, if known.
         staging: seconds of draft calls that return logits for every token; None: nothing is staged.
         levels: the same, for the levels of trees; None: as `draft`.
@@ -64,6 +65,7 @@ class Adaptive(Policy):
         *,
         may_truncate: bool = True,
         tree: int = 0,
+        max_draft: int = MAX_CALLS,
         max_tokens: int | None = None,
         staging: CostModel | None = None,
         levels: CostModel | None = None,
@@ -78,6 +80,7 @@ class Adaptive(Policy):
         self._experience = known = experience or Experience()
         self._acceptance, self._budget = known.acceptance, known.budget
         self._max_tree, self._max_tokens = tree, max_tokens
+        self._max_calls = min(MAX_CALLS, max_draft)
         self._n_steps = 0
         self._n_plain = self._n_speculative = 0  # steps in a row, up to now
         self._plain, self._draft = self._main.seconds(1), self._all_drafts
@@ -90,7 +93,7 @@ class Adaptive(Policy):
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
         n_rows, drafts = known.answers.n_rows, self._all_drafts
-        known.start(usual_gain(self._main.at(n_rows), drafts.at(n_rows)) if drafts else 0.0)
+        known.start(self._usual_gain(self._main.at(n_rows), drafts.at(n_rows)) if drafts else 0.0)
 
     def _begin(self, offer: Offer) -> None:
         self._offer = offer
@@ -107,6 +110,7 @@ class Adaptive(Policy):
             options.experience,
             may_truncate=options.may_truncate,
             tree=options.tree_nodes,
+            max_draft=MAX_CALLS if options.max_draft is None else options.max_draft,
             max_tokens=options.max_tokens,
             staging=options.staging(),
             levels=options.levels(),
@@ -125,7 +129,7 @@ class Adaptive(Policy):
         n_rows, gain = self._main.n_running, known.answers.gain or 0.0
         main, draft = self._main.at(n_rows), self._all_drafts.at(n_rows)
         if n_rows > 1:
-            gain = min(gain, usual_gain(main, draft))  # the last answers may have had fewer rows
+            gain = min(gain, self._usual_gain(main, draft))  # the last answers may have had fewer rows
         elif not self._draft:
             return False
         return gain * left * main.seconds(1) > draft.seconds(max(1, n_unread))
@@ -149,7 +153,7 @@ class Adaptive(Policy):
 
     def should_continue(self) -> bool:
         if self._n_calls:
-            ahead = self._ahead(self._values[-1], MAX_CALLS, 1)
+            ahead = self._ahead(self._values[-1], self._max_calls, 1)
             if not len(ahead) or self._rate_ahead(ahead, 1) <= self._rate_now():
                 return False
         self._asked = self._clock()
@@ -167,7 +171,7 @@ class Adaptive(Policy):
         self._confidence.append(output.confidence)
         value = self._values[-1] * self._acceptance.draft.rate(output.confidence)
         if not self.may_truncate:  # what is drawn must be verified: see that it pays before
-            ahead = np.concatenate(([value], self._ahead(value, MAX_CALLS - len(self._values), 0)))
+            ahead = np.concatenate(([value], self._ahead(value, self._max_calls - len(self._values), 0)))
             if self._rate_ahead(ahead, 0) <= self._rate_now():
                 return False
         self._values.append(value)
@@ -270,7 +274,7 @@ class Adaptive(Policy):
         self._version = self._main.version
         self._plain = self._main.seconds(1)
         drafts = self._all_drafts
-        self._draft = drafts if drafts and could_gain(self._main, drafts) else None
+        self._draft = drafts if drafts and could_gain(self._main, drafts, self._max_calls) else None
         self._refresh()
 
     def _refresh(self) -> None:
@@ -321,7 +325,10 @@ class Adaptive(Policy):
 
     def _draft_step(self, acceptance: float, n_unread: int = 1) -> Step:
         """What asking the draft model is expected to bring."""
-        return best_chain(acceptance, self._main, self._draft, MAX_CALLS, n_unread)
+        return best_chain(acceptance, self._main, self._draft, self._max_calls, n_unread)
+
+    def _usual_gain(self, main: CallCosts, draft: CallCosts) -> float:
+        return usual_gain(main, draft, self._max_calls)
 
     def _plan_tree(self) -> None:
         """Choose between chains and trees, and how large a tree."""
@@ -330,10 +337,11 @@ class Adaptive(Policy):
         first = self._acceptance.recent.mean
         ranks = [first, *((1.0 - first) * share for share in _BY_RANK)]
         n_max = min(self._max_tree, self._offer.max_path)
+        depth = min(n_max, self._max_calls)
         levels = self._levels.at(self._draft.n_rows) if self._levels else None
         drafts = LevelCosts(self._draft, levels) if levels else self._draft
-        tree = plan(ranks, self._main, drafts, n_max, n_max)
-        chain = plan(ranks[:1], self._main, self._draft, n_max, n_max)
+        tree = plan(ranks, self._main, drafts, n_max, depth)
+        chain = plan(ranks[:1], self._main, self._draft, n_max, depth)
         pays = not tree.is_chain and tree.speed > _TREE_MARGIN * chain.speed
         self.tree_nodes, self.tree_depth = (len(tree.parents), tree.depth) if pays else (0, 0)
 
@@ -352,8 +360,9 @@ class Adaptive(Policy):
     def _ahead(self, value: float, n: int, n_calls: int) -> Floats:
         """Acceptance of the next n draft tokens, or of fewer if the budget ends after n_calls more calls."""
         assert self._draft
-        spent = self._spent + n_calls * self._draft.seconds(1)
-        n_max = min(MAX_CALLS, self._offer.max_path, self._affordable(self._budget.may_lose("draft"), spent))
+        spent = self._spent + n_calls * self._draft.later(1)
+        affordable = self._affordable(self._budget.may_lose("draft"), spent)
+        n_max = min(self._max_calls, self._offer.max_path, affordable)
         found: Floats = value * self._acceptance.recent.mean ** np.arange(
             1.0, min(n, n_max - len(self._values) + 1) + 1.0
         )
@@ -364,20 +373,20 @@ class Adaptive(Policy):
         assert self._draft
         n = len(self._values)
         values = values[: len(self._seconds) - n]
-        calls = self._draft.seconds(1) * np.arange(n_calls, n_calls + len(values))
+        calls = self._draft.later(1) * np.arange(n_calls, n_calls + len(values))
         tokens = sum(self._values) + values.cumsum()
         rates = tokens / (self._spent + calls + self._seconds[n : n + len(values)])
         return float(rates.max(initial=0.0))
 
 
-def usual_gain(main: CallCosts, draft: CallCosts) -> float:
+def usual_gain(main: CallCosts, draft: CallCosts, max_draft: int = MAX_CALLS) -> float:
     """Plain steps that a draft model of usual acceptance saves per token; 0 if it never gains."""
-    if not could_gain(main, draft):
+    if not could_gain(main, draft, max_draft):
         return 0.0
-    usual = best_chain(_USUAL_ACCEPTANCE, main, draft, MAX_CALLS)
+    usual = best_chain(_USUAL_ACCEPTANCE, main, draft, max_draft)
     return 1.0 - 1.0 / (usual.rate * main.seconds(1))
 
 
-def could_gain(main: CallCosts, draft: CallCosts) -> bool:
+def could_gain(main: CallCosts, draft: CallCosts, max_draft: int = MAX_CALLS) -> bool:
     """Whether a draft model would gain at 95 % acceptance; one that would not is never asked."""
-    return best_chain(0.95, main, draft, MAX_CALLS).rate > 1.02 / main.seconds(1)
+    return best_chain(0.95, main, draft, max_draft).rate > 1.02 / main.seconds(1)

@@ -80,6 +80,7 @@ class PolicyOptions:
         levels: the same, for the levels of a tree; None: there are no trees, or no draft model.
         experience: what earlier answers of the session taught; grows.
         tree_nodes: maximum nodes of a tree; 0: chains only.
+        max_draft: maximum number of tokens that the draft model drafts in a row; None: any.
         max_tokens: of the answer, if known.
         clock: seconds.
     """
@@ -92,6 +93,7 @@ class PolicyOptions:
     levels: Callable[[], CostModel | None] = lambda: None
     experience: "Experience | None" = None
     tree_nodes: int = 0
+    max_draft: int | None = None
     max_tokens: int | None = None
     clock: Callable[[], float] = time.perf_counter
 

@@ -53,7 +53,7 @@ def best_chain(
     n = np.arange(1, n_max + 1)
     seconds = main.first(n_max + 1)[2:]
     if draft:
-        seconds = seconds + draft.seconds(n_unread) + (n - 1) * draft.seconds(1)
+        seconds = seconds + draft.seconds(n_unread) + (n - 1) * draft.later(1)
     tokens = 1.0 + np.cumsum(acceptance**n)
     best = int((tokens / seconds).argmax())
     return Step(float(tokens[best]), float(seconds[best]), best + 1)

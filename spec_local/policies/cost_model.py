@@ -24,6 +24,9 @@ _INSTANT = 1e-9  # seconds; a coarse clock may give 0
 class CallCosts(Protocol):
     """Seconds of a call by number of tokens."""
 
+    def later(self, n: int) -> float:
+        """Seconds of a draft model's call of n tokens that is not the first one of a draft."""
+
     def seconds(self, n: int) -> float:
         """Seconds of a call of n tokens."""
 
@@ -167,6 +170,10 @@ class CostModel:
         known = self._costs.get(n)
         return _interpolated(n, list(self._costs), list(self._costs.values())) if known is None else known
 
+    def later(self, n: int) -> float:
+        """See `CallCosts.later`: as long as any other call."""
+        return self.seconds(n)
+
     def first(self, n: int) -> NDArray[np.float64]:
         """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0; do not modify."""
         if self._first is None or len(self._first) <= n:
@@ -196,6 +203,10 @@ class LevelCosts:
     def seconds(self, n: int) -> float:
         """Seconds of a call of n tokens."""
         return self._levels.seconds(n) * self._scale
+
+    def later(self, n: int) -> float:
+        """See `CallCosts.later`."""
+        return self.seconds(n)
 
     def first(self, n: int) -> NDArray[np.float64]:
         """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0."""

@@ -96,7 +96,10 @@ class DraftModel:
         if room < 1:
             return Proposal()
         branches = min(limit.branches, model.max_branches, model.max_tokens, model.max_logits, room)
-        limit = Limit(min(limit.depth, room), min(limit.nodes, room), branches)
+        depth = min(limit.depth, room, self.head.max_draft if self.head else room)
+        limit = Limit(depth, min(limit.nodes, room), branches)
+        if self.head:
+            self.head.begin_draft(depth)
         model.truncate(common_prefix(model.cached, history[:-1]))
         self._tree = _DraftTree(self, history, limit, lap)
         proposal = yield from self.shape.build(self._tree, limit, rng)
@@ -164,6 +167,7 @@ class _DraftTree:
         self.is_end = draft.is_end
         self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
         self._lookup, self._policy = draft.lookup, draft.shape.policy
+        self._reads_once = draft.head is not None and draft.head.drafts_blocks
         self._history, self._limit, self._lap = history, limit, lap
         self._recent = list(history[-self._sampler.window :]) if self._sampler.window else []
         self._evaluated = {ROOT: ROOT}  # the model's number of each evaluated node
@@ -227,7 +231,7 @@ class _DraftTree:
         return logits[:, : self._n_vocab]
 
     def _extend(self) -> Calls[int]:
-        """Evaluate the rest of the chain and staged tokens in one call; returns the number of tokens read."""
+        """Evaluate the rest of the chain and staged tokens in one call; returns `n_read`."""
         model = self._model
         self.report_staged()
         if self.tokens:  # the last one is new, and differs from the staged one
@@ -248,7 +252,7 @@ class _DraftTree:
             logits = yield from model.evaluate_calls(unread, 1)
         self._rows = logits[:, : self._n_vocab]
         self._lap("draft model")
-        return len(model.cached) - n_cached
+        return 0 if self._reads_once and self.tokens else len(model.cached) - n_cached
 
     def _unread(self) -> Calls[Sequence[int]]:
         """The last tokens of history and chain, which fit in one call; reads those before them.

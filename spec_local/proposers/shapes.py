@@ -282,7 +282,9 @@ class BestFirst(Shape):
         with suppress(ContextOverflow):
             while level:
                 ranked = yield from tree.most_probable(level, min(n, self._width))
-                spent += self._costs[1].seconds(len(level)) if self._costs else 0.0
+                if self._costs:
+                    draft = self._costs[1]
+                    spent += draft.later(len(level)) if evaluated else draft.seconds(len(level))
                 evaluated.update(level)
                 for parent, (tokens, probs) in zip(level, ranked, strict=True):
                     value, depth = (1.0, 0) if parent == ROOT else (values[parent], depths[parent])

@@ -1,9 +1,11 @@
 """Sessions that draft with a head: an EAGLE-3 file, or a layer of the main model's own file."""
 
+import time
 from dataclasses import replace
 
 import pytest
 
+from spec_local.calibration import cost_store
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import runtime
@@ -13,6 +15,7 @@ from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.recorded_calls import record_calls
 from tests.tiny_architectures import write_tiny
+from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 
 PLAIN = GenerationSettings(SamplingSettings(temperature=0), max_tokens=40, policy="off")
@@ -42,12 +45,14 @@ def files(folder):
     return {
         "eagle": (write_tiny_main(folder / "m.gguf"), write_tiny_eagle(folder / "head.gguf")),
         "mtp": (write_tiny(folder / "own.gguf", "qwen35", n_mtp=1), None),
+        "dflash": (folder / "m.gguf", write_tiny_block_head(folder / "dflash.gguf")),
+        "dspark": (folder / "m.gguf", write_tiny_block_head(folder / "dspark.gguf", "dspark")),
         # predicts nothing, as it is made for another main model
         "hybrid": (write_tiny(folder / "hybrid.gguf", "lfm2", n_layers=5), folder / "head.gguf"),
     }
 
 
-@pytest.fixture(params=["eagle", "mtp", "hybrid"])
+@pytest.fixture(params=["eagle", "mtp", "hybrid", "dflash", "dspark"])
 def open_session(request, files):
     """A function that opens a session with each kind of head."""
 
@@ -126,6 +131,8 @@ def test_a_prompt_that_rows_share_is_read_once(open_session):
 def test_the_log_says_which_head_is_used(files, folder):
     for kind, line in (
         ("eagle", "draft: head.gguf, an EAGLE-3 head"),
+        ("dflash", "draft: dflash.gguf, a DFlash head"),
+        ("dspark", "draft: dspark.gguf, a DSpark head"),
         ("mtp", "draft: the layer for multi-token prediction of own.gguf"),
     ):
         lines = []
@@ -250,6 +257,52 @@ def test_a_hybrid_model_takes_chains_whatever_its_head_could_draft(files):
         with pytest.raises(InvalidRequest, match="a recurrent model cannot evaluate a tree"):
             session.generate("the", replace(DRAFT, shape="beam"))
         assert answer(session, LONG, replace(DRAFT, shape="auto", policy="adaptive"))[0]
+
+
+@pytest.mark.parametrize(("kind", "n_drafted"), [("dflash", 7), ("dspark", 8)])
+def test_the_adaptive_policy_knows_what_a_block_is(files, kind, n_drafted):
+    with Session.open(*files[kind], n_ctx=512, threads=1) as session:
+        factory, slot = session._factory, session._slots[0]
+        adaptive = factory._policy(replace(DRAFT, policy="adaptive"), time.perf_counter, slot, 1)
+        assert adaptive._max_calls == n_drafted
+        assert adaptive._all_drafts.later(1) == 0
+        assert adaptive._all_drafts.seconds(1) > 0
+
+
+def test_the_expected_speedup_of_a_block(files):
+    """One call for all of its tokens, and no more tokens than it has."""
+    main, head = files["dflash"]
+    costs = CostModel({1: 1.0, 64: 2.0}), CostModel({1: 0.5, 64: 0.6})
+    with Session.open(main, head, n_ctx=512, threads=1) as session:
+        for context, table in zip((session.main, session.draft), costs, strict=True):
+            cost_store.save(context, table)
+    report = pairs.check(main, head, n_ctx=512, threads=1)
+    lengths = [each.draft_length for each in report.expected_speedups]
+    assert lengths[-1] == 7
+    assert report.expected_speedups[-1].speedup == pytest.approx(
+        sum(0.95**i for i in range(8)) / (0.5 + costs[0].seconds(8))
+    )
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_heads_that_draft_blocks_draft_trees(files, kind):
+    """Of one answer and of three at the same time, with every way to draft and to verify them."""
+    with Session.open(*files[kind], n_ctx=512, threads=1, branches=16, parallel=3) as session:
+        prompts = ["the of and to", LONG, "the of"]
+        expected = [answer(session, prompt, PLAIN)[0] for prompt in prompts]
+        for how in (
+            replace(DRAFT, shape="tree", draft_max=5),
+            replace(DRAFT, shape="beam", draft_max=5),
+            replace(DRAFT, shape="tree", policy="adaptive"),
+            replace(DRAFT, shape="auto", policy="adaptive"),
+        ):
+            found = [answer(session, prompt, how) for prompt in prompts]
+            assert [text for text, _ in found] == expected
+            assert any(statistics.draft_n for _, statistics in found)
+            assert answers(session, prompts, how) == expected
+        drawn = replace(DRAFT, shape="tree", sampling=SamplingSettings(temperature=1.0))
+        for rule in ("specinfer", "traversal", "exact-match"):
+            assert answer(session, LONG, replace(drawn, verifier=rule))[1].draft_n > 40
 
 
 def test_a_saved_state_is_continued(open_session, tmp_path):

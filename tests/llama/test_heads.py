@@ -15,16 +15,20 @@ from spec_local.engine.row import Row
 from spec_local.engine.scheduler import Engine
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import runtime
+from spec_local.llama.choose_head import choose_head
 from spec_local.llama.context import open_rows
+from spec_local.llama.dflash import block_format
 from spec_local.llama.eagle import hidden_states, open_eagle_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.mtp import HIDDEN_STATES, has_mtp, open_mtp_rows
 from spec_local.proposers import Chain, DraftModel
 from spec_local.verifiers import VERIFIERS
-from tests.record_llama_drafts import DATA, write_models
+from tests.record_llama_drafts import DATA, N_DRAFT, write_models
+from tests.reference_block_head import ReferenceBlockHead
 from tests.reference_head import ReferenceHead
 from tests.tiny_architectures import write_tiny
+from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 
 NOISE = 0.001
@@ -42,6 +46,16 @@ def eagle_path(folder):
 
 
 @pytest.fixture(scope="module")
+def dflash_path(folder):
+    return write_tiny_block_head(folder / "dflash.gguf", window=8, own_tensors=True)
+
+
+@pytest.fixture(scope="module")
+def dspark_path(folder):
+    return write_tiny_block_head(folder / "dspark.gguf", "dspark", n_draft_vocab=400)
+
+
+@pytest.fixture(scope="module")
 def mtp_path(folder):
     return write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1)
 
@@ -53,28 +67,34 @@ def f32_caches(monkeypatch):
 
 
 class Pair:
-    """A main model with a head. kind: ``eagle`` or ``mtp``."""
+    """A main model with a head. kind: see `PATHS`."""
 
     def __init__(self, kind, main_path, head_path):
         self.kind = kind
         self.main = Model(main_path, load_mtp=kind == "mtp")
-        self.head = Model(head_path) if kind == "eagle" else self.main
+        self.head = self.main if kind == "mtp" else Model(head_path)
+        self.chosen = choose_head(self.main, None if kind == "mtp" else self.head)
+        self.reads_layers, self.is_block = kind != "mtp", kind in ("dflash", "dspark")
         self.made = []
 
     def open(self, n_rows=1, branches=None, **options):
         """Rows of the main model and of the head; branches: of the head's trees, usually the main model's."""
-        hidden = hidden_states(self.head, self.main) if self.kind == "eagle" else HIDDEN_STATES
         usual = {"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1, "flash_attention": False}
-        mains = open_rows(self.main, n_rows, hidden=hidden, **usual | options)
+        mains = open_rows(self.main, n_rows, hidden=self.chosen.hidden, **usual | options)
         if self.kind == "eagle":
             heads = open_eagle_rows(self.head, mains, max_branches=branches)
-        else:
+        elif self.kind == "mtp":
             heads = open_mtp_rows(mains, max_branches=branches)
+        else:
+            heads = self.chosen.open(mains)
         self.made += [heads[0], mains[0]]
         return mains, heads
 
     def reference(self, main):
-        reference = ReferenceHead(self.head, main)
+        if self.is_block:
+            reference = ReferenceBlockHead(self.head, main, block_format(self.head))
+        else:
+            reference = ReferenceHead(self.head, main)
         self.made.insert(0, reference)
         return reference
 
@@ -85,11 +105,27 @@ class Pair:
             model.close()
 
 
-@pytest.fixture(params=["eagle", "mtp"])
+PATHS = {
+    "eagle": ("main_path", "eagle_path"),
+    "mtp": ("mtp_path", "mtp_path"),
+    "dflash": ("main_path", "dflash_path"),
+    "dspark": ("main_path", "dspark_path"),
+}
+"""Fixtures of the files of the main model and of the head, by kind."""
+
+
+@pytest.fixture(params=PATHS)
 def pair(request):
     """Of each kind."""
-    paths = ("main_path", "eagle_path") if request.param == "eagle" else ("mtp_path", "mtp_path")
-    made = Pair(request.param, *map(request.getfixturevalue, paths))
+    made = Pair(request.param, *map(request.getfixturevalue, PATHS[request.param]))
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["eagle", "mtp"])
+def pair_reader(request):
+    """Of each kind that reads a token beside the state of the one before it."""
+    made = Pair(request.param, *map(request.getfixturevalue, PATHS[request.param]))
     yield made
     made.close()
 
@@ -135,7 +171,7 @@ def test_states_belong_to_their_tokens(pair):
     a.shared.decode(calls)
     assert np.allclose(b.states(range(8)), expected, atol=1e-4)
     assert np.allclose(b.states([6, 2]), [expected[6], expected[2]], atol=1e-4)
-    width = 3 * pair.main.n_embd if pair.kind == "eagle" else pair.main.n_embd
+    width = 3 * pair.main.n_embd if pair.reads_layers else pair.main.n_embd
     assert a.states([1]).shape == (1, width)
     assert a.states([1]).dtype == np.float32
 
@@ -223,6 +259,7 @@ class Walk:
     def draft(self, n, rng):
         """Draft n tokens, checking the head's logits."""
         self.drafted, found = [], []
+        self.head.begin_draft(n)
         for _ in range(n):
             new = self.drafted[-1:] or self.tokens[len(self.head.cached) :]
             logits = yield from self.head.evaluate_calls(new, 1)
@@ -248,10 +285,8 @@ class Walk:
         self.tokens += [*self.drafted[:n], token]
 
 
-@pytest.mark.parametrize("n_rows", [1, 3])
-def test_logits_are_those_of_a_reference(pair, n_rows):
-    """Over random patterns of acceptance, with rows that draft different numbers of tokens at once."""
-    rng = random.Random(n_rows)
+def walk_together(pair, n_rows, rng, n_steps=25, n_drafts=(0, 1, 2, 5)):
+    """Random patterns of acceptance, with rows that draft different numbers of tokens at once."""
     mains, heads = pair.open(n_rows)
     reference = pair.reference(mains[0])
     walks = []
@@ -264,11 +299,12 @@ def test_logits_are_those_of_a_reference(pair, n_rows):
             walk.read(call, range(len(call.tokens)))
             run(head.read_calls())
         walks.append(walk)
-    for _ in range(25):
+    for _ in range(n_steps):
         active = [walk for walk in walks if rng.random() < 0.8] or walks[:1]
         for walk in active:
             walk.main.checkpoint()
-        n_drafted = [rng.choice((0, 1, 2, 5)) for _ in active]
+        n_drafted = [rng.choice(n_drafts) for _ in active]
+        reference.n_drafted = max(n_drafted)  # those of a call are equally long
         tasks = [walk.draft(n, rng) for walk, n in zip(active, n_drafted, strict=True)]
         for result in run_together(tasks):
             assert result is None, result
@@ -278,6 +314,11 @@ def test_logits_are_those_of_a_reference(pair, n_rows):
         mains[0].shared.decode(calls)
         for walk, call in zip(active, calls, strict=True):
             walk.accept(call, rng.randint(0, len(walk.drafted)), rng.randrange(5, 800))
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_logits_are_those_of_a_reference(pair, n_rows):
+    walk_together(pair, n_rows, random.Random(n_rows))
 
 
 def test_logits_do_not_depend_on_how_calls_are_made(pair):
@@ -303,8 +344,8 @@ def test_states_must_not_be_missing(eagle):
         head.receive(3, [1], np.zeros((1, 192), np.float32))
 
 
-def test_memory_does_not_grow_with_the_prompt(pair):
-    (main,), (head,) = pair.open(n_ctx=1024)
+def test_memory_does_not_grow_with_the_prompt(pair_reader):
+    (main,), (head,) = pair_reader.open(n_ctx=1024)
     tokens = random.Random(0).choices(range(5, 800), k=900)
     for start in range(0, 900, 50):
         chunk = tokens[start : start + 50]
@@ -324,7 +365,7 @@ def test_memory_does_not_grow_with_the_prompt(pair):
     ("options", "why"),
     [
         ({"target_width": 128}, "hidden states of width 128 against 64"),
-        ({"layers": (1, 2, 5)}, "it reads layers up to 4, but there are only 5"),
+        ({"layers": (1, 2, 6)}, "it reads layers up to 5, but there are only 5"),
         ({"n_vocab": 900}, "900 tokens against 823"),
     ],
 )
@@ -393,22 +434,24 @@ def test_the_text_is_that_of_plain_decoding(pair, n_rows, temperature):
         text, statistics = answers(pair, mains, heads, prompts, temperature=temperature, seed=3)
         assert text == plain
         assert all(s.draft_n > 40 for s in statistics)
-        if pair.kind == "eagle":
+        if pair.reads_layers:
             assert all(s.draft_n_accepted > 3 for s in statistics)
 
 
-def test_a_state_that_is_missing_is_evaluated_again(pair):
+def test_a_state_that_is_missing_is_evaluated_again(pair_reader):
     """A row takes the cache of another one, whose head has forgotten the state that comes next."""
-    mains, heads = pair.open(2)
-    (text,), _ = answers(pair, mains[:1], heads[:1], [PROMPT], n=30)
+    mains, heads = pair_reader.open(2)
+    (text,), _ = answers(pair_reader, mains[:1], heads[:1], [PROMPT], n=30)
     prompt = [*PROMPT, *text, 50, 60]
-    (expected,), _ = answers(pair, mains[1:], None, [prompt], n=10)
+    (expected,), _ = answers(pair_reader, mains[1:], None, [prompt], n=10)
     mains[1].truncate(0)
     heads[0].received.truncate(len(heads[0].cached) - 1)
     heads[0].received._drop(list(heads[0].received._states))
-    (found,), (statistics,) = answers(pair, mains[1:], heads[1:], [prompt], n=10)
+    (found,), (statistics,) = answers(pair_reader, mains[1:], heads[1:], [prompt], n=10)
     assert found == expected
-    n_read = {"eagle": 4, "mtp": len(prompt) - 1}[pair.kind]  # a recurrent model has the whole state only
+    n_read = {"eagle": 4, "mtp": len(prompt) - 1}[
+        pair_reader.kind
+    ]  # a recurrent model has the whole state only
     assert statistics.prompt_n == n_read
 
 
@@ -439,6 +482,7 @@ def test_drafts_are_those_of_llama_cpp(tmp_path, recorded):
         main.evaluate(history[start:-1], 0)
         head.receive(start, history[start:-1], main.states(range(len(history) - 1 - start)))
         drafted = []
+        head.begin_draft(N_DRAFT)
         for _ in expected:
             logits = head.evaluate(drafted[-1:] or history[len(head.cached) :], 1)
             drafted.append(int(logits[0].argmax()))

@@ -50,9 +50,16 @@ class FakeHead(FakeModel):
         row._received = []
         return row
 
+    drafts_blocks = False
+
+    def begin_draft(self, n):
+        pass
+
     @property
     def n_received(self):
         return len(self._received)
+
+    max_draft = 1000
 
     def receive(self, start, tokens, states):
         assert start <= len(self._received)

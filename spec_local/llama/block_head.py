@@ -1,0 +1,271 @@
+"""Rows of heads that draft a block of tokens in one call: see `spec_local.llama.shared_block_head`.
+
+The logits after each draft token come from the block that one call has given. They do not depend on which
+tokens are drafted, so that a tree costs no more than a chain (Ringel and Romano 2026, arXiv 2604.12989).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spec_local.core.language_model import Call, Calls, Logits, States, common_prefix
+from spec_local.core.proposal import ROOT
+from spec_local.errors import ContextOverflow, InvalidRequest
+from spec_local.llama.llama_head import LlamaHead
+from spec_local.llama.received_states import ReceivedStates, State
+from spec_local.llama.shared_block_head import SharedBlockHead
+from spec_local.llama.shared_context import MAX_SEQUENCES
+
+_MAX_UNREAD = 32  # tokens whose states are kept until they enter the cache in one call
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What a call has given: logits (n, V) after the first `anchor` tokens and 0, 1, … draft tokens.
+
+    number: of the call; the next one overwrites the logits.
+    """
+
+    anchor: int
+    number: int
+    logits: Logits
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    token: int
+    parent: int
+    depth: int
+
+
+class BlockRow(LlamaHead):
+    """One row of such a head: a `Row` and a `Head`.
+
+    Args:
+        shared, index: see `LlamaHead`.
+    """
+
+    shared: SharedBlockHead
+    max_branches = MAX_SEQUENCES  # a node takes no cell of the cache
+    drafts_blocks = True
+
+    def __init__(self, shared: SharedBlockHead, index: int) -> None:
+        super().__init__(shared, index)
+        self.max_logits = shared.max_tokens
+        self.n_stored = 0
+        """Number of tokens, from the first one of the history, whose states are in the cache."""
+        self._tree: list[_Node] = []
+        self._received = ReceivedStates()  # those that are not in the cache yet
+        self._n_wanted = self.max_draft
+        self._block: _Block | None = None
+
+    @property
+    def sequence(self) -> int:
+        """Its sequence id in the cache."""
+        return self._sequence
+
+    @property
+    def n_received(self) -> int:
+        """See `Head.n_received`."""
+        return len(self._received.tokens)
+
+    def state(self, position: int) -> State:
+        """The main model's state of a token."""
+        state = self._received.get(position)
+        return self.shared.zeros if state is None else state
+
+    def on_stored(self, n: int) -> None:
+        """Note that the states of the first `n` tokens are in the cache."""
+        self.n_stored = n
+        self._received.forget(n)
+
+    # Evaluating
+
+    @property
+    def max_draft(self) -> int:
+        """See `Head.max_draft`: as many as a block has."""
+        return self.shared.block.n_drafted
+
+    def begin_draft(self, n: int) -> None:
+        """See `Head.begin_draft`: the next block is no longer than that, which takes less time."""
+        self._n_wanted = max(1, min(n, self.max_draft))
+
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
+        """Prepare a call: see `SharedBlockHead`."""
+        return Call(self, tokens, parents, n_logits)
+
+    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+        """Append tokens to the history: see `LanguageModel.evaluate`.
+
+        At most one of the tokens before the first wanted logits may be one whose state is not known.
+        """
+        self.commit(())
+        end = len(self._cached) + len(tokens)
+        self._check(tokens, n_logits, end)
+        logits: Logits = np.empty((0, self.n_vocab), np.float32)
+        if n_logits:
+            logits = yield from self._logits_after(tokens, range(end - n_logits + 1, end + 1))
+        elif (n := self._n_known(tokens) - self.n_stored) > 0:
+            yield self._call(tokens, n, 0)
+        self._cached += tokens
+        return logits
+
+    def decode_tree_calls(
+        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
+    ) -> Calls[Logits]:
+        """Add nodes to the tree: see `LanguageModel.decode_tree`."""
+        n_logits = len(tokens) if n_logits is None else n_logits
+        if len(tokens) != len(parents):
+            raise InvalidRequest(f"{len(tokens)} tokens with {len(parents)} parents: give one for each")
+        nodes = list(self._tree)
+        for token, parent in zip(tokens, parents, strict=True):
+            if not ROOT <= parent < len(nodes):
+                raise InvalidRequest(f"node {len(nodes)} has parent {parent}: give −1 or an earlier node")
+            nodes.append(_Node(token, parent, 1 if parent == ROOT else nodes[parent].depth + 1))
+        lengths = [len(self._cached) + node.depth for node in nodes]
+        self._check(tokens, n_logits, max(lengths, default=0))
+        logits: Logits = np.empty((0, self.n_vocab), np.float32)
+        if n_logits:
+            is_chain = all(node.depth == i + 1 for i, node in enumerate(nodes))
+            chain = [node.token for node in nodes] if is_chain else ()
+            logits = yield from self._logits_after(chain, lengths[-n_logits:])
+        self._tree = nodes
+        return logits
+
+    def _check(self, tokens: Sequence[int], n_logits: int, end: int) -> None:
+        _ = self.handle
+        if not 1 <= len(tokens) <= self.max_tokens or not 0 <= n_logits <= len(tokens):
+            raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} rows of logits in one call of a head")
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
+        if end > self.n_ctx:
+            raise ContextOverflow(
+                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
+            )
+
+    def _logits_after(self, new: Sequence[int], lengths: Sequence[int]) -> Calls[Logits]:
+        """The logits after the first `lengths` tokens of the history and a chain of new ones.
+
+        They are those of one block. Its anchor is the first token whose state is not known, or the last one.
+        """
+        anchor = min(max(lengths), self._n_known(new) + 1)
+        places = [length - anchor for length in lengths]
+        if anchor > len(self._cached) + len(new):
+            raise InvalidRequest("this head evaluates a tree after the last token of the history only")
+        if min(places) < 0 or max(places) >= self.max_draft:
+            raise InvalidRequest(f"this head drafts up to {self.max_draft} tokens after the main model's")
+        block = self._block
+        if (
+            not block
+            or (block.anchor, block.number) != (anchor, self.shared.n_calls)
+            or len(block.logits) <= max(places)
+        ):
+            n_skipped = self.shared.block.n_skipped
+            size = max(self._n_wanted, max(places) + 1) + n_skipped
+            logits = yield self._call(new, anchor - self.n_stored, size)
+            block = self._block = _Block(anchor, self.shared.n_calls, logits[n_skipped:])
+        first = places[0]
+        if places == list(range(first, first + len(places))):
+            return block.logits[first : first + len(places)]
+        return block.logits[places]
+
+    def _call(self, new: Sequence[int], n: int, size: int) -> Call:
+        """A call for the next n tokens whose states are not in the cache, and for a block of this size."""
+        return self.call([*self._cached[self.n_stored :], *new][:n], range(ROOT, n - 1), size)
+
+    def _n_known(self, new: Sequence[int]) -> int:
+        """Number of the first tokens of the history and a chain of new ones whose states are known."""
+        start, tokens = len(self._cached), self._received.tokens
+        if self._assumes_states:
+            return start + len(new)
+        if start >= len(tokens):
+            return len(tokens)
+        return start + common_prefix(tokens[start : start + len(new)], list(new))
+
+    # Changing the history
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
+        _ = self.handle
+        above = ROOT
+        for node in path:
+            if not 0 <= node < len(self._tree) or self._tree[node].parent != above:
+                raise InvalidRequest(f"node {node} is not a child of node {above}")
+            above = node
+        nodes = [self._tree[node] for node in path]
+        self._cut(len(self._cached))
+        self._cached += [node.token for node in nodes]
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
+        _ = self.handle
+        if not 0 <= length <= len(self._cached):
+            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
+        if length < self.n_stored:
+            self._received.truncate(length)
+        self._cut(length)
+
+    def _cut(self, length: int) -> None:
+        """Reduce the history to `length` tokens, and the cache to those of them whose states are known."""
+        self._tree = []
+        del self._cached[length:]
+        if self._block and self._block.anchor > length:
+            self._block = None
+        n = min(self.n_stored, length, len(self._received.tokens))
+        if n < self.n_stored:
+            self.n_stored = n
+            self.shared.remove(self._sequence, n)
+
+    def reuse(self, tokens: Sequence[int]) -> None:
+        """Make the history a prefix of `tokens`, as long as `n_received` can be: see `LanguageModel.reuse`.
+
+        Entries of another row are shared, not copied.
+        """
+        tokens = list(tokens)
+        best = max(self.shared.rows, key=lambda row: (row.known(tokens), row is self))
+        n = best.known(tokens)
+        if best is not self:
+            self.truncate(0)
+            self.n_stored = min(best.n_stored, n)
+            self.shared.copy(best.sequence, self._sequence, self.n_stored)
+            self._cached, self._received = tokens[: self.n_stored], best._received.copy()
+        self._received.truncate(n)
+        self._cut(min(self.n_stored, n))
+
+    def known(self, tokens: Sequence[int]) -> int:
+        """Number of the first of these tokens whose states are in the cache, or have been received."""
+        return common_prefix(self._received.tokens, tokens)
+
+    def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
+        """Receive tokens of the main model's history: see `Head.receive`."""
+        received = self._received
+        if start > len(received.tokens):
+            raise InvalidRequest(f"the states of tokens {len(received.tokens)} to {start - 1} are missing")
+        tokens = list(tokens[: self.n_ctx - start])
+        n_known = common_prefix(received.tokens[start:], tokens)
+        if n_known == len(tokens):  # a recurrent model has evaluated them again
+            return
+        n = start + n_known
+        received.truncate(n)
+        if n < self.n_stored:
+            self._cut(n)
+        received.append(tokens[n_known:], states[n_known : len(tokens)], are_raw=False)
+        # The token after those in the cache has been the anchor of a block, and is not read again.
+        end = self.n_stored
+        self._cut(end + (self._cached[end : end + 1] == received.tokens[end : end + 1]))
+
+    def resync(self) -> None:
+        """Discard the tree after a failed or interrupted call; tokens whose states were stored are read."""
+        self._tree = []
+        stored = self._received.tokens[: self.n_stored]
+        if len(stored) > len(self._cached):
+            self._cached = stored
+
+    def read_calls(self) -> Calls[None]:
+        """Add the states that were received to the cache: see `Head.read_calls`."""
+        tokens = self._received.tokens
+        if len(tokens) - self.n_stored < min(_MAX_UNREAD, self.max_tokens):
+            return
+        while (start := len(self._cached)) < len(tokens):
+            yield from self.evaluate_calls(tokens[start : start + self.max_tokens], 0)

@@ -1,0 +1,441 @@
+"""Heads that draft a block in one call: their logits, trees, failures, and which files fit. In F32."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from spec_local.calibration.measure import measure
+from spec_local.core.language_model import run, run_together
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
+from spec_local.llama import runtime
+from spec_local.llama.choose_head import choose_head
+from spec_local.llama.dflash import block_format
+from spec_local.llama.model import Model
+from spec_local.llama.shared_block_head import BlockFormat
+from tests.broken_llama import FAILURES, Broken
+from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, Walk, answers, walk_together
+from tests.tiny_block_heads import MASK, write_tiny_block_head
+from tests.tiny_heads import write_tiny_main
+
+VARIANTS = {
+    "all tokens": {},
+    "own tensors": {"own_tensors": True},
+    "list of tokens": {"n_draft_vocab": 400},
+    "list of tokens and embeddings": {"n_draft_vocab": 400, "own_tensors": True},
+    "window": {"window": 6},
+    "several positions": {"several_positions": True},
+    "causal": {"attention__causal": True},
+    "no size stated": {"size": None},
+}
+DSPARK = {
+    "chain": {},
+    "chain and list of tokens": {"n_draft_vocab": 400},
+    "chain after the anchor": {"sample_from_anchor": False},
+    "chain, window, positions": {"window": 6, "several_positions": True},
+}
+FILES = {name: ("dflash", options) for name, options in VARIANTS.items()}
+FILES |= {name: ("dspark", options) for name, options in DSPARK.items()}
+
+
+@pytest.fixture(scope="module")
+def main_path(folder):
+    return write_tiny_main(folder / "block-main.gguf")
+
+
+@pytest.fixture(autouse=True)
+def f32_caches(monkeypatch):
+    lib = runtime.library()
+    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
+
+
+@pytest.fixture
+def open_pair(main_path, tmp_path):
+    """A function that opens the main model with a head that it writes."""
+    made = []
+
+    def make(kind="dspark", **options):
+        path = write_tiny_block_head(tmp_path / f"{len(made)}.gguf", kind, **options)
+        made.append(Pair(kind, main_path, path))
+        return made[-1]
+
+    yield make
+    for pair in made:
+        pair.close()
+
+
+def begin(main, head, prompt=PROMPT):
+    """Let a main model and its head read a prompt, and return the logits after it."""
+    main.evaluate(prompt[:-1], 0)
+    head.receive(0, prompt[:-1], main.states(range(len(prompt) - 1)))
+    return head.evaluate(prompt, 1)
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+@pytest.mark.parametrize("kind", FILES)
+def test_logits_are_those_of_a_reference(open_pair, kind, n_rows):
+    name, options = FILES[kind]
+    walk_together(open_pair(name, **options), n_rows, random.Random(n_rows), n_drafts=(0, 1, 2, 7))
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_the_states_matter(open_pair, kind):
+    """Otherwise the tests above would not see wrong ones."""
+    (main,), (head,) = open_pair(kind).open()
+    logits = begin(main, head).copy()
+    head.truncate(0)
+    states = main.states(range(len(PROMPT) - 1))
+    states[-3] = 0
+    head.receive(0, PROMPT[:-1], states)
+    assert not np.allclose(head.evaluate(PROMPT, 1), logits, atol=20 * NOISE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        ("dflash", {}, BlockFormat(8, 1, MASK, False)),
+        ("dflash", {"size": None, "mask": 7}, BlockFormat(16, 1, 7, False)),
+        ("dflash", {"sample_from_anchor": True, "attention__causal": True}, BlockFormat(8, 1, MASK, True)),
+        ("dspark", {"attention__causal": False}, BlockFormat(8, 0, MASK, False)),
+        ("dspark", {"sample_from_anchor": True}, BlockFormat(8, 0, MASK, False)),
+        ("dspark", {"sample_from_anchor": False}, BlockFormat(8, 1, MASK, False)),
+    ],
+)
+def test_how_a_head_drafts(tmp_path, kind, options, expected):
+    head = Model(write_tiny_block_head(tmp_path / "head.gguf", kind, **options))
+    assert block_format(head) == expected
+    head.close()
+
+
+def test_states_have_a_position_for_each_axis(open_pair):
+    """llama.cpp would read beyond the array."""
+    (main,), (head,) = open_pair(several_positions=True).open()
+    begin(main, head, PROMPT[:6])
+    positions = head.shared._states._arrays["pos"]
+    assert len(positions) == 4 * head.max_tokens
+    assert positions[:20].tolist() == [*range(5)] * 3 + [0] * 5
+
+
+# Trees
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_tree_takes_no_further_call(open_pair, kind):
+    """Nodes of the same depth have the same logits, those of a chain."""
+    (main,), (head,) = open_pair(kind).open()
+    rows = [begin(main, head)[0].copy(), *(head.evaluate([token], 1)[0].copy() for token in (20, 30, 40))]
+    head.truncate(len(PROMPT))
+    n_calls = head.shared.n_calls
+    assert np.array_equal(head.decode_tree([20, 21], [-1, -1]), [rows[1], rows[1]])
+    expected = [rows[1], rows[2], rows[2], rows[3]]
+    assert np.array_equal(head.decode_tree([22, 30, 31, 41], [-1, 0, 1, 4]), expected)
+    assert np.array_equal(head.decode_tree([50], [3], 1), rows[3:])
+    head.commit([0, 3])
+    assert head.cached == [*PROMPT, 20, 30]
+    assert np.array_equal(head.evaluate([41], 1)[0], rows[3])
+    assert head.shared.n_calls == n_calls
+
+
+def test_what_a_tree_must_not_be(open_pair):
+    (main,), (head,) = open_pair(size=3).open()
+    begin(main, head)
+    head.decode_tree([10, 11], [-1, -1])
+    for parents, why in (([2], "node 2 has parent 2"), ([-2], "has parent -2"), ([], "1 tokens with 0")):
+        with pytest.raises(InvalidRequest, match=why):
+            head.decode_tree([12], parents)
+    head.decode_tree([12], [1])
+    with pytest.raises(InvalidRequest, match="this head drafts up to 3 tokens"):
+        head.decode_tree([13], [2])
+    for path in ([0, 1], [1, 0], [2], [3]):
+        with pytest.raises(InvalidRequest, match="is not a child of node"):
+            head.commit(path)
+    head.commit([1, 2])
+    assert head.cached == [*PROMPT, 11, 12]
+    with pytest.raises(InvalidRequest, match="this head drafts up to 3 tokens"):
+        head.evaluate([13], 1)
+    assert head.cached == [*PROMPT, 11, 12]
+
+
+# Calls
+
+
+def test_a_block_that_was_overwritten_is_evaluated_again(open_pair):
+    """Another row's call overwrites the logits."""
+    (main, other), (head, another) = open_pair().open(2)
+    rows = [begin(main, head)[0].copy(), *(head.evaluate([token], 1)[0].copy() for token in (20, 30))]
+    head.truncate(len(PROMPT))
+    assert np.array_equal(head.evaluate([20], 1)[0], rows[1])
+    begin(other, another, [1, 50, 60, 70])
+    n_calls = head.shared.n_calls
+    assert np.allclose(head.evaluate([30], 1)[0], rows[2], atol=NOISE)
+    assert head.shared.n_calls == n_calls + 1
+
+
+def test_a_block_that_is_too_short_is_evaluated_again(open_pair):
+    pair = open_pair()
+    (main,), (head,) = pair.open()
+    walk = Walk(main, head, PROMPT, pair.reference(main))
+    main.evaluate(PROMPT[:-1], 0)
+    walk.states = list(main.states(range(len(PROMPT) - 1)))
+    head.receive(0, PROMPT[:-1], walk.states)
+    head.begin_draft(1)
+    head.evaluate(PROMPT, 1)
+    n_calls = head.shared.n_calls
+    found = head.evaluate([20], 1)[0].copy()
+    walk.reference.n_drafted = 2
+    assert np.allclose(found, walk.reference.logits(PROMPT, walk.states, [20])[1], atol=NOISE)
+    assert head.shared.n_calls == n_calls + 1
+
+
+def test_measuring_leaves_no_wrong_states(open_pair):
+    """It stores zeros, also for the last token of the history, whose state comes later."""
+    (main,), (head,) = open_pair().open()
+    expected = begin(main, head, PROMPT[:20])[0].copy()
+    head.truncate(0)
+    states = main.states(range(19))
+    head.receive(0, PROMPT[:9], states[:9])
+    head.evaluate(PROMPT[:10], 1)
+    with head.known_states():
+        costs = measure(head, (1, 8), 1, rows=1)
+    assert set(costs.costs) == {1, 8}
+    assert (head.cached, head.n_stored) == (PROMPT[:10], 9)
+    head.receive(9, PROMPT[9:19], states[9:])
+    assert np.allclose(head.evaluate(PROMPT[10:20], 1)[0], expected, atol=NOISE)
+
+
+def test_a_block_is_as_long_as_the_draft(open_pair, monkeypatch):
+    """Or as the longest one of those that share the call, but never longer than in training."""
+    mains, heads = open_pair().open(2)
+    sizes, fill = [], heads[0].shared._blocks.put
+
+    def put(i, *args):
+        sizes[-1] = i + 1
+        fill(i, *args)
+
+    monkeypatch.setattr(heads[0].shared._blocks, "put", put)
+    for n, m in ((1, None), (2, None), (100, None), (2, 5)):
+        for row, main in zip(heads, mains, strict=True):
+            row.truncate(0)
+            main.truncate(0)
+        sizes.append(0)
+        tasks = []
+        for row, wanted in zip(heads, (n, m), strict=True):
+            if wanted:
+                row.begin_draft(wanted)
+                tasks.append(row.evaluate_calls([1, 20], 1))
+        with heads[0].known_states():
+            run_together(tasks)
+    assert sizes == [1, 2, 8, 2 * 5]
+
+
+def test_memory_does_not_grow_with_the_prompt(open_pair):
+    (main,), (head,) = open_pair().open(n_ctx=1024)
+    tokens = random.Random(0).choices(range(5, 800), k=900)
+    for start in range(0, 900, 50):
+        main.evaluate(tokens[start : start + 50], 0)
+        head.receive(start, tokens[start : start + 50], main.states(range(50)))
+        run(head.read_calls())
+        assert not len(head._received)
+    assert head.cached == tokens
+    assert head.n_stored == head.shared.length(0) == 900
+
+
+@pytest.mark.parametrize("n_kept", [0, 10, 30, len(PROMPT) - 1])
+def test_rows_share_what_they_have_read(open_pair, n_kept):
+    """Entries in the cache, and states that are not in it yet; the logits are those of a row of its own."""
+    mains, (a, b) = open_pair().open(2)
+    other = [*PROMPT[:n_kept], 33, 44]
+    mains[0].evaluate(PROMPT[:20], 0)
+    a.receive(0, PROMPT[:20], mains[0].states(range(20)))
+    a.evaluate(PROMPT[:20], 0)
+    mains[0].evaluate(PROMPT[20:-1], 0)
+    a.receive(20, PROMPT[20:-1], mains[0].states(range(len(PROMPT) - 21)))
+    assert (a.n_stored, a.n_received) == (20, len(PROMPT) - 1)
+    b.reuse(other)
+    assert b.n_received == n_kept
+    mains[1].evaluate(other[:-1], 0)
+    b.receive(n_kept, other[n_kept:-1], mains[1].states(range(n_kept, len(other) - 1)))
+    found = b.evaluate(other[len(b.cached) :], 1)[0].copy()
+    mains[0].truncate(0)
+    a.truncate(0)
+    assert np.allclose(found, begin(mains[0], a, other)[0], atol=NOISE)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failed_call_loses_no_states(open_pair, monkeypatch, failure, failing):
+    """While states are added to the cache, or while the block is evaluated; states that are added stay."""
+    pair, prompt = open_pair(), PROMPT[:20]
+    mains, heads = pair.open(2)
+    reference = pair.reference(mains[0])
+    rows = [Walk(main, head, prompt, reference) for main, head in zip(mains, heads, strict=True)]
+    for row in rows:
+        row.main.evaluate(prompt[:-1], 0)
+        states = row.main.states(range(len(prompt) - 1))
+        row.head.receive(0, prompt[:-1], states)
+        row.states = list(states)
+    decode, error = FAILURES[failure]
+    calls = []
+
+    def sometimes(lib, handle, batch):
+        calls.append(batch)
+        return decode(lib, handle, batch) if len(calls) == failing else lib.llama_decode(handle, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(heads[0].shared, "_lib", Broken(runtime.library(), sometimes))
+        tasks = [row.head.evaluate_calls(prompt, 1) for row in rows]
+        if error is KeyboardInterrupt:
+            with pytest.raises(error):
+                run_together(tasks)
+        else:
+            assert all(isinstance(result, error) for result in run_together(tasks))
+    assert len(calls) == failing
+    for row in rows:
+        assert row.head.cached == prompt[: row.head.n_stored]
+        assert row.head.shared.length(row.head.sequence) == row.head.n_stored
+        reference.n_drafted = 3
+        run(row.draft(3, random.Random(0)))
+
+
+def test_a_full_context(open_pair):
+    """The block needs no room of the context, but no token is drafted beyond it."""
+    (main,), (head,) = open_pair().open(n_ctx=64)
+    tokens = random.Random(0).choices(range(5, 800), k=64)
+    begin(main, head, tokens[:62])
+    head.evaluate(tokens[62:63], 1)
+    head.evaluate(tokens[63:], 1)
+    with pytest.raises(ContextOverflow, match="the context of 64 tokens is full"):
+        head.evaluate([5], 1)
+    with pytest.raises(ContextOverflow, match="is full"):
+        head.decode_tree([5], [-1])
+    plain, _ = answers(None, [main], None, [tokens[:20]], n=60)
+    main.truncate(0)
+    head.truncate(0)
+    pair = open_pair("dflash")
+    found, (statistics,) = answers(pair, [main], [head], [tokens[:20]], n=60)
+    assert found == plain
+    assert len(found[0]) == 45
+    assert statistics.draft_n
+
+
+def test_wrong_arguments(open_pair):
+    (main,), (head,) = open_pair().open()
+    begin(main, head)
+    for tokens, n_logits, why in (
+        ([], 0, "0 tokens"),
+        ([5], 2, "2 rows"),
+        ([-1], 1, "outside the vocabulary"),
+        ([823], 1, "outside the vocabulary"),
+        ([5] * 9, 1, "drafts up to 8"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            head.evaluate(tokens, n_logits)
+    with pytest.raises(InvalidRequest, match="are missing"):
+        head.receive(99, [1], np.zeros((1, 192), np.float32))
+    with pytest.raises(InvalidRequest, match="cannot truncate"):
+        head.truncate(100)
+    head.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        head.evaluate([5], 1)
+
+
+# The distribution
+
+
+@pytest.mark.parametrize("rule", ["block", "token"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_drawn_drafts_leave_the_distribution_unchanged(open_pair, kind, rule):
+    """Of the first two tokens, over many answers; each rule accepts some drafts and rejects others."""
+    pair = open_pair(kind, n_draft_vocab=400)
+    mains, heads = pair.open(3)
+    counts = Counter()
+    n, accepted = 900, 0
+    for seed in range(0, n, 3):
+        found, statistics = answers(
+            pair, mains, heads, [PROMPTS[0]] * 3, temperature=0.7, rule=rule, seed=seed, draft_max=3, n=2
+        )
+        counts.update(tuple(tokens) for tokens in found)
+        accepted += sum(s.draft_n_accepted for s in statistics)
+    assert 0 < accepted < n
+    expected = {}
+    p = softmax(first_logits(mains[0], PROMPTS[0]))
+    for first in np.argsort(-p)[:6].tolist():
+        q = softmax(first_logits(mains[0], [*PROMPTS[0], first]))
+        expected |= {(first, second): p[first] * q[second] for second in np.argsort(-q)[:6].tolist()}
+    chi, degrees = 0.0, 0
+    for outcome, probability in expected.items():
+        if n * probability > 8:
+            chi += (counts[outcome] - n * probability) ** 2 / (n * probability)
+            degrees += 1
+    assert degrees > 3
+    assert chi < degrees + 4 * (2 * degrees) ** 0.5
+
+
+def softmax(logits, temperature=0.7):
+    p = np.exp((logits - logits.max()).astype(np.float64) / temperature)
+    return p / p.sum()
+
+
+def first_logits(main, tokens):
+    main.truncate(0)
+    return main.evaluate(tokens, 1)[0].copy()
+
+
+# Which files fit
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"layers": (1, 2, 6)}, "for another model .it reads layers up to 5, but there are only 5.: use one"),
+        ({"layers": (1, 2, 5)}, "is a DFlash head that reads the last layer of .*, which is not supported"),
+        ({"layers": (0, 2)}, "for another model .it reads the token embeddings."),
+        ({"extra_tokens": ["<a>"]}, "for another model .824 tokens against 823."),
+        ({"mask": None}, "is an incomplete head .no mask token.: convert"),
+        ({"kind": "dspark", "size": None}, "is an incomplete head .no size of blocks."),
+        ({"size": 1}, "is an incomplete head .blocks without draft tokens."),
+        ({"kind": "dspark", "size": 0}, "is an incomplete head .blocks without draft tokens."),
+        ({"n_draft_vocab": 400, "drop": "output.weight"}, "no output matrix for them"),
+    ],
+)
+def test_a_head_that_does_not_fit(main_path, tmp_path, options, why):
+    main = Model(main_path)
+    head = Model(write_tiny_block_head(tmp_path / "other.gguf", **options), weights=False)
+    with pytest.raises(ModelError, match=f"other.gguf.*{why}"):
+        choose_head(main, head)
+    head.close()
+    main.close()
+
+
+def test_a_head_is_not_a_main_model(tmp_path, main_path):
+    head = Model(write_tiny_block_head(tmp_path / "head.gguf"))
+    with pytest.raises(ModelError, match=r"head\.gguf is a DFlash head: give it as the draft of the model"):
+        choose_head(head)
+    head.close()
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "why"),
+    [
+        ("n_embd", 128, "for another model .hidden states of width 128 against 64."),
+        ("target_layers", (), "for another model .its file names no layers to read."),
+        ("number", lambda key: 4, "a DSpark head of DeepSeek-V4, which is not supported"),
+    ],
+)
+def test_further_heads_that_do_not_fit(main_path, tmp_path, fact, value, why):
+    """Files of them would not be tiny."""
+    main, head = Model(main_path), Model(write_tiny_block_head(tmp_path / "head.gguf"))
+    setattr(head, fact, value)
+    with pytest.raises(ModelError, match=f"head.gguf.*{why}"):
+        choose_head(main, head)
+    head.close()
+    main.close()
+
+
+def test_the_memory_for_the_cache_is_checked(open_pair, monkeypatch):
+    pair, needs = open_pair(), []
+    monkeypatch.setattr("spec_local.llama.llama_head.check_free_memory", lambda *args: needs.append(args))
+    pair.open(3)
+    cache = pair.head.kv_bytes(3 * (256 + 8))
+    assert needs == [(cache + 3 * 8 * 823 * 4, "for the cache of 0.gguf")]

@@ -1,0 +1,175 @@
+"""Drafting with a head that gives a whole block in one call: the distribution, and what a block costs."""
+
+import numpy as np
+import pytest
+
+from spec_local.core.fake import enumerate_outcomes
+from spec_local.core.proposal import Limit
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.engine.decoding import decode
+from spec_local.engine.events import Step
+from spec_local.policies import Adaptive, Policy
+from spec_local.policies.adaptive import could_gain
+from spec_local.policies.base import Offer
+from spec_local.policies.choice import best_chain
+from spec_local.policies.cost_model import CostModel
+from spec_local.policies.planner import plan
+from spec_local.policies.sharing import RowCosts
+from spec_local.proposers import BestFirst, Chain, Coupled, DraftModel, Drawn
+from spec_local.verifiers import VERIFIERS
+from tests.exact import assert_main_distribution
+from tests.proposers import main_model
+from tests.unit.test_adaptive import Clock, Output
+from tests.unit.test_heads import FakeHead
+
+BLOCK = 3
+MAIN = {1: 1.0, 2: 1.1, 4: 1.2, 8: 1.5, 16: 2.0, 64: 5.0}
+DRAFT = {1: 0.4, 8: 0.5, 64: 1.0}
+
+
+@pytest.fixture(autouse=True)
+def _caches(cached_logits):
+    pass
+
+
+class FakeBlockHead(FakeHead):
+    """Its logits depend on the history that it has received, the token after that, and the place."""
+
+    max_draft, drafts_blocks = BLOCK, True
+
+    def __init__(self, n_vocab, **kwargs):
+        super().__init__(n_vocab, order=BLOCK + 1, **kwargs)
+        self.max_branches = 16
+        self.wanted = []
+
+    def begin_draft(self, n):
+        assert n <= BLOCK
+        self.wanted.append(n)
+
+    def logits(self, history):
+        anchor = min(len(history), self.n_received + 1)
+        assert len(history) - anchor < BLOCK
+        return super().logits([*history[:anchor], *[-1] * (len(history) - anchor)])
+
+
+SHAPES = {
+    "drawn chain": ("block", lambda: Chain("drawn")),
+    "drawn chain, token by token": ("token", lambda: Chain("drawn")),
+    "coupled chain": ("exact-match", lambda: Chain("coupled")),
+    "greedy chain": ("block", lambda: Chain("greedy")),
+    "drawn tree": ("specinfer", lambda: Drawn("with replacement", 4)),
+    "coupled tree": ("exact-match", lambda: Coupled(4)),
+}
+
+
+def generate(head, shape, how, rng, *, rule="block", max_tokens=3, draft_max=2, prompt=(0, 1, 2, 0, 1)):
+    main, sampler, found = main_model(head.n_vocab), Sampler(how), []
+    made = DraftModel(head, sampler, shape, n_vocab=head.n_vocab, head=head)
+    options = {"proposer": made, "verifier": VERIFIERS[rule], "rng": rng}
+    for event in decode(
+        main, list(prompt), sampler=sampler, draft_max=draft_max, max_tokens=max_tokens, **options
+    ):
+        if isinstance(event, Step):
+            found += event.tokens
+    return tuple(found)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_distribution_is_the_main_models(name):
+    rule, shape = SHAPES[name]
+    how = SamplingSettings()
+
+    def run(rng):
+        return generate(FakeBlockHead(3), shape(), how, rng, rule=rule)
+
+    assert_main_distribution(enumerate_outcomes(run), main_model(3), Sampler(how), [0, 1, 2, 0, 1])
+
+
+@pytest.mark.parametrize("shape", [lambda: Chain("greedy"), lambda: BestFirst(6)])
+def test_no_draft_is_longer_than_a_block(shape):
+    head = FakeBlockHead(8)
+    generate(head, shape(), SamplingSettings(temperature=0), SeededRng(0), max_tokens=30, draft_max=20)
+    assert max(head.wanted) == BLOCK
+    assert head.wanted[-1] < BLOCK  # near the end of the answer
+
+
+def test_only_the_first_output_has_read_tokens():
+    class Recorder(Policy):
+        def __init__(self):
+            super().__init__()
+            self.n_read = []
+
+        def should_draft(self, output):
+            self.n_read.append(output.n_read)
+            return True
+
+    for head, later in ((FakeBlockHead(8), 0), (FakeHead(8), 1)):
+        policy = Recorder()
+        shape = Chain("greedy", policy)
+        generate(head, shape, SamplingSettings(temperature=0), SeededRng(0), max_tokens=4, draft_max=BLOCK)
+        assert policy.n_read[:3] == [1, later, later]
+
+
+# Costs
+
+
+def blocks(seconds=DRAFT, **options):
+    return RowCosts(CostModel(seconds), drafts_blocks=True, **options)
+
+
+def test_later_calls_cost_nothing():
+    for costs in (blocks(), blocks().at(3)):
+        assert costs.later(4) == 0.0
+        assert costs.seconds(1) > 0.0
+    assert CostModel(DRAFT).later(8) == RowCosts(CostModel(DRAFT)).later(8) == 0.5
+
+
+def test_the_best_chain_makes_one_call():
+    step = best_chain(0.8, CostModel(MAIN), blocks(), 7, n_unread=8)
+    rates = [sum(0.8**i for i in range(n + 1)) / (CostModel(MAIN).seconds(n + 1) + 0.5) for n in range(1, 8)]
+    assert step.rate == pytest.approx(max(rates))
+    assert step.n == 1 + int(np.argmax(rates)) > best_chain(0.8, CostModel(MAIN), CostModel(DRAFT), 7, 8).n
+
+
+def test_a_planned_tree_makes_one_call():
+    main = CostModel(MAIN)
+    for ranks, depth in (((0.7,), 5), ((0.6, 0.2, 0.1), 4)):
+        found = plan(ranks, main, blocks(), 12, depth)
+        n = len(found.parents)
+        assert found.seconds == pytest.approx(main.seconds(n + 1) + 0.4)
+        assert found.depth > plan(ranks, main, CostModel(DRAFT), 12, depth).depth
+        assert found.depth <= depth
+    nothing = plan((0.1,), main, blocks({1: 9.0, 64: 9.0}), 12, 5)
+    assert (nothing.parents, nothing.seconds) == ((), 1.0)
+
+
+def test_the_cost_of_a_best_first_tree_is_that_of_one_call(monkeypatch):
+    spent = []
+    monkeypatch.setattr(
+        "spec_local.proposers.shapes.worth_verifying", lambda values, s, main: spent.append(s) or len(values)
+    )
+    for costs, most in ((blocks(), 0.4), (CostModel(DRAFT), 9.0)):
+        shape = BestFirst(6, costs=(CostModel(MAIN), costs))
+        how = SamplingSettings(temperature=0)
+        generate(FakeBlockHead(8), shape, how, SeededRng(0), max_tokens=8, draft_max=BLOCK)
+        assert max(spent) == most if most < 1 else max(spent) > 0.7
+        spent.clear()
+
+
+def test_the_adaptive_policy_drafts_a_block_where_single_calls_do_not_pay():
+    dear = {1: 0.9, 64: 0.9}
+    assert not could_gain(CostModel(MAIN), CostModel(dear))
+    assert could_gain(CostModel(MAIN), blocks(dear))
+    clock = Clock()
+    policy = Adaptive(CostModel(MAIN), blocks(dear), clock=clock, max_draft=5)
+    assert policy.choose(Offer(Limit(64, 64, 1), (), 2)) == "draft"
+    n = 0
+    while policy.should_continue():
+        clock.now += 0 if n else 0.9
+        if not policy.should_draft(Output(0 if n else 2, 0.9)):
+            break
+        n += 1
+    assert n == 5
+    assert policy._spent == pytest.approx(0.9)
+    assert policy.truncate(n) >= 3
