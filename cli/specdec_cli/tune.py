@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from spec_local.calibration.tuning import Measurement
     from spec_local.llama.choose_head import Chosen
     from spec_local.llama.model import Model
-    from spec_local.policies.cost_model import CostModel
+    from spec_local.policies.cost_model import CallCosts
 
 _ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _LOOKUP_ACCEPTANCE_RATES = (0.7, 0.8, 0.9, 0.95, 0.99)
@@ -81,7 +81,7 @@ def tune(
             _show("head", mains, best, of_head=True)
             share = best.head.seconds(1) / best.costs.seconds(1)
             render.write(f"A call of the head takes {share:.2f} times as long as one of the main model.\n\n")
-            _show_speedups("head", best, best.head, _ACCEPTANCE_RATES)
+            _show_speedups("head", best, best.head, _ACCEPTANCE_RATES, head.block if head else 0)
         elif draft_model:
             # Sessions use the default number of threads, even where another one is faster.
             wanted = sorted({best.threads, default_threads()} & set(choices))
@@ -162,12 +162,17 @@ def _show(role: str, several: list["Measurement"], best: "Measurement", *, of_he
 
 
 def _show_speedups(
-    proposer: str, best: "Measurement", draft: "CostModel | None", acceptance_rates: tuple[float, ...]
+    proposer: str,
+    best: "Measurement",
+    draft: "CallCosts | None",
+    acceptance_rates: tuple[float, ...],
+    block: int = 0,
 ) -> None:
     from spec_local.calibration.tuning import chain_plans
+    from spec_local.policies.adaptive import MAX_CALLS
 
     plain = 1.0 / best.costs.seconds(1)
-    plans = chain_plans(best.costs, draft, acceptance_rates)
+    plans = chain_plans(best.costs, draft, acceptance_rates, block or MAX_CALLS)
     rows = [
         [f"{rate:.2f}", str(len(p.parents)) if p.parents else "none", f"{p.speed / plain:.2f}"]
         for rate, p in zip(acceptance_rates, plans, strict=True)

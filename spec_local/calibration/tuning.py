@@ -16,6 +16,7 @@ from spec_local.machine import default_threads
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.planner import Plan, plan_chain
+from spec_local.policies.sharing import RowCosts
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 32, 33, 48, 63, 64)
 """Tokens a call: where kernels change their tile size, up to the longest draft and one more."""
@@ -26,13 +27,13 @@ class Measurement:
     """Costs of a model with one number of threads.
 
     costs: seconds of a call, by number of tokens. prefill: tokens per second of prompt processing. head: the
-    same costs of the head that drafts for it.
+    costs of the head that drafts for it.
     """
 
     threads: int
     costs: CostModel
     prefill: float
-    head: CostModel | None = None
+    head: RowCosts | None = None
 
 
 def thread_choices() -> list[int]:
@@ -85,7 +86,8 @@ def tune(
                 with row.known_states():
                     of_head = measure(row, SIZES, rounds, rows=1)
                 cost_store.save(row, of_head)
-            yield Measurement(n, costs, prefill, of_head)
+            drafting = RowCosts(of_head, drafts_blocks=head.block > 0) if head and of_head else None
+            yield Measurement(n, costs, prefill, drafting)
 
 
 def chain_plans(

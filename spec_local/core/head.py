@@ -23,7 +23,11 @@ class Head(LanguageModel, Protocol):
 
     @property
     def drafts_blocks(self) -> bool:
-        """Whether the call for the first draft token of a step gives the logits for all others, too."""
+        """Whether the call for the first draft token of a step gives the logits for all others, too.
+
+        It takes the longer, the more tokens `begin_draft` names. To measure that, n tokens that are evaluated
+        within `known_states` are the draft tokens of a block.
+        """
 
     def begin_draft(self, n: int) -> None:
         """Note that up to `n` tokens, at most `max_draft`, will be drafted after the history."""

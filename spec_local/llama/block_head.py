@@ -150,7 +150,9 @@ class BlockRow(LlamaHead):
         They are those of one block. Its anchor is the first token whose state is not known, or the last one.
         """
         anchor = min(max(lengths), self._n_known(new) + 1)
-        places = [length - anchor for length in lengths]
+        places, n_wanted = [length - anchor for length in lengths], self._n_wanted
+        if self._assumes_states:
+            places, n_wanted = [min(place, self.max_draft - 1) for place in places], 1
         if anchor > len(self._cached) + len(new):
             raise InvalidRequest("this head evaluates a tree after the last token of the history only")
         if min(places) < 0 or max(places) >= self.max_draft:
@@ -162,7 +164,7 @@ class BlockRow(LlamaHead):
             or len(block.logits) <= max(places)
         ):
             n_skipped = self.shared.block.n_skipped
-            size = max(self._n_wanted, max(places) + 1) + n_skipped
+            size = max(n_wanted, max(places) + 1) + n_skipped
             logits = yield self._call(new, anchor - self.n_stored, size)
             block = self._block = _Block(anchor, self.shared.n_calls, logits[n_skipped:])
         first = places[0]
@@ -178,7 +180,7 @@ class BlockRow(LlamaHead):
         """Number of the first tokens of the history and a chain of new ones whose states are known."""
         start, tokens = len(self._cached), self._received.tokens
         if self._assumes_states:
-            return start + len(new)
+            return start
         if start >= len(tokens):
             return len(tokens)
         return start + common_prefix(tokens[start : start + len(new)], list(new))

@@ -16,7 +16,7 @@ from spec_local.lookups.base import Candidates
 from spec_local.policies.acceptance_model import Floats
 from spec_local.policies.base import DraftOutput, Offer, Policy, PolicyOptions, Source
 from spec_local.policies.choice import Step, best_chain, best_size
-from spec_local.policies.cost_model import CallCosts, CostModel, LevelCosts
+from spec_local.policies.cost_model import CallCosts, CostModel, LevelCosts, chain_seconds
 from spec_local.policies.experience import Experience
 from spec_local.policies.lookup_judge import Judged, merged
 from spec_local.policies.loss_budget import Kind
@@ -132,7 +132,7 @@ class Adaptive(Policy):
             gain = min(gain, self._usual_gain(main, draft))  # the last answers may have had fewer rows
         elif not self._draft:
             return False
-        return gain * left * main.seconds(1) > draft.seconds(max(1, n_unread))
+        return gain * left * main.seconds(1) > float(chain_seconds(draft, max(1, n_unread), 1)[0])
 
     def choose(self, offer: Offer) -> Source:
         self._begin(offer)
@@ -320,7 +320,11 @@ class Adaptive(Policy):
         if n_unread > _MAX_TRIAL and not self.reads_prompt(n_unread):
             return False  # the rest of the answer would not repay reading so much
         step = self._draft_step(self._acceptance.recent.upper, n_unread)
-        loss = self._draft.seconds(n_unread) + float(self._seconds[1]) - self._plain
+        n = 1  # tokens that the first call drafts
+        if self._draft.drafts_blocks:
+            n = self.chain_depth = self._draft_step(self._acceptance.recent.mean).n
+        first = float(chain_seconds(self._draft, n_unread, n)[-1])
+        loss = first + float(self._seconds[1]) - self._plain
         return step.rate > rate and loss <= self._budget.may_lose("draft") * self._plain
 
     def _draft_step(self, acceptance: float, n_unread: int = 1) -> Step:
@@ -350,6 +354,12 @@ class Adaptive(Policy):
         seconds = (1.0 + may_lose) * self._plain - spent
         return max(0, int(np.searchsorted(self._seconds, seconds, side="right")) - 1)
 
+    @property
+    def _later(self) -> float:
+        """Seconds of another call of the draft model; 0: the first one has drafted all."""
+        assert self._draft
+        return 0.0 if self._draft.drafts_blocks else self._draft.seconds(1)
+
     def _rate_now(self) -> float:
         """Tokens per second of verifying what is drafted, or its best part."""
         values = np.array(self._values[1:])
@@ -360,9 +370,9 @@ class Adaptive(Policy):
     def _ahead(self, value: float, n: int, n_calls: int) -> Floats:
         """Acceptance of the next n draft tokens, or of fewer if the budget ends after n_calls more calls."""
         assert self._draft
-        spent = self._spent + n_calls * self._draft.later(1)
+        spent = self._spent + n_calls * self._later
         affordable = self._affordable(self._budget.may_lose("draft"), spent)
-        n_max = min(self._max_calls, self._offer.max_path, affordable)
+        n_max = min(self._max_calls, self.chain_depth, self._offer.max_path, affordable)
         found: Floats = value * self._acceptance.recent.mean ** np.arange(
             1.0, min(n, n_max - len(self._values) + 1) + 1.0
         )
@@ -373,7 +383,7 @@ class Adaptive(Policy):
         assert self._draft
         n = len(self._values)
         values = values[: len(self._seconds) - n]
-        calls = self._draft.later(1) * np.arange(n_calls, n_calls + len(values))
+        calls = self._later * np.arange(n_calls, n_calls + len(values))
         tokens = sum(self._values) + values.cumsum()
         rates = tokens / (self._spent + calls + self._seconds[n : n + len(values)])
         return float(rates.max(initial=0.0))

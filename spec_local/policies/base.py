@@ -1,5 +1,6 @@
 """The interface of a draft-length policy: what it is asked in each step, and what it observes."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,10 @@ class DraftOutput(Protocol):
 
     @property
     def n_read(self) -> int:
-        """Tokens in the call that gave this output, staged ones included; 0: an earlier call gave it, too."""
+        """Tokens in the call that gave this output, staged ones included; 0: an earlier call gave it, too.
+
+        Of a draft model that drafts blocks, the number of draft tokens in the block.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,8 @@ class Policy:
 
     n_skippable = 0
     """Number of coming steps that may pass without `choose` and `observe` while no candidates `could_pay`."""
+    chain_depth = sys.maxsize
+    """Limit of the chain when `choose` returns ``draft``."""
     tree_nodes = 0
     tree_depth = 0
     """Limits of the tree when `choose` returns ``tree``."""

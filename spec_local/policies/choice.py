@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spec_local.policies.acceptance_model import Floats
-from spec_local.policies.cost_model import CallCosts
+from spec_local.policies.cost_model import CallCosts, chain_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def best_chain(
     n = np.arange(1, n_max + 1)
     seconds = main.first(n_max + 1)[2:]
     if draft:
-        seconds = seconds + draft.seconds(n_unread) + (n - 1) * draft.later(1)
+        seconds = seconds + chain_seconds(draft, n_unread, n_max)
     tokens = 1.0 + np.cumsum(acceptance**n)
     best = int((tokens / seconds).argmax())
     return Step(float(tokens[best]), float(seconds[best]), best + 1)

@@ -24,8 +24,9 @@ _INSTANT = 1e-9  # seconds; a coarse clock may give 0
 class CallCosts(Protocol):
     """Seconds of a call by number of tokens."""
 
-    def later(self, n: int) -> float:
-        """Seconds of a draft model's call of n tokens that is not the first one of a draft."""
+    @property
+    def drafts_blocks(self) -> bool:
+        """Whether these are of a draft model that drafts n tokens in one call; see `Head.drafts_blocks`."""
 
     def seconds(self, n: int) -> float:
         """Seconds of a call of n tokens."""
@@ -61,6 +62,8 @@ class CostModel:
     Raises:
         ValueError: an impossible observation: see `observe`.
     """
+
+    drafts_blocks = False
 
     def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
         self._plain: deque[float] = deque(maxlen=_WINDOW)  # seconds of one-token calls
@@ -170,10 +173,6 @@ class CostModel:
         known = self._costs.get(n)
         return _interpolated(n, list(self._costs), list(self._costs.values())) if known is None else known
 
-    def later(self, n: int) -> float:
-        """See `CallCosts.later`: as long as any other call."""
-        return self.seconds(n)
-
     def first(self, n: int) -> NDArray[np.float64]:
         """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0; do not modify."""
         if self._first is None or len(self._first) <= n:
@@ -189,6 +188,13 @@ class CostModel:
         return self._first[: n + 1]
 
 
+def chain_seconds(draft: CallCosts, n_unread: int, n_max: int) -> NDArray[np.float64]:
+    """Seconds of drafting chains of 1 … n_max tokens, whose first call reads `n_unread` tokens: (n_max,)."""
+    if draft.drafts_blocks:
+        return draft.first(n_max)[1:]
+    return draft.seconds(n_unread) + np.arange(n_max, dtype=np.float64) * draft.seconds(1)
+
+
 class LevelCosts:
     """Seconds of the draft model's calls for levels of a tree, which return logits for all of their tokens.
 
@@ -197,16 +203,14 @@ class LevelCosts:
         levels: the same for all of its tokens. Only ratios to a call of one token count.
     """
 
+    drafts_blocks = False
+
     def __init__(self, draft: CallCosts, levels: CallCosts) -> None:
         self._draft, self._levels = draft, levels
 
     def seconds(self, n: int) -> float:
         """Seconds of a call of n tokens."""
         return self._levels.seconds(n) * self._scale
-
-    def later(self, n: int) -> float:
-        """See `CallCosts.later`."""
-        return self.seconds(n)
 
     def first(self, n: int) -> NDArray[np.float64]:
         """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0."""

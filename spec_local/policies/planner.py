@@ -237,9 +237,11 @@ def _best(
     """Of the best trees of every size and depth the one with the least time per token, then the smallest."""
     trees = best_trees(acceptance, max_nodes, max_depth)
     verifying = np.array([main.seconds(n + 1) for n in range(max_nodes + 1)])
-    drafting = np.array([0.0, *(draft.later(n) for n in range(1, max_nodes + 1))])
-    seconds = drafting[trees.reads].sum(axis=2) + verifying
-    seconds[1:, 1:] += draft.seconds(1) - draft.later(1)  # the first call is for the root
+    if draft.drafts_blocks:
+        seconds = draft.first(len(trees.tokens) - 1)[:, None] + verifying
+    else:
+        drafting = np.array([0.0, *(draft.seconds(n) for n in range(1, max_nodes + 1))])
+        seconds = drafting[trees.reads].sum(axis=2) + verifying
     per_token = np.full_like(seconds, np.inf)
     np.divide(seconds, trees.tokens, out=per_token, where=np.isfinite(trees.tokens))
     depth, nodes = divmod(int(per_token.argmin()), max_nodes + 1)

@@ -29,7 +29,7 @@ class RowCosts:
         costs: seconds of a call by number of tokens; kept up to date while there is one row.
         max_rollback: see `LanguageModel`. More draft tokens are priced as if all of them had to be evaluated
             again, since that can happen to the accepted ones.
-        drafts_blocks: see `Head.drafts_blocks`: only the first call of a draft takes time.
+        drafts_blocks: see `CallCosts`.
 
     Attributes:
         n_rows: rows that share the next call.
@@ -46,7 +46,7 @@ class RowCosts:
         # rows read longer contexts than one row does, and the machine's speed is seen in plain calls of as
         # many rows.
         self._tables = {1: costs}
-        self._max_rollback, self._drafts_blocks = max_rollback, drafts_blocks
+        self._max_rollback, self.drafts_blocks = max_rollback, drafts_blocks
         self.n_rows, self.n_read, self.n_others, self.version = 1, 0, 0, 0
         self.n_running = 1
         self._n_speculative = 0  # shared calls in a row, up to now
@@ -91,10 +91,6 @@ class RowCosts:
         if self.is_alone and n <= 1 + self._max_rollback:
             return self._table.seconds(n)
         return float(self.first(n)[n])
-
-    def later(self, n: int) -> float:
-        """See `CallCosts.later`."""
-        return 0.0 if self._drafts_blocks else self.seconds(n)
 
     def first(self, n: int) -> NDArray[np.float64]:
         """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0; do not modify."""

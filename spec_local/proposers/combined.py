@@ -69,9 +69,11 @@ class CombinedProposer:
             proposal = policy.lookup_proposal
         elif source in self._shapes and self._draft:
             self._draft.shape = self._shapes[source]
+            depth = policy.chain_depth
             if source == "tree":
-                nodes, depth = min(limit.nodes, policy.tree_nodes), min(limit.depth, policy.tree_depth)
-                limit = replace(limit, nodes=nodes, depth=depth)
+                depth = policy.tree_depth
+                limit = replace(limit, nodes=min(limit.nodes, policy.tree_nodes))
+            limit = replace(limit, depth=min(limit.depth, depth))
             self._draft_used = True
             drafted = yield from self._draft.propose(history, limit, rng, lap)
             proposal = replace(drafted, source=source)

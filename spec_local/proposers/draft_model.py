@@ -167,7 +167,7 @@ class _DraftTree:
         self.is_end = draft.is_end
         self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
         self._lookup, self._policy = draft.lookup, draft.shape.policy
-        self._reads_once = draft.head is not None and draft.head.drafts_blocks
+        self._drafts_blocks = draft.head is not None and draft.head.drafts_blocks
         self._history, self._limit, self._lap = history, limit, lap
         self._recent = list(history[-self._sampler.window :]) if self._sampler.window else []
         self._evaluated = {ROOT: ROOT}  # the model's number of each evaluated node
@@ -252,7 +252,9 @@ class _DraftTree:
             logits = yield from model.evaluate_calls(unread, 1)
         self._rows = logits[:, : self._n_vocab]
         self._lap("draft model")
-        return 0 if self._reads_once and self.tokens else len(model.cached) - n_cached
+        if self._drafts_blocks:
+            return 0 if self.tokens else self._limit.depth
+        return len(model.cached) - n_cached
 
     def _unread(self) -> Calls[Sequence[int]]:
         """The last tokens of history and chain, which fit in one call; reads those before them.

@@ -284,7 +284,8 @@ class BestFirst(Shape):
                 ranked = yield from tree.most_probable(level, min(n, self._width))
                 if self._costs:
                     draft = self._costs[1]
-                    spent += draft.later(len(level)) if evaluated else draft.seconds(len(level))
+                    blocks = draft.drafts_blocks
+                    spent = draft.seconds(limit.depth) if blocks else spent + draft.seconds(len(level))
                 evaluated.update(level)
                 for parent, (tokens, probs) in zip(level, ranked, strict=True):
                     value, depth = (1.0, 0) if parent == ROOT else (values[parent], depths[parent])

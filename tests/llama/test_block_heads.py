@@ -204,10 +204,25 @@ def test_measuring_leaves_no_wrong_states(open_pair):
     assert np.allclose(head.evaluate(PROMPT[10:20], 1)[0], expected, atol=NOISE)
 
 
+def test_measured_calls_are_blocks_of_as_many_draft_tokens(open_pair, monkeypatch):
+    (main,), (head,) = open_pair("dflash").open()
+    begin(main, head, PROMPT[:20])
+    sizes = []
+    monkeypatch.setattr(
+        head.shared,
+        "decode",
+        lambda calls, decode=head.shared.decode: sizes.append(calls[0].n_logits) or decode(calls),
+    )
+    with head.known_states():
+        measure(head, (1, 4, 7, 8, 64), 1, rows=1)
+    assert sizes[2:] == [1 + 1, 4 + 1, 7 + 1, 7 + 1, 7 + 1]  # with the anchor
+
+
 def test_a_block_is_as_long_as_the_draft(open_pair, monkeypatch):
     """Or as the longest one of those that share the call, but never longer than in training."""
     mains, heads = open_pair().open(2)
     sizes, fill = [], heads[0].shared._blocks.put
+    states = np.zeros((1, 192), np.float32)
 
     def put(i, *args):
         sizes[-1] = i + 1
@@ -222,10 +237,10 @@ def test_a_block_is_as_long_as_the_draft(open_pair, monkeypatch):
         tasks = []
         for row, wanted in zip(heads, (n, m), strict=True):
             if wanted:
+                row.receive(0, [1], states)
                 row.begin_draft(wanted)
                 tasks.append(row.evaluate_calls([1, 20], 1))
-        with heads[0].known_states():
-            run_together(tasks)
+        run_together(tasks)
     assert sizes == [1, 2, 8, 2 * 5]
 
 

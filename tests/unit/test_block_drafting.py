@@ -13,10 +13,10 @@ from spec_local.policies import Adaptive, Policy
 from spec_local.policies.adaptive import could_gain
 from spec_local.policies.base import Offer
 from spec_local.policies.choice import best_chain
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import CostModel, chain_seconds
 from spec_local.policies.planner import plan
 from spec_local.policies.sharing import RowCosts
-from spec_local.proposers import BestFirst, Chain, Coupled, DraftModel, Drawn
+from spec_local.proposers import BestFirst, Chain, CombinedProposer, Coupled, DraftModel, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
 from tests.proposers import main_model
@@ -94,7 +94,7 @@ def test_no_draft_is_longer_than_a_block(shape):
     assert head.wanted[-1] < BLOCK  # near the end of the answer
 
 
-def test_only_the_first_output_has_read_tokens():
+def test_the_first_output_has_read_a_block():
     class Recorder(Policy):
         def __init__(self):
             super().__init__()
@@ -104,11 +104,11 @@ def test_only_the_first_output_has_read_tokens():
             self.n_read.append(output.n_read)
             return True
 
-    for head, later in ((FakeBlockHead(8), 0), (FakeHead(8), 1)):
+    for head, expected in ((FakeBlockHead(8), [BLOCK, 0, 0]), (FakeHead(8), [1, 1, 1])):
         policy = Recorder()
         shape = Chain("greedy", policy)
         generate(head, shape, SamplingSettings(temperature=0), SeededRng(0), max_tokens=4, draft_max=BLOCK)
-        assert policy.n_read[:3] == [1, later, later]
+        assert policy.n_read[:3] == expected
 
 
 # Costs
@@ -118,18 +118,21 @@ def blocks(seconds=DRAFT, **options):
     return RowCosts(CostModel(seconds), drafts_blocks=True, **options)
 
 
-def test_later_calls_cost_nothing():
+def test_the_seconds_of_a_chain():
+    """A block costs what its draft tokens cost, however many tokens are to be read; also of several rows."""
     for costs in (blocks(), blocks().at(3)):
-        assert costs.later(4) == 0.0
-        assert costs.seconds(1) > 0.0
-    assert CostModel(DRAFT).later(8) == RowCosts(CostModel(DRAFT)).later(8) == 0.5
+        assert chain_seconds(costs, 20, 4).tolist() == costs.first(4)[1:].tolist()
+    single = RowCosts(CostModel(DRAFT))
+    assert chain_seconds(single, 8, 3).tolist() == pytest.approx([0.5, 0.9, 1.3])
 
 
 def test_the_best_chain_makes_one_call():
-    step = best_chain(0.8, CostModel(MAIN), blocks(), 7, n_unread=8)
-    rates = [sum(0.8**i for i in range(n + 1)) / (CostModel(MAIN).seconds(n + 1) + 0.5) for n in range(1, 8)]
+    main, draft = CostModel(MAIN), CostModel(DRAFT)
+    step = best_chain(0.8, main, blocks(), 7, n_unread=8)
+    seconds = [main.seconds(n + 1) + draft.seconds(n) for n in range(1, 8)]
+    rates = [sum(0.8**i for i in range(n + 2)) / s for n, s in enumerate(seconds)]
     assert step.rate == pytest.approx(max(rates))
-    assert step.n == 1 + int(np.argmax(rates)) > best_chain(0.8, CostModel(MAIN), CostModel(DRAFT), 7, 8).n
+    assert step.n == 1 + int(np.argmax(rates)) > best_chain(0.8, main, draft, 7, 8).n
 
 
 def test_a_planned_tree_makes_one_call():
@@ -137,7 +140,7 @@ def test_a_planned_tree_makes_one_call():
     for ranks, depth in (((0.7,), 5), ((0.6, 0.2, 0.1), 4)):
         found = plan(ranks, main, blocks(), 12, depth)
         n = len(found.parents)
-        assert found.seconds == pytest.approx(main.seconds(n + 1) + 0.4)
+        assert found.seconds == pytest.approx(main.seconds(n + 1) + CostModel(DRAFT).seconds(found.depth))
         assert found.depth > plan(ranks, main, CostModel(DRAFT), 12, depth).depth
         assert found.depth <= depth
     nothing = plan((0.1,), main, blocks({1: 9.0, 64: 9.0}), 12, 5)
@@ -149,11 +152,14 @@ def test_the_cost_of_a_best_first_tree_is_that_of_one_call(monkeypatch):
     monkeypatch.setattr(
         "spec_local.proposers.shapes.worth_verifying", lambda values, s, main: spent.append(s) or len(values)
     )
-    for costs, most in ((blocks(), 0.4), (CostModel(DRAFT), 9.0)):
+    for costs in (blocks(), CostModel(DRAFT)):
         shape = BestFirst(6, costs=(CostModel(MAIN), costs))
         how = SamplingSettings(temperature=0)
         generate(FakeBlockHead(8), shape, how, SeededRng(0), max_tokens=8, draft_max=BLOCK)
-        assert max(spent) == most if most < 1 else max(spent) > 0.7
+        if costs.drafts_blocks:
+            assert set(spent) <= {CostModel(DRAFT).seconds(n) for n in range(1, BLOCK + 1)}
+        else:
+            assert max(spent) > 0.7
         spent.clear()
 
 
@@ -163,13 +169,38 @@ def test_the_adaptive_policy_drafts_a_block_where_single_calls_do_not_pay():
     assert could_gain(CostModel(MAIN), blocks(dear))
     clock = Clock()
     policy = Adaptive(CostModel(MAIN), blocks(dear), clock=clock, max_draft=5)
-    assert policy.choose(Offer(Limit(64, 64, 1), (), 2)) == "draft"
+    assert policy.choose(Offer(Limit(64, 64, 1), (), 20)) == "draft"
+    assert policy.chain_depth == 5
     n = 0
     while policy.should_continue():
         clock.now += 0 if n else 0.9
-        if not policy.should_draft(Output(0 if n else 2, 0.9)):
+        if not policy.should_draft(Output(0 if n else 5, 0.9)):
             break
         n += 1
     assert n == 5
     assert policy._spent == pytest.approx(0.9)
     assert policy.truncate(n) >= 3
+
+
+@pytest.mark.parametrize(("slope", "least", "most"), [(0.0, 8, 8), (0.05, 3, 6), (0.4, 1, 2)])
+def test_a_block_is_as_long_as_pays(slope, least, most):
+    """The more each of its tokens costs, the shorter."""
+    costs = blocks({n: 0.1 + slope * n for n in (1, 2, 4, 8)})
+    policy = Adaptive(CostModel(MAIN), costs, max_draft=8)
+    assert policy.choose(Offer(Limit(64, 64, 1), (), 2)) == "draft"
+    assert least <= policy.chain_depth <= most
+    expected = best_chain(policy._acceptance.recent.mean, CostModel(MAIN), costs, 8).n
+    assert policy.chain_depth == expected
+
+
+def test_the_chain_is_no_longer_than_the_policy_wants():
+    class Short(Policy):
+        chain_depth = 2
+
+    head, how = FakeBlockHead(8), SamplingSettings(temperature=0)
+    sampler = Sampler(how)
+    draft = DraftModel(head, sampler, Chain("greedy"), n_vocab=8, head=head)
+    made = CombinedProposer(Short(), draft)
+    for _ in decode(main_model(8), [1, 2], sampler=sampler, rng=SeededRng(0), proposer=made, max_tokens=20):
+        pass
+    assert max(head.wanted) == 2
