@@ -207,12 +207,8 @@ def test_measuring_leaves_no_wrong_states(open_pair):
 def test_measured_calls_are_blocks_of_as_many_draft_tokens(open_pair, monkeypatch):
     (main,), (head,) = open_pair("dflash").open()
     begin(main, head, PROMPT[:20])
-    sizes = []
-    monkeypatch.setattr(
-        head.shared,
-        "decode",
-        lambda calls, decode=head.shared.decode: sizes.append(calls[0].n_logits) or decode(calls),
-    )
+    sizes, decode = [], head.shared.decode
+    monkeypatch.setattr(head.shared, "decode", lambda calls: sizes.append(calls[0].n_logits) or decode(calls))
     with head.known_states():
         measure(head, (1, 4, 7, 8, 64), 1, rows=1)
     assert sizes[2:] == [1 + 1, 4 + 1, 7 + 1, 7 + 1, 7 + 1]  # with the anchor

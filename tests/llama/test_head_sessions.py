@@ -7,7 +7,7 @@ import pytest
 
 from spec_local.calibration import cost_store
 from spec_local.core.sampling import SamplingSettings
-from spec_local.errors import InvalidRequest, ModelError
+from spec_local.errors import InvalidRequest, ModelError, SpecLocalError
 from spec_local.llama import runtime
 from spec_local.models import pairs
 from spec_local.policies.cost_model import CostModel
@@ -42,17 +42,20 @@ def in_f32(monkeypatch):
 @pytest.fixture(scope="module")
 def files(folder):
     """Of each kind of head, the main model's file and the head's."""
+    blocks = write_tiny_block_head(folder / "dspark.gguf", "dspark", n_draft_vocab=400)
+    several = write_tiny_block_head(folder / "several.gguf", several_positions=True)
     return {
         "eagle": (write_tiny_main(folder / "m.gguf"), write_tiny_eagle(folder / "head.gguf")),
         "mtp": (write_tiny(folder / "own.gguf", "qwen35", n_mtp=1), None),
         "dflash": (folder / "m.gguf", write_tiny_block_head(folder / "dflash.gguf")),
-        "dspark": (folder / "m.gguf", write_tiny_block_head(folder / "dspark.gguf", "dspark")),
-        # predicts nothing, as it is made for another main model
+        "dspark": (folder / "m.gguf", blocks),
+        # these predict nothing, as they are made for another main model
+        "hybrid, blocks": (write_tiny(folder / "qwen35.gguf", "qwen35", n_layers=5), several),
         "hybrid": (write_tiny(folder / "hybrid.gguf", "lfm2", n_layers=5), folder / "head.gguf"),
     }
 
 
-@pytest.fixture(params=["eagle", "mtp", "hybrid", "dflash", "dspark"])
+@pytest.fixture(params=["eagle", "mtp", "hybrid", "dflash", "dspark", "hybrid, blocks"])
 def open_session(request, files):
     """A function that opens a session with each kind of head."""
 
@@ -162,18 +165,19 @@ def test_a_pair_with_a_head_is_checked_by_its_headers(files, folder):
         pairs.check(main, write_tiny_eagle(folder / "wide.gguf", target_width=128))
 
 
-def test_a_damaged_head_does_not_crash_the_process(files, folder):
+@pytest.mark.parametrize("kind", ["eagle", "dspark"])
+def test_a_damaged_head_does_not_crash_the_process(files, folder, kind):
     """Its list of tokens names one that the main model does not have."""
     import gguf
 
-    damaged = folder / "damaged.gguf"
-    damaged.write_bytes(files["eagle"][1].read_bytes())
+    damaged = folder / f"damaged-{kind}.gguf"
+    damaged.write_bytes(files[kind][1].read_bytes())
     reader = gguf.GGUFReader(damaged, "r+")
     tensor = next(t for t in reader.tensors if t.name == "d2t")
     tensor.data[-1] = 1 << 40
     tensor.data.flush()
-    with pytest.raises(Exception, match=r"damaged\.gguf"):
-        Session.open(files["eagle"][0], damaged, n_ctx=256)
+    with pytest.raises(SpecLocalError, match=rf"damaged-{kind}\.gguf"):
+        Session.open(files[kind][0], damaged, n_ctx=256)
 
 
 TREES = {
