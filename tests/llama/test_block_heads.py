@@ -444,6 +444,15 @@ def test_further_heads_that_do_not_fit(main_path, tmp_path, fact, value, why):
     main.close()
 
 
+def test_a_head_of_a_kind_that_is_not_supported(main_path, tmp_path, monkeypatch):
+    main, head = Model(main_path), Model(write_tiny_block_head(tmp_path / "head.gguf"))
+    monkeypatch.setattr("spec_local.llama.dflash.has_tensor", lambda path, name: name.startswith("selector"))
+    with pytest.raises(ModelError, match=r"head\.gguf is a DFlash2 head, which is not supported: use"):
+        choose_head(main, head)
+    head.close()
+    main.close()
+
+
 def test_the_memory_for_the_cache_is_checked(open_pair, monkeypatch):
     pair, needs = open_pair(), []
     monkeypatch.setattr("spec_local.llama.llama_head.check_free_memory", lambda *args: needs.append(args))

@@ -265,11 +265,12 @@ def test_a_hybrid_model_takes_chains_whatever_its_head_could_draft(files):
 
 @pytest.mark.parametrize(("kind", "n_drafted"), [("dflash", 7), ("dspark", 8)])
 def test_the_adaptive_policy_knows_what_a_block_is(files, kind, n_drafted):
-    with Session.open(*files[kind], n_ctx=512, threads=1) as session:
+    with Session.open(*files[kind], n_ctx=512, threads=1, branches=8) as session:
         factory, slot = session._factory, session._slots[0]
         adaptive = factory._policy(replace(DRAFT, policy="adaptive"), time.perf_counter, slot, 1)
         assert adaptive._max_calls == n_drafted
         assert adaptive._all_drafts.drafts_blocks
+        assert factory._tree_costs(slot)[1].drafts_blocks
         assert adaptive._all_drafts.seconds(1) > 0
 
 
@@ -318,6 +319,8 @@ def test_a_saved_state_is_continued(open_session, tmp_path):
         assert answer(session, LONG + text, DRAFT)[0] == answer(session, LONG + text, PLAIN)[0]
 
 
-def test_reproducible_sessions(files):
-    with Session.open(*files["eagle"], n_ctx=512, threads=1, reproducible=True, gpu_layers=0) as session:
+@pytest.mark.parametrize("options", [{"reproducible": True, "gpu_layers": 0}, {"cache_type": "q8_0"}])
+@pytest.mark.parametrize("kind", ["eagle", "dflash", "dspark"])
+def test_further_sessions(files, kind, options):
+    with Session.open(*files[kind], n_ctx=512, threads=1, **options) as session:
         assert answer(session, LONG, DRAFT)[0] == answer(session, LONG, PLAIN)[0]
