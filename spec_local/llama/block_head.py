@@ -98,7 +98,7 @@ class BlockRow(LlamaHead):
     def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
         """Append tokens to the history: see `LanguageModel.evaluate`.
 
-        At most one of the tokens before the first wanted logits may be one whose state is not known.
+        With logits, the states of all tokens of the history but the last `max_draft` must be known.
         """
         self.commit(())
         end = len(self._cached) + len(tokens)
