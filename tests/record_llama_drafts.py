@@ -1,7 +1,8 @@
 """Record what llama.cpp's own loop drafts with the tiny heads, as data for tests/llama/test_heads.py.
 
-    python -m tests.record_llama_drafts PATH/TO/llama-speculative-simple
+    python -m tests.record_llama_drafts PATH/TO/llama-speculative-simple [KIND …]
 
+Kinds of heads that are not named keep what is recorded.
 The program is an example of llama.cpp (target llama-speculative-simple of its CMake build), at the commit
 that llama-cpp-python is pinned to. Its log lists the most probable tokens of each draft step, and how many
 draft tokens were accepted. The temperature is 0, and the caches are in F32, as in the test.
@@ -16,7 +17,9 @@ from pathlib import Path
 
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
+from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+from tests.tiny_mtp import write_tiny_mtp
 
 DATA = Path(__file__).parent / "data" / "llama_drafts.json"
 PROMPTS = (
@@ -44,11 +47,17 @@ def write_models(folder):
             folder / "main.gguf",
             write_tiny_block_head(folder / "dspark.gguf", "dspark", n_draft_vocab=400),
         ),
+        "chained": (write_tiny_mtp(folder / "chained.gguf", "step35", n_mtp=3, predictable=True), None),
+        "assistant": (
+            write_tiny_gemma(folder / "gemma.gguf"),
+            write_tiny_assistant(folder / "assistant.gguf"),
+        ),
     }
 
 
 def command(program, kind, main, head, prompt):
-    kind = f"draft-{'eagle3' if kind == 'eagle' else kind}"
+    names = {"eagle": "eagle3", "chained": "mtp", "assistant": "mtp"}
+    kind = f"draft-{names.get(kind, kind)}"
     options = f"-c 256 -t 1 -n {N_OUTPUT} --temp 0 -ctk f32 -ctv f32 -fa off --spec-type {kind}"
     options += f" --spec-draft-n-max {N_DRAFT} --spec-draft-p-min 0 -ctkd f32 -ctvd f32 -v"
     return [program, "-m", str(main), *(["-md", str(head)] if head else []), "-p", prompt, *options.split()]
@@ -67,10 +76,13 @@ def drafts(log):
     return found
 
 
-def record(program):
-    recorded = []
+def record(program, kinds):
+    known = json.loads(DATA.read_text()) if kinds else []
+    recorded = [each for each in known if each["head"] not in kinds]
     with tempfile.TemporaryDirectory() as folder:
         for kind, (main, head) in write_models(Path(folder)).items():
+            if kinds and kind not in kinds:
+                continue
             for prompt in PROMPTS:
                 run = subprocess.run(
                     command(program, kind, main, head, prompt),
@@ -87,5 +99,5 @@ def record(program):
 
 if __name__ == "__main__":
     DATA.parent.mkdir(exist_ok=True)
-    lines = ",\n".join(json.dumps(each) for each in record(sys.argv[1]))
+    lines = ",\n".join(json.dumps(each) for each in record(sys.argv[1], sys.argv[2:]))
     DATA.write_text(f"[\n{lines}\n]\n")

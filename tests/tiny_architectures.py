@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
+import numpy as np
+from numpy.typing import NDArray
 
 from spec_local.llama import tiny
 
@@ -59,21 +61,45 @@ def write_tiny(
     Returns:
         `path`.
     """
+    known = _ARCHITECTURES[architecture]
+    return write_architecture(
+        path, architecture, known, seed, noise, tensor_type, n_layers, n_embd, n_ctx, n_mtp
+    )
+
+
+def write_architecture(
+    path: Path | str,
+    architecture: str,
+    known: "Architecture",
+    seed: int = 0,
+    noise: float = 0.0,
+    tensor_type: tiny.TensorType = "F32",
+    n_layers: int = 3,
+    n_embd: int = 64,
+    n_ctx: int = 2048,
+    n_mtp: int = 0,
+    change: Callable[[str, NDArray[np.float32]], NDArray[np.float32]] = lambda name, weights: weights,
+) -> Path:
+    """Write a model of an architecture with these layers: see `write_tiny`.
+
+    change: called with the name and the weights of each tensor; returns those to write.
+    """
     path = Path(path)
     tokens, scores, types = tiny._vocabulary(())
-    layer, settings, norms = _ARCHITECTURES[architecture]
+    layer, settings, norms, mtp = known
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny-{architecture}-{seed}")
-    known = _settings(n_embd) | settings(n_embd, n_layers)
-    known |= {"vocab_size": len(tokens), "context_length": n_ctx, "block_count": n_layers + n_mtp}
+    values = _settings(n_embd) | settings(n_embd, n_layers + n_mtp)
+    values |= {"vocab_size": len(tokens), "context_length": n_ctx, "block_count": n_layers + n_mtp}
     if n_mtp:
-        known["nextn_predict_layers"] = n_mtp
-    for key, value in known.items():
+        values["nextn_predict_layers"] = n_mtp
+    for key, value in values.items():
         _add(writer, f"{architecture}.{key}", value)
     tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
 
     layers = [layer(n_embd, i) for i in range(n_layers)]
-    layers += [[*layer(n_embd, 1), *_mtp(n_embd)] for _ in range(n_mtp)]
+    for _ in range(n_mtp):
+        layers.append(mtp(n_embd, 1) if mtp else [*layer(n_embd, 1), *_mtp(n_embd)])
     kind = gguf.GGMLQuantizationType[tensor_type]
     for name, shape, scale in _tensors(len(tokens), n_embd, layers, norms):
         weights = tiny._weights(name, shape, scale, seed, noise)
@@ -81,6 +107,7 @@ def write_tiny(
             weights *= _DECAY
         if name == "output.weight":  # tokens that end the answer are almost never chosen
             weights[: len(tiny.CONTROL_TOKENS) + 1] = 0
+        weights = change(name, weights)
         if _is_matrix(name, shape):
             writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
         else:
@@ -322,27 +349,31 @@ def _qwen3next_settings(n: int, n_layers: int) -> dict[str, Any]:
     return {"expert_count": _N_EXPERTS, "expert_used_count": 2, **_qwen_settings(n, n_layers)}
 
 
-class _Architecture(NamedTuple):
+class Architecture(NamedTuple):
+    """The layers of an architecture.
+
+    norms: those outside the layers. mtp: a layer for multi-token prediction, if it is not as layer 1 is.
+    """
+
     layer: Layer
     settings: Settings = _heads_settings
-    norms: tuple[str, ...] = ("output_norm",)  # those outside the layers
+    norms: tuple[str, ...] = ("output_norm",)
+    mtp: Layer | None = None
 
 
 _with_norms = partial(_attention, norms=True)
 _qwen = partial(_alternating, attention=partial(_with_norms, gate=True), ffn_norm="post_attention_norm")
 _rwkv_norms = ("token_embd_norm", "token_embd_norm.bias", "output_norm", "output_norm.bias")
 _ARCHITECTURES = {
-    "mamba2": _Architecture(_mamba2_layer, _recurrent_settings),
-    "rwkv7": _Architecture(_rwkv7_layer, _recurrent_settings, _rwkv_norms),
-    "lfm2": _Architecture(
-        _alternating(_short_convolution, attention=_with_norms), norms=("token_embd_norm",)
-    ),
-    "qwen35": _Architecture(_qwen(partial(_delta_net, joint=False)), _qwen_settings),
-    "qwen3next": _Architecture(_qwen(partial(_delta_net, joint=True), ffn=_experts), _qwen3next_settings),
-    "granitehybrid": _Architecture(_alternating(_mamba2)),
-    "falcon-h1": _Architecture(_falcon_h1_layer, lambda n, n_layers: {}),
-    "nemotron_h": _Architecture(_nemotron_h_layer, _nemotron_h_settings),
-    "jamba": _Architecture(_alternating(_mamba)),
+    "mamba2": Architecture(_mamba2_layer, _recurrent_settings),
+    "rwkv7": Architecture(_rwkv7_layer, _recurrent_settings, _rwkv_norms),
+    "lfm2": Architecture(_alternating(_short_convolution, attention=_with_norms), norms=("token_embd_norm",)),
+    "qwen35": Architecture(_qwen(partial(_delta_net, joint=False)), _qwen_settings),
+    "qwen3next": Architecture(_qwen(partial(_delta_net, joint=True), ffn=_experts), _qwen3next_settings),
+    "granitehybrid": Architecture(_alternating(_mamba2)),
+    "falcon-h1": Architecture(_falcon_h1_layer, lambda n, n_layers: {}),
+    "nemotron_h": Architecture(_nemotron_h_layer, _nemotron_h_settings),
+    "jamba": Architecture(_alternating(_mamba)),
 }
 ARCHITECTURES = tuple(_ARCHITECTURES)
 """The names that `write_tiny` accepts."""

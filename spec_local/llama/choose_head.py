@@ -1,10 +1,10 @@
-"""Choose the head that drafts for a main model: a file of its own, or a layer of the model's file."""
+"""Choose the head that drafts for a main model: a file of its own, or layers of the model's file."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spec_local.errors import ModelError
-from spec_local.llama import dflash, eagle
+from spec_local.llama import dflash, eagle, gemma_assistant
 from spec_local.llama.context import Context
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.llama_head import LlamaHead
@@ -37,6 +37,11 @@ class _Kind:
 
 _KINDS = {
     "eagle3": _Kind(lambda head: "an EAGLE-3 head", eagle.hidden_states, eagle.open_eagle_rows),
+    "gemma4-assistant": _Kind(
+        lambda head: "a Gemma 4 assistant",
+        gemma_assistant.hidden_states,
+        gemma_assistant.open_assistant_rows,
+    ),
     "dflash": _Kind(dflash.kind_of, dflash.hidden_states, dflash.open_block_rows, dflash.n_drafted),
 }
 """By architecture; those of `Model.is_head`."""
@@ -68,5 +73,6 @@ def choose_head(
     if not has_mtp(main):
         log(f"{main.path.name} has {main.n_nextn} layers for multi-token prediction, which are not supported")
         return None
-    log(f"draft: the layer for multi-token prediction of {main.path.name}")
+    layers = "the layer" if main.n_nextn == 1 else f"the {main.n_nextn} layers"
+    log(f"draft: {layers} for multi-token prediction of {main.path.name}")
     return Chosen(HIDDEN_STATES, open_mtp_rows)

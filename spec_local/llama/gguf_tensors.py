@@ -1,8 +1,10 @@
-"""Look at the tensors of a GGUF file without loading the model."""
+"""Look at the tensors and the metadata of a GGUF file without loading the model."""
 
 import ctypes
 import functools
+import glob
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,20 @@ from numpy.typing import NDArray
 
 from spec_local.llama import runtime
 
+_ARRAY = 9  # GGUF_TYPE_ARRAY
+# Types of metadata that are integers or truth values, by GGUF's number.
+_INTEGERS: dict[int, Any] = {
+    0: ctypes.c_uint8,
+    1: ctypes.c_int8,
+    2: ctypes.c_uint16,
+    3: ctypes.c_int16,
+    4: ctypes.c_uint32,
+    5: ctypes.c_int32,
+    7: ctypes.c_bool,
+    10: ctypes.c_uint64,
+    11: ctypes.c_int64,
+}
+
 
 class _Parameters(ctypes.Structure):
     """``gguf_init_params``."""
@@ -20,10 +36,36 @@ class _Parameters(ctypes.Structure):
     _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 
 
+def parts(path: Path) -> list[Path]:
+    """The files of a model that may be split, given the first one."""
+    pattern = re.sub(r"-00001-of-(\d{5})$", r"-*-of-\1", glob.escape(path.stem)) + glob.escape(path.suffix)
+    return sorted(path.parent.glob(pattern))
+
+
 def has_tensor(path: Path, name: str) -> bool:
     """Whether a file, which must be valid, has a tensor of this name."""
     with _opened(path) as (gguf, file):
         return bool(gguf.gguf_find_tensor(file, name.encode()) >= 0)
+
+
+def numbers(path: Path, key: str, n: int) -> list[int] | None:
+    """The first n integers or truth values of a list in the metadata, or n times the only one.
+
+    None: there is no such list, or it is shorter.
+    """
+    with _opened(path) as (gguf, file):
+        number = gguf.gguf_find_key(file, key.encode())
+        kind = gguf.gguf_get_kv_type(file, number) if number >= 0 else -1
+        n_values, data = 1, gguf.gguf_get_val_data
+        if kind == _ARRAY:
+            kind = gguf.gguf_get_arr_type(file, number)
+            n_values, data = gguf.gguf_get_arr_n(file, number), gguf.gguf_get_arr_data
+            if n_values < n:
+                return None
+        if kind not in _INTEGERS:
+            return None
+        values = [int(value) for value in (_INTEGERS[kind] * n_values).from_address(data(file, number))]
+        return values[:n] if data is gguf.gguf_get_arr_data else n * values
 
 
 def integers(path: Path, name: str) -> NDArray[np.int64] | None:
@@ -55,6 +97,12 @@ def _functions() -> Any:
     for name, result, arguments in [
         ("init_from_file", file, [ctypes.c_char_p, _Parameters]),
         ("free", None, [file]),
+        ("find_key", index, [file, ctypes.c_char_p]),
+        ("get_kv_type", ctypes.c_int, [file, index]),
+        ("get_val_data", ctypes.c_void_p, [file, index]),
+        ("get_arr_type", ctypes.c_int, [file, index]),
+        ("get_arr_n", ctypes.c_size_t, [file, index]),
+        ("get_arr_data", ctypes.c_void_p, [file, index]),
         ("find_tensor", index, [file, ctypes.c_char_p]),
         ("get_tensor_type", ctypes.c_int, [file, index]),
         ("get_tensor_offset", ctypes.c_size_t, [file, index]),

@@ -101,7 +101,7 @@ class HeadRow(LlamaHead):
             position = len(self._cached)
             if parent >= n_before:  # it is in the same call
                 token, before = tokens[parent - n_before], positions[parent - n_before]
-                if not self._assumes_states and self._received.of(token, before) is None:
+                if not self._assumes_states and self._known(token, before) is None:
                     break
                 position = before + 1
             elif parent >= 0:
@@ -120,14 +120,20 @@ class HeadRow(LlamaHead):
         for i, parent in enumerate(call.parents, start):
             batch.vectors[i] = self._state(parent)
 
+    def _known(self, token: int, position: int) -> State | None:
+        """The main model's state of a token, if it is known."""
+        return self._received.of(token, position)
+
     def _state(self, node: int) -> State:
         """The main model's state of a node's token, or what takes its place; −1: of the history's last."""
-        if node < 0:
-            position = len(self._cached) - 1
-            state, own = self._received.get(position), self._own.get(position)
-        else:
+        if node >= 0:
             known = self._tree.nodes[node]
-            state, own = self._received.of(known.token, known.position), self._outputs.get(node)
+            state, own = self._known(known.token, known.position), self._outputs.get(node)
+        elif self._cached:
+            position = len(self._cached) - 1
+            state, own = self._known(self._cached[-1], position), self._own.get(position)
+        else:
+            state = own = None
         if state is None:
             state = own
         return self.shared.zeros if state is None else state

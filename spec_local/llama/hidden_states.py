@@ -23,6 +23,7 @@ from spec_local.llama.native_object import NativeObject
 
 # How llama.cpp names the output of a layer, where it is not "l_out".
 _NAMES = dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "nemotron_h_block_out")
+_FOR_A_FILE = ("gemma4",)  # architectures whose states a head in a file of its own reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class HiddenStates:
             InvalidRequest: there is no such layer or state.
         """
         if not self.layers:
-            if not model.n_nextn:
+            if not model.n_nextn and model.architecture not in _FOR_A_FILE:
                 raise InvalidRequest(f"{model.path.name} has no layers for multi-token prediction loaded")
             return
         # In the last layer, llama.cpp computes only the rows of tokens whose logits are wanted.

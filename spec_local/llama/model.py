@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from spec_local.errors import ModelError, ModelFileError
 from spec_local.llama import runtime
-from spec_local.llama.gguf_tensors import integers
+from spec_local.llama.gguf_tensors import has_tensor, integers, parts
 from spec_local.llama.memory import mapped_files, release_mapped_file
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 
-_HEADS = ("eagle3", "dflash")  # architectures
+_HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
 _MAX_WINDOW = 1 << 20  # tokens, several times those of known models; llama.cpp allocates it for each branch
 
 
@@ -155,7 +155,12 @@ class Model:
     @functools.cached_property
     def n_nextn(self) -> int:
         """Number of layers for multi-token prediction; 0 if they are not loaded."""
-        return int(self._lib.llama_model_n_layer_nextn(self.handle)) if self._load_mtp else 0
+        n = int(self._lib.llama_model_n_layer_nextn(self.handle)) if self._load_mtp else 0
+        if not n:
+            return 0
+        # Some headers list layers of another file. llama.cpp aborts the process if it evaluates them.
+        name = f"blk.{self.n_layers}.nextn.eh_proj.weight"
+        return n if any(has_tensor(part, name) for part in parts(self.path)) else 0
 
     @functools.cached_property
     def n_embd(self) -> int:

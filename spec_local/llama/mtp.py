@@ -1,12 +1,13 @@
 """Layers for multi-token prediction (NextN) in the main model's own file.
 
-The layer reads a token beside the state that the main model's output matrix reads.
+A layer reads a token beside the state that the main model's output matrix reads.
 """
 
 from collections.abc import Sequence
 
 from spec_local.errors import ModelError
 from spec_local.llama import runtime
+from spec_local.llama.chained_mtp import ChainedRow
 from spec_local.llama.context import Context
 from spec_local.llama.heads import HeadRow
 from spec_local.llama.hidden_states import HiddenStates
@@ -16,38 +17,51 @@ from spec_local.llama.shared_head import SharedHead
 
 HIDDEN_STATES = HiddenStates()
 """The hidden states that the layer reads."""
-# Those in which llama.cpp has one such layer that drafts any number of tokens, in a cache of its own.
-_ARCHITECTURES = {
+# Those in which llama.cpp evaluates any of several such layers, and those in which there can be only one.
+_SEVERAL = {"step35", "mimo2", "hy_v3"}
+_ONE = {
     *("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2", "nemotron_h_moe", "cohere2moe"),
-    *("hy_v3", "bailingmoe3"),
+    "bailingmoe3",
 }
+_CROPPED = {"qwen3next", "step35", "mimo2"}
+"""Those in which llama.cpp computes the layer's output only for tokens whose logits are wanted."""
 
 
 def has_mtp(model: Model) -> bool:
-    """Whether a model's file has a usable layer for multi-token prediction, loaded or not."""
-    return model.number("nextn_predict_layers") == 1 and model.architecture in _ARCHITECTURES
+    """Whether a model's file has usable layers for multi-token prediction, loaded or not."""
+    n = model.number("nextn_predict_layers") or 0
+    return (n > 0 and model.architecture in _SEVERAL) or (n == 1 and model.architecture in _ONE)
 
 
 def open_mtp_rows(mains: Sequence[Context], *, max_branches: int | None = None) -> Sequence[HeadRow]:
-    """Create a context for a model's layer for multi-token prediction, with a row for each of its rows.
+    """Create contexts for a model's layers for multi-token prediction, with a row for each of its rows.
 
     Args:
         mains: of a model with ``load_mtp``, opened with `HIDDEN_STATES`.
-        max_branches: see `SharedHead`; None: as many as the main model's rows have.
+        max_branches: see `SharedHead`; None: as many as the main model's rows have. Several layers draft
+            chains only.
 
     Raises:
-        ModelError: the file has no such layer.
+        ModelError: the file has no such layer, or it was not loaded.
         ContextOverflow, BackendError: see `SharedHead`.
     """
     model = mains[0].model
     if not model.n_nextn or not has_mtp(model):
         raise ModelError(f"{model.path.name} has no layer for multi-token prediction: draft without it")
-    shared = _SharedMtp(model, mains[0].shared, len(mains), max_branches or mains[0].max_branches)
-    return [HeadRow(shared, i) for i in range(len(mains))]
+    n_rows, n_layers = len(mains), model.n_nextn
+    max_branches = 1 if n_layers > 1 else max_branches or mains[0].max_branches
+    layers = [_SharedMtp(model, mains[0].shared, n_rows, max_branches, i) for i in range(n_layers)]
+    if n_layers == 1:
+        return [HeadRow(layers[0], i) for i in range(n_rows)]
+    return [ChainedRow(layers, i) for i in range(n_rows)]
 
 
 class _SharedMtp(SharedHead):
-    def __init__(self, model: Model, main: SharedContext, n_rows: int, max_branches: int) -> None:
-        kv_bytes = model.kv_bytes(n_rows * main.n_ctx, CACHE_TYPES[main.cache_type]) // model.n_layers
+    def __init__(self, model: Model, main: SharedContext, n_rows: int, max_branches: int, layer: int) -> None:
+        # llama.cpp gives each context a cache for all of these layers.
+        kv_bytes = model.kv_bytes(n_rows * main.n_ctx, CACHE_TYPES[main.cache_type])
+        kv_bytes = kv_bytes * model.n_nextn // model.n_layers
+        self.has_all_outputs = model.architecture not in _CROPPED
         kind = runtime.library().LLAMA_CONTEXT_TYPE_MTP
         super().__init__(model, main, n_rows, kv_bytes, max_branches=max_branches, ctx_type=kind)
+        self._extensions.llama_set_nextn_layer_offset(self.handle, layer)

@@ -7,8 +7,6 @@ file, the build or the processor changes.
 """
 
 import contextlib
-import glob
-import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from spec_local.child_process import DEADLINE_S, ChildResult, child_main, run_ch
 from spec_local.errors import BackendCrash, BackendError, ModelFileError
 from spec_local.files import write_atomically
 from spec_local.llama import runtime
+from spec_local.llama.gguf_tensors import parts
 from spec_local.llama.model import check_header
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ def probe_file(
 
 def _size(path: Path) -> int:
     """Bytes of all parts of a model."""
-    parts = re.sub(r"-00001-of-(\d{5})$", r"-*-of-\1", glob.escape(path.stem)) + glob.escape(path.suffix)
-    return sum(part.stat().st_size for part in path.parent.glob(parts))
+    return sum(part.stat().st_size for part in parts(path))
 
 
 def check_model_file(
@@ -145,7 +143,8 @@ def _exercise_head(main: "Model", draft: "Model | None" = None) -> None:
         tokens = list(range(min(8, main.vocabulary.n_tokens)))
         mains[0].evaluate(tokens, 0)
         row.receive(0, tokens, mains[0].states(range(len(tokens))))
-        for new in (tokens, tokens[:1]):
+        # Of several layers, each drafts one token.
+        for new in (tokens, *[tokens[:1]] * min(row.max_draft, 8)):
             row.evaluate(new, 1)
 
 

@@ -131,7 +131,7 @@ class SharedContext:
         self.max_branches = max_branches = min(max_branches, n_ids // n_rows - n_others)
         self.first_other = n_rows * max_branches
         self.padding = self.first_other + n_rows * n_others
-        n_sequences = self.padding + bool(pad_to)
+        self.n_sequences = n_sequences = self.padding + bool(pad_to)
         state_bytes = n_sequences * model.state_bytes
         if n_checkpoints and n_rows == 1:
             # llama.cpp asserts that a physical batch is larger than what it keeps together of a sequence.

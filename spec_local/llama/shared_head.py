@@ -40,6 +40,9 @@ class SharedHead(HeadContext):
     """Whether there is no pair for the first token."""
     returns_all = False
     """Whether a call has logits for all tokens of a row or for none."""
+    has_all_outputs = True
+    """Whether llama.cpp computes the head's output for all tokens, or only for those with logits: then the
+    head drafts chains only."""
 
     def __init__(
         self,
@@ -54,6 +57,8 @@ class SharedHead(HeadContext):
         self.has_guard = model.has_window
         # Of each row: llama.cpp has room for the logits of a call's tokens, and reserves a row for each id.
         n_ids = (min(MAX_SEQUENCES, main.max_tokens) - self.encodes) // n_rows
+        if not self.has_all_outputs:
+            max_branches = 1  # else all leaves of a tree would need logits
         self.max_branches = max(1, min(max_branches, n_ids - self.has_guard))
         self.first_guard = n_rows * self.max_branches
         n_outputs = n_rows * max(_ROW_OUTPUTS, self.max_branches)
@@ -61,6 +66,10 @@ class SharedHead(HeadContext):
         self.encoder_sequence = n_rows * (self.max_branches + self.has_guard)  # does not enter the cache
         n_sequences = self.encoder_sequence + self.encodes
         self.zeros = np.zeros(model.n_embd, np.float32)
+        # Where outputs come with logits, each row has them for its last token.
+        n_outputs = (
+            self.max_logits if self.has_all_outputs else min(main.max_tokens, self.max_logits + n_rows)
+        )
         super().__init__(
             model,
             main,
@@ -68,13 +77,14 @@ class SharedHead(HeadContext):
             kv_bytes=kv_bytes,
             max_tokens=main.max_tokens,
             n_sequences=n_sequences,
-            n_outputs=max(self.max_logits, n_sequences),
+            n_outputs=max(n_outputs, n_sequences),
             **params,
         )
-        # Not masked: masked, llama.cpp returns the rows of the first tokens instead of the wanted ones.
-        self._extensions.llama_set_embeddings_nextn(self.handle, True, False)
+        # Masked, llama.cpp reads as many rows as there are logits, and otherwise as there are tokens. The
+        # output must have them: else it returns the rows of other tokens, or aborts.
+        self._extensions.llama_set_embeddings_nextn(self.handle, True, not self.has_all_outputs)
         self._batch = Batch(self._lib, self.max_tokens, self.max_branches, width=model.n_embd)
-        self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
+        self._logits = FloatRows(self.native, n_outputs, self.n_vocab)
         self._outputs = FloatRows(self.native, self.max_tokens, model.n_embd)
 
     def remove(self, sequence: int, start: int) -> bool:
@@ -116,9 +126,14 @@ class SharedHead(HeadContext):
     def _fill_batch(self, calls: Sequence[Call]) -> None:
         n = 0
         for call in calls:
-            call.row.fill_batch(self._batch, n, call, call.n_logits)  # type: ignore[attr-defined]  # a HeadRow
+            n_logits = self._n_computed(call)
+            call.row.fill_batch(self._batch, n, call, n_logits)  # type: ignore[attr-defined]  # a HeadRow
             n += len(call.tokens)
         self._batch.native.n_tokens = n
+
+    def _n_computed(self, call: Call) -> int:
+        """Number of the last tokens of a call whose logits are computed."""
+        return call.n_logits if self.has_all_outputs else max(1, call.n_logits)
 
     def _results(self, calls: Sequence[Call]) -> dict[int, Logits]:
         """The logits of each call, in the order of the batch; hands their outputs to the rows."""
@@ -129,9 +144,10 @@ class SharedHead(HeadContext):
         found: dict[int, Logits] = {}
         n_tokens = n_logits = 0
         for call in calls:
-            own = outputs[n_tokens : n_tokens + len(call.tokens)]
             n_tokens += len(call.tokens)
-            call.row.on_evaluated(own)  # type: ignore[attr-defined]  # a HeadRow
-            found[id(call)] = logits[n_logits : n_logits + call.n_logits]
-            n_logits += call.n_logits
+            n_computed = self._n_computed(call)
+            n_logits += n_computed
+            end, n = (n_tokens, len(call.tokens)) if self.has_all_outputs else (n_logits, n_computed)
+            call.row.on_evaluated(outputs[end - n : end])  # type: ignore[attr-defined]  # a HeadRow
+            found[id(call)] = logits[n_logits - call.n_logits : n_logits]
         return found

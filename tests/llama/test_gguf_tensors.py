@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from spec_local.llama.gguf_tensors import has_tensor, integers
+from spec_local.llama.gguf_tensors import has_tensor, integers, numbers, parts
 from spec_local.llama.model import Model
 from tests.tiny_heads import write_tiny_eagle
 
@@ -25,6 +25,32 @@ def test_tensors_of_a_file(tmp_path):
     assert integers(path, "other") is None
     assert has_tensor(path, "first")
     assert not has_tensor(path, "firs")
+
+
+def test_numbers_of_a_file(tmp_path):
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("wide", [True, False, True])
+    writer.add_array("sizes", [5, 6, 7])
+    writer.add_uint32("size", 9)
+    writer.add_float32("scale", 1.5)
+    writer.add_array("names", ["a", "b"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert numbers(path, "wide", 3) == [1, 0, 1]
+    assert numbers(path, "sizes", 2) == [5, 6]
+    assert numbers(path, "size", 3) == [9, 9, 9]
+    for key, n in (("sizes", 4), ("scale", 1), ("names", 1), ("other", 1)):
+        assert numbers(path, key, n) is None
+
+
+def test_parts_of_a_model(tmp_path):
+    names = ["a[1]-00001-of-00002.gguf", "a[1]-00002-of-00002.gguf", "a[1]-00001-of-00003.gguf", "a[1].gguf"]
+    for name in names:
+        (tmp_path / name).touch()
+    assert parts(tmp_path / names[0]) == [tmp_path / name for name in names[:2]]
+    assert parts(tmp_path / names[3]) == [tmp_path / names[3]]
 
 
 def test_a_file_that_is_gone(tmp_path):

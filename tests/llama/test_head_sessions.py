@@ -16,7 +16,9 @@ from spec_local.settings import GenerationSettings
 from tests.recorded_calls import record_calls
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
+from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+from tests.tiny_mtp import write_tiny_mtp
 
 PLAIN = GenerationSettings(SamplingSettings(temperature=0), max_tokens=40, policy="off")
 DRAFT = replace(PLAIN, policy="fixed", proposer="draft", draft_max=3)
@@ -52,10 +54,17 @@ def files(folder):
         # these predict nothing, as they are made for another main model
         "hybrid, blocks": (write_tiny(folder / "qwen35.gguf", "qwen35", n_layers=5), several),
         "hybrid": (write_tiny(folder / "hybrid.gguf", "lfm2", n_layers=5), folder / "head.gguf"),
+        "chained": (write_tiny_mtp(folder / "three.gguf", "step35", n_mtp=3), None),
+        "assistant": (
+            write_tiny_gemma(folder / "gemma.gguf"),
+            write_tiny_assistant(folder / "assistant.gguf"),
+        ),
     }
 
 
-@pytest.fixture(params=["eagle", "mtp", "hybrid", "dflash", "dspark", "hybrid, blocks"])
+@pytest.fixture(
+    params=["eagle", "mtp", "hybrid", "dflash", "dspark", "hybrid, blocks", "chained", "assistant"]
+)
 def open_session(request, files):
     """A function that opens a session with each kind of head."""
 
@@ -137,6 +146,8 @@ def test_the_log_says_which_head_is_used(files, folder):
         ("dflash", "draft: dflash.gguf, a DFlash head"),
         ("dspark", "draft: dspark.gguf, a DSpark head"),
         ("mtp", "draft: the layer for multi-token prediction of own.gguf"),
+        ("chained", "draft: the 3 layers for multi-token prediction of three.gguf"),
+        ("assistant", "draft: assistant.gguf, a Gemma 4 assistant"),
     ):
         lines = []
         with Session.open(*files[kind], n_ctx=256, log=lines.append):
@@ -155,6 +166,13 @@ def test_a_head_for_another_model(files, folder):
         Session.open(files["eagle"][0], other, n_ctx=256)
     with pytest.raises(ModelError, match=r"head\.gguf is an EAGLE-3 head: give it as the draft"):
         Session.open(files["eagle"][1], n_ctx=256)
+    other = write_tiny_assistant(folder / "other-assistant.gguf", target_width=128)
+    with pytest.raises(ModelError, match="Gemma 4 assistant for another model"):
+        Session.open(files["assistant"][0], other, n_ctx=256)
+    with pytest.raises(ModelError, match=r"m\.gguf has the architecture llama"):
+        Session.open(files["eagle"][0], files["assistant"][1], n_ctx=256)
+    with pytest.raises(ModelError, match=r"assistant\.gguf is a Gemma 4 assistant: give it as the draft"):
+        Session.open(files["assistant"][1], n_ctx=256)
 
 
 def test_a_pair_with_a_head_is_checked_by_its_headers(files, folder):
@@ -163,6 +181,9 @@ def test_a_pair_with_a_head_is_checked_by_its_headers(files, folder):
     assert (report.vocabulary_match.verdict, report.draft.path) == ("same", head)
     with pytest.raises(ModelError, match="EAGLE-3 head for another model"):
         pairs.check(main, write_tiny_eagle(folder / "wide.gguf", target_width=128))
+    main, head = files["assistant"]
+    report = pairs.check(main, head)
+    assert (report.vocabulary_match.verdict, report.draft.path) == ("same", head)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "dspark"])
@@ -308,6 +329,50 @@ def test_heads_that_draft_blocks_draft_trees(files, kind):
         drawn = replace(DRAFT, shape="tree", sampling=SamplingSettings(temperature=1.0))
         for rule in ("specinfer", "traversal", "exact-match"):
             assert answer(session, LONG, replace(drawn, verifier=rule))[1].draft_n > 40
+
+
+@pytest.mark.parametrize("open_session", ["chained"], indirect=True)
+def test_several_layers_draft_chains(open_session):
+    with open_session(branches=8) as session:
+        with pytest.raises(InvalidRequest, match="this head drafts chains only"):
+            session.generate("the", replace(DRAFT, shape="tree"))
+        assert answer(session, LONG, replace(DRAFT, shape="auto", policy="adaptive"))[0]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        replace(DRAFT, shape="tree", tree_nodes=8),
+        replace(DRAFT, shape="beam", tree_nodes=8),
+        replace(DRAFT, shape="auto", policy="adaptive", proposer="auto"),
+        replace(
+            DRAFT, shape="tree", seed=7, sampling=SamplingSettings(temperature=0.8), verifier="exact-match"
+        ),
+    ],
+    ids=["tree", "beam", "auto", "seed"],
+)
+def test_an_assistant_drafts_trees(files, how):
+    """Without a cache, it evaluates a level in one call."""
+    with Session.open(*files["assistant"], n_ctx=512, threads=1, branches=32, parallel=2) as session:
+        prompts = ["the of and to", LONG]
+        expected = [answer(session, p, replace(how, policy="off", proposer="auto"))[0] for p in prompts]
+        widths = []
+        evaluate = session.draft.decode_tree_calls
+        session.draft.decode_tree_calls = lambda t, p, n=None: widths.append(len(t)) or evaluate(t, p, n)
+        assert [answer(session, p, how)[0] for p in prompts] == expected
+        if how.shape != "auto":
+            assert max(widths) > 1
+        if how.seed is None:
+            assert answers(session, prompts, how) == expected
+
+
+@pytest.mark.parametrize("options", [{"cache_type": "q8_0"}, {"cache_type": "q4_0"}, {"reproducible": True}])
+def test_settings_of_an_assistants_session(files, options):
+    with Session.open(*files["assistant"], n_ctx=512, threads=1, gpu_layers=0, **options) as session:
+        text, statistics = answer(session, LONG, DRAFT)
+        assert statistics.draft_n > 40
+        if "reproducible" in options:
+            assert text == answer(session, LONG, PLAIN)[0]
 
 
 def test_a_saved_state_is_continued(open_session, tmp_path):

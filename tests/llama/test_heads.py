@@ -67,23 +67,24 @@ def f32_caches(monkeypatch):
 
 
 class Pair:
-    """A main model with a head. kind: see `PATHS`."""
+    """A main model with a head. kind: see `tests.record_llama_drafts.write_models`."""
 
     def __init__(self, kind, main_path, head_path):
         self.kind = kind
-        self.main = Model(main_path, load_mtp=kind == "mtp")
-        self.head = self.main if kind == "mtp" else Model(head_path)
-        self.chosen = choose_head(self.main, None if kind == "mtp" else self.head)
-        self.reads_layers, self.is_block = kind != "mtp", kind in ("dflash", "dspark")
+        is_own = head_path in (None, main_path)
+        self.main = Model(main_path, load_mtp=is_own)
+        self.head = self.main if is_own else Model(head_path)
+        self.chosen = choose_head(self.main, None if is_own else self.head)
+        self.reads_layers, self.is_block = bool(self.chosen.hidden.layers), kind in ("dflash", "dspark")
         self.made = []
 
     def open(self, n_rows=1, branches=None, **options):
         """Rows of the main model and of the head; branches: of the head's trees, usually the main model's."""
         usual = {"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1, "flash_attention": False}
         mains = open_rows(self.main, n_rows, hidden=self.chosen.hidden, **usual | options)
-        if self.kind == "eagle":
+        if branches is not None and self.kind == "eagle":
             heads = open_eagle_rows(self.head, mains, max_branches=branches)
-        elif self.kind == "mtp":
+        elif branches is not None and self.kind == "mtp":
             heads = open_mtp_rows(mains, max_branches=branches)
         else:
             heads = self.chosen.open(mains)

@@ -71,6 +71,27 @@ def test_at_most_sixteen_calls_a_step():
     assert n == 16
 
 
+@pytest.mark.parametrize("may_truncate", [False, True])
+def test_a_head_may_draft_few_tokens_only(may_truncate):
+    policy, _ = make(max_draft=3, may_truncate=may_truncate)
+    policy.choose(Offer(LIMIT, n_unread=1))
+    n = 0
+    while policy.should_continue() and policy.should_draft(Output()):
+        n += 1
+    assert n == 3
+
+
+def test_a_head_whose_few_tokens_cannot_repay_a_call_is_not_asked():
+    main, draft = {1: 1.0, 2: 2.5, 64: 2.5}, {1: 0.1, 64: 0.1}
+    sources = []
+    for max_draft in (1, 16):
+        experience = Experience()
+        policy, _ = make(main, draft, experience, max_draft=max_draft)
+        sources.append(policy.choose(Offer(LIMIT, n_unread=1)))
+        assert (experience.answers.gain > 0) == (max_draft == 16)
+    assert sources == ["none", "draft"]
+
+
 def test_a_plain_step_follows_thirty_two_speculative_ones():
     policy, clock = make()
     sources = [step(policy, clock, Offer(LIMIT, n_unread=1), 2, 2) for _ in range(33)]

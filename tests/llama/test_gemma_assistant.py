@@ -1,0 +1,306 @@
+"""Gemma 4's assistant, which attends to the main model's own cache: its logits, and those of the main model.
+
+In F32. The reference is a second pair of contexts that evaluates everything from the beginning.
+"""
+
+import random
+
+import numpy as np
+import pytest
+
+from spec_local.core.language_model import run_together
+from spec_local.errors import InvalidRequest, ModelError
+from spec_local.llama import runtime
+from spec_local.llama.context import open_rows
+from spec_local.llama.gemma_assistant import hidden_states, open_assistant_rows
+from spec_local.llama.hidden_states import HiddenStates
+from spec_local.llama.model import Model
+from tests.llama.test_heads import NOISE, PROMPTS, Pair, answers
+from tests.reference_head import ReferenceAssistant
+from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
+from tests.tiny_heads import write_tiny_main
+
+
+@pytest.fixture(scope="module")
+def paths(folder):
+    return write_tiny_gemma(folder / "gemma.gguf"), write_tiny_assistant(folder / "assistant.gguf")
+
+
+@pytest.fixture(autouse=True)
+def f32_caches(monkeypatch):
+    lib = runtime.library()
+    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
+
+
+@pytest.fixture
+def pair(paths):
+    made = Pair("assistant", *paths)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reference(pair):
+    made = ReferenceAssistant(pair.main, pair.head)
+    yield made
+    made.close()
+
+
+class Walk:
+    """A row of the main model and one of the assistant, whose steps accept any number of draft tokens."""
+
+    def __init__(self, main, head, prompt, reference):
+        self.main, self.head, self.reference = main, head, reference
+        self.tokens, self.drafted = list(prompt), []
+
+    def read(self, call, path):
+        start, states = len(self.main.cached), self.main.states(path)
+        self.main.commit(path)
+        self.head.receive(start, [call.tokens[node] for node in path], states)
+
+    def draft(self, n, rng):
+        self.drafted, found = [], []
+        for _ in range(n):
+            new = self.drafted[-1:] or self.tokens[len(self.head.cached) :]
+            assert len(new) == 1
+            logits = yield from self.head.evaluate_calls(new, 1)
+            found.append(logits[0].copy())
+            self.drafted.append(rng.choice(np.argsort(logits[0])[-3:].tolist()))
+        if n:
+            assert self.head.cached == [*self.tokens, *self.drafted[:-1]]
+            assert np.allclose(found, self.reference.logits(self.tokens, self.drafted[:-1]), atol=NOISE)
+
+    def verify_call(self, rng):
+        """Draft tokens, and a branch beside them."""
+        before = self.tokens[len(self.main.cached) :]
+        tokens = [*before, *self.drafted, 9, 10]
+        n = len(before) + len(self.drafted)
+        return self.main.call(tokens, [*range(-1, n - 1), len(before) - 1, n], len(tokens))
+
+    def accept(self, call, n, token):
+        n_before = len(call.tokens) - len(self.drafted) - 2
+        accepted = self.drafted[:n]
+        path = [*range(n_before), *(n_before + i for i in range(n))]
+        if not n and self.drafted:  # the other branch
+            first = n_before + len(self.drafted)
+            path, accepted = [*range(n_before), first, first + 1], [9, 10]
+        self.read(call, path)
+        self.tokens += [*accepted, token]
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+@pytest.mark.parametrize("n_branches", [2, 4])
+def test_logits_are_those_of_a_reference(pair, reference, n_rows, n_branches):
+    """Over random patterns of acceptance, of trees in the main model's cache, too.
+
+    The prompts are longer than the sliding window, and the main model's last layers share others' caches.
+    """
+    rng = random.Random(n_rows)
+    mains, heads = pair.open(n_rows, max_branches=n_branches)
+    walks = []
+    for i, (main, head) in enumerate(zip(mains, heads, strict=True)):
+        walk = Walk(main, head, rng.choices(range(5, 800), k=(17, 2, 40)[i]), reference)
+        while len(main.cached) < len(walk.tokens) - 1:
+            part = walk.tokens[len(main.cached) : -1][:16]
+            call = main.call(part, range(-1, len(part) - 1), 0)
+            main.shared.decode([call])
+            walk.read(call, range(len(part)))
+        walks.append(walk)
+    for _ in range(20):
+        active = [walk for walk in walks if rng.random() < 0.8] or walks[:1]
+        tasks = [walk.draft(rng.choice((0, 1, 2, 5)), rng) for walk in active]
+        for result in run_together(tasks):
+            assert result is None, result
+        calls = [walk.verify_call(rng) for walk in active]
+        mains[0].shared.decode(calls)
+        for walk, call in zip(active, calls, strict=True):
+            walk.accept(call, rng.randint(0, len(walk.drafted)), rng.randrange(5, 800))
+
+
+def test_drafting_leaves_the_main_models_logits_unchanged(pair):
+    """Bit for bit, after any number of draft tokens of several rows, and with a part of the cache free."""
+    drafting, heads = pair.open(2, n_ctx=64, max_branches=3)
+    plain = open_rows(pair.main, 2, n_ctx=64, max_branches=3, max_tokens=64, threads=1, flash_attention=False)
+    rng = random.Random(0)
+    for _ in range(12):
+        tokens = [rng.choices(range(5, 800), k=rng.randint(1, 6)) for _ in range(2)]
+        results = []
+        for rows in (drafting, plain):
+            calls = [
+                row.call([*t, 7], [*range(-1, len(t) - 1), -1], len(t) + 1)
+                for row, t in zip(rows, tokens, strict=True)
+            ]
+            results.append([logits.copy() for logits in rows[0].shared.decode(calls)])
+            n_kept = [rng.randint(1, len(t)) for t in tokens] if rows is drafting else n_kept  # noqa: F821
+            for i, (row, n) in enumerate(zip(rows, n_kept, strict=True)):
+                start, states = len(row.cached), row.states(range(n)) if rows is drafting else None
+                row.commit(range(n))
+                if states is not None:
+                    heads[i].receive(start, tokens[i][:n], states)
+        for a, b in zip(*results, strict=True):
+            assert np.array_equal(a, b)
+        for head in heads:
+            for token in rng.choices(range(5, 800), k=rng.randint(0, 6)):
+                head.evaluate([token], 1)
+            head.truncate(head.n_received)
+    assert drafting[0].cached == plain[0].cached
+    plain[0].close()
+
+
+def test_nodes_of_a_tree(pair, reference):
+    """Each level is evaluated in one call; a path is committed."""
+    (main,), (head,) = pair.open(max_branches=8)
+    tokens = random.Random(0).choices(range(5, 800), k=20)
+    main.evaluate(tokens[:-1], 0)
+    head.receive(0, tokens[:-1], main.states(range(19)))
+    first = head.evaluate(tokens[-1:], 1)[0].copy()
+    level = head.decode_tree([30, 31], [-1, -1]).copy()
+    below = head.decode_tree([40, 41, 42], [0, 1, 1]).copy()
+    with pytest.raises(InvalidRequest, match="one by one"):
+        head.decode_tree([50, 51], [4, 5])
+    paths = {(30,): level[0], (31,): level[1], (30, 40): below[0], (31, 41): below[1], (31, 42): below[2]}
+    for path, logits in paths.items():
+        expected = reference.logits(tokens, path)
+        assert np.allclose(expected[0], first, atol=NOISE)
+        assert np.allclose(expected[-1], logits, atol=NOISE)
+    head.commit([1, 4])
+    assert head.cached == [*tokens, 31, 42]
+    assert np.allclose(head.evaluate([60], 1)[0], reference.logits(tokens, [31, 42, 60])[-1], atol=NOISE)
+
+
+def test_a_cache_that_is_not_at_the_history(pair):
+    """llama.cpp would refuse the call, or attend to other tokens."""
+    (main,), (head,) = pair.open()
+    with pytest.raises(Exception, match="needs a token in the main model's cache"):
+        head.evaluate([5], 1)
+    main.evaluate([5, 6, 7], 0)
+    head.receive(0, [5, 6, 7], main.states(range(3)))
+    head.evaluate([8], 1)
+    main.decode_tree([8], [-1])
+    with pytest.raises(InvalidRequest, match="must be at the history"):
+        head.evaluate([9], 1)
+    main.commit([])
+    head.truncate(3)
+    main.truncate(2)
+    with pytest.raises(InvalidRequest, match="must be at the history"):
+        head.evaluate([8], 1)
+    main.evaluate([70], 0)
+    with pytest.raises(InvalidRequest, match="must be at the history"):
+        head.evaluate([8], 1)
+    with pytest.raises(InvalidRequest, match="missing"):
+        head.receive(4, [1], np.zeros((1, 64), np.float32))
+
+
+def test_the_prompt_of_another_row(pair, reference):
+    """Its state is known; without it, the last token is evaluated again."""
+    mains, heads = pair.open(3)
+    tokens = random.Random(0).choices(range(5, 800), k=20)
+    heads[0].reuse(tokens)
+    assert heads[0].n_received == 19
+    mains[0].evaluate(tokens, 0)
+    heads[0].receive(0, tokens, mains[0].states(range(20)))
+    for main, head in zip(mains[1:], heads[1:], strict=True):
+        main.reuse(tokens)
+        head.reuse(tokens)
+        assert (head.n_received, len(main.cached)) == (20, 20)
+        assert np.allclose(head.evaluate([9], 1)[0], reference.logits([*tokens, 9], [])[0], atol=NOISE)
+    heads[0].truncate(10)
+    heads[0].reuse(tokens[:10])
+    assert heads[0].n_received == 9
+    heads[0].reuse(tokens)
+    assert heads[0].n_received == 20
+    mains[0].truncate(11)
+    heads[0].truncate(12)
+    mains[0].evaluate(tokens[11:12], 0)
+    heads[0].receive(11, tokens[11:12], mains[0].states([0]))
+    expected = reference.logits([*tokens[:12], 9], [])[0]
+    assert np.allclose(heads[0].evaluate([9], 1)[0], expected, atol=NOISE)
+    heads[0].reuse(tokens[:15])
+    assert heads[0].n_received == 14
+    mains[0].evaluate(tokens[12:15], 0)
+    heads[0].receive(12, tokens[12:15], mains[0].states(range(3)))
+    expected = reference.logits([*tokens[:15], 9], [])[0]
+    assert np.allclose(heads[0].evaluate([9], 1)[0], expected, atol=NOISE)
+
+
+def test_opening_an_assistant_empties_the_main_models_cache(pair):
+    """llama.cpp does so; the main model's rows must know it."""
+    plain = open_rows(pair.main, 1, n_ctx=64, threads=1)[0]
+    (main,) = open_rows(pair.main, 1, n_ctx=64, threads=1, hidden=HiddenStates())
+    tokens = random.Random(0).choices(range(5, 800), k=20)
+    main.evaluate(tokens, 1)
+    (head,) = open_assistant_rows(pair.head, [main])
+    assert main.cached == []
+    assert np.array_equal(main.evaluate(tokens[:9], 3), plain.evaluate(tokens[:9], 3))
+    for each in (head, main, plain):
+        each.close()
+
+
+# Which models fit
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"target_width": 128}, "hidden states of width 128 against 64"),
+        ({"n_vocab": 900}, "900 tokens against 823"),
+        ({"attention.sliding_window": 16}, "its sliding window has another length"),
+        ({"attention.head_count_kv": 2}, "its layers with a sliding window need other keys and values"),
+        (
+            {"attention.head_count_kv": [1, 2]},
+            "its layers without a sliding window need other keys and values",
+        ),
+    ],
+)
+def test_an_assistant_for_another_model(pair, tmp_path, options, why):
+    other = Model(write_tiny_assistant(tmp_path / "other.gguf", **options), weights=False)
+    with pytest.raises(ModelError, match=f"other.gguf is a Gemma 4 assistant for another model .{why}.: use"):
+        hidden_states(other, pair.main)
+    other.close()
+
+
+def test_a_main_model_without_the_caches_that_it_needs(pair, folder):
+    """llama.cpp takes those of the last two layers: one with a window, and one without."""
+    other = Model(write_tiny_gemma(folder / "five.gguf", n_layers=5))
+    with pytest.raises(ModelError, match="its layers with a sliding window need other keys and values"):
+        hidden_states(pair.head, other)
+    other.close()
+    other = Model(write_tiny_main(folder / "m.gguf"))
+    with pytest.raises(ModelError, match=r"m\.gguf has the architecture llama"):
+        hidden_states(pair.head, other)
+    other.close()
+
+
+# In the engine
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_text_is_that_of_plain_decoding(pair, n_rows, temperature):
+    mains, heads = pair.open(n_rows)
+    for start in range(0, 3, n_rows):
+        prompts = PROMPTS[start : start + n_rows]
+        plain, _ = answers(pair, mains, None, prompts, temperature=temperature, seed=3)
+        text, statistics = answers(pair, mains, heads, prompts, temperature=temperature, seed=3)
+        assert text == plain
+        assert all(s.draft_n > 40 for s in statistics)
+        assert all(s.draft_n_accepted > 3 for s in statistics)
+
+
+@pytest.mark.parametrize("rule", ["block", "token"])
+def test_drawn_chains(pair, rule):
+    mains, heads = pair.open(3)
+    text, statistics = answers(pair, mains, heads, PROMPTS, temperature=1.0, rule=rule)
+    assert [len(tokens) for tokens in text] == [40, 40, 40]
+    assert all(s.draft_n > 40 for s in statistics)
+
+
+def test_hidden_states_leave_the_logits_unchanged(pair):
+    kept = open_rows(pair.main, 1, n_ctx=64, threads=1, hidden=HiddenStates())[0]
+    plain = open_rows(pair.main, 1, n_ctx=64, threads=1)[0]
+    tokens = random.Random(0).choices(range(5, 800), k=30)
+    for start, n in ((0, 20), (20, 3), (23, 1)):
+        part = tokens[start : start + n]
+        assert np.array_equal(kept.evaluate(part, min(n, 5)), plain.evaluate(part, min(n, 5)))
+    for row in (kept, plain):
+        row.close()

@@ -1,0 +1,174 @@
+"""Layers for multi-token prediction of several architectures, with random weights, in F32."""
+
+import random
+
+import gguf
+import numpy as np
+import pytest
+
+from spec_local.core.language_model import common_prefix
+from spec_local.errors import InvalidRequest, ModelError
+from spec_local.llama import runtime, tiny
+from spec_local.llama.choose_head import choose_head
+from spec_local.llama.context import open_rows
+from spec_local.llama.model import Model
+from spec_local.llama.mtp import HIDDEN_STATES, open_mtp_rows
+from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, answers, walk_together
+from tests.tiny_architectures import write_tiny
+from tests.tiny_mtp import write_tiny_mtp
+
+ONE_LAYER = (
+    *("glm4moe", "hy_v3", "deepseek2", "cohere2moe"),  # transformers
+    *("qwen3next", "qwen35moe", "nemotron_h_moe", "bailingmoe3"),  # hybrids
+)
+SEVERAL_LAYERS = ("step35", "mimo2", "hy_v3")
+
+
+@pytest.fixture(autouse=True)
+def f32_caches(monkeypatch):
+    lib = runtime.library()
+    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
+
+
+def open_pair(folder, architecture, n_mtp=1, **options):
+    write = write_tiny if architecture == "qwen3next" else write_tiny_mtp
+    path = write(folder / f"{architecture}-{n_mtp}.gguf", architecture, n_mtp=n_mtp, **options)
+    return Pair("mtp", path, path)
+
+
+@pytest.mark.parametrize("architecture", ONE_LAYER)
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_logits_are_those_of_a_reference(folder, architecture, n_rows):
+    pair = open_pair(folder, architecture)
+    walk_together(pair, n_rows, random.Random(n_rows), n_steps=12)
+    pair.close()
+
+
+@pytest.mark.parametrize("architecture", ONE_LAYER)
+def test_the_text_is_that_of_plain_decoding(folder, architecture):
+    pair = open_pair(folder, architecture)
+    mains, heads = pair.open(3)
+    plain, _ = answers(pair, mains, None, PROMPTS)
+    text, statistics = answers(pair, mains, heads, PROMPTS)
+    assert text == plain
+    assert all(s.draft_n > 40 for s in statistics)
+    pair.close()
+
+
+@pytest.mark.parametrize("architecture", SEVERAL_LAYERS)
+@pytest.mark.parametrize("n_layers", [1, 2, 3])
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_layers_draft_one_token_each(folder, architecture, n_layers, n_rows):
+    pair = open_pair(folder, architecture, n_layers)
+    n_drafts = range(n_layers + 1) if n_layers > 1 else (0, 1, 2, 5)
+    walk_together(pair, n_rows, random.Random(n_rows), n_steps=25, n_drafts=n_drafts)
+    pair.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_the_text_with_several_layers(folder, temperature, n_rows):
+    """No more tokens are drafted than there are layers, whatever is asked for."""
+    pair = open_pair(folder, "step35", 3, predictable=True)
+    mains, heads = pair.open(n_rows)
+    for start in range(0, 3, n_rows):
+        prompts = PROMPTS[start : start + n_rows]
+        plain, _ = answers(pair, mains, None, prompts, temperature=temperature, seed=3)
+        text, statistics = answers(
+            pair, mains, heads, prompts, temperature=temperature, seed=3, draft_max=8, n=40
+        )
+        assert text == plain
+        for s in statistics:
+            assert 1 < s.draft_n / s.n_steps <= 3
+            assert s.draft_n_accepted > 10
+    pair.close()
+
+
+def test_layers_draft_again_after_any_change(folder):
+    """Another draft for the same history, one for a part of it, and one that is longer than a call."""
+    pair = open_pair(folder, "step35", 3)
+    (main,), (head,) = pair.open(max_tokens=16)
+    reference = pair.reference(main)
+    tokens = random.Random(0).choices(range(5, 800), k=40)
+    states = []
+    for start in range(0, 40, 10):
+        main.evaluate(tokens[start : start + 10], 0)
+        states += list(main.states(range(10)))
+        head.receive(start, tokens[start : start + 10], np.array(states[start:]))
+
+    def check(history, drafted):
+        head.truncate(common_prefix(head.cached, history[:-1]))
+        n = head.n_received
+        head.receive(n, history[n:-1], np.array(states[n : len(history) - 1]).reshape(-1, 64))
+        found = [head.evaluate(history[len(head.cached) :], 1)[0].copy()]
+        found += [head.evaluate([token], 1)[0].copy() for token in drafted]
+        assert head.cached == [*history, *drafted]
+        expected = reference.logits(history, states[: len(history) - 1], drafted)
+        assert np.allclose(found, expected, atol=NOISE)
+        head.truncate(len(history))
+        drafted = [token + 1 for token in drafted]
+        found[1:] = [head.evaluate([token], 1)[0].copy() for token in drafted]
+        expected = reference.logits(history, states[: len(history) - 1], drafted)
+        assert np.allclose(found, expected, atol=NOISE)
+
+    for drafted in ([8, 9], [18, 9], [28], [8, 39]):
+        check([*tokens, 7], drafted)
+    check([*tokens[:30], 7], [8, 9])
+    check(tokens[:20], [8, 9])
+    check([*tokens[:30], 11], [8, 9])
+    with pytest.raises(InvalidRequest, match="3 layers for multi-token prediction, which draft one"):
+        head.evaluate([10], 1)
+    assert head.cached == [*tokens[:30], 11, 9, 10]
+    pair.close()
+
+
+def test_a_model_loaded_without_its_layers(folder):
+    path = write_tiny_mtp(folder / "step35-3.gguf", "step35", n_mtp=3)
+    model = Model(path)
+    mains = open_rows(model, 1, n_ctx=64, threads=1)
+    with pytest.raises(ModelError, match="has no layer for multi-token prediction: draft without it"):
+        open_mtp_rows(mains)
+    mains[0].close()
+    model.close()
+
+
+def test_too_many_layers(folder):
+    """llama.cpp evaluates only one layer of this architecture, and would abort."""
+    model = Model(write_tiny(folder / "two.gguf", "qwen35", n_mtp=2), load_mtp=True)
+    mains = open_rows(model, 1, n_ctx=64, threads=1, hidden=HIDDEN_STATES)
+    with pytest.raises(ModelError, match="has no layer for multi-token prediction: draft without it"):
+        open_mtp_rows(mains)
+    mains[0].close()
+    model.close()
+
+
+@pytest.mark.parametrize("architecture", ["glm4moe", "step35"])
+def test_a_header_that_lists_layers_of_another_file(folder, architecture):
+    """The model is used without them, instead of ending the process."""
+    with_layer = write_tiny_mtp(folder / f"{architecture}-1.gguf", architecture)
+    without = write_without_layers(with_layer, folder / f"{architecture}-without.gguf")
+    models = Model(with_layer, load_mtp=True), Model(without, load_mtp=True)
+    assert [model.n_nextn for model in models] == [1, 0]
+    assert choose_head(models[1]) is None
+    found = []
+    for model in models:
+        row = open_rows(model, 1, n_ctx=64, threads=1)[0]
+        found.append(row.evaluate(PROMPT[:20], 1).copy())
+        row.close()
+        model.close()
+    assert np.array_equal(*found)
+
+
+def write_without_layers(source, path):
+    reader = gguf.GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            writer.add_key_value(
+                name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None
+            )
+    for tensor in reader.tensors:
+        if not tensor.name.startswith("blk.3."):
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    return tiny.finish(writer, path)

@@ -1,0 +1,251 @@
+"""Tiny models with random weights, of architectures that have layers for multi-token prediction.
+
+They share the vocabulary of `spec_local.llama.tiny`. The recurrent ones of `tests.tiny_architectures` can
+have such layers, too: qwen35 and qwen3next.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.tiny_architectures import (
+    _HEAD,
+    _N_CONV,
+    _N_EXPERTS,
+    Architecture,
+    Tensor,
+    _attention,
+    _delta_net,
+    _experts,
+    _ffn,
+    _mamba2,
+    _matrix,
+    _mtp,
+    _qwen,
+    _qwen3next_settings,
+    _vector,
+    write_architecture,
+)
+
+_WINDOW = 8  # tokens of a sliding window: fewer than the tests' prompts have
+_BIAS = "exp_probs_b.bias"
+_ADDED = 0.2  # factor of what is added to the token's embedding in a predictable model
+_RANK = 16  # of DeepSeek's low-rank attention
+
+
+def write_tiny_mtp(
+    path: Path | str, architecture: str, *, n_mtp: int = 1, predictable: bool = False, **options: Any
+) -> Path:
+    """Write a model with layers for multi-token prediction: see `tests.tiny_architectures.write_tiny`.
+
+    predictable: the next token depends mostly on the last one, so that these layers often predict it.
+    """
+    if predictable:
+        options["change"] = _shallow
+    return write_architecture(path, architecture, _ARCHITECTURES[architecture], n_mtp=n_mtp, **options)
+
+
+def _shallow(name: str, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Let the token's embedding outweigh what the layers add to it, and the hidden state beside it."""
+    if any(part in name for part in ("attn_output", "ffn_down")):
+        return _ADDED * weights
+    if "eh_proj" in name:
+        n = len(weights)
+        return np.hstack([np.eye(n, dtype=np.float32), np.zeros((n, n), np.float32)]) + _ADDED * weights
+    return weights
+
+
+# Parts of layers
+
+
+def _moe(n: int, *, bias: str = "", gated: bool = True) -> Iterator[Tensor]:
+    """Yield experts and one more that all tokens use.
+
+    bias: name of the router's bias; "": there is none. gated: whether the experts have a gate.
+    """
+    for name, shape, scale in _experts(n):
+        if "gate_inp_shexp" not in name and (gated or "ffn_gate_" not in name or "gate_inp" in name):
+            yield name, shape, scale
+    if bias:
+        yield bias, (_N_EXPERTS,), 0.1
+
+
+def _low_rank_attention(n: int) -> Iterator[Tensor]:
+    """Yield the latent attention of DeepSeek, whose keys have half a head without position and half with."""
+    n_heads, rotated = n // _HEAD, _HEAD // 2
+    yield _matrix("attn_q_a", _RANK, n)
+    yield _vector("attn_q_a_norm", _RANK)
+    yield _matrix("attn_q_b", n, _RANK, 2.0)
+    yield _matrix("attn_kv_a_mqa", _RANK + rotated, n)
+    yield _vector("attn_kv_a_norm", _RANK)
+    yield "attn_k_b.weight", (n_heads, _RANK, rotated), _RANK**-0.5
+    yield "attn_v_b.weight", (n_heads, _HEAD, _RANK), _RANK**-0.5
+    yield _matrix("attn_output", n, n, 1.5)
+
+
+def _gated_low_rank_attention(n: int) -> Iterator[Tensor]:
+    yield from _low_rank_attention(n)
+    yield _matrix("attn_gate", n // _HEAD, n)
+
+
+def _kimi_delta_net(n: int) -> Iterator[Tensor]:
+    for name in ("attn_q", "attn_k", "attn_v"):
+        yield _matrix(name, n, n)
+    for part in ("q", "k", "v"):
+        yield f"ssm_conv1d_{part}.weight", (1, n, 1, _N_CONV), 0.5
+    yield _matrix("ssm_f_a", n, n)
+    yield _matrix("ssm_g_a", n, n)
+    yield _matrix("ssm_beta", n // _HEAD, n)
+    yield "ssm_a", (n // _HEAD, 1), 0.5
+    yield _vector("ssm_dt.bias", n)
+    yield _vector("ssm_norm", _HEAD)
+    yield _matrix("attn_output", n, n, 1.5)
+
+
+# Layers
+
+
+def _glm_layer(n: int, i: int) -> Iterator[Tensor]:
+    yield _vector("attn_norm", n)
+    yield from _attention(n)
+    yield _vector("post_attention_norm", n)
+    yield from _moe(n, bias=_BIAS) if i else _ffn(n)
+
+
+def _hy_layer(n: int, i: int) -> Iterator[Tensor]:
+    yield _vector("attn_norm", n)
+    yield from _attention(n, norms=True)
+    yield _vector("ffn_norm", n)
+    yield from _moe(n, bias="exp_probs_b") if i else _ffn(n)
+
+
+def _step_layer(n: int, i: int) -> Iterator[Tensor]:
+    yield _vector("attn_norm", n)
+    yield from _attention(n, norms=True)
+    yield _vector("ffn_norm", n)
+    yield from _moe(n, bias=_BIAS) if i else _ffn(n)
+    yield _matrix("attn_gate", n // _HEAD, n)
+
+
+def _mimo_layer(n: int, i: int) -> Iterator[Tensor]:
+    yield _vector("attn_norm", n)
+    yield _matrix("attn_qkv", 2 * n, n, 1.5)
+    yield _matrix("attn_output", n, n, 1.5)
+    yield "attn_sinks.weight", (n // _HEAD,), 1.0
+    yield _vector("ffn_norm", n)
+    yield from _ffn(n)
+
+
+def _deepseek_layer(n: int, i: int) -> Iterator[Tensor]:
+    yield _vector("attn_norm", n)
+    yield from _low_rank_attention(n)
+    yield _vector("ffn_norm", n)
+    yield from _moe(n) if i else _ffn(n)
+
+
+def _cohere_layer(n: int, i: int) -> Iterator[Tensor]:
+    yield _vector("attn_norm", n)
+    yield from _attention(n)
+    yield from _moe(n) if i else _ffn(n)
+
+
+def _nemotron_layer(n: int, i: int) -> Iterator[Tensor]:
+    yield _vector("attn_norm", n)
+    yield from (_mamba2(n), _attention(n), _moe(n, bias=_BIAS, gated=False))[i % 3]
+
+
+def _nemotron_mtp(n: int, i: int) -> Iterator[Tensor]:
+    yield _vector("attn_norm", n)
+    yield from _attention(n)
+    yield _vector("post_attention_norm", n)
+    yield from _moe(n, bias=_BIAS, gated=False)
+    yield from _mtp(n)
+
+
+def _bailing_layer(n: int, i: int) -> Iterator[Tensor]:
+    yield _vector("attn_norm", n)
+    yield from _gated_low_rank_attention(n) if i % 2 else _kimi_delta_net(n)
+    yield _vector("ffn_norm", n)
+    yield from _moe(n, bias=_BIAS) if i else _ffn(n)
+
+
+def _bailing_mtp(n: int, i: int) -> Iterator[Tensor]:
+    yield from _bailing_layer(n, 1)
+    for name, shape, scale in _mtp(n):
+        yield name.replace("nextn.shared_head_norm", "layer_output_norm"), shape, scale
+
+
+# Metadata
+
+
+def _moe_settings(n: int, n_layers: int) -> dict[str, Any]:
+    return {
+        "expert_count": _N_EXPERTS,
+        "expert_used_count": 2,
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": n // 2,
+        "expert_shared_feed_forward_length": n // 2,
+        "leading_dense_block_count": 1,
+    }
+
+
+def _window_settings(n: int, n_layers: int) -> dict[str, Any]:
+    """Return experts, and a sliding window in every other layer."""
+    return _moe_settings(n, n_layers) | {
+        "attention.sliding_window": _WINDOW,
+        "attention.sliding_window_pattern": [i % 2 for i in range(n_layers)],
+    }
+
+
+def _deepseek_settings(n: int, n_layers: int) -> dict[str, Any]:
+    return _moe_settings(n, n_layers) | {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": _RANK,
+        "attention.kv_lora_rank": _RANK,
+        "attention.key_length": _RANK + _HEAD // 2,
+        "attention.value_length": _RANK,
+        "attention.key_length_mla": _HEAD,
+        "attention.value_length_mla": _HEAD,
+        "rope.dimension_count": _HEAD // 2,
+    }
+
+
+def _cohere_settings(n: int, n_layers: int) -> dict[str, Any]:
+    return _window_settings(n, n_layers) | {"logit_scale": 1.0}
+
+
+def _nemotron_settings(n: int, n_layers: int) -> dict[str, Any]:
+    kinds = [*(i % 3 for i in range(n_layers - 1)), 1]  # the last one is for multi-token prediction
+    return _moe_settings(n, n_layers) | {
+        "feed_forward_length": [2 * n if kind == 2 else 0 for kind in kinds],
+        "attention.head_count_kv": [n // _HEAD // 2 if kind == 1 else 0 for kind in kinds],
+        "attention.key_length": _HEAD,
+        "attention.value_length": _HEAD,
+    }
+
+
+def _bailing_settings(n: int, n_layers: int) -> dict[str, Any]:
+    n_heads = [*(i % 2 for i in range(n_layers - 1)), 1]  # the last one is for multi-token prediction
+    return _deepseek_settings(n, n_layers) | {
+        "attention.head_count_kv": n_heads,
+        "kda.head_dim": _HEAD,
+        "kda.gate_lower_bound": -1.0,
+        "expert_gating_func": 2,  # sigmoid
+    }
+
+
+_ARCHITECTURES = {
+    "glm4moe": Architecture(_glm_layer, _moe_settings),
+    "hy_v3": Architecture(_hy_layer, _moe_settings),
+    "step35": Architecture(_step_layer, _window_settings),
+    "mimo2": Architecture(_mimo_layer, _window_settings),
+    "deepseek2": Architecture(_deepseek_layer, _deepseek_settings),
+    "cohere2moe": Architecture(_cohere_layer, _cohere_settings),
+    "nemotron_h_moe": Architecture(_nemotron_layer, _nemotron_settings, mtp=_nemotron_mtp),
+    "bailingmoe3": Architecture(_bailing_layer, _bailing_settings, mtp=_bailing_mtp),
+    "qwen35moe": Architecture(_qwen(partial(_delta_net, joint=False), ffn=_experts), _qwen3next_settings),
+}
