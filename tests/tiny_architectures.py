@@ -78,11 +78,11 @@ def write_architecture(
     n_embd: int = 64,
     n_ctx: int = 2048,
     n_mtp: int = 0,
-    change: Callable[[str, NDArray[np.float32]], NDArray[np.float32]] = lambda name, weights: weights,
+    change: Callable[[str, NDArray[np.float32]], NDArray[np.float32] | None] = lambda name, weights: weights,
 ) -> Path:
     """Write a model of an architecture with these layers: see `write_tiny`.
 
-    change: called with the name and the weights of each tensor; returns those to write.
+    change: called with the name and the weights of each tensor; returns those to write; None: leave it out.
     """
     path = Path(path)
     tokens, scores, types = tiny._vocabulary(())
@@ -107,7 +107,10 @@ def write_architecture(
             weights *= _DECAY
         if name == "output.weight":  # tokens that end the answer are almost never chosen
             weights[: len(tiny.CONTROL_TOKENS) + 1] = 0
-        weights = change(name, weights)
+        changed = change(name, weights)
+        if changed is None:
+            continue
+        weights = changed
         if _is_matrix(name, shape):
             writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
         else:

@@ -1,7 +1,7 @@
 """Tiny models with random weights, of architectures that have layers for multi-token prediction.
 
-They share the vocabulary of `spec_local.llama.tiny`. The recurrent ones of `tests.tiny_architectures` can
-have such layers, too: qwen35 and qwen3next.
+They share the vocabulary of `spec_local.llama.tiny`. Two of `tests.tiny_architectures` can have such layers,
+too: qwen35 and qwen3next.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.tiny_architectures import _ARCHITECTURES as recurrent
 from tests.tiny_architectures import (
     _HEAD,
     _N_CONV,
@@ -38,15 +39,28 @@ _RANK = 16  # of DeepSeek's low-rank attention
 
 
 def write_tiny_mtp(
-    path: Path | str, architecture: str, *, n_mtp: int = 1, predictable: bool = False, **options: Any
+    path: Path | str,
+    architecture: str,
+    *,
+    n_mtp: int = 1,
+    predictable: bool = False,
+    alone: bool = False,
+    **options: Any,
 ) -> Path:
     """Write a model with layers for multi-token prediction: see `tests.tiny_architectures.write_tiny`.
 
     predictable: the next token depends mostly on the last one, so that these layers often predict it.
+    alone: write these layers only; with n_mtp=0, all others are written.
     """
-    if predictable:
-        options["change"] = _shallow
-    return write_architecture(path, architecture, _ARCHITECTURES[architecture], n_mtp=n_mtp, **options)
+
+    def change(name: str, weights: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        if alone and name.startswith("blk.") and int(name.split(".")[1]) < options.get("n_layers", 3):
+            return None
+        return _shallow(name, weights) if predictable else weights
+
+    options["change"] = change
+    known = {**recurrent, **_ARCHITECTURES}[architecture]
+    return write_architecture(path, architecture, known, n_mtp=n_mtp, **options)
 
 
 def _shallow(name: str, weights: NDArray[np.float32]) -> NDArray[np.float32]:

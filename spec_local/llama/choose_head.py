@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spec_local.errors import ModelError
-from spec_local.llama import dflash, eagle, gemma_assistant
+from spec_local.llama import dflash, eagle, gemma_assistant, mtp
 from spec_local.llama.context import Context
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.llama_head import LlamaHead
 from spec_local.llama.model import Model
-from spec_local.llama.mtp import HIDDEN_STATES, has_mtp, open_mtp_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,16 @@ _KINDS = {
     ),
     "dflash": _Kind(dflash.kind_of, dflash.hidden_states, dflash.open_block_rows, dflash.n_drafted),
 }
-"""By architecture; those of `Model.is_head`."""
+"""By architecture."""
+_MTP_FILE = _Kind(
+    lambda head: "a file with layers for multi-token prediction",
+    mtp.hidden_states,
+    lambda head, mains: mtp.open_mtp_rows(mains, head),
+)
+
+
+def _kind(head: Model) -> _Kind:
+    return _MTP_FILE if head.is_mtp_file else _KINDS[head.architecture]
 
 
 def choose_head(
@@ -59,20 +67,20 @@ def choose_head(
         ModelError: the draft is a head that does not fit the main model, or the main model is a head.
     """
     if main.is_head:
-        name = _KINDS[main.architecture].name(main)
+        name = _kind(main).name(main)
         raise ModelError(f"{main.path.name} is {name}: give it as the draft of the model it is for")
     if draft:
         if not draft.is_head:
             return None
-        kind = _KINDS[draft.architecture]
+        kind = _kind(draft)
         hidden = kind.hidden_states(draft, main)
         log(f"draft: {draft.path.name}, {kind.name(draft)}")
         return Chosen(hidden, lambda mains: kind.open(draft, mains), kind.block(draft))
     if not main.n_nextn:
         return None
-    if not has_mtp(main):
+    if not mtp.has_mtp(main):
         log(f"{main.path.name} has {main.n_nextn} layers for multi-token prediction, which are not supported")
         return None
     layers = "the layer" if main.n_nextn == 1 else f"the {main.n_nextn} layers"
     log(f"draft: {layers} for multi-token prediction of {main.path.name}")
-    return Chosen(HIDDEN_STATES, open_mtp_rows)
+    return Chosen(mtp.HIDDEN_STATES, mtp.open_mtp_rows)

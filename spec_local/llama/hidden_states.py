@@ -23,7 +23,11 @@ from spec_local.llama.native_object import NativeObject
 
 # How llama.cpp names the output of a layer, where it is not "l_out".
 _NAMES = dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "nemotron_h_block_out")
-_FOR_A_FILE = ("gemma4",)  # architectures whose states a head in a file of its own reads
+NEXTN_ARCHITECTURES = {
+    *("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2", "nemotron_h_moe", "cohere2moe"),
+    *("bailingmoe3", "step35", "mimo2", "hy_v3", "gemma4"),
+}
+"""Those in which llama.cpp puts out the state that layers for multi-token prediction read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class HiddenStates:
     """The hidden states that a context keeps from each call.
 
     layers: a state consists of the outputs of these layers, in this order. None are given for the state that
-        the model's layers for multi-token prediction read.
+        layers for multi-token prediction read.
     """
 
     layers: tuple[int, ...] = ()
@@ -43,8 +47,8 @@ class HiddenStates:
             InvalidRequest: there is no such layer or state.
         """
         if not self.layers:
-            if not model.n_nextn and model.architecture not in _FOR_A_FILE:
-                raise InvalidRequest(f"{model.path.name} has no layers for multi-token prediction loaded")
+            if model.architecture not in NEXTN_ARCHITECTURES:
+                raise InvalidRequest(f"{model.path.name} has no layers for multi-token prediction")
             return
         # In the last layer, llama.cpp computes only the rows of tokens whose logits are wanted.
         if any(not 0 <= layer < model.n_layers - 1 for layer in self.layers):

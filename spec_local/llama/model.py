@@ -54,7 +54,8 @@ class Model:
         path: the file; for a split model, its first part.
         gpu_layers: number of layers to offload to the GPU; negative means all. Ignored without a GPU.
         weights: False reads only the header; such a model has all properties below, but cannot be evaluated.
-        load_mtp: load the layers for multi-token prediction, if the file has any.
+        load_mtp: load the layers for multi-token prediction, if the file has any. Those of a file without
+            other layers are always loaded.
 
     Raises:
         ModelFileError: the file cannot be loaded; the message quotes llama.cpp's reason.
@@ -67,24 +68,12 @@ class Model:
         self.path, self.gpu_layers, self._has_weights = Path(path), gpu_layers, weights
         check_header(self.path)
         self._lib = lib = runtime.library()
-        params = lib.llama_model_default_params()
-        params.n_gpu_layers = max(-1, min(gpu_layers, 2**31 - 1))
-        params.load_mtp = self._load_mtp = load_mtp
-        if not weights:
-            # Not vocab_only: with it, llama.cpp crashes in calls for the model's shape. mmap is not
-            # supported here, either.
-            params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-        runtime.clear_log()
-        with runtime.deferred_signals():
-            handle: int = lib.llama_model_load_from_file(os.fsencode(self.path), params)
-        if not handle:
-            raise ModelFileError(
-                f"{self.path} cannot be loaded ({runtime.failure_reason()}): "
-                "the file may be damaged or in a newer format; download it again or update llama-cpp-python"
-            )
-        self._weights = NativeObject(functools.partial(_free, lib), handle, "model")
-        release_mapped_file(self.path)
-        self.vocabulary = Vocabulary(lib, lib.llama_model_get_vocab(handle), self._weights)
+        self._weights = self._load(load_mtp)
+        if not load_mtp and self.is_mtp_file:
+            self._weights.close()
+            self._weights = self._load(True)
+        handle = lib.llama_model_get_vocab(self.handle)
+        self.vocabulary = Vocabulary(lib, handle, self._weights)
         has_encoder = lib.llama_model_has_encoder(self.handle) and not self.is_head
         if not lib.llama_model_has_decoder(self.handle) or has_encoder:
             raise ModelError(
@@ -97,6 +86,27 @@ class Model:
             raise ModelError(f"{self.path} has no tokenizer: use a complete GGUF file")
         if damage := self._damage():
             raise ModelError(f"{self.path} is damaged ({damage}): download it again")
+
+    def _load(self, load_mtp: bool) -> NativeObject:
+        lib, self._load_mtp = self._lib, load_mtp
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = max(-1, min(self.gpu_layers, 2**31 - 1))
+        params.load_mtp = load_mtp
+        if not self._has_weights:
+            # Not vocab_only: with it, llama.cpp crashes in calls for the model's shape. mmap is not
+            # supported here, either.
+            params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
+        runtime.clear_log()
+        with runtime.deferred_signals():
+            handle: int = lib.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not handle:
+            raise ModelFileError(
+                f"{self.path} cannot be loaded ({runtime.failure_reason()}): "
+                "the file may be damaged or in a newer format; download it again or update llama-cpp-python"
+            )
+        found = NativeObject(functools.partial(_free, lib), handle, "model")
+        release_mapped_file(self.path)
+        return found
 
     def _damage(self) -> str | None:
         """What would make llama.cpp hang or crash later, because it does not check it; else None."""
@@ -145,7 +155,15 @@ class Model:
     @property
     def is_head(self) -> bool:
         """Whether it is a head: it reads another model's hidden states and shares its tokens."""
-        return self.architecture in _HEADS
+        return self.architecture in _HEADS or self.is_mtp_file
+
+    @functools.cached_property
+    def is_mtp_file(self) -> bool:
+        """Whether its only layers are those for multi-token prediction of a model in another file."""
+        return bool(self.number("nextn_predict_layers")) and not self._has_tensor("blk.0.attn_norm.weight")
+
+    def _has_tensor(self, name: str) -> bool:
+        return any(has_tensor(part, name) for part in parts(self.path))
 
     @functools.cached_property
     def n_layers(self) -> int:
@@ -159,8 +177,7 @@ class Model:
         if not n:
             return 0
         # Some headers list layers of another file. llama.cpp aborts the process if it evaluates them.
-        name = f"blk.{self.n_layers}.nextn.eh_proj.weight"
-        return n if any(has_tensor(part, name) for part in parts(self.path)) else 0
+        return n if self._has_tensor(f"blk.{self.n_layers}.nextn.eh_proj.weight") else 0
 
     @functools.cached_property
     def n_embd(self) -> int:

@@ -1,4 +1,4 @@
-"""Layers for multi-token prediction (NextN) in the main model's own file.
+"""Layers for multi-token prediction (NextN), in the main model's own file or in one beside it.
 
 A layer reads a token beside the state that the main model's output matrix reads.
 """
@@ -10,19 +10,17 @@ from spec_local.llama import runtime
 from spec_local.llama.chained_mtp import ChainedRow
 from spec_local.llama.context import Context
 from spec_local.llama.heads import HeadRow
-from spec_local.llama.hidden_states import HiddenStates
+from spec_local.llama.hidden_states import NEXTN_ARCHITECTURES, HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.shared_context import CACHE_TYPES, SharedContext
 from spec_local.llama.shared_head import SharedHead
 
 HIDDEN_STATES = HiddenStates()
 """The hidden states that the layer reads."""
-# Those in which llama.cpp evaluates any of several such layers, and those in which there can be only one.
 _SEVERAL = {"step35", "mimo2", "hy_v3"}
-_ONE = {
-    *("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2", "nemotron_h_moe", "cohere2moe"),
-    "bailingmoe3",
-}
+"""Architectures in which llama.cpp evaluates any of several such layers."""
+_ONE = NEXTN_ARCHITECTURES - _SEVERAL - {"gemma4"}
+"""Those in which there can be only one."""
 _CROPPED = {"qwen3next", "step35", "mimo2"}
 """Those in which llama.cpp computes the layer's output only for tokens whose logits are wanted."""
 
@@ -33,19 +31,53 @@ def has_mtp(model: Model) -> bool:
     return (n > 0 and model.architecture in _SEVERAL) or (n == 1 and model.architecture in _ONE)
 
 
-def open_mtp_rows(mains: Sequence[Context], *, max_branches: int | None = None) -> Sequence[HeadRow]:
-    """Create contexts for a model's layers for multi-token prediction, with a row for each of its rows.
+def hidden_states(head: Model, main: Model) -> HiddenStates:
+    """The hidden states of the main model that the layers in a file of their own read.
+
+    Raises:
+        ModelError: they do not fit the main model.
+    """
+    if why := _difference(head, main):
+        raise ModelError(
+            f"{head.path.name} has layers for multi-token prediction of another model ({why}): "
+            f"use the file that was made for {main.path.name}"
+        )
+    return HIDDEN_STATES
+
+
+def _difference(head: Model, main: Model) -> str | None:
+    """Why layers do not fit; llama.cpp would abort the process, or draft nonsense."""
+    if not has_mtp(head):
+        return f"{head.n_nextn} of architecture {head.architecture} are not supported"
+    for what, ours, theirs in (
+        ("architecture", head.architecture, main.architecture),
+        ("width", head.n_embd, main.n_embd),
+        ("number of layers", head.n_layers, main.n_layers),
+        ("number of tokens", head.vocabulary.n_tokens, main.vocabulary.n_tokens),
+    ):
+        if ours != theirs:
+            return f"{what} {ours} against {theirs}"
+    return None
+
+
+def open_mtp_rows(
+    mains: Sequence[Context], head: Model | None = None, *, max_branches: int | None = None
+) -> Sequence[HeadRow]:
+    """Create contexts for layers for multi-token prediction, with a row for each of the main model's rows.
 
     Args:
-        mains: of a model with ``load_mtp``, opened with `HIDDEN_STATES`.
+        mains: opened with `HIDDEN_STATES`.
+        head: the file with the layers; None: the main model's own, opened with ``load_mtp``.
         max_branches: see `SharedHead`; None: as many as the main model's rows have. Several layers draft
             chains only.
 
     Raises:
-        ModelError: the file has no such layer, or it was not loaded.
+        ModelError: the file has no such layer, or it was not loaded, or does not fit.
         ContextOverflow, BackendError: see `SharedHead`.
     """
-    model = mains[0].model
+    model = head or mains[0].model
+    if head:
+        hidden_states(head, mains[0].model)
     if not model.n_nextn or not has_mtp(model):
         raise ModelError(f"{model.path.name} has no layer for multi-token prediction: draft without it")
     n_rows, n_layers = len(mains), model.n_nextn

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from spec_local.core.language_model import common_prefix
+from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import runtime, tiny
 from spec_local.llama.choose_head import choose_head
 from spec_local.llama.context import open_rows
 from spec_local.llama.model import Model
 from spec_local.llama.mtp import HIDDEN_STATES, open_mtp_rows
+from spec_local.models import pairs
+from spec_local.session import Session, Text
+from spec_local.settings import GenerationSettings
 from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, answers, walk_together
 from tests.tiny_architectures import write_tiny
 from tests.tiny_mtp import write_tiny_mtp
@@ -172,3 +176,56 @@ def write_without_layers(source, path):
         if not tensor.name.startswith("blk.3."):
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
     return tiny.finish(writer, path)
+
+
+# Layers in a file of their own
+
+
+@pytest.fixture
+def two_files(folder):
+    """A function that writes the main model, its layers in a file of their own, and a file with both."""
+
+    def write(architecture, n_mtp=1):
+        name, options = f"{architecture}-{n_mtp}", {"predictable": True}
+        return (
+            write_tiny_mtp(folder / f"{name}-main.gguf", architecture, n_mtp=0, **options),
+            write_tiny_mtp(folder / f"mtp-{name}.gguf", architecture, n_mtp=n_mtp, alone=True, **options),
+            write_tiny_mtp(folder / f"{name}-both.gguf", architecture, n_mtp=n_mtp, **options),
+        )
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("architecture", "n_mtp"),
+    [("qwen35", 1), ("qwen3next", 1), ("qwen35moe", 1), ("glm4moe", 1), ("deepseek2", 1), ("step35", 2)],
+)
+def test_layers_in_a_file_of_their_own_draft_the_same(two_files, monkeypatch, architecture, n_mtp):
+    # The test in a child process takes seconds for each file; the next test includes it.
+    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **options: None)
+    main, layers, both = two_files(architecture, n_mtp)
+    found = []
+    for paths in ((main, layers), (both, None)):
+        with Session.open(*paths, n_ctx=256, threads=1, parallel=1) as session:
+            how = GenerationSettings(
+                SamplingSettings(temperature=0), max_tokens=40, policy="fixed", proposer="draft", draft_max=2
+            )
+            *texts, done = session.generate("the of and to in is you", how)
+            statistics = done.statistics
+            text = "".join(event.text for event in texts if isinstance(event, Text)) + done.text
+            found.append((text, statistics.n_steps, statistics.draft_n_accepted))
+    assert found[0] == found[1]
+    assert found[0][2] > 0
+
+
+def test_layers_of_another_model_are_refused(two_files, folder):
+    main, layers, _ = two_files("glm4moe")
+    other = write_tiny_mtp(folder / "wide.gguf", "glm4moe", n_mtp=0, n_embd=128)
+    for wrong, why in ((other, "width 64 against 128"), (two_files("hy_v3")[0], "architecture glm4moe")):
+        with pytest.raises(ModelError, match=rf"mtp-glm4moe-1.gguf has layers .* of another model .*{why}"):
+            Session.open(wrong, layers, n_ctx=64, threads=1)
+    with pytest.raises(ModelError, match="give it as the draft of the model it is for"):
+        Session.open(layers, n_ctx=64, threads=1)
+    with pytest.raises(ModelError, match="of another model"):
+        pairs.check(other, layers)
+    assert pairs.check(main, layers).vocabulary_match.verdict == "same"
