@@ -149,8 +149,8 @@ class Session:
                 only. See `spec_local.llama.reproducible`.
             parallel: maximum number of answers at the same time, each with a context of its own; None: up to
                 8, as many as fit into half of the free memory.
-            mtp: without a draft, use the layer for multi-token prediction in the main model's file, if it
-                has one.
+            mtp: without a draft, use the layers for multi-token prediction in the main model's file, if it
+                has any.
             log: called with one line for each slow operation and each decision.
 
         Raises:

@@ -1,4 +1,4 @@
-"""`specdec models check`: check whether two models form a pair, without loading their weights."""
+"""`specdec models check`: check whether a draft model or head fits a main model, without loading weights."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +29,7 @@ def check(
         str | None,
         Argument(
             metavar="DRAFT",
-            help="Draft model; not needed if MAIN is a pair.",
+            help="Draft model or head; not needed if MAIN is a pair.",
             autocompletion=completion.models,
         ),
     ] = None,
@@ -44,7 +44,7 @@ def check(
     cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
 ) -> None:
-    """Check whether a draft model suits a main model: vocabularies, memory, and expected speed-up.
+    """Check whether a draft model or head fits a main model: vocabulary, memory, expected speed-up.
 
     Only the headers of the files are read. The expected speed-up requires costs
     measured on this machine: run specdec tune MAIN DRAFT.

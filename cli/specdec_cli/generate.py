@@ -88,16 +88,16 @@ def generate(
         int | None,
         _Batch(
             metavar="N",
-            help="Number of answers to the prompt, which is read once; their seeds increase by one. As text, "
-            "lines with --- separate them.",
+            help="Number of answers to the prompt, which is evaluated once; the seed increases by one per "
+            "answer. In text output, lines with --- separate them.",
         ),
     ] = None,
     parallel: Annotated[
         int | None,
         _Batch(
             metavar="N",
-            help="Maximum number of answers at the same time (default: as many as pay, up to 8, in half of "
-            "the free memory).",
+            help="Maximum number of answers at the same time (default: as many as pay off, up to 8, within "
+            "half of the free memory).",
         ),
     ] = None,
     show_drafts: Annotated[

@@ -93,8 +93,8 @@ class ModelOptions:
         str | None,
         _Model(
             metavar="FILE|NAME",
-            help="Draft model: a small model of the same family, or a head made for the main model; none: "
-            "neither that of a pair nor layers of the main model's own file.",
+            help="Draft model: a small model of the same family, or a head for the main model (EAGLE-3, "
+            "DFlash …); none: use neither the draft model of a pair nor the main model's MTP layers.",
             autocompletion=completion.models,
         ),
     ] = None

@@ -29,7 +29,11 @@ def tune(
     main: MainArgument,
     draft: Annotated[
         str | None,
-        Argument(metavar="DRAFT", help="Draft model, or a head.", autocompletion=completion.models),
+        Argument(
+            metavar="DRAFT",
+            help="Draft model or head (default: the main model's MTP layers, if it has any).",
+            autocompletion=completion.models,
+        ),
     ] = None,
     ctx: Annotated[int, Option(help="Context size of later sessions, in tokens.")] = 4096,
     threads: Annotated[

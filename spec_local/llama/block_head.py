@@ -1,7 +1,7 @@
 """Rows of heads that draft a block of tokens in one call: see `spec_local.llama.shared_block_head`.
 
-The logits after each draft token come from the block that one call has given. They do not depend on which
-tokens are drafted, so that a tree costs no more than a chain (Ringel and Romano 2026, arXiv 2604.12989).
+One call returns the logits for all draft tokens of a block. They do not depend on which tokens are drafted,
+so a tree takes no more calls than a chain (Ringel and Romano 2026, arXiv 2604.12989).
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ _MAX_UNREAD = 32  # tokens whose states are kept until they enter the cache in o
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What a call has given: logits (n, V) after the first `anchor` tokens and 0, 1, … draft tokens.
+    """The result of a call: logits (n, V) after the first `anchor` tokens and 0, 1, … draft tokens.
 
-    number: of the call; the next one overwrites the logits.
+    number: that of the call; the next call overwrites the logits.
     """
 
     anchor: int
@@ -40,7 +40,7 @@ class _Node:
 
 
 class BlockRow(LlamaHead):
-    """One row of such a head: a `Row` and a `Head`.
+    """One row of a head that drafts blocks: a `Row` and a `Head`.
 
     Args:
         shared, index: see `LlamaHead`.
@@ -56,7 +56,7 @@ class BlockRow(LlamaHead):
         self.n_stored = 0
         """Number of tokens, from the first one of the history, whose states are in the cache."""
         self._tree: list[_Node] = []
-        self._received = ReceivedStates()  # those that are not in the cache yet
+        self._received = ReceivedStates()  # keeps the states that are not in the cache yet
         self._n_wanted = self.max_draft
         self._block: _Block | None = None
 
@@ -88,7 +88,7 @@ class BlockRow(LlamaHead):
         return self.shared.block.n_drafted
 
     def begin_draft(self, n: int) -> None:
-        """See `Head.begin_draft`: the next block is no longer than that, which takes less time."""
+        """See `Head.begin_draft`: limits the length of the next block, since shorter ones take less time."""
         self._n_wanted = max(1, min(n, self.max_draft))
 
     def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
@@ -253,12 +253,12 @@ class BlockRow(LlamaHead):
         if n < self.n_stored:
             self._cut(n)
         received.append(tokens[n_known:], states[n_known : len(tokens)], are_raw=False)
-        # The token after those in the cache has been the anchor of a block, and is not read again.
+        # The token after those in the cache was the anchor of a block: it stays if it is the same.
         end = self.n_stored
         self._cut(end + (self._cached[end : end + 1] == received.tokens[end : end + 1]))
 
     def resync(self) -> None:
-        """Discard the tree after a failed or interrupted call; tokens whose states were stored are read."""
+        """Discard the tree after a failed or interrupted call; tokens whose states are cached are kept."""
         self._tree = []
         stored = self._received.tokens[: self.n_stored]
         if len(stored) > len(self._cached):

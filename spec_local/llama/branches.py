@@ -42,8 +42,9 @@ class Branches:
         cells: the cache.
         first: the row's first sequence id, that of its history. Those of its branches follow.
         limit: maximum number of branches, the first sequence included.
-        guard: id of a sequence for the history only, where its cells may have left a sliding window. With one
-            sequence, llama.cpp would reuse them, also for tokens that are then taken back. None: no window.
+        guard: id of a sequence that contains only the history, for models with a sliding window; None: there
+            is no window. Without it, llama.cpp would reuse cells that have left the window, even for draft
+            tokens that are then rejected.
 
     Attributes:
         nodes: in the order in which they were added.
@@ -59,7 +60,7 @@ class Branches:
         return len(self.nodes)
 
     def count(self, parents: Sequence[int]) -> int:
-        """Number of branches with more nodes, which have these parents.
+        """Number of branches after nodes with these parents have been added.
 
         Raises:
             InvalidRequest: a parent does not exist.
@@ -121,7 +122,7 @@ class Branches:
             node = child
 
     def take(self, path: Sequence[int], n_history: int) -> None:
-        """Put the cells of a path into the first sequence, in the place of other nodes."""
+        """Put the cells of a path into the first sequence, in place of other nodes."""
         source = self.nodes[path[-1]].sequence if path else self._first
         if source != self._first:
             self._cells.remove(self._first, n_history)
@@ -143,7 +144,7 @@ class Branches:
             self._cells.remove(self._first + sequence, 0)
 
     def guard(self, start: int, end: int) -> None:
-        """Extend the guard sequence, which contains the tokens before `start`, to those before `end`."""
+        """Extend the guard sequence from the tokens before `start` to those before `end`."""
         if self._guard is None:
             return
         self._cells.remove(self._guard, start)

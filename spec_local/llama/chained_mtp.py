@@ -1,12 +1,15 @@
 """Several layers for multi-token prediction (NextN), each of which drafts one token.
 
-The first layer drafts the first token, as a single one does. Layer i drafts token i + 1: it evaluates the
-draft tokens before it once more, each beside the output of the layer that evaluated it last. Every layer has
-a context of its own. llama.cpp's own loop (common/speculative.cpp) has one for all: it removes and evaluates
-tokens again for each layer, which keeps the others' entries only if all tokens get their old cells, and
-these are not sure where rows share a cache. The caches of the layers not used in a context are the price.
+The first layer drafts the first token, as a single one does. Layer i drafts token i: it also evaluates the
+draft tokens before its own, each together with the output of the layer that drafted it.
 
-A layer reads what the main model has evaluated when it is next used, in the same call as the draft tokens.
+Every layer has a context of its own. llama.cpp's own loop (common/speculative.cpp) uses one for all layers:
+for each layer, it removes tokens and evaluates them again. This preserves the other layers' entries only if
+all tokens get their old cells, which is not certain where rows share a cache. The price is memory: each
+context also has caches for the layers that it does not use.
+
+A later layer evaluates what the main model has evaluated when it is next used, in the same call as the draft
+tokens.
 """
 
 import weakref
@@ -23,7 +26,7 @@ from spec_local.llama.shared_head import SharedHead
 
 
 class ChainedRow(HeadRow):
-    """One row of the first layer, and of those that follow it.
+    """One row of the first layer, with the rows of the later ones.
 
     Args:
         layers: what the rows of each layer have in common.
@@ -49,7 +52,7 @@ class ChainedRow(HeadRow):
 
     @property
     def cached(self) -> Sequence[int]:
-        """See `HeadRow.cached`; draft tokens included."""
+        """See `HeadRow.cached`; includes the draft tokens."""
         return [*self._cached, *self._drafted] if self._drafted else self._cached
 
     @property
@@ -58,7 +61,7 @@ class ChainedRow(HeadRow):
         return min(len(row.received.tokens) for row in [self, *self._later])
 
     def output(self, position: int) -> State | None:
-        """The output for a draft token, or for the last token of the history, that was drafted with."""
+        """The output for a draft token, or for a token of the history; None: it is not known."""
         n = position - len(self._cached)
         if n < 0:
             return self._own.get(position)
@@ -70,7 +73,7 @@ class ChainedRow(HeadRow):
         Raises:
             InvalidRequest: there are more draft tokens than layers.
         """
-        # The first layer evaluates all tokens of the history, and the others draft tokens.
+        # The first layer evaluates all tokens of the history; later layers evaluate draft tokens.
         n = len(self.received.tokens) + 1 - len(self.cached)
         n = len(tokens) if self._assumes_states else max(0, min(len(tokens), n))
         parts: list[Logits] = []
@@ -87,7 +90,7 @@ class ChainedRow(HeadRow):
         return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
 
     def _evaluate_draft(self, token: int) -> Calls[Logits]:
-        """Evaluate one more draft token, by the layer whose turn it is."""
+        """Evaluate one more draft token with the next layer."""
         n = len(self._drafted)
         if n == len(self._later):
             raise InvalidRequest(
@@ -142,7 +145,7 @@ class _LaterRow(HeadRow):
 
     Args:
         shared, index: see `HeadRow`.
-        chain: has the outputs of the layers before.
+        chain: the row that keeps the outputs of the layers before this one.
 
     Attributes:
         last_output: for the last token of the last call.
@@ -156,7 +159,7 @@ class _LaterRow(HeadRow):
     def predict(self, tokens: Sequence[int]) -> Calls[Logits]:
         """Evaluate the history and draft tokens, of which it has evaluated a part; returns one row of logits.
 
-        What it has evaluated of another draft is removed.
+        Draft tokens of an earlier step are removed first.
         """
         self.truncate(self._n_true)
         while len(tokens) - len(self._cached) > self.max_tokens:
@@ -169,5 +172,5 @@ class _LaterRow(HeadRow):
         return self._chain.output(position) if state is None else state
 
     def on_evaluated(self, outputs: NDArray[np.float32]) -> None:
-        """See `HeadRow.on_evaluated`; the only output that counts is that for the draft token, the last."""
+        """See `HeadRow.on_evaluated`; only the output for the last token, the draft token, is used."""
         self.last_output = outputs[-1].copy()

@@ -15,8 +15,8 @@ from spec_local.llama.model import Model
 class Chosen:
     """A head.
 
-    hidden: what the main model's context keeps. open: creates its rows, given the main model's.
-    block: number of draft tokens that one call gives; 0: one call for each.
+    hidden: hidden states that the main model's context keeps. open: creates the head's rows, given the main
+    model's. block: maximum number of draft tokens per call; 0: it drafts one token per call.
     """
 
     hidden: HiddenStates
@@ -26,7 +26,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of file. name: what to call a file of it, with its article. Errors: see `choose_head`."""
+    """A kind of head. name: its name with an article, for messages. Errors: see `choose_head`."""
 
     name: Callable[[Model], str]
     hidden_states: Callable[[Model, Model], HiddenStates]
@@ -58,10 +58,10 @@ def _kind(head: Model) -> _Kind:
 def choose_head(
     main: Model, draft: Model | None = None, *, log: Callable[[str], None] = lambda line: None
 ) -> Chosen | None:
-    """Return the head to draft with; None: there is none, or the draft is a model of its own.
+    """Return the head to draft with; None: there is none, or the draft is an ordinary model.
 
     Args:
-        log: called with one line that says which.
+        log: called with one line that says which head is used.
 
     Raises:
         ModelError: the draft is a head that does not fit the main model, or the main model is a head.
@@ -79,7 +79,7 @@ def choose_head(
     if not main.n_nextn:
         return None
     if not mtp.has_mtp(main):
-        log(f"{main.path.name} has {main.n_nextn} layers for multi-token prediction, which are not supported")
+        log(f"{main.path.name}: its layers for multi-token prediction are not supported")
         return None
     layers = "the layer" if main.n_nextn == 1 else f"the {main.n_nextn} layers"
     log(f"draft: {layers} for multi-token prediction of {main.path.name}")

@@ -2,8 +2,8 @@
 
 DFlash: Chen et al. 2026, arXiv 2602.06036. DSpark: DeepSeek-AI 2026, arXiv 2607.05147. Both draft a block of
 tokens in one call, by filling in mask tokens. They read the outputs of several of the main model's layers,
-which an encoder fuses and each layer of the head turns into keys and values of its own; the main model's
-token embeddings and output matrix are used where the file has none. In DSpark, a first-order Markov model
+which an encoder fuses and each layer of the head turns into keys and values of its own. The main model's
+token embeddings and output matrix are used if the file has none. In DSpark, a first-order Markov model
 corrects the logits of each draft token for the most probable token before it.
 """
 
@@ -22,7 +22,7 @@ _USUAL_SIZE = 16  # of a block, where a file does not state it; as in llama.cpp
 
 
 def kind_of(head: Model) -> str:
-    """What a file is, for messages."""
+    """The kind of head in a file, for messages."""
     return "a DSpark head" if _is_dspark(head) else "a DFlash head"
 
 
@@ -59,18 +59,18 @@ def block_format(head: Model) -> BlockFormat:
     if head.vocabulary.mask < 0:
         why = "no mask token"
     elif size is None:
-        why = "no size of blocks"
+        why = "no block size"
     elif size <= n_skipped:
         why = "blocks without draft tokens"
     elif head.draft_tokens is not None and not has_tensor(head.path, "output.weight"):
-        why = "a list of tokens but no output matrix for them"
+        why = "a draft vocabulary but no output matrix for it"
     if why or size is None:
         raise ModelError(f"{name} is an incomplete head ({why}): convert or download it again")
     return BlockFormat(size, n_skipped, head.vocabulary.mask, head.flag("attention.causal", False))
 
 
 def n_drafted(head: Model) -> int:
-    """Number of draft tokens that one call gives; errors as in `block_format`."""
+    """Maximum number of draft tokens per call; raises the errors of `block_format`."""
     return block_format(head).n_drafted
 
 

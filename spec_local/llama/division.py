@@ -1,8 +1,8 @@
-"""The order in which llama.cpp evaluates the tokens of a call that it divides.
+"""The order in which llama.cpp evaluates the tokens of a batch that it splits into parts (ubatches).
 
-Recurrent layers, and rows with a cache each, need parts in which each sequence has equally many tokens
-(``split_equal`` of llama-batch.cpp). llama.cpp puts logits back into the order of the batch, but a callback
-sees the outputs of layers part by part.
+For recurrent layers, and for rows with a cache each, every sequence of a part must have the same number of
+tokens (``split_equal`` in llama-batch.cpp). llama.cpp puts the logits back into the order of the batch, but a
+callback receives the outputs of layers part by part.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ def evaluation_order(sequences: Sequence[int], *, adjacent: bool) -> list[int]:
     """Return the indices of a batch's tokens in the order of their evaluation.
 
     Args:
-        sequences: the sequence of each token, which belongs to no other. Those of a sequence are together.
-        adjacent: whether a part takes only sequences with consecutive ids, as llama.cpp does where they do
+        sequences: the only sequence of each token; the tokens of a sequence are consecutive.
+        adjacent: whether a part contains only sequences with consecutive ids, as llama.cpp does where they do
             not share a cache.
     """
     waiting: dict[int, list[int]] = {}

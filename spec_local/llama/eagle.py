@@ -1,8 +1,8 @@
 """EAGLE-3 heads (Li et al. 2025, arXiv 2503.01840), as GGUF files of llama.cpp's architecture ``eagle3``.
 
-An encoder makes one vector of the outputs of three of the main model's layers. A decoder of one layer reads
-it beside the next token. The head uses the main model's token embeddings, and often has an output matrix for
-a part of the vocabulary only; llama.cpp returns −∞ for the other tokens.
+An encoder fuses the outputs of three layers of the main model into one vector. A decoder of one layer reads
+it together with the next token. The head uses the main model's token embeddings, and often has an output
+matrix for a part of the vocabulary only (the draft vocabulary); llama.cpp returns −∞ for the other tokens.
 """
 
 from collections.abc import Sequence
@@ -75,7 +75,8 @@ class _SharedEagle(SharedHead):
             if code := self._lib.llama_encode(self.handle, self._encoder_batch.native):
                 raise BackendError(
                     f"llama.cpp could not encode {len(part)} hidden states "
-                    f"(code {code}, {runtime.failure_reason()}): draft without {self.model.path.name}"
+                    f"(code {code}, {runtime.failure_reason()}) with {self.model.path.name}: "
+                    "use another draft, or --draft none"
                 )
             pointer = self._extensions.llama_get_embeddings_nextn(self.handle)
             encoded = self._outputs.at(pointer)[: len(part)].copy()

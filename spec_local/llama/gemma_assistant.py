@@ -1,9 +1,9 @@
 """The assistant of a Gemma 4 model: a head in a GGUF file of its own, architecture ``gemma4-assistant``.
 
 Its layers have no keys and values of their own: they attend to those that the main model has cached in its
-last layer with a sliding window and its last one without. It reads a token beside the main model's state of
-the token before it; the token itself and draft tokens are in no cache, and all of a draft have the position
-of the first one. llama.cpp gives its context the main model's cells, and its graph writes none of them.
+last two layers, one with a sliding window and one without. Its input is a token, and the main model's state
+of the token before it. Neither this token nor the draft tokens enter a cache, and all of them have the same
+position. The assistant's llama.cpp context shares the main model's cells, and its graph writes none of them.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from spec_local.llama.llama_head import HeadContext, LlamaHead
 from spec_local.llama.model import Model
 from spec_local.llama.received_states import State
 
-_ROW_TOKENS, _MIN_TOKENS = 8, 32  # tokens of a call, each of which has logits: for each row, and at least
+_ROW_TOKENS, _MIN_TOKENS = 8, 32  # tokens per call, all of which have logits: per row, and at least
 
 
 def hidden_states(head: Model, main: Model) -> HiddenStates:
@@ -40,7 +40,7 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
 
 
 def _difference(head: Model, main: Model) -> str | None:
-    """Why an assistant does not fit; llama.cpp would abort the process, or draft nonsense."""
+    """Why an assistant does not fit; None: it does. llama.cpp would abort the process, or draft nonsense."""
     if main.architecture != "gemma4":
         return f"{main.path.name} has the architecture {main.architecture}"
     width, n_vocab = head.number("embedding_length_out"), head.vocabulary.n_tokens
@@ -49,7 +49,7 @@ def _difference(head: Model, main: Model) -> str | None:
     if n_vocab != main.vocabulary.n_tokens:
         return f"{n_vocab} tokens against {main.vocabulary.n_tokens}"
     if head.number("attention.sliding_window") != main.number("attention.sliding_window"):
-        return "its sliding window has another length"
+        return "its sliding window has a different length"
     ours, theirs = _caches(head), _caches(main)
     for has_window, shape in ours.items():
         if theirs.get(has_window) != shape:
@@ -102,7 +102,7 @@ class _SharedAssistant(HeadContext):
         super().__init__(
             model,
             main,
-            n_cells=n_rows * main.n_ctx,  # llama.cpp replaces it by the main model's number
+            n_cells=n_rows * main.n_ctx,  # replaced by llama.cpp with the main model's number
             kv_bytes=0,
             max_tokens=self.max_logits,
             n_sequences=main.n_sequences,
@@ -110,7 +110,7 @@ class _SharedAssistant(HeadContext):
             ctx_other=main.handle.address,
         )
         self.width = main.model.n_embd
-        # Masked: the output of tokens with logits, which are all.
+        # Masked: only tokens with logits have an output, but all have logits.
         self._extensions.llama_set_embeddings_nextn(self.handle, True, True)
         self._batch = Batch(self._lib, self.max_tokens, width=self.width)
         self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
@@ -151,8 +151,8 @@ class _SharedAssistant(HeadContext):
 class AssistantRow(LlamaHead):
     """One row of an assistant. Created by `open_assistant_rows`.
 
-    Its history is what it has received, and draft tokens after it. Nodes of a tree need only the output for
-    their parent, so that the nodes of one level can be evaluated in one call.
+    Its history is what it has received, followed by draft tokens. A node of a tree needs only the output for
+    its parent, so the nodes of one level are evaluated in one call.
 
     Args:
         shared: what the rows have in common.
@@ -166,7 +166,7 @@ class AssistantRow(LlamaHead):
         super().__init__(shared, index)
         self.max_logits, self.max_branches = shared.max_logits, main.max_branches
         self._main = main
-        self._sequence = index * main.max_branches  # the main model's, of the history
+        self._sequence = index * main.max_branches  # the main model's sequence of the history
         self._zeros = np.zeros(shared.width, np.float32)
         self._n_received = 0  # the first tokens of the history
         self._state: State | None = None  # the main model's state of the last one of these
@@ -195,7 +195,7 @@ class AssistantRow(LlamaHead):
             if any(not -1 <= parent < len(self._outputs) for parent in parents):
                 raise InvalidRequest("a head evaluates tokens without the main model's states one by one")
             if length != self._n_received or self._main.cached != self._cached[:length]:
-                raise InvalidRequest("an assistant reads the main model's cache: it must be at the history")
+                raise InvalidRequest("an assistant reads the main model's cache: it must contain the history")
             if not length:
                 raise ContextOverflow("an assistant needs a token in the main model's cache")
         return Call(self, tokens, parents, n_logits)
@@ -209,7 +209,7 @@ class AssistantRow(LlamaHead):
             self._tree.append((token, parent))
 
     def _state_after(self, node: int) -> State:
-        """What the next token is read with, after a node of the tree or the history (−1)."""
+        """The state to read with a child of this node; −1: with a token after the history."""
         if self._assumes_states:
             return self._zeros
         if node >= 0:
@@ -225,7 +225,7 @@ class AssistantRow(LlamaHead):
     def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
         """Append tokens to the history, one by one: see `LanguageModel.evaluate`.
 
-        Those that the main model has evaluated are read in its cache.
+        Tokens that are in the main model's cache need no call.
         """
         self.commit(())
         parts: list[Logits] = []
@@ -278,7 +278,7 @@ class AssistantRow(LlamaHead):
         self._outputs.clear()
 
     def reuse(self, tokens: Sequence[int]) -> None:
-        """Make the history all of `tokens` but perhaps the last one, whose state may be unknown.
+        """Make the history all of `tokens`, but the last one only if its state is known.
 
         See `LanguageModel.reuse`.
         """
@@ -290,7 +290,7 @@ class AssistantRow(LlamaHead):
         self._prompt, self._prompt_state = tokens, state
 
     def known_state(self, tokens: Sequence[int]) -> State | None:
-        """The main model's state of the last of these tokens, of a prompt or all that was received."""
+        """The main model's state of the last of these tokens, which are a prompt or all that was received."""
         if self._prompt == tokens:
             return self._prompt_state
         return self._state if self._cached[: self._n_received] == tokens else None
@@ -303,7 +303,7 @@ class AssistantRow(LlamaHead):
         end = start + len(tokens)
         known = self._cached[start : self._n_received]
         if not tokens or (end < self._n_received and common_prefix(known, tokens) == len(tokens)):
-            return  # not the last ones
+            return  # known already, and not the last ones
         self.resync()
         self._cached[start:] = tokens
         self._own.clear()

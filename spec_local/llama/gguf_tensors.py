@@ -1,4 +1,4 @@
-"""Look at the tensors and the metadata of a GGUF file without loading the model."""
+"""Read tensors and metadata of a GGUF file without loading the model."""
 
 import ctypes
 import functools
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from spec_local.llama import runtime
 
 _ARRAY = 9  # GGUF_TYPE_ARRAY
-# Types of metadata that are integers or truth values, by GGUF's number.
+# Types of metadata that are integers or booleans, by GGUF's number.
 _INTEGERS: dict[int, Any] = {
     0: ctypes.c_uint8,
     1: ctypes.c_int8,
@@ -37,7 +37,7 @@ class _Parameters(ctypes.Structure):
 
 
 def parts(path: Path) -> list[Path]:
-    """The files of a model that may be split, given the first one."""
+    """The files of a model, which may be split, given the first one."""
     pattern = re.sub(r"-00001-of-(\d{5})$", r"-*-of-\1", glob.escape(path.stem)) + glob.escape(path.suffix)
     return sorted(path.parent.glob(pattern))
 
@@ -49,9 +49,9 @@ def has_tensor(path: Path, name: str) -> bool:
 
 
 def numbers(path: Path, key: str, n: int) -> list[int] | None:
-    """The first n integers or truth values of a list in the metadata, or n times the only one.
+    """The first n integers or booleans of an array in the metadata, or a single value n times.
 
-    None: there is no such list, or it is shorter.
+    None: there is no such key, or the array is shorter.
     """
     with _opened(path) as (gguf, file):
         number = gguf.gguf_find_key(file, key.encode())
@@ -69,7 +69,7 @@ def numbers(path: Path, key: str, n: int) -> list[int] | None:
 
 
 def integers(path: Path, name: str) -> NDArray[np.int64] | None:
-    """The values of a tensor of 64-bit integers, in one dimension; None: there is no such tensor."""
+    """The values of a tensor of 64-bit integers, as one dimension; None: there is no such tensor."""
     with _opened(path) as (gguf, file):
         number = gguf.gguf_find_tensor(file, name.encode())
         if number < 0 or gguf.gguf_get_tensor_type(file, number) != runtime.library().GGML_TYPE_I64:
@@ -92,7 +92,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, int]]:
 
 @functools.cache
 def _functions() -> Any:
-    gguf = runtime.library().llama_cpp._lib  # looks in the libraries that llama.cpp is linked to, too
+    gguf = runtime.library().llama_cpp._lib  # also finds the functions of libraries that it links
     file, index = ctypes.c_void_p, ctypes.c_int64
     for name, result, arguments in [
         ("init_from_file", file, [ctypes.c_char_p, _Parameters]),

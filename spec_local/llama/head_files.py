@@ -1,4 +1,4 @@
-"""Files of heads, and whether they fit a main model; llama.cpp would abort the process, or draft nonsense."""
+"""Check whether a head fits a main model; otherwise llama.cpp would abort the process, or draft nonsense."""
 
 from spec_local.errors import ModelError
 from spec_local.llama.hidden_states import HiddenStates
@@ -9,7 +9,7 @@ def difference(head: Model, main: Model, width: int | None) -> str | None:
     """Why a head does not fit a main model; None: it fits.
 
     Args:
-        width: of the hidden states that the head was made for.
+        width: width of the hidden states that the head was trained for.
     """
     n_vocab, layers = head.vocabulary.n_tokens, head.target_layers
     if width != main.n_embd:
@@ -28,14 +28,15 @@ def difference(head: Model, main: Model, width: int | None) -> str | None:
 
 
 def layer_inputs(head: Model, main: Model, kind: str, why: str | None) -> HiddenStates:
-    """The hidden states that a head reads; its file lists the layers whose input it reads.
+    """The hidden states that a head reads; its file lists the layers whose inputs these are.
 
     Args:
         kind: in the error message, such as ``an EAGLE-3 head``.
-        why: why it does not fit the main model, if so.
+        why: why it does not fit the main model; None: it fits.
 
     Raises:
-        ModelError: it does not fit, or reads the last layer, which computes the wanted tokens only.
+        ModelError: it does not fit, or reads the output of the last layer, which llama.cpp computes only for
+            tokens whose logits are wanted.
     """
     if why:
         raise ModelError(

@@ -1,11 +1,11 @@
-"""Heads that llama.cpp evaluates: drafters that read the main model's hidden states.
+"""Rows of heads that draft one token per call: EAGLE-3, and layers for multi-token prediction (MTP).
 
 Entry i of a head's cache is a pair: token i, and the state of token i − 1. This is how llama.cpp drafts with
 heads (common/speculative.cpp), except that the accepted tokens of a step are evaluated in the same call as
 the first draft token of the next one.
 
-The state of a draft token is the head's own output for its pair, so that a tree takes a call for each of its
-levels. Every branch has its own sequence: see `spec_local.llama.branches`.
+In place of a draft token's state, the head reads its own output for that token, so a tree takes a call for
+each of its levels. Every branch has its own sequence: see `spec_local.llama.branches`.
 """
 
 from collections.abc import Sequence
@@ -48,14 +48,14 @@ class HeadRow(LlamaHead):
         self._tree = Branches(shared, self._sequence, shared.max_branches, guard)
         self._n_true = 0  # the first entries of the cache, evaluated with the main model's states
         self._received = ReceivedStates()
-        # The head's output, which takes the place of a token's state: of tokens of the history by position,
-        # and of the tree by node.
+        # The head's outputs, which take the place of unknown states: of tokens of the history by position, of
+        # the tree by node.
         self._own: dict[int, State] = {}
         self._outputs: dict[int, State] = {}
 
     @property
     def received(self) -> ReceivedStates:
-        """The states that it has received and may need yet."""
+        """The states that it has received and may still need."""
         return self._received
 
     @property
@@ -66,7 +66,7 @@ class HeadRow(LlamaHead):
     # Evaluating
 
     def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
-        """Prepare a call: see `Row.call`. The state of a token before another one of it must be known."""
+        """Prepare a call: see `Row.call`. A token with a child in the same call must have a known state."""
         _ = self.handle
         n, start = len(tokens), len(self._cached) + len(self._tree)
         if not 1 <= n <= self.max_tokens or not 0 <= n_logits <= min(n, self.max_logits):
@@ -81,7 +81,7 @@ class HeadRow(LlamaHead):
             )
         self._check_tree(tokens, parents)
         if self._n_ready(tokens, parents) < n:
-            raise InvalidRequest("a head evaluates tokens without the main model's states level by level")
+            raise InvalidRequest("a head evaluates draft tokens level by level: give one level per call")
         return Call(self, tokens, parents, n_logits)
 
     def _check_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
@@ -94,7 +94,7 @@ class HeadRow(LlamaHead):
             raise InvalidRequest(f"a tree with {n_branches} branches: give at most {self.max_branches}")
 
     def _n_ready(self, tokens: Sequence[int], parents: Sequence[int]) -> int:
-        """How many of the first of these nodes can be evaluated in one call."""
+        """How many of these nodes, from the first one, can be evaluated in one call."""
         nodes, n_before = self._tree.nodes, len(self._tree)
         positions: list[int] = []
         for parent in parents:
@@ -125,7 +125,7 @@ class HeadRow(LlamaHead):
         return self._received.of(token, position)
 
     def _state(self, node: int) -> State:
-        """The main model's state of a node's token, or what takes its place; −1: of the history's last."""
+        """The state of a node's token, or the output in its place; −1: of the last token of the history."""
         if node >= 0:
             known = self._tree.nodes[node]
             state, own = self._known(known.token, known.position), self._outputs.get(node)
@@ -145,7 +145,7 @@ class HeadRow(LlamaHead):
             outputs: the head's, float32 (number of these nodes, width); overwritten by the next call.
         """
         first = len(self._tree) - len(outputs)
-        inner = {node.parent for node in self._tree.nodes[first:]}  # the states of these were known
+        inner = {node.parent for node in self._tree.nodes[first:]}  # their states were known
         for node, output in enumerate(outputs, first):
             if node not in inner:
                 self._outputs[node] = output.copy()
@@ -153,7 +153,7 @@ class HeadRow(LlamaHead):
     def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
         """Append tokens to the history: see `LanguageModel.evaluate`.
 
-        Tokens whose states are known are evaluated in one call, others one by one.
+        Tokens whose states are known are evaluated in one call, the others one by one.
         """
         self.commit(())
         logits = yield from self._extend(tokens, range(-1, len(tokens) - 1), n_logits)
@@ -171,7 +171,7 @@ class HeadRow(LlamaHead):
         parts: list[Logits] = []
         done = 0
         if self.shared.skips_first and not self._cached and not self._tree and n_logits < len(tokens):
-            self._tree.add_unevaluated(tokens[0])  # there is no state before it, and hence no pair
+            self._tree.add_unevaluated(tokens[0])  # no state precedes it, so there is no pair
             done = 1
         while done < len(tokens):
             n, wanted = self._next_part(tokens[done:], parents[done:], n_logits)
@@ -275,7 +275,7 @@ class HeadRow(LlamaHead):
         n_received, n_pairs = best.known(tokens)
         if best is not self:
             self._cut(0)
-            # The entry of the first token, if there is one, only took the place of a missing one.
+            # The first token has no pair: its entry, if there is one, is only a placeholder.
             if (start := int(self.shared.skips_first)) < n_pairs:
                 self.shared.copy(best._sequence, self._sequence, start, n_pairs)
             self._tree.guard(0, n_pairs)
@@ -316,7 +316,7 @@ class HeadRow(LlamaHead):
             yield from self.evaluate_calls(tokens[start : start + self.max_tokens], 0)
 
     def resync(self) -> None:
-        """Discard the tree after a failed or interrupted call; llama.cpp's cache has the length."""
+        """Discard the tree, and what llama.cpp's cache lacks, after a failed or interrupted call."""
         length = min(len(self._cached), self.shared.length(self._sequence))
         self._tree.free(all_ids=True)
         self.shared.remove(self._sequence, length)

@@ -1,9 +1,9 @@
 """Hidden states of a model's own calls, for drafters that read them.
 
-There are two kinds. The outputs of given layers, for EAGLE-3 (Li et al. 2025, arXiv 2503.01840), are copied
-by a callback that llama.cpp calls for every tensor it computes. The state before the output matrix, for
-layers that predict further tokens (multi-token prediction, NextN), is an output of llama.cpp. Neither changes
-the logits.
+There are two kinds. The outputs of given layers, for EAGLE-3, DFlash and DSpark, are copied by a callback
+that llama.cpp calls for every tensor it computes. The state before the output matrix, for layers for
+multi-token prediction (NextN) and for Gemma 4's assistant, is an output of llama.cpp. Neither changes the
+logits.
 """
 
 import ctypes
@@ -27,15 +27,15 @@ NEXTN_ARCHITECTURES = {
     *("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2", "nemotron_h_moe", "cohere2moe"),
     *("bailingmoe3", "step35", "mimo2", "hy_v3", "gemma4"),
 }
-"""Those in which llama.cpp puts out the state that layers for multi-token prediction read."""
+"""Architectures of which llama.cpp returns the state before the output matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
     """The hidden states that a context keeps from each call.
 
-    layers: a state consists of the outputs of these layers, in this order. None are given for the state that
-        layers for multi-token prediction read.
+    layers: a state consists of the outputs of these layers, in this order. Empty: the state before the output
+        matrix, which layers for multi-token prediction read.
     """
 
     layers: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class HiddenStates:
         # In the last layer, llama.cpp computes only the rows of tokens whose logits are wanted.
         if any(not 0 <= layer < model.n_layers - 1 for layer in self.layers):
             raise InvalidRequest(
-                f"layers {', '.join(map(str, self.layers))} are asked for: "
+                f"layers {', '.join(map(str, self.layers))} were requested: "
                 f"{model.path.name} has outputs of layers 0 to {model.n_layers - 2}"
             )
 
@@ -69,16 +69,16 @@ class Capture(Protocol):
         """Set the parameters of the context before it is created."""
 
     def attach(self, context: NativeObject) -> None:
-        """Set up the context that was created."""
+        """Set up the context after it has been created."""
 
     def begin(self) -> None:
-        """Note that a call begins."""
+        """Prepare for a call."""
 
     def finish(self, n_tokens: int, order: Sequence[int] | None) -> None:
         """Check that the states of a call of `n_tokens` tokens have been captured.
 
         Args:
-            order: indices of the tokens in the order of their evaluation; None: as they are in the batch.
+            order: indices of the tokens in the order of their evaluation; None: that of the batch.
 
         Raises:
             BackendError: they have not.
@@ -90,7 +90,7 @@ class Capture(Protocol):
 
 
 class _Layers:
-    """Outputs of layers, through llama.cpp's callback for computed tensors: ours in C++, or one in Python."""
+    """Outputs of layers, through llama.cpp's callback for tensors: that of the CPU kernels, or in Python."""
 
     def __init__(self, model: Model, layers: Sequence[int], max_tokens: int) -> None:
         self._layers, self._name = layers, model.path.name
@@ -122,9 +122,9 @@ class _Layers:
             self._native[1].unexpected = -1
 
     def _on_tensor(self, tensor: int, ask: bool, _: object) -> bool:
-        """Tell whether a tensor is wanted; the second time, when it has been computed, copy it.
+        """Return whether a tensor is wanted (ask), or copy it once it has been computed.
 
-        An exception must not leave it: llama.cpp would go on with the wrong logits. The call is then stopped.
+        No exception may escape: llama.cpp would continue with wrong logits. The call is stopped instead.
         """
         try:
             number = self._numbers.get(self._ggml.ggml_get_name(tensor))
@@ -138,7 +138,7 @@ class _Layers:
         return True
 
     def _copy(self, number: int, tensor: int) -> None:
-        # Of a call that llama.cpp divides, the rows come one part after another.
+        # If llama.cpp splits a call, the rows arrive one part after another.
         states, start = self._states[number], int(self._counts[number])
         n_bytes = self._ggml.ggml_nbytes(tensor)
         n, rest = divmod(n_bytes, states[0].nbytes)
@@ -162,8 +162,8 @@ class _Layers:
         for layer, count in zip(self._layers, self._counts.tolist(), strict=True):
             if count != n_tokens:
                 raise BackendError(
-                    f"llama.cpp gave {count} of {n_tokens} states of layer {layer} of {self._name}: "
-                    "use another draft, or none"
+                    f"llama.cpp returned {count} of {n_tokens} states of layer {layer} of {self._name}: "
+                    "use another draft, or --draft none"
                 )
 
     def rows(self, indices: Sequence[int]) -> NDArray[np.float32]:
@@ -176,10 +176,10 @@ class _Layers:
 def _native_capture(
     prefix: str, layers: Sequence[int], states: NDArray[np.float32], counts: NDArray[np.int64]
 ) -> tuple[int, Any] | None:
-    """The address of the callback in C++ and its argument, which refers to the arrays; None: it is not built.
+    """The address of the callback in C++, and its argument, which refers to the arrays; None: not compiled.
 
     Args:
-        prefix: of the outputs' names, before the number of the layer.
+        prefix: prefix of the outputs' names, before the number of the layer.
         states: float32 (len(layers), rows, width). counts: int64 (len(layers),).
     """
     if not (native := kernels.installed()):
@@ -201,7 +201,7 @@ def _native_capture(
 
 
 class _Nextn:
-    """The states that llama.cpp puts out for layers that predict further tokens."""
+    """The states before the output matrix, which llama.cpp returns for multi-token prediction."""
 
     def __init__(self, model: Model, max_tokens: int) -> None:
         self._extensions = runtime.extensions()
@@ -228,6 +228,6 @@ class _Nextn:
         assert self._view is not None
         pointer = self._extensions.llama_get_embeddings_nextn(self._context.pointer)
         if not pointer:
-            raise BackendError(f"llama.cpp returned no hidden states of {self._name}: draft without MTP")
+            raise BackendError(f"llama.cpp returned no hidden states of {self._name}: add --draft none")
         found: NDArray[np.float32] = self._view.at(pointer)[list(indices)]
         return found

@@ -16,7 +16,7 @@ from spec_local.llama.shared_context import CACHE_TYPES, SharedContext
 
 
 class HeadContext:
-    """The llama.cpp context of a head, whose settings are those of the main model's context.
+    """The llama.cpp context of a head, with the settings of the main model's context.
 
     Args:
         model: the head's file.
@@ -77,7 +77,7 @@ class HeadContext:
         if not handle:
             raise BackendError(
                 f"llama.cpp could not create a context for {model.path.name} ({runtime.failure_reason()}): "
-                "give a smaller --ctx, or draft without it"
+                "give a smaller --ctx, or --draft none"
             )
         self.native = NativeObject(lib.llama_free, handle, "context", model.handle, main.handle)
         self._memory_address: int = lib.llama_get_memory(self.handle)
@@ -106,7 +106,7 @@ class HeadContext:
         if code:
             raise BackendError(
                 f"llama.cpp could not evaluate {n_tokens} tokens of {self.model.path.name} "
-                f"(code {code}, {runtime.failure_reason()}): draft without it"
+                f"(code {code}, {runtime.failure_reason()}): use another draft, or --draft none"
             )
 
 
@@ -159,7 +159,7 @@ class LlamaHead(RowMethods, ABC):
 
     @contextmanager
     def known_states(self) -> Iterator[None]:
-        """Within the block, evaluate tokens as if their states were known, to measure calls; with zeros."""
+        """Evaluate tokens as if their states were known, and zero, to measure calls; for a ``with`` block."""
         self._assumes_states = True
         try:
             yield
@@ -198,4 +198,4 @@ class LlamaHead(RowMethods, ABC):
 
     @abstractmethod
     def resync(self) -> None:
-        """Discard the tree after a failed or interrupted call; llama.cpp's cache has the length."""
+        """Discard the tree, and what llama.cpp's cache lacks, after a failed or interrupted call."""

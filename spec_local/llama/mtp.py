@@ -1,6 +1,7 @@
 """Layers for multi-token prediction (NextN), in the main model's own file or in one beside it.
 
-A layer reads a token beside the state that the main model's output matrix reads.
+The input of such a layer is a token, and the main model's state of the token before it: the state that the
+output matrix reads.
 """
 
 from collections.abc import Sequence
@@ -16,13 +17,13 @@ from spec_local.llama.shared_context import CACHE_TYPES, SharedContext
 from spec_local.llama.shared_head import SharedHead
 
 HIDDEN_STATES = HiddenStates()
-"""The hidden states that the layer reads."""
+"""The hidden states that the layers read."""
 _SEVERAL = {"step35", "mimo2", "hy_v3"}
-"""Architectures in which llama.cpp evaluates any of several such layers."""
+"""Architectures of which llama.cpp evaluates several such layers."""
 _ONE = NEXTN_ARCHITECTURES - _SEVERAL - {"gemma4"}
-"""Those in which there can be only one."""
+"""Architectures of which llama.cpp evaluates only one such layer."""
 _CROPPED = {"qwen3next", "step35", "mimo2"}
-"""Those in which llama.cpp computes the layer's output only for tokens whose logits are wanted."""
+"""Architectures of which llama.cpp computes a layer's output only for tokens whose logits are wanted."""
 
 
 def has_mtp(model: Model) -> bool:
@@ -32,7 +33,7 @@ def has_mtp(model: Model) -> bool:
 
 
 def hidden_states(head: Model, main: Model) -> HiddenStates:
-    """The hidden states of the main model that the layers in a file of their own read.
+    """The hidden states of the main model that layers in a file of their own read.
 
     Raises:
         ModelError: they do not fit the main model.
@@ -46,7 +47,7 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
 
 
 def _difference(head: Model, main: Model) -> str | None:
-    """Why layers do not fit; llama.cpp would abort the process, or draft nonsense."""
+    """Why layers do not fit; None: they do. llama.cpp would abort the process, or draft nonsense."""
     if not has_mtp(head):
         return f"{head.n_nextn} of architecture {head.architecture} are not supported"
     for what, ours, theirs in (

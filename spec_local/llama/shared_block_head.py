@@ -1,8 +1,8 @@
-"""A llama.cpp context of a head that drafts a block of tokens in one call, which its rows share.
+"""The llama.cpp context of a head that drafts a block of tokens in one call; its rows share each call.
 
 The cache has an entry for each token of the history whose state the main model has computed. A block is
-evaluated after them: the last token of the history, the anchor, and mask tokens in the place of those to
-draft. Its entries are removed again right after the call.
+evaluated after them: the last token of the history (the anchor), and mask tokens in place of those to draft.
+Its entries are removed again right after the call.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ class BlockFormat:
 
     Attributes:
         size: maximum number of tokens in a block, the anchor included.
-        n_skipped: first tokens of a block whose logits are not those of a draft token: 1 if the output of a
-            mask token predicts its own place, 0 if each output predicts the next token.
+        n_skipped: number of first tokens of a block whose logits belong to no draft token: 1 if the output of
+            a mask token predicts the token at its own position, 0 if each output predicts the next token.
         mask: the mask token.
-        is_causal: whether the tokens of a block read only those before them.
+        is_causal: whether the tokens of a block attend only to those before them.
     """
 
     size: int
@@ -48,10 +48,10 @@ class BlockFormat:
 
 
 class SharedBlockHead(HeadContext):
-    """What the rows of such a head have in common: a `SharedModel`.
+    """What the rows of a head that drafts blocks have in common: a `SharedModel`.
 
-    In a call of one of its rows, the tokens are those whose states enter the cache, in order; with rows of
-    logits, the last one is the anchor of a block of so many tokens.
+    The tokens of a row's call are those whose states enter the cache, in order. If it has rows of logits, its
+    last token is instead the anchor of a block of that many tokens.
 
     Args:
         model, main: see `HeadContext`.
@@ -59,7 +59,7 @@ class SharedBlockHead(HeadContext):
         block: how the head drafts.
 
     Attributes:
-        n_calls: number of calls up to now. The logits of a call are overwritten when it changes.
+        n_calls: number of calls so far. Each overwrites the logits of the one before.
 
     Raises:
         ContextOverflow: the cache does not fit into free memory.
@@ -94,7 +94,7 @@ class SharedBlockHead(HeadContext):
 
     def decode(self, calls: Sequence[Call]) -> Sequence[Logits]:
         """Add states to the cache, and draft blocks, for some of the rows: see `SharedModel.decode`."""
-        # The blocks of a call have the same size: a head may divide the batch into as many parts as rows.
+        # All blocks of a call have the same size, as llama.cpp requires for DSpark.
         size = max(call.n_logits for call in calls)
         drafting = [call for call in calls if call.n_logits]
         n_tokens = sum(len(call.tokens) for call in calls)
@@ -142,7 +142,7 @@ class SharedBlockHead(HeadContext):
         for i, (call, anchor) in enumerate(zip(calls, anchors, strict=True)):
             for j in range(size):
                 token = self.block.mask if j else call.tokens[-1]
-                # The logits of all tokens: llama.cpp returns the first rows it computes, and computes all.
+                # Logits for all tokens: llama.cpp computes all, and would return the first rows otherwise.
                 self._blocks.put(i * size + j, token, anchor + j, _row(call).sequence, True)
         self._blocks.set_size(len(calls) * size)
         return int(self._lib.llama_decode(self.handle, self._blocks.native))

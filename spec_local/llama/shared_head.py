@@ -1,4 +1,4 @@
-"""A llama.cpp context of a head, whose rows share each call."""
+"""The llama.cpp context of a head that drafts one token per call; its rows share each call."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from spec_local.llama.llama_head import HeadContext
 from spec_local.llama.model import Model
 from spec_local.llama.shared_context import MAX_SEQUENCES, SharedContext
 
-_ROW_OUTPUTS, _MIN_OUTPUTS = 8, 32  # rows of logits of a call: for each row, and at least
+_ROW_OUTPUTS, _MIN_OUTPUTS = 8, 32  # rows of logits per call: per row, and at least
 
 
 class SharedHead(HeadContext):
@@ -27,7 +27,7 @@ class SharedHead(HeadContext):
             them than sequence ids, or than a call has tokens.
 
     Attributes:
-        zeros: a state of zeros, where none is known.
+        zeros: takes the place of an unknown state.
 
     Raises:
         ContextOverflow: the cache does not fit into free memory.
@@ -41,8 +41,8 @@ class SharedHead(HeadContext):
     returns_all = False
     """Whether a call has logits for all tokens of a row or for none."""
     has_all_outputs = True
-    """Whether llama.cpp computes the head's output for all tokens, or only for those with logits: then the
-    head drafts chains only."""
+    """Whether llama.cpp computes the head's output for all tokens. Otherwise it does so only for those with
+    logits, and the head drafts chains only."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SharedHead(HeadContext):
         **params: Any,
     ) -> None:
         self.has_guard = model.has_window
-        # Of each row: llama.cpp has room for the logits of a call's tokens, and reserves a row for each id.
+        # Per row: llama.cpp reserves a row of logits for each id, and has at most one per token of a call.
         n_ids = (min(MAX_SEQUENCES, main.max_tokens) - self.encodes) // n_rows
         if not self.has_all_outputs:
             max_branches = 1  # else all leaves of a tree would need logits
@@ -66,7 +66,7 @@ class SharedHead(HeadContext):
         self.encoder_sequence = n_rows * (self.max_branches + self.has_guard)  # does not enter the cache
         n_sequences = self.encoder_sequence + self.encodes
         self.zeros = np.zeros(model.n_embd, np.float32)
-        # Where outputs come with logits, each row has them for its last token.
+        # If outputs come only with logits, both are computed for the last token of each row.
         n_outputs = (
             self.max_logits if self.has_all_outputs else min(main.max_tokens, self.max_logits + n_rows)
         )
@@ -80,8 +80,8 @@ class SharedHead(HeadContext):
             n_outputs=max(n_outputs, n_sequences),
             **params,
         )
-        # Masked, llama.cpp reads as many rows as there are logits, and otherwise as there are tokens. The
-        # output must have them: else it returns the rows of other tokens, or aborts.
+        # Masked, llama.cpp copies one output per token with logits, otherwise one per token. If the graph
+        # computes fewer, it returns those of other tokens, or aborts.
         self._extensions.llama_set_embeddings_nextn(self.handle, True, not self.has_all_outputs)
         self._batch = Batch(self._lib, self.max_tokens, self.max_branches, width=model.n_embd)
         self._logits = FloatRows(self.native, n_outputs, self.n_vocab)
@@ -90,7 +90,7 @@ class SharedHead(HeadContext):
     def remove(self, sequence: int, start: int) -> bool:
         """Remove the entries of a row from a position on; returns whether llama.cpp did so."""
         if self.skips_first and start == 1:
-            start = 0  # the first token's entry, if there is one, only took the place of a missing one
+            start = 0  # the first token has no pair: its entry, if any, is a placeholder
         return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1))
 
     def copy(self, source: int, sequence: int, start: int, end: int) -> None:
@@ -103,7 +103,7 @@ class SharedHead(HeadContext):
         n_logits = sum(call.n_logits for call in calls)
         if not 1 <= n_tokens <= self.max_tokens or n_logits > self.max_logits:
             raise InvalidRequest(f"{n_tokens} tokens and {n_logits} rows of logits in one call of a head")
-        # Where logits of all tokens are computed, llama.cpp returns those of the first ones of the batch.
+        # If logits are computed for all tokens, llama.cpp returns the first rows of the batch.
         ordered = sorted(calls, key=lambda call: not call.n_logits)
         code, done = -1, False
         try:

@@ -404,10 +404,10 @@ def first_logits(main, tokens):
         ({"layers": (0, 2)}, "for another model .it reads the token embeddings."),
         ({"extra_tokens": ["<a>"]}, "for another model .824 tokens against 823."),
         ({"mask": None}, "is an incomplete head .no mask token.: convert"),
-        ({"kind": "dspark", "size": None}, "is an incomplete head .no size of blocks."),
+        ({"kind": "dspark", "size": None}, "is an incomplete head .no block size."),
         ({"size": 1}, "is an incomplete head .blocks without draft tokens."),
         ({"kind": "dspark", "size": 0}, "is an incomplete head .blocks without draft tokens."),
-        ({"n_draft_vocab": 400, "drop": "output.weight"}, "no output matrix for them"),
+        ({"n_draft_vocab": 400, "drop": "output.weight"}, "no output matrix for it"),
     ],
 )
 def test_a_head_that_does_not_fit(main_path, tmp_path, options, why):

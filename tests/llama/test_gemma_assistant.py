@@ -177,15 +177,15 @@ def test_a_cache_that_is_not_at_the_history(pair):
     head.receive(0, [5, 6, 7], main.states(range(3)))
     head.evaluate([8], 1)
     main.decode_tree([8], [-1])
-    with pytest.raises(InvalidRequest, match="must be at the history"):
+    with pytest.raises(InvalidRequest, match="must contain the history"):
         head.evaluate([9], 1)
     main.commit([])
     head.truncate(3)
     main.truncate(2)
-    with pytest.raises(InvalidRequest, match="must be at the history"):
+    with pytest.raises(InvalidRequest, match="must contain the history"):
         head.evaluate([8], 1)
     main.evaluate([70], 0)
-    with pytest.raises(InvalidRequest, match="must be at the history"):
+    with pytest.raises(InvalidRequest, match="must contain the history"):
         head.evaluate([8], 1)
     with pytest.raises(InvalidRequest, match="missing"):
         head.receive(4, [1], np.zeros((1, 64), np.float32))
@@ -244,7 +244,7 @@ def test_opening_an_assistant_empties_the_main_models_cache(pair):
     [
         ({"target_width": 128}, "hidden states of width 128 against 64"),
         ({"n_vocab": 900}, "900 tokens against 823"),
-        ({"attention.sliding_window": 16}, "its sliding window has another length"),
+        ({"attention.sliding_window": 16}, "its sliding window has a different length"),
         ({"attention.head_count_kv": 2}, "its layers with a sliding window need other keys and values"),
         (
             {"attention.head_count_kv": [1, 2]},

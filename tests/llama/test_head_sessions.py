@@ -157,7 +157,7 @@ def test_the_log_says_which_head_is_used(files, folder):
     two = write_tiny(folder / "two.gguf", "qwen35", n_mtp=2)
     with Session.open(two, n_ctx=256, log=lines.append) as session:
         assert session.draft is None
-    assert "two.gguf has 2 layers for multi-token prediction, which are not supported" in lines
+    assert "two.gguf: its layers for multi-token prediction are not supported" in lines
 
 
 def test_a_head_for_another_model(files, folder):
