@@ -165,6 +165,8 @@ class ProposerFactory:
                 raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
         policy = self._policy(settings, clock, slot, n_rows)
+        if "draft" in names and settings.policy == "adaptive" and slot.head and not self._could_gain(slot):
+            names.remove("draft")  # the policy would never ask the head, which reads the main model's states
         draft = self._draft_model(settings, sampler, policy, slot) if "draft" in names else None
         may_branch = self._may_branch(settings)
         return CombinedProposer(
@@ -175,6 +177,11 @@ class ProposerFactory:
             branches=1 if settings.shape == "chain" else MAX_DRAFT,
             nodes=MAX_DRAFT if may_branch else settings.tree_nodes,
         )
+
+    def _could_gain(self, slot: Slot) -> bool:
+        """Whether the adaptive policy may ask the head."""
+        main, draft = self._shared_costs(slot)
+        return not draft or not slot.head or could_gain(main.at(1), draft.at(1), slot.head.max_draft)
 
     def _lookup(self, name: str, calibrated: bool, recycling: Recycling) -> Lookup:
         if name == recycling.name:

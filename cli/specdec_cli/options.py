@@ -74,7 +74,7 @@ _KERNELS = {
 KernelsOption = Annotated[KernelsChoice, Option(**_KERNELS)]
 
 
-_NO_DRAFT = "none"
+NO_DRAFT = "none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ class ModelOptions:
     @property
     def _drafting(self) -> bool:
         """Whether a draft model may be used."""
-        is_asked = self.proposer in ("auto", "draft") and self.draft != _NO_DRAFT
+        is_asked = self.proposer in ("auto", "draft") and self.draft != NO_DRAFT
         return is_asked and not self.no_spec and self.policy != "off"
 
     def open(

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
 from specdec_cli import completion, exits, render
-from specdec_cli.options import CacheChoice, KernelsOption, MainArgument, resolve_pair
+from specdec_cli.options import NO_DRAFT, CacheChoice, KernelsOption, MainArgument, resolve_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,10 +72,11 @@ def tune(
         ):
             if not 1 <= value <= high:
                 raise InvalidRequest(f"{name} is {value}: give 1 to {high}")
-        main_file, draft_file = resolve_pair(main, draft)
-        main_model = _opened(main_file, gpu_layers, stack, load_mtp=not draft)
+        drafting = draft != NO_DRAFT
+        main_file, draft_file = resolve_pair(main, draft if drafting else None, drafting=drafting)
+        main_model = _opened(main_file, gpu_layers, stack, load_mtp=drafting and not draft_file)
         draft_model = _opened(draft_file, gpu_layers, stack) if draft_file else None
-        head = choose_head(main_model, draft_model, log=render.note)
+        head = choose_head(main_model, draft_model, log=render.note) if drafting else None
         if head and draft_file:
             check_model_file(draft_file, gpu_layers=gpu_layers, main=main_file, log=render.note)
         mains = _tuned(main_model, choices, ctx, MAX_DRAFT + 1, cache_type, rounds, head)
@@ -85,7 +86,8 @@ def tune(
             _show("head", mains, best, of_head=True)
             share = best.head.seconds(1) / best.costs.seconds(1)
             render.write(f"A call of the head takes {share:.2f} times as long as one of the main model.\n\n")
-            _show_speedups("head", best, best.head, _ACCEPTANCE_RATES, head.block if head else 0)
+            most = head.max_draft if head else None
+            _show_speedups("head", best, best.head, _ACCEPTANCE_RATES, most)
         elif draft_model:
             # Sessions use the default number of threads, even where another one is faster.
             wanted = sorted({best.threads, default_threads()} & set(choices))
@@ -170,13 +172,13 @@ def _show_speedups(
     best: "Measurement",
     draft: "CallCosts | None",
     acceptance_rates: tuple[float, ...],
-    block: int = 0,
+    max_draft: int | None = None,
 ) -> None:
     from spec_local.calibration.tuning import chain_plans
     from spec_local.policies.adaptive import MAX_CALLS
 
     plain = 1.0 / best.costs.seconds(1)
-    plans = chain_plans(best.costs, draft, acceptance_rates, block or MAX_CALLS)
+    plans = chain_plans(best.costs, draft, acceptance_rates, min(MAX_CALLS, max_draft or MAX_CALLS))
     rows = [
         [f"{rate:.2f}", str(len(p.parents)) if p.parents else "none", f"{p.speed / plain:.2f}"]
         for rate, p in zip(acceptance_rates, plans, strict=True)

@@ -86,7 +86,7 @@ def tune(
                 with row.known_states():
                     of_head = measure(row, SIZES, rounds, rows=1)
                 cost_store.save(row, of_head)
-            drafting = RowCosts(of_head, drafts_blocks=head.block > 0) if head and of_head else None
+            drafting = RowCosts(of_head, drafts_blocks=head.drafts_blocks) if head and of_head else None
             yield Measurement(n, costs, prefill, drafting)
 
 

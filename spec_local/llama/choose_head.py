@@ -1,5 +1,6 @@
 """Choose the head that drafts for a main model: a file of its own, or layers of the model's file."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,12 +17,13 @@ class Chosen:
     """A head.
 
     hidden: hidden states that the main model's context keeps. open: creates the head's rows, given the main
-    model's. block: maximum number of draft tokens per call; 0: it drafts one token per call.
+    model's. max_draft, drafts_blocks: see `spec_local.core.head.Head`.
     """
 
     hidden: HiddenStates
     open: Callable[[Sequence[Context]], Sequence[LlamaHead]]
-    block: int = 0
+    max_draft: int = sys.maxsize
+    drafts_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class _Kind:
     name: Callable[[Model], str]
     hidden_states: Callable[[Model, Model], HiddenStates]
     open: Callable[[Model, Sequence[Context]], Sequence[LlamaHead]]
-    block: Callable[[Model], int] = lambda head: 0
+    max_draft: Callable[[Model], int] = lambda head: sys.maxsize
+    drafts_blocks: bool = False
 
 
 _KINDS = {
@@ -41,13 +44,16 @@ _KINDS = {
         gemma_assistant.hidden_states,
         gemma_assistant.open_assistant_rows,
     ),
-    "dflash": _Kind(dflash.kind_of, dflash.hidden_states, dflash.open_block_rows, dflash.n_drafted),
+    "dflash": _Kind(
+        dflash.kind_of, dflash.hidden_states, dflash.open_block_rows, dflash.n_drafted, drafts_blocks=True
+    ),
 }
 """By architecture."""
 _MTP_FILE = _Kind(
     lambda head: "a file with layers for multi-token prediction",
     mtp.hidden_states,
     lambda head, mains: mtp.open_mtp_rows(mains, head),
+    mtp.max_draft,
 )
 
 
@@ -75,7 +81,8 @@ def choose_head(
         kind = _kind(draft)
         hidden = kind.hidden_states(draft, main)
         log(f"draft: {draft.path.name}, {kind.name(draft)}")
-        return Chosen(hidden, lambda mains: kind.open(draft, mains), kind.block(draft))
+        max_draft = kind.max_draft(draft)
+        return Chosen(hidden, lambda mains: kind.open(draft, mains), max_draft, kind.drafts_blocks)
     if not main.n_nextn:
         return None
     if not mtp.has_mtp(main):
@@ -83,4 +90,4 @@ def choose_head(
         return None
     layers = "the layer" if main.n_nextn == 1 else f"the {main.n_nextn} layers"
     log(f"draft: {layers} for multi-token prediction of {main.path.name}")
-    return Chosen(mtp.HIDDEN_STATES, mtp.open_mtp_rows)
+    return Chosen(mtp.HIDDEN_STATES, mtp.open_mtp_rows, mtp.max_draft(main))

@@ -9,6 +9,7 @@ corrects the logits of each draft token for the most probable token before it.
 
 from collections.abc import Sequence
 
+from spec_local.core.proposal import MAX_DRAFT
 from spec_local.errors import ModelError
 from spec_local.llama.block_head import BlockRow
 from spec_local.llama.context import Context
@@ -66,6 +67,7 @@ def block_format(head: Model) -> BlockFormat:
         why = "a draft vocabulary but no output matrix for it"
     if why or size is None:
         raise ModelError(f"{name} is an incomplete head ({why}): convert or download it again")
+    size = min(size, MAX_DRAFT + n_skipped)  # no more are drafted, and the batch has room for a block
     return BlockFormat(size, n_skipped, head.vocabulary.mask, head.flag("attention.causal", False))
 
 

@@ -16,6 +16,8 @@ def difference(head: Model, main: Model, width: int | None) -> str | None:
         return f"hidden states of width {width} against {main.n_embd}"
     if not layers:
         return "its file names no layers to read"
+    if len(set(layers)) < len(layers):
+        return "it reads a layer twice"
     if min(layers) < 1:
         return "it reads the token embeddings"
     if max(layers) > main.n_layers:

@@ -4,6 +4,7 @@ The input of such a layer is a token, and the main model's state of the token be
 output matrix reads.
 """
 
+import sys
 from collections.abc import Sequence
 
 from spec_local.errors import ModelError
@@ -32,12 +33,21 @@ def has_mtp(model: Model) -> bool:
     return (n > 0 and model.architecture in _SEVERAL) or (n == 1 and model.architecture in _ONE)
 
 
+def max_draft(model: Model) -> int:
+    """Maximum number of draft tokens: one for each of several layers; a single layer drafts any number."""
+    return model.n_nextn if model.n_nextn > 1 else sys.maxsize
+
+
 def hidden_states(head: Model, main: Model) -> HiddenStates:
     """The hidden states of the main model that layers in a file of their own read.
 
     Raises:
         ModelError: they do not fit the main model.
     """
+    if not has_mtp(head):
+        raise ModelError(
+            f"{head.path.name}: its layers for multi-token prediction are not supported; use another draft"
+        )
     if why := _difference(head, main):
         raise ModelError(
             f"{head.path.name} has layers for multi-token prediction of another model ({why}): "
@@ -48,8 +58,6 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
 
 def _difference(head: Model, main: Model) -> str | None:
     """Why layers do not fit; None: they do. llama.cpp would abort the process, or draft nonsense."""
-    if not has_mtp(head):
-        return f"{head.n_nextn} of architecture {head.architecture} are not supported"
     for what, ours, theirs in (
         ("architecture", head.architecture, main.architecture),
         ("width", head.n_embd, main.n_embd),

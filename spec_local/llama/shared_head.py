@@ -55,8 +55,14 @@ class SharedHead(HeadContext):
         **params: Any,
     ) -> None:
         self.has_guard = model.has_window
-        # Per row: llama.cpp reserves a row of logits for each id, and has at most one per token of a call.
-        n_ids = (min(MAX_SEQUENCES, main.max_tokens) - self.encodes) // n_rows
+        # llama.cpp reserves a row of logits for each id, and has at most one per token of a call.
+        most = min(MAX_SEQUENCES, main.max_tokens) - self.encodes
+        n_ids = most // n_rows  # per row
+        if n_ids < 1 + self.has_guard:
+            raise InvalidRequest(
+                f"{model.path.name} cannot draft for {n_rows} answers at the same time, but for "
+                f"{most // (1 + self.has_guard)}: let fewer run, give a larger --ctx, or --draft none"
+            )
         if not self.has_all_outputs:
             max_branches = 1  # else all leaves of a tree would need logits
         self.max_branches = max(1, min(max_branches, n_ids - self.has_guard))

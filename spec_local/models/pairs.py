@@ -141,13 +141,13 @@ def check(
     threads = threads or default_threads()
     conditions = [Conditions(m.path, gpu_layers, threads, m.n_ctx, cache_type) for m in members]
     if head:  # one that drafts blocks drafts trees with them
-        conditions[1] = replace(conditions[1], is_head=True, branching=head.block > 0)
+        conditions[1] = replace(conditions[1], is_head=True, branching=head.drafts_blocks)
     costs = [cost_store.load(each) for each in conditions]
     known = None
     if costs[0] and costs[1]:
-        block = head.block if head else 0
-        drafting = RowCosts(costs[1], drafts_blocks=block > 0)
-        known = expected_speedups(costs[0], drafting, ACCEPTANCE_RATES, block or MAX_CALLS)
+        drafting = RowCosts(costs[1], drafts_blocks=head is not None and head.drafts_blocks)
+        most = min(MAX_CALLS, head.max_draft) if head else MAX_CALLS
+        known = expected_speedups(costs[0], drafting, ACCEPTANCE_RATES, most)
     return Report(members[0], members[1], match, memory, known)
 
 

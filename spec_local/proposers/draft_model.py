@@ -224,7 +224,11 @@ class _DraftTree:
         else:
             tokens = [self.tokens[n] for n in nodes]
             parents = [self._evaluated[self.parents[n]] for n in nodes]
-            logits = yield from self._model.decode_tree_calls(tokens, parents)
+            try:
+                logits = yield from self._model.decode_tree_calls(tokens, parents)
+            except ContextOverflow:  # the model has discarded all nodes
+                self._evaluated = {ROOT: ROOT}
+                raise
             n_evaluated = len(self._evaluated) - 1
             self._evaluated.update(zip(nodes, range(n_evaluated, n_evaluated + len(nodes)), strict=True))
         self._lap("draft model")

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from spec_local.calibration import cost_store
+from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.sampling import SamplingSettings
-from spec_local.errors import InvalidRequest, ModelError, SpecLocalError
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
 from spec_local.llama import runtime
 from spec_local.models import pairs
 from spec_local.policies.cost_model import CostModel
@@ -388,4 +389,59 @@ def test_a_saved_state_is_continued(open_session, tmp_path):
 @pytest.mark.parametrize("kind", ["eagle", "dflash", "dspark"])
 def test_further_sessions(files, kind, options):
     with Session.open(*files[kind], n_ctx=512, threads=1, **options) as session:
+        assert answer(session, LONG, DRAFT)[0] == answer(session, LONG, PLAIN)[0]
+
+
+def test_a_context_too_small_for_a_head(files):
+    """llama.cpp would abort the process: a call has less room than the head needs sequence ids."""
+    with pytest.raises(InvalidRequest, match="cannot draft for 1 answers at the same time, but for 0"):
+        Session.open(*files["eagle"], n_ctx=1, threads=1, parallel=1)
+    with pytest.raises(InvalidRequest, match="cannot draft for 256 answers at the same time, but for 255"):
+        Session.open(*files["eagle"], n_ctx=16, threads=1, parallel=256)
+
+
+def test_an_eagle_head_that_reads_a_layer_twice(files, folder):
+    head = write_tiny_eagle(folder / "twice.gguf", layers=(2, 2, 4))
+    with pytest.raises(ModelError, match="it reads a layer twice"):
+        Session.open(files["eagle"][0], head, n_ctx=64, threads=1)
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_a_head_that_never_pays_is_not_fed(files, monkeypatch, pays):
+    with Session.open(*files["eagle"], n_ctx=512, threads=1, parallel=1) as session:
+        costs = CostModel({1: 1.0, 64: 1.5}), CostModel({1: 0.01 if pays else 5.0})
+        monkeypatch.setattr(session._factory, "_costs", lambda slot: costs)
+        calls = record_calls(session.draft)
+        adaptive = replace(DRAFT, policy="adaptive", proposer="auto")
+        assert answer(session, LONG, adaptive)[0] == answer(session, LONG, PLAIN)[0]
+        assert (len(calls) > 0) is pays
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree", "beam"])
+def test_a_head_without_room_for_a_level_drafts_what_it_has(files, monkeypatch, shape):
+    with Session.open(*files["eagle"], n_ctx=512, threads=1, parallel=1, branches=64) as session:
+        how = replace(DRAFT, shape=shape, draft_max=6)
+        expected = answer(session, LONG, PLAIN)[0]
+        decode, n_calls = session.draft.shared.decode, 0
+
+        def fail_often(calls):
+            nonlocal n_calls
+            n_calls += 1
+            if n_calls % 3 == 0:
+                for call in calls:
+                    call.row.resync()  # as after a call that llama.cpp refused
+                raise ContextOverflow("no room")
+            return decode(calls)
+
+        monkeypatch.setattr(session.draft.shared, "decode", fail_often)
+        text, statistics = answer(session, LONG, how)
+        assert text == expected
+        assert statistics.draft_n > 10
+
+
+def test_a_block_size_that_no_draft_needs(files, folder):
+    """The batch of the head's context is not larger than the longest draft."""
+    head = write_tiny_block_head(folder / "huge.gguf", "dflash", size=10**6)
+    with Session.open(files["eagle"][0], head, n_ctx=256, threads=1, parallel=1) as session:
+        assert session.draft.max_draft == MAX_DRAFT
         assert answer(session, LONG, DRAFT)[0] == answer(session, LONG, PLAIN)[0]
