@@ -14,7 +14,8 @@ demo: .venv/checked
 test: .venv/installed-dev .venv/checked lint
 	$(BIN)/specdec models pull starter
 	$(BIN)/python -m pytest -n auto tests/unit
-	$(BIN)/python -m pytest tests/llama tests/cli
+	$(BIN)/python -m pytest -n auto tests/llama
+	$(BIN)/python -m pytest tests/cli
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check

