@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from spec_local.core.kept_states import KeptStates, Kind
 from spec_local.core.language_model import Call, Logits, Rollback, RowMethods, States, common_prefix
+from spec_local.core.proposal import check_path
 from spec_local.errors import ContextOverflow, InvalidRequest
 
 Outcome = TypeVar("Outcome", bound=Hashable)
@@ -162,11 +163,7 @@ class FakeModel(RowMethods):
         return found
 
     def commit(self, path: Sequence[int]) -> None:
-        parent = -1
-        for node in path:
-            if not 0 <= node < len(self._tree) or self._tree[node][1] != parent:
-                raise InvalidRequest(f"node {node} is not a child of node {parent}")
-            parent = node
+        check_path(path, [parent for _, parent in self._tree])
         if self.rollback != "any":
             self._take_back(len(self._tokens) + len(path))
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spec_local.core.sampling import Distribution
+from spec_local.errors import InvalidRequest
 
 ROOT = -1
 MAX_DRAFT = 64
@@ -33,6 +34,15 @@ class Limit:
     depth: int
     nodes: int
     branches: int
+
+
+def check_path(path: Sequence[int], parents: Sequence[int]) -> None:
+    """Raise InvalidRequest if nodes are not a path from the root; `parents` has the parent of each node."""
+    above = ROOT
+    for node in path:
+        if not 0 <= node < len(parents) or parents[node] != above:
+            raise InvalidRequest(f"node {node} is not a child of node {above}: give a path from the root")
+        above = node
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:

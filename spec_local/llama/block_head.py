@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spec_local.core.language_model import Call, Calls, Logits, States, common_prefix
-from spec_local.core.proposal import ROOT
+from spec_local.core.proposal import ROOT, check_path
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama.llama_head import LlamaHead
 from spec_local.llama.received_states import ReceivedStates, State
@@ -190,11 +190,7 @@ class BlockRow(LlamaHead):
     def commit(self, path: Sequence[int]) -> None:
         """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
         _ = self.handle
-        above = ROOT
-        for node in path:
-            if not 0 <= node < len(self._tree) or self._tree[node].parent != above:
-                raise InvalidRequest(f"node {node} is not a child of node {above}")
-            above = node
+        check_path(path, [node.parent for node in self._tree])
         nodes = [self._tree[node] for node in path]
         self._cut(len(self._cached))
         self._cached += [node.token for node in nodes]
@@ -242,10 +238,8 @@ class BlockRow(LlamaHead):
     def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
         """Receive tokens of the main model's history: see `Head.receive`."""
         received = self._received
-        if start > len(received.tokens):
-            raise InvalidRequest(f"the states of tokens {len(received.tokens)} to {start - 1} are missing")
         tokens = list(tokens[: self.n_ctx - start])
-        n_known = common_prefix(received.tokens[start:], tokens)
+        n_known = received.n_known(start, tokens)
         if n_known == len(tokens):  # a recurrent model has evaluated them again
             return
         n = start + n_known

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spec_local.core.language_model import Call
+from spec_local.core.proposal import check_path
 from spec_local.errors import InvalidRequest
 from spec_local.llama.batch import Batch
 
@@ -115,11 +116,7 @@ class Branches:
 
     def check_path(self, path: Sequence[int]) -> None:
         """Raise InvalidRequest if nodes are not a path from the root."""
-        node = -1
-        for child in path:
-            if not 0 <= child < len(self.nodes) or self.nodes[child].parent != node:
-                raise InvalidRequest(f"node {child} is not a child of node {node}: give a path from the root")
-            node = child
+        check_path(path, [node.parent for node in self.nodes])
 
     def take(self, path: Sequence[int], n_history: int) -> None:
         """Put the cells of a path into the first sequence, in place of other nodes."""

@@ -23,19 +23,21 @@ from spec_local.llama.batch import Batch
 from spec_local.llama.branches import Branches
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
-from spec_local.llama.native_object import Pointer
+from spec_local.llama.native_object import ContextUser, Pointer
 from spec_local.llama.shared_context import CACHE_TYPES, MAX_SEQUENCES, SharedContext
 
 __all__ = ["CACHE_TYPES", "MAX_SEQUENCES", "Context", "open_context", "open_rows"]
 
 
-class Context(RowMethods):
+class Context(ContextUser, RowMethods):
     """One row of a llama.cpp context: a `Row`. Created by `open_context` or `open_rows`.
 
     Args:
         shared: what the rows have in common; most attributes are documented there.
         index: number of this row.
     """
+
+    shared: SharedContext
 
     def __init__(self, shared: SharedContext, index: int) -> None:
         self.shared, self.model = shared, shared.model
@@ -50,19 +52,6 @@ class Context(RowMethods):
         self._tree = Branches(shared, self._sequence, shared.max_branches, guard)
         self._batch_start = 0  # of the entries of the last call
         shared.rows.add(self)
-
-    def close(self) -> None:
-        """Free the memory of all rows; logits that were returned must not be used any more."""
-        self.shared.close()
-
-    @property
-    def is_open(self) -> bool:
-        return self.shared.native.is_open
-
-    @property
-    def handle(self) -> Pointer:
-        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
-        return self.shared.handle
 
     @property
     def _lib(self) -> Any:

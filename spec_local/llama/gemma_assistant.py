@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from spec_local.core.language_model import Call, Calls, Logits, States, common_prefix
+from spec_local.core.proposal import check_path
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
@@ -251,11 +252,7 @@ class AssistantRow(LlamaHead):
     def commit(self, path: Sequence[int]) -> None:
         """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
         _ = self.handle
-        parent = -1
-        for node in path:
-            if not 0 <= node < len(self._tree) or self._tree[node][1] != parent:
-                raise InvalidRequest(f"node {node} is not a child of node {parent}")
-            parent = node
+        check_path(path, [parent for _, parent in self._tree])
         for node in path:
             self._own[len(self._cached)] = self._outputs[node]
             self._cached.append(self._tree[node][0])

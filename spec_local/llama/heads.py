@@ -294,10 +294,8 @@ class HeadRow(LlamaHead):
     def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
         """Receive tokens of the main model's history: see `Head.receive`."""
         received = self._received
-        if start > len(received.tokens):
-            raise InvalidRequest(f"the states of tokens {len(received.tokens)} to {start - 1} are missing")
         tokens = list(tokens[: self.n_ctx - start])
-        n_known = common_prefix(received.tokens[start:], tokens)
+        n_known = received.n_known(start, tokens)
         if n_known == len(tokens):  # a recurrent model has evaluated them again
             return
         n = start + n_known

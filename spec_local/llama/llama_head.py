@@ -11,11 +11,11 @@ from spec_local.errors import BackendError, ContextOverflow
 from spec_local.llama import runtime
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
-from spec_local.llama.native_object import NativeObject, Pointer
+from spec_local.llama.native_object import ContextOwner, ContextUser, NativeObject, Pointer
 from spec_local.llama.shared_context import CACHE_TYPES, SharedContext
 
 
-class HeadContext:
+class HeadContext(ContextOwner):
     """The llama.cpp context of a head, with the settings of the main model's context.
 
     Args:
@@ -82,15 +82,6 @@ class HeadContext:
         self.native = NativeObject(lib.llama_free, handle, "context", model.handle, main.handle)
         self._memory_address: int = lib.llama_get_memory(self.handle)
 
-    def close(self) -> None:
-        """Free the memory; logits that were returned must not be used any more."""
-        self.native.close()
-
-    @property
-    def handle(self) -> Pointer:
-        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
-        return self.native.pointer
-
     @property
     def _memory(self) -> Pointer:
         return self.native.inner(self._memory_address)
@@ -110,7 +101,7 @@ class HeadContext:
             )
 
 
-class LlamaHead(RowMethods, ABC):
+class LlamaHead(ContextUser, RowMethods, ABC):
     """A row of a head, as a session sees it: a `Row` and a `Head`.
 
     Args:
@@ -135,19 +126,6 @@ class LlamaHead(RowMethods, ABC):
         self._cached: list[int] = []
         self._assumes_states = False
         shared.rows.add(self)
-
-    def close(self) -> None:
-        """Free the memory of all rows; logits that were returned must not be used any more."""
-        self.shared.close()
-
-    @property
-    def is_open(self) -> bool:
-        return self.shared.native.is_open
-
-    @property
-    def handle(self) -> Pointer:
-        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
-        return self.shared.handle
 
     @property
     def cached(self) -> Sequence[int]:

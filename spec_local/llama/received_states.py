@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.language_model import common_prefix
+from spec_local.errors import InvalidRequest
 
 State = NDArray[np.float32]
 
@@ -50,6 +51,16 @@ class ReceivedStates:
         while n < end and n in self._states:
             n += 1
         return n
+
+    def n_known(self, start: int, tokens: Sequence[int]) -> int:
+        """How many of the first of these tokens have been received after `start` others.
+
+        Raises:
+            InvalidRequest: the states of tokens before them are missing.
+        """
+        if start > len(self.tokens):
+            raise InvalidRequest(f"the states of tokens {len(self.tokens)} to {start - 1} are missing")
+        return common_prefix(self.tokens[start:], tokens)
 
     def append(self, tokens: Sequence[int], states: NDArray[np.float32], *, are_raw: bool) -> None:
         """Add tokens and their states, float32 (len(tokens), width)."""

@@ -22,7 +22,7 @@ from spec_local.llama.float_rows import FloatRows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.memory import check_free_memory, free_memory
 from spec_local.llama.model import Model
-from spec_local.llama.native_object import NativeObject, Pointer
+from spec_local.llama.native_object import ContextOwner, NativeObject, Pointer
 
 if TYPE_CHECKING:
     from spec_local.llama.context import Context
@@ -32,7 +32,7 @@ _CACHE_STEP = 256  # llama.cpp rounds each row's cache up to a multiple of this
 CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes per value
 
 
-class SharedContext:
+class SharedContext(ContextOwner):
     """A llama.cpp context with a number of rows: a `SharedModel`.
 
     Only one thread may use it at a time, which `spec_local.session.Session` ensures.
@@ -198,15 +198,6 @@ class SharedContext:
             return "any", self.n_ctx
         n = int(self.lib.llama_n_rs_seq(self.handle))  # 0 for most architectures, whatever was asked for
         return ("bounded", n) if n else ("fork", 0)
-
-    def close(self) -> None:
-        """Free the memory; logits that were returned must not be used any more."""
-        self.native.close()
-
-    @property
-    def handle(self) -> Pointer:
-        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
-        return self.native.pointer
 
     @property
     def memory(self) -> Pointer:
