@@ -3,8 +3,8 @@
     python examples/demo.py
 
 Compares plain decoding, prompt lookup, a draft model and the adaptive policy, which chooses between the two.
-The draft model was trained on the starter's output by `specdec draft train` and comes with specdec. Its calls
-take a thirtieth of the main model's time, and it predicts a third of the main model's tokens.
+The draft model was trained on the starter's output and comes with specdec. Its calls take a thirtieth of the
+main model's time, and it predicts a third of the main model's tokens.
 """
 
 import statistics

@@ -20,8 +20,11 @@ _HEAD = 32
 _SHALLOW = 0.1  # factor of what layers add to the last token's embedding
 
 
-def write_tiny_main(path: Path | str, *, seed: int = 0) -> Path:
-    """Write a llama model of five layers in F32, with the vocabulary of `spec_local.llama.tiny`."""
+def write_tiny_main(path: Path | str, *, seed: int = 0, end_scale: float = 0.0) -> Path:
+    """Write a llama model of five layers in F32, with the vocabulary of `spec_local.llama.tiny`.
+
+    end_scale: as of `write_tiny_model`.
+    """
     path = Path(path)
     tokens, scores, types = tiny._vocabulary(())
     writer = gguf.GGUFWriter(path, "llama")
@@ -33,6 +36,8 @@ def write_tiny_main(path: Path | str, *, seed: int = 0) -> Path:
             weights *= _SHALLOW
         if name == "output.weight":
             weights[: len(tiny.CONTROL_TOKENS) + 1] = 0
+            ends = [tokens.index(text) for text in ("</s>", "<|im_end|>")]
+            weights[ends] = end_scale * tiny._weights("ends", (2, N_EMBD), scale, seed, 0)
         writer.add_tensor(name, weights)
     return tiny.finish(writer, path)
 

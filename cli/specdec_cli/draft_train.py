@@ -1,7 +1,9 @@
-"""`specdec draft train`: train a draft model for any main model."""
+"""`specdec draft train`: train a head for any main model."""
 
 import contextlib
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +18,8 @@ if TYPE_CHECKING:
     from spec_local.training.recipe import Recipe
 
 
-class SizeChoice(StrEnum):
-    tiny = "tiny"
-    small = "small"
+_MINUTES = 60.0
+_MAX_BYTES = 20 * 10**9  # of training data, by default: two million tokens of a model with 1,536 channels
 
 
 class DeviceChoice(StrEnum):
@@ -32,7 +33,7 @@ def train(
         str,
         Argument(
             metavar="MAIN",
-            help="Main model to train a draft model for: a file or a name.",
+            help="Main model to train a head for: a file or a name.",
             autocompletion=completion.models,
         ),
     ],
@@ -49,12 +50,33 @@ def train(
         Option(help="Your own prompts (.toml, .jsonl), texts or code: a file or folder; repeatable."),
     ] = None,
     minutes: Annotated[
-        float,
-        Option(help="Time for everything except the report, including data generation in earlier runs."),
-    ] = 60.0,
-    size: Annotated[
-        SizeChoice, Option(help="Size of the draft model; tiny suits main models below a billion weights.")
-    ] = SizeChoice.small,
+        float | None,
+        Option(
+            help="Time for everything except the report, including data generation in earlier runs "
+            "(default: 60).",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        Option(
+            min=1000,
+            max=10**9,
+            help="Amount of training data, instead of --minutes; training then takes as long as it needs.",
+        ),
+    ] = None,
+    vocabulary: Annotated[
+        int | None,
+        Option(
+            min=256,
+            max=1 << 20,
+            help="Number of tokens that the head can draft (default: 4,096 to 32,768, as many as cover 96 % "
+            "of the main model's output).",
+        ),
+    ] = None,
+    disk: Annotated[
+        float | None,
+        Option(help="Maximum size of the training data in GB (default: 20, or half of the free space)."),
+    ] = None,
     device: Annotated[DeviceChoice, Option(help="PyTorch device to train on.")] = DeviceChoice.cpu,
     seed: Annotated[int, Option(min=0, help="Random seed for prompts, sampling and training.")] = 0,
     plot: Annotated[
@@ -67,12 +89,12 @@ def train(
     gpu_layers: Annotated[int, Option(help="Number of layers of the main model on the GPU.")] = -1,
     kernels: KernelsOption = "auto",
 ) -> None:
-    """Train a small draft model on the main model's own output, and print its path.
+    """Train a head that drafts for a main model, and print its path.
 
-    The main model answers prompts for a while, and a small model learns to
-    predict its answers. No original weights, data or network access are needed.
-    Run the same command again to resume a run that was stopped, or with more
-    --minutes to continue a finished one.
+    The main model answers prompts for a while, and an EAGLE-3 head learns to
+    predict its answers from its hidden states. No original weights, data or
+    network access are needed. Run the same command again to resume a run that
+    was stopped, or with more --minutes or --tokens to continue a finished one.
 
     Requires PyTorch: pip install 'spec-local\\[train]'.
 
@@ -80,7 +102,7 @@ def train(
 
       specdec draft train main.gguf --minutes 480
 
-      specdec draft train main.gguf -o draft.gguf --text src --text prompts.jsonl
+      specdec draft train main.gguf -o head.gguf --text src --text prompts.jsonl
     """
     with exits.guarded():
         from spec_local import training
@@ -93,8 +115,12 @@ def train(
             plots.check()
             if plot.exists() and not plot.is_file():
                 raise InvalidRequest(f"{plot} is not a regular file: give another path for the plot")
-        if not 0 < minutes < float("inf"):
-            raise InvalidRequest(f"--minutes {minutes:g} is not a positive number: give, for example, 60")
+        if minutes is not None and tokens:
+            raise InvalidRequest("--minutes and --tokens exclude each other: give one of them")
+        minutes = _MINUTES if minutes is None else minutes
+        for option, value in (("minutes", minutes), ("disk", disk)):
+            if value is not None and not 0 < value < float("inf"):
+                raise InvalidRequest(f"--{option} {value:g} is not a positive number: give, for example, 60")
         from spec_local.llama.probe import check_model_file
         from spec_local.models.quantized_copy import check_target
         from spec_local.training import pipeline
@@ -102,36 +128,48 @@ def train(
         from spec_local.training.recipe import Recipe
 
         source = resolve(main)
-        # The file of a model name is in the folder of downloaded models, where no draft model belongs.
+        # The file of a model name is in the folder of downloaded models, where no head belongs.
         folder = source.parent if expanded(main).exists() else Path()
+        target = expanded(output) if output else folder / f"{source.stem}-head.gguf"
         recipe = Recipe(
             main=source,
-            target=expanded(output) if output else folder / f"{source.stem}-draft.gguf",
+            target=target,
             minutes=minutes,
-            size=size.value,
+            tokens=tokens,
+            n_drafted=vocabulary,
             seed=seed,
             device=device.value,
             threads=threads,
             gpu_layers=gpu_layers,
         )
-        # A resumed run may replace its own draft.
+        recipe = replace(recipe, max_bytes=_max_bytes(disk, recipe.folder))
+        # A resumed run may replace its own head.
         check_target(recipe.target, recipe.main, force=force or recipe.folder.exists())
-        pipeline.check(recipe)
+        check_model_file(source, gpu_layers=gpu_layers, log=render.note)
+        render.note(draft_view.plan(recipe, pipeline.check(recipe)))
         user_texts = read_user_texts(expanded(path) for path in text or ())
         for reason, skipped in user_texts.skipped.items():
             render.note(f"skipped, {reason}: {', '.join(map(str, skipped))}")
         if text:
             n_prompts, n_passages = len(user_texts.prompts), len(user_texts.passages)
             render.note(f"your texts: {n_prompts:,} prompts, {n_passages:,} passages")
-        check_model_file(source, gpu_layers=gpu_layers, log=render.note)
         with _resumable(recipe), draft_view.progress(recipe) as on_progress:
-            draft = pipeline.run(recipe, user_texts, on_progress)
-        for line in draft_view.report(draft, recipe):
+            head = pipeline.run(recipe, user_texts, on_progress)
+        for line in draft_view.report(head, recipe):
             render.note(line)
         if plot:
             with saving(plot) as picture:
-                plots.draw_training_curve(draft.curve, picture)
-        render.write(f"{draft.path}\n")
+                plots.draw_training_curve(head.curve, picture)
+        render.write(f"{head.path}\n")
+
+
+def _max_bytes(disk: float | None, folder: Path) -> int:
+    """Maximum size of the training data: as asked for, or half of what is free without earlier data."""
+    if disk is not None:
+        return int(disk * 1e9)
+    used = sum(path.stat().st_size for path in folder.glob("data/*"))
+    exists = next(parent for parent in folder.absolute().parents if parent.exists())
+    return min(_MAX_BYTES, (shutil.disk_usage(exists).free + used) // 2)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from specdec_cli.progress import live
 
 if TYPE_CHECKING:
     from spec_local.bench.figures import VariantFigures
-    from spec_local.training.pipeline import Event, TrainedDraft
+    from spec_local.training.events import Event
+    from spec_local.training.pipeline import TrainedHead
     from spec_local.training.recipe import Recipe
 
 _INTERVAL = 30.0  # seconds between progress lines where stderr is not a terminal
@@ -22,7 +23,7 @@ _INTERVAL = 30.0  # seconds between progress lines where stderr is not a termina
 @contextlib.contextmanager
 def progress(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
     """Show events: on a terminal in one line that is updated, otherwise in new lines at intervals."""
-    lines = _Lines(60 * recipe.minutes)
+    lines = _Lines(recipe)
     if sys.stderr is not None and sys.stderr.isatty():
         from rich.text import Text
 
@@ -57,37 +58,30 @@ def progress(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
 
 
 class _Lines:
-    """Formats an event as a line; also returns whether it stays on the screen. seconds: of the whole run."""
+    """Formats an event as a line; also returns whether it stays on the screen."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self.stage, self._started = seconds, "", 0.0
+    def __init__(self, recipe: "Recipe") -> None:
+        self._recipe, self.stage = recipe, ""
 
     def __call__(self, event: "Event") -> tuple[str, bool]:
-        from spec_local.training import pipeline
-        from spec_local.training.recipe import GENERATION_SHARE, SELECTION_SHARE
+        from spec_local.training import events
 
-        if isinstance(event, pipeline.Stage):
-            self.stage, self._started = event.name, time.monotonic()
+        if isinstance(event, events.Stage):
+            self.stage = event.name
             return event.name, False
-        if isinstance(event, pipeline.GenerationRate):
+        if isinstance(event, events.GenerationRate):
             model = "the main model" if event.kind == "main" else f"a {event.kind} copy of it"
             return f"{model} generates {event.rate:,.0f} tokens/s", True
-        if isinstance(event, pipeline.CandidateResult):
-            line = f"tried {event.name}: agreement {event.agreement:.1%}, cost {event.cost:.2f}"
-            return f"{line}, at best {event.speedup:.2f} times plain decoding", True
-        if isinstance(event, pipeline.Generating):
+        if isinstance(event, events.Generating):
             p, left = event.progress, event.seconds_left
-            total = left + (1 - GENERATION_SHARE) * self._seconds
-            line = f"generated {p.n_tokens:,} tokens, {p.rate:,.0f} tokens/s"
-            return f"{line} · {_clock(left)} left, {_clock(total)} in all", False
+            total = left + self._recipe.training_seconds
+            in_all = f", {_clock(total)} in all" if total < float("inf") else ""
+            line = f"generated {p.n_tokens:,} tokens, {p.rate:,.0f} tokens/s, {format_size(p.n_bytes)}"
+            return f"{line} · {_clock(left)} left{in_all}", False
         step = event.progress
-        agreement = f"agreement {max(0.0, step.best_agreement):.1%}"
-        if self.stage == "training":
-            line = f"training: step {step.step:,} of {step.n_steps:,}, loss {step.loss:.2f}, {agreement}"
-            return f"{line} · {_clock(step.seconds_left)} left", False
-        left = max(0.0, SELECTION_SHARE * self._seconds - (time.monotonic() - self._started))
-        total = left + (1 - GENERATION_SHARE - SELECTION_SHARE) * self._seconds
-        return f"trying {event.name}: {agreement} · {_clock(left)} left, {_clock(total)} in all", False
+        agreement = f"accepted {max(0.0, step.best_agreement):.1%}"
+        line = f"training: step {step.step:,} of {step.n_steps:,}, loss {step.loss:.2f}, {agreement}"
+        return f"{line} · {_clock(step.seconds_left)} left", False
 
 
 def _clock(seconds: float) -> str:
@@ -96,38 +90,45 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def report(draft: "TrainedDraft", recipe: "Recipe") -> list[str]:
-    """Return the lines of the report on a trained draft: size, cost, expected speed-up, evaluation."""
-    evaluation, pair = draft.evaluation, [str(recipe.main), str(draft.path)]
-    if draft.speedup > 1:
-        command = shlex.join(["specdec", "bench", "--main", pair[0], "--draft", pair[1]])
+def plan(recipe: "Recipe", bytes_per_token: int) -> str:
+    """What a run will put on the disk."""
+    n = recipe.max_bytes // bytes_per_token
+    return (
+        f"training data: at most {format_size(recipe.max_bytes)} in {recipe.folder}, "
+        f"{format_size(1000 * bytes_per_token)} for 1,000 tokens of prompts and answers ({n:,} tokens)"
+    )
+
+
+def report(head: "TrainedHead", recipe: "Recipe") -> list[str]:
+    """Return the lines of the report on a trained head: size, cost, expected speed-up, evaluation."""
+    evaluation, gain = head.evaluation, head.gain
+    pair = ["--main", str(recipe.main), "--draft", str(head.path)]
+    if gain.speedup > 1:
+        command = shlex.join(["specdec", "bench", *pair])
         pays = (
-            f"at best {draft.speedup:.2f} times plain decoding at temperature 0; to measure it, run {command}"
+            f"it pays: {gain.speedup:.2f} times plain decoding expected at temperature 0, with "
+            f"{gain.n_draft} draft tokens; to measure it, run {command}"
         )
     else:
-        command = shlex.join(["specdec", "tune", *pair])
-        pays = f"none, at best {draft.speedup:.2f} times plain decoding; to see the costs, run {command}"
-    scores = [
-        ("all tokens", evaluation.overall),
-        *evaluation.by_category.items(),
-        *((f"from token {start + 1}", score) for start, score in evaluation.by_position.items()),
-    ]
+        pays = (
+            f"it does not pay on this machine: at best {gain.speedup:.2f} times plain decoding expected; "
+            f"to see the costs, run {shlex.join(['specdec', 'tune', *pair[1::2]])}"
+        )
+    rows = [("all tokens", evaluation.overall), *evaluation.by_category.items()]
     size = sum(path.stat().st_size for path in recipe.folder.rglob("*") if path.is_file())
-    coverage = f"{draft.coverage:.1%} of the main model's output"
+    chain = ", ".join(f"{rate:.0%}" for rate in evaluation.chain)
     return [
-        f"{'draft':<9} {draft.name}, {format_size(draft.size)}, {draft.shape.n_vocab:,} tokens ({coverage})",
-        f"{'trained':<9} on {draft.n_trained:,} tokens, from {draft.n_generated:,} generated tokens",
-        f"{'cost':<9} a call takes {draft.cost:.3f} times as long as one of the main model",
+        f"{'head':<9} {format_size(head.size)}, drafts {head.n_drafted:,} tokens "
+        f"({head.coverage:.1%} of the main model's output)",
+        f"{'trained':<9} on {head.n_trained:,} tokens, from {head.n_generated:,} generated tokens",
+        f"{'cost':<9} a call takes {gain.cost:.3f} times as long as one of the main model",
+        f"{'accepted':<9} {chain} of the first, second and third draft token, if those before it were",
         f"{'speed-up':<9} {pays}",
-        *(f"{'benchmark':<9} {_benchmark(variant)}" for variant in draft.benchmark),
-        f"{'files':<9} {recipe.folder} ({format_size(size)}): needed to continue with more --minutes",
+        *(f"{'benchmark':<9} {_benchmark(variant)}" for variant in head.benchmark),
+        f"{'files':<9} {recipe.folder} ({format_size(size)}): needed only to continue the training",
         "",
-        f"{'held-out data':<18} {'agreement':>9} {'at temperature 1':>17} {'tokens':>9}",
-        *(f"{name:<18} {s.agreement:>9.1%} {s.acceptance:>17.1%} {s.n:>9,}" for name, s in scores),
-        *(
-            f"{f'confidence > {level:.0%}':<18} {share:>9.1%} {'':>17} {n:>9,}"
-            for level, (n, share) in evaluation.by_confidence.items()
-        ),
+        f"{'held-out data':<18} {'accepted':>9} {'at temperature 1':>17} {'tokens':>9}",
+        *(f"{name:<18} {s.agreement:>9.1%} {s.acceptance:>17.1%} {s.n:>9,}" for name, s in rows),
     ]
 
 

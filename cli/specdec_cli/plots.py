@@ -51,7 +51,7 @@ def draw(variants: Sequence["VariantFigures"], path: Path) -> None:
 
 
 def draw_training_curve(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a PNG of the agreement with the main model on held-out data, by category, over the tokens read.
+    """Write a PNG of the acceptance rate on held-out data, by category, over the tokens read.
 
     curve: as in `spec_local.training.recipe.Journal`.
     """
@@ -68,7 +68,7 @@ def draw_training_curve(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
         read, [point["overall"]["agreement"] for point in curve], color="black", linewidth=2, label="all"
     )
     axes.set_xlabel("tokens read")
-    axes.set_ylabel("agreement with the main model")
+    axes.set_ylabel("acceptance rate of the first draft token, held-out data")
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(path, format="png", dpi=150)

@@ -79,6 +79,42 @@ def integers(path: Path, name: str) -> NDArray[np.int64] | None:
     return np.fromfile(path, np.int64, n, offset=start)
 
 
+def floats(path: Path, name: str, width: int, rows: NDArray[np.integer] | None = None) -> NDArray[np.float32]:
+    """The values of a tensor, dequantized.
+
+    Args:
+        path: a file of the model.
+        width: number of columns.
+        rows: which rows; None: all.
+
+    Returns:
+        float32 (number of rows, width).
+
+    Raises:
+        KeyError: the file has no such tensor.
+        ValueError: it has another width, or a type that cannot be dequantized here.
+    """
+    import gguf as package  # takes 0.1 s
+
+    with _opened(path) as (gguf, file):
+        number = gguf.gguf_find_tensor(file, name.encode())
+        if number < 0:
+            raise KeyError(name)
+        kind = package.GGMLQuantizationType(gguf.gguf_get_tensor_type(file, number))
+        start = gguf.gguf_get_data_offset(file) + gguf.gguf_get_tensor_offset(file, number)
+        n_bytes = gguf.gguf_get_tensor_size(file, number)
+    block, block_bytes = package.GGML_QUANT_SIZES[kind]
+    row_bytes = width // block * block_bytes
+    if width % block or n_bytes % row_bytes:
+        raise ValueError(f"{name} does not have {width} columns")
+    data = np.memmap(path, np.uint8, "r", start, (n_bytes // row_bytes, row_bytes))
+    try:
+        values = package.quants.dequantize(np.array(data if rows is None else data[rows]), kind)
+    except NotImplementedError as error:
+        raise ValueError(f"{name} has the type {kind.name}: {error}") from None
+    return np.ascontiguousarray(values, np.float32)
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, int]]:
     gguf = _functions()

@@ -150,7 +150,7 @@ class Model:
     @functools.cached_property
     def architecture(self) -> str:
         """Architecture, such as ``qwen2``."""
-        return self._metadata("general.architecture") or ""
+        return self.text("general.architecture") or ""
 
     @property
     def is_head(self) -> bool:
@@ -266,15 +266,16 @@ class Model:
 
     def number(self, key: str) -> int | None:
         """A number in the file's header, by its name without the architecture; None: there is none."""
-        value = self._metadata(f"{self.architecture}.{key}")
+        value = self.text(f"{self.architecture}.{key}")
         return int(value) if value and value.isdecimal() else None
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value in the file's header, by its name without the architecture."""
-        value = self._metadata(f"{self.architecture}.{key}")
+        value = self.text(f"{self.architecture}.{key}")
         return default if value is None else value == "true"
 
-    def _metadata(self, key: str) -> str | None:
+    def text(self, key: str) -> str | None:
+        """A value in the file's header as text, by its full name; None: there is none."""
         buffer = ctypes.create_string_buffer(256)
         n = self._lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace") if n >= 0 else None

@@ -1,57 +1,158 @@
-"""Load the generated training data for a draft model with a trimmed vocabulary."""
+"""The training data of a head: the main model's answers with its states and candidates, in batches."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spec_local.errors import InvalidRequest
-from spec_local.llama.model import Model
-from spec_local.training import shards
-from spec_local.training.corpus import TokenMap, build
-from spec_local.training.export import tokenize_vocabulary
-from spec_local.training.vocabulary_trimming import select_tokens
+from spec_local.training import bfloat16, shards
+from spec_local.training.initial_weights import Samples
+from spec_local.training.shards import Document
+from spec_local.training.vocabulary import select_tokens
 
+COVERAGE = 0.96
+"""Share of the main model's tokens that a head should be able to draft."""
+_JITTER = 0.1  # of lengths, so that documents are batched differently in each epoch
 _SAMPLE = 12_000  # number of held-out tokens; enough to resolve one percentage point
 
 
-class Dataset:
-    """Training and held-out corpora of a folder of shards.
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Documents, padded with zeros on the right, and the predictions to learn.
 
-    Args:
-        main: the main model's file.
-        folder: folder of the shards.
-        n_vocab: maximum size of the draft model's vocabulary.
+    Position i of a document predicts the token after token i, from the tokens up to it and the main model's
+    states up to that of token i − 1.
 
     Attributes:
-        kept: uint32 (n_vocab,), the main model's tokens in the draft model's order.
-        train, held_out: corpora of all texts.
-        held_out_sample: a part of `held_out`, for evaluation during training.
-        n_generated: number of tokens in all answers.
-        coverage: share of the held-out tokens that the draft model has.
-        n_ctx: the main model's training context.
-
-    Raises:
-        InvalidRequest: there is no text for training or evaluation, or a shard is damaged.
-        ModelError: the main model's tokenizer cannot be trimmed.
+        tokens: int64 (n_documents, length).
+        states: bfloat16 (see `bfloat16`) (n_documents, length, width), of the token before each position.
+        positions: int64 (n,), indices of the positions to predict at in the flattened tokens: those of the
+            answers.
+        top_ids: int64 (n, TOP_K), the main model's candidates there, as indices of the drafted tokens; 0 if
+            the head cannot draft the token.
+        top_probs: float32 (n, TOP_K), their probabilities; 0 if the head cannot draft the token.
+        documents: int64 (n,), number of the document of each position.
     """
 
-    def __init__(self, main: Path, folder: Path, n_vocab: int) -> None:
+    tokens: NDArray[np.int64]
+    states: NDArray[np.uint16]
+    positions: NDArray[np.int64]
+    top_ids: NDArray[np.int64]
+    top_probs: NDArray[np.float32]
+    documents: NDArray[np.int64]
+
+
+class Dataset:
+    """Documents for training and for evaluation.
+
+    Args:
+        folder: folder of the shards.
+        n_vocab: size of the main model's vocabulary.
+        sizes: numbers of tokens that the head may draft, ascending. The first with `COVERAGE` is used, or the
+            last.
+
+    Attributes:
+        drafted: int64, the main model's tokens that the head can draft, ascending.
+        train, held_out: documents.
+        held_out_sample: a part of `held_out`, for evaluation during training.
+        n_generated: number of tokens in all answers.
+        coverage: share of the held-out positions whose most probable token can be drafted.
+
+    Raises:
+        InvalidRequest: there is no document for training or evaluation, or a shard is damaged.
+    """
+
+    def __init__(self, folder: Path, n_vocab: int, sizes: Sequence[int]) -> None:
         documents = [document for shard in shards.read(folder) for document in shard.documents]
-        train = [document for document in documents if not document.held_out]
-        held_out = [document for document in documents if document.held_out]
-        if not train or not held_out:
-            raise InvalidRequest("too little training data: give more --minutes to continue")
-        header = Model(main, weights=False)
-        n_main, self.n_ctx = header.vocabulary.n_tokens, header.n_ctx_train
-        header.close()
-        counts = np.zeros(n_main, np.int64)
-        for document in train:
-            counts += np.bincount(document.tokens, minlength=n_main)
-        self.kept = select_tokens(main, counts, n_vocab)
-        token_map = TokenMap(tokenize_vocabulary(main, self.kept), self.kept, len(self.kept))
-        ends = np.cumsum([len(document.top_ids) for document in held_out])
-        self.train = build(train, token_map)
-        self.held_out = build(held_out, token_map)
-        self.held_out_sample = build(held_out[: 1 + int(np.searchsorted(ends, _SAMPLE))], token_map)
+        self.train = [document for document in documents if not document.held_out]
+        self.held_out = [document for document in documents if document.held_out]
+        if not self.train or not self.held_out:
+            raise InvalidRequest("too little training data: give more --minutes or --tokens to continue")
+        counts = _expected_counts(self.train, n_vocab)
+        best = np.concatenate([document.top_ids[:, 0] for document in self.held_out])
+        for size in sizes:
+            self.drafted = select_tokens(counts, size)
+            self._drafted_ids = np.full(n_vocab, -1, np.int64)
+            self._drafted_ids[self.drafted] = np.arange(len(self.drafted))
+            self.coverage = float(np.mean(self._drafted_ids[best] >= 0))
+            if self.coverage >= COVERAGE:
+                break
+        ends = np.cumsum([len(document.top_ids) for document in self.held_out])
+        self.held_out_sample = self.held_out[: 1 + int(np.searchsorted(ends, _SAMPLE))]
         self.n_generated = sum(len(document.top_ids) for document in documents)
-        self.coverage = float(np.mean(self.held_out.next_tokens >= 0))
+
+    def batch(self, documents: Sequence[Document]) -> Batch:
+        """Combine documents."""
+        length = max(len(document.tokens) for document in documents)
+        width = documents[0].states.shape[1]
+        tokens = np.zeros((len(documents), length), np.int64)
+        states = np.zeros((len(documents), length, width), np.uint16)
+        positions = []
+        for i, document in enumerate(documents):
+            n = len(document.tokens)
+            tokens[i, :n] = document.tokens
+            states[i, 1:n] = document.states
+            positions.append(i * length + np.arange(document.n_prompt - 1, n - 1))
+        top_ids = self._drafted_ids[np.concatenate([document.top_ids for document in documents])]
+        probs = np.exp(np.concatenate([document.top_logprobs for document in documents]), dtype=np.float32)
+        return Batch(
+            tokens,
+            states,
+            np.concatenate(positions),
+            np.maximum(top_ids, 0),
+            np.where(top_ids >= 0, probs, 0),
+            np.repeat(np.arange(len(documents)), [len(each) for each in positions]),
+        )
+
+    def samples(self, n: int, embeddings: NDArray[np.uint16], rng: np.random.Generator) -> Samples:
+        """Return about `n` positions of training answers, for the regression.
+
+        embeddings: bfloat16 (n_vocab, n_embd), the main model's.
+        """
+        width = embeddings.shape[1]
+        parts: list[tuple[NDArray[np.uint16], ...]] = []
+        for i in rng.permutation(len(self.train)).tolist():
+            document = self.train[i]
+            before = slice(max(0, document.n_prompt - 2), len(document.states) - 1)
+            after = slice(before.start + 1, before.stop + 1)
+            tokens = document.tokens[after]
+            parts.append((document.states[before], embeddings[tokens], document.states[after, -width:]))
+            if sum(len(part[0]) for part in parts) >= n:
+                break
+        return Samples(*(bfloat16.decode(np.concatenate(each)) for each in zip(*parts, strict=True)))
+
+
+def batches(
+    documents: Sequence[Document], n_tokens: int, rng: np.random.Generator | None = None
+) -> Iterator[Sequence[Document]]:
+    """Yield every document once, in batches of documents of similar length.
+
+    Args:
+        n_tokens: maximum number of tokens in a batch, including padding; a batch has at least one document.
+        rng: shuffles the batches and varies which documents are batched together; None: shortest first.
+    """
+    lengths = np.array([len(document.tokens) for document in documents])
+    jitter = rng.uniform(1 - _JITTER, 1 + _JITTER, len(lengths)) if rng else np.ones(len(lengths))
+    parts: list[list[Document]] = []
+    longest = 0
+    for i in np.argsort(lengths * jitter, kind="stable").tolist():
+        longest = max(longest, int(lengths[i]))
+        if not parts or (len(parts[-1]) + 1) * longest > n_tokens:
+            parts.append([])
+            longest = int(lengths[i])
+        parts[-1].append(documents[i])
+    if rng:
+        rng.shuffle(parts)
+    yield from parts
+
+
+def _expected_counts(documents: Sequence[Document], n_vocab: int) -> NDArray[np.float64]:
+    """How often each token occurs in answers, on average over what the main model could have sampled."""
+    counts = np.zeros(n_vocab)
+    for document in documents:
+        probs = np.exp(document.top_logprobs.astype(np.float64))
+        counts += np.bincount(document.top_ids.ravel(), probs.ravel(), n_vocab)
+    return counts

@@ -1,4 +1,4 @@
-"""Train a draft model on the main model's soft targets, and evaluate it during training.
+"""Train a head on the main model's soft targets, and evaluate it during training.
 
 The learning rate warms up, stays constant and decays to zero in the last part (Hägele et al. 2024, "Scaling
 Laws and Compute-Optimal Training Beyond Fixed Training Durations"). The decay starts early once the held-out
@@ -6,11 +6,12 @@ agreement stops improving. A run is determined by its data, hyperparameters and 
 resumes from its last checkpoint exactly.
 """
 
+import errno
 import hashlib
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,14 +23,17 @@ import torch
 from spec_local.errors import InvalidRequest
 from spec_local.files import replacing
 from spec_local.training import network
-from spec_local.training.corpus import Batch, Corpus, batches, targets
-from spec_local.training.evaluation import Evaluation, evaluate
+from spec_local.training.dataset import Batch, Dataset, batches
+from spec_local.training.evaluation import Evaluation, evaluate, inputs
+from spec_local.training.head_shape import HeadShape, Weights
 from spec_local.training.loss import cross_entropy
-from spec_local.training.model_shape import EMBEDDINGS, ModelShape, Weights
+from spec_local.training.main_weights import MainWeights
+from spec_local.training.shards import Document
 
 _BETAS = (0.9, 0.95)
-_WEIGHT_DECAY = 0.1  # for matrices only
+_WEIGHT_DECAY = 0.05  # for matrices only
 _MAX_GRAD_NORM = 1.0
+_DEPTH_WEIGHT = 0.6  # weight of a draft token's loss, relative to the one before it
 _SMOOTHING = 0.95  # weight of the earlier steps in the reported loss
 _SAVE_EVERY = 60.0  # minimum number of seconds between checkpoints
 
@@ -41,25 +45,23 @@ class Hyperparameters:
     Attributes:
         n_steps: maximum number of steps.
         batch_tokens: maximum number of tokens per step.
+        depth: number of successive draft tokens to learn.
         learning_rate: peak learning rate.
         warmup_steps: number of steps during which the learning rate rises.
         decay_share: share of the steps during which the learning rate falls.
         eval_every: number of steps between evaluations.
         patience: number of consecutive evaluations without improvement after which the decay starts.
-        token_weight: weight of the main model's sampled token, relative to its candidates.
-        prompt_weight: weight of prompt tokens, relative to answer tokens.
         seed: random seed for the order of the data.
     """
 
     n_steps: int
-    batch_tokens: int = 4096
-    learning_rate: float = 1e-3
-    warmup_steps: int = 50
-    decay_share: float = 0.3
+    batch_tokens: int = 1024
+    depth: int = 3
+    learning_rate: float = 7e-4
+    warmup_steps: int = 30
+    decay_share: float = 0.5
     eval_every: int = 100
-    patience: int = 4
-    token_weight: float = 0.1
-    prompt_weight: float = 0.1
+    patience: int = 3
     seed: int = 0
 
 
@@ -68,9 +70,9 @@ class TrainingProgress:
     """State of a run after a step.
 
     step, n_steps: number of finished steps, and of all steps; the latter decreases if the decay starts early.
-    n_tokens: number of tokens read so far. loss: in nats, smoothed. seconds_left: estimated from the speed of
-    this process. evaluation: on held-out data, if there was one after this step. best_agreement: maximum over
-    all evaluations.
+    n_tokens: number of tokens of answers read so far. loss: of the first draft token, in nats, smoothed.
+    seconds_left: estimated from the speed of this process. evaluation: on held-out data, if there was one
+    after this step. best_agreement: maximum over all evaluations.
     """
 
     step: int
@@ -86,7 +88,8 @@ class TrainingProgress:
 class Result:
     """Result of a training run.
 
-    weights, step, evaluation: those of the best evaluation. n_steps, n_tokens: totals of the training.
+    weights, step: those of the best evaluation. evaluation: of all held-out data. n_steps, n_tokens: totals
+    of the training.
     """
 
     weights: Weights
@@ -118,9 +121,9 @@ class _State:
 
 def train(
     start: Weights,
-    shape: ModelShape,
-    corpus: Corpus,
-    held_out: Corpus,
+    shape: HeadShape,
+    main: MainWeights,
+    dataset: Dataset,
     hyperparameters: Hyperparameters,
     *,
     device: str = "cpu",
@@ -132,7 +135,7 @@ def train(
 
     Args:
         start: initial weights; not modified.
-        held_out: data for evaluation.
+        main: weights of the main model that stay as they are.
         device: ``cpu``, ``cuda`` or ``mps``.
         threads: number of PyTorch's threads in the whole process; None: unchanged.
         checkpoint: file that is written about once a minute and kept at the end.
@@ -142,18 +145,18 @@ def train(
         InvalidRequest: the device is not available, or the checkpoint is damaged or from another run.
         OSError: the checkpoint cannot be written.
     """
-    run = _Run(start, shape, corpus, hyperparameters, device, threads)
-    fingerprint = _fingerprint(start, shape, corpus, held_out, hyperparameters) if checkpoint else ""
+    run = _Run(start, shape, main, dataset, hyperparameters, device, threads)
+    fingerprint = _fingerprint(start, shape, dataset, hyperparameters) if checkpoint else ""
     if checkpoint and checkpoint.exists():
         run.restore(_load(checkpoint), fingerprint, checkpoint)
     state = run.state
     first_step, started = state.step, time.monotonic()
     saved = started
     while state.step < state.end:
-        evaluation = run.evaluate(held_out) if state.best < 0 else None  # of the initial weights
+        evaluation = run.evaluate() if state.best < 0 else None  # of the initial weights
         run.step()
         if state.step % hyperparameters.eval_every == 0 or state.step == state.end:
-            evaluation = run.evaluate(held_out)
+            evaluation = run.evaluate()
         now = time.monotonic()
         if checkpoint and (now - saved > _SAVE_EVERY or state.step == state.end):
             run.save(checkpoint, fingerprint)
@@ -163,14 +166,15 @@ def train(
             TrainingProgress(state.step, state.end, state.n_tokens, state.loss, left, evaluation, state.best)
         )
     weights = {name: value.cpu().numpy() for name, value in run.best.items()}
-    best = evaluate(run.best, shape, held_out)
+    best = run.evaluate_weights(run.best, dataset.held_out)
     return Result(weights, state.best_step, best, state.step, state.n_tokens)
 
 
 def steps_per_second(
     start: Weights,
-    shape: ModelShape,
-    corpus: Corpus,
+    shape: HeadShape,
+    main: MainWeights,
+    dataset: Dataset,
     hyperparameters: Hyperparameters,
     *,
     device: str = "cpu",
@@ -181,7 +185,7 @@ def steps_per_second(
 
     Raises InvalidRequest: the device is not available.
     """
-    run = _Run(start, shape, corpus, hyperparameters, device, threads)
+    run = _Run(start, shape, main, dataset, hyperparameters, device, threads)
     run.step()  # the first one allocates memory
     started = time.monotonic()
     while time.monotonic() - started < seconds:
@@ -195,8 +199,9 @@ class _Run:
     def __init__(
         self,
         start: Weights,
-        shape: ModelShape,
-        corpus: Corpus,
+        shape: HeadShape,
+        main: MainWeights,
+        dataset: Dataset,
         hyperparameters: Hyperparameters,
         device: str,
         threads: int | None,
@@ -204,8 +209,10 @@ class _Run:
         check_device(device)
         if threads:
             torch.set_num_threads(threads)
-        self.shape, self.corpus, self.hyperparameters = shape, corpus, hyperparameters
+        self.shape, self.dataset, self.hyperparameters = shape, dataset, hyperparameters
         self._device, self._dtype = device, network.fast_dtype(device)
+        self._embeddings = torch.from_numpy(main.embeddings.view(np.int16)).view(torch.bfloat16).to(device)
+        self._output = torch.from_numpy(main.output).to(device, self._dtype)
         self.parameters = {
             name: torch.tensor(value, device=device, requires_grad=True) for name, value in start.items()
         }
@@ -227,25 +234,25 @@ class _Run:
     def step(self) -> None:
         """Train on one batch."""
         state, hyperparameters = self.state, self.hyperparameters
-        batch = next(self._batches)
+        batch = self.dataset.batch(next(self._batches))
         factor = _rate_factor(state.step, hyperparameters.warmup_steps, state.decay_from, state.end)
         for group in self._optimizer.param_groups:
             group["lr"] = hyperparameters.learning_rate * factor
-        loss = self._loss(batch)
-        loss.backward()
+        losses = self._losses(batch)
+        torch.stack([_DEPTH_WEIGHT**depth * loss for depth, loss in enumerate(losses)]).sum().backward()
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), _MAX_GRAD_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad()
         state.step += 1
         state.batch += 1
-        state.n_tokens += batch.n_tokens
-        value = float(loss.detach())
+        state.n_tokens += len(batch.positions)
+        value = float(losses[0].detach())
         state.loss = value if math.isnan(state.loss) else _SMOOTHING * state.loss + (1 - _SMOOTHING) * value
 
-    def evaluate(self, held_out: Corpus) -> Evaluation:
+    def evaluate(self) -> Evaluation:
         """Evaluate; keep the weights if they are the best, or start the decay if patience has run out."""
         state, share = self.state, self.hyperparameters.decay_share
-        evaluation = evaluate(self.parameters, self.shape, held_out)
+        evaluation = self.evaluate_weights(self.parameters, self.dataset.held_out_sample)
         agreement = evaluation.overall.agreement
         state.stale += 1
         if agreement > state.best:
@@ -255,6 +262,10 @@ class _Run:
             decay = round(state.step * share / (1 - share))
             state.decay_from, state.end = state.step, min(state.end, state.step + max(1, decay))
         return evaluation
+
+    def evaluate_weights(self, weights: network.Parameters, documents: Sequence[Document]) -> Evaluation:
+        """Evaluate some weights on some documents."""
+        return evaluate(weights, self.shape, self._output, self._embeddings, self.dataset, documents)
 
     def save(self, path: Path, fingerprint: str) -> None:
         content = {
@@ -283,31 +294,47 @@ class _Run:
         self.state = _State(**content["state"])
         self._batches = self._remaining_batches()
 
-    def _remaining_batches(self) -> Iterator[Batch]:
+    def _remaining_batches(self) -> Iterator[Sequence[Document]]:
         """Yield batches endlessly, starting at the state's position; the caller updates the state."""
-        state = self.state
+        state, n_tokens = self.state, self.hyperparameters.batch_tokens
         while True:
             rng = np.random.default_rng([self.hyperparameters.seed, state.epoch])
-            yield from islice(batches(self.corpus, self.hyperparameters.batch_tokens, rng), state.batch, None)
+            yield from islice(batches(self.dataset.train, n_tokens, rng), state.batch, None)
             state.epoch, state.batch = state.epoch + 1, 0
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        hyperparameters, device = self.hyperparameters, self._device
-        ids, weights = targets(
-            self.corpus, batch, hyperparameters.token_weight, hyperparameters.prompt_weight
+    def _losses(self, batch: Batch) -> list[torch.Tensor]:
+        """The mean loss of each successive draft token."""
+        device = self._device
+        positions, ids, weights = (
+            each.to(device) for each in (torch.from_numpy(batch.positions), *_targets(batch))
         )
-        tokens = torch.from_numpy(batch.tokens).to(device)
-        positions = np.concatenate((batch.positions, batch.prompt_positions))
-        states = network.hidden_states(self.parameters, self.shape, tokens, self._dtype)
-        return cross_entropy(
-            states.flatten(0, 1).index_select(0, torch.from_numpy(positions).to(device)),
-            self.parameters[EMBEDDINGS],
-            torch.from_numpy(ids).to(device),
-            torch.from_numpy(weights).to(device),
+        states = network.draft_states(
+            self.parameters,
+            self.shape,
+            *inputs(batch, self._embeddings, self._dtype),
+            self.hyperparameters.depth,
         )
+        return [
+            cross_entropy(state.flatten(0, 1).index_select(0, positions), self._output, ids, weights)
+            for state in states
+        ]
 
     def _copy(self) -> dict[str, torch.Tensor]:
         return {name: value.detach().clone() for name, value in self.parameters.items()}
+
+
+def _targets(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the targets at the positions of a batch.
+
+    The main model's candidates are renormalized over the tokens that the head can draft, because verification
+    uses no others of its distribution. If it can draft none of them, the weights are zero.
+
+    Returns:
+        int64 ids and float32 weights (n, TOP_K); all weights sum to 1 or less.
+    """
+    total = batch.top_probs.sum(1, keepdims=True)
+    weights = np.divide(batch.top_probs, total, out=np.zeros_like(batch.top_probs), where=total > 0)
+    return torch.from_numpy(batch.top_ids), torch.from_numpy(weights / np.float32(len(weights)))
 
 
 def _rate_factor(step: int, warmup_steps: int, decay_from: int, end: int) -> float:
@@ -326,16 +353,14 @@ def check_device(device: str) -> None:
         raise InvalidRequest(f"PyTorch cannot use {device!r} here ({why}): give --device cpu") from None
 
 
-def _fingerprint(
-    start: Weights, shape: ModelShape, corpus: Corpus, held_out: Corpus, hyperparameters: Hyperparameters
-) -> str:
+def _fingerprint(start: Weights, shape: HeadShape, dataset: Dataset, hyperparameters: Hyperparameters) -> str:
     """Return a hash of everything that determines a run."""
     digest = hashlib.sha256(repr((shape, hyperparameters)).encode())
     for name in sorted(start):
         digest.update(np.ascontiguousarray(start[name]).data)
-    for each in (corpus, held_out):
-        for array in (each.ids, each.positions, each.top_ids, each.top_probs):
-            digest.update(array.data)
+    digest.update(dataset.drafted.data)
+    for document in (*dataset.train, *dataset.held_out):
+        digest.update(np.ascontiguousarray(document.tokens).data)
     return digest.hexdigest()
 
 
@@ -346,4 +371,7 @@ def _load(path: Path) -> dict[str, Any]:
             return content
     except (RuntimeError, EOFError, pickle.UnpicklingError, AttributeError):
         pass
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which PyTorch raises for a file that ends early
+            raise
     raise InvalidRequest(f"{path} is damaged: delete it to restart the training from the beginning")

@@ -1,53 +1,30 @@
-"""Evaluate a draft model on held-out answers of the main model.
-
-The draft model reads the main model's answers and predicts each next token once, so that every position
-counts equally, as after a step in which all draft tokens were accepted.
-"""
+"""Evaluate a head on held-out answers of the main model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spec_local.training import network
-from spec_local.training.corpus import Corpus, batches
-from spec_local.training.model_shape import EMBEDDINGS, ModelShape, Weights
+from spec_local.training.dataset import Batch, Dataset, batches
+from spec_local.training.head_shape import HeadShape
+from spec_local.training.network import Parameters, draft_states
+from spec_local.training.shards import Document
 
-CONFIDENCES = (0.3, 0.5, 0.7, 0.9)
-POSITIONS = (0, 8, 16, 32, 64, 128, 256)
-"""First position of each range of answer positions that is reported separately."""
-_BATCH = 8192  # tokens
-_ROWS = 512  # number of positions whose logits are copied at a time
-
-_Name = TypeVar("_Name")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Predictions:
-    """The draft model's predictions for all targets of a corpus, in order.
-
-    Attributes:
-        agrees: bool (n,), whether the most probable tokens of both models are the same; False if the draft
-            model lacks the token.
-        overlap: float32 (n,), Σ min(p, q) over the main model's candidates: the acceptance probability at
-            temperature 1 (Leviathan et al. 2023, section 3.2), slightly too low because p is cut off.
-        confidence: float32 (n,), the draft model's probability of its most probable token.
-    """
-
-    agrees: NDArray[np.bool_]
-    overlap: NDArray[np.float32]
-    confidence: NDArray[np.float32]
+DEPTH = 3
+"""Number of draft tokens whose acceptance is evaluated."""
+_BATCH = 4096  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Averages over some positions.
+    """Averages over positions in answers.
 
-    n: number of positions. agreement: share of the positions where the most probable tokens are the same.
-    acceptance: mean overlap.
+    n: number of positions. agreement: share of the positions where the most probable tokens of the head and
+    of the main model are the same: its acceptance rate as the first draft token at temperature 0.
+    acceptance: mean Σ min(p, q) over the main model's candidates: the acceptance rate at temperature 1
+    (Leviathan et al. 2023, section 3.2), slightly too low because p is cut off.
     """
 
     n: int
@@ -57,71 +34,103 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores of all positions, by category, and by range of answer positions (its first position).
+    """Scores of all positions and by category, and the acceptance rates of successive draft tokens.
 
-    by_confidence: number of predictions above each confidence, and the share of them that agrees.
+    chain: at temperature 0, the acceptance rate of the first, second, … draft token, given that those before
+    it were accepted; on answers that were generated at temperature 0.
     """
 
     overall: Score
     by_category: Mapping[str, Score]
-    by_position: Mapping[int, Score]
-    by_confidence: Mapping[float, tuple[int, float]]
+    chain: Sequence[float]
 
 
-def evaluate(weights: network.Parameters | Weights, shape: ModelShape, corpus: Corpus) -> Evaluation:
-    """Evaluate in float32, on the device of the weights."""
-    parameters = {name: torch.as_tensor(values) for name, values in weights.items()}
-    return summarize(corpus, predict(parameters, shape, corpus))
+def evaluate(
+    parameters: Parameters,
+    shape: HeadShape,
+    output: torch.Tensor,
+    embeddings: torch.Tensor,
+    dataset: Dataset,
+    documents: Sequence[Document],
+) -> Evaluation:
+    """Evaluate a head, in the arithmetic of `output`.
 
-
-def predict(parameters: network.Parameters, shape: ModelShape, corpus: Corpus) -> Predictions:
-    """Predict every target of a corpus, in float32, on the device of the parameters."""
-    n = len(corpus.positions)
-    agrees, overlap, confidence = np.zeros(n, bool), np.zeros(n, np.float32), np.zeros(n, np.float32)
-    embeddings = parameters[EMBEDDINGS]
-    device = embeddings.device
+    Args:
+        parameters: by GGUF name. output, embeddings: the head's output rows, and the main model's embeddings.
+        documents: of the dataset.
+    """
+    agrees: list[NDArray[np.bool_]] = []
+    overlaps: list[NDArray[np.float32]] = []
+    categories: list[str] = []
+    tested, accepted = np.zeros(DEPTH, np.int64), np.zeros(DEPTH, np.int64)
     with torch.inference_mode():
-        for batch in batches(corpus, _BATCH):
-            tokens = torch.from_numpy(batch.tokens).to(device)
-            states = network.hidden_states(parameters, shape, tokens).flatten(0, 1)
-            for start in range(0, len(batch.positions), _ROWS):
-                targets = batch.targets[start : start + _ROWS]
-                positions = torch.from_numpy(batch.positions[start : start + _ROWS]).to(device)
-                q = torch.softmax(states[positions] @ embeddings.T, -1)
-                top_ids = torch.from_numpy(corpus.top_ids[targets].astype(np.int64)).to(device)
-                p = torch.from_numpy(corpus.top_probs[targets].astype(np.float32)).to(device)
-                best, token = q.max(1)
-                agrees[targets] = ((token == top_ids[:, 0]) & (p[:, 0] > 0)).cpu().numpy()
-                overlap[targets] = torch.minimum(p, q.gather(1, top_ids)).sum(1).cpu().numpy()
-                confidence[targets] = best.cpu().numpy()
-    return Predictions(agrees, overlap, confidence)
-
-
-def summarize(corpus: Corpus, predictions: Predictions) -> Evaluation:
-    """Average predictions on a corpus, overall and by part."""
-    n_targets = np.diff(corpus.first_targets)
-    categories = np.repeat(corpus.text_categories, n_targets)
-    position = np.arange(len(categories)) - np.repeat(corpus.first_targets[:-1], n_targets)
-    ranges = np.searchsorted(POSITIONS, position, "right") - 1
-    by_confidence = {}
-    for threshold in CONFIDENCES:
-        above = predictions.confidence > threshold
-        share = float(predictions.agrees[above].mean()) if above.any() else 0.0
-        by_confidence[threshold] = (int(above.sum()), share)
+        for part in batches(documents, _BATCH):
+            batch = dataset.batch(part)
+            best = _most_probable(parameters, shape, output, embeddings, batch, overlaps)
+            # −1 is neither a draft token nor one of the main model's.
+            wanted = np.where(batch.top_probs[:, 0] > 0, batch.top_ids[:, 0], -1)
+            hits = [tokens == wanted for tokens in best]
+            agrees.append(hits[0])
+            categories += [part[i].category for i in batch.documents.tolist()]
+            greedy = np.array([document.temperature == 0 for document in part])[batch.documents]
+            _count_chains(hits, greedy, batch.documents, tested, accepted)
+    agreement, overlap = np.concatenate(agrees), np.concatenate(overlaps)
+    names = np.array(categories)
     return Evaluation(
-        overall=_score(predictions, np.ones(len(categories), bool)),
-        by_category=_scores(predictions, categories, corpus.categories),
-        by_position=_scores(predictions, ranges, POSITIONS),
-        by_confidence=by_confidence,
+        _score(agreement, overlap),
+        {str(name): _score(agreement[names == name], overlap[names == name]) for name in np.unique(names)},
+        (accepted / np.maximum(tested, 1)).tolist(),
     )
 
 
-def _scores(
-    predictions: Predictions, part: NDArray[np.integer], names: Sequence[_Name]
-) -> dict[_Name, Score]:
-    return {name: _score(predictions, part == i) for i, name in enumerate(names) if (part == i).any()}
+def inputs(batch: Batch, embeddings: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the states and the embeddings of a batch, as `draft_states` takes them."""
+    states = torch.from_numpy(batch.states.view(np.int16)).view(torch.bfloat16)
+    tokens = torch.from_numpy(batch.tokens).to(embeddings.device)
+    return states.to(embeddings.device, dtype), embeddings[tokens].to(dtype)
 
 
-def _score(predictions: Predictions, mask: NDArray[np.bool_]) -> Score:
-    agreement, acceptance = predictions.agrees[mask].mean(), predictions.overlap[mask].mean()
-    return Score(int(mask.sum()), float(agreement), float(acceptance))
+def _most_probable(
+    parameters: Parameters,
+    shape: HeadShape,
+    output: torch.Tensor,
+    embeddings: torch.Tensor,
+    batch: Batch,
+    overlaps: list[NDArray[np.float32]],
+) -> list[NDArray[np.int64]]:
+    """Return the most probable tokens of each depth; add the overlaps of the first one."""
+    device = output.device
+    positions = torch.from_numpy(batch.positions).to(device)
+    best = []
+    states = draft_states(parameters, shape, *inputs(batch, embeddings, output.dtype), DEPTH)
+    for depth, state in enumerate(states):
+        logits = state.flatten(0, 1)[positions] @ output.T
+        best.append(logits.argmax(1).cpu().numpy())
+        if depth == 0:
+            ids, p = torch.from_numpy(batch.top_ids).to(device), torch.from_numpy(batch.top_probs).to(device)
+            q = torch.softmax(logits.float(), 1).gather(1, ids)
+            overlaps.append(torch.minimum(p, q).sum(1).cpu().numpy())
+    return best
+
+
+def _count_chains(
+    hits: Sequence[NDArray[np.bool_]],
+    greedy: NDArray[np.bool_],
+    documents: NDArray[np.int64],
+    tested: NDArray[np.int64],
+    accepted: NDArray[np.int64],
+) -> None:
+    """Count the draft tokens that follow accepted ones, in chains that start at every position.
+
+    hits: for each depth, whether the prediction of each position is right. greedy: which positions count.
+    """
+    alive, n = greedy, len(greedy)
+    for depth, hit in enumerate(hits):
+        alive = alive[: n - depth] & (documents[: n - depth] == documents[depth:])
+        tested[depth] += alive.sum()
+        alive = alive & hit[depth:]
+        accepted[depth] += alive.sum()
+
+
+def _score(agreement: NDArray[np.bool_], overlap: NDArray[np.float32]) -> Score:
+    return Score(len(agreement), float(agreement.mean()), float(overlap.mean()))

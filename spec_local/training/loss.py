@@ -1,7 +1,7 @@
 """Cross-entropy against the main model's top candidates, without storing the logits of all positions.
 
-With ten thousand tokens, the logits are the most expensive part of such a small model. They are computed for
-about a thousand positions at a time and replaced in place by their gradient.
+The output matrix, whose rows are the main model's, is not trained. Logits are computed for about a thousand
+positions at a time and replaced in place by their gradient.
 """
 
 from typing import Any
@@ -13,32 +13,30 @@ _ROWS = 1024
 
 
 def cross_entropy(
-    states: torch.Tensor, embeddings: torch.Tensor, target_ids: torch.Tensor, target_weights: torch.Tensor
+    states: torch.Tensor, output: torch.Tensor, target_ids: torch.Tensor, target_weights: torch.Tensor
 ) -> torch.Tensor:
     """Sum −weight · ln q(id) over all positions and candidates: KL(p ‖ q), up to a constant.
 
     Args:
         states: (n, n_embd), in the dtype used for the arithmetic.
-        embeddings: float32 (n_vocab, n_embd).
+        output: (n_drafted, n_embd), in the same dtype.
         target_ids: int64 (n, k), candidates of each position; an id may occur twice.
         target_weights: float32 (n, k), p of each candidate times the weight of its position.
 
     Returns:
-        A float32 scalar, differentiable once, with respect to `states` and `embeddings`.
+        A float32 scalar, differentiable once, with respect to `states`.
     """
-    loss: torch.Tensor = _CrossEntropy.apply(states, embeddings, target_ids, target_weights)
+    loss: torch.Tensor = _CrossEntropy.apply(states, output, target_ids, target_weights)
     return loss
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
     @staticmethod
     def forward(
-        ctx: Any, states: torch.Tensor, embeddings: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+        ctx: Any, states: torch.Tensor, matrix: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        matrix = embeddings.to(states.dtype)
         loss = torch.zeros((), device=states.device)
         grad_states = torch.empty_like(states)
-        grad_embeddings = torch.zeros_like(embeddings)
         for start in range(0, len(states), _ROWS):
             rows = slice(start, start + _ROWS)
             q = torch.softmax(states[rows] @ matrix.T, -1)
@@ -49,11 +47,10 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]  # torch is 
             # Flattened: along a dimension, bfloat16 index_add_ takes a tenth of a whole step on CPUs.
             grad.view(-1).index_add_(0, flat.flatten(), -weights[rows].to(q.dtype).flatten())
             grad_states[rows] = grad @ matrix
-            grad_embeddings += grad.T @ states[rows]
-        ctx.save_for_backward(grad_states, grad_embeddings)
+        ctx.save_for_backward(grad_states)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        grad_states, grad_embeddings = ctx.saved_tensors
-        return grad_states * grad.to(grad_states.dtype), grad_embeddings * grad, None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (grad_states,) = ctx.saved_tensors
+        return grad_states * grad.to(grad_states.dtype), None, None, None

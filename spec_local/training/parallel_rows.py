@@ -8,13 +8,20 @@ from numpy.typing import NDArray
 from spec_local.core.language_model import Calls, run_together
 from spec_local.errors import SpecLocalError
 from spec_local.llama.context import Context, open_rows
+from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
+from spec_local.training import bfloat16
 
 _MAX_PROMPT_TOKENS = 512  # maximum number of prompt tokens per call
 
 
-def open_parallel_rows(model: Model, n: int, n_ctx: int, threads: int | None) -> Sequence[Context]:
-    """Create a llama.cpp context for `n` texts of up to `n_ctx` tokens; see `open_rows` for the errors."""
+def open_parallel_rows(
+    model: Model, n: int, n_ctx: int, threads: int | None, hidden: HiddenStates | None = None
+) -> Sequence[Context]:
+    """Create a llama.cpp context for `n` texts of up to `n_ctx` tokens; see `open_rows` for the errors.
+
+    hidden: the states that `next_outputs` returns; None: none.
+    """
     return open_rows(
         model,
         n,
@@ -23,35 +30,59 @@ def open_parallel_rows(model: Model, n: int, n_ctx: int, threads: int | None) ->
         max_logits=n,
         threads=threads,
         unified=False,
+        hidden=hidden,
     )
 
 
-def next_logits(rows: Sequence[Context], tokens: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+def next_outputs(
+    rows: Sequence[Context],
+    tokens: Sequence[Sequence[int]],
+    *,
+    with_states: bool,
+    logits: NDArray[np.float32] | None = None,
+) -> tuple[NDArray[np.float32], Sequence[NDArray[np.uint16]]]:
     """Append tokens to rows of one context.
 
     Args:
         rows: in ascending order.
         tokens: one or more for each row.
+        with_states: return the states; the rows must have been opened for this.
+        logits: the array to return; None: a new one, which takes the system a while to provide.
 
     Returns:
         float32 (len(rows), n_vocab): the logits after the last token of each.
+        bfloat16 (see `bfloat16`) (len(tokens[i]), width) for each row: the hidden states of its new tokens;
+        empty without states.
 
     Raises:
         InvalidRequest: no tokens, or one outside the vocabulary.
         ContextOverflow: a text would be longer than its context.
         BackendError: llama.cpp failed.
     """
-    early = [_append(row, new[:-1]) for row, new in zip(rows, tokens, strict=True) if len(new) > 1]
+    states: list[list[NDArray[np.uint16]]] = [[] for _ in rows]
+    early = [
+        _append(row, new[:-1], found if with_states else None)
+        for row, new, found in zip(rows, tokens, states, strict=True)
+        if len(new) > 1
+    ]
     for result in run_together(early):
         if isinstance(result, SpecLocalError):
             raise result
     calls = [row.call(new[-1:], [-1], 1) for row, new in zip(rows, tokens, strict=True)]
-    logits = rows[0].shared.decode(calls)
+    logits = np.concatenate(rows[0].shared.decode(calls), out=logits)
+    if with_states:
+        last = bfloat16.encode(rows[0].shared.states(range(len(rows))))
+        for i, found in enumerate(states):
+            found.append(last[i : i + 1])
     for row in rows:
         row.commit([0])
-    return np.concatenate(logits)
+    joined = [found[0] if len(found) == 1 else np.concatenate(found) for found in states if found]
+    return logits, joined
 
 
-def _append(row: Context, tokens: Sequence[int]) -> Calls[None]:
+def _append(row: Context, tokens: Sequence[int], states: list[NDArray[np.uint16]] | None) -> Calls[None]:
     for start in range(0, len(tokens), row.max_tokens):
-        yield from row.evaluate_calls(tokens[start : start + row.max_tokens], 0)
+        part = tokens[start : start + row.max_tokens]
+        yield from row.evaluate_calls(part, 0)
+        if states is not None:
+            states.append(bfloat16.encode(row.states(range(len(part)))))

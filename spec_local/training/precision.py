@@ -17,7 +17,7 @@ import psutil
 from spec_local.errors import SpecLocalError
 from spec_local.llama.model import Model
 from spec_local.models.quantized_copy import quantize
-from spec_local.training.parallel_rows import next_logits, open_parallel_rows
+from spec_local.training.parallel_rows import next_outputs, open_parallel_rows
 
 KINDS = ("BF16", "F16", "Q8_0")
 _MAX_SHARE = 0.4  # maximum share of free memory and free disk space for a copy
@@ -75,7 +75,7 @@ def _rate(path: Path, n_parallel: int, threads: int | None, gpu_layers: int) -> 
     times = []
     for each in tokens:
         start = time.perf_counter()
-        next_logits(rows, [[token] for token in each])
+        next_outputs(rows, [[token] for token in each], with_states=False)
         times.append(time.perf_counter() - start)
     rows[0].close()
     model.close()

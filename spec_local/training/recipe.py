@@ -2,10 +2,10 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -13,16 +13,8 @@ from spec_local.errors import InvalidRequest
 from spec_local.files import replacing, sha256
 from spec_local.training.prompts import Prompt, UserTexts, synthetic_prompt
 
-Size = Literal["tiny", "small"]
-
-N_VOCAB: Mapping[Size, int] = {"tiny": 8192, "small": 12288}
-"""Maximum size of a draft model's vocabulary."""
-WIDTHS: Mapping[Size, tuple[int, int]] = {"tiny": (256, 4), "small": (384, 6)}
-"""Width and number of attention heads of a new draft model."""
 GENERATION_SHARE = 0.6
-"""Share of the time for generating training data."""
-SELECTION_SHARE = 0.08
-"""Share of the time for the short runs that select the model; training gets the rest."""
+"""Share of the time for generating training data; training gets the rest."""
 SELF_GENERATED = "self-generated"
 """Category of the prompts that the main model generates."""
 _JOURNAL = "journal.json"
@@ -34,14 +26,19 @@ class Recipe:
     """Settings of a training run.
 
     main, target: files. minutes: time for everything but the report, including the generation time of earlier
-    runs. seed: random seed for prompts, sampling and training. device: PyTorch device. threads: number of
-    threads; None: one per physical core. gpu_layers: layers of the main model on the GPU.
+    runs; tokens: number of tokens to generate instead, after which training takes as long as it needs.
+    n_drafted: number of tokens that the head can draft; None: as many as the main model's text needs.
+    max_bytes: maximum size of the training data. seed: random seed for prompts, sampling and training.
+    device: PyTorch device. threads: number of threads; None: one per physical core. gpu_layers: layers of the
+    main model on the GPU.
     """
 
     main: Path
     target: Path
     minutes: float = 60.0
-    size: Size = "small"
+    tokens: int | None = None
+    n_drafted: int | None = None
+    max_bytes: int = 20 * 10**9
     seed: int = 0
     device: str = "cpu"
     threads: int | None = None
@@ -52,6 +49,16 @@ class Recipe:
         """Folder of the training data and everything else from which a later run resumes."""
         return self.target.parent / f"{self.target.name}.training"
 
+    @property
+    def generation_seconds(self) -> float:
+        """Time for generating training data; infinite if a number of tokens is given."""
+        return float("inf") if self.tokens else GENERATION_SHARE * self.minutes * 60
+
+    @property
+    def training_seconds(self) -> float:
+        """Time for training; infinite if a number of tokens is given."""
+        return float("inf") if self.tokens else (1 - GENERATION_SHARE) * self.minutes * 60
+
 
 @dataclass(slots=True)
 class Journal:
@@ -60,19 +67,20 @@ class Journal:
     Attributes:
         settings: settings that must be the same in every run.
         generation_seconds: time spent on data generation so far.
+        n_tokens, n_bytes: amount of data generated so far, including unfinished answers that were dropped.
         generator: name of the main model's copy that generates the data, "main" for its own file; empty: not
             measured yet.
-        speedups: expected speed-up of each candidate model that was tried.
-        selected: name of the best candidate; empty: not selected yet.
+        data: size of the training data and of the vocabulary that the hyperparameters are for.
         hyperparameters: hyperparameters of the training; empty: not set yet.
         curve: number of tokens read and `Evaluation`, for each evaluation during training.
     """
 
     settings: dict[str, Any]
     generation_seconds: float = 0.0
+    n_tokens: int = 0
+    n_bytes: int = 0
     generator: str = ""
-    speedups: dict[str, float] = field(default_factory=dict)
-    selected: str = ""
+    data: dict[str, int] = field(default_factory=dict)
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)
 
@@ -90,7 +98,7 @@ def open_journal(recipe: Recipe) -> Iterator[Journal]:
         OSError: the folder cannot be written.
     """
     recipe.folder.mkdir(parents=True, exist_ok=True)
-    settings = {"main": sha256(recipe.main), "size": recipe.size, "seed": recipe.seed}
+    settings = {"main": sha256(recipe.main), "seed": recipe.seed}
     try:
         with FileLock(recipe.folder / "lock", timeout=0):
             journal = _load(recipe.folder / _JOURNAL, settings)
@@ -119,17 +127,17 @@ def _load(path: Path, settings: dict[str, Any]) -> Journal:
 def prompt_source(seed: int, user_texts: UserTexts) -> Callable[[int, Sequence[str]], Prompt]:
     """Return the `next_prompt` function for `DataGenerator`: from a number and passages to a prompt.
 
-    Half of the prompts are generated by the main model; the other half are synthetic or, while there are
+    A quarter of the prompts are generated by the main model; the others are synthetic or, while there are
     some, the user's.
     """
 
     def prompt(i: int, answers: Sequence[str]) -> Prompt:
         block, kind = divmod(i, 4)
-        if kind >= 2:
+        if kind == 3:
             return Prompt(SELF_GENERATED, "", False)  # its text determines later whether it is held out
         if kind == 0 and block < _USER_ROUNDS * len(user_texts.prompts):
             return user_texts.prompts[block % len(user_texts.prompts)]
         passages = user_texts.passages if user_texts.passages and block % 2 else answers
-        return synthetic_prompt(seed, 2 * block + kind, passages)
+        return synthetic_prompt(seed, 3 * block + kind, passages)
 
     return prompt

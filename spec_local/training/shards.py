@@ -1,6 +1,7 @@
 """Training data on disk, in shards that are written atomically.
 
-A shard is a NumPy archive of a few hundred documents. The main model's top candidates and their probabilities
+A shard is a NumPy archive of a few hundred documents, and a file with their hidden states beside it, which is
+mapped into memory when it is read. The main model's top candidates and their probabilities
 are stored for each token of an answer, because these soft targets contain several times as much information
 as the token alone (Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2).
 """
@@ -18,6 +19,7 @@ from spec_local.files import replacing
 
 TOP_K = 16
 """Number of candidates stored per token."""
+_STATES = ".states"
 _PATTERN = "[0-9][0-9][0-9][0-9][0-9].npz"
 
 
@@ -35,6 +37,8 @@ class Document:
             probable first.
         top_logprobs: float16 (n - n_prompt, TOP_K), their natural log probabilities over the whole
             vocabulary, at temperature 1.
+        states: bfloat16 (see `bfloat16`) (n - 1, layers * width), the main model's states of all tokens but
+            the last.
     """
 
     tokens: NDArray[np.uint32]
@@ -44,6 +48,7 @@ class Document:
     held_out: bool
     top_ids: NDArray[np.uint32]
     top_logprobs: NDArray[np.float16]
+    states: NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,10 @@ def write(folder: Path, number: int, shard: Shard) -> None:
         OSError: it cannot be written.
     """
     docs = shard.documents
+    # First the states: a shard exists once its archive does.
+    with replacing(folder / f"{number:05}{_STATES}") as temporary, temporary.open("wb") as file:
+        for doc in docs:
+            file.write(np.ascontiguousarray(doc.states).data)
     with replacing(folder / f"{number:05}.npz") as temporary, temporary.open("wb") as file:
         np.savez(
             file,
@@ -73,6 +82,7 @@ def write(folder: Path, number: int, shard: Shard) -> None:
             held_out=np.array([doc.held_out for doc in docs]),
             top_ids=np.concatenate([doc.top_ids for doc in docs]),
             top_logprobs=np.concatenate([doc.top_logprobs for doc in docs]),
+            width=docs[0].states.shape[1],
         )
 
 
@@ -91,7 +101,7 @@ def read(folder: Path) -> Iterable[Shard]:
     for path in sorted(folder.glob(_PATTERN)):
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                shard = _shard({name: arrays[name] for name in arrays.files})
+                shard = _shard(path, {name: arrays[name] for name in arrays.files})
         except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
             raise InvalidRequest(
                 f"{path} is damaged ({error}): delete it, and training continues with the other files"
@@ -99,9 +109,15 @@ def read(folder: Path) -> Iterable[Shard]:
         yield shard
 
 
-def _shard(arrays: dict[str, NDArray[np.generic]]) -> Shard:
+def _shard(path: Path, arrays: dict[str, NDArray[np.generic]]) -> Shard:
     lengths, prompts = arrays["lengths"].tolist(), arrays["prompts"].tolist()
     ends = np.cumsum(lengths)[:-1]
+    try:
+        states = np.memmap(path.with_suffix(_STATES), np.uint16, "r").reshape(-1, int(arrays["width"]))
+    except FileNotFoundError:
+        raise ValueError("its states are missing") from None
+    if len(states) != sum(lengths) - len(lengths):
+        raise ValueError("its states are incomplete")
     answer_ends = np.cumsum(np.subtract(lengths, prompts))[:-1]
     rows = zip(
         np.split(arrays["tokens"], ends),
@@ -111,6 +127,7 @@ def _shard(arrays: dict[str, NDArray[np.generic]]) -> Shard:
         arrays["held_out"].tolist(),
         np.split(arrays["top_ids"], answer_ends),
         np.split(arrays["top_logprobs"], answer_ends),
+        np.split(states, np.cumsum(np.subtract(lengths, 1))[:-1]),
         strict=True,
     )
     return Shard([Document(*row) for row in rows], int(arrays["next_prompt"]))

@@ -84,7 +84,8 @@ def world(specdec, main, draft, hub, tmp_path_factory):
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m specdec_cli "$@"\n')
     command.chmod(0o755)
     (folder / "main.gguf").symlink_to(main)
-    (folder / "draft.gguf").symlink_to(draft)
+    for name in ("draft.gguf", "head.gguf"):  # what a head drafts is tested elsewhere
+        (folder / name).symlink_to(draft)
     write_tiny_model(folder / "main-f16.gguf", n_layers=1, n_embd=256, n_ctx=4096)
     marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
     write_tiny_model(folder / "coder.gguf", n_layers=1, n_ctx=4096, extra_tokens=marks)

@@ -10,114 +10,109 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pexpect
 import pytest
 
 from spec_local.bench.figures import Estimate, VariantFigures
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training import pipeline
+from spec_local.training import data_stage, pipeline
 from spec_local.training.evaluation import Evaluation, Score
+from spec_local.training.events import Generating, GenerationRate, Stage, Training
 from spec_local.training.generation import GenerationProgress
-from spec_local.training.model_shape import ModelShape
-from spec_local.training.pipeline import (
-    CandidateResult,
-    Generating,
-    GenerationRate,
-    Stage,
-    TrainedDraft,
-    Training,
-)
+from spec_local.training.measurement import Gain
+from spec_local.training.pipeline import TrainedHead
 from spec_local.training.recipe import Recipe
 from specdec_cli import draft_train, draft_view
-from tests.llama.test_training_pipeline import QUICK
+from tests.cli.conftest import FIRST_USE
+from tests.llama.test_training_pipeline import QUICK, STAGES
+from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 
-SHORT = ["--minutes", 0.03, "--size", "tiny", "--threads", 1]
-
+SHORT = ["--minutes", 0.06, "--threads", 1]
 
 HALF = Score(2000, 0.5, 0.4567)
-EVALUATION = Evaluation(
-    HALF, {"maths": HALF, "code editing": Score(12345, 1.0, 1.0)}, {0: HALF, 8: HALF}, {0.3: (100, 0.75)}
-)
+EVALUATION = Evaluation(HALF, {"maths": HALF, "code editing": Score(12345, 1.0, 1.0)}, [0.75, 0.5, 0.254])
 
 
 @pytest.fixture
 def quick(monkeypatch):
     exec(QUICK, {"set": monkeypatch.setattr})
-    monkeypatch.setattr(pipeline.distillation, "steps_per_second", lambda *_, **__: 1.0)
 
 
 @pytest.fixture
 def instant(quick, monkeypatch):
     """Training is skipped; its three evaluations show n_steps in their numbers of tokens."""
 
-    def train(start, shape, corpus, held_out, hyperparameters, *, on_progress, **_):
+    def train(start, shape, main, dataset, hyperparameters, *, on_progress, **_):
         for step in (1, 2, 3):
             n_read = 1000 * step + hyperparameters.n_steps
             on_progress(pipeline.TrainingProgress(step, 3, n_read, 2.0, 0.0, EVALUATION, 0.5))
         return pipeline.Result(start, 3, EVALUATION, 3, 3000)
 
     monkeypatch.setattr(pipeline.distillation, "train", train)
-    monkeypatch.setattr(pipeline, "write_draft", lambda path, *_, **__: path.write_bytes(b"GGUF"))
-    monkeypatch.setattr(pipeline, "_cost_and_speedup", lambda *_: (0.05, 1.25))
+    monkeypatch.setattr(pipeline, "write_head", lambda path, *_, **__: path.write_bytes(b"GGUF"))
 
 
 @pytest.fixture(scope="module")
 def short_main(tmp_path_factory):
-    return write_tiny_model(tmp_path_factory.mktemp("short") / "main.gguf", n_layers=1)
+    return write_tiny_main(tmp_path_factory.mktemp("short") / "main.gguf", end_scale=1.5)
 
 
 @pytest.fixture
 def target(tmp_path):
-    return tmp_path / "out" / "draft.gguf"
+    return tmp_path / "out" / "head.gguf"
 
 
 @pytest.fixture
 def training(target):
-    return target.with_name("draft.gguf.training")
+    return target.with_name("head.gguf.training")
 
 
-def test_a_draft_is_trained(quick, inside, short_main, target, training, tmp_path):
+def lines_of(done):
+    """Without what is printed at the first use of a model only."""
+    return [line for line in done.stderr.decode().splitlines() if not FIRST_USE.match(line)]
+
+
+def test_a_head_is_trained(quick, inside, short_main, target, training, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"category": "pets", "name": "a", "text": "What is a bird?"}\n')
     (tmp_path / "picture.bin").write_bytes(b"\xff\0\xfe")
     picture = tmp_path / "curve.png"
     texts = ["--text", tmp_path / "prompts.jsonl", "--text", tmp_path / "picture.bin"]
-    command = ["draft", "train", short_main, "-o", target, *SHORT]
+    command = ["draft", "train", short_main, "-o", target, *SHORT, "--disk", 1]
     done = inside(*command, *texts, "--plot", picture)
     assert done.returncode == 0, done
     assert done.stdout == f"{target}\n".encode()
-    lines = done.stderr.decode().splitlines()
-    assert lines[:2] == [
+    lines = lines_of(done)
+    assert lines[:3] == [
+        f"training data: at most 1.0 GB in {training}, 0.4 MB for 1,000 tokens of prompts and answers "
+        "(2,604,166 tokens)",
         f"skipped, not UTF-8 text: {tmp_path / 'picture.bin'}",
         "your texts: 1 prompts, 0 passages",
     ]
-    stages = [
-        "measuring",
-        "generating training data",
-        "selecting tokens",
-        "selecting the model",
-        "training",
-        "exporting",
-    ]
-    assert [line for line in lines if line in stages] == stages
-    tried = [line for line in lines if line.startswith("tried ")]
-    assert len(tried) == 3
-    assert all(
-        re.search(r"agreement \d+\.\d%, cost \d+\.\d\d, at best \d+\.\d\d times plain decoding$", t)
-        for t in tried
-    )
+    assert [line for line in lines if line in STAGES] == STAGES
+    assert [line.split("  ")[0] for line in lines[-8:]].count("all tokens") == 1
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    answered = inside("generate", "--main", short_main, "--draft", target, "--threads", 1, "-n", 4, "x")
-    assert answered.returncode == 0, answered
+    options = ["--threads", 1, "-n", 4, "--temp", 0]
+    plain = inside("generate", "--main", short_main, "--draft", "none", *options, "x")
+    drafted = inside("generate", "--main", short_main, "--draft", target, *options, "x")
+    assert plain.returncode == drafted.returncode == 0, drafted
+    assert drafted.stdout == plain.stdout != b""
 
     before = target.read_bytes()
     again = inside(*command, *texts)
     assert again.returncode == 0
     assert target.read_bytes() == before
-    assert not re.search(
-        rb"^(generating training data|selecting the model|tried .*)$", again.stderr, re.MULTILINE
-    )
-    assert "started with another seed" in inside.one_line(inside(*command, "--seed", 1), 2)
+    # The checkpoint is kept, so that no step is repeated.
+    assert not re.search(rb"^(generating training data|training: .*)$", again.stderr, re.MULTILINE)
+    assert "started with another seed" in lines_of(inside(*command, "--seed", 1))[-1]
+
+
+def test_a_number_of_tokens(quick, inside, short_main, target, training):
+    done = inside("draft", "train", short_main, "-o", target, "--tokens", 2000, "--threads", 1)
+    assert done.returncode == 0, done
+    found = json.loads((training / "journal.json").read_text())
+    assert 2000 <= found["n_tokens"] < 2100
 
 
 def test_an_existing_file_is_kept_without_force(quick, inside, short_main, target, monkeypatch):
@@ -143,11 +138,11 @@ def test_default_output(inside, short_main, tmp_path, monkeypatch):
     inside("draft", "train", short_main)
     monkeypatch.setattr(draft_train, "resolve", lambda name: short_main)
     inside("draft", "train", "starter", cwd=tmp_path)
-    assert [r.target for r in recipes] == [short_main.with_name("main-draft.gguf"), Path("main-draft.gguf")]
+    assert [r.target for r in recipes] == [short_main.with_name("main-head.gguf"), Path("main-head.gguf")]
 
 
 def test_a_run_that_was_too_short_can_be_resumed(instant, inside, short_main, target, training):
-    done = inside("draft", "train", short_main, "-o", target, "--size", "tiny", "--minutes", 1e-6)
+    done = inside("draft", "train", short_main, "-o", target, "--minutes", 1e-6)
     assert done.returncode == 2
     last = done.stderr.decode().splitlines()[-1]
     assert last.startswith("specdec: too little training data: give more")
@@ -162,34 +157,46 @@ def test_a_run_that_was_too_short_can_be_resumed(instant, inside, short_main, ta
         (["MAIN", "--minutes", "nan"], 2, "--minutes nan is not a positive number"),
         (["MAIN", "--minutes", "inf"], 2, "--minutes inf is not a positive number"),
         (["MAIN", "--minutes", "-1"], 2, "--minutes -1 is not a positive number"),
+        (["MAIN", "--disk", "0"], 2, "--disk 0 is not a positive number"),
+        (
+            ["MAIN", "--disk", "0.001"],
+            2,
+            "1.0 MB of disk space are too little for training data: free some, or",
+        ),
+        (
+            ["MAIN", "--minutes", "5", "--tokens", "1000"],
+            2,
+            "--minutes and --tokens exclude each other: give",
+        ),
         (["MAIN", "--text", "nowhere"], 2, "nowhere does not exist: check the path"),
         (["MAIN", "--plot", "."], 2, "is not a regular file: give another path for the plot"),
         (["MAIN", "-o", "MAIN", "--force"], 2, "is the source model itself"),
         (["MAIN", "-o", "."], 2, "is a folder: give the path of a file"),
-        (["MAIN", "-o", "file/draft.gguf"], 1, "cannot be written (Not a directory): fix that"),
+        (["MAIN", "-o", "file/head.gguf"], 1, "cannot be written (Not a directory): fix that"),
         (["absent.gguf"], 1, "absent.gguf does not exist: check the path"),
         (["file"], 1, "file is not a GGUF file"),
-        (["t5.gguf"], 1, "has a tokenizer of kind 't5'"),
+        (["eagle.gguf"], 1, "eagle.gguf is a head: give the model that it is for"),
+        (["shallow.gguf"], 1, "a model with 4 layers has too few for a head: at least 5 are needed"),
     ],
 )
 def test_invalid_arguments_and_models_are_refused_at_once(
     inside, short_main, target, tmp_path, arguments, code, why
 ):
     (tmp_path / "file").write_text("no model")
-    # Another kind of tokenizer; the model's name makes up for the shorter string.
-    t5 = short_main.read_bytes()
-    for old, new in [(b"llama", b"t5"), (b"tiny-llama-0", b"tiny-llama-0...")]:
-        old, new = (len(text).to_bytes(8, "little") + text for text in (old, new))
-        t5 = new.join(t5.rsplit(old, 1))
-    (tmp_path / "t5.gguf").write_bytes(t5)
+    write_tiny_eagle(tmp_path / "eagle.gguf")
+    write_tiny_model(tmp_path / "shallow.gguf", n_layers=4)
     before = {*tmp_path.iterdir()}
     arguments = [short_main if argument == "MAIN" else argument for argument in arguments]
     output = [] if "-o" in arguments else ["-o", target]
-    assert why in inside.one_line(inside("draft", "train", *arguments, *output, cwd=tmp_path), code)
+    done = inside("draft", "train", *arguments, *output, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, b"")
+    (line,) = [line for line in lines_of(done) if not line.startswith("training data: at most ")]
+    assert line.startswith("specdec: ")
+    assert why in line
     assert {*tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("arguments", [[], ["x", "--size", "huge"], ["x", "--seed", "-1"]], ids=str)
+@pytest.mark.parametrize("arguments", [[], ["x", "--tokens", "999"], ["x", "--seed", "-1"]], ids=str)
 def test_wrong_usage(inside, arguments):
     done = inside("draft", "train", *arguments)
     assert done.returncode == 2
@@ -243,7 +250,7 @@ if 'train' in sys.orig_argv:
 
 
 def test_ctrl_c_on_a_terminal(specdec, instant, inside, short_main, target, training, tmp_path):
-    command = ["draft", "train", short_main, "-o", target, "--threads", 1, "--size", "tiny"]
+    command = ["draft", "train", short_main, "-o", target, "--threads", 1]
     child = pexpect.spawn(
         specdec.command[0],
         [*specdec.command[1:], *map(str, command), "--minutes", "5"],
@@ -252,7 +259,7 @@ def test_ctrl_c_on_a_terminal(specdec, instant, inside, short_main, target, trai
         timeout=40,
         encoding="utf-8",
     )
-    child.expect(r"generated [\d,]+ tokens, [\d,]+ tokens/s · 2:\d\d left, 4:\d\d in all")
+    child.expect(r"generated [\d,]+ tokens, [\d,]+ tokens/s, [\d.]+ MB · 2:\d\d left, 4:\d\d in all")
     child.expect(r"generated \d,\d+ tokens")
     child.sendintr()
     child.expect(r"stopped: run the same command again to resume from ([^\r]*)\r\n")
@@ -286,38 +293,32 @@ def test_sigterm_saves_the_training_data(quick, inside, short_main, target, trai
     assert list((training / "data").glob("*.npz"))
 
 
-def test_a_resumed_selection_skips_the_candidates_that_were_tried(
+def test_a_partial_copy_that_a_kill_left_is_deleted(
     instant, inside, short_main, target, training, monkeypatch
 ):
-    """A partial copy of the main model, left by a kill, is deleted."""
     training.mkdir(parents=True)
     (training / "main-BF16.gguf").write_bytes(b"GGUF")
+    asked = []
 
     def fastest_copy(main, folder, **_):
         assert not list(folder.glob("*.gguf"))
+        asked.append(main)
         return main
 
-    monkeypatch.setattr(pipeline.precision, "fastest_copy", fastest_copy)
-    tried = []
+    monkeypatch.setattr(data_stage.precision, "fastest_copy", fastest_copy)
+    assert inside("draft", "train", short_main, "-o", target, *SHORT).returncode == 0
+    assert asked == [short_main]
 
-    def cost_and_speedup(*arguments):
-        tried.append(arguments)
-        if len(tried) == 2:
-            raise KeyboardInterrupt
-        return 0.05, 1.25
 
-    monkeypatch.setattr(pipeline, "_cost_and_speedup", cost_and_speedup)
+def test_the_curve_has_each_evaluation_of_the_last_training_once(
+    instant, inside, short_main, target, training, monkeypatch
+):
     command = ["draft", "train", short_main, "-o", target, *SHORT]
-    assert inside(*command).returncode == 130
-    assert len(json.loads((training / "journal.json").read_text())["speedups"]) == 1
-    assert inside(*command).returncode == 0
-    assert len(tried) == 2 + 2 + 1  # and once for the finished draft
-
-    # The curve has each evaluation once, of the last training only.
-    assert inside(*command).returncode == 0
-    n_first = curve(training)
-    monkeypatch.setattr(pipeline.distillation, "steps_per_second", lambda *_, **__: 100.0)
-    assert inside(*command, "--minutes", 0.04).returncode == 0
+    for _ in range(2):
+        assert inside(*command).returncode == 0
+        n_first = curve(training)
+    monkeypatch.setattr(pipeline.distillation, "steps_per_second", lambda *_, **__: 30.0)
+    assert inside(*command, "--minutes", 0.08).returncode == 0
     assert curve(training) != n_first
 
 
@@ -342,6 +343,18 @@ def test_a_full_disk_is_one_line(quick, inside, short_main, target, training):
     )
 
 
+def test_half_of_the_disk_is_left_free(target, training, monkeypatch):
+    """What an earlier run has written counts as free, and the limit thus stays the same."""
+    monkeypatch.setattr(draft_train.shutil, "disk_usage", lambda folder: SimpleNamespace(free=7_000_000))
+    assert draft_train._max_bytes(None, training) == 3_500_000
+    (training / "data").mkdir(parents=True)
+    (training / "data" / "00000.states").write_bytes(bytes(1_000_000))
+    assert draft_train._max_bytes(None, training) == 4_000_000
+    assert draft_train._max_bytes(0.5, training) == 500_000_000
+    monkeypatch.setattr(draft_train.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**12))
+    assert draft_train._max_bytes(None, training) == 20 * 10**9
+
+
 def test_without_a_terminal_lines_are_printed_now_and_then(inside, capsys, monkeypatch, target):
     now = [1000.0]
     monkeypatch.setattr(draft_view.time, "monotonic", lambda: now[0])
@@ -351,7 +364,7 @@ def test_without_a_terminal_lines_are_printed_now_and_then(inside, capsys, monke
             GenerationRate("main", 10),
             GenerationRate("BF16", 2000),
             Stage("generating training data"),
-            *(Generating(GenerationProgress(1234 + i, 56.7, 8, 0), 3600 - i) for i in range(100)),
+            *(Generating(GenerationProgress(1234 + i, 56.7, 8, 0, 10**8), 3600 - i) for i in range(100)),
         ):
             on_progress(event)
             now[0] += isinstance(event, Generating)
@@ -361,7 +374,7 @@ def test_without_a_terminal_lines_are_printed_now_and_then(inside, capsys, monke
         "a BF16 copy of it generates 2,000 tokens/s",
         "generating training data",
         *(
-            f"generated {1234 + i:,} tokens, 57 tokens/s · {left} left, {total} in all"
+            f"generated {1234 + i:,} tokens, 57 tokens/s, 100 MB · {left} left, {total} in all"
             for i, left, total in (
                 (31, "59:29", "1:39:29"),
                 (62, "58:58", "1:38:58"),
@@ -371,93 +384,77 @@ def test_without_a_terminal_lines_are_printed_now_and_then(inside, capsys, monke
     ]
 
 
-def test_time_left(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(draft_view.time, "monotonic", lambda: now[0])
-    line = draft_view._Lines(6000)
-    progress = pipeline.TrainingProgress(7, 20, 9000, 2.345, 65, None, 0.25)
-    line(Stage("selecting the model"))
-    now[0] = 100
-    assert line(Training("2 new layers", progress)) == (
-        "trying 2 new layers: agreement 25.0% · 6:20 left, 38:20 in all",
-        False,
-    )
-    assert line(CandidateResult("2 new layers", 0.25, 0.0512, 1.125)) == (
-        "tried 2 new layers: agreement 25.0%, cost 0.05, at best 1.12 times plain decoding",
-        True,
-    )
-    line(Stage("training"))
-    assert line(Training("2 new layers", progress)) == (
-        "training: step 7 of 20, loss 2.35, agreement 25.0% · 1:05 left",
-        False,
-    )
+def test_lines(target):
+    line = draft_view._Lines(Recipe(main=target, target=target, tokens=10**6))
+    generating = Generating(GenerationProgress(1234, 56.7, 8, 0, 2_000_000), 3601)
+    assert line(generating) == ("generated 1,234 tokens, 57 tokens/s, 2.0 MB · 1:00:01 left", False)
+    progress = pipeline.TrainingProgress(7, 20, 9000, 2.345, 65, None, -1.0)
+    expected = "training: step 7 of 20, loss 2.35, accepted {} · 1:05 left"
+    assert line(Training(progress)) == (expected.format("0.0%"), False)
+    assert line(Training(replace(progress, best_agreement=0.25))) == (expected.format("25.0%"), False)
 
 
 def test_the_report(tmp_path):
-    recipe = Recipe(main=Path("my main.gguf"), target=tmp_path / "draft.gguf")
+    recipe = Recipe(main=Path("my main.gguf"), target=tmp_path / "head.gguf")
     recipe.folder.mkdir()
     (recipe.folder / "shard").write_bytes(bytes(2_500_000))
-
-    def lines(speedup):
-        tried = VariantFigures(
-            name="3 draft tokens",
-            speedup=Estimate(0.954, 0.9, 1.0, 8),
-            by_category={},
-            with_prompt=Estimate(0.96, 0.9, 1.0, 8),
-            tokens_per_second=50.0,
-            first_token_s=0.1,
-            tokens_per_step=1.5,
-            draft_n=3000,
-            draft_n_accepted=1200,
-            tested_at=[1000, 1000, 1000],
-            accepted_at=[600, 400, 200],
-            steps_by={},
-            profile={},
-            theory=None,
-            achieved=None,
-            differences=[],
-        )
-        made = TrainedDraft(
-            path=recipe.target,
-            name="2 new layers",
-            shape=ModelShape(6144, 192, 2, 3, 3, 64, 512),
-            n_generated=1000,
-            n_trained=3000,
-            coverage=0.987,
-            evaluation=EVALUATION,
-            cost=0.0512,
-            speedup=speedup,
-            benchmark=[tried, replace(tried, name="adaptive", draft_n=0, draft_n_accepted=0)],
-            size=2_345_678,
-            sha256="",
-            curve=[],
-        )
-        return draft_view.report(made, recipe)
-
-    pays = lines(1.432)
+    tried = VariantFigures(
+        name="3 draft tokens",
+        speedup=Estimate(0.954, 0.9, 1.0, 8),
+        by_category={},
+        with_prompt=Estimate(0.96, 0.9, 1.0, 8),
+        tokens_per_second=50.0,
+        first_token_s=0.1,
+        tokens_per_step=1.5,
+        draft_n=3000,
+        draft_n_accepted=1200,
+        tested_at=[1000, 1000, 1000],
+        accepted_at=[600, 400, 200],
+        steps_by={},
+        profile={},
+        theory=None,
+        achieved=None,
+        differences=[],
+    )
+    head = TrainedHead(
+        path=recipe.target,
+        n_generated=1000,
+        n_trained=3000,
+        n_drafted=6144,
+        coverage=0.987,
+        evaluation=EVALUATION,
+        gain=Gain(0.0512, 3, 1.432),
+        benchmark=[tried, replace(tried, name="adaptive", draft_n=0, draft_n_accepted=0)],
+        size=2_345_678,
+        sha256="",
+        curve=[],
+    )
+    lines = draft_view.report(head, recipe)
     bench = shlex.join(["specdec", "bench", "--main", "my main.gguf", "--draft", str(recipe.target)])
-    assert pays[4:6] == [
+    assert lines[:8] == [
+        "head      2.3 MB, drafts 6,144 tokens (98.7% of the main model's output)",
+        "trained   on 3,000 tokens, from 1,000 generated tokens",
+        "cost      a call takes 0.051 times as long as one of the main model",
+        "accepted  75%, 50%, 25% of the first, second and third draft token, if those before it were",
+        "speed-up  it pays: 1.43 times plain decoding expected at temperature 0, with 3 draft tokens; to "
+        f"measure it, run {bench}",
         "benchmark 3 draft tokens: 0.95 times plain decoding on 8 prompts, accepted 1,200 of 3,000 draft "
         "tokens (40%; by position 60%, 40%, 20%)",
         "benchmark adaptive: 0.95 times plain decoding on 8 prompts, no draft tokens verified",
+        f"files     {recipe.folder} (2.5 MB): needed only to continue the training",
     ]
-    del pays[4:6]
-    assert pays[:5] == [
-        "draft     2 new layers, 2.3 MB, 6,144 tokens (98.7% of the main model's output)",
-        "trained   on 3,000 tokens, from 1,000 generated tokens",
-        "cost      a call takes 0.051 times as long as one of the main model",
-        f"speed-up  at best 1.43 times plain decoding at temperature 0; to measure it, run {bench}",
-        f"files     {recipe.folder} (2.5 MB): needed to continue with more --minutes",
-    ]
-    table = pays[6:]
+    assert lines[8] == ""
+    table = lines[9:]
     assert len({len(line) for line in table}) == 1
-    assert [line.split()[-4:] for line in table[1:4]] == [
-        ["tokens", "50.0%", "45.7%", "2,000"],
-        ["maths", "50.0%", "45.7%", "2,000"],
-        ["editing", "100.0%", "100.0%", "12,345"],
+    assert [line.split()[-3:] for line in table[1:]] == [
+        ["50.0%", "45.7%", "2,000"],
+        ["50.0%", "45.7%", "2,000"],
+        ["100.0%", "100.0%", "12,345"],
     ]
-    assert [line.split("  ")[0] for line in table[4:]] == ["from token 1", "from token 9", "confidence > 30%"]
-    assert (
-        "none, at best 0.81 times plain decoding; to see the costs, run specdec tune 'my main.gguf'"
-        in lines(0.81)[3]
+    assert [line.split("  ")[0] for line in table[1:]] == ["all tokens", "maths", "code editing"]
+    slow = draft_view.report(replace(head, gain=Gain(0.5, 1, 0.81)), recipe)
+    tune = shlex.join(["specdec", "tune", "my main.gguf", str(recipe.target)])
+    assert slow[4] == (
+        "speed-up  it does not pay on this machine: at best 0.81 times plain decoding expected; to see the "
+        f"costs, run {tune}"
     )

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from spec_local.llama.gguf_tensors import has_tensor, integers, numbers, parts
+from spec_local.llama.gguf_tensors import floats, has_tensor, integers, numbers, parts
 from spec_local.llama.model import Model
 from tests.tiny_heads import write_tiny_eagle
 
@@ -25,6 +25,30 @@ def test_tensors_of_a_file(tmp_path):
     assert integers(path, "other") is None
     assert has_tensor(path, "first")
     assert not has_tensor(path, "firs")
+
+
+def test_floats_of_a_file(tmp_path):
+    path, kinds = tmp_path / "model.gguf", gguf.GGMLQuantizationType
+    values = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
+    writer = gguf.GGUFWriter(path, "llama")
+    for kind in ("F32", "F16", "BF16", "Q8_0"):
+        writer.add_tensor(kind, gguf.quants.quantize(values, kinds[kind]), raw_dtype=kinds[kind])
+    writer.add_tensor("Q4_K", np.zeros((1, 144), np.uint8), raw_dtype=kinds.Q4_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for kind, error in (("F32", 0), ("F16", 0.002), ("BF16", 0.02), ("Q8_0", 0.02)):
+        found = floats(path, kind, 64)
+        assert (found.dtype, found.flags.c_contiguous) == (np.float32, True)
+        np.testing.assert_allclose(found, values, atol=error)
+        assert np.array_equal(floats(path, kind, 64, np.array([3, 0, 3])), found[[3, 0, 3]])
+    assert not floats(path, "Q4_K", 256).any()
+    with pytest.raises(KeyError, match="other"):
+        floats(path, "other", 64)
+    for kind, width in (("F32", 48), ("Q8_0", 48), ("Q4_K", 64)):
+        with pytest.raises(ValueError, match=f"{kind} does not have {width} columns"):
+            floats(path, kind, width)
 
 
 def test_numbers_of_a_file(tmp_path):

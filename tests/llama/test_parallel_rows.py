@@ -1,11 +1,13 @@
-"""Rows for training data: each has the logits of a context of its own."""
+"""Rows for training data: each has the logits and states of a context of its own."""
 
 import numpy as np
 import pytest
 
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.training.parallel_rows import next_logits, open_parallel_rows
+from spec_local.training import bfloat16
+from spec_local.training.parallel_rows import next_outputs, open_parallel_rows
 from tests.broken_llama import Broken
 
 CLOSE = {"atol": 0.05, "rtol": 0}  # as in test_context.py
@@ -24,13 +26,19 @@ def model(request):
 def make_rows():
     made = []
 
-    def make(model, n, n_ctx=256):
-        made.append(open_parallel_rows(model, n, n_ctx, 1))
+    def make(model, n, n_ctx=256, hidden=None):
+        made.append(open_parallel_rows(model, n, n_ctx, 1, hidden))
         return made[-1]
 
     yield make
     for rows in made:
         rows[0].close()
+
+
+def next_logits(rows, tokens):
+    logits, states = next_outputs(rows, tokens, with_states=False)
+    assert states == []
+    return logits
 
 
 def check(make_context, model, logits, texts):
@@ -57,6 +65,25 @@ def test_continue_and_replace_texts(make_context, make_rows, model):
 def test_prompts_longer_than_one_call(make_context, make_rows, model):
     prompts = np.random.default_rng(0).integers(5, 600, (2, 700)).tolist()
     check(make_context, model, next_logits(make_rows(model, 2, 768), prompts), prompts)
+
+
+def test_states_of_every_token(make_context, make_rows, model):
+    """Of prompts of different lengths, one longer than a call, and of the tokens that continue them."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(5, 600, n).tolist() for n in (700, 1, 40)]
+    hidden = HiddenStates((0,))
+    rows = make_rows(model, 3, 768, hidden)
+    logits, first = next_outputs(rows, prompts, with_states=True)
+    check(make_context, model, logits, prompts)
+    buffer = np.empty_like(logits)
+    again, second = next_outputs(rows, [[301], [302, 303], [304]], with_states=True, logits=buffer)
+    assert again is buffer
+    for prompt, new, *states in zip(prompts, ([301], [302, 303], [304]), first, second, strict=True):
+        assert [len(each) for each in states] == [len(prompt), len(new)]
+        plain = make_context(model, n_ctx=1024, max_tokens=768, hidden=hidden)
+        plain.evaluate([*prompt, *new], 1)
+        expected = plain.states(range(len(prompt) + len(new)))
+        np.testing.assert_allclose(bfloat16.decode(np.concatenate(states)), expected, atol=0.05, rtol=2**-6)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""The first stage of a training: generate data until a limit of time, tokens or disk space is reached."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from spec_local.llama.model import Model
+from spec_local.training import precision
+from spec_local.training.events import Event, Generating, GenerationRate, Stage
+from spec_local.training.generation import DataGenerator, GenerationProgress
+from spec_local.training.prompts import UserTexts
+from spec_local.training.recipe import Journal, Recipe, prompt_source
+
+N_PARALLEL = 64
+"""Number of sequences that the main model generates at a time, if memory allows."""
+_N_CTX = 768  # maximum number of tokens in a prompt and its answer
+
+
+class DataStage:
+    """Generates the training data of a recipe, after what earlier runs generated.
+
+    Args:
+        layers: the layers whose outputs are recorded.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        journal: Journal,
+        layers: tuple[int, ...],
+        on_progress: Callable[[Event], None],
+    ) -> None:
+        self._recipe, self._journal, self._layers = recipe, journal, layers
+        self._on_progress = on_progress
+
+    def run(self, user_texts: UserTexts) -> None:
+        """Generate until there is enough data; nothing if there is."""
+        recipe, journal = self._recipe, self._journal
+        before = journal.generation_seconds
+        if self._has_enough():
+            self._delete_copies()  # in case an earlier run was killed before this
+            return
+        started = time.monotonic()
+        source = self._fastest_copy()
+        self._on_progress(Stage("generating training data"))
+        model = Model(source, gpu_layers=recipe.gpu_layers)
+        generator = DataGenerator(
+            model,
+            recipe.folder / "data",
+            prompt_source(recipe.seed, user_texts),
+            layers=self._layers,
+            n_parallel=_n_parallel(source),
+            n_ctx=_N_CTX,
+            seed=recipe.seed,
+            threads=recipe.threads,
+        )
+        running = generator.run()
+        n_shards = -1
+        try:
+            for progress in running:
+                journal.generation_seconds = before + time.monotonic() - started
+                journal.n_tokens, journal.n_bytes = progress.n_tokens, progress.n_bytes
+                if progress.n_shards != n_shards:  # time counts only once its data is on disk
+                    journal.save(recipe)
+                    n_shards = progress.n_shards
+                if self._has_enough():
+                    break
+                self._on_progress(Generating(progress, self._seconds_left(progress)))
+        finally:
+            running.close()
+            journal.save(recipe)
+        model.close()
+        self._delete_copies()
+
+    def _has_enough(self) -> bool:
+        """Whether a limit of time, disk space or tokens has been reached, also in an earlier run."""
+        recipe, journal = self._recipe, self._journal
+        return (
+            journal.generation_seconds >= recipe.generation_seconds
+            or journal.n_bytes >= recipe.max_bytes
+            or (recipe.tokens is not None and journal.n_tokens >= recipe.tokens)
+        )
+
+    def _seconds_left(self, progress: GenerationProgress) -> float:
+        """Time until there is enough data."""
+        recipe = self._recipe
+        if recipe.tokens:
+            return (recipe.tokens - progress.n_tokens) / max(progress.rate, 1e-9)
+        return recipe.generation_seconds - self._journal.generation_seconds
+
+    def _fastest_copy(self) -> Path:
+        """Return the main model or its fastest copy, measured once."""
+        recipe, journal = self._recipe, self._journal
+        known = recipe.main if journal.generator == "main" else recipe.folder / journal.generator
+        if journal.generator and known.exists():
+            return known
+        self._delete_copies()  # a killed run may have left a partial copy
+        self._on_progress(Stage("measuring"))
+        source = precision.fastest_copy(
+            recipe.main,
+            recipe.folder,
+            n_parallel=_n_parallel(recipe.main),
+            threads=recipe.threads,
+            gpu_layers=recipe.gpu_layers,
+            on_progress=lambda kind, rate: self._on_progress(GenerationRate(kind, rate)),
+        )
+        journal.generator = "main" if source == recipe.main else source.name
+        journal.save(recipe)
+        return source
+
+    def _delete_copies(self) -> None:
+        for copy in self._recipe.folder.glob("main-*.gguf"):
+            copy.unlink()
+
+
+def _n_parallel(path: Path) -> int:
+    """Return how many sequences fit, together with the model, into half of the free memory."""
+    model = Model(path, weights=False)
+    n, room = N_PARALLEL, 0.5 * psutil.virtual_memory().available - model.size
+    while n > 1 and model.kv_bytes(n * _N_CTX) > room:
+        n //= 2
+    model.close()
+    return n

@@ -1,0 +1,70 @@
+"""What a head takes from the main model's file: token embeddings, output rows and output norm."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.errors import ModelError
+from spec_local.llama.gguf_tensors import floats, has_tensor, parts
+from spec_local.llama.model import Model
+from spec_local.training import bfloat16
+
+_EMBEDDINGS, _OUTPUT, _NORM = "token_embd.weight", "output.weight", "output_norm.weight"
+_ROWS = 8192  # dequantized at a time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MainWeights:
+    """Weights of the main model that a head uses or starts from.
+
+    Attributes:
+        embeddings: bfloat16 (see `bfloat16`) (n_vocab, n_embd), as llama.cpp reads them for a head.
+        output: float32 (number of drafted tokens, n_embd), rows of the output matrix.
+        norm: float32 (n_embd,), weights of the output norm.
+    """
+
+    embeddings: NDArray[np.uint16]
+    output: NDArray[np.float32]
+    norm: NDArray[np.float32]
+
+
+def read_main_weights(model: Model, tokens: NDArray[np.integer]) -> MainWeights:
+    """Read them; tokens: those that the head drafts, ascending.
+
+    Raises:
+        ModelError: the file has no such tensors, or in a type that cannot be read.
+        OSError: it cannot be read.
+    """
+    files = {name: _file(model.path, name) for name in (_EMBEDDINGS, _OUTPUT, _NORM)}
+    output = _OUTPUT if files[_OUTPUT] else _EMBEDDINGS  # tied
+    n, width = model.vocabulary.n_tokens, model.n_embd
+    embeddings = np.empty((n, width), np.uint16)
+    try:
+        for start in range(0, n, _ROWS):
+            rows = np.arange(start, min(n, start + _ROWS))
+            embeddings[rows] = bfloat16.encode(_read(files, _EMBEDDINGS, width, rows))
+        return MainWeights(
+            embeddings,
+            _read(files, output, width, tokens),
+            _read(files, _NORM, width)[0],
+        )
+    except (KeyError, ValueError, IndexError) as error:
+        raise ModelError(
+            f"no head can be trained for {model.path.name} ({error}): give another main model"
+        ) from None
+
+
+def _file(path: Path, name: str) -> Path | None:
+    """The part of a model that has a tensor."""
+    return next((part for part in parts(path) if has_tensor(part, name)), None)
+
+
+def _read(
+    files: dict[str, Path | None], name: str, width: int, rows: NDArray[np.integer] | None = None
+) -> NDArray[np.float32]:
+    path = files[name]
+    if not path:
+        raise KeyError(f"it has no {name}")
+    return floats(path, name, width, rows)

@@ -1,0 +1,135 @@
+"""Batches of documents, the tokens that a head drafts, and the samples of the regression."""
+
+import numpy as np
+import pytest
+
+from spec_local.errors import InvalidRequest
+from spec_local.training import bfloat16, dataset, shards
+from spec_local.training.dataset import Dataset, batches
+from spec_local.training.shards import Shard
+from spec_local.training.vocabulary import select_tokens
+from tests.training_data import EMBEDDINGS, N_VOCAB, WIDTH, chain, document
+
+
+def read(folder, documents, n_drafted=N_VOCAB):
+    shards.write(folder, 0, Shard(documents, 1))
+    return Dataset(folder, N_VOCAB, (n_drafted,))
+
+
+def varied(n, seed=0):
+    """Documents of different lengths; the first token is the document's number."""
+    rng = np.random.default_rng(seed)
+    for i in range(n):
+        length = int(rng.integers(2, 60))
+        tokens = [i, *rng.integers(0, N_VOCAB, length - 1).tolist()]
+        yield document(tokens, int(rng.integers(1, length)))
+
+
+def test_a_batch_predicts_the_tokens_of_answers_from_the_states_before(tmp_path):
+    long = document([1, 2, 3, 4, 5], 2, top=[{3: 0.5, 7: 0.25}, {4: 0.9}, {5: 0.5, 9: 0.4}])
+    short = document([6, 7, 8], 1, held_out=True)
+    data = read(tmp_path, [long, short])
+    batch = data.batch([long, short])
+    assert batch.tokens.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]]
+    assert batch.positions.tolist() == [1, 2, 3, 5, 6]
+    assert batch.documents.tolist() == [0, 0, 0, 1, 1]
+    assert batch.tokens.ravel()[batch.positions + 1].tolist() == [3, 4, 5, 7, 8]
+    states = bfloat16.decode(batch.states)
+    assert not states[:, 0].any()
+    np.testing.assert_array_equal(batch.states[0, 1:], long.states)  # at position i: of token i - 1
+    np.testing.assert_array_equal(batch.states[1, 1:3], short.states)
+    assert not batch.states[1, 3:].any()
+    assert batch.top_ids[:3, 0].tolist() == [3, 4, 5]
+    assert batch.top_ids[0, 1] == 7
+    assert batch.top_probs[0, :2] == pytest.approx([0.5, 0.25], rel=1e-3)
+    assert batch.top_probs.dtype == np.float32
+
+
+def test_candidates_that_cannot_be_drafted_have_no_probability(tmp_path):
+    top = [{3: 0.5, 7: 0.25, 2: 0.2}, {7: 0.9}, {2: 1.0}]
+    train = document([1, 2, 3, 7, 2], 2, top=top)
+    held_out = document([1, 3, 7], 1, held_out=True, top=[{3: 0.8}, {9: 0.7, 7: 0.3}])
+    data = read(tmp_path, [train, held_out], n_drafted=2)
+    assert data.drafted.tolist() == [2, 7]  # expected 1.2 and 1.15 times
+    batch = data.batch([train])
+    assert batch.top_probs[:, :3] == pytest.approx(
+        np.array([[0, 0.25, 0.2], [0.9, 0, 0], [1, 0, 0]]), abs=2e-3
+    )
+    assert batch.top_ids[0, 1:3].tolist() == [1, 0]
+    assert batch.top_ids[1:, 0].tolist() == [1, 0]
+    assert data.coverage == 0.0
+    assert read(tmp_path, [train, held_out], n_drafted=3).coverage == 0.5
+    assert data.n_generated == 5
+
+
+def test_every_document_is_in_one_batch():
+    documents = list(varied(200))
+    for rng in (None, np.random.default_rng(2)):
+        made = list(batches(documents, 256, rng))
+        numbers = [int(each.tokens[0]) for part in made for each in part]
+        assert sorted(numbers) == list(range(200))
+        sizes = [len(part) * max(len(each.tokens) for each in part) for part in made]
+        assert max(sizes) <= 256
+        assert sum(sizes) < 1.2 * sum(len(each.tokens) for each in documents)
+    assert [len(part) for part in batches(documents[:5], 1)] == [1] * 5  # too long, but not lost
+
+
+def test_the_rng_orders_the_batches():
+    documents = list(varied(100))
+
+    def order(seed):
+        return [
+            [int(each.tokens[0]) for each in part]
+            for part in batches(documents, 256, np.random.default_rng(seed))
+        ]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert {frozenset(part) for part in order(1)} != {frozenset(part) for part in order(2)}
+
+
+def test_samples_are_aligned(tmp_path):
+    """States that tell the position and the document show which token each row is from."""
+    documents = []
+    for i, (n, n_prompt) in enumerate([(6, 3), (2, 1), (4, 1), (5, 4)]):
+        states = np.zeros((n - 1, 3 * WIDTH))
+        states[:, 0] = states[:, -WIDTH] = 10 * i + np.arange(n - 1)
+        documents.append(document([(5 * i + j) % N_VOCAB for j in range(n)], n_prompt, states=states))
+    data = read(tmp_path, [*documents, document([1, 2], 1, held_out=True)])
+    samples = data.samples(10**6, EMBEDDINGS, np.random.default_rng(0))
+    # From the last token of the prompt on, if a state precedes it, to the last token with a state.
+    expected = {(0, 2), (0, 3), (0, 4), (2, 1), (2, 2), (3, 3)}
+    found = set()
+    embeddings = bfloat16.decode(EMBEDDINGS)
+    for before, token, after in zip(samples.states, samples.embeddings, samples.targets, strict=True):
+        i, j = divmod(int(after[0]), 10)
+        assert before[0] == 10 * i + j - 1
+        assert np.array_equal(token, embeddings[(5 * i + j) % N_VOCAB])
+        found.add((i, j))
+    assert found == expected
+    assert samples.states.shape == (6, 3 * WIDTH)
+    assert samples.embeddings.shape == samples.targets.shape == (6, WIDTH)
+
+
+def test_a_sample_is_no_larger_than_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, "_SAMPLE", 100)
+    data = read(tmp_path, list(chain(50, 1)))
+    assert 100 <= len(data.samples(100, EMBEDDINGS, np.random.default_rng(0)).states) < 130
+    n = [len(document.top_ids) for document in data.held_out_sample]
+    assert sum(n[:-1]) <= 100 <= sum(n)
+    assert (len(data.train), len(data.held_out)) == (40, 10)
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_too_little_data_is_refused(tmp_path, held_out):
+    with pytest.raises(InvalidRequest, match="too little training data: give more --minutes or --tokens to"):
+        Dataset(tmp_path, N_VOCAB, (5,))
+    with pytest.raises(InvalidRequest, match="too little training data"):
+        read(tmp_path, [document([1, 2], 1, held_out=held_out)])
+
+
+def test_frequent_tokens_are_drafted_and_then_those_with_small_ids():
+    counts = np.array([0, 3.5, 0, 0, 9.0, 0.1])
+    assert select_tokens(counts, 2).tolist() == [1, 4]
+    assert select_tokens(counts, 5).tolist() == [0, 1, 2, 4, 5]
+    assert select_tokens(counts, 10).tolist() == list(range(6))

@@ -1,0 +1,109 @@
+"""The linear start of a head."""
+
+import numpy as np
+import pytest
+import torch
+
+from spec_local.training import network
+from spec_local.training.head_shape import HeadShape, tensor_shapes
+from spec_local.training.initial_weights import Samples, initial_weights
+
+WIDTH, N_VOCAB, N = 64, 60, 1500
+HEAD_DIM = 32
+
+
+def rms(x, eps=1e-5):
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    """The state after a token is a linear function of the state before it and of the token, and noise.
+
+    Channels of the states differ in size; one is constant.
+    """
+    rng = np.random.default_rng(0)
+    vocabulary = rng.normal(size=(N_VOCAB, WIDTH))
+    tokens = np.concatenate([rng.permutation(N_VOCAB) for _ in range(N // N_VOCAB + 1)])[:N]  # once each
+    states = rng.normal(size=(N, 3 * WIDTH)) * rng.uniform(0.2, 5, 3 * WIDTH)
+    states[:, 5] = 3
+    a, b, c = (rng.normal(size=(WIDTH, WIDTH)) * WIDTH**-0.5 for _ in range(3))
+    targets = rms(states[:, -WIDTH:]) @ a + 0.5 * rms(states[:, :WIDTH]) @ b + rms(vocabulary[tokens]) @ c
+    targets += 0.1 * rng.normal(size=targets.shape)
+    return Samples(*(each.astype(np.float32) for each in (states, vocabulary[tokens], targets)))
+
+
+@pytest.mark.parametrize("n_head", [2, 3, 1], ids=["as wide", "wider", "narrower"])
+def test_the_start_is_the_linear_prediction_that_it_claims(samples, n_head):
+    shape = HeadShape(n_embd=WIDTH, n_head=n_head, head_dim=HEAD_DIM, n_ff=32)
+    norm = np.random.default_rng(2).uniform(0.5, 2, WIDTH).astype(np.float32)
+    weights = initial_weights(shape, samples, norm)
+    assert {name: value.shape for name, value in weights.items()} == tensor_shapes(shape)
+    assert all(value.dtype == np.float32 for value in weights.values())
+    # Every channel has the same variance, but the constant one is not blown up.
+    norms = weights["enc.output_norm.weight"]
+    assert np.median((rms(samples.states) * norms).std(0)) == pytest.approx(1, rel=0.1)
+    assert norms[5] == norms.max() <= 25 * np.median(norms)
+    # What is claimed: fc estimates the state before, the values are the rest.
+    fused = rms(samples.states) * weights["enc.output_norm.weight"] @ weights["fc.weight"].T
+    features = np.hstack([rms(samples.embeddings), rms(fused)])
+    change = weights["blk.0.attn_output.weight"] @ weights["blk.0.attn_v.weight"]
+    linear = fused + features @ change.T
+    if n_head >= 2:
+        target = rms(samples.targets)
+        error = np.mean((linear - target) ** 2) / np.var(target)
+        best = np.linalg.lstsq(np.hstack([features, fused]), target, rcond=None)[0]
+        assert error < 1.2 * np.mean((np.hstack([features, fused]) @ best - target) ** 2) / np.var(target)
+        assert error < 0.2
+    else:  # of the rank of the only head
+        assert np.linalg.matrix_rank(change, 1e-4) == HEAD_DIM
+    # What it computes: all positions of a document see only their own token.
+    states, embeddings = (
+        torch.tensor(each[:N_VOCAB].reshape(2, N_VOCAB // 2, -1))
+        for each in (samples.states, samples.embeddings)
+    )
+    parameters = {name: torch.tensor(value) for name, value in weights.items()}
+    (found,) = network.draft_states(parameters, shape, states, embeddings, 1)
+    expected = 0.7 * rms(linear[:N_VOCAB]) * norm
+    error = (found.flatten(0, 1).numpy() - expected).reshape(2, N_VOCAB // 2, -1)[:, 1:]
+    assert np.mean(error**2) < 0.03 * np.mean(expected**2)
+
+
+def test_a_narrow_head_starts_with_the_best_approximation(samples):
+    norm = np.ones(WIDTH, np.float32)
+    full, narrow = (
+        initial_weights(HeadShape(WIDTH, n_head, HEAD_DIM, 32), samples, norm) for n_head in (2, 1)
+    )
+    values, found = (
+        weights["blk.0.attn_output.weight"] @ weights["blk.0.attn_v.weight"] for weights in (full, narrow)
+    )
+    sizes = np.linalg.svd(values, compute_uv=False)
+    assert np.linalg.norm(values - found) == pytest.approx(np.linalg.norm(sizes[HEAD_DIM:]), rel=1e-3)
+
+
+def test_attention_finds_its_own_token(samples):
+    """The values are a mark at one position, so that the result is the share of attention that it gets."""
+    shape = HeadShape(n_embd=WIDTH, n_head=2, head_dim=HEAD_DIM, n_ff=32)
+    weights = initial_weights(shape, samples, np.ones(WIDTH, np.float32))
+    parameters = {name: torch.tensor(weights[f"blk.0.{name}.weight"]) for name in ("attn_q", "attn_k")}
+    for value in parameters.values():
+        value[:, WIDTH] = 0
+    parameters["attn_v"] = torch.zeros(WIDTH, 2 * WIDTH)
+    parameters["attn_v"][:, WIDTH] = 1
+    embeddings = torch.tensor(rms(samples.embeddings[:30]))
+    fused = torch.randn(30, WIDTH, generator=torch.Generator().manual_seed(0))
+    shares = []
+    for position in range(1, 30):
+        fused[:, 0] = 0
+        fused[position, 0] = 1
+        attention = network._Attention(parameters, shape, 30, torch.float32)
+        shares.append(attention(torch.cat((embeddings, fused), 1)[None])[0, position].numpy())
+    assert np.mean(shares) > 0.9
+
+
+def test_the_same_seed_gives_the_same_weights(samples):
+    shape, norm = HeadShape(WIDTH, 2, HEAD_DIM, 32), np.ones(WIDTH, np.float32)
+    one, again, other = (initial_weights(shape, samples, norm, seed) for seed in (1, 1, 2))
+    assert all((one[name] == again[name]).all() for name in one)
+    assert (one["blk.0.attn_q.weight"] != other["blk.0.attn_q.weight"]).any()
+    assert not one["blk.0.ffn_down.weight"].any()

@@ -1,0 +1,67 @@
+"""The speed-up that is expected of a head, for made-up costs."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from spec_local.training import measurement
+from spec_local.training.measurement import expected_gain
+
+
+@pytest.fixture
+def gain(monkeypatch, tmp_path):
+    """The gain of a head, from the seconds of calls with 1, 2, … tokens and of a call of the head."""
+    closed = []
+
+    class Model:
+        def __init__(self, path, gpu_layers):
+            self.path = path
+
+        def n_ctx(self, wanted):
+            return wanted
+
+        def close(self):
+            closed.append(self.path)
+
+    monkeypatch.setattr(measurement, "Model", Model)
+    monkeypatch.setattr(measurement, "choose_head", lambda main, draft: "head")
+
+    def find(seconds, head_seconds, acceptance):
+        def tune(model, threads, *, head, **_):
+            assert (head, threads) == ("head", [3])
+            main = SimpleNamespace(seconds=lambda n: seconds(n))
+            yield SimpleNamespace(costs=main, head=SimpleNamespace(seconds=lambda n: head_seconds))
+
+        monkeypatch.setattr(measurement, "tune", tune)
+        found = expected_gain(tmp_path / "main", tmp_path / "head", acceptance, threads=3)
+        assert len(closed) == 2
+        return found
+
+    return find
+
+
+def test_the_gain_is_tokens_per_step_over_cost_per_step(gain):
+    """0.5 and then 0.8 of the draft tokens are accepted; every token costs 0.1 more, the head 0.05."""
+    found = gain(lambda n: 2 * (0.9 + 0.1 * n), 2 * 0.05, [0.5, 0.8])
+    tokens, product, best = 1.0, 1.0, []
+    for k in range(1, 8):
+        product *= 0.5 if k == 1 else 0.8
+        tokens += product
+        best.append(tokens / (1 + 0.15 * k))
+    assert found.cost == pytest.approx(0.05)
+    assert found.speedup == pytest.approx(max(best))
+    assert found.n_draft == 1 + best.index(max(best)) > 2
+
+
+def test_one_draft_token_is_best_if_the_next_ones_are_rejected(gain):
+    found = gain(lambda n: 1.0 if n <= 2 else 2.0, 0.25, [0.5, 0.0, 0.9])
+    assert (found.n_draft, found.speedup) == (1, pytest.approx(1.5 / 1.25))
+
+
+def test_a_head_that_costs_more_than_it_brings(gain):
+    found = gain(lambda n: float(n), 0.5, [0.5])
+    assert (found.n_draft, found.speedup) == (1, pytest.approx(1.5 / 2.5))
+
+
+def test_there_is_a_limit(gain):
+    assert gain(lambda n: 1.0, 0.0, [1.0]).n_draft == measurement._MAX_DRAFT
