@@ -15,6 +15,10 @@ from spec_local.training.vocabulary import select_tokens
 
 COVERAGE = 0.96
 """Share of the main model's tokens that a head should be able to draft."""
+DEPTH = 3
+"""Number of successive draft tokens that a head learns."""
+CONTEXT = DEPTH - 1
+"""Number of positions before an answer at which draft tokens are computed, too: later ones read them."""
 _JITTER = 0.1  # of lengths, so that documents are batched differently in each epoch
 _SAMPLE = 12_000  # number of held-out tokens; enough to resolve one percentage point
 
@@ -29,7 +33,9 @@ class Batch:
     Attributes:
         tokens: int64 (n_documents, length).
         states: bfloat16 (see `bfloat16`) (n_documents, length, width), of the token before each position.
-        positions: int64 (n,), indices of the positions to predict at in the flattened tokens: those of the
+        windows: int64 (n_documents, length of the longest), consecutive positions of each document: those to
+            predict at, after `CONTEXT` others, and before padding.
+        positions: int64 (n,), indices of the positions to predict at in the flattened windows: those of the
             answers.
         top_ids: int64 (n, TOP_K), the main model's candidates there, as indices of the drafted tokens; 0 if
             the head cannot draft the token.
@@ -39,6 +45,7 @@ class Batch:
 
     tokens: NDArray[np.int64]
     states: NDArray[np.uint16]
+    windows: NDArray[np.int64]
     positions: NDArray[np.int64]
     top_ids: NDArray[np.int64]
     top_probs: NDArray[np.float32]
@@ -90,17 +97,20 @@ class Dataset:
         width = documents[0].states.shape[1]
         tokens = np.zeros((len(documents), length), np.int64)
         states = np.zeros((len(documents), length, width), np.uint16)
+        starts = np.array([max(0, document.n_prompt - 1 - CONTEXT) for document in documents])
+        n_columns = max(len(each.tokens) - 1 - start for each, start in zip(documents, starts, strict=True))
         positions = []
         for i, document in enumerate(documents):
             n = len(document.tokens)
             tokens[i, :n] = document.tokens
             states[i, 1:n] = document.states
-            positions.append(i * length + np.arange(document.n_prompt - 1, n - 1))
+            positions.append(i * n_columns + np.arange(document.n_prompt - 1, n - 1) - starts[i])
         top_ids = self._drafted_ids[np.concatenate([document.top_ids for document in documents])]
         probs = np.exp(np.concatenate([document.top_logprobs for document in documents]), dtype=np.float32)
         return Batch(
             tokens,
             states,
+            np.minimum(starts[:, None] + np.arange(n_columns), length - 1),
             np.concatenate(positions),
             np.maximum(top_ids, 0),
             np.where(top_ids >= 0, probs, 0),

@@ -23,8 +23,8 @@ import torch
 from spec_local.errors import InvalidRequest
 from spec_local.files import replacing
 from spec_local.training import network
-from spec_local.training.dataset import Batch, Dataset, batches
-from spec_local.training.evaluation import Evaluation, evaluate, inputs
+from spec_local.training.dataset import DEPTH, Batch, Dataset, batches
+from spec_local.training.evaluation import Evaluation, evaluate, predictions
 from spec_local.training.head_shape import HeadShape, Weights
 from spec_local.training.loss import cross_entropy
 from spec_local.training.main_weights import MainWeights
@@ -45,7 +45,6 @@ class Hyperparameters:
     Attributes:
         n_steps: maximum number of steps.
         batch_tokens: maximum number of tokens per step.
-        depth: number of successive draft tokens to learn.
         learning_rate: peak learning rate.
         warmup_steps: number of steps during which the learning rate rises.
         decay_share: share of the steps during which the learning rate falls.
@@ -56,7 +55,6 @@ class Hyperparameters:
 
     n_steps: int
     batch_tokens: int = 1024
-    depth: int = 3
     learning_rate: float = 7e-4
     warmup_steps: int = 30
     decay_share: float = 0.5
@@ -304,20 +302,9 @@ class _Run:
 
     def _losses(self, batch: Batch) -> list[torch.Tensor]:
         """The mean loss of each successive draft token."""
-        device = self._device
-        positions, ids, weights = (
-            each.to(device) for each in (torch.from_numpy(batch.positions), *_targets(batch))
-        )
-        states = network.draft_states(
-            self.parameters,
-            self.shape,
-            *inputs(batch, self._embeddings, self._dtype),
-            self.hyperparameters.depth,
-        )
-        return [
-            cross_entropy(state.flatten(0, 1).index_select(0, positions), self._output, ids, weights)
-            for state in states
-        ]
+        ids, weights = (each.to(self._device) for each in _targets(batch))
+        states = predictions(self.parameters, self.shape, self._embeddings, batch, DEPTH, self._dtype)
+        return [cross_entropy(state, self._output, ids, weights) for state in states]
 
     def _copy(self) -> dict[str, torch.Tensor]:
         return {name: value.detach().clone() for name, value in self.parameters.items()}

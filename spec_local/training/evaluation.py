@@ -1,19 +1,17 @@
 """Evaluate a head on held-out answers of the main model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spec_local.training.dataset import Batch, Dataset, batches
+from spec_local.training.dataset import DEPTH, Batch, Dataset, batches
 from spec_local.training.head_shape import HeadShape
 from spec_local.training.network import Parameters, draft_states
 from spec_local.training.shards import Document
 
-DEPTH = 3
-"""Number of draft tokens whose acceptance is evaluated."""
 _BATCH = 4096  # tokens
 
 
@@ -83,11 +81,31 @@ def evaluate(
     )
 
 
-def inputs(batch: Batch, embeddings: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the states and the embeddings of a batch, as `draft_states` takes them."""
+def predictions(
+    parameters: Parameters,
+    shape: HeadShape,
+    embeddings: torch.Tensor,
+    batch: Batch,
+    depth: int,
+    dtype: torch.dtype,
+) -> Iterator[torch.Tensor]:
+    """Compute the states of successive draft tokens at the positions to predict at: see `draft_states`.
+
+    Args:
+        embeddings: bfloat16 (n_vocab, n_embd), the main model's.
+        depth: number of draft tokens, at most `DEPTH`.
+
+    Yields:
+        `dtype` (n, n_embd) for each of them.
+    """
     states = torch.from_numpy(batch.states.view(np.int16)).view(torch.bfloat16)
-    tokens = torch.from_numpy(batch.tokens).to(embeddings.device)
-    return states.to(embeddings.device, dtype), embeddings[tokens].to(dtype)
+    device = embeddings.device
+    tokens, windows, positions = (
+        torch.from_numpy(each).to(device) for each in (batch.tokens, batch.windows, batch.positions)
+    )
+    inputs = states.to(device, dtype), embeddings[tokens].to(dtype)
+    for found in draft_states(parameters, shape, *inputs, depth, windows):
+        yield found.flatten(0, 1).index_select(0, positions)
 
 
 def _most_probable(
@@ -100,11 +118,10 @@ def _most_probable(
 ) -> list[NDArray[np.int64]]:
     """Return the most probable tokens of each depth; add the overlaps of the first one."""
     device = output.device
-    positions = torch.from_numpy(batch.positions).to(device)
     best = []
-    states = draft_states(parameters, shape, *inputs(batch, embeddings, output.dtype), DEPTH)
+    states = predictions(parameters, shape, embeddings, batch, DEPTH, output.dtype)
     for depth, state in enumerate(states):
-        logits = state.flatten(0, 1)[positions] @ output.T
+        logits = state @ output.T
         best.append(logits.argmax(1).cpu().numpy())
         if depth == 0:
             ids, p = torch.from_numpy(batch.top_ids).to(device), torch.from_numpy(batch.top_probs).to(device)

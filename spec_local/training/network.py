@@ -30,6 +30,7 @@ def draft_states(
     states: torch.Tensor,
     embeddings: torch.Tensor,
     depth: int,
+    positions: torch.Tensor | None = None,
 ) -> Iterator[torch.Tensor]:
     """Compute the states from which a head predicts the next token, as first, second, … draft token.
 
@@ -43,78 +44,112 @@ def draft_states(
             the dtype of the arithmetic.
         embeddings: (batch, length, n_embd), the main model's embedding of the token at each position.
         depth: number of draft tokens, k.
+        positions: int64 (batch, n), consecutive positions of each row to predict at; the others are only
+            attended to. None: all.
 
     Yields:
-        (batch, length, n_embd), for each k: after the output norm; the product with the output matrix gives
-        the logits. The first k positions are meaningless: they follow fewer than k tokens with states.
+        (batch, n, n_embd), for each k: after the output norm; the product with the output matrix gives the
+        logits. The k-th states of the first k − 1 of `positions` are meaningless, and so are those of the
+        first k tokens of a text: they follow fewer than k tokens with states.
     """
     dtype = embeddings.dtype
     weights = {
-        name.removesuffix(".weight").removeprefix("blk.0."): p.to(dtype) for name, p in parameters.items()
+        name.removesuffix(".weight").removeprefix("blk.0."): values.to(dtype)
+        for name, values in parameters.items()
     }
-    attention = _Attention(weights, shape, embeddings.shape[1], dtype)
     tokens = _norm(embeddings, weights["attn_norm"], shape.eps)
     fused = linear(_norm(states, weights["enc.output_norm"], shape.eps), weights["fc"])
+    if positions is None:
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+    all_inputs = torch.cat((tokens, _norm(fused, weights["attn_norm_2"], shape.eps)), -1)
+    attention = _Attention(weights, shape, all_inputs, positions)
+    rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+    tokens, fused = tokens[rows, positions], fused[rows, positions]
     for k in range(depth):
         x = torch.cat((tokens, _norm(fused, weights["attn_norm_2"], shape.eps)), -1)
         x = fused + linear(attention(x), weights["attn_output"])
         y = _norm(x, weights["ffn_norm"], shape.eps)
-        x = x + linear(
-            silu(linear(y, weights["ffn_gate"])) * linear(y, weights["ffn_up"]), weights["ffn_down"]
-        )
+        inner = silu(linear(y, weights["ffn_gate"])) * linear(y, weights["ffn_up"])
+        x = x + linear(inner, weights["ffn_down"])
         yield _norm(x, weights["output_norm"], shape.eps)
         if k + 1 < depth:
             fused = pad(x[:, :-1], (0, 0, 1, 0))  # the output for the token before
 
 
 class _Attention:
-    """Attention of successive draft tokens.
+    """Attention of successive draft tokens at some positions.
 
     Matrix products, because PyTorch's attention kernel for CPUs is slower for some hundred tokens.
+
+    Args:
+        inputs: (batch, length, 2 * n_embd), of all positions, with the main model's states.
+        positions: see `draft_states`.
     """
 
-    def __init__(self, weights: Parameters, shape: HeadShape, length: int, dtype: torch.dtype) -> None:
-        self._shape, self._length = shape, length
+    def __init__(
+        self, weights: Parameters, shape: HeadShape, inputs: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        self._shape, self._positions = shape, positions
         self._q, self._k = (_split_pairs(weights[name], shape) for name in ("attn_q", "attn_k"))
         self._v = weights["attn_v"]
-        half, device = shape.head_dim // 2, self._v.device
-        frequencies = shape.rope_base ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
-        angles = torch.arange(length, device=device)[:, None] * frequencies
-        self._rope = angles.cos().to(dtype), angles.sin().to(dtype)
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
+        half, device, length = shape.head_dim // 2, inputs.device, inputs.shape[1]
+        self._frequencies = shape.rope_base ** (
+            -torch.arange(half, device=device, dtype=torch.float32) / half
+        )
+        self._all = torch.arange(length, device=device)
+        self._all_keys = self._rotate(linear(inputs, self._k), self._all)
+        self._all_values = self._heads(linear(inputs, self._v))
+        self._latest: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and values of later draft tokens
+        self._n_calls = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Attend from the next draft token at every position; (batch, length, 2 * n_embd)."""
-        length, n_before = self._length, len(self._keys)
-        q = self._rotate(self._heads(linear(x, self._q))) * self._shape.head_dim**-0.5
-        self._keys.append(self._rotate(self._heads(linear(x, self._k))))
-        self._values.append(self._heads(linear(x, self._v)))
-        mask = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1 - n_before)
-        mask[:, 0] = -torch.inf  # no state precedes the first token, so decoding leaves it out
-        if not n_before:
-            mask[0, 0] = 0  # it sees nothing else: a finite, unused result
-        scores = [q @ self._keys[0].transpose(-1, -2) + mask]
+        """Attend from the next draft token; (batch, n, 2 * n_embd), inputs at the positions."""
+        q = self._rotate(linear(x, self._q), self._positions) * self._shape.head_dim**-0.5
+        if self._n_calls:
+            self._latest.append(
+                (self._rotate(linear(x, self._k), self._positions), self._heads(linear(x, self._v)))
+            )
+        scores = [q @ self._all_keys.transpose(-1, -2) + self._mask(q.dtype)]
         # The k-th draft token at i attends to the m-th one at i − (k − m).
         latest = [
-            (_shifted(keys, n_before - m), _shifted(values, n_before - m))
-            for m, (keys, values) in enumerate(zip(self._keys, self._values, strict=True))
-            if m
+            (_shifted(keys, self._n_calls - m), _shifted(values, self._n_calls - m))
+            for m, (keys, values) in enumerate(self._latest, 1)
         ]
+        self._n_calls += 1
         scores += [(q * keys).sum(-1, keepdim=True) for keys, _ in latest]
         shares = torch.softmax(torch.cat(scores, -1) if latest else scores[0], -1)
-        mixed = shares[..., :length] @ self._values[0]
+        length = len(self._all)
+        mixed = shares[..., :length] @ self._all_values
         for m, (_, values) in enumerate(latest):
             mixed = mixed + shares[..., length + m, None] * values
         return mixed.transpose(1, 2).flatten(2)
 
+    def _mask(self, dtype: torch.dtype) -> torch.Tensor:
+        """(batch, 1, n, length): 0 for tokens that are seen with the main model's states, −∞ for others."""
+        last = self._positions[:, None, :, None] - self._n_calls
+        # No state precedes the first token, so decoding leaves it out.
+        is_seen = (self._all <= last) & (self._all > 0)
+        if not self._n_calls:  # the first token sees nothing else: a finite, unused result
+            is_seen |= (last == 0) & (self._all == 0)
+        mask = torch.zeros(is_seen.shape, dtype=dtype, device=is_seen.device)
+        return mask.masked_fill_(~is_seen, -torch.inf)
+
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (self._shape.n_head, -1)).transpose(1, 2)
 
-    def _rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply RoPE; (batch, n_head, length, head_dim) (Su et al. 2021, "RoFormer", section 3.2)."""
-        a, b = x.chunk(2, -1)
-        cos, sin = self._rope
+    def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Split into heads, and apply RoPE (Su et al. 2021, "RoFormer", section 3.2).
+
+        Args:
+            x: (batch, n, n_head * head_dim).
+            positions: (n,), or (batch, n).
+
+        Returns:
+            (batch, n_head, n, head_dim).
+        """
+        angles = positions[..., None] * self._frequencies
+        cos, sin = (each.to(x.dtype).view(-1, 1, *angles.shape[-2:]) for each in (angles.cos(), angles.sin()))
+        a, b = self._heads(x).chunk(2, -1)
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
 

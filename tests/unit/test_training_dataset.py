@@ -31,9 +31,10 @@ def test_a_batch_predicts_the_tokens_of_answers_from_the_states_before(tmp_path)
     data = read(tmp_path, [long, short])
     batch = data.batch([long, short])
     assert batch.tokens.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]]
-    assert batch.positions.tolist() == [1, 2, 3, 5, 6]
+    assert batch.windows.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
     assert batch.documents.tolist() == [0, 0, 0, 1, 1]
-    assert batch.tokens.ravel()[batch.positions + 1].tolist() == [3, 4, 5, 7, 8]
+    predicted_at = batch.windows.ravel()[batch.positions]
+    assert batch.tokens[batch.documents, predicted_at + 1].tolist() == [3, 4, 5, 7, 8]
     states = bfloat16.decode(batch.states)
     assert not states[:, 0].any()
     np.testing.assert_array_equal(batch.states[0, 1:], long.states)  # at position i: of token i - 1
@@ -43,6 +44,14 @@ def test_a_batch_predicts_the_tokens_of_answers_from_the_states_before(tmp_path)
     assert batch.top_ids[0, 1] == 7
     assert batch.top_probs[0, :2] == pytest.approx([0.5, 0.25], rel=1e-3)
     assert batch.top_probs.dtype == np.float32
+
+
+def test_windows_begin_before_the_answers(tmp_path):
+    documents = [document([*range(1, 10)], 6), document([*range(1, 7)], 2, held_out=True)]
+    batch = read(tmp_path, documents).batch(documents)
+    # The first answer follows token 5; its window begins two positions before. Padding repeats the last one.
+    assert batch.windows.tolist() == [[3, 4, 5, 6, 7], [0, 1, 2, 3, 4]]
+    assert batch.windows.ravel()[batch.positions].tolist() == [5, 6, 7, 1, 2, 3, 4]
 
 
 def test_candidates_that_cannot_be_drafted_have_no_probability(tmp_path):

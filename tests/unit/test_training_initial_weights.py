@@ -96,8 +96,9 @@ def test_attention_finds_its_own_token(samples):
     for position in range(1, 30):
         fused[:, 0] = 0
         fused[position, 0] = 1
-        attention = network._Attention(parameters, shape, 30, torch.float32)
-        shares.append(attention(torch.cat((embeddings, fused), 1)[None])[0, position].numpy())
+        inputs = torch.cat((embeddings, fused), 1)[None]
+        attention = network._Attention(parameters, shape, inputs, torch.arange(30)[None])
+        shares.append(attention(inputs)[0, position].numpy())
     assert np.mean(shares) > 0.9
 
 

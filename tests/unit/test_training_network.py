@@ -123,3 +123,13 @@ def test_gradients_are_finite_for_every_weight(parameters):
         [each.sum() for each in network.draft_states(parameters, SHAPE, states, embeddings, 3)]
     ).sum().backward()
     assert all(value.grad.isfinite().all() and value.grad.any() for value in parameters.values())
+
+
+def test_windows_give_the_same_as_all_positions(parameters):
+    states, embeddings = texts(2, 20)
+    windows = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
+    whole = network.draft_states(parameters, SHAPE, states, embeddings, 3)
+    some = network.draft_states(parameters, SHAPE, states, embeddings, 3, windows)
+    for k, (one, other) in enumerate(zip(whole, some, strict=True)):
+        expected = one[torch.arange(2)[:, None], windows]
+        torch.testing.assert_close(other[:, k:], expected[:, k:], rtol=1e-5, atol=1e-5)
