@@ -1,0 +1,102 @@
+"""How often a head's draft tokens are the main model's, at every position of its answers.
+
+    python benchmarks/head_acceptance.py MAIN.gguf HEAD.gguf [--max-tokens N] [--per-category N]
+
+The main model answers the prompts of `specdec bench` at temperature 0. At each position of an answer, the
+head drafts three tokens; the k-th one is counted if those before it are the main model's. In decoding,
+positions that follow a rejected draft token are drafted at more often, so acceptance rates there are lower.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from common import parser, table
+
+from spec_local import GenerationSettings, SamplingSettings, Session, Text
+from spec_local.bench import prompts
+from spec_local.bench.runner import tokenize
+from spec_local.llama.choose_head import choose_head
+from spec_local.llama.context import open_context
+from spec_local.llama.llama_head import LlamaHead
+from spec_local.llama.model import Model
+
+DEPTH = 3
+N_CTX = 4096
+_Answer = tuple[str, list[int], list[int]]  # category, prompt, and answer
+
+
+def outcomes(main: Path, head: Path, answers: Sequence[_Answer]) -> Iterator[tuple[str, int, bool]]:
+    """Yield category, number (from 0), and whether it is the main model's token, of each draft token."""
+    model, draft = Model(main), Model(head)
+    chosen = choose_head(model, draft)
+    assert chosen
+    context = open_context(model, n_ctx=N_CTX, hidden=chosen.hidden)
+    (row,) = chosen.open([context])
+    for category, prompt, answer in answers:
+        tokens = [*prompt, *answer]
+        context.truncate(0)
+        row.truncate(0)
+        for start in range(0, len(tokens), context.max_tokens):
+            part = tokens[start : start + context.max_tokens]
+            context.evaluate(part, 0)
+            states = context.states(range(len(part)))
+            for i, token in enumerate(part, start):
+                first = i + 1 - len(prompt)  # in the answer, of the tokens that are drafted after this one
+                if 0 <= first < len(answer):
+                    for depth, is_right in enumerate(drafted(row, tokens[: i + 1], answer[first:])):
+                        yield category, depth, is_right
+                row.receive(i, [token], states[i - start : i - start + 1])
+
+
+def drafted(row: LlamaHead, history: Sequence[int], wanted: Sequence[int]) -> Iterator[bool]:
+    """Yield whether each of successive draft tokens is the main model's, up to the first that is not."""
+    unread = history[len(row.cached) :]
+    for start in range(0, len(unread), row.max_tokens):
+        logits = row.evaluate(
+            unread[start : start + row.max_tokens], int(start + row.max_tokens >= len(unread))
+        )
+    for depth, token in enumerate(wanted[:DEPTH]):
+        is_right = int(np.argmax(logits[-1])) == token
+        yield is_right
+        if not is_right:
+            break
+        logits = row.decode_tree([token], [depth - 1], 1)
+    row.commit(())
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("main", type=Path)
+    options.add_argument("head", type=Path)
+    options.add_argument("--max-tokens", type=int, default=96)
+    options.add_argument("--per-category", type=int, default=6)
+    given = options.parse_args()
+    texts = []
+    with Session.open(given.main, n_ctx=N_CTX) as session:
+        settings = GenerationSettings(
+            SamplingSettings(temperature=0), max_tokens=given.max_tokens, proposer="none"
+        )
+        chosen = prompts.select(prompts.load(), per_category=given.per_category)
+        for prompt in tokenize(session.main.model, chosen):
+            events = session.generate(prompt.tokens, settings)
+            answer = chain.from_iterable(event.tokens for event in events if isinstance(event, Text))
+            texts.append((prompt.prompt.category, list(prompt.tokens), list(answer)))
+    tested: Counter[tuple[str, int]] = Counter()
+    accepted: Counter[tuple[str, int]] = Counter()
+    for category, depth, is_right in outcomes(given.main, given.head, texts):
+        for name in (category, "all"):
+            tested[name, depth] += 1
+            accepted[name, depth] += is_right
+    names = [*dict.fromkeys(name for name, _ in tested if name != "all"), "all"]
+    rows = [
+        [name, *(f"{accepted[name, k] / max(1, tested[name, k]):.3f}" for k in range(DEPTH)), tested[name, 0]]
+        for name in names
+    ]
+    table(["category", "first", "second", "third", "positions"], rows)
+
+
+if __name__ == "__main__":
+    main()
