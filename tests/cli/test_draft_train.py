@@ -431,20 +431,21 @@ def test_the_report(tmp_path):
     )
     lines = draft_view.report(head, recipe)
     bench = shlex.join(["specdec", "bench", "--main", "my main.gguf", "--draft", str(recipe.target)])
-    assert lines[:8] == [
+    assert lines[:9] == [
         "head      2.3 MB, drafts 6,144 tokens (98.7% of the main model's output)",
         "trained   on 3,000 tokens, from 1,000 generated tokens",
         "cost      a call takes 0.051 times as long as one of the main model",
         "accepted  75%, 50%, 25% of the first, second and third draft token, if those before it were",
-        "speed-up  it pays: 1.43 times plain decoding expected at temperature 0, with 3 draft tokens; to "
-        f"measure it, run {bench}",
+        "expected  1.43 times plain decoding, with 3 draft tokens per step",
         "benchmark 3 draft tokens: 0.95 times plain decoding on 8 prompts, accepted 1,200 of 3,000 draft "
         "tokens (40%; by position 60%, 40%, 20%)",
         "benchmark adaptive: 0.95 times plain decoding on 8 prompts, no draft tokens verified",
+        "verdict   it makes little difference on this machine: train longer, or measure more prompts with "
+        + bench,
         f"files     {recipe.folder} (2.5 MB): needed only to continue the training",
     ]
-    assert lines[8] == ""
-    table = lines[9:]
+    assert lines[9] == ""
+    table = lines[10:]
     assert len({len(line) for line in table}) == 1
     assert [line.split()[-3:] for line in table[1:]] == [
         ["50.0%", "45.7%", "2,000"],
@@ -452,9 +453,21 @@ def test_the_report(tmp_path):
         ["100.0%", "100.0%", "12,345"],
     ]
     assert [line.split("  ")[0] for line in table[1:]] == ["all tokens", "maths", "code editing"]
-    slow = draft_view.report(replace(head, gain=Gain(0.5, 1, 0.81)), recipe)
     tune = shlex.join(["specdec", "tune", "my main.gguf", str(recipe.target)])
-    assert slow[4] == (
-        "speed-up  it does not pay on this machine: at best 0.81 times plain decoding expected; to see the "
-        f"costs, run {tune}"
-    )
+    pays = f"verdict   it pays on this machine; for a longer measurement, run {bench}"
+    slow = f"verdict   it does not pay on this machine: train longer, or see the costs with {tune}"
+
+    def measured(low, high):
+        """The verdict if the last variant, the adaptive policy, was measured so."""
+        variant = replace(tried, name="adaptive", speedup=Estimate((low + high) / 2, low, high, 8))
+        return draft_view.report(replace(head, benchmark=[tried, variant]), recipe)[7]
+
+    assert measured(1.01, 1.2) == pays  # whatever is expected
+    assert measured(0.8, 0.99) == slow
+    assert measured(0.99, 1.2) == lines[7]
+    expected = [
+        draft_view.report(replace(head, benchmark=[], gain=Gain(0.5, 1, speedup)), recipe)
+        for speedup in (1.2, 0.81)
+    ]
+    assert expected[0][4] == "expected  1.20 times plain decoding, with 1 draft token per step"
+    assert [report[5] for report in expected] == [pays, slow]
