@@ -23,7 +23,7 @@ import torch
 from spec_local.errors import InvalidRequest
 from spec_local.files import replacing
 from spec_local.training import network
-from spec_local.training.dataset import DEPTH, Batch, Dataset, batches
+from spec_local.training.dataset import Batch, Dataset, batches
 from spec_local.training.evaluation import Evaluation, evaluate, predictions
 from spec_local.training.head_shape import HeadShape, Weights
 from spec_local.training.loss import cross_entropy
@@ -303,7 +303,7 @@ class _Run:
     def _losses(self, batch: Batch) -> list[torch.Tensor]:
         """The mean loss of each successive draft token."""
         ids, weights = (each.to(self._device) for each in _targets(batch))
-        states = predictions(self.parameters, self.shape, self._embeddings, batch, DEPTH, self._dtype)
+        states = predictions(self.parameters, self.shape, self._embeddings, batch, self._dtype)
         return [cross_entropy(state, self._output, ids, weights) for state in states]
 
     def _copy(self) -> dict[str, torch.Tensor]:

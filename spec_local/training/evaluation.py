@@ -86,17 +86,15 @@ def predictions(
     shape: HeadShape,
     embeddings: torch.Tensor,
     batch: Batch,
-    depth: int,
     dtype: torch.dtype,
 ) -> Iterator[torch.Tensor]:
     """Compute the states of successive draft tokens at the positions to predict at: see `draft_states`.
 
     Args:
         embeddings: bfloat16 (n_vocab, n_embd), the main model's.
-        depth: number of draft tokens, at most `DEPTH`.
 
     Yields:
-        `dtype` (n, n_embd) for each of them.
+        `dtype` (n, n_embd) for each of `DEPTH` draft tokens.
     """
     states = torch.from_numpy(batch.states.view(np.int16)).view(torch.bfloat16)
     device = embeddings.device
@@ -104,7 +102,7 @@ def predictions(
         torch.from_numpy(each).to(device) for each in (batch.tokens, batch.windows, batch.positions)
     )
     inputs = states.to(device, dtype), embeddings[tokens].to(dtype)
-    for found in draft_states(parameters, shape, *inputs, depth, windows):
+    for found in draft_states(parameters, shape, *inputs, DEPTH, windows):
         yield found.flatten(0, 1).index_select(0, positions)
 
 
@@ -119,7 +117,7 @@ def _most_probable(
     """Return the most probable tokens of each depth; add the overlaps of the first one."""
     device = output.device
     best = []
-    states = predictions(parameters, shape, embeddings, batch, DEPTH, output.dtype)
+    states = predictions(parameters, shape, embeddings, batch, output.dtype)
     for depth, state in enumerate(states):
         logits = state @ output.T
         best.append(logits.argmax(1).cpu().numpy())

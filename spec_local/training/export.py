@@ -15,7 +15,6 @@ import spec_local
 from spec_local.errors import BackendError, InvalidRequest, ModelFileError
 from spec_local.files import saving, sha256
 from spec_local.llama import runtime
-from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
 from spec_local.training.head_shape import HeadShape, Weights
 
@@ -84,7 +83,7 @@ def _write(
 ) -> None:
     import gguf  # takes 0.1 s
 
-    main = open_header(main_path)
+    main = Model(main_path, weights=False)
     writer = gguf.GGUFWriter(path, "eagle3")
     try:
         _add_shape(writer, shape, main)

@@ -1,5 +1,7 @@
 """What a head takes from the main model's file: token embeddings, output rows and output norm."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +32,14 @@ class MainWeights:
     norm: NDArray[np.float32]
 
 
+def check_main_weights(model: Model) -> None:
+    """Check that they can be read, from one row of each; see `read_main_weights` for the errors."""
+    with _readable(model):
+        files = _files(model.path)
+        for name in (_EMBEDDINGS, _output_of(files), _NORM):
+            _read(files, name, model.n_embd, np.arange(1))
+
+
 def read_main_weights(model: Model, tokens: NDArray[np.integer]) -> MainWeights:
     """Read them; tokens: those that the head drafts, ascending.
 
@@ -37,23 +47,35 @@ def read_main_weights(model: Model, tokens: NDArray[np.integer]) -> MainWeights:
         ModelError: the file has no such tensors, or in a type that cannot be read.
         OSError: it cannot be read.
     """
-    files = {name: _file(model.path, name) for name in (_EMBEDDINGS, _OUTPUT, _NORM)}
-    output = _OUTPUT if files[_OUTPUT] else _EMBEDDINGS  # tied
     n, width = model.vocabulary.n_tokens, model.n_embd
     embeddings = np.empty((n, width), np.uint16)
-    try:
+    with _readable(model):
+        files = _files(model.path)
         for start in range(0, n, _ROWS):
             rows = np.arange(start, min(n, start + _ROWS))
             embeddings[rows] = bfloat16.encode(_read(files, _EMBEDDINGS, width, rows))
-        return MainWeights(
-            embeddings,
-            _read(files, output, width, tokens),
-            _read(files, _NORM, width)[0],
-        )
+        output, norm = _read(files, _output_of(files), width, tokens), _read(files, _NORM, width)[0]
+    return MainWeights(embeddings, output, norm)
+
+
+@contextmanager
+def _readable(model: Model) -> Iterator[None]:
+    """Report tensors that cannot be read."""
+    try:
+        yield
     except (KeyError, ValueError, IndexError) as error:
         raise ModelError(
             f"no head can be trained for {model.path.name} ({error}): give another main model"
         ) from None
+
+
+def _files(path: Path) -> dict[str, Path | None]:
+    return {name: _file(path, name) for name in (_EMBEDDINGS, _OUTPUT, _NORM)}
+
+
+def _output_of(files: dict[str, Path | None]) -> str:
+    """The tensor of the output matrix, which may be that of the embeddings."""
+    return _OUTPUT if files[_OUTPUT] else _EMBEDDINGS
 
 
 def _file(path: Path, name: str) -> Path | None:

@@ -28,7 +28,7 @@ from spec_local.training.events import Event, Stage, Training
 from spec_local.training.export import write_head
 from spec_local.training.head_shape import Weights, head_shape, layers_read
 from spec_local.training.initial_weights import initial_weights
-from spec_local.training.main_weights import MainWeights, read_main_weights
+from spec_local.training.main_weights import MainWeights, check_main_weights, read_main_weights
 from spec_local.training.measurement import Gain
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe, open_journal
@@ -81,7 +81,7 @@ def check(recipe: Recipe) -> int:
     if header.is_head:
         raise ModelError(f"{recipe.main.name} is a head: give the model that it is for")
     layers = layers_read(header.n_layers)
-    read_main_weights(header, np.arange(1))
+    check_main_weights(header)
     bytes_per_token = len(layers) * header.n_embd * np.dtype(np.uint16).itemsize
     header.close()
     if recipe.max_bytes < bytes_per_token * _MIN_TOKENS:
