@@ -75,6 +75,11 @@ def open_session(request, files):
     return make
 
 
+def cheap_drafts():
+    """Costs of main and of a draft; those measured on a busy machine could let it draft nothing."""
+    return CostModel({1: 1.0, 64: 1.5}), CostModel({1: 0.01, 64: 0.02})
+
+
 def answer(session, prompt, settings):
     events = list(session.generate(prompt, settings))
     assert isinstance(events[-1], Done)
@@ -106,6 +111,7 @@ def answers(session, prompts, settings):
 def test_the_text_is_that_without_a_head(open_session, how):
     """Of one answer, of a conversation that goes on, and of three answers at the same time."""
     with open_session(parallel=3) as session:
+        session._costs = cheap_drafts()
         without = replace(how, policy="off", proposer="auto")
         prompts = ["the of and to", LONG, LONG + " water", "the of"]
         expected = [answer(session, prompt, without)[0] for prompt in prompts]
@@ -218,6 +224,7 @@ TREES = {
 def test_the_text_is_that_without_a_head_with_trees(files, kwargs):
     """Of one answer, of a conversation that goes on, and of three answers at the same time."""
     with Session.open(*files["eagle"], n_ctx=512, threads=1, parallel=3, branches=24) as session:
+        session._costs = cheap_drafts()
         how = replace(DRAFT, tree_nodes=8, **kwargs)
         without = replace(how, policy="off", shape="chain", proposer="auto")
         prompts = ["the of and to", LONG, LONG + " water", "the of"]
