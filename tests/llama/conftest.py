@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 
+from spec_local.llama import runtime
 from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
@@ -19,6 +20,16 @@ def own_cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(folder))
     return folder
+
+
+@pytest.fixture
+def f32_caches(monkeypatch):
+    """Contexts with caches in F32, whose logits are the same however tokens are divided into calls.
+
+    The library has no such option: it improves no answer.
+    """
+    lib = runtime.library()
+    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, Walk, answers, 
 from tests.tiny_block_heads import MASK, write_tiny_block_head
 from tests.tiny_heads import write_tiny_main
 
+pytestmark = pytest.mark.usefixtures("f32_caches")
+
 VARIANTS = {
     "all tokens": {},
     "own tensors": {"own_tensors": True},
@@ -42,12 +44,6 @@ FILES |= {name: ("dspark", options) for name, options in DSPARK.items()}
 @pytest.fixture(scope="module")
 def main_path(folder):
     return write_tiny_main(folder / "block-main.gguf")
-
-
-@pytest.fixture(autouse=True)
-def f32_caches(monkeypatch):
-    lib = runtime.library()
-    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
 
 
 @pytest.fixture

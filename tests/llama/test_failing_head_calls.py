@@ -12,11 +12,7 @@ from tests.llama.test_heads import NOISE, Pair
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_mtp import write_tiny_mtp
 
-
-@pytest.fixture(autouse=True)
-def f32_caches(monkeypatch):
-    lib = runtime.library()
-    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
+pytestmark = pytest.mark.usefixtures("f32_caches")
 
 
 @pytest.fixture(params=["chained", "assistant"])

@@ -10,7 +10,6 @@ import pytest
 
 from spec_local.core.language_model import run_together
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama import runtime
 from spec_local.llama.context import open_rows
 from spec_local.llama.gemma_assistant import hidden_states, open_assistant_rows
 from spec_local.llama.hidden_states import HiddenStates
@@ -20,16 +19,12 @@ from tests.reference_head import ReferenceAssistant
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_heads import write_tiny_main
 
+pytestmark = pytest.mark.usefixtures("f32_caches")
+
 
 @pytest.fixture(scope="module")
 def paths(folder):
     return write_tiny_gemma(folder / "gemma.gguf"), write_tiny_assistant(folder / "assistant.gguf")
-
-
-@pytest.fixture(autouse=True)
-def f32_caches(monkeypatch):
-    lib = runtime.library()
-    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from spec_local.calibration import cost_store
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
-from spec_local.llama import runtime
 from spec_local.models import pairs
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
@@ -20,6 +19,8 @@ from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 from tests.tiny_mtp import write_tiny_mtp
+
+pytestmark = pytest.mark.usefixtures("f32_caches")
 
 PLAIN = GenerationSettings(SamplingSettings(temperature=0), max_tokens=40, policy="off")
 DRAFT = replace(PLAIN, policy="fixed", proposer="draft", draft_max=3)
@@ -34,12 +35,6 @@ def cache(tmp_path_factory):
         path = str(tmp_path_factory.mktemp("cache"))
         patch.setattr("platformdirs.user_cache_dir", lambda name: path)
         yield
-
-
-@pytest.fixture(autouse=True)
-def in_f32(monkeypatch):
-    lib = runtime.library()
-    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
 
 
 @pytest.fixture(scope="module")

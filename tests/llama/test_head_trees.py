@@ -9,12 +9,13 @@ import pytest
 
 from spec_local.core.language_model import common_prefix, run, run_together
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from tests.broken_llama import Broken, aborted_after, aborted_half_way
 from tests.llama.test_heads import NOISE, PROMPT, Pair
 from tests.tiny_architectures import write_tiny
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+
+pytestmark = pytest.mark.usefixtures("f32_caches")
 
 BRANCHES = 6
 N_CTX = 96
@@ -27,12 +28,6 @@ def paths(folder):
         "eagle": (write_tiny_main(folder / "main.gguf"), write_tiny_eagle(folder / "eagle.gguf")),
         "mtp": (write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1), folder / "mtp.gguf"),
     }
-
-
-@pytest.fixture(autouse=True)
-def f32_caches(monkeypatch):
-    lib = runtime.library()
-    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
 
 
 @pytest.fixture(params=["eagle", "mtp"])

@@ -14,7 +14,6 @@ from spec_local.engine.events import Finished, Step
 from spec_local.engine.row import Row
 from spec_local.engine.scheduler import Engine
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama import runtime
 from spec_local.llama.choose_head import choose_head
 from spec_local.llama.context import open_rows
 from spec_local.llama.dflash import block_format
@@ -30,6 +29,8 @@ from tests.reference_head import ReferenceHead
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+
+pytestmark = pytest.mark.usefixtures("f32_caches")
 
 NOISE = 0.001
 PROMPT = [1, *range(300, 340), 77, 400]
@@ -58,12 +59,6 @@ def dspark_path(folder):
 @pytest.fixture(scope="module")
 def mtp_path(folder):
     return write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1)
-
-
-@pytest.fixture(autouse=True)
-def f32_caches(monkeypatch):
-    lib = runtime.library()
-    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
 
 
 class Pair:

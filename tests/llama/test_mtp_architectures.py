@@ -9,7 +9,7 @@ import pytest
 from spec_local.core.language_model import common_prefix
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama import runtime, tiny
+from spec_local.llama import tiny
 from spec_local.llama.choose_head import choose_head
 from spec_local.llama.context import open_rows
 from spec_local.llama.model import Model
@@ -21,17 +21,13 @@ from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, answers, walk_t
 from tests.tiny_architectures import write_tiny
 from tests.tiny_mtp import write_tiny_mtp
 
+pytestmark = pytest.mark.usefixtures("f32_caches")
+
 ONE_LAYER = (
     *("glm4moe", "hy_v3", "deepseek2", "cohere2moe"),  # transformers
     *("qwen3next", "qwen35moe", "nemotron_h_moe", "bailingmoe3"),  # hybrids
 )
 SEVERAL_LAYERS = ("step35", "mimo2", "hy_v3")
-
-
-@pytest.fixture(autouse=True)
-def f32_caches(monkeypatch):
-    lib = runtime.library()
-    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
 
 
 def open_pair(folder, architecture, n_mtp=1, **options):

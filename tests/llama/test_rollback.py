@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import SLIDING_WINDOW, write_tiny_model
 
@@ -19,9 +18,7 @@ NOISE = 0.005  # at most 0.0006
 
 
 @pytest.fixture
-def rollback(monkeypatch):
-    lib = runtime.library()
-    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)  # the type of the cache
+def rollback(f32_caches, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import rollback
 

@@ -13,7 +13,6 @@ import pytest
 
 from spec_local.core.language_model import common_prefix
 from spec_local.core.proposal import path_to
-from spec_local.llama import runtime
 from spec_local.llama.context import open_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
@@ -47,10 +46,8 @@ def model(request, folder):
 
 
 @pytest.fixture
-def make_rows(monkeypatch):
+def make_rows(f32_caches):
     """A function that creates contexts whose cache is in F32; they are closed after the test."""
-    lib = runtime.library()
-    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
     made = []
 
     def make(model, n_rows=N_ROWS, **options):

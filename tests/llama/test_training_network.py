@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from spec_local.llama import runtime
 from spec_local.llama.context import open_context
 from spec_local.llama.gguf_tensors import floats, integers
 from spec_local.llama.hidden_states import HiddenStates
@@ -15,16 +14,12 @@ from spec_local.training.head_shape import HeadShape, tensor_shapes
 from tests.reference_head import ReferenceHead
 from tests.tiny_heads import N_EMBD, write_tiny_main
 
+pytestmark = pytest.mark.usefixtures("f32_caches")
+
 LAYERS = (0, 2, 3)
 SHAPE = HeadShape(n_embd=N_EMBD, n_head=3, head_dim=32, n_ff=96, rope_base=5000.0, eps=1e-4)
 TOKENS = [1, 40, 7, 99, 269, 40, 40, 200, 13, 5, 250, 77, 31, 8, 9, 10, 300, 301, 302, 330]
 DRAFTED = np.array([*range(5, 400, 2), 410, 500])
-
-
-@pytest.fixture(autouse=True)
-def f32_caches(monkeypatch):
-    lib = runtime.library()
-    monkeypatch.setattr(lib, "GGML_TYPE_F16", lib.GGML_TYPE_F32)
 
 
 @pytest.fixture(scope="module")
