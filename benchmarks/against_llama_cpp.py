@@ -7,9 +7,10 @@ specdec's variants (a session) and llama.cpp's (`llama-speculative-simple`; `lla
 decoding) alternate. Both use the same files, prompt tokens (their number is checked), context, batch sizes,
 threads, F16 caches and temperature, and no top-k, top-p or min-p. "draft K" drafts a fixed number of tokens
 on both sides; specdec draws them and verifies with the block rule, llama.cpp takes the draft model's most
-probable token. Rates are those that each program reports, once without and once with the time for the prompt.
-The best variant of llama.cpp is the one with the best geometric mean, chosen in hindsight. Prompts whose
-results are already in FILE are not run again.
+probable token. The draft model may be a head, which llama.cpp drafts with, too. Rates are those that each
+program reports, once without and once with the time for the prompt. The last table shows how many draft
+tokens were accepted. The best variant of llama.cpp is the one with the best geometric mean, chosen in
+hindsight. Prompts whose results are already in FILE are not run again.
 """
 
 import json
@@ -49,13 +50,18 @@ LLAMA_CPP: Mapping[str, Sequence[str]] = {
 }
 
 
+_HEADS = {"eagle3", "dflash", "dspark"}  # architectures, and types of drafting of llama.cpp
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Number of generated tokens, seconds of prefill and seconds after it."""
+    """Number of generated tokens, seconds of prefill and after it, and numbers of draft tokens."""
 
     n: int
     prompt_s: float
     answer_s: float
+    n_drafted: int = 0
+    n_accepted: int = 0
 
     @property
     def rate(self) -> float:
@@ -75,7 +81,10 @@ def specdec(session: Session, variant: str, prompt: list[int], seed: int, option
     settings = GenerationSettings(sampling, seed=seed, max_tokens=options.n, **SPECDEC[variant])
     *_, last = session.generate(prompt, settings)
     assert isinstance(last, Done)
-    return Outcome(last.statistics.predicted_n, last.statistics.prompt_s, last.statistics.predicted_s)
+    found = last.statistics
+    return Outcome(
+        found.predicted_n, found.prompt_s, found.predicted_s, found.draft_n, found.draft_n_accepted
+    )
 
 
 def llama_cpp(session: Session, variant: str, n_prompt: int, file: Path, seed: int, options: Any) -> Outcome:
@@ -84,7 +93,10 @@ def llama_cpp(session: Session, variant: str, n_prompt: int, file: Path, seed: i
     if not plain:
         command = ["llama-speculative-simple", *LLAMA_CPP[variant]]
     if variant.startswith("draft"):
-        command += ["-md", options.draft, "--spec-type", "draft-simple", "--spec-draft-ngl", 0]
+        assert session.draft
+        kind = session.draft.model.architecture
+        kind = kind if kind in _HEADS else "simple"
+        command += ["-md", options.draft, "--spec-type", f"draft-{kind}", "--spec-draft-ngl", 0]
     # -b: as long as the prompt may be; -ub: tokens of one pass over the weights
     command += ["-m", options.main, "-c", session.main.n_ctx, "-b", session.main.n_ctx]
     command += [
@@ -124,7 +136,8 @@ def llama_cpp(session: Session, variant: str, n_prompt: int, file: Path, seed: i
     if n_read != n_prompt:
         raise SystemExit(f"llama.cpp read {n_read:.0f} prompt tokens and specdec {n_prompt}: not comparable")
     (n,), (rate,) = find(r"n_predict = (\d+)"), find(r"decoded\s+\d+ tokens.*speed:\s+([\d.]+)")
-    return Outcome(int(n), prompt_s, n / rate)
+    (n_drafted,), (n_accepted,) = find(r"n_drafted\s+= (\d+)"), find(r"n_accept\s+= (\d+)")
+    return Outcome(int(n), prompt_s, n / rate, int(n_drafted), int(n_accepted))
 
 
 def main() -> None:
@@ -176,6 +189,8 @@ def main() -> None:
                     "total_rate": {
                         v: median(o.total_rate for o in outcomes) for v, outcomes in found.items()
                     },
+                    "drafted": {v: sum(o.n_drafted for o in outcomes) for v, outcomes in found.items()},
+                    "accepted": {v: sum(o.n_accepted for o in outcomes) for v, outcomes in found.items()},
                 }
             )
             out.write(json.dumps(rows[-1]) + "\n")
@@ -187,6 +202,17 @@ def main() -> None:
     )
     report(rows, "rate", "after the prompt")
     report(rows, "total_rate", "with the prompt's time")
+    report_acceptance([row for row in rows if "drafted" in row])
+
+
+def report_acceptance(rows: list[dict[str, Any]]) -> None:
+    """Print the share of draft tokens that were accepted, of each variant that drafts."""
+    cells = []
+    for variant in rows[0]["drafted"] if rows else ():
+        drafted, accepted = (sum(row[k].get(variant, 0) for row in rows) for k in ("drafted", "accepted"))
+        if drafted:
+            cells.append([variant, drafted, f"{accepted / drafted:.3f}"])
+    table(["variant", "draft tokens", "accepted"], cells)
 
 
 def report(rows: list[dict[str, Any]], rates: str, title: str) -> None:
