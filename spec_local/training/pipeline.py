@@ -39,6 +39,8 @@ MAX_EPOCHS = 8
 """Maximum number of times that the training data is read: more has not helped."""
 _SPEED_TEST = 10.0  # maximum number of seconds for measuring the training speed
 _EVALUATIONS = 24  # number of evaluations during the training
+_MAX_RATE = 7e-4  # peak learning rate
+_RATE_TIMES_WIDTH = 0.3  # peak learning rate times width: the more inputs add up, the less each may change
 _SAMPLES_PER_CHANNEL = 8  # positions of the regression for each channel that the head reads
 _MIN_TOKENS = 20_000  # the least data worth training on
 
@@ -192,11 +194,12 @@ class _Pipeline:
     def _schedule(self, dataset: Dataset, main: MainWeights, start: Weights) -> Hyperparameters:
         """Return hyperparameters with as many steps as the time and the data allow."""
         recipe = self._recipe
-        base = Hyperparameters(n_steps=1, seed=recipe.seed)
+        rate = min(_MAX_RATE, _RATE_TIMES_WIDTH / self._shape.n_embd)
+        base = Hyperparameters(n_steps=1, learning_rate=rate, seed=recipe.seed)
         n_steps = MAX_EPOCHS * sum(1 for _ in batches(dataset.train, base.batch_tokens))
         seconds = recipe.training_seconds
         if seconds < float("inf"):
-            rate = distillation.steps_per_second(
+            speed = distillation.steps_per_second(
                 start,
                 self._shape,
                 main,
@@ -206,7 +209,7 @@ class _Pipeline:
                 device=recipe.device,
                 threads=self._threads,
             )
-            n_steps = min(n_steps, max(2, round(rate * seconds * 0.9)))  # evaluations take the rest
+            n_steps = min(n_steps, max(2, round(speed * seconds * 0.9)))  # evaluations take the rest
         return replace(
             base,
             n_steps=n_steps,
