@@ -39,8 +39,7 @@ MAX_EPOCHS = 8
 """Maximum number of times that the training data is read: more has not helped."""
 _SPEED_TEST = 10.0  # maximum number of seconds for measuring the training speed
 _EVALUATIONS = 24  # number of evaluations during the training
-_MAX_RATE = 7e-4  # peak learning rate
-_RATE_TIMES_WIDTH = 0.3  # peak learning rate times width: the more inputs add up, the less each may change
+_RATE_TIMES_WIDTH = 0.3  # of the peak learning rate, at most: the more inputs add up, the less each changes
 _SAMPLES_PER_CHANNEL = 8  # positions of the regression for each channel that the head reads
 _MIN_TOKENS = 20_000  # the least data worth training on
 
@@ -194,8 +193,9 @@ class _Pipeline:
     def _schedule(self, dataset: Dataset, main: MainWeights, start: Weights) -> Hyperparameters:
         """Return hyperparameters with as many steps as the time and the data allow."""
         recipe = self._recipe
-        rate = min(_MAX_RATE, _RATE_TIMES_WIDTH / self._shape.n_embd)
-        base = Hyperparameters(n_steps=1, learning_rate=rate, seed=recipe.seed)
+        base = Hyperparameters(n_steps=1, seed=recipe.seed)
+        rate = min(base.learning_rate, _RATE_TIMES_WIDTH / self._shape.n_embd)
+        base = replace(base, learning_rate=rate)
         n_steps = MAX_EPOCHS * sum(1 for _ in batches(dataset.train, base.batch_tokens))
         seconds = recipe.training_seconds
         if seconds < float("inf"):

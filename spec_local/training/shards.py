@@ -1,9 +1,9 @@
 """Training data on disk, in shards that are written atomically.
 
 A shard is a NumPy archive of a few hundred documents, and a file with their hidden states beside it, which is
-mapped into memory when it is read. The main model's top candidates and their probabilities
-are stored for each token of an answer, because these soft targets contain several times as much information
-as the token alone (Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2).
+mapped into memory when it is read. The main model's top candidates and their probabilities are stored for
+each token of an answer, because these soft targets contain several times as much information as the token
+alone (Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2).
 """
 
 import zipfile
