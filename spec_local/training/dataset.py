@@ -128,8 +128,9 @@ class Dataset:
             document = self.train[i]
             before = slice(max(0, document.n_prompt - 2), len(document.states) - 1)
             after = slice(before.start + 1, before.stop + 1)
-            tokens = document.tokens[after]
-            parts.append((document.states[before], embeddings[tokens], document.states[after, -width:]))
+            around = (document.tokens[before.start + i : before.stop + i] for i in range(3))
+            states, targets = document.states[before], document.states[after, -width:]
+            parts.append((states, *(embeddings[tokens] for tokens in around), targets))
             if sum(len(part[0]) for part in parts) >= n:
                 break
         return Samples(*(bfloat16.decode(np.concatenate(each)) for each in zip(*parts, strict=True)))

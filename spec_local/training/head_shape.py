@@ -29,7 +29,7 @@ class HeadShape:
     n_head: int
     head_dim: int
     n_ff: int
-    rope_base: float = 10000.0
+    rope_base: float = 1e6
     eps: float = 1e-5
 
 

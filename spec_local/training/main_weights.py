@@ -1,4 +1,4 @@
-"""What a head takes from the main model's file: token embeddings, output rows and output norm."""
+"""What a head takes from the main model's file: embeddings, output rows and norm, and a feed-forward part."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +18,22 @@ _ROWS = 8192  # dequantized at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FeedForward:
+    """A gated feed-forward part: down(silu(gate x) · up x), with x after an RMS norm with these weights.
+
+    Attributes:
+        norm: float32 (n_embd,).
+        gate, up: float32 (n_ff, n_embd).
+        down: float32 (n_embd, n_ff).
+    """
+
+    norm: NDArray[np.float32]
+    gate: NDArray[np.float32]
+    up: NDArray[np.float32]
+    down: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MainWeights:
     """Weights of the main model that a head uses or starts from.
 
@@ -25,11 +41,13 @@ class MainWeights:
         embeddings: bfloat16 (see `bfloat16`) (n_vocab, n_embd), as llama.cpp reads them for a head.
         output: float32 (number of drafted tokens, n_embd), rows of the output matrix.
         norm: float32 (n_embd,), weights of the output norm.
+        feed_forward: that of the last layer; None: it has another form, such as experts.
     """
 
     embeddings: NDArray[np.uint16]
     output: NDArray[np.float32]
     norm: NDArray[np.float32]
+    feed_forward: FeedForward | None = None
 
 
 def check_main_weights(model: Model) -> None:
@@ -55,7 +73,7 @@ def read_main_weights(model: Model, tokens: NDArray[np.integer]) -> MainWeights:
             rows = np.arange(start, min(n, start + _ROWS))
             embeddings[rows] = bfloat16.encode(_read(files, _EMBEDDINGS, width, rows))
         output, norm = _read(files, _output_of(files), width, tokens), _read(files, _NORM, width)[0]
-    return MainWeights(embeddings, output, norm)
+    return MainWeights(embeddings, output, norm, _feed_forward(model))
 
 
 @contextmanager
@@ -67,6 +85,22 @@ def _readable(model: Model) -> Iterator[None]:
         raise ModelError(
             f"no head can be trained for {model.path.name} ({error}): give another main model"
         ) from None
+
+
+def _feed_forward(model: Model) -> FeedForward | None:
+    """Read the feed-forward part of the last layer, if it has the usual form and can be read."""
+    prefix = f"blk.{model.n_layers - 1}"
+    if _file(model.path, f"{prefix}.post_ffw_norm.weight"):
+        return None  # its result is scaled
+    down = f"{prefix}.ffn_down.weight"
+    try:
+        norm, gate, up = (
+            _read({name: _file(model.path, name)}, name, model.n_embd)
+            for name in (f"{prefix}.ffn_{part}.weight" for part in ("norm", "gate", "up"))
+        )
+        return FeedForward(norm[0], gate, up, _read({down: _file(model.path, down)}, down, len(gate)))
+    except (KeyError, ValueError):
+        return None
 
 
 def _files(path: Path) -> dict[str, Path | None]:

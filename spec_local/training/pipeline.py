@@ -161,7 +161,7 @@ class _Pipeline:
         self._on_progress(Stage("fitting the start"))
         n_samples = _SAMPLES_PER_CHANNEL * len(self._layers) * self._shape.n_embd
         samples = dataset.samples(n_samples, main.embeddings, np.random.default_rng(recipe.seed))
-        start = initial_weights(self._shape, samples, main.norm, recipe.seed)
+        start = initial_weights(self._shape, samples, main.norm, main.feed_forward, recipe.seed)
         self._on_progress(Stage("training"))
         data = {"n_generated": dataset.n_generated, "n_drafted": len(dataset.drafted)}
         if journal.data != data:

@@ -14,7 +14,7 @@ from spec_local.llama.gguf_tensors import floats, integers
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.training import bfloat16
+from spec_local.training import bfloat16, main_weights
 from spec_local.training.export import write_head
 from spec_local.training.head_shape import HeadShape, tensor_shapes
 from spec_local.training.main_weights import read_main_weights
@@ -126,6 +126,23 @@ def test_the_main_models_weights_are_read(main_path, monkeypatch):
     assert np.array_equal(found.embeddings, bfloat16.encode(tensors["token_embd.weight"]))
     assert np.array_equal(found.output, tensors["output.weight"][DRAFTED])
     assert np.array_equal(found.norm, tensors["output_norm.weight"])
+    last = max(int(name.split(".")[1]) for name in tensors if name.startswith("blk."))
+    assert found.feed_forward
+    for part in ("norm", "gate", "up", "down"):
+        values = tensors[f"blk.{last}.ffn_{part}.weight"]
+        assert np.array_equal(getattr(found.feed_forward, part), values)
+
+
+@pytest.mark.parametrize("name", ["ffn_gate", "post_ffw_norm"])
+def test_a_feed_forward_part_of_another_form_is_left_out(name, main_path, monkeypatch):
+    """Some models have experts instead of one gate, and others scale the result."""
+    real = main_weights.has_tensor
+
+    def has_tensor(part, tensor):
+        return name.startswith("post") if f".{name}." in tensor else real(part, tensor)
+
+    monkeypatch.setattr(main_weights, "has_tensor", has_tensor)
+    assert read_main_weights(Model(main_path, weights=False), DRAFTED).feed_forward is None
 
 
 def test_tied_and_quantized_weights_are_read(tmp_path):

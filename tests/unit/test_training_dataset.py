@@ -110,10 +110,11 @@ def test_samples_are_aligned(tmp_path):
     expected = {(0, 2), (0, 3), (0, 4), (2, 1), (2, 2), (3, 3)}
     found = set()
     embeddings = bfloat16.decode(EMBEDDINGS)
-    for before, token, after in zip(samples.states, samples.embeddings, samples.targets, strict=True):
+    tokens = zip(samples.embeddings_before, samples.embeddings, samples.embeddings_after, strict=True)
+    for before, around, after in zip(samples.states, tokens, samples.targets, strict=True):
         i, j = divmod(int(after[0]), 10)
         assert before[0] == 10 * i + j - 1
-        assert np.array_equal(token, embeddings[(5 * i + j) % N_VOCAB])
+        np.testing.assert_array_equal(around, embeddings[(5 * i + np.arange(j - 1, j + 2)) % N_VOCAB])
         found.add((i, j))
     assert found == expected
     assert samples.states.shape == (6, 3 * WIDTH)
