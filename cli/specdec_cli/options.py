@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from spec_local.session import Session
     from spec_local.settings import GenerationSettings
 
-STARTER = "starter"
+STARTER = "starter-pair"
+"""What commands use without --main: the starter model and the draft model that comes with specdec."""
 STANDARD = Path("-")
 """Standard input or standard output, given as a file."""
 MainArgument = Annotated[
@@ -85,7 +86,7 @@ class ModelOptions:
         str | None,
         _Model(
             metavar="FILE|NAME",
-            help="Main model: a file, the name of a model or pair, or user/repo:quant (default: starter).",
+            help="Main model: a file, a name of a model or pair, or user/repo:quant (default: starter-pair).",
             autocompletion=completion.models,
         ),
     ] = None
@@ -337,6 +338,7 @@ def resolve(name: str, fetch: str | None = None) -> Path:
 
     Raises:
         DownloadError: a named model has not been downloaded.
+        InvalidRequest: there is no such model or file.
     """
     from spec_local.files import expanded
     from spec_local.models import catalog
@@ -346,7 +348,9 @@ def resolve(name: str, fetch: str | None = None) -> Path:
         return path
     name, _ = paired(name)
     if not catalog.is_hub_name(name) and name not in catalog.models():
-        return path
+        if path.suffix == ".gguf" or path.is_absolute() or name.startswith("."):
+            return path  # what reads it explains that it does not exist
+        raise catalog.unknown(name)
     found = catalog.find(name)
     if not found:
         size = None if catalog.is_hub_name(name) else catalog.entry(name).size

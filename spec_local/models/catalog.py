@@ -4,6 +4,7 @@ Most models come from the Hugging Face Hub (`spec_local.models.hub`). The starte
 package, so that it is available wherever specdec can be installed from; its draft model is part of specdec.
 """
 
+import difflib
 import functools
 import lzma
 import re
@@ -49,6 +50,8 @@ _Repo = Annotated[str, _matching(r"[\w.-]+/[\w.-]+", "a repository of the Hub, a
 _Revision = Annotated[str, _matching(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", "a branch, a tag or a commit")]
 _Package = Annotated[str, _matching(r"[\w.-]+==[\w.]+", "a package of PyPI, as name==version")]
 _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)  # what reading a zip file can raise
+_N_NEAREST = 3  # number of names in the error for an unknown one
+_SIMILAR = 0.5  # least similarity of these, from 0 to 1 (difflib's ratio)
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
 
 
@@ -175,11 +178,36 @@ def entry(name: str) -> ModelEntry:
     """
     known = models()
     if name not in known:
-        raise InvalidRequest(
-            f"there is no model {name!r}: give a path, user/repo:quant, or a name from specdec models list "
-            f"({', '.join(list(known)[:3])} …)"
-        )
+        raise unknown(name)
     return known[name]
+
+
+def unknown(name: str) -> InvalidRequest:
+    """Return the error for a name that is neither known nor that of a file; it has the nearest names."""
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.endswith(".gguf"):
+        return InvalidRequest(
+            f"there is no file {name}: for a repository of the Hugging Face Hub, add the quantization, "
+            f"as in {name}:Q4_K_M"
+        )
+    nearest = ", ".join(_nearest(name))
+    similar = f"similar names are {nearest}; " if nearest else ""
+    return InvalidRequest(
+        f"there is no model or file {name!r}: {similar}specdec models list shows all names; "
+        "user/repo:quant is a file on the Hugging Face Hub"
+    )
+
+
+def _nearest(name: str) -> list[str]:
+    """Return the known names that are most like a name: first those that contain it."""
+    known = {_letters(each): each for each in (*models(), *pairs())}
+    wanted = _letters(name)
+    containing = [each for each in known if wanted and wanted in each]
+    similar = difflib.get_close_matches(wanted, known, _N_NEAREST, _SIMILAR)
+    return [known[each] for each in dict.fromkeys((*containing, *similar))][:_N_NEAREST]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def find(name: str) -> Path | None:

@@ -287,6 +287,19 @@ def test_a_missing_starter_is_named(fresh):
     assert "specdec models pull starter" in fresh.one_line(fresh("generate", "hi"), 1)
 
 
+def test_without_a_model_the_starter_pair_is_used(inside, main, draft, monkeypatch):
+    found = {"starter": main, "starter-draft": draft}
+    monkeypatch.setattr("spec_local.models.catalog.find", found.get)
+    done = inside("generate", "hi", "--raw", "-n", "8", "--temp", "0", "--policy", "fixed", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["timings"]["steps_by"].get("draft")
+
+
+def test_an_unknown_name_gets_similar_ones(specdec):
+    error = specdec.one_line(specdec("chat", "--main", "qwen2.5-coder-7B", "--draft", "llama3"), 2)
+    assert "similar names are qwen2.5-coder-7b" in error
+
+
 def test_draft_model_with_a_different_vocabulary(inside, main, tmp_path):
     write_tiny_model(tmp_path / "a.gguf", n_layers=1, extra_tokens=["wine"])
     write_tiny_model(tmp_path / "b.gguf", n_layers=1, extra_tokens=["beer"])

