@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 from spec_local.files import format_size
 from specdec_cli import render, terminal
-from specdec_cli.progress import live
+from specdec_cli.progress import LINE_INTERVAL, clock, live
 
 if TYPE_CHECKING:
     from spec_local.bench.figures import VariantFigures
     from spec_local.training.events import Event
     from spec_local.training.pipeline import TrainedHead
     from spec_local.training.recipe import Recipe
-
-_INTERVAL = 30.0  # seconds between progress lines where stderr is not a terminal
 
 
 @contextlib.contextmanager
@@ -50,7 +48,7 @@ def progress(recipe: "Recipe") -> "Iterator[Callable[[Event], None]]":
     def print_line(event: "Event") -> None:
         nonlocal last
         line, is_permanent = lines(event)
-        if is_permanent or lines.stage != last[0] or time.monotonic() - last[1] > _INTERVAL:
+        if is_permanent or lines.stage != last[0] or time.monotonic() - last[1] > LINE_INTERVAL:
             render.note(line)
             last = lines.stage, time.monotonic()
 
@@ -75,19 +73,13 @@ class _Lines:
         if isinstance(event, events.Generating):
             p, left = event.progress, event.seconds_left
             total = left + self._recipe.training_seconds
-            in_all = f", {_clock(total)} in all" if total < float("inf") else ""
+            in_all = f", {clock(total)} in all" if total < float("inf") else ""
             line = f"generated {p.n_tokens:,} tokens, {p.rate:,.0f} tokens/s, {format_size(p.n_bytes)}"
-            return f"{line} · {_clock(left)} left{in_all}", False
+            return f"{line} · {clock(left)} left{in_all}", False
         step = event.progress
         agreement = f"accepted {max(0.0, step.best_agreement):.1%}"
         line = f"training: step {step.step:,} of {step.n_steps:,}, loss {step.loss:.2f}, {agreement}"
-        return f"{line} · {_clock(step.seconds_left)} left", False
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        return f"{line} · {clock(step.seconds_left)} left", False
 
 
 def plan(recipe: "Recipe", bytes_per_token: int) -> str:

@@ -1,11 +1,22 @@
-"""A progress bar for long operations."""
+"""Progress of long operations: a bar on a terminal, lines elsewhere."""
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
 from specdec_cli import render, terminal
+
+LINE_INTERVAL = 30.0
+"""Seconds between lines of progress where stderr is not a terminal."""
+
+
+def clock(seconds: float) -> str:
+    """Format a time as minutes and seconds, or hours, minutes and seconds."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 @contextlib.contextmanager
@@ -24,12 +35,17 @@ def live(display: Any) -> Iterator[None]:
 def bar(
     description: str, total: int, *, done: int = 0, visible: bool = True
 ) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar on stderr if it is a terminal; yields a function that advances it by some units.
+    """Show a progress bar on stderr, or lines if it is not a terminal.
 
     done: units finished before the start. visible: False if the command prints lines of results meanwhile.
+
+    Yields a function that advances it by some units.
     """
-    if not visible or sys.stderr is None or not sys.stderr.isatty():
+    if not visible or sys.stderr is None:
         yield lambda units: None
+        return
+    if not sys.stderr.isatty():
+        yield _Lines(description, total, done).advance
         return
     from rich.progress import (
         BarColumn,
@@ -59,3 +75,21 @@ def bar(
     with live(progress):
         task = progress.add_task(description, total=total, completed=done)
         yield lambda units: progress.update(task, advance=units)
+
+
+class _Lines:
+    """Prints a line of progress now and then; nothing for what ends soon."""
+
+    def __init__(self, description: str, total: int, done: int) -> None:
+        self._description, self._total, self._first = description, total, done
+        self._done = float(done)
+        self._started = self._printed = time.monotonic()
+
+    def advance(self, units: float) -> None:
+        self._done += units
+        now = time.monotonic()
+        if now - self._printed < LINE_INTERVAL or not self._done > self._first:
+            return
+        self._printed = now
+        left = (now - self._started) / (self._done - self._first) * (self._total - self._done)
+        render.note(f"{self._description}: {int(self._done)} of {self._total} · {clock(left)} left")

@@ -14,6 +14,8 @@ import sys
 import pexpect
 import pytest
 
+from specdec_cli import progress
+
 FIRST_USE = re.compile("(checking|measuring) .* \\(first use")
 PROMPTS = """\
 {"category": "lists", "name": "words", "text": "one two three one two three one two"}
@@ -335,6 +337,14 @@ def test_an_early_interrupt_leaves_files_unchanged(specdec, arguments, tmp_path)
     assert rest == b"interrupted before the first prompt was finished: nothing to report\n"
     assert [(path.name, path.is_file()) for path in tmp_path.glob("*res*")] == [("result.md", True)]
     assert out.read_text() == "earlier content"
+
+
+def test_lines_of_progress_elsewhere(inside, arguments, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 0)
+    lines = inside(*arguments).stderr.decode().splitlines()
+    found = [line for line in lines if line.startswith("measuring: ")]
+    assert re.fullmatch(r"measuring: [0-6] of 6 · \d:\d\d left", found[0])
+    assert found[-1] == "measuring: 6 of 6 · 0:00 left"
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
