@@ -17,6 +17,7 @@ from specdec_cli import (
     generate,
     models,
     render,
+    run,
     tune,
 )
 
@@ -24,12 +25,13 @@ app = typer.Typer(
     name="specdec",
     cls=commands.Group,
     help="Speculative decoding for GGUF models on your own machine: faster, same output distribution.",
-    epilog="Start with: specdec models pull starter, then specdec chat. Every command has examples in its "
+    epilog="Start with: specdec models pull starter, then specdec run. Every command has examples in its "
     "--help. Options can also be set in the environment and in a config file: see specdec config --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("run")(run.run)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)

@@ -11,7 +11,6 @@ from typer import Option
 from spec_local.errors import InvalidRequest
 from specdec_cli import exits, plots, progress, render
 from specdec_cli.bench_output import OutputChoice, Sink, replacing, sink
-from specdec_cli.commands import flattened
 from specdec_cli.options import (
     STARTER,
     ModelOptions,
@@ -44,7 +43,6 @@ class BenchSampling(SamplingOptions):
     ] = 128
 
 
-@flattened
 def bench(
     prompts: Annotated[
         Path | None,

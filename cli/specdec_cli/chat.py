@@ -10,8 +10,7 @@ from typer import Option
 
 from spec_local.errors import SpecLocalError
 from specdec_cli import exits, render
-from specdec_cli.commands import flattened
-from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
+from specdec_cli.options import ModelArgument, ModelOptions, SamplingOptions, generation_settings
 
 
 class WhenFullChoice(StrEnum):
@@ -19,8 +18,8 @@ class WhenFullChoice(StrEnum):
     drop_oldest = "drop-oldest"
 
 
-@flattened
 def chat(
+    model: ModelArgument = None,
     system: Annotated[str | None, Option(help="System message.")] = None,
     load: Annotated[
         Path | None, Option(metavar="FILE", help="Continue a conversation that was saved with /save.")
@@ -54,11 +53,12 @@ def chat(
 
       specdec chat
 
-      specdec chat --main llama-13b.gguf --draft tiny.gguf --system "Answer in French."
+      specdec chat qwen3-4b --system "Answer in French."
 
-      specdec chat --main llama-13b.gguf --draft tiny.gguf --show-drafts
+      specdec chat llama-13b.gguf --draft tiny.gguf --show-drafts
     """
     with exits.guarded():
+        models = models.with_main(model)
         settings = generation_settings(models, sampling)
         from spec_local.chat.chat_session import ChatSession
         from spec_local.chat.conversation import Conversation

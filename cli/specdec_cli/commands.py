@@ -68,7 +68,7 @@ def adopt(app: typer.Typer) -> None:
     """Make every command under `app` a `Command`, with the options that all commands have."""
     for command in app.registered_commands:
         assert command.callback
-        command.cls, command.callback = Command, _with_common(command.callback)
+        command.cls, command.callback = Command, _with_common(_flattened(command.callback))
     for group in app.registered_groups:
         assert group.typer_instance
         group.cls = Group
@@ -120,7 +120,7 @@ def _with_common(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def flattened(command: Callable[..., None]) -> Callable[..., None]:
+def _flattened(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's dataclass parameters by their fields, which Typer can read."""
     hints = typing.get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}

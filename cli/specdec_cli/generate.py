@@ -13,7 +13,6 @@ from typer import Argument, Exit, Option
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
 from specdec_cli import answer_view, batch_view, exits, render, several_view
-from specdec_cli.commands import flattened
 from specdec_cli.options import STANDARD, ModelOptions, SamplingOptions, generation_settings
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ _Batch = functools.partial(Option, rich_help_panel="Many prompts and answers")
 _MAX_ANSWERS = 10_000  # of one prompt; for more, a batch can be resumed
 
 
-@flattened
 def generate(
     prompt: Annotated[
         str | None,

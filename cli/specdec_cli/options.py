@@ -1,6 +1,6 @@
 """Options that several commands share, each declared once.
 
-A command takes a dataclass (`ModelOptions`, `SamplingOptions`), and `specdec_cli.commands.flattened` turns
+A command takes a dataclass (`ModelOptions`, `SamplingOptions`), and `specdec_cli.commands.adopt` turns
 its fields into the parameters that Typer reads.
 """
 
@@ -32,6 +32,14 @@ MainArgument = Annotated[
     Argument(
         metavar="MAIN",
         help="Main model, or a pair: a file or a name.",
+        autocompletion=completion.models,
+    ),
+]
+ModelArgument = Annotated[
+    str | None,
+    Argument(
+        metavar="MODEL",
+        help="Main model, as for --main, which it overrides.",
         autocompletion=completion.models,
     ),
 ]
@@ -85,6 +93,8 @@ class ModelOptions:
     main: Annotated[
         str | None,
         _Model(
+            "--main",
+            "-m",
             metavar="FILE|NAME",
             help="Main model: a file, a name of a model or pair, or user/repo:quant (default: starter-pair).",
             autocompletion=completion.models,
@@ -93,6 +103,8 @@ class ModelOptions:
     draft: Annotated[
         str | None,
         _Model(
+            "--draft",
+            "-md",
             metavar="FILE|NAME",
             help="Draft model: a small model of the same family, or a head for the main model (EAGLE-3, "
             "DFlash …); none: use neither the draft model of a pair nor the main model's MTP layers.",
@@ -101,10 +113,18 @@ class ModelOptions:
     ] = None
     ctx: Annotated[
         int | None,
-        _Model(help="Context size in tokens (default: 4096, or less if the model was trained for less)."),
+        _Model(
+            "--ctx",
+            "-c",
+            help="Context size in tokens (default: 4096, or less if the model was trained for less).",
+        ),
     ] = None
-    threads: Annotated[int | None, _Model(help="Number of threads (default: one per physical core).")] = None
-    gpu_layers: Annotated[int, _Model(help="Number of layers on the GPU; a negative number means all.")] = -1
+    threads: Annotated[
+        int | None, _Model("--threads", "-t", help="Number of threads (default: one per physical core).")
+    ] = None
+    gpu_layers: Annotated[
+        int, _Model("--gpu-layers", "-ngl", help="Number of layers on the GPU; a negative number means all.")
+    ] = -1
     cache_type: Annotated[CacheChoice, _Model(help="Precision of the KV caches.")] = "f16"
     kernels: Annotated[KernelsChoice, _Model(**_KERNELS)] = "auto"
     no_spec: Annotated[bool, _Speculation("--no-spec", help="Decode without speculation.")] = False
@@ -166,6 +186,10 @@ class ModelOptions:
             "tli drafts shared tokens, slem drafts text",
         ),
     ] = "auto"
+
+    def with_main(self, model: str | None) -> "ModelOptions":
+        """Return the options with another main model; None: with the same."""
+        return dataclasses.replace(self, main=model) if model else self
 
     def files(self) -> tuple[Path, Path | None]:
         """Return the files of the main model, and of the draft model if it may be used; see `resolve`."""

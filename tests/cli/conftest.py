@@ -174,11 +174,11 @@ def fresh(tmp_path):
 class Terminal:
     """A chat on a pseudo-terminal, whose output is read without escape sequences."""
 
-    def __init__(self, specdec, *arguments, env=None):
+    def __init__(self, specdec, *arguments, command="chat", env=None):
         self.specdec = specdec
         self.child = pexpect.spawn(
             specdec.command[0],
-            [*specdec.command[1:], "chat", *map(str, arguments)],
+            [*specdec.command[1:], command, *map(str, arguments)],
             env=specdec.environment | (env or {}),
             cwd=str(specdec.folder),
             timeout=20,
@@ -228,8 +228,8 @@ class Terminal:
 def terminal(specdec):
     opened = []
 
-    def open_terminal(*arguments, specdec=specdec, env=None):
-        opened.append(Terminal(specdec, *arguments, env=env))
+    def open_terminal(*arguments, specdec=specdec, **options):
+        opened.append(Terminal(specdec, *arguments, **options))
         return opened[-1]
 
     yield open_terminal

@@ -9,6 +9,7 @@ import spec_local
 
 COMMANDS = [
     [],
+    ["run"],
     ["generate"],
     ["chat"],
     ["bench"],
@@ -54,7 +55,7 @@ def test_help_of_every_command(specdec, width):
     assert max(map(len, done.stdout.splitlines())) <= width
     assert "\x1b" not in done.stdout
     overview = pages[0]
-    for command in ("generate", "chat", "bench", "tune", "doctor", "models"):
+    for command in ("run", "generate", "chat", "bench", "tune", "doctor", "models"):
         assert f" {command} " in overview
     page = next(p for p in pages if p.startswith("generate"))
     # At 60 columns Typer may cut long option names.

@@ -1,0 +1,42 @@
+"""`specdec run`: chat with a model, or let it answer one prompt."""
+
+import sys
+from typing import Annotated
+
+from typer import Argument, Option
+
+from specdec_cli import chat, generate
+from specdec_cli.options import ModelArgument, ModelOptions, SamplingOptions
+
+
+def run(
+    model: ModelArgument = None,
+    prompt: Annotated[
+        str | None, Argument(metavar="PROMPT", help="Prompt; text from a pipe precedes it.")
+    ] = None,
+    system: Annotated[str | None, Option(help="System message.")] = None,
+    show_drafts: Annotated[
+        bool, Option("--show-drafts", help="Mark accepted draft tokens, and show rejected ones.")
+    ] = False,
+    *,
+    models: ModelOptions,
+    sampling: SamplingOptions,
+) -> None:
+    """Chat with a model on a terminal; with a prompt or in a pipe, print one answer.
+
+    The commands chat and generate have more options.
+
+    Examples:
+
+      specdec run qwen3-4b
+
+      specdec run qwen3-4b "Why is the sky blue?"
+
+      git diff | specdec run coder-7b "Write a commit message."
+    """
+    models = models.with_main(model)
+    is_pipe = sys.stdin is None or not sys.stdin.isatty()
+    if prompt is None and not is_pipe:
+        chat.chat(system=system, show_drafts=show_drafts, models=models, sampling=sampling)
+    else:
+        generate.generate(prompt, system=system, show_drafts=show_drafts, models=models, sampling=sampling)

@@ -1,0 +1,34 @@
+"""specdec run: a chat on a terminal, otherwise one answer."""
+
+SHORT = ("-n", 8, "-t", 1, "-c", 512, "--temp", 0)
+
+
+def test_a_prompt_gets_one_answer(inside, main):
+    expected = inside("generate", "hello there", "--main", main, *SHORT)
+    assert expected.returncode == 0
+    assert expected.stdout
+    for arguments in ((main, "hello there"), ("absent.gguf", "hello there", "-m", main)):
+        done = inside("run", *arguments, *SHORT)
+        if arguments[0] == main:
+            assert done.stdout == expected.stdout
+        else:  # the argument overrides the option
+            assert b"absent.gguf" in done.stderr
+
+
+def test_a_pipe_is_a_prompt(specdec, main):
+    expected = specdec("generate", "hello there", "--main", main, *SHORT)
+    done = specdec("run", main, *SHORT, stdin=b"hello there")
+    assert (done.returncode, done.stdout) == (0, expected.stdout)
+
+
+def test_a_terminal_gets_a_chat(terminal, main):
+    person = terminal(main, *SHORT, "--system", "Be brief.", command="run")
+    assert "main main.gguf" in person.prompt()
+    assert "8 tokens in" in person.say("hello there")
+    person.type("/exit\r")
+    assert person.leaves_with() == 0
+
+
+def test_a_prompt_on_a_terminal_gets_one_answer(terminal, main):
+    person = terminal(main, "hello there", *SHORT, command="run")
+    assert person.leaves_with() == 0
