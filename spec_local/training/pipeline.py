@@ -164,7 +164,7 @@ class _Pipeline:
         start = initial_weights(self._shape, samples, main.norm, main.feed_forward, recipe.seed)
         self._on_progress(Stage("training"))
         data = {"n_generated": dataset.n_generated, "n_drafted": len(dataset.drafted)}
-        if journal.data != data:
+        if journal.data != data or not self._checkpoint.exists():  # no step of an earlier run is kept
             journal.data, journal.curve = data, []
             journal.hyperparameters = asdict(self._schedule(dataset, main, start))
             self._checkpoint.unlink(missing_ok=True)  # it is for other data

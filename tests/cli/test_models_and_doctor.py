@@ -33,7 +33,7 @@ def test_path(fresh):
     assert "specdec models pull starter" in fresh.one_line(fresh("models", "path"), 1)
     unknown = fresh.one_line(fresh("models", "path", "nobody"), 2)
     assert "nobody" in unknown
-    assert "starter" in unknown
+    assert "specdec models list" in unknown
 
 
 def test_pull_without_a_network(fresh, tmp_path):
