@@ -258,6 +258,26 @@ for stop in [*sys.argv[3:], ""]:
 )
 
 
+def test_steps_are_planned_anew_until_there_is_a_checkpoint(quick, recipe):
+    """The data is enough for both runs, and the first one is stopped before it saves a step."""
+
+    def until_training(event):
+        if isinstance(event, Training):
+            raise KeyboardInterrupt
+
+    recipe = replace(recipe, tokens=3000)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, UserTexts(), until_training)
+    most = journal_of(recipe)["hyperparameters"]["n_steps"]
+    shorter = replace(recipe, tokens=None, minutes=1e-3)
+    events = []
+    run(shorter, UserTexts(), events.append)
+    steps = [event.progress for event in events if isinstance(event, Training)]
+    assert not [event for event in events if isinstance(event, Generating)]
+    assert steps[0].step == 1
+    assert steps[0].n_steps == journal_of(recipe)["hyperparameters"]["n_steps"] < most
+
+
 def test_a_run_that_is_killed_at_every_stage_resumes(recipe, own_cache, trained):
     stops = ["call 20", "call 150", *STAGES[2:4], "step 4", "step 11", *STAGES[5:]]
     done = subprocess.run(
