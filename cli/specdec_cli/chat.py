@@ -10,7 +10,14 @@ from typer import Option
 
 from spec_local.errors import SpecLocalError
 from specdec_cli import exits, render
-from specdec_cli.options import ModelArgument, ModelOptions, SamplingOptions, generation_settings
+from specdec_cli.options import (
+    ModelArgument,
+    ModelOptions,
+    SamplingOptions,
+    ShowDraftsOption,
+    SystemOption,
+    generation_settings,
+)
 
 
 class WhenFullChoice(StrEnum):
@@ -20,7 +27,7 @@ class WhenFullChoice(StrEnum):
 
 def chat(
     model: ModelArgument = None,
-    system: Annotated[str | None, Option(help="System message.")] = None,
+    system: SystemOption = None,
     load: Annotated[
         Path | None, Option(metavar="FILE", help="Continue a conversation that was saved with /save.")
     ] = None,
@@ -28,9 +35,7 @@ def chat(
         WhenFullChoice,
         Option(help="When the context is full, stop, or drop the oldest messages except the system message."),
     ] = WhenFullChoice.stop,
-    show_drafts: Annotated[
-        bool, Option("--show-drafts", help="Mark accepted draft tokens, and show rejected ones.")
-    ] = False,
+    show_drafts: ShowDraftsOption = False,
     markdown: Annotated[
         bool, Option("--markdown", help="Render Markdown; each block is shown when it is complete.")
     ] = False,

@@ -13,7 +13,7 @@ from typer import Argument, Exit, Option
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
 from specdec_cli import answer_view, batch_view, exits, render, several_view
-from specdec_cli.options import STANDARD, ModelOptions, SamplingOptions, generation_settings
+from specdec_cli.options import STANDARD, ModelOptions, SamplingOptions, SystemOption, generation_settings
 
 if TYPE_CHECKING:
     from spec_local import answer_json
@@ -41,7 +41,7 @@ def generate(
             help="Text file to put before the prompt; repeatable; - is standard input (default in a pipe).",
         ),
     ] = None,
-    system: Annotated[str | None, Option(help="System message.")] = None,
+    system: SystemOption = None,
     raw: Annotated[
         bool, Option("--raw", help="Continue the text as it is, without the chat template.")
     ] = False,

@@ -43,6 +43,10 @@ ModelArgument = Annotated[
         autocompletion=completion.models,
     ),
 ]
+SystemOption = Annotated[str | None, Option(help="System message.")]
+ShowDraftsOption = Annotated[
+    bool, Option("--show-drafts", help="Mark accepted draft tokens, and show rejected ones.")
+]
 _MAX_TEXT = 1 << 20
 
 CacheChoice = Literal["f16", "q8_0", "q4_0"]

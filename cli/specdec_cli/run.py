@@ -1,12 +1,17 @@
 """`specdec run`: chat with a model, or let it answer one prompt."""
 
-import sys
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
-from specdec_cli import chat, generate
-from specdec_cli.options import ModelArgument, ModelOptions, SamplingOptions
+from specdec_cli import chat, chat_input, generate
+from specdec_cli.options import (
+    ModelArgument,
+    ModelOptions,
+    SamplingOptions,
+    ShowDraftsOption,
+    SystemOption,
+)
 
 
 def run(
@@ -14,10 +19,8 @@ def run(
     prompt: Annotated[
         str | None, Argument(metavar="PROMPT", help="Prompt; text from a pipe precedes it.")
     ] = None,
-    system: Annotated[str | None, Option(help="System message.")] = None,
-    show_drafts: Annotated[
-        bool, Option("--show-drafts", help="Mark accepted draft tokens, and show rejected ones.")
-    ] = False,
+    system: SystemOption = None,
+    show_drafts: ShowDraftsOption = False,
     *,
     models: ModelOptions,
     sampling: SamplingOptions,
@@ -35,8 +38,7 @@ def run(
       git diff | specdec run coder-7b "Write a commit message."
     """
     models = models.with_main(model)
-    is_pipe = sys.stdin is None or not sys.stdin.isatty()
-    if prompt is None and not is_pipe:
+    if prompt is None and chat_input.interactive():
         chat.chat(system=system, show_drafts=show_drafts, models=models, sampling=sampling)
     else:
         generate.generate(prompt, system=system, show_drafts=show_drafts, models=models, sampling=sampling)

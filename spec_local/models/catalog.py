@@ -46,13 +46,14 @@ _Sha256 = Annotated[str, _matching(r"[0-9a-f]{64}", "64 hexadecimal digits in lo
 _File = Annotated[
     str, _matching(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*\.gguf", "the name of a file that ends with .gguf")
 ]
-_Repo = Annotated[str, _matching(r"[\w.-]+/[\w.-]+", "a repository of the Hub, as user/repo")]
+_REPO = r"[\w.-]+/[\w.-]+"
+_Repo = Annotated[str, _matching(_REPO, "a repository of the Hub, as user/repo")]
 _Revision = Annotated[str, _matching(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", "a branch, a tag or a commit")]
 _Package = Annotated[str, _matching(r"[\w.-]+==[\w.]+", "a package of PyPI, as name==version")]
 _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)  # what reading a zip file can raise
 _N_NEAREST = 3  # number of names in the error for an unknown one
 _SIMILAR = 0.5  # least similarity of these, from 0 to 1 (difflib's ratio)
-_ON_HUB = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
+_ON_HUB = re.compile(rf"({_REPO}):([\w.-]+)")
 
 
 class _Table(BaseModel):
@@ -184,7 +185,7 @@ def entry(name: str) -> ModelEntry:
 
 def unknown(name: str) -> InvalidRequest:
     """Return the error for a name that is neither known nor that of a file; it has the nearest names."""
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.endswith(".gguf"):
+    if re.fullmatch(_REPO, name) and not name.endswith(".gguf"):
         return InvalidRequest(
             f"there is no file {name}: for a repository of the Hugging Face Hub, add the quantization, "
             f"as in {name}:Q4_K_M"

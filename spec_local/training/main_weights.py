@@ -1,6 +1,6 @@
 """What a head takes from the main model's file: embeddings, output rows and norm, and a feed-forward part."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +41,11 @@ class MainWeights:
         embeddings: bfloat16 (see `bfloat16`) (n_vocab, n_embd), as llama.cpp reads them for a head.
         output: float32 (number of drafted tokens, n_embd), rows of the output matrix.
         norm: float32 (n_embd,), weights of the output norm.
-        feed_forward: that of the last layer; None: it has another form, such as experts.
     """
 
     embeddings: NDArray[np.uint16]
     output: NDArray[np.float32]
     norm: NDArray[np.float32]
-    feed_forward: FeedForward | None = None
 
 
 def check_main_weights(model: Model) -> None:
@@ -73,7 +71,25 @@ def read_main_weights(model: Model, tokens: NDArray[np.integer]) -> MainWeights:
             rows = np.arange(start, min(n, start + _ROWS))
             embeddings[rows] = bfloat16.encode(_read(files, _EMBEDDINGS, width, rows))
         output, norm = _read(files, _output_of(files), width, tokens), _read(files, _NORM, width)[0]
-    return MainWeights(embeddings, output, norm, _feed_forward(model))
+    return MainWeights(embeddings, output, norm)
+
+
+def read_feed_forward(model: Model) -> FeedForward | None:
+    """Read the feed-forward part of the last layer; None: it has another form, such as experts.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    prefix = f"blk.{model.n_layers - 1}"
+    if _file(model.path, f"{prefix}.post_ffw_norm.weight"):
+        return None  # its result is scaled
+    names = [f"{prefix}.ffn_{part}.weight" for part in ("norm", "gate", "up", "down")]
+    files = _files(model.path, names)
+    try:
+        norm, gate, up = (_read(files, name, model.n_embd) for name in names[:3])
+        return FeedForward(norm[0], gate, up, _read(files, names[3], len(gate)))
+    except (KeyError, ValueError):
+        return None
 
 
 @contextmanager
@@ -87,24 +103,8 @@ def _readable(model: Model) -> Iterator[None]:
         ) from None
 
 
-def _feed_forward(model: Model) -> FeedForward | None:
-    """Read the feed-forward part of the last layer, if it has the usual form and can be read."""
-    prefix = f"blk.{model.n_layers - 1}"
-    if _file(model.path, f"{prefix}.post_ffw_norm.weight"):
-        return None  # its result is scaled
-    down = f"{prefix}.ffn_down.weight"
-    try:
-        norm, gate, up = (
-            _read({name: _file(model.path, name)}, name, model.n_embd)
-            for name in (f"{prefix}.ffn_{part}.weight" for part in ("norm", "gate", "up"))
-        )
-        return FeedForward(norm[0], gate, up, _read({down: _file(model.path, down)}, down, len(gate)))
-    except (KeyError, ValueError):
-        return None
-
-
-def _files(path: Path) -> dict[str, Path | None]:
-    return {name: _file(path, name) for name in (_EMBEDDINGS, _OUTPUT, _NORM)}
+def _files(path: Path, names: Sequence[str] = (_EMBEDDINGS, _OUTPUT, _NORM)) -> dict[str, Path | None]:
+    return {name: _file(path, name) for name in names}
 
 
 def _output_of(files: dict[str, Path | None]) -> str:

@@ -28,7 +28,12 @@ from spec_local.training.events import Event, Stage, Training
 from spec_local.training.export import write_head
 from spec_local.training.head_shape import Weights, head_shape, layers_read
 from spec_local.training.initial_weights import initial_weights
-from spec_local.training.main_weights import MainWeights, check_main_weights, read_main_weights
+from spec_local.training.main_weights import (
+    MainWeights,
+    check_main_weights,
+    read_feed_forward,
+    read_main_weights,
+)
 from spec_local.training.measurement import Gain
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe, open_journal
@@ -159,9 +164,7 @@ class _Pipeline:
     def _train(self, dataset: Dataset, main: MainWeights) -> Result:
         recipe, journal = self._recipe, self._journal
         self._on_progress(Stage("fitting the start"))
-        n_samples = _SAMPLES_PER_CHANNEL * len(self._layers) * self._shape.n_embd
-        samples = dataset.samples(n_samples, main.embeddings, np.random.default_rng(recipe.seed))
-        start = initial_weights(self._shape, samples, main.norm, main.feed_forward, recipe.seed)
+        start = self._start(dataset, main)
         self._on_progress(Stage("training"))
         data = {"n_generated": dataset.n_generated, "n_drafted": len(dataset.drafted)}
         if journal.data != data or not self._checkpoint.exists():  # no step of an earlier run is kept
@@ -189,6 +192,15 @@ class _Pipeline:
             device=recipe.device,
             threads=self._threads,
         )
+
+    def _start(self, dataset: Dataset, main: MainWeights) -> Weights:
+        """Fit the initial weights; what that needs, some GB for a large model, is free afterwards."""
+        model = Model(self._recipe.main, weights=False)
+        feed_forward = read_feed_forward(model)
+        model.close()
+        n_samples = _SAMPLES_PER_CHANNEL * len(self._layers) * self._shape.n_embd
+        samples = dataset.samples(n_samples, main.embeddings, np.random.default_rng(self._recipe.seed))
+        return initial_weights(self._shape, samples, main.norm, feed_forward, self._recipe.seed)
 
     def _schedule(self, dataset: Dataset, main: MainWeights, start: Weights) -> Hyperparameters:
         """Return hyperparameters with as many steps as the time and the data allow."""

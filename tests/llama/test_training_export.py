@@ -17,7 +17,7 @@ from spec_local.llama.tiny import write_tiny_model
 from spec_local.training import bfloat16, main_weights
 from spec_local.training.export import write_head
 from spec_local.training.head_shape import HeadShape, tensor_shapes
-from spec_local.training.main_weights import read_main_weights
+from spec_local.training.main_weights import read_feed_forward, read_main_weights
 from tests.tiny_heads import N_EMBD, write_tiny_eagle, write_tiny_main
 
 SHAPE = HeadShape(n_embd=N_EMBD, n_head=3, head_dim=16, n_ff=80, rope_base=5000.0, eps=1e-4)
@@ -127,10 +127,11 @@ def test_the_main_models_weights_are_read(main_path, monkeypatch):
     assert np.array_equal(found.output, tensors["output.weight"][DRAFTED])
     assert np.array_equal(found.norm, tensors["output_norm.weight"])
     last = max(int(name.split(".")[1]) for name in tensors if name.startswith("blk."))
-    assert found.feed_forward
+    feed_forward = read_feed_forward(main)
+    assert feed_forward
     for part in ("norm", "gate", "up", "down"):
         values = tensors[f"blk.{last}.ffn_{part}.weight"]
-        assert np.array_equal(getattr(found.feed_forward, part), values)
+        assert np.array_equal(getattr(feed_forward, part), values)
 
 
 @pytest.mark.parametrize("name", ["ffn_gate", "post_ffw_norm"])
@@ -142,7 +143,7 @@ def test_a_feed_forward_part_of_another_form_is_left_out(name, main_path, monkey
         return name.startswith("post") if f".{name}." in tensor else real(part, tensor)
 
     monkeypatch.setattr(main_weights, "has_tensor", has_tensor)
-    assert read_main_weights(Model(main_path, weights=False), DRAFTED).feed_forward is None
+    assert read_feed_forward(Model(main_path, weights=False)) is None
 
 
 def test_tied_and_quantized_weights_are_read(tmp_path):

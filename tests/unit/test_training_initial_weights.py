@@ -42,6 +42,13 @@ def start_states(shape, weights, states, embeddings):
     return found.numpy() / weights["output_norm.weight"]
 
 
+def linear_parts(samples, weights):
+    """The fused states, what the values read, and the matrix of the values."""
+    fused = rms(samples.states) * weights["enc.output_norm.weight"] @ weights["fc.weight"].T
+    change = weights["blk.0.attn_output.weight"] @ weights["blk.0.attn_v.weight"]
+    return fused, np.hstack([rms(samples.embeddings), rms(fused)]), change
+
+
 def two_documents(samples):
     """States and embeddings of documents that have no token twice."""
     return [each[:N_VOCAB].reshape(2, N_VOCAB // 2, -1) for each in (samples.states, samples.embeddings)]
@@ -59,9 +66,7 @@ def test_the_start_is_the_linear_prediction_that_it_claims(samples, n_head):
     assert np.median((rms(samples.states) * norms).std(0)) == pytest.approx(1, rel=0.1)
     assert norms[5] == norms.max() <= 25 * np.median(norms)
     # What is claimed: fc estimates the state before, the values are the rest.
-    fused = rms(samples.states) * weights["enc.output_norm.weight"] @ weights["fc.weight"].T
-    features = np.hstack([rms(samples.embeddings), rms(fused)])
-    change = weights["blk.0.attn_output.weight"] @ weights["blk.0.attn_v.weight"]
+    fused, features, change = linear_parts(samples, weights)
     linear = fused + features @ change.T
     if n_head >= 2:
         target = rms(samples.targets)
@@ -148,28 +153,19 @@ def test_the_feed_forward_part_has_the_main_models_neurons(samples, n_ff):
     source = FeedForward(rng.uniform(0.5, 2, WIDTH).astype(np.float32), gate, up, down)
     shape = HeadShape(n_embd=WIDTH, n_head=2, head_dim=HEAD_DIM, n_ff=n_ff)
     norm = np.ones(WIDTH, np.float32)
-    linear, found = (
-        start_states(shape, initial_weights(shape, samples, norm, part), *two_documents(samples))
-        for part in (None, source)
-    )
+    plain, copied = (initial_weights(shape, samples, norm, part) for part in (None, source))
+    linear, found = (start_states(shape, each, *two_documents(samples)) for each in (plain, copied))
     inputs = linear * source.norm
     activations = inputs @ gate.T
     activations = activations / (1 + np.exp(-activations)) * (inputs @ up.T)
     # The head works on states of about unit size, the main model on its own.
     size = np.median(np.sqrt(np.mean(samples.targets**2, axis=1)))
-    with_size = np.sqrt(np.mean(linear_state(shape, samples) ** 2, axis=-1, keepdims=True))
+    fused, features, change = linear_parts(samples, plain)
+    prediction = (fused + features @ change.T)[:N_VOCAB].reshape(linear.shape)
+    with_size = np.sqrt(np.mean(prediction**2, axis=-1, keepdims=True))
     expected = rms(linear * with_size + activations @ down.T / size)
     assert np.mean((found - expected)[:, 1:] ** 2) < 0.01
     assert np.mean((found - linear)[:, 1:] ** 2) > 0.1
-
-
-def linear_state(shape, samples):
-    """The linear start's prediction, before it is normalized, for `two_documents`."""
-    weights = initial_weights(shape, samples, np.ones(WIDTH, np.float32))
-    fused = rms(samples.states) * weights["enc.output_norm.weight"] @ weights["fc.weight"].T
-    change = weights["blk.0.attn_output.weight"] @ weights["blk.0.attn_v.weight"]
-    state = fused + np.hstack([rms(samples.embeddings), rms(fused)]) @ change.T
-    return state[:N_VOCAB].reshape(2, N_VOCAB // 2, -1)
 
 
 def test_the_same_seed_gives_the_same_weights(samples):
