@@ -16,6 +16,7 @@ from specdec_cli.options import (
     SamplingOptions,
     ShowDraftsOption,
     SystemOption,
+    VerboseOption,
     generation_settings,
 )
 
@@ -42,10 +43,7 @@ def chat(
     no_stats: Annotated[
         bool, Option("--no-stats", help="Do not print statistics after each answer.")
     ] = False,
-    verbose: Annotated[
-        int,
-        Option("--verbose", "-v", count=True, help="Show build, device and threads; -vv: llama.cpp's log."),
-    ] = 0,
+    verbose: VerboseOption = 0,
     *,
     models: ModelOptions,
     sampling: SamplingOptions,

@@ -13,7 +13,15 @@ from typer import Argument, Exit, Option
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
 from specdec_cli import answer_view, batch_view, exits, render, several_view
-from specdec_cli.options import STANDARD, ModelOptions, SamplingOptions, SystemOption, generation_settings
+from specdec_cli.options import (
+    STANDARD,
+    ModelOptions,
+    PromptOption,
+    SamplingOptions,
+    SystemOption,
+    VerboseOption,
+    generation_settings,
+)
 
 if TYPE_CHECKING:
     from spec_local import answer_json
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
     from spec_local.session import Done, Session, Text
 
 _MAX_PROMPT = 1 << 24  # bytes
+_Text = functools.partial(Option, rich_help_panel="Text and code")
 _Output = functools.partial(Option, rich_help_panel="Output")
 _Batch = functools.partial(Option, rich_help_panel="Many prompts and answers")
 _MAX_ANSWERS = 10_000  # of one prompt; for more, a batch can be resumed
@@ -32,6 +41,7 @@ def generate(
         str | None,
         Argument(help="Prompt; text from --file or a pipe precedes it, separated by an empty line."),
     ] = None,
+    prompt_option: PromptOption = None,
     file: Annotated[
         list[Path] | None,
         Option(
@@ -43,17 +53,17 @@ def generate(
     ] = None,
     system: SystemOption = None,
     raw: Annotated[
-        bool, Option("--raw", help="Continue the text as it is, without the chat template.")
+        bool, _Text("--raw", help="Continue the text as it is, without the chat template.")
     ] = False,
     suffix: Annotated[
         str | None,
-        Option(metavar="TEXT", help="Fill the gap between the prompt and this text (for code models)."),
+        _Text(metavar="TEXT", help="Fill the gap between the prompt and this text (for code models)."),
     ] = None,
-    suffix_file: Annotated[Path | None, Option(metavar="FILE", help="File that contains the suffix.")] = None,
+    suffix_file: Annotated[Path | None, _Text(metavar="FILE", help="File that contains the suffix.")] = None,
     echo: Annotated[
-        bool, _Output("--echo", help="Print the prompt before the answer, and the suffix after it.")
+        bool, _Text("--echo", help="Print the prompt before the answer, and the suffix after it.")
     ] = False,
-    as_json: Annotated[bool, _Output("--json", help="Print one JSON object at the end.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object at the end.")] = False,
     as_jsonl: Annotated[
         bool, _Output("--jsonl", help="Print a JSON object for each step as it completes.")
     ] = False,
@@ -69,14 +79,15 @@ def generate(
         _Batch(
             "--input",
             metavar="FILE",
-            help='JSON Lines with "prompt" or "messages", and optionally "id", "system", "suffix", "seed" or '
-            '"max_tokens"; - is standard input.',
+            help='A prompt a line; or JSON Lines with "prompt" or "messages", and optionally "id", "system", '
+            '"suffix", "seed" or "max_tokens"; - is standard input.',
         ),
     ] = None,
     output_file: Annotated[
         Path | None,
         _Batch(
             "--output",
+            "-o",
             metavar="FILE",
             help="File for one JSON object per answer; the same command resumes, and retries failed prompts "
             "(default: standard output, without resuming).",
@@ -101,16 +112,8 @@ def generate(
     show_drafts: Annotated[
         bool, _Output("--show-drafts", help="Mark accepted and rejected draft tokens on a terminal.")
     ] = False,
-    profile: Annotated[bool, Option("--profile", help="Show how the time of a step is spent.")] = False,
-    verbose: Annotated[
-        int,
-        Option(
-            "--verbose",
-            "-v",
-            count=True,
-            help="Show statistics, build, device and threads; -vv adds llama.cpp's log.",
-        ),
-    ] = 0,
+    profile: Annotated[bool, _Output("--profile", help="Show how the time of a step is spent.")] = False,
+    verbose: VerboseOption = 0,
     *,
     models: ModelOptions,
     sampling: SamplingOptions,
@@ -127,7 +130,7 @@ def generate(
 
       head -40 sum.py | specdec generate --main qwen-coder.gguf --suffix "$(tail -n +42 sum.py)"
 
-      specdec generate --input prompts.jsonl --output answers.jsonl --seed 1
+      specdec generate --input prompts.txt --output answers.jsonl --seed 1
 
       specdec generate --answers 5 "Suggest a name for a boat."
 
@@ -138,6 +141,9 @@ def generate(
     with exits.guarded():
         # Before any model is loaded, so that an invalid value is reported at once.
         settings = generation_settings(models, sampling)
+        if prompt is not None and prompt_option is not None:
+            raise InvalidRequest("the prompt is given twice: remove --prompt or the argument")
+        prompt = prompt_option if prompt is None else prompt
         if as_json and as_jsonl:
             raise InvalidRequest("--json and --jsonl exclude each other: give one of them")
         if logprobs is not None:

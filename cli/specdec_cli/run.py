@@ -8,9 +8,11 @@ from specdec_cli import chat, chat_input, generate
 from specdec_cli.options import (
     ModelArgument,
     ModelOptions,
+    PromptOption,
     SamplingOptions,
     ShowDraftsOption,
     SystemOption,
+    VerboseOption,
 )
 
 
@@ -19,8 +21,10 @@ def run(
     prompt: Annotated[
         str | None, Argument(metavar="PROMPT", help="Prompt; text from a pipe precedes it.")
     ] = None,
+    prompt_option: PromptOption = None,
     system: SystemOption = None,
     show_drafts: ShowDraftsOption = False,
+    verbose: VerboseOption = 0,
     *,
     models: ModelOptions,
     sampling: SamplingOptions,
@@ -38,7 +42,15 @@ def run(
       git diff | specdec run coder-7b "Write a commit message."
     """
     models = models.with_main(model)
-    if prompt is None and chat_input.interactive():
-        chat.chat(system=system, show_drafts=show_drafts, models=models, sampling=sampling)
+    if prompt is None and prompt_option is None and chat_input.interactive():
+        chat.chat(system=system, show_drafts=show_drafts, verbose=verbose, models=models, sampling=sampling)
     else:
-        generate.generate(prompt, system=system, show_drafts=show_drafts, models=models, sampling=sampling)
+        generate.generate(
+            prompt,
+            prompt_option=prompt_option,
+            system=system,
+            show_drafts=show_drafts,
+            verbose=verbose,
+            models=models,
+            sampling=sampling,
+        )
