@@ -13,12 +13,15 @@ from specdec_cli import exits, render
 from specdec_cli.options import (
     ModelArgument,
     ModelOptions,
+    NoWrapOption,
     SamplingOptions,
     ShowDraftsOption,
     SystemOption,
     VerboseOption,
     generation_settings,
 )
+
+_Chat = partial(Option, rich_help_panel="Chat")
 
 
 class WhenFullChoice(StrEnum):
@@ -30,19 +33,18 @@ def chat(
     model: ModelArgument = None,
     system: SystemOption = None,
     load: Annotated[
-        Path | None, Option(metavar="FILE", help="Continue a conversation that was saved with /save.")
+        Path | None, _Chat(metavar="FILE", help="Continue a conversation that was saved with /save.")
     ] = None,
     when_full: Annotated[
         WhenFullChoice,
-        Option(help="When the context is full, stop, or drop the oldest messages except the system message."),
+        _Chat(help="When the context is full, stop, or drop the oldest messages except the system message."),
     ] = WhenFullChoice.stop,
     show_drafts: ShowDraftsOption = False,
     markdown: Annotated[
-        bool, Option("--markdown", help="Render Markdown; each block is shown when it is complete.")
+        bool, _Chat("--markdown", help="Render Markdown; each block is shown when it is complete.")
     ] = False,
-    no_stats: Annotated[
-        bool, Option("--no-stats", help="Do not print statistics after each answer.")
-    ] = False,
+    no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Chat")] = False,
+    no_stats: Annotated[bool, _Chat("--no-stats", help="Do not print statistics after each answer.")] = False,
     verbose: VerboseOption = 0,
     *,
     models: ModelOptions,
@@ -76,7 +78,7 @@ def chat(
         with models.open(render.note) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
             chat_session = ChatSession(session, conversation, settings, when_full.value)
-            view = ChatView(chat_session, not no_stats, show_drafts, markdown)
+            view = ChatView(chat_session, not no_stats, show_drafts, markdown, not no_wrap)
             if verbose:
                 for line in render.setting_lines(session):
                     render.note(line)

@@ -125,5 +125,6 @@ SETTINGS = {
     "when-full": _Setting("chat", "when_full", "stop or drop-oldest", _when_full),
     "show-drafts": _Setting("view", "show_drafts", "on or off", _switch),
     "markdown": _Setting("view", "markdown", "on or off", _switch),
+    "wrap": _Setting("view", "wrap", "on or off", _switch),
     "stats": _Setting("view", "show_statistics", "on or off", _switch),
 }

@@ -16,8 +16,10 @@ from specdec_cli import answer_view, batch_view, exits, render, several_view
 from specdec_cli.options import (
     STANDARD,
     ModelOptions,
+    NoWrapOption,
     PromptOption,
     SamplingOptions,
+    ShowDraftsOption,
     SystemOption,
     VerboseOption,
     generation_settings,
@@ -109,9 +111,8 @@ def generate(
             "half of the free memory).",
         ),
     ] = None,
-    show_drafts: Annotated[
-        bool, _Output("--show-drafts", help="Mark accepted and rejected draft tokens on a terminal.")
-    ] = False,
+    show_drafts: ShowDraftsOption = False,
+    no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Output")] = False,
     profile: Annotated[bool, _Output("--profile", help="Show how the time of a step is spent.")] = False,
     verbose: VerboseOption = 0,
     *,
@@ -199,7 +200,12 @@ def generate(
                         session, events, {"prompt": printable(request.prompt)} if echo else {}, as_jsonl
                     )
                 else:
-                    view = answer_view.view(session.main.model.vocabulary.piece, show_drafts=show_drafts)
+                    continues = raw or echo or suffix is not None  # text or code, from any column
+                    view = answer_view.view(
+                        session.main.model.vocabulary.piece,
+                        show_drafts=show_drafts,
+                        wrap=not (no_wrap or continues),
+                    )
                     done = _as_text(events, view, request if echo else None)
                 ends, statistics = [done], done.statistics
             else:
@@ -216,7 +222,8 @@ def generate(
                     as_jsonl=as_jsonl,
                 )
             if verbose:
-                render.note(render.statistics_line(statistics))
+                gain = render.gain(session, settings, statistics) if answers is None else ""
+                render.note(render.statistics_line(statistics, gain))
             if profile:
                 for line in render.profile_lines(statistics):
                     render.note(line)
@@ -258,6 +265,8 @@ def _as_text(
         render.answer(printed)
     if sys.stdout.isatty() and not printed.endswith("\n"):
         render.answer("\n")
+    for line in view.notes():
+        render.note(line)
     return event
 
 

@@ -45,8 +45,11 @@ ModelArgument = Annotated[
 ]
 SystemOption = Annotated[str | None, Option(metavar="TEXT", help="System message.")]
 ShowDraftsOption = Annotated[
-    bool, Option("--show-drafts", help="Mark accepted draft tokens, and show rejected ones.")
+    bool, Option("--show-drafts", help="Mark accepted draft tokens on a terminal, and list rejected ones.")
 ]
+NoWrapOption = functools.partial(
+    Option, "--no-wrap", help="Do not break lines between words: the terminal breaks them anywhere."
+)
 _MAX_TEXT = 1 << 20
 
 CacheChoice = Literal["f16", "q8_0", "q4_0"]
