@@ -77,6 +77,7 @@ def generate(
         Path | None,
         _Batch(
             "--output",
+            "-o",
             metavar="FILE",
             help="File for one JSON object per answer; the same command resumes, and retries failed prompts "
             "(default: standard output, without resuming).",

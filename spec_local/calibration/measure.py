@@ -99,20 +99,18 @@ def measure(
         for _ in range(rounds):
             measure_round([sizes[0], *sorted(unclear - {sizes[0]})])
     uncertain = _imprecise(times, precision)
+    impossible = _slower_than_larger(times, ratio=2)
+    if impossible or uncertain:
+        log(_still_unclear(sorted(impossible)))
     possible = without_falls(costs.costs, uncertain)
-    reduced = [n for n in sorted(_slower_than_larger(times)) if possible[n] < costs.costs[n]]
-    if reduced or uncertain:
-        log(_still_unclear(reduced))
     return CostModel(possible) if possible != costs.costs else costs
 
 
-def _slower_than_larger(times: Mapping[int, Sequence[float]]) -> set[int]:
-    """The sizes that took longer than a larger one, beyond the spread of both."""
-    ends = {
-        n: (median(several) - _error(several), median(several) + _error(several))
-        for n, several in times.items()
-    }
-    return {n for n in ends if any(ends[n][0] > ends[larger][1] for larger in ends if larger > n)}
+def _slower_than_larger(times: Mapping[int, Sequence[float]], ratio: int = 1) -> set[int]:
+    """The sizes that took longer, beyond the spread of both, than one that is larger by a ratio or more."""
+    low = {n: median(several) - _error(several) for n, several in times.items()}
+    high = {n: median(several) + _error(several) for n, several in times.items()}
+    return {n for n in times if any(low[n] > high[m] for m in times if m > n and m >= ratio * n)}
 
 
 def _imprecise(times: Mapping[int, Sequence[float]], precision: float) -> set[int]:
@@ -127,14 +125,14 @@ def _error(several: Sequence[float]) -> float:
     return 1.96 * 1.25 * deviation / math.sqrt(len(several))  # the median has 1.25 σ/√n
 
 
-def _still_unclear(reduced: Sequence[int]) -> str:
+def _still_unclear(impossible: Sequence[int]) -> str:
     advice = "close other programs, and run the same command again"
-    if not reduced:
+    if not impossible:
         return f"equal calls still take different times, so that the costs are rough: {advice}"
-    listed = ", ".join(map(str, reduced))
+    listed = ", ".join(map(str, impossible))
     return (
-        f"calls of {listed} tokens still seem slower than larger ones, which is impossible; they get the "
-        f"costs of those: {advice}"
+        f"calls of {listed} tokens still seem slower than calls of twice as many, which is impossible; their "
+        f"costs are reduced: {advice}"
     )
 
 

@@ -85,7 +85,7 @@ class Specdec:
         """Return an environment in which every Python process first runs these lines."""
         folder.mkdir(exist_ok=True)
         (folder / "sitecustomize.py").write_text(sitecustomize)
-        return {"PYTHONPATH": str(folder)}
+        return {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)}
 
     @staticmethod
     def one_line(done, code):
@@ -120,7 +120,8 @@ class Inside(Specdec):
 
 def folders(home):
     """Return an environment with all folders below `home`, and without the user's settings."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "SPECDEC_", "PYTHON", "NO_"))}
+    removed = ("XDG_", "SPECDEC_", "PYTHON", "NO_")
+    kept = {k: v for k, v in os.environ.items() if k == "PYTHONPATH" or not k.startswith(removed)}
     own = {"HOME": str(home), "TERM": "xterm", "COLUMNS": "80", "PROMPT_TOOLKIT_NO_CPR": "1"}
     own["OMP_WAIT_POLICY"] = "passive"  # active waiting is slow on a busy machine
     for kind in ("config", "cache", "data", "state"):
@@ -172,9 +173,9 @@ def fresh(tmp_path):
 
 
 class Terminal:
-    """A chat on a pseudo-terminal, whose output is read without escape sequences."""
+    """A command on a pseudo-terminal, whose output is read without escape sequences."""
 
-    def __init__(self, specdec, *arguments, command="chat", env=None):
+    def __init__(self, specdec, *arguments, command="chat", env=None, columns=160):
         self.specdec = specdec
         self.child = pexpect.spawn(
             specdec.command[0],
@@ -182,7 +183,7 @@ class Terminal:
             env=specdec.environment | (env or {}),
             cwd=str(specdec.folder),
             timeout=20,
-            dimensions=(40, 160),
+            dimensions=(40, columns),
             encoding="utf-8",
             codec_errors="replace",
         )
@@ -211,6 +212,11 @@ class Terminal:
         """Send a message; the editor then switches bracketed paste off."""
         self.type(text + "\r")
         self.until("\x1b[?2004l")
+
+    def rest(self):
+        """Return the output up to the end of the process."""
+        self.child.expect(pexpect.EOF)
+        return self.specdec.plain(self.child.before)
 
     def leaves_with(self):
         self.child.expect(pexpect.EOF)

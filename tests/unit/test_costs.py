@@ -336,7 +336,9 @@ def test_what_remains_impossible_is_reduced():
     assert costs.seconds(8) == STEPS[16]  # not 6 · 2
     assert [costs.seconds(n) for n in (1, 4, 16)] == pytest.approx([STEPS[n] for n in (1, 4, 16)])
     assert len(lines) == 4
-    assert lines[-1].startswith("calls of 8 tokens still seem slower than larger ones, which is impossible")
+    assert lines[-1].startswith(
+        "calls of 8 tokens still seem slower than calls of twice as many, which is impossible"
+    )
     assert "\n" not in "".join(lines)
 
 
