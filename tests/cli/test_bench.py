@@ -451,7 +451,7 @@ def test_a_busy_machine_is_reported(inside, arguments, monkeypatch):
 @pytest.mark.parametrize("columns", [60, 100])
 @pytest.mark.parametrize("more", [[], ["--parallel", "1"], ["--proposers", "draft,lookup"]], ids=str)
 def test_the_report_fits_the_terminal(terminal, arguments, columns, more):
-    seen = terminal(*arguments[1:], *more, command="bench", env={"COLUMNS": ""}, columns=columns).rest()
+    seen = terminal(*arguments[1:], *more, command="bench", env={"COLUMNS": ""}, width=columns).rest()
     report = seen[seen.index("# specdec bench") :]
     assert "## Conclusion" in report
     lines = report.splitlines()

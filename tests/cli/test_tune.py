@@ -68,7 +68,7 @@ MANY = [word for n in range(1, 7) for word in ("--threads", n)]
 def test_tables_fit_the_terminal(terminal, main, draft, columns):
     """Six numbers of threads do not fit into one table at 60 columns."""
     few = ["--ctx", 128, "--rounds", 1]
-    seen = terminal(main, draft, *MANY, *few, command="tune", env={"COLUMNS": ""}, columns=columns).rest()
+    seen = terminal(main, draft, *MANY, *few, command="tune", env={"COLUMNS": ""}, width=columns).rest()
     report = seen[seen.index("# specdec tune") :]
     tables = [line for line in report.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
