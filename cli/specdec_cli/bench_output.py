@@ -7,13 +7,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from spec_local.errors import InvalidRequest
 from specdec_cli import render
 
 if TYPE_CHECKING:
     from spec_local.bench.variants import Variant
+
+
+_File = TypeVar("_File")
 
 
 class FormatChoice(StrEnum):
@@ -153,7 +156,7 @@ def sink(formats: Formats, path: Path | None, form: FormatChoice | None) -> Iter
         return
     written = file_format(path, form)
     if written == FormatChoice.jsonl:
-        with path.open("a", encoding="utf-8", buffering=1) as file:  # line-buffered
+        with _writable(path, lambda: path.open("a", encoding="utf-8", buffering=1)) as file:  # line-buffered
             yield _Both(_Lines(formats, file.write), stdout)
         return
     with replacing(path) as part:
@@ -173,5 +176,21 @@ def replacing(path: Path | None) -> Iterator[Path | None]:
     if not path:
         yield None
         return
-    with replacing_file(Path(os.path.realpath(path))) as part:  # do not replace a symbolic link
+    target = Path(os.path.realpath(path))  # do not replace a symbolic link
+    with _writable(path, lambda: replacing_file(target)) as part:
         yield part
+
+
+@contextlib.contextmanager
+def _writable(path: Path, start: Callable[[], contextlib.AbstractContextManager[_File]]) -> Iterator[_File]:
+    """Open a file.
+
+    Raises:
+        InvalidRequest: it cannot be written. Errors of the block stay what they are.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = stack.enter_context(start())
+        except OSError as error:
+            raise InvalidRequest(f"{path} cannot be written ({error.strerror}): give another path") from None
+        yield opened

@@ -311,6 +311,19 @@ def test_invalid_options_are_reported_before_a_model_is_loaded(specdec, prompts,
     assert what in specdec.one_line(specdec(*arguments), 2)
 
 
+@pytest.mark.parametrize("name", ["result.md", "result.jsonl", "plot.png"])
+def test_a_file_that_cannot_be_written(inside, prompts, tmp_path, name):
+    if name == "plot.png":
+        pytest.importorskip("matplotlib")
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / name
+    option = "--plot" if name == "plot.png" else "--output"
+    arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, option, target]
+    error = inside.one_line(inside(*arguments), 2)
+    assert "cannot be written (" in error
+    assert error.endswith("): give another path")
+
+
 def test_a_missing_draft_model(specdec, prompts):
     arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, "--proposers", "draft,lookup"]
     assert "--draft FILE" in specdec.one_line(specdec(*arguments), 2)
