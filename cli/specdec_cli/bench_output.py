@@ -93,7 +93,7 @@ class _Lines(Sink):
 
 
 class _Both(Sink):
-    """Writes to a file, then to standard output: if that is closed, the file is complete."""
+    """Writes to a file, then to standard output."""
 
     def __init__(self, file: Sink, stdout: Sink) -> None:
         self._sinks = file, stdout
@@ -159,11 +159,13 @@ def sink(formats: Formats, path: Path | None, form: FormatChoice | None) -> Iter
         with _writable(path, lambda: path.open("a", encoding="utf-8", buffering=1)) as file:  # line-buffered
             yield _Both(_Lines(formats, file.write), stdout)
         return
-    with replacing(path) as part:
-        assert part
+    with contextlib.ExitStack() as stack:
+        part = stack.enter_context(replacing(path))
 
         def write(text: str) -> None:
+            assert part
             part.write_text(text, encoding="utf-8")
+            stack.close()  # the file is complete, even if standard output fails
 
         yield _Both(_Whole(formats, written, write), stdout)
 

@@ -213,6 +213,17 @@ def test_a_file_and_a_report(specdec, arguments, tmp_path, form):
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.parametrize("form", ["md", "jsonl"])
+def test_the_file_is_complete_even_if_standard_output_fails(specdec, arguments, tmp_path, form):
+    out = tmp_path / f"result.{form}"
+    done = specdec.shell('"$@" > /dev/full', *arguments, "--per-category", 1, "-o", out)
+    assert done.returncode == 1
+    assert "No space left" in notes(done)[-1]
+    assert "Conclusion" in out.read_text() or '"type": "summary"' in out.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
 def test_jsonl_output(specdec, arguments, tmp_path):
     to_stdout = specdec(*arguments, "--format", "jsonl")
     kinds = [json.loads(line)["type"] for line in to_stdout.stdout.splitlines()]
