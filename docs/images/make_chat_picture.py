@@ -97,7 +97,7 @@ def main() -> None:
     )
     parser.add_argument("--main", type=Path, required=True)
     parser.add_argument("--draft", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("chat.svg"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("chat.svg"))
     arguments = parser.parse_args()
     console = Console(width=COLUMNS)
     shown = Text.from_ansi(session(arguments.main, arguments.draft))
@@ -111,7 +111,7 @@ def main() -> None:
         *words(lines, console),
         "</svg>\n",
     ]
-    arguments.output.write_text("\n".join(picture), encoding="utf-8")
+    arguments.out.write_text("\n".join(picture), encoding="utf-8")
 
 
 if __name__ == "__main__":
