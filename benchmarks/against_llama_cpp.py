@@ -1,7 +1,7 @@
 """Compare specdec with llama.cpp's own speculative decoding, on the built-in prompts of `specdec bench`.
 
     python benchmarks/against_llama_cpp.py --llama-cpp-bin BUILD/bin --main MAIN.gguf --draft DRAFT.gguf
-    --out FILE.jsonl
+    --output FILE.jsonl
 
 specdec's variants (a session) and llama.cpp's (`llama-speculative-simple`; `llama-completion` for plain
 decoding) alternate. Both use the same files, prompt tokens (their number is checked), context, batch sizes,
@@ -144,7 +144,7 @@ def main() -> None:
     arguments = model_options(__doc__, draft="optional", n=128)
     arguments.add_argument("--llama-cpp-bin", type=Path, required=True, help="folder of llama.cpp's programs")
     arguments.add_argument(
-        "--out", type=Path, required=True, help="JSON lines; an interrupted run resumes there"
+        "--output", type=Path, required=True, help="JSON lines; an interrupted run resumes there"
     )
     arguments.add_argument("--per-category", type=int, default=6)
     arguments.add_argument("--category", nargs="*", default=[])
@@ -154,13 +154,17 @@ def main() -> None:
     arguments.add_argument("--runs", type=int, default=1, help="runs of each variant; run N has seed N")
     options = arguments.parse_args()
 
-    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    rows = (
+        [json.loads(line) for line in options.output.read_text().splitlines()]
+        if options.output.exists()
+        else []
+    )
     theirs = options.llama_cpp or [v for v in LLAMA_CPP if options.draft or not v.startswith("draft")]
     variants = [*(f"specdec {v}" for v in options.specdec), *(f"llama.cpp {v}" for v in theirs)]
     with (
         tempfile.TemporaryDirectory() as folder,
         Session.open(options.main, options.draft, n_ctx=options.ctx, threads=options.threads) as session,
-        options.out.open("a") as out,
+        options.output.open("a") as out,
     ):
         model = session.main.model
         file = Path(folder) / "prompt.txt"

@@ -2,7 +2,7 @@ r"""Record what a draft model would have drafted along answers of the main model
 
     python benchmarks/record_traces.py --main main.gguf --draft draft.gguf
     python benchmarks/record_traces.py --main main.gguf --draft draft.gguf \
-        --prompts benchmarks/held_out_prompts.toml --out benchmarks/held_out_traces.json
+        --prompts benchmarks/held_out_prompts.toml --output benchmarks/held_out_traces.json
 
 The main model answers prompts by plain decoding at temperature 0. Then the draft model
 evaluates each prompt and answer once. For every token of the answer, a trace records whether it was the draft
@@ -58,7 +58,7 @@ def main() -> None:
     arguments.add_argument("--prompts", type=Path, help="TOML file; default: the built-in prompts")
     arguments.add_argument("--per-category", type=int, default=6, help="prompts of each category")
     arguments.add_argument("--tokens", type=int, default=128, help="maximum number of tokens in an answer")
-    arguments.add_argument("--out", type=Path, default=TRACES)
+    arguments.add_argument("--output", type=Path, default=TRACES)
     options = arguments.parse_args()
 
     traces = []
@@ -84,8 +84,8 @@ def main() -> None:
             )
     note("")
     lines = ",\n".join(json.dumps(trace, separators=(",", ":")) for trace in traces)
-    options.out.write_text(f"[\n{lines}\n]\n")
-    print(f"{len(traces)} traces, {sum(len(t['answer']) for t in traces)} tokens: {options.out}")
+    options.output.write_text(f"[\n{lines}\n]\n")
+    print(f"{len(traces)} traces, {sum(len(t['answer']) for t in traces)} tokens: {options.output}")
 
 
 if __name__ == "__main__":

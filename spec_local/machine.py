@@ -1,11 +1,13 @@
-"""Properties of this machine: its processor, and the installed build of llama.cpp."""
+"""This machine: its processor, what other programs use of it, and the installed build of llama.cpp."""
 
 import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
@@ -50,3 +52,29 @@ def llama_cpp_build() -> str:
         for f in sorted((llama_cpp_folder() / "lib").glob("libggml*"))
     ]
     return f"{version} {' '.join(stamp)}"
+
+
+class OtherPrograms:
+    """The processor time that other programs have used since this object was created."""
+
+    def __init__(self) -> None:
+        self._start, self._used = time.monotonic(), _used_by_others()
+
+    def cores(self) -> float:
+        """Number of cores that they used on average."""
+        return max(0.0, _used_by_others() - self._used) / max(time.monotonic() - self._start, 1e-3)
+
+    @classmethod
+    def now(cls, seconds: float = 0.3) -> float:
+        """Number of cores that they use now, in a pause of so many seconds: systems count in hundredths."""
+        programs = cls()
+        time.sleep(seconds)
+        return programs.cores()
+
+
+def _used_by_others() -> float:
+    """Seconds of all cores since the system started, without those of this process and its children."""
+    whole = psutil.cpu_times()
+    names = ("user", "nice", "system", "irq", "softirq", "steal")  # macOS has the first three
+    own = os.times()
+    return sum(getattr(whole, name, 0.0) for name in names) - sum(own[:4])

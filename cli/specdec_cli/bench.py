@@ -10,7 +10,7 @@ from typer import Option
 
 from spec_local.errors import InvalidRequest
 from specdec_cli import exits, plots, progress, render
-from specdec_cli.bench_output import OutputChoice, Sink, replacing, sink
+from specdec_cli.bench_output import FormatChoice, Sink, file_format, replacing, shows_lines, sink
 from specdec_cli.options import (
     STARTER,
     ModelOptions,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from spec_local.bench.report import Results
     from spec_local.bench.runner import Outcome, TokenizedPrompt
     from spec_local.bench.variants import Variant
+    from spec_local.machine import OtherPrograms
     from spec_local.session import Session
 
 _PROMPTS, _VARIANTS, _RESULTS = "Prompts", "Variants", "Results"
@@ -47,20 +48,30 @@ def bench(
     prompts: Annotated[
         Path | None,
         Option(
-            help="File of prompts: TOML or .jsonl with category, name and text, or one prompt per line "
-            "(default: built-in prompts).",
+            metavar="FILE",
+            help="Prompts: TOML or .jsonl with category, name and text, or one prompt per line (default: "
+            "built-in prompts of 8 categories).",
             rich_help_panel=_PROMPTS,
         ),
     ] = None,
     category: Annotated[
-        list[str] | None, Option(help="Use only this category; repeatable.", rich_help_panel=_PROMPTS)
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Use only this category, for example chat; repeatable.",
+            rich_help_panel=_PROMPTS,
+        ),
     ] = None,
     per_category: Annotated[
         int | None, Option(help="Use only the first N prompts of each category.", rich_help_panel=_PROMPTS)
     ] = None,
     runs: Annotated[
-        int, Option(help="Number of runs per prompt and variant.", rich_help_panel=_VARIANTS)
-    ] = 1,
+        int | None,
+        Option(
+            help="Number of runs per prompt and variant (default: 1, or up to 3 if the result is unclear).",
+            rich_help_panel=_VARIANTS,
+        ),
+    ] = None,
     sweep: Annotated[
         list[str] | None,
         Option(
@@ -79,33 +90,47 @@ def bench(
         str | None,
         Option(
             metavar="A,B",
-            help="Measure with so many answers at the same time, for example 1,2,4,8: the total speed, "
-            "and that of each answer.",
+            help="Generate so many answers at the same time, for example 1,2,4,8, and measure their "
+            "total speed.",
             rich_help_panel=_VARIANTS,
         ),
     ] = None,
     delay: Annotated[
         float,
-        Option(
-            help="Seconds to wait before each run, so that a laptop can cool down.", rich_help_panel=_VARIANTS
-        ),
+        Option(help="Seconds to wait before each run, to let a laptop cool down.", rich_help_panel=_VARIANTS),
     ] = 0.0,
     output: Annotated[
-        OutputChoice,
-        Option(help="Output format; jsonl writes one line after each run.", rich_help_panel=_RESULTS),
-    ] = OutputChoice.md,
-    out: Annotated[
         Path | None,
         Option(
-            help="Write the results to this file (jsonl appends) and a report to standard output.",
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Also write the results to this file, in the format of its suffix: .md, .csv, .json, or "
+            ".jsonl, to which each run is appended when it ends.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None,
+    form: Annotated[
+        FormatChoice | None,
+        Option(
+            "--format",
+            help="Format on standard output, or of a file with another suffix (default: md).",
             rich_help_panel=_RESULTS,
         ),
     ] = None,
     plot: Annotated[
-        Path | None, Option(help="Also save a plot as a PNG file.", rich_help_panel=_RESULTS)
+        Path | None,
+        Option(metavar="FILE", help="Also draw a plot, as a PNG file.", rich_help_panel=_RESULTS),
     ] = None,
     verbose: Annotated[
-        int, Option("--verbose", "-v", count=True, help="Show a line per prompt; -vv: also llama.cpp's log.")
+        int,
+        Option(
+            "--verbose",
+            "-v",
+            count=True,
+            show_default=False,
+            help="Show a line per prompt; -vv: also llama.cpp's log.",
+        ),
     ] = 0,
     *,
     models: ModelOptions,
@@ -113,14 +138,15 @@ def bench(
 ) -> None:
     """Measure the speed-up of speculative decoding on this machine, with real prompts.
 
-    Plain and speculative runs of the same prompt alternate, and each run reads
-    the prompt again.
+    Answers each prompt with and without speculation, and compares the speeds; the
+    report ends with the conclusion. To be quick, use only some prompts of each
+    category.
 
     Examples:
 
       specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --per-category 2
 
-      specdec bench --main qwen-7b.gguf --draft qwen-0.5b.gguf --sweep draft-max=2,4,8 --out result.md
+      specdec bench --main qwen-7b.gguf --sweep draft-max=2,4,8 -o result.md
 
       specdec bench --main qwen-7b.gguf --parallel 1,2,4,8 --category chat
     """
@@ -130,8 +156,9 @@ def bench(
         selected = _prompts(prompts, category or [], per_category)
         variants = _variants(models, sampling, sweep or [], proposers, policies)
         rows = _rows(parallel, selected, plot)
-        for path in (out, plot):
-            _check_output(path)
+        output, plot = _writable(output), _writable(plot)
+        if output:
+            file_format(output, form)
         if plot:
             plots.check()
         from spec_local.bench import parallel_report, report
@@ -140,11 +167,11 @@ def bench(
         runtime.set_verbose(verbose > 1)
         with (
             replacing(plot) as picture,
-            sink(parallel_report if rows else report, output, out) as target,
+            sink(parallel_report if rows else report, output, form) as target,
             _session_options(models, variants).open(render.note, parallel=max(rows, default=1)) as session,
             render.interruptible() as cancelled,
         ):
-            how = _Conditions(runs, delay, models.threads, verbose, cancelled)
+            how = _Conditions(runs, delay, models.threads, verbose, not shows_lines(output, form), cancelled)
             results: Results | ParallelResults
             if rows:
                 results = _measured_parallel(session, selected, variants, rows, how, target)
@@ -157,7 +184,7 @@ def bench(
             target.finish(results)
             if picture and isinstance(results, report.Results):
                 plots.draw(results.figures()[1:], picture)
-        if results.interrupted:
+        if results.interrupted or cancelled():
             raise KeyboardInterrupt
 
 
@@ -174,12 +201,19 @@ def _rows(parallel: str | None, prompts: "Sequence[Prompt]", plot: Path | None) 
     return rows
 
 
-def _check_output(path: Path | None) -> None:
-    if path and path.exists() and not path.is_file():
+def _writable(path: Path | None) -> Path | None:
+    """A path that a user gave for a file, with ~ expanded."""
+    from spec_local.files import expanded
+
+    if not path:
+        return None
+    path = expanded(path)
+    if path.exists() and not path.is_file():
         raise InvalidRequest(f"{path} is not a regular file: give another path")
+    return path
 
 
-def _check(runs: int, per_category: int | None, tokens: int | None, delay: float) -> None:
+def _check(runs: int | None, per_category: int | None, tokens: int | None, delay: float) -> None:
     for name, value in (("runs", runs), ("per-category", per_category), ("tokens", tokens)):
         if value is not None and value < 1:
             raise InvalidRequest(f"{name} is {value}: give 1 or more")
@@ -234,12 +268,16 @@ def _session_options(models: ModelOptions, variants: "Sequence[Variant]") -> Mod
 
 @dataclasses.dataclass(frozen=True)
 class _Conditions:
-    """How a benchmark runs; see `spec_local.bench.runner.measure`."""
+    """How a benchmark runs; see `spec_local.bench.runner.measure`.
 
-    runs: int
+    runs: None: one, and more while the result is unclear. shows_progress: on stderr.
+    """
+
+    runs: int | None
     delay: float
     threads: int | None
     verbose: int
+    shows_progress: bool
     cancelled: Callable[[], bool]
 
 
@@ -250,6 +288,7 @@ def _measured(
     how: _Conditions,
     target: Sink,
 ) -> "Results":
+    from spec_local.bench.conclusions import MOST_RUNS, reason_to_repeat
     from spec_local.bench.record import peak_memory, record
     from spec_local.bench.report import Results
     from spec_local.bench.runner import Outcome, measure
@@ -258,22 +297,32 @@ def _measured(
     made = record(session, how.threads, render.note)
     target.begin(made, variants)
     outcomes: list[Outcome] = []
-    with _progress(len(questions) * len(variants) * how.runs, target) as advance:
-        for event in measure(
-            session,
-            questions,
-            variants,
-            runs=how.runs,
-            delay=how.delay,
-            cancelled=how.cancelled,
-            on_progress=advance,
-        ):
-            target.add(event)
-            if isinstance(event, Outcome):
-                outcomes.append(event)
-                if how.verbose:
-                    render.note(f"{len(outcomes)}/{len(questions)} {_line(event)}")
-    return Results(made, variants, outcomes, len(questions), how.runs, peak_memory())
+    programs = _other_programs()
+    for number in range(1, 2 if how.runs else MOST_RUNS + 1):
+        if number > 1:
+            reason = reason_to_repeat(outcomes, variants, programs.cores())
+            if how.cancelled() or not reason:
+                break
+            render.note(f"{reason}: measuring again ({number} of at most {MOST_RUNS})")
+        earlier, n_done = list(outcomes), 0
+        with _progress(len(questions) * len(variants) * (how.runs or 1), how) as advance:
+            for event in measure(
+                session,
+                questions,
+                variants,
+                runs=how.runs or 1,
+                earlier=earlier,
+                delay=how.delay,
+                cancelled=how.cancelled,
+                on_progress=advance,
+            ):
+                target.add(event)
+                if isinstance(event, Outcome):
+                    outcomes[n_done : n_done + 1] = [event]
+                    n_done += 1
+                    if how.verbose:
+                        render.note(f"{n_done}/{len(questions)} {_line(event)}")
+    return Results(made, variants, outcomes, len(questions), peak_memory(), programs.cores())
 
 
 def _measured_parallel(
@@ -293,13 +342,14 @@ def _measured_parallel(
     made = record(session, how.threads, render.note)
     target.begin(made, variants)
     outcomes: list[CategoryOutcome] = []
-    with _progress(len(questions) * len(variants) * len(rows) * how.runs, target) as advance:
+    runs, programs = how.runs or 1, _other_programs()
+    with _progress(len(questions) * len(variants) * len(rows) * runs, how) as advance:
         for event in measure(
             session,
             questions,
             variants,
             rows,
-            runs=how.runs,
+            runs=runs,
             delay=how.delay,
             cancelled=how.cancelled,
             on_progress=advance,
@@ -310,7 +360,9 @@ def _measured_parallel(
             elif how.verbose:
                 render.note(_batch_line(event))
     n_categories = len({question.prompt.category for question in questions})
-    return ParallelResults(made, variants, rows, outcomes, n_categories, how.runs, peak_memory())
+    return ParallelResults(
+        made, variants, rows, outcomes, n_categories, runs, peak_memory(), programs.cores()
+    )
 
 
 def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -> "list[TokenizedPrompt]":
@@ -336,8 +388,20 @@ def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -
     return fitting
 
 
-def _progress(n_runs: int, target: Sink) -> contextlib.AbstractContextManager[Callable[[float], None]]:
-    return progress.bar("measuring", n_runs, visible=not target.shows_lines)
+def _other_programs() -> "OtherPrograms":
+    """Count what other programs use from now on; write a note if it is too much already."""
+    from spec_local.bench.conclusions import is_busy
+    from spec_local.machine import OtherPrograms, default_threads
+
+    if is_busy(cores := OtherPrograms.now()):
+        render.note(
+            f"other programs use {cores:.1f} of {default_threads()} cores: close them for an accurate result"
+        )
+    return OtherPrograms()
+
+
+def _progress(n_runs: int, how: _Conditions) -> contextlib.AbstractContextManager[Callable[[float], None]]:
+    return progress.bar("measuring", n_runs, visible=how.shows_progress)
 
 
 def _batch_line(batch: "Batch") -> str:

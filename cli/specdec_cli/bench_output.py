@@ -1,20 +1,25 @@
-"""The outputs of `specdec bench`: a report, a file, or lines while it runs."""
+"""The outputs of `specdec bench`: the report on stdout, a file, or lines while it runs."""
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from spec_local.errors import InvalidRequest
 from specdec_cli import render
 
 if TYPE_CHECKING:
     from spec_local.bench.variants import Variant
 
 
-class OutputChoice(StrEnum):
+_File = TypeVar("_File")
+
+
+class FormatChoice(StrEnum):
     md = "md"
     csv = "csv"
     json = "json"
@@ -24,7 +29,7 @@ class OutputChoice(StrEnum):
 class Formats(Protocol):
     """The formats of one kind of results: `spec_local.bench.report`, or `parallel_report`."""
 
-    def markdown(self, results: Any, *, bars: bool = False) -> str: ...
+    def markdown(self, results: Any, *, width: int | None = None) -> str: ...
     def csv_rows(self, results: Any) -> str: ...
     def as_json(self, results: Any) -> str: ...
     def settings_object(self, variant: "Variant") -> dict[str, Any]: ...
@@ -33,10 +38,7 @@ class Formats(Protocol):
 
 
 class Sink(Protocol):
-    """An output: some write results immediately, others at the end."""
-
-    shows_lines: bool
-    """Whether lines of results appear on standard output during the benchmark."""
+    """Results in one format: some are written immediately, others at the end."""
 
     def begin(self, record: Mapping[str, Any], variants: "Sequence[Variant]") -> None: ...
     def add(self, event: Any) -> None: ...
@@ -44,12 +46,16 @@ class Sink(Protocol):
 
 
 class _Whole(Sink):
-    """Writes everything at the end: to standard output, or to a file with a report on standard output."""
+    """Writes everything at the end. width: of the terminal that shows it."""
 
-    shows_lines = False
-
-    def __init__(self, formats: Formats, output: OutputChoice, part: Path | None) -> None:
-        self._formats, self._output, self._part = formats, output, part
+    def __init__(
+        self,
+        formats: Formats,
+        form: FormatChoice,
+        write: Callable[[str], object],
+        width: int | None = None,
+    ) -> None:
+        self._formats, self._form, self._write, self._width = formats, form, write, width
 
     def begin(self, record: Mapping[str, Any], variants: "Sequence[Variant]") -> None:
         pass
@@ -58,22 +64,19 @@ class _Whole(Sink):
         pass
 
     def finish(self, results: Any) -> None:
-        formats = self._formats
-        form = {"md": formats.markdown, "csv": formats.csv_rows, "json": formats.as_json}[self._output.value]
-        if self._part:
-            self._part.write_text(form(results), encoding="utf-8")
-        if self._part or self._output == OutputChoice.md:
-            _report(formats, results)
+        if self._form == FormatChoice.md:
+            self._write(self._formats.markdown(results, width=self._width))
+        elif self._form == FormatChoice.csv:
+            self._write(self._formats.csv_rows(results))
         else:
-            render.write(form(results))
+            self._write(self._formats.as_json(results))
 
 
 class _Lines(Sink):
     """Writes one JSON object per line immediately, so that an aborted run loses no measurements."""
 
-    def __init__(self, formats: Formats, write: Callable[[str], object], *, reports: bool) -> None:
-        self._formats, self._write, self._reports = formats, write, reports
-        self.shows_lines = not reports and sys.stdout.isatty()
+    def __init__(self, formats: Formats, write: Callable[[str], object]) -> None:
+        self._formats, self._write = formats, write
 
     def _line(self, kind: str, content: Mapping[str, Any]) -> None:
         self._write(json.dumps({"type": kind, **content}, ensure_ascii=False) + "\n")
@@ -87,25 +90,84 @@ class _Lines(Sink):
 
     def finish(self, results: Any) -> None:
         self._line("summary", self._formats.summary_object(results))
-        if self._reports:
-            _report(self._formats, results)
 
 
-def _report(formats: Formats, results: Any) -> None:
-    render.write(formats.markdown(results, bars=sys.stdout.isatty()))
+class _Both(Sink):
+    """Writes to a file, then to standard output."""
+
+    def __init__(self, file: Sink, stdout: Sink) -> None:
+        self._sinks = file, stdout
+
+    def begin(self, record: Mapping[str, Any], variants: "Sequence[Variant]") -> None:
+        for each in self._sinks:
+            each.begin(record, variants)
+
+    def add(self, event: Any) -> None:
+        for each in self._sinks:
+            each.add(event)
+
+    def finish(self, results: Any) -> None:
+        for each in self._sinks:
+            each.finish(results)
+
+
+def file_format(path: Path, form: FormatChoice | None) -> FormatChoice:
+    """The format of a file: that of its suffix, otherwise the one given.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
+    suffix = path.suffix.removeprefix(".").lower()
+    if suffix in list(FormatChoice):
+        return FormatChoice(suffix)
+    if form:
+        return form
+    if path.name in list(FormatChoice) and not path.exists():
+        raise InvalidRequest(
+            f"--output {path} names a file, not a format: give --format {path.name}, "
+            f"or a file such as result.{path.name}"
+        )
+    raise InvalidRequest(
+        f"the format of {path} is unknown: let its name end in .md, .csv, .json or .jsonl, or add --format"
+    )
+
+
+def shows_lines(path: Path | None, form: FormatChoice | None) -> bool:
+    """Whether lines of results appear on a terminal during the benchmark."""
+    return _stdout_format(path, form) == FormatChoice.jsonl and sys.stdout.isatty()
+
+
+def _stdout_format(path: Path | None, form: FormatChoice | None) -> FormatChoice:
+    """The format on standard output: the report, if the format given is that of the file."""
+    return form if form and not (path and file_format(path, form) == form) else FormatChoice.md
 
 
 @contextlib.contextmanager
-def sink(formats: Formats, output: OutputChoice, out: Path | None) -> Iterator[Sink]:
-    """The output of this format to a file, or to standard output; errors of the file are raised at once."""
-    if output != OutputChoice.jsonl:
-        with replacing(out) as part:
-            yield _Whole(formats, output, part)
-    elif not out:
-        yield _Lines(formats, render.write, reports=False)
-    else:
-        with out.open("a", encoding="utf-8", buffering=1) as file:  # line-buffered
-            yield _Lines(formats, file.write, reports=True)
+def sink(formats: Formats, path: Path | None, form: FormatChoice | None) -> Iterator[Sink]:
+    """Standard output, and a file if one is given; errors of the file are raised at once."""
+    shown = _stdout_format(path, form)
+    stdout: Sink = (
+        _Lines(formats, render.write)
+        if shown == FormatChoice.jsonl
+        else _Whole(formats, shown, render.write, render.width())
+    )
+    if not path:
+        yield stdout
+        return
+    written = file_format(path, form)
+    if written == FormatChoice.jsonl:
+        with _writable(path, lambda: path.open("a", encoding="utf-8", buffering=1)) as file:  # line-buffered
+            yield _Both(_Lines(formats, file.write), stdout)
+        return
+    with contextlib.ExitStack() as stack:
+        part = stack.enter_context(replacing(path))
+
+        def write(text: str) -> None:
+            assert part
+            part.write_text(text, encoding="utf-8")
+            stack.close()  # the file is complete, even if standard output fails
+
+        yield _Both(_Whole(formats, written, write), stdout)
 
 
 @contextlib.contextmanager
@@ -116,5 +178,21 @@ def replacing(path: Path | None) -> Iterator[Path | None]:
     if not path:
         yield None
         return
-    with replacing_file(path) as part:
+    target = Path(os.path.realpath(path))  # do not replace a symbolic link
+    with _writable(path, lambda: replacing_file(target)) as part:
         yield part
+
+
+@contextlib.contextmanager
+def _writable(path: Path, start: Callable[[], contextlib.AbstractContextManager[_File]]) -> Iterator[_File]:
+    """Open a file.
+
+    Raises:
+        InvalidRequest: it cannot be written. Errors of the block stay what they are.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = stack.enter_context(start())
+        except OSError as error:
+            raise InvalidRequest(f"{path} cannot be written ({error.strerror}): give another path") from None
+        yield opened

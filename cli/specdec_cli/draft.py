@@ -59,7 +59,7 @@ def quantize(
         KindChoice, Option("--type", case_sensitive=False, help="Precision of the copy.")
     ] = KindChoice.Q4_0,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Output file (default: beside the model).")
+        Path | None, Option("--output", "-o", metavar="FILE", help="Output file (default: beside the model).")
     ] = None,
     yes: Annotated[bool, Option("--yes", "-y", help="Make the copy even if it would not pay off.")] = False,
     force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,

@@ -5,6 +5,7 @@ All output passes through here, and on a terminal through `specdec_cli.terminal`
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -55,6 +56,11 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 def coloured(stream: TextIO) -> bool:
     """Return whether a stream is a terminal with styles, and NO_COLOR is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int | None:
+    """Return the columns of the terminal that shows stdout; None for a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def note(line: str, text: str = "") -> None:

@@ -1,7 +1,6 @@
 """`specdec tune`: measure the cost of model calls, and show which draft lengths pay off."""
 
 import shlex
-import sys
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,17 +37,28 @@ def tune(
     ctx: Annotated[int, Option(help="Context size of later sessions, in tokens.")] = 4096,
     threads: Annotated[
         list[int] | None,
-        Option(help="Number of threads; repeatable (default: the numbers that are likely to be fastest)."),
+        Option(
+            metavar="<int>",
+            help="Number of threads to measure; repeatable (default: those that are likely to be fastest).",
+        ),
     ] = None,
     gpu_layers: Annotated[int, Option(help="Number of layers on the GPU; a negative number means all.")] = -1,
     cache_type: Annotated[CacheChoice, Option(help="Precision of the KV caches.")] = "f16",
     kernels: KernelsOption = "auto",
-    rounds: Annotated[int, Option(min=1, max=100, help="Number of measurements per call size.")] = 5,
+    rounds: Annotated[
+        int,
+        Option(
+            min=1,
+            max=100,
+            metavar="<int>",
+            help="How often to measure each size; unclear ones repeat by themselves.",
+        ),
+    ] = 5,
 ) -> None:
-    """Measure the cost of model calls on this machine, and show when speculation pays off.
+    """Measure how long calls of the models take on this machine, and show when speculation pays off.
 
-    Later sessions use the results. Without them, the first session with a model
-    measures for about a second; tune takes longer and is more accurate.
+    Later sessions with these models use the results. Without them, the first
+    session measures for about a second itself, less accurately.
 
     Examples:
 
@@ -57,11 +67,12 @@ def tune(
       specdec tune main.gguf --threads 4 --threads 8
     """
     with exits.guarded(), ExitStack() as stack:
+        from spec_local.bench.conclusions import is_busy
         from spec_local.calibration.tuning import thread_choices
         from spec_local.core.proposal import MAX_DRAFT
         from spec_local.llama.choose_head import choose_head
         from spec_local.llama.probe import check_model_file
-        from spec_local.machine import default_threads
+        from spec_local.machine import OtherPrograms, default_threads
 
         # Report invalid values before starting anything slow.
         choices = sorted(set(threads)) if threads else thread_choices()
@@ -79,30 +90,38 @@ def tune(
         head = choose_head(main_model, draft_model, log=render.note) if drafting else None
         if head and draft_file:
             check_model_file(draft_file, gpu_layers=gpu_layers, main=main_file, log=render.note)
+        programs = OtherPrograms()
         mains = _tuned(main_model, choices, ctx, MAX_DRAFT + 1, cache_type, rounds, head)
         best = min(mains, key=lambda t: t.costs.seconds(1))
-        _show("main model", mains, best)
+        _show("# specdec tune", *_costs("Main model", mains, best))
         if best.head:
-            _show("head", mains, best, of_head=True)
             share = best.head.seconds(1) / best.costs.seconds(1)
-            render.write(f"A call of the head takes {share:.2f} times as long as one of the main model.\n\n")
             most = head.max_draft if head else None
-            _show_speedups("head", best, best.head, _ACCEPTANCE_RATES, most)
+            _show(
+                *_costs("Head", mains, best, of_head=True),
+                f"A call of the head takes {share:.2f} times as long as one of the main model.",
+                *_speedups("Head", best, best.head, _ACCEPTANCE_RATES, most),
+            )
         elif draft_model:
             # Sessions use the default number of threads, even where another one is faster.
             wanted = sorted({best.threads, default_threads()} & set(choices))
             drafts = _tuned(draft_model, wanted, ctx, 1, cache_type, rounds)
             tuned_draft = next(t for t in drafts if t.threads == best.threads)
-            _show("draft model", drafts, tuned_draft)
             share = tuned_draft.costs.seconds(1) / best.costs.seconds(1)
-            render.write(
-                f"A call of the draft model takes {share:.2f} times as long as one of the main model.\n"
-                f"{_copy_hint(draft_model, share, main)}\n"
+            _show(
+                *_costs("Draft model", drafts, tuned_draft),
+                f"A call of the draft model takes {share:.2f} times as long as one of the main model.",
+                *_copy_hint(draft_model, share, main),
+                *_speedups("Draft model", best, tuned_draft.costs, _ACCEPTANCE_RATES),
             )
-            _show_speedups("draft model", best, tuned_draft.costs, _ACCEPTANCE_RATES)
-        _show_speedups("prompt lookup", best, None, _LOOKUP_ACCEPTANCE_RATES)
+        _show(*_speedups("Prompt lookup", best, None, _LOOKUP_ACCEPTANCE_RATES))
         if best.threads != default_threads():
-            render.write(f"Fastest with --threads {best.threads} (default: {default_threads()}).\n")
+            _show(f"Fastest with --threads {best.threads} (default: {default_threads()}).")
+        if is_busy(used := programs.cores()):
+            render.note(
+                f"other programs used {used:.1f} of {default_threads()} cores: close them, and run the same "
+                "command again"
+            )
 
 
 def _opened(path: "Path", gpu_layers: int, stack: ExitStack, *, load_mtp: bool = False) -> "Model":
@@ -139,8 +158,15 @@ def _tuned(
     return list(several)
 
 
-def _copy_hint(draft: "Model", share: float, main: str) -> str:
-    """Return a line that suggests a quantized copy of the draft model; "" if it gains little."""
+def _show(*parts: str) -> None:
+    """Write headings, paragraphs and tables, and an empty line."""
+    from spec_local.bench.layout import document
+
+    render.write(f"{document(parts, render.width())}\n")
+
+
+def _copy_hint(draft: "Model", share: float, main: str) -> list[str]:
+    """Return paragraphs that suggest a quantized copy of the draft model; none if it gains little."""
     from spec_local.models.quantized_copy import quantize
 
     with suppress(SpecLocalError):  # for a model that cannot be quantized
@@ -148,32 +174,39 @@ def _copy_hint(draft: "Model", share: float, main: str) -> str:
         if share - share_of_copy >= _WORTHWHILE:
             command = shlex.join(["specdec", "draft", "quantize", str(draft.path), "--for", main])
             takes = f"A Q4_0 copy takes about {share_of_copy:.2f}"
-            return f"{takes}, with nearly the same acceptance rate: {command}\n"
-    return ""
+            return [f"{takes}, with nearly the same acceptance rate:", f"    {command}"]
+    return []
 
 
-def _show(role: str, several: list["Measurement"], best: "Measurement", *, of_head: bool = False) -> None:
-    rows = []
-    for t in several:
-        costs = t.head if of_head and t.head else t.costs
-        mark = " ←" if t is best and len(several) > 1 else ""
-        row = [f"{t.threads}{mark}", *(f"{1e3 * costs.seconds(n):.1f}" for n in _CALL_SIZES)]
-        rows.append(row if of_head else [*row, f"{t.prefill:.0f}"])
-    columns = ["threads", *map(str, _CALL_SIZES)]
-    _print_table(
-        f"{role}: milliseconds per call, by number of tokens",
-        columns if of_head else [*columns, "prompt, tokens/s"],
-        rows,
-    )
+def _costs(
+    role: str, several: list["Measurement"], best: "Measurement", *, of_head: bool = False
+) -> list[str]:
+    """Return a heading, the costs by number of tokens, a column for each number of threads, and the speed
+    of reading prompts."""
+    from spec_local.bench.layout import table
+
+    costs = [t.head if of_head and t.head else t.costs for t in several]
+    marks = [" ←" if t is best and len(several) > 1 else "" for t in several]
+    head = [
+        f"{t.threads} thread{'s' * (t.threads > 1)}{mark}" for t, mark in zip(several, marks, strict=True)
+    ]
+    rows = [[str(n), *(f"{1e3 * each.seconds(n):.1f}" for each in costs)] for n in _CALL_SIZES]
+    parts = [f"## {role}: milliseconds per call", table(["tokens", *head], rows, render.width())]
+    if not of_head:
+        speeds = ", ".join(f"{t.prefill:.0f} with {name}" for t, name in zip(several, head, strict=True))
+        parts.append(f"Prompts, in tokens/s: {speeds.replace(' ←', '')}.")
+    return parts
 
 
-def _show_speedups(
+def _speedups(
     proposer: str,
     best: "Measurement",
     draft: "CallCosts | None",
     acceptance_rates: tuple[float, ...],
     max_draft: int | None = None,
-) -> None:
+) -> list[str]:
+    """Return a heading, and the best draft length and its speed-up by acceptance rate."""
+    from spec_local.bench.layout import table
     from spec_local.calibration.tuning import chain_plans
     from spec_local.policies.adaptive import MAX_CALLS
 
@@ -183,23 +216,5 @@ def _show_speedups(
         [f"{rate:.2f}", str(len(p.parents)) if p.parents else "none", f"{p.speed / plain:.2f}"]
         for rate, p in zip(acceptance_rates, plans, strict=True)
     ]
-    head = ["acceptance rate", "draft tokens per step", "times plain decoding"]
-    _print_table(f"{proposer}: expected speed-up", head, rows)
-
-
-def _print_table(title: str, head: list[str], rows: list[list[str]]) -> None:
-    import shutil
-
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-    for name in head:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    width = max(100, shutil.get_terminal_size().columns)
-    styles = {} if render.coloured(sys.stdout) else {"color_system": None}
-    console = render.console(sys.stdout, width=width, **styles)
-    console.print(table)
-    console.print()
+    head = ["acceptance rate", "draft tokens per step", "times as fast"]
+    return [f"## {proposer}: expected speed-up over plain decoding", table(head, rows, render.width())]

@@ -110,6 +110,11 @@ def speedup(outcome: Outcome, variant: str, figure: Callable[[Run], float] = dec
     return run_median(outcome, variant, figure) / run_median(outcome, PLAIN, figure)
 
 
+def speedups(outcomes: Sequence[Outcome], variant: str) -> Estimate:
+    """Speed-up of a variant over at least one prompt."""
+    return geometric_mean([speedup(outcome, variant) for outcome in outcomes])
+
+
 def summarise(outcomes: Sequence[Outcome], variant: str) -> VariantFigures:
     """The figures of one variant over at least one prompt."""
     categories = dict.fromkeys(outcome.prompt.category for outcome in outcomes)
@@ -118,9 +123,9 @@ def summarise(outcomes: Sequence[Outcome], variant: str) -> VariantFigures:
     differences = [(outcome.prompt, outcome.differences.get(variant)) for outcome in outcomes]
     return VariantFigures(
         name=variant,
-        speedup=geometric_mean([speedup(o, variant) for o in outcomes]),
+        speedup=speedups(outcomes, variant),
         by_category={
-            category: geometric_mean([speedup(o, variant) for o in outcomes if o.prompt.category == category])
+            category: speedups([o for o in outcomes if o.prompt.category == category], variant)
             for category in categories
         },
         with_prompt=geometric_mean([speedup(o, variant, total_rate) for o in outcomes]),

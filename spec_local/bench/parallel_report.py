@@ -9,9 +9,11 @@ from statistics import median
 from typing import Any
 
 from spec_local.bench import report
+from spec_local.bench.conclusions import conclusion, disturbance
 from spec_local.bench.figures import Estimate, geometric_mean
+from spec_local.bench.layout import document, interval, table
 from spec_local.bench.parallel import Batch, CategoryOutcome, Key
-from spec_local.bench.report import interval, run_object, settings_object, table
+from spec_local.bench.report import run_object, settings_object
 from spec_local.bench.runner import Run
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.engine.events import Statistics
@@ -61,6 +63,7 @@ class ParallelResults:
         n_categories: number of categories, finished or not.
         runs: runs of each category, variant and number of answers.
         peak_memory: bytes.
+        other_programs: number of cores that other programs used on average.
     """
 
     record: Mapping[str, Any]
@@ -70,6 +73,7 @@ class ParallelResults:
     n_categories: int
     runs: int
     peak_memory: int
+    other_programs: float
 
     @property
     def interrupted(self) -> bool:
@@ -114,8 +118,8 @@ def _speedup(outcome: CategoryOutcome, key: Key) -> float:
     return _rate(outcome, key) / _rate(outcome, (PLAIN, key[1]))
 
 
-def markdown(results: ParallelResults, *, bars: bool = False) -> str:
-    """Format the report as Markdown; `bars` is ignored."""
+def markdown(results: ParallelResults, *, width: int | None = None) -> str:
+    """Format the report as Markdown; width: of the terminal that shows it."""
     figures = results.figures()
     speculative = [each for each in figures if each.variant != PLAIN]
     names = [variant.name for variant in results.variants]
@@ -125,40 +129,44 @@ def markdown(results: ParallelResults, *, bars: bool = False) -> str:
     prompts = [
         run.prompt for outcome in results.outcomes for run in outcome.batches[PLAIN, results.rows[0]][0].runs
     ]
-    parts.append(table(["", "value"], report.conditions(results, prompts, results.runs)))
+    parts.append(table(["", "value"], report.conditions(results, prompts, results.runs), width))
     parts.append("## Tokens per second of all answers")
     rates = {(each.variant, each.n_rows): f"{each.tokens_per_second:.1f}" for each in figures}
-    parts.append(
-        table(
-            ["answers at the same time", *names],
-            [[str(n), *(rates[name, n] for name in names)] for n in results.rows],
-        )
-    )
+    numbers = [[str(n), *(rates[name, n] for name in names)] for n in results.rows]
+    parts.append(table(["answers at the same time", *names], numbers, width))
     parts.append("The whole time counts, with that of reading the prompts.")
     for name in names[1:]:
         parts.append(f"## {name.capitalize()}: speed-up over plain decoding of as many answers")
-        parts.append(_speedups([each for each in speculative if each.variant == name]))
+        parts.append(_speedups([each for each in speculative if each.variant == name], width))
     parts.append("Geometric means over categories, with 95 % bootstrap intervals.")
     parts.append("## Each answer")
     head = ["variant", "answers at the same time", "time per token", "first token", "tokens/step"]
-    parts.append(table([*head, "accepted", "efficiency"], [_answer(each) for each in figures]))
+    parts.append(table([*head, "accepted", "efficiency"], [_answer(each) for each in figures], width))
     parts.append("## Output compared with plain decoding of as many answers")
     n_answers = len(prompts)
     parts += [
-        f"{each.variant}, {each.n_rows} at the same time: identical for {n_answers - each.n_different} of "
+        f"{_named(each)}: identical for {n_answers - each.n_different} of "
         f"{n_answers} prompts{_gap(results.outcomes, each)}."
         for each in speculative
     ]
-    return "\n\n".join(parts) + "\n"
+    parts.append("## Conclusion")
+    parts += [f"{_named(each)}: {conclusion(each.speedup, 'category', 'categories')}" for each in speculative]
+    if noise := disturbance(None, results.other_programs):
+        parts.append(noise)
+    return document(parts, width)
 
 
-def _speedups(figures: Sequence[ParallelFigures]) -> str:
+def _named(each: ParallelFigures) -> str:
+    return f"{each.variant}, {each.n_rows} at the same time"
+
+
+def _speedups(figures: Sequence[ParallelFigures], width: int | None) -> str:
     rows = [
         [category, *(f"{each.by_category[category]:.2f}" for each in figures)]
         for category in figures[0].by_category
     ]
     rows.append(["**all**", *(interval(each.speedup) for each in figures)])
-    return table(["category", *(f"{each.n_rows} at the same time" for each in figures)], rows)
+    return table(["category", *(f"{each.n_rows} at the same time" for each in figures)], rows, width)
 
 
 def _answer(each: ParallelFigures) -> list[str]:
@@ -239,6 +247,7 @@ def summary_object(results: ParallelResults) -> dict[str, Any]:
         "categories_done": len(results.outcomes),
         "categories_wanted": results.n_categories,
         "peak_memory_bytes": results.peak_memory,
+        "other_programs_cores": results.other_programs,
         "parallel": list(results.rows),
         "figures": [_figures_object(each) for each in results.figures()],
     }

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
-from spec_local.bench.figures import Estimate, VariantFigures, decode_rate, run_median, speedup, summarise
+from spec_local.bench.conclusions import conclusion, disturbance, plain_spread
+from spec_local.bench.figures import VariantFigures, decode_rate, run_median, speedup, summarise
+from spec_local.bench.layout import bars, document, interval, table
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run
 from spec_local.bench.variants import PLAIN, Variant
@@ -17,7 +19,6 @@ from spec_local.files import format_size
 
 _POSITIONS = 16  # positions of draft tokens shown in Markdown
 _NAMED = 5  # differing outputs listed in Markdown
-_BAR = 40  # characters of the longest bar
 
 
 class Measured(Protocol):
@@ -29,6 +30,8 @@ class Measured(Protocol):
     def variants(self) -> Sequence[Variant]: ...
     @property
     def peak_memory(self) -> int: ...
+    @property
+    def other_programs(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,38 +43,39 @@ class Results:
         variants: plain first.
         outcomes: of the finished prompts, at least one.
         n_prompts: number of prompts, finished or not.
-        runs: runs of each prompt and variant.
         peak_memory: bytes.
+        other_programs: number of cores that other programs used on average.
     """
 
     record: Mapping[str, Any]
     variants: Sequence[Variant]
     outcomes: Sequence[Outcome]
     n_prompts: int
-    runs: int
     peak_memory: int
+    other_programs: float
 
     @property
     def interrupted(self) -> bool:
         return len(self.outcomes) < self.n_prompts
+
+    @property
+    def runs(self) -> int:
+        """Runs of each prompt and variant; some prompts may have one more."""
+        return min(len(outcome.runs[PLAIN]) for outcome in self.outcomes)
 
     def figures(self) -> list[VariantFigures]:
         """The figures of every variant, plain first."""
         return [summarise(self.outcomes, variant.name) for variant in self.variants]
 
 
-def markdown(results: Results, *, bars: bool = False) -> str:
-    """Format the report as Markdown; `bars` adds a bar chart of the speed-ups, for terminals."""
+def markdown(results: Results, *, width: int | None = None) -> str:
+    """Format the report as Markdown; width: of the terminal that shows it, which also gets a bar chart."""
     plain, *others = figures = results.figures()
     parts = ["# specdec bench"]
     if results.interrupted:
         parts.append(f"**interrupted: {len(results.outcomes)} of {results.n_prompts} prompts**")
-    parts.append(
-        table(
-            ["", "value"],
-            conditions(results, [outcome.prompt for outcome in results.outcomes], results.runs),
-        )
-    )
+    prompts = [outcome.prompt for outcome in results.outcomes]
+    parts.append(table(["", "value"], conditions(results, prompts, results.runs), width))
     parts.append("## Speed-up over plain decoding (tokens/s after the prompt)")
     names = [variant.name for variant in others]
     rows = [
@@ -82,9 +86,9 @@ def markdown(results: Results, *, bars: bool = False) -> str:
         ["**all**", *(interval(variant.speedup) for variant in others)],
         ["all, with prompt time", *(interval(variant.with_prompt) for variant in others)],
     ]
-    parts.append(table(["category", *names], rows))
-    if bars:
-        parts.append(_bars(others))
+    parts.append(table(["category", *names], rows, width))
+    if width and (chart := _bars(others, width)):
+        parts.append(chart)
     parts.append("Geometric means over prompts, with 95 % bootstrap intervals.")
     parts.append("## Rates and time")
     head = [
@@ -98,27 +102,23 @@ def markdown(results: Results, *, bars: bool = False) -> str:
         "rest",
         "steps by",
     ]
-    parts.append(table(head, [_rates(variant) for variant in figures]))
+    parts.append(table(head, [_rates(variant) for variant in figures], width))
     if positions := max(len(variant.tested_at) for variant in figures):
         parts.append("## Acceptance rate by position")
         shown = range(min(positions, _POSITIONS))
-        parts.append(
-            table(
-                ["variant", *(str(i + 1) for i in shown)],
-                [[w.name, *(_at(w, i) for i in shown)] for w in others],
-            )
-        )
+        rates = [[w.name, *(_at(w, i) for i in shown)] for w in others]
+        parts.append(table(["variant", *(str(i + 1) for i in shown)], rates, width))
     if any(variant.theory for variant in others):
         parts.append("## Best possible speed-up with any draft length")
-        parts.append(
-            table(
-                ["variant", "best", "achieved"],
-                [[w.name, f"{w.theory:.2f} ×", f"{w.achieved:.0%}"] for w in others if w.theory],
-            )
-        )
+        best = [[w.name, f"{w.theory:.2f} ×", f"{w.achieved:.0%}"] for w in others if w.theory]
+        parts.append(table(["variant", "best", "achieved"], best, width))
     parts.append("## Output compared with plain decoding")
-    parts += [_verdict(variant, len(results.outcomes)) for variant in others]
-    return "\n\n".join(parts) + "\n"
+    parts += [_difference(variant, len(results.outcomes)) for variant in others]
+    parts.append("## Conclusion")
+    parts += [f"{variant.name}: {conclusion(variant.speedup)}" for variant in others]
+    if noise := disturbance(plain_spread(results.outcomes), results.other_programs):
+        parts.append(noise)
+    return document(parts, width)
 
 
 def conditions(results: Measured, prompts: Sequence[Prompt], runs: int) -> list[list[str]]:
@@ -170,7 +170,7 @@ def _at(variant: VariantFigures, position: int) -> str:
     return f"{variant.accepted_at[position] / variant.tested_at[position]:.0%}"
 
 
-def _verdict(variant: VariantFigures, n: int) -> str:
+def _difference(variant: VariantFigures, n: int) -> str:
     same = n - len(variant.differences)
     if not variant.differences:
         return f"{variant.name}: identical for {'all ' * (n > 1)}{_plural(n, 'prompt')}."
@@ -187,44 +187,17 @@ def _verdict(variant: VariantFigures, n: int) -> str:
     )
 
 
-def interval(e: Estimate) -> str:
-    """Format as ``1.23 [1.10, 1.35]``; without the interval for a single prompt."""
-    return f"{e.value:.2f}" if e.n < 2 else f"{e.value:.2f} [{e.low:.2f}, {e.high:.2f}]"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with padded columns; columns of numbers are right-aligned."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
-    columns = list(zip(*cells, strict=True))
-    widths = [max(3, *map(len, column)) for column in columns]
-    right = [all(not c or c[0].isdigit() for c in column[1:]) and any(column[1:]) for column in columns]
-    lines = [
-        " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
-        for row in cells
-    ]
-    lines.insert(1, " | ".join("-" * (w - 1) + ("-:"[r]) for w, r in zip(widths, right, strict=True)))
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def _bars(variants: Sequence[VariantFigures]) -> str:
-    """A bar for each category and variant: full below the interval, shaded inside it, with a mark at 1."""
-    lines = [
-        (category if i == 0 else "", variant.name if len(variants) > 1 else "", estimate)
+def _bars(variants: Sequence[VariantFigures], width: int) -> str:
+    groups = [
+        (
+            category if i == 0 else "",
+            variant.name if len(variants) > 1 else "",
+            variant.by_category.get(category, variant.speedup),
+        )
         for category in [*variants[0].by_category, "all"]
         for i, variant in enumerate(variants)
-        for estimate in [variant.by_category[category] if category != "all" else variant.speedup]
     ]
-    scale = _BAR / max(1.0, *(estimate.high for *_, estimate in lines))
-    widths = [max(len(label) for label in labels) for labels in list(zip(*lines, strict=True))[:2]]
-    drawn = []
-    for category, name, estimate in lines:
-        ends = [round(scale * end) for end in (estimate.low, estimate.value, estimate.high)]
-        bar = ("█" * ends[0] + "▓" * (ends[1] - ends[0]) + "░" * (ends[2] - ends[1])).ljust(_BAR)
-        mark = min(_BAR - 1, round(scale))
-        bar = f"{bar[:mark]}│{bar[mark + 1 :]}"
-        label = " ".join(part for part in (category.ljust(widths[0]), name.ljust(widths[1])) if part)
-        drawn.append(f"    {label} {bar} {interval(estimate)}")
-    return "\n".join(drawn)
+    return bars(groups, width)
 
 
 _COLUMNS: Mapping[str, Callable[[Run], float]] = {
@@ -289,6 +262,8 @@ def summary_object(results: Results) -> dict[str, Any]:
         "prompts_done": len(results.outcomes),
         "prompts_wanted": results.n_prompts,
         "peak_memory_bytes": results.peak_memory,
+        "other_programs_cores": results.other_programs,
+        "plain_spread": plain_spread(results.outcomes),
         "variants": [_figures_object(variant) for variant in results.figures()],
     }
 
@@ -296,7 +271,8 @@ def summary_object(results: Results) -> dict[str, Any]:
 def _figures_object(variant: VariantFigures) -> dict[str, Any]:
     entries = asdict(variant)
     entries["differences"] = [_named(p) | asdict(difference) for p, difference in variant.differences]
-    return entries | {"acceptance": variant.acceptance, "shares": variant.shares}
+    entries |= {"acceptance": variant.acceptance, "shares": variant.shares}
+    return entries if variant.name == PLAIN else entries | {"conclusion": conclusion(variant.speedup)}
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:

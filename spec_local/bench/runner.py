@@ -99,6 +99,7 @@ def measure(
     variants: Sequence[Variant],
     *,
     runs: int = 1,
+    earlier: Sequence[Outcome] = (),
     delay: float = 0.0,
     cancelled: Callable[[], bool] = lambda: False,
     on_progress: Callable[[float], None] = lambda share: None,
@@ -108,6 +109,8 @@ def measure(
     Args:
         variants: plain first; each has a token limit, and a seed to which the number of the run is added.
         runs: runs of each prompt and variant.
+        earlier: outcomes of the same prompts and variants, to which these runs are added; none: a new
+            benchmark.
         delay: seconds of pause before each run, for machines that overheat.
         cancelled: checked between calls of a model; True ends the benchmark.
         on_progress: receives the share of a run that was done since the last call; each run adds up to 1.
@@ -120,12 +123,14 @@ def measure(
     """
     if session.datastore:
         session.datastore.read_only = True  # otherwise a variant would draft from the output of another one
-    for variant in variants:
+    for variant in [] if earlier else variants:
         _run(session, prompts[0], warming_up(variant), 0, cancelled, lambda share: None)
     for i, prompt in enumerate(prompts):
         first = i % len(variants)
-        finished: dict[str, list[Run]] = {variant.name: [] for variant in variants}
-        for number in range(1, runs + 1):
+        known = earlier[i].runs if earlier else {}
+        finished = {variant.name: list(known.get(variant.name, ())) for variant in variants}
+        n_known = len(finished[PLAIN])
+        for number in range(n_known + 1, n_known + runs + 1):
             for variant in [*variants[first:], *variants[:first]]:
                 pause(delay, cancelled)
                 run = _run(session, prompt, variant, number, cancelled, on_progress)

@@ -12,7 +12,7 @@ from spec_local.files import write_atomically
 from spec_local.llama.context import Context
 from spec_local.llama.llama_head import LlamaHead
 from spec_local.llama.runtime import fingerprint
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import CostModel, without_falls
 
 _MAX_BYTES = 1 << 16  # of a file; one for every call of up to 512 tokens has 15 kB
 _Size = Annotated[int, Field(ge=1, le=1 << 16)]  # the largest batch
@@ -83,18 +83,21 @@ def path_of(conditions: Context | LlamaHead | Conditions) -> Path:
 
 
 def load(conditions: Context | LlamaHead | Conditions) -> CostModel | None:
-    """Costs measured earlier; None if there are none, or their file is damaged."""
+    """Costs measured earlier, without what is impossible; None if there are none or their file is damaged."""
     with contextlib.suppress(OSError, ValueError, ValidationError):
         with path_of(conditions).open("rb") as file:  # larger ones are cut, and thereby invalid
             known = _CostFile.model_validate_json(file.read(_MAX_BYTES))
         if known.seconds:
-            return CostModel(known.seconds)
+            return CostModel(without_falls(known.seconds))
     return None
 
 
 def save(conditions: Context | LlamaHead | Conditions, costs: CostModel) -> None:
-    """Write costs for later sessions. Nothing happens if the cache folder is not writable."""
-    content = _CostFile(model=_conditions(conditions).path.name, seconds=costs.costs)
+    """Write costs for later sessions, without what is impossible (`without_falls`).
+
+    Nothing happens if the cache folder is not writable.
+    """
+    content = _CostFile(model=_conditions(conditions).path.name, seconds=without_falls(costs.costs))
     with contextlib.suppress(OSError):
         write_atomically(path_of(conditions), content.model_dump_json().encode())
 

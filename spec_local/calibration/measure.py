@@ -2,11 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
 from spec_local.core.language_model import LanguageModel
 from spec_local.errors import ContextOverflow
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import CostModel, without_falls
+
+_REPEATS = 3  # times that unclear sizes are measured again: a disturbance of a second or two has passed then
 
 
 def measure(
@@ -15,10 +19,15 @@ def measure(
     rounds: int = 3,
     rows: int | None = None,
     budget: float = math.inf,
+    precision: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
+    log: Callable[[str], None] = lambda line: None,
 ) -> CostModel:
     """Time calls that append a chain to the history. The history is unchanged; an uncommitted tree is
     discarded.
+
+    Sizes that seem slower than larger ones are measured again. If that does not help, they get the time of
+    the larger one, unless they may really be slower: see `without_falls`.
 
     Args:
         model: must be able to take tokens back. One that has rolled back since its last call may go back to
@@ -31,7 +40,10 @@ def measure(
         rows: rows of logits a call, for its last tokens; None: one for each token.
         budget: seconds after which no further call starts, except in the first round of the first three
             sizes.
+        precision: sizes whose median time is less certain than this share of it, by the calls' spread, are
+            measured again, too.
         clock: seconds.
+        log: receives a line before calls are repeated, and one if they remain unclear.
 
     Raises:
         ValueError: no sizes, one below 1, or no rounds.
@@ -64,12 +76,64 @@ def measure(
     started = clock()
     for n in {sizes[0], sizes[min(2, len(sizes) - 1)]}:
         call(n)
-    for round_ in range(rounds):
-        for i, n in enumerate(sizes):
-            if (round_ or i > 2) and clock() - started > budget:
-                return costs
-            costs.observe(n, call(n))
-    return costs
+    times: dict[int, list[float]] = defaultdict(list)
+
+    def measure_round(chosen: Sequence[int], n_certain: int = 0) -> None:
+        """Time a call of each size; after the first ones, only within the budget."""
+        for i, n in enumerate(chosen):
+            if i >= n_certain and clock() - started > budget:
+                return
+            times[n].append(call(n))
+            costs.observe(n, times[n][-1])
+
+    for number in range(rounds):
+        measure_round(sizes, 3 if number == 0 else 0)
+    for number in range(1, _REPEATS + 1):
+        unclear = _slower_than_larger(times) | _imprecise(times, precision)
+        if not unclear or clock() - started > budget:
+            break
+        log(
+            f"the times of {len(unclear)} of {len(sizes)} call sizes are unclear: measuring them again "
+            f"({number} of at most {_REPEATS})"
+        )
+        for _ in range(rounds):
+            measure_round([sizes[0], *sorted(unclear - {sizes[0]})])
+    uncertain = _imprecise(times, precision)
+    impossible = _slower_than_larger(times, ratio=2)
+    if impossible or uncertain:
+        log(_still_unclear(sorted(impossible)))
+    possible = without_falls(costs.costs, uncertain)
+    return CostModel(possible) if possible != costs.costs else costs
+
+
+def _slower_than_larger(times: Mapping[int, Sequence[float]], ratio: int = 1) -> set[int]:
+    """The sizes that took longer, beyond the spread of both, than one that is larger by a ratio or more."""
+    low = {n: median(several) - _error(several) for n, several in times.items()}
+    high = {n: median(several) + _error(several) for n, several in times.items()}
+    return {n for n in times if any(low[n] > high[m] for m in times if m > n and m >= ratio * n)}
+
+
+def _imprecise(times: Mapping[int, Sequence[float]], precision: float) -> set[int]:
+    """The sizes whose median is less certain than a share of it."""
+    return {n for n, several in times.items() if _error(several) > precision * median(several)}
+
+
+def _error(several: Sequence[float]) -> float:
+    """Half of the 95 % interval of a median, from the median deviation, which tolerates disturbed calls."""
+    middle = median(several)
+    deviation = 1.48 * median(abs(seconds - middle) for seconds in several)  # σ of a normal distribution
+    return 1.96 * 1.25 * deviation / math.sqrt(len(several))  # the median has 1.25 σ/√n
+
+
+def _still_unclear(impossible: Sequence[int]) -> str:
+    advice = "close other programs, and run the same command again"
+    if not impossible:
+        return f"equal calls still take different times, so that the costs are rough: {advice}"
+    listed = ", ".join(map(str, impossible))
+    return (
+        f"calls of {listed} tokens still seem slower than calls of twice as many, which is impossible; their "
+        f"costs are reduced: {advice}"
+    )
 
 
 def measure_prefill(model: LanguageModel, clock: Callable[[], float] = time.perf_counter) -> float:

@@ -85,7 +85,7 @@ class Specdec:
         """Return an environment in which every Python process first runs these lines."""
         folder.mkdir(exist_ok=True)
         (folder / "sitecustomize.py").write_text(sitecustomize)
-        return {"PYTHONPATH": str(folder)}
+        return {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)}
 
     @staticmethod
     def one_line(done, code):
@@ -173,7 +173,7 @@ def fresh(tmp_path):
 
 
 class Terminal:
-    """A chat on a pseudo-terminal, whose output is read without escape sequences."""
+    """A command on a pseudo-terminal, whose output is read without escape sequences."""
 
     def __init__(self, specdec, *arguments, command="chat", env=None, width=160):
         self.specdec = specdec
@@ -212,6 +212,11 @@ class Terminal:
         """Send a message; the editor then switches bracketed paste off."""
         self.type(text + "\r")
         self.until("\x1b[?2004l")
+
+    def rest(self):
+        """Return the output up to the end of the process."""
+        self.child.expect(pexpect.EOF)
+        return self.specdec.plain(self.child.before)
 
     def leaves_with(self):
         self.child.expect(pexpect.EOF)

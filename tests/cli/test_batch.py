@@ -23,7 +23,7 @@ def run(specdec, main, prompts, tmp_path):
     common = ["--main", main, "--threads", 1, "--ctx", 1024, "--no-spec", "--seed", 3, "--input", prompts]
 
     def arguments(*more, n=8):
-        return ["generate", *common, "-n", n, "--output", tmp_path / "answers.jsonl", *more]
+        return ["generate", *common, "-n", n, "-o", tmp_path / "answers.jsonl", *more]
 
     return arguments
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import hashlib
 import io
 import json
@@ -14,9 +15,12 @@ import sys
 import pexpect
 import pytest
 
+from spec_local.bench import runner
+from spec_local.machine import OtherPrograms
 from specdec_cli import progress
 
-FIRST_USE = re.compile("(checking|measuring) .* \\(first use")
+IGNORED = re.compile("(checking|measuring) .* \\(first use|other programs use ")
+"""Notes about a new machine, and about one that is busy with other tests."""
 PROMPTS = """\
 {"category": "lists", "name": "words", "text": "one two three one two three one two"}
 {"category": "lists", "name": "letters", "text": "a b c d a b c d a b"}
@@ -33,19 +37,22 @@ def prompts(home):
 
 @pytest.fixture
 def arguments(main, draft, prompts):
-    """A benchmark of a second, with a fixed policy: the adaptive one would stop drafting for tiny models."""
+    """A benchmark of a second, with a fixed policy: the adaptive one would stop drafting for tiny models.
+
+    With one run: otherwise the noise of the machine would decide how many there are.
+    """
     models = ["--main", main, "--draft", draft, "--policy", "fixed", "--threads", 1, "--ctx", 512]
-    return ["bench", *models, "--prompts", prompts, "-n", 16]
+    return ["bench", *models, "--prompts", prompts, "-n", 16, "--runs", 1]
 
 
 def notes(done):
-    """The lines of standard error, without those about the first use of a model."""
-    return [line for line in done.stderr.decode().splitlines() if not FIRST_USE.match(line)]
+    """The lines of standard error that a user of a quiet machine sees."""
+    return [line for line in done.stderr.decode().splitlines() if not IGNORED.match(line)]
 
 
 def next_note(process):
     """The next such line."""
-    while FIRST_USE.match(line := process.stderr.readline().decode()):
+    while IGNORED.match(line := process.stderr.readline().decode()):
         pass
     return line
 
@@ -95,7 +102,7 @@ def test_one_line_per_prompt(specdec, arguments):
 
 
 def test_json_output(specdec, arguments, main):
-    whole = json.loads(specdec(*arguments, "--runs", 2, "--output", "json").stdout)
+    whole = json.loads(specdec(*arguments, "--runs", 2, "--format", "json").stdout)
     assert whole["record"]["models"]["main"]["sha256"] == hashlib.sha256(main.read_bytes()).hexdigest()
     assert {"processor", "cores", "threads", "llama_cpp", "cpu_kernels", "specdec", "date"} <= set(
         whole["record"]
@@ -119,7 +126,7 @@ def test_json_output(specdec, arguments, main):
 
 
 def test_variants_by_sweep_and_proposer(specdec, arguments):
-    done = specdec(*arguments, "--proposers", "draft,lookup", "--sweep", "draft-max=1,3", "--output", "csv")
+    done = specdec(*arguments, "--proposers", "draft,lookup", "--sweep", "draft-max=1,3", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout.decode())))
     variants = [f"{who} draft-max={n}" for who in ("draft", "lookup") for n in (1, 3)]
     assert [row["variant"] for row in rows] == ["plain", *variants] * 3
@@ -129,7 +136,7 @@ def test_variants_by_sweep_and_proposer(specdec, arguments):
 
 
 def test_policies(specdec, arguments):
-    done = specdec(*arguments, "--policies", "adaptive,off", "--output", "json")
+    done = specdec(*arguments, "--policies", "adaptive,off", "--format", "json")
     whole = json.loads(done.stdout)
     _, adaptive, off = whole["variants"]
     assert [variant["name"] for variant in whole["variants"]] == ["plain", "adaptive", "off"]
@@ -140,7 +147,7 @@ def test_policies(specdec, arguments):
 
 
 def test_with_a_seed_speculation_gives_the_text_of_plain_decoding(specdec, arguments):
-    done = specdec(*arguments, "--temp", 0.8, "--runs", 2, "--seed", 5, "--output", "json")
+    done = specdec(*arguments, "--temp", 0.8, "--runs", 2, "--seed", 5, "--format", "json")
     whole = json.loads(done.stdout)
     assert whole["variants"][1]["differences"] == []
     runs = [run for prompt in whole["prompts"] for run in prompt["runs"] if run["variant"] == "plain"]
@@ -167,10 +174,33 @@ def test_selection_and_skipped_prompts(specdec, arguments, tmp_path):
     assert "no prompt fits into the context" in specdec.one_line(specdec(*arguments, "--prompts", lines), 2)
 
 
+def test_the_suffix_and_the_format(inside, arguments, tmp_path):
+    """The suffix decides about the file; --format about standard output, and about files without a suffix."""
+    some = [*arguments, "--per-category", 1]
+    both = tmp_path / "both.csv"
+    assert json.loads(inside(*some, "-o", both, "--format", "json").stdout)["prompts_done"] == 2
+    assert both.read_text().startswith("category,name,variant")
+    assert inside(*some, "-o", both, "--format", "csv").stdout.startswith(b"# specdec bench\n")
+    (named := tmp_path / "csv").write_text("earlier content")
+    (link := tmp_path / "link").symlink_to(named)
+    assert inside(*some, "-o", link, "--format", "csv").stdout.startswith(b"# specdec bench\n")
+    assert named.read_text().startswith("category,name,variant")
+    assert link.is_symlink()
+    home = tmp_path / "home"
+    assert inside(*some, "--output=~/r.MD", env={"HOME": str(home)}).returncode == 0
+    assert (home / "r.MD").read_text().startswith("# specdec bench\n")
+
+
+def test_an_existing_file_with_the_name_of_a_format(inside, prompts, tmp_path):
+    (tmp_path / "md").write_text("earlier content")
+    arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, "-o", "md"]
+    assert "the format of md is unknown" in inside.one_line(inside(*arguments, cwd=tmp_path), 2)
+
+
 @pytest.mark.parametrize("form", ["csv", "json", "md"])
 def test_a_file_and_a_report(specdec, arguments, tmp_path, form):
     out = tmp_path / "new" / f"result.{form}"
-    done = specdec(*arguments, "--per-category", 1, "--output", form, "--out", out)
+    done = specdec(*arguments, "--per-category", 1, "--output", out)
     assert done.returncode == 0, done
     assert done.stdout.startswith(b"# specdec bench\n")
     content = out.read_text()
@@ -183,13 +213,24 @@ def test_a_file_and_a_report(specdec, arguments, tmp_path, form):
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.parametrize("form", ["md", "jsonl"])
+def test_the_file_is_complete_even_if_standard_output_fails(specdec, arguments, tmp_path, form):
+    out = tmp_path / f"result.{form}"
+    done = specdec.shell('"$@" > /dev/full', *arguments, "--per-category", 1, "-o", out)
+    assert done.returncode == 1
+    assert "No space left" in notes(done)[-1]
+    assert "Conclusion" in out.read_text() or '"type": "summary"' in out.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
 def test_jsonl_output(specdec, arguments, tmp_path):
-    to_stdout = specdec(*arguments, "--output", "jsonl")
+    to_stdout = specdec(*arguments, "--format", "jsonl")
     kinds = [json.loads(line)["type"] for line in to_stdout.stdout.splitlines()]
     assert kinds == ["start", *["run", "run", "prompt"] * 3, "summary"]
     out = tmp_path / "result.jsonl"
     for repeat in (1, 2):
-        done = specdec(*arguments, "--output", "jsonl", "--out", out)
+        done = specdec(*arguments, "--output", out)
         assert done.stdout.startswith(b"# specdec bench\n")
         assert [json.loads(line)["type"] for line in out.read_text().splitlines()] == kinds * repeat
     summary = json.loads(out.read_text().splitlines()[-1])
@@ -198,7 +239,7 @@ def test_jsonl_output(specdec, arguments, tmp_path):
 
 def test_a_killed_run_loses_no_measurements(specdec, arguments, tmp_path):
     out = tmp_path / "result.jsonl"
-    long = [*arguments, "--ctx", 20000, "-n", 600, "-v", "--output", "jsonl", "--out", out]
+    long = [*arguments, "--ctx", 20000, "-n", 600, "-v", "--output", out]
     with started(specdec, *long) as process:
         assert next_note(process).startswith("1/3 lists/words: ")
         process.kill()
@@ -225,7 +266,7 @@ def test_several_answers_at_the_same_time(specdec, arguments):
 def test_files_with_several_answers_at_the_same_time(specdec, arguments, tmp_path):
     out = tmp_path / "result.jsonl"
     some = [*arguments, "--category", "lists", "--parallel", "1,2", "--runs", 2]
-    done = specdec(*some, "--output", "jsonl", "--out", out, "-v")
+    done = specdec(*some, "--output", out, "-v")
     assert done.stdout.startswith(b"# specdec bench: answers at the same time\n")
     assert len(notes(done)) == 2 * 2 * 2
     lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -234,11 +275,11 @@ def test_files_with_several_answers_at_the_same_time(specdec, arguments, tmp_pat
         statistics = batch["statistics"]
         assert statistics["predicted_n"] == sum(len(answer["tokens"]) for answer in batch["answers"]) == 32
         assert (statistics["draft_n"] > 0) == (batch["variant"] == "speculative")
-    whole = json.loads(specdec(*some, "--output", "json").stdout)
+    whole = json.loads(specdec(*some, "--format", "json").stdout)
     assert [(each["variant"], each["parallel"]) for each in whole["figures"]] == [
         (name, n) for n in (1, 2) for name in ("plain", "speculative")
     ]
-    rows = list(csv.DictReader(io.StringIO(specdec(*some, "--output", "csv").stdout.decode())))
+    rows = list(csv.DictReader(io.StringIO(specdec(*some, "--format", "csv").stdout.decode())))
     assert [(row["variant"], row["parallel"], row["answers"]) for row in rows] == [
         (name, n, "2") for n in "12" for name in ("plain", "speculative")
     ]
@@ -261,7 +302,13 @@ def test_files_with_several_answers_at_the_same_time(specdec, arguments, tmp_pat
         (["--delay", "nan"], "delay is nan"),
         (["--prompts", os.devnull], "has no prompts"),
         (["--temp", "-1"], "temperature"),
-        (["--out", "."], "not a regular file"),
+        (["--output", "."], "not a regular file"),
+        (["--output", "md"], "--output md names a file, not a format: give --format md, or a file such as "),
+        (["-o", "jsonl"], "give --format jsonl"),
+        (
+            ["-o", "result.txt"],
+            "the format of result.txt is unknown: let its name end in .md, .csv, .json or",
+        ),
         (["--plot", os.devnull], "not a regular file"),
         (["--parallel", "1,2,x"], "parallel is '1,2,x': give numbers"),
         (["--parallel", "0"], "parallel is 0: give 1 to 256"),
@@ -273,6 +320,19 @@ def test_files_with_several_answers_at_the_same_time(specdec, arguments, tmp_pat
 def test_invalid_options_are_reported_before_a_model_is_loaded(specdec, prompts, more, what):
     arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, *more]
     assert what in specdec.one_line(specdec(*arguments), 2)
+
+
+@pytest.mark.parametrize("name", ["result.md", "result.jsonl", "plot.png"])
+def test_a_file_that_cannot_be_written(inside, prompts, tmp_path, name):
+    if name == "plot.png":
+        pytest.importorskip("matplotlib")
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / name
+    option = "--plot" if name == "plot.png" else "--output"
+    arguments = ["bench", "--main", "absent.gguf", "--prompts", prompts, option, target]
+    error = inside.one_line(inside(*arguments), 2)
+    assert "cannot be written (" in error
+    assert error.endswith("): give another path")
 
 
 def test_a_missing_draft_model(specdec, prompts):
@@ -301,7 +361,7 @@ def test_plot(specdec, arguments, tmp_path):
 
 def test_an_interrupt_reports_the_finished_prompts(specdec, arguments, tmp_path):
     out = tmp_path / "result.csv"
-    long = [*arguments, "--ctx", 20000, "-n", 600, "-v", "--output", "csv", "--out", out]
+    long = [*arguments, "--ctx", 20000, "-n", 600, "-v", "-o", out]
     with started(specdec, *long) as process:
         assert next_note(process).startswith("1/3 lists/words: ")
         process.send_signal(signal.SIGINT)
@@ -315,7 +375,7 @@ def test_an_interrupt_reports_the_finished_prompts(specdec, arguments, tmp_path)
 def test_an_early_interrupt_leaves_files_unchanged(specdec, arguments, tmp_path):
     out = tmp_path / "result.md"
     out.write_text("earlier content")
-    endless = [*arguments, "--ctx", 100000, "-n", 20000, "--out", out]
+    endless = [*arguments, "--ctx", 100000, "-n", 20000, "-o", out]
     env = specdec.sabotaged(
         tmp_path / "site",
         "import sys\n"
@@ -337,6 +397,103 @@ def test_an_early_interrupt_leaves_files_unchanged(specdec, arguments, tmp_path)
     assert rest == b"interrupted before the first prompt was finished: nothing to report\n"
     assert [(path.name, path.is_file()) for path in tmp_path.glob("*res*")] == [("result.md", True)]
     assert out.read_text() == "earlier content"
+
+
+@pytest.fixture
+def results_of(monkeypatch):
+    """Give the runs of a benchmark other speeds than they have, as on a quiet machine: a function of prompt,
+    variant and number."""
+    monkeypatch.setattr(OtherPrograms, "cores", lambda self: 0.0)
+
+    def results_of(rate):
+        run = runner._run
+
+        def timed(session, prompt, variant, number, *rest):
+            made = run(session, prompt, variant, number, *rest)
+            statistics = dataclasses.replace(
+                made.statistics, predicted_s=made.statistics.predicted_n / rate(prompt, variant.name, number)
+            )
+            return dataclasses.replace(made, statistics=statistics)
+
+        monkeypatch.setattr(runner, "_run", timed)
+
+    return results_of
+
+
+def conclusion(done):
+    return done.stdout.decode().partition("## Conclusion\n\n")[2].splitlines()[0]
+
+
+def test_unclear_results_are_measured_again(inside, arguments, results_of):
+    del arguments[-2:]  # --runs
+    results_of(lambda prompt, variant, number: 10.0)
+    done = inside(*arguments)
+    assert notes(done) == []
+    assert conclusion(done).startswith("speculative: as fast as plain decoding, within 0% [1.00, 1.00]")
+
+    def first_is_disturbed(prompt, variant, number):
+        slow = prompt.prompt.name == "water" and variant == "speculative" and number == 1
+        return 10.0 * (1.5 if variant == "speculative" else 1.0) / (2 if slow else 1)
+
+    results_of(first_is_disturbed)
+    done = inside(*arguments, "--format", "json")
+    assert notes(done) == ["no difference is shown yet: measuring again (2 of at most 3)"]
+    whole = json.loads(done.stdout)
+    assert [len(prompt["runs"]) for prompt in whole["prompts"]] == [4, 4, 4]
+    explicit = inside(*arguments, "--runs", 1)
+    assert notes(explicit) == []
+    assert conclusion(explicit).startswith("speculative: no difference from plain decoding shown")
+
+
+def test_repetitions_are_bounded(inside, arguments, results_of):
+    del arguments[-2:]  # --runs
+    speeds = {("plain", 1): 10, ("plain", 2): 20, ("plain", 3): 15}
+
+    def noisy(prompt, variant, number):
+        return speeds.get((variant, number), 20 if prompt.prompt.name == "water" else 10)
+
+    results_of(noisy)
+    done = inside(*arguments)
+    repeated = [f"no difference is shown yet: measuring again ({n} of at most 3)" for n in (2, 3)]
+    assert notes(done) == repeated
+    assert b"3 prompts of 2 categories, 3 runs" in done.stdout
+    assert b"The machine was noisy: " in done.stdout
+    assert b"plain runs of the same prompt differ by 33% from their median" in done.stdout
+
+
+def test_a_busy_machine_is_reported(inside, arguments, monkeypatch):
+    monkeypatch.setattr(OtherPrograms, "cores", lambda self: 64.0)
+    done = inside(*arguments)
+    assert done.stderr.decode().startswith("other programs use 64.0 of ")
+    assert b"The machine was noisy: other programs used 64.0 of " in done.stdout
+    monkeypatch.setattr(OtherPrograms, "cores", lambda self: 0.0)
+    done = inside(*arguments)
+    assert b"other programs" not in done.stderr + done.stdout
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("columns", [60, 100])
+@pytest.mark.parametrize("more", [[], ["--parallel", "1"], ["--proposers", "draft,lookup"]], ids=str)
+def test_the_report_fits_the_terminal(terminal, arguments, columns, more):
+    seen = terminal(*arguments[1:], *more, command="bench", env={"COLUMNS": ""}, width=columns).rest()
+    report = seen[seen.index("# specdec bench") :]
+    assert "## Conclusion" in report
+    lines = report.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert columns - 25 < max(map(len, lines))
+    assert all(line.endswith("|") for line in lines if line.startswith("|"))
+    (digest,) = set(re.findall(r"[0-9a-f]{12}…", report[: report.index("draft.gguf")]))
+    assert digest in report
+
+
+@pytest.mark.parametrize("columns", [20, 300])
+def test_a_pipe_gets_the_whole_report(inside, arguments, columns):
+    report = inside(*arguments, env={"COLUMNS": str(columns)}).stdout.decode()
+    (row,) = [line for line in report.splitlines() if line.startswith("| main ")]
+    assert "main.gguf" in row
+    assert "SHA-256" in row
+    (rates,) = [line for line in report.splitlines() if "tokens/s" in line and "steps by" in line]
+    assert rates.endswith("|")
 
 
 def test_lines_of_progress_elsewhere(inside, arguments, monkeypatch):
@@ -399,6 +556,6 @@ def test_help_is_fast_and_complete(specdec):
         "--policies",
     ):
         assert option in done.stdout
-    for option in ("--output", "--out", "--plot", "--delay", "--tokens", "--runs", "--temp", "--seed"):
+    for option in ("--output", "--format", "--plot", "--delay", "--tokens", "--runs", "--temp", "--seed"):
         assert option in done.stdout
     assert "default: 128" in done.stdout

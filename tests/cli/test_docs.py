@@ -98,12 +98,13 @@ def world(specdec, main, draft, hub, tmp_path_factory):
         | hub.environment(folder)
         | {
             "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "cli")]),
             "XDG_CONFIG_HOME": str(folder / "config"),
             "SPECDEC_MAX_TOKENS": "3",
             "SPECDEC_CTX": "2048",
             "SPECDEC_THREADS": "1",
             "SPECDEC_ROUNDS": "1",
+            "SPECDEC_RUNS": "1",
             "SPECDEC_PER_CATEGORY": "1",
         }
     )

@@ -1,41 +1,58 @@
 """specdec tune: its tables, the costs it stores, its errors, and the planner behind it."""
 
+import functools
+import itertools
 import json
 import re
 
 import pytest
 
+from spec_local.calibration import tuning
+from spec_local.calibration.measure import measure
 from spec_local.calibration.tuning import SIZES, chain_plans, thread_choices
+from spec_local.llama.context import Context
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.planner import expected_tokens
 
 SMALL = ["--threads", 1, "--ctx", 256, "--rounds", 2]
+NOISE = ("the times of ", "equal calls ", "calls of ", "other programs used ")
+"""Beginnings of notes that depend on what else the machine does."""
 
 
-def numbers(report, start):
-    """The cells of the first table row that starts with a text."""
-    row = next(line for line in report.splitlines() if re.match(rf"\s+{re.escape(start)}\s", line))
-    return row.split()
+def notes(done):
+    return [line for line in done.stderr.decode().splitlines() if not line.startswith(NOISE)]
+
+
+def rows(report, title):
+    """The cells of a table below a heading, without its head."""
+    lines = report.partition(f"## {title}")[2].splitlines()[2:]
+    body = itertools.takewhile(lambda line: line.startswith("|"), lines)
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in body][2:]
 
 
 def test_tables(fresh, main, draft):
     done = fresh("tune", main, draft, *SMALL)
     assert done.returncode == 0, done
     report = done.stdout.decode()
-    titles = [line.split(":")[0] for line in report.splitlines() if re.match(r"\S.*: ", line)]
-    assert titles[:2] == ["main model", "draft model"]
-    assert {"draft model", "prompt lookup"} <= set(titles)
-    costs = numbers(report, "1")
-    assert len(costs) == 1 + 10 + 1  # threads, ten sizes, the prompt
-    assert all(0 <= float(ms) < 1000 for ms in costs[1:-1])
-    assert float(costs[-1]) > 0
+    titles = [line.removeprefix("## ") for line in report.splitlines() if line.startswith("## ")]
+    assert [title.split(":")[0] for title in titles] == [
+        "Main model",
+        "Draft model",
+        "Draft model",
+        "Prompt lookup",
+    ]
+    costs = rows(report, "Main model: milliseconds per call")
+    assert [row[0] for row in costs] == ["1", "2", "3", "4", "5", "8", "12", "16", "32", "64"]
+    assert all(0 <= float(ms) < 1000 for _, ms in costs)
+    assert float(re.search(r"Prompts, in tokens/s: (\d+) with 1 thread\.", report)[1]) > 0
     share = float(re.search(r"A call of the draft model takes (\d+\.\d+) times as long", report)[1])
     assert 0.1 < share < 10  # both models have the same size
-    _, draft_length, gain = numbers(report, "0.99")
+    *_, (rate, draft_length, gain) = rows(report, "Prompt lookup: expected speed-up")
+    assert rate == "0.99"
     assert draft_length == "none" or 1 <= int(draft_length) <= 63
     assert float(gain) >= 1.0
     assert "\x1b" not in report
-    assert done.stderr.decode().splitlines() == [
+    assert notes(done) == [
         "checking main.gguf (first use on this machine)",
         "checking draft.gguf (first use on this machine)",
         "measuring main.gguf with 1 thread",
@@ -43,11 +60,60 @@ def test_tables(fresh, main, draft):
     ]
 
 
+MANY = [word for n in range(1, 7) for word in ("--threads", n)]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("columns", [60, 100])
+def test_tables_fit_the_terminal(terminal, main, draft, columns):
+    """Six numbers of threads do not fit into one table at 60 columns."""
+    few = ["--ctx", 128, "--rounds", 1]
+    seen = terminal(main, draft, *MANY, *few, command="tune", env={"COLUMNS": ""}, width=columns).rest()
+    report = seen[seen.index("# specdec tune") :]
+    tables = [line for line in report.splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in tables)
+    assert max(map(len, tables)) <= columns
+    assert len([line for line in tables if "1 thread" in line and "6 threads" in line]) == (columns == 100)
+    assert all(f"{n} threads" in "".join(tables) for n in range(2, 7))
+    wide = [line for line in report.splitlines() if len(line) > columns]
+    assert all(line.startswith(("    specdec draft quantize ", "measuring ", *NOISE)) for line in wide)
+
+
+@pytest.mark.parametrize("columns", [20, 300])
+def test_a_pipe_gets_whole_tables(inside, main, columns):
+    done = inside("tune", main, *MANY, "--ctx", 128, "--rounds", 1, env={"COLUMNS": str(columns)})
+    (head,) = [line for line in done.stdout.decode().splitlines() if line.startswith("| tokens")]
+    assert re.findall(r"\d threads?", head) == ["1 thread", *(f"{n} threads" for n in range(2, 7))]
+
+
+def test_impossible_costs_are_reported_and_not_stored(inside, main, monkeypatch, tmp_path):
+    """As if every call of 8 tokens, and no other, were disturbed."""
+    now, decode = 0.0, Context.decode_tree
+
+    def timed(context, tokens, *rest):
+        nonlocal now
+        now += 9.0 if len(tokens) == 8 else 0.1 * len(tokens)
+        return decode(context, tokens, *rest)
+
+    monkeypatch.setattr(Context, "decode_tree", timed)
+    monkeypatch.setattr(tuning, "measure", functools.partial(measure, clock=lambda: now))
+    done = inside("tune", main, *SMALL, env={"XDG_CACHE_HOME": str(tmp_path)})
+    lines = done.stderr.decode().splitlines()
+    assert len([line for line in lines if line.startswith("the times of 1 of 19 call sizes")]) == 3
+    (found,) = [
+        line for line in lines if line.startswith("calls of 8 tokens still seem slower than calls of")
+    ]
+    assert "impossible" in found
+    (path,) = tmp_path.rglob("costs/*.json")
+    seconds = json.loads(path.read_text())["seconds"]
+    assert seconds["7"] <= seconds["8"] <= seconds["16"] == pytest.approx(1.6)
+
+
 def test_without_a_draft(inside, main):
     done = inside("tune", main, *SMALL)
     assert done.returncode == 0
-    assert b"prompt lookup" in done.stdout
-    assert b"draft model" not in done.stdout
+    assert b"Prompt lookup" in done.stdout
+    assert b"Draft model" not in done.stdout
 
 
 def test_sessions_use_the_costs_of_tune(fresh, main, draft):
@@ -66,14 +132,15 @@ def test_sessions_use_the_costs_of_tune(fresh, main, draft):
 
 def test_several_numbers_of_threads(inside, main):
     done = inside("tune", main, "--threads", 2, "--threads", 1, "--threads", 2, "--ctx", 256, "--rounds", 1)
-    assert done.stderr.decode().splitlines() == [
+    assert notes(done) == [
         "measuring main.gguf with 1 thread",
         "measuring main.gguf with 2 threads",
     ]
     report = done.stdout.decode()
     assert report.count("←") == 1
-    assert numbers(report, "1")
-    assert numbers(report, "2")
+    assert "| 1 thread" in report
+    assert "| 2 threads" in report
+    assert {len(row) for row in rows(report, "Main model: milliseconds per call")} == {3}
 
 
 def test_default_numbers_of_threads():
@@ -112,7 +179,11 @@ def test_usage_errors(inside, main, arguments):
 def test_a_tiny_context(inside, main):
     done = inside("tune", main, "--threads", 1, "--ctx", 1, "--rounds", 1)
     assert done.returncode == 0, done
-    assert numbers(done.stdout.decode(), "0.99")[1:] == ["none", "1.00"]  # no room for draft tokens
+    assert rows(done.stdout.decode(), "Prompt lookup: expected speed-up")[-1] == [
+        "0.99",
+        "none",
+        "1.00",
+    ]  # no room for draft tokens
 
 
 def test_plans_maximize_the_speed():

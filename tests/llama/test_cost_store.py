@@ -261,6 +261,15 @@ def test_saved_costs_can_be_loaded(paths, make_context, own_cache):
     assert cost_store.load(context).costs == costs.costs
 
 
+def test_no_table_is_kept_in_which_64_tokens_are_quicker_than_8(tiny_path, own_cache):
+    known = Conditions(tiny_path, 0, 1, 128)
+    path = cost_store.path_of(known)
+    cost_store.save(known, CostModel({1: 1.0, 8: 2.2, 64: 1.5}))
+    assert json.loads(path.read_text())["seconds"] == {"1": 1.0, "8": 1.5, "64": 1.5}
+    path.write_text(json.dumps({"model": "m", "seconds": {"1": 1.0, "8": 2.2, "64": 1.5}}))
+    assert cost_store.load(known).costs == {1: 1.0, 8: 1.5, 64: 1.5}
+
+
 def test_a_model_file_that_was_deleted_is_no_error(tmp_path, make_context, own_cache):
     path = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
     context = make_context(Model(path))

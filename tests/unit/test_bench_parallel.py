@@ -162,6 +162,7 @@ def results(**changes):
         "n_categories": 2,
         "runs": 1,
         "peak_memory": 123_000_000,
+        "other_programs": 0.0,
     }
     return ParallelResults(**(values | changes))
 
@@ -201,6 +202,12 @@ def test_markdown():
     assert "at most 0.0125 apart." in report
     assert "5 prompts of 2 categories, 1 run of each variant" in report
     assert "interrupted" not in report
+    assert "speculative, 1 at the same time: 2.12 times as fast as plain decoding [1.50, 3.00]" in report
+    assert "categories; use 6 or more" in report
+    assert "speculative, 4 at the same time: no difference" in report  # the lower end is 1
+    assert max(map(len, parallel_report.markdown(results(), width=60).splitlines())) <= 60
+    assert "The machine was noisy" not in report
+    assert "other programs used 50.0 of" in parallel_report.markdown(results(other_programs=50.0))
     assert "**interrupted: 2 of 3 categories**" in parallel_report.markdown(results(n_categories=3))
 
 

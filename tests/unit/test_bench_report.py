@@ -66,8 +66,8 @@ def results(**changes):
         "variants": variants(GREEDY, {}),
         "outcomes": OUTCOMES,
         "n_prompts": 3,
-        "runs": 3,
         "peak_memory": 123_000_000,
+        "other_programs": 0.0,
     }
     return report.Results(**(values | changes))
 
@@ -121,17 +121,17 @@ def test_figures_of_plain():
 REPORT = """\
 # specdec bench
 
-|             | value                                             |
-| ----------- | ------------------------------------------------- |
-| main        | m.gguf (tiny), 2.0 MB, SHA-256 abababababab…      |
-| machine     | Abacus 9, 2 cores, Linux                          |
-| settings    | 1 thread, context 256                             |
-| llama.cpp   | llama-cpp-python 0.3.36                           |
-| CPU kernels | avx2                                              |
-| specdec     | 0.1.0, 2026-01-02T03:04:05+00:00                  |
-| prompts     | 3 prompts of 2 categories, 3 runs of each variant |
-| answers     | up to 10 tokens, temperature 0                    |
-| peak memory | 123 MB, over all variants                         |
+|             | value                                            |
+| ----------- | ------------------------------------------------ |
+| main        | m.gguf (tiny), 2.0 MB, SHA-256 abababababab…     |
+| machine     | Abacus 9, 2 cores, Linux                         |
+| settings    | 1 thread, context 256                            |
+| llama.cpp   | llama-cpp-python 0.3.36                          |
+| CPU kernels | avx2                                             |
+| specdec     | 0.1.0, 2026-01-02T03:04:05+00:00                 |
+| prompts     | 3 prompts of 2 categories, 1 run of each variant |
+| answers     | up to 10 tokens, temperature 0                   |
+| peak memory | 123 MB, over all variants                        |
 
 ## Speed-up over plain decoding (tokens/s after the prompt)
 
@@ -171,6 +171,14 @@ Geometric means over prompts, with 95 % bootstrap intervals.
 
 speculative: identical for 2 of 3 prompts; the others differ where the \
 logits of the main model are at most 0.0125 apart: code/b after 7 tokens (gap 0.0125).
+
+## Conclusion
+
+speculative: no difference from plain decoding shown: the interval [0.50, 2.00] includes 1; \
+use more prompts, or more --runs.
+
+The machine was noisy: plain runs of the same prompt differ by 9% from their median. \
+Close other programs, let the machine cool down, and measure again.
 """
 
 
@@ -196,8 +204,21 @@ def test_many_differences_are_shortened():
     assert "at most 0.7 apart" in text
 
 
+@pytest.mark.parametrize("width", [60, 100])
+def test_a_terminal_shows_every_cell_of_the_report(width):
+    wide, fitted = report.markdown(results()), report.markdown(results(), width=width)
+    assert max(map(len, wide.splitlines())) > 100
+    assert max(map(len, fitted.splitlines())) <= width
+    words = fitted.replace("|", " ").split()
+    for cell in ("first", "tokens/step", "62%", "12.5%", "draft", "abababababab…", "[0.67,", "71%", "50%."):
+        assert (cell in words) == (cell in wide.split()), cell
+    for row in fitted.splitlines():
+        if row.startswith("|"):
+            assert row.endswith("|")
+
+
 def test_bars():
-    text = report.markdown(results(), bars=True)
+    text = report.markdown(results(), width=80)
     code, prose, whole = [line for line in text.splitlines() if "│" in line]
     # the longest bar, 2.00, has 40 characters: the mark at 1.0 comes after 20
     assert code == "    code  " + "█" * 10 + "▓" * 10 + "│" + "░" * 19 + " 1.00 [0.50, 2.00]".rjust(18)
@@ -213,7 +234,7 @@ def test_bars_of_several_variants():
         "draft-max=1": one.runs["speculative"],
         "draft-max=2": one.runs["plain"],
     }
-    text = report.markdown(results(variants=both, outcomes=[replace(one, runs=runs)], n_prompts=1), bars=True)
+    text = report.markdown(results(variants=both, outcomes=[replace(one, runs=runs)], n_prompts=1), width=80)
     bars = [line for line in text.splitlines() if "│" in line]
     assert bars[0] == "    code draft-max=1 " + "█" * 20 + " " * 19 + "│ 0.50"
     assert bars[1] == "         draft-max=2 " + "█" * 39 + "│ 1.00"
@@ -240,6 +261,9 @@ def test_json():
     assert (whole["prompts_done"], whole["prompts_wanted"], whole["interrupted"]) == (3, 3, False)
     speculative = whole["variants"][1]
     assert speculative["speedup"]["n"] == 3
+    assert speculative["conclusion"].startswith("no difference from plain decoding shown")
+    assert whole["plain_spread"] == pytest.approx(1 / 11)
+    assert whole["other_programs_cores"] == 0
     assert speculative["acceptance"] == pytest.approx(5 / 8)
     assert speculative["differences"] == [{"category": "code", "name": "b", "run": 1, "at": 7, "gap": 0.0125}]
     first = whole["prompts"][0]

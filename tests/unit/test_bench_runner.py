@@ -82,6 +82,24 @@ def test_variants_alternate_and_their_order_rotates():
     assert (runs[5].number, runs[5].variant, list(runs[5].tokens)) == (2, "lookup", ANSWER)
 
 
+def test_more_runs_of_an_earlier_benchmark():
+    session = Scripted(alike)
+    first = [event for event in measure(session, PROMPTS, compared()) if isinstance(event, Outcome)]
+    session.calls.clear()
+    events = list(measure(session, PROMPTS, compared(), runs=2, earlier=first))
+    assert session.calls == [  # no warm-up; other seeds than the first run
+        (proposer, i, 10 + run, 20)
+        for i in range(3)
+        for run in (2, 3)
+        for proposer in (("none", "auto"), ("auto", "none"))[i % 2]
+    ]
+    outcomes = [event for event in events if isinstance(event, Outcome)]
+    for earlier, outcome in zip(first, outcomes, strict=True):
+        for variant in ("plain", "speculative"):
+            assert [run.number for run in outcome.runs[variant]] == [1, 2, 3]
+            assert outcome.runs[variant][0] is earlier.runs[variant][0]
+
+
 def test_differences_and_their_gaps():
     other = [*ANSWER[:5], 9, *ANSWER[6:]]
     shorter = ANSWER[:7]

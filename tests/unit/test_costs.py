@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.core.fake import FakeModel
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.policies.cost_model import CostModel
+from spec_local.policies.cost_model import CostModel, without_falls
 
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}  # a 1.5B model on two cores, in calls of one token
 POSITIVE = st.floats(1e-6, 1e3)
@@ -301,6 +301,95 @@ def test_measuring_respects_its_budget_and_starts_with_the_first_sizes():
     costs = measure(model, (1, 2, 4, 8, 16, 3), rounds=3, budget=6.5, clock=model.clock)
     assert tuple(costs.costs) == (1, 2, 4, 8, 16)
     assert tuple(measure(model, (1, 2, 4, 8), rounds=3, budget=0.0, clock=model.clock).costs) == (1, 2, 4)
+
+
+def disturbed(costs, slow, until):
+    """Seconds of calls; those of some sizes take six times as long up to the call of a number."""
+    return lambda n, call: costs[n] * (6.0 if n in slow and call <= until else 1.0)
+
+
+def measured(seconds, sizes, **options):
+    """The costs after three rounds, the sizes that were measured again, and what was logged."""
+    model, lines = TimedModel(seconds, max_tokens=64, max_logits=64), []
+    costs = measure(model, sizes, 3, clock=model.clock, log=lines.append, **options)
+    return costs, model.calls[2 + 3 * len(sizes) :], lines
+
+
+STEPS = {1: 1.0, 4: 1.4, 8: 2.0, 16: 3.0, 64: 8.0}
+
+
+@pytest.mark.parametrize(("until", "n_again"), [(17, 1), (19, 2), (23, 3), (1, 0)])
+def test_sizes_slower_than_larger_ones_are_measured_again(until, n_again):
+    """A disturbance that only hits calls of 8 tokens, of which there are three among the first 17."""
+    costs, again, lines = measured(disturbed(STEPS, {8}, until), tuple(STEPS))
+    assert again == [1, 8] * 3 * n_again
+    assert [costs.seconds(n) for n in STEPS] == pytest.approx(list(STEPS.values()))
+    assert lines == [
+        f"the times of 1 of 5 call sizes are unclear: measuring them again ({n} of at most 3)"
+        for n in range(1, n_again + 1)
+    ]
+
+
+def test_what_remains_impossible_is_reduced():
+    costs, again, lines = measured(disturbed(STEPS, {8, 64}, 1000), tuple(STEPS))
+    assert again == [1, 8] * 9
+    assert costs.seconds(8) == STEPS[16]  # not 6 · 2
+    assert [costs.seconds(n) for n in (1, 4, 16)] == pytest.approx([STEPS[n] for n in (1, 4, 16)])
+    assert len(lines) == 4
+    assert lines[-1].startswith(
+        "calls of 8 tokens still seem slower than calls of twice as many, which is impossible"
+    )
+    assert "\n" not in "".join(lines)
+
+
+def test_repetitions_are_bounded_by_the_budget():
+    seconds = disturbed(STEPS, {8}, 1000)
+    whole = 3 * sum(seconds(n, 1) for n in STEPS)
+    _, again, lines = measured(seconds, tuple(STEPS), budget=whole + 30)
+    assert 2 <= len(again) < 6
+    assert len(lines) == 2
+    assert not measured(seconds, tuple(STEPS), budget=whole - 1)[1]
+
+
+def test_kernels_with_tiles_may_be_slower_with_a_few_tokens_less():
+    q8_0 = {1: 1.0, 2: 2.91, 4: 3.95, 7: 6.3, 8: 4.16, 16: 6.38}
+    costs, again, lines = measured(lambda n, call: q8_0[n], tuple(q8_0), precision=0.1)
+    assert again == [1, 7] * 9
+    assert [costs.seconds(n) for n in q8_0] == pytest.approx(list(q8_0.values()))
+    assert len(lines) == 3  # the times are steady, and nothing is impossible
+
+
+def test_imprecise_times_are_measured_again():
+    def noisy(until):
+        return lambda n, call: STEPS[n] * (1 + 0.25 * (call % 4) * (n == 16 and call <= until))
+
+    costs, again, lines = measured(noisy(17), tuple(STEPS), precision=0.1)
+    assert again[:2] == [1, 16]
+    assert len(again) < 18
+    assert costs.seconds(16) == STEPS[16]
+    assert "close other programs" not in "".join(lines)
+    costs, again, lines = measured(noisy(1000), tuple(STEPS), precision=0.05)
+    assert len(again) == 18
+    assert lines[-1].startswith("equal calls still take different times")
+    assert measured(noisy(1000), tuple(STEPS))[1:] == ([], [])  # a quick measurement is not precise
+
+
+def test_costs_without_falls():
+    assert without_falls({1: 2.0, 8: 3.0, 12: 2.5, 64: 1.5}) == {1: 1.5, 8: 1.5, 12: 1.5, 64: 1.5}
+    assert without_falls({8: 3.0, 1: 1.0, 7: 4.0, 15: 3.5}) == {1: 1.0, 7: 3.5, 8: 3.0, 15: 3.5}
+    assert without_falls({7: 4.0, 8: 3.0}, {7}) == {7: 3.0, 8: 3.0}
+
+
+@given(TABLES)
+def test_twice_as_many_tokens_are_never_faster(seconds):
+    costs = without_falls(seconds)
+    assert list(costs) == sorted(seconds)
+    for n, m in itertools.combinations(costs, 2):
+        assert costs[n] <= seconds[n]
+        assert m < 2 * n or costs[n] <= costs[m]
+    assert without_falls(costs) == costs
+    smooth = list(without_falls(seconds, seconds).values())
+    assert smooth == sorted(smooth)
 
 
 def test_measuring_one_row_of_logits():
