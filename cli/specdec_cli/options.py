@@ -375,7 +375,7 @@ def resolve(name: str, fetch: str | None = None) -> Path:
     if path.exists():
         return path
     name, _ = paired(name)
-    if not catalog.is_hub_name(name) and name not in catalog.models():
+    if not catalog.is_known(name):
         if path.suffix == ".gguf" or path.is_absolute() or name.startswith("."):
             return path  # what reads it explains that it does not exist
         raise catalog.unknown(name)
