@@ -58,6 +58,11 @@ def models() -> Iterator[tuple[str, Path]]:
                 yield name, path
 
 
+def keeps(path: Path) -> bool:
+    """Whether a file is one of ollama's blobs."""
+    return path.parent.name == "blobs" and _DIGEST.fullmatch(path.name) is not None
+
+
 def _file(folder: Path, manifest: Path) -> Path | None:
     """The file of a manifest's model; None if one of the two is missing, unreadable or damaged."""
     try:
