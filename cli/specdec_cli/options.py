@@ -381,7 +381,7 @@ def resolve(name: str, fetch: str | None = None) -> Path:
         raise catalog.unknown(name)
     found = catalog.find(name)
     if not found:
-        size = None if catalog.is_hub_name(name) else catalog.entry(name).size
+        size = catalog.size(name)
         size_note = f" ({format_size(size)})" if size else ""
         raise DownloadError(
             f"the model {name}{size_note} has not been downloaded: run specdec models pull {fetch or name}"

@@ -67,9 +67,10 @@ class ModelEntry(_Table):
     """One named model: from the Hub (`repo`), from PyPI (`pypi`), or shipped with specdec (`shipped`).
 
     file: its name there and on disk; or files: the parts of a split model, in order. size: bytes of all
-    parts. sha256: of `file`. repo: "user/repo" on the Hub. revision: a branch, tag or commit. pypi: the
-    package whose wheel contains the file, as "name==version". shipped: the file is part of specdec's own
-    wheel. template: notes on its chat template.
+    parts, which are checked; or rounded_size, as the Hub shows it, which is only shown before a download.
+    sha256: of `file`. repo: "user/repo" on the Hub. revision: a branch, tag or commit. pypi: the package
+    whose wheel contains the file, as "name==version". shipped: the file is part of specdec's own wheel.
+    template: notes on its chat template.
     """
 
     description: _Text
@@ -77,6 +78,7 @@ class ModelEntry(_Table):
     file: _File | None = None
     files: tuple[_File, ...] = ()
     size: Annotated[int, Field(gt=0, strict=True)] | None = None
+    rounded_size: Annotated[int, Field(gt=0, strict=True)] | None = None
     sha256: _Sha256 | None = None
     repo: _Repo | None = None
     revision: _Revision = "main"
@@ -98,11 +100,15 @@ class ModelEntry(_Table):
 
 
 class PairEntry(_Table):
-    """A main model and a draft model for it, by name. note: when or why to use them."""
+    """A main model and a draft model for it, by name.
+
+    note: when or why to use them. gain: how much faster the answers are, and whether that was measured.
+    """
 
     main: _Text
     draft: _Text
     note: _Text
+    gain: _Text | None = None
 
 
 class _Catalog(_Table):
@@ -253,6 +259,20 @@ def local_files(name: str) -> list[Path]:
     from spec_local.models import hub_cache
 
     return hub_cache.cached_files(_hub_model(name))
+
+
+def size(name: str) -> int | None:
+    """Bytes of a model: of its files, or as stated in models.toml, perhaps rounded; None if unknown."""
+    if files := local_files(name):
+        return sum(path.stat().st_size for path in files)
+    wanted = models().get(name)
+    return (wanted.size or wanted.rounded_size) if wanted else None
+
+
+def pair_size(pair: PairEntry) -> int | None:
+    """Bytes of both models of a pair; None if one is unknown."""
+    sizes = [size(name) for name in (pair.main, pair.draft)]
+    return sum(filter(None, sizes)) if all(sizes) else None
 
 
 def pull(
