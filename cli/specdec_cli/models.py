@@ -73,12 +73,13 @@ def list_models(
 
 
 def _stored_row(model: "StoredModel") -> "Row":
-    from spec_local.models import gguf_header
+    from spec_local.models import gguf_header, local_stores
     from specdec_cli import models_view
 
+    state = "downloaded" if model.program == local_stores.HUB else f"in {model.program}"
     licence = str(model.metadata.get("general.license", ""))
     text = gguf_header.describe(model.metadata)
-    return models_view.Row(model.name, model.size, _state(model.name), licence, text)
+    return models_view.Row(model.name, model.size, state, licence, text)
 
 
 def _recommendation(pair: "PairEntry") -> str:

@@ -8,9 +8,12 @@ a tag has the tag ``latest``. A name with a namespace but no host looks like a f
 (``user/repo:quant``): it needs the prefix ``ollama:``, which all others may have.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import platformdirs
 
 from spec_local.models import program_folders
 
@@ -32,6 +35,11 @@ def is_name(name: str) -> bool:
 
 def find(name: str) -> Path | None:
     """The file of a model by its name in ollama; the tag may be missing. None if ollama does not have it."""
+    blob = _find_blob(name)
+    return _linked(name, blob) if blob else None
+
+
+def _find_blob(name: str) -> Path | None:
     plain = name.removeprefix(PREFIX)
     match = _NAME.fullmatch(plain)
     if not match or (plain == name and name.count("/") == 1):
@@ -42,6 +50,27 @@ def find(name: str) -> Path | None:
         for folder in program_folders.ollama()
     )
     return next(filter(None, files), None)
+
+
+def _linked(name: str, blob: Path) -> Path:
+    """A link to a blob, or the blob if the link cannot be made.
+
+    Answers, messages and the names of derived files contain the file's name: that of a blob is a hash.
+    """
+    plain = name.removeprefix(PREFIX)
+    tag = "" if ":" in plain else f":{_LATEST}"
+    link = Path(platformdirs.user_cache_dir("specdec")) / PROGRAM / f"{plain}{tag}.gguf"
+    try:
+        if (
+            not link.is_symlink() or link.readlink() != blob.absolute()
+        ):  # or ollama has pulled another version
+            link.parent.mkdir(parents=True, exist_ok=True)
+            new = link.with_name(f".{link.name}.{os.getpid()}")
+            new.symlink_to(blob.absolute())
+            new.replace(link)
+    except OSError:
+        return blob
+    return link
 
 
 def models() -> Iterator[tuple[str, Path]]:
@@ -59,8 +88,9 @@ def models() -> Iterator[tuple[str, Path]]:
 
 
 def keeps(path: Path) -> bool:
-    """Whether a file is one of ollama's blobs."""
-    return path.parent.name == "blobs" and _DIGEST.fullmatch(path.name) is not None
+    """Whether a file is one of ollama's blobs, or a link to one."""
+    blob = path.resolve()
+    return blob.parent.name == "blobs" and _DIGEST.fullmatch(blob.name) is not None
 
 
 def _file(folder: Path, manifest: Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from pathlib import Path
 
 import pexpect
 import pytest
@@ -39,7 +40,8 @@ def test_a_model_of_ollama_answers(stored):
     missing = stored.one_line(stored("generate", "--main", "tiny:2b", *TINY), 2)
     assert "there is no model or file 'tiny:2b': similar names are tiny:" in missing
     (path,) = stored("models", "path", "tiny:1b").stdout.decode().split()
-    assert path.startswith(str(stored.folder / ".ollama" / "models" / "blobs" / "sha256-"))
+    assert path.endswith("/tiny:1b.gguf")
+    assert Path(path).resolve().parent == stored.folder / ".ollama" / "models" / "blobs"
 
 
 def test_they_are_listed_shown_and_kept(stored):
@@ -52,6 +54,7 @@ def test_they_are_listed_shown_and_kept(stored):
         "tiny:latest": "in ollama",
     }
     assert {len(row) for row in rows} == {5}
+    assert not list(stored.folder.rglob("tiny:*.gguf"))  # a list makes no links
     shown = stored("models", "show", "tiny:1b").stdout.decode()
     assert "state       in ollama\ndescription tiny-llama-0\n" in shown
     assert "belongs to ollama: delete it there" in stored.one_line(stored("models", "rm", "tiny:1b", "-y"), 2)

@@ -25,6 +25,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr(program_folders, "_OLLAMA_SERVICE", tmp_path / "service")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("platformdirs.user_data_dir", lambda name: str(tmp_path / "data"))
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache"))
     monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(tmp_path / "config"))
     catalog._catalog.cache_clear()
     yield tmp_path
@@ -49,7 +50,13 @@ def listed():
 def check_each_name_finds_its_file():
     for name, model in listed().items():
         assert catalog.is_known(name)
-        assert catalog.find(name) == model.path, name
+        assert catalog.find(name).resolve() == model.path, name
+
+
+def find(name):
+    """The file of ollama that a name finds, without the link to it."""
+    found = ollama.find(name)
+    return found and found.resolve()
 
 
 # ollama
@@ -67,7 +74,7 @@ def test_ollama_by_the_names_of_its_users(llama, models, home):
         "llama3.2:1b": None,
         "LLAMA3.2:3b:x": None,
     }.items():
-        assert ollama.find(name) == path, name
+        assert find(name) == path, name
         assert catalog.is_known(name) is (path is not None)
     assert set(listed()) == {"llama3.2:3b", "phi4:latest"}
     model = listed()["llama3.2:3b"]
@@ -76,22 +83,40 @@ def test_ollama_by_the_names_of_its_users(llama, models, home):
     check_each_name_finds_its_file()
 
 
+def test_files_of_ollama_have_names(llama, models, home):
+    """By a link, since the name of a blob says nothing."""
+    link = ollama.find("llama3.2:3b")
+    assert link == home / "cache" / "ollama" / "llama3.2:3b.gguf"
+    assert ollama.find("ollama:llama3.2:3b") == link
+    assert ollama.keeps(link)
+    manifest = models / "manifests" / LLAMA
+    new = add_to_ollama(models, "registry.ollama.ai/library/other/latest", write_header(home / "m"))
+    manifest.write_bytes((models / "manifests/registry.ollama.ai/library/other/latest").read_bytes())
+    assert ollama.find("llama3.2:3b") == link  # ollama pulled a new version
+    assert link.resolve() == new
+    assert [path.name for path in link.parent.iterdir()] == [link.name]
+    assert ollama.find("other").name == "other:latest.gguf"
+    link.unlink()
+    link.mkdir()  # where no link can be made
+    assert ollama.find("llama3.2:3b") == new
+
+
 def test_names_with_a_namespace_do_not_clash_with_the_hub(models, home):
     own = add_to_ollama(models, "registry.ollama.ai/someone/tuned/q4", write_header(home / "m"))
     hub = add_to_ollama(models, "hf.co/org/Big-GGUF/Q4_K_M", write_header(home / "m"))
     assert ollama.find("someone/tuned:q4") is None
-    assert ollama.find("ollama:someone/tuned:q4") == own
-    assert ollama.find("hf.co/org/Big-GGUF:Q4_K_M") == hub
+    assert find("ollama:someone/tuned:q4") == own
+    assert find("hf.co/org/Big-GGUF:Q4_K_M") == hub
     assert set(listed()) == {"ollama:someone/tuned:q4", "hf.co/org/Big-GGUF:Q4_K_M"}
     check_each_name_finds_its_file()
 
 
 def test_where_ollama_keeps_its_models(llama, models, home, monkeypatch):
-    assert ollama.find("llama3.2:3b") == llama
+    assert find("llama3.2:3b") == llama
     models.rename(home / "moved")
     assert ollama.find("llama3.2:3b") is None
     monkeypatch.setenv("OLLAMA_MODELS", "~/moved")
-    assert ollama.find("llama3.2:3b") == home / "moved" / "blobs" / llama.name
+    assert find("llama3.2:3b") == home / "moved" / "blobs" / llama.name
     monkeypatch.setenv("OLLAMA_MODELS", "~nobody/moved")  # no such user
     assert ollama.find("llama3.2:3b") is None
     (home / "moved").rename(home / "service")
@@ -284,7 +309,7 @@ def test_a_model_of_models_toml_is_found_in_other_programs(home):
 def test_models_of_other_programs_need_no_download_and_are_not_deleted(home, llama):
     path = write_header(home / ".lmstudio" / "models" / "org" / "toy-GGUF" / "toy-Q4_0.gguf")
     for name, file, program in (("llama3.2:3b", llama, "ollama"), ("org/toy-GGUF:Q4_0", path, "LM Studio")):
-        assert catalog.pull(name, offline=True) == file
+        assert catalog.pull(name, offline=True).resolve() == file
         for delete in (catalog.remove, catalog.size_on_disk):
             with pytest.raises(InvalidRequest, match=f"{name} belongs to {program}: delete it there"):
                 delete(name)
@@ -337,7 +362,7 @@ def test_a_pair_may_use_models_of_ollama(home, llama):
     (home / "config" / "models.toml").write_text(
         '[pairs.mine]\nmain = "llama3.2:3b"\ndraft = "llama3.2:1b"\nnote = "n"\n'
     )
-    assert catalog.find(catalog.pairs()["mine"].main) == llama
+    assert catalog.find(catalog.pairs()["mine"].main).resolve() == llama
 
 
 # GGUF headers
