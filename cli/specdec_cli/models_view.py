@@ -82,10 +82,10 @@ def lines(rows: list[list[str]], width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    from rich.console import Console
     from rich.text import Text
 
-    return [line.plain for line in Text(text).wrap(Console(), width, overflow="fold")] or [""]
+    wrapped = Text(text).wrap(render.console(sys.stdout), width, overflow="fold")
+    return [line.plain for line in wrapped] or [""]
 
 
 def _size(size: int | None) -> str:
