@@ -61,9 +61,8 @@ def _linked(name: str, blob: Path) -> Path:
     tag = "" if ":" in plain else f":{_LATEST}"
     link = Path(platformdirs.user_cache_dir("specdec")) / PROGRAM / f"{plain}{tag}.gguf"
     try:
-        if (
-            not link.is_symlink() or link.readlink() != blob.absolute()
-        ):  # or ollama has pulled another version
+        # Another target: ollama has pulled a new version.
+        if not link.is_symlink() or link.readlink() != blob.absolute():
             link.parent.mkdir(parents=True, exist_ok=True)
             new = link.with_name(f".{link.name}.{os.getpid()}")
             new.symlink_to(blob.absolute())
