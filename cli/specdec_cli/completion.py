@@ -7,11 +7,12 @@ from spec_local.errors import SpecLocalError
 
 
 def names(incomplete: str) -> list[str]:
-    """Return the matching names of models and pairs."""
+    """Return the matching names of models and pairs, and of models that other programs keep."""
     from spec_local.models import catalog
 
     with contextlib.suppress(SpecLocalError):  # a damaged models.toml is reported where it is used
-        return [n for n in (*catalog.models(), *catalog.pairs()) if n.startswith(incomplete)]
+        stored = (model.name for model in catalog.stored_models())
+        return [n for n in (*catalog.models(), *catalog.pairs(), *stored) if n.startswith(incomplete)]
     return []
 
 

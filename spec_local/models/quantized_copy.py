@@ -19,6 +19,7 @@ from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLoca
 from spec_local.files import format_size, replacing
 from spec_local.llama.headers import open_header
 from spec_local.machine import default_threads
+from spec_local.models import ollama
 from spec_local.models.pairs import ExpectedSpeedup, expected_speedups
 from spec_local.policies.cost_model import CostModel
 
@@ -78,12 +79,15 @@ def plan(
         n_ctx, threads, gpu_layers, cache_type: settings of the sessions whose measured costs are used.
 
     Raises:
-        InvalidRequest: the target exists, or is the source.
+        InvalidRequest: the target exists, or is the source; or ollama keeps the source, which deletes files
+            beside its own, and there is no target.
         ModelFileError: a model cannot be read.
         ModelError: the copy would not be smaller than the source.
         BackendError: llama.cpp cannot make such a copy.
         SpecLocalError: the disk is too full.
     """
+    if target is None and ollama.keeps(source):
+        raise InvalidRequest(f"{source} belongs to ollama: give the copy another place with --output")
     target = target or source.with_name(f"{_PART.sub('', source.stem)}-{kind}.gguf")
 
     def size_and_costs(path: Path) -> tuple[int, CostModel | None]:

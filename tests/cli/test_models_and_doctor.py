@@ -23,10 +23,30 @@ def with_pip(specdec, folder, main, sitecustomize=""):
 
 
 def test_list(fresh):
-    done = fresh("models", "list")
-    assert done.returncode == 0
-    assert done.stdout.startswith(b"starter\t98 MB to download\tApache-2.0\t")
-    assert done.stderr == b""
+    """Lines of five values, which are never cut: those here, those to download, and pairs."""
+    done = fresh("models", "list", env={"COLUMNS": "20"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    rows = [line.split("\t") for line in done.stdout.decode().splitlines()]
+    assert {len(row) for row in rows} == {5}
+    by_name = {row[0]: row for row in rows}
+    assert len(by_name) == len(rows)
+    assert rows[0][:3] == ["starter-draft", "downloaded", "Apache-2.0"]  # the only one that is here
+    assert by_name["starter"][1:3] == ["98 MB to download", "Apache-2.0"]
+    assert by_name["starter"][4] == "98362432"
+    states = [row[1] for row in rows]
+    assert states == sorted(states, key=lambda state: (state == "pair", state != "downloaded"))
+    _, state, models, text, size = by_name["starter-pair"]
+    assert (state, models, size) == ("pair", "starter + starter-draft", str(98362432 + 4216864))
+    assert "measured on a 2-core CPU" in text
+    local = fresh("models", "list", "--local").stdout.decode().splitlines()
+    assert local == ["\t".join(rows[0])]
+
+
+def test_show_a_pair(fresh):
+    shown = fresh("models", "show", "starter-pair").stdout.decode()
+    assert "memory      103 MB for both models, and their KV caches\n" in shown
+    assert "gain        1.5 times as fast, measured on a 2-core CPU\n" in shown
+    assert "size        about 4.7 GB\n" in fresh("models", "show", "coder-7b").stdout.decode()
 
 
 def test_path(fresh):

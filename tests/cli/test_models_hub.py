@@ -81,9 +81,9 @@ def test_pull_use_and_rm(hubbed, server, toys):
     assert line == f"downloading toy: {size_of(toys)} into {hubbed.folder / 'hub'}"
     assert hubbed("models", "path", f"{REPO}:toy-f32").stdout.decode().strip() == path
     listed = hubbed("models", "list").stdout.decode().splitlines()
-    assert "toy\tdownloaded\tMIT\ta toy" in listed
-    assert "toy-draft\tnot downloaded\tMIT\ta smaller toy" in listed
-    assert "toys\tpair\ttoy + toy-draft\tfor tests" in listed
+    assert f"toy\tdownloaded\tMIT\ta toy\t{len(toys['toy-F32.gguf'])}" in listed
+    assert "toy-draft\tnot downloaded\tMIT\ta smaller toy\t" in listed
+    assert "toys\tpair\ttoy + toy-draft\tfor tests\t" in listed
     assert hubbed(*command).returncode == 0
 
     assert f"deleting toy frees {size_of(toys)}: pass --yes" in hubbed.one_line(

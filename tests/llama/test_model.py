@@ -136,8 +136,43 @@ def test_properties(tiny_model, recurrent_model):
     assert tiny_model.state_bytes == 0
     assert recurrent_model.state_bytes > 10_000
     assert tiny_model.chat_template == CHAT_TEMPLATE
-    assert tiny_model.description.startswith("llama")
+    assert tiny_model.description.startswith(f"llama {tiny_model.parameters} ")
     assert 100_000 < tiny_model.size < tiny_model.path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [("0.5B", "0.5B"), ("135M", "135M"), ("30B-A3B", "30B-A3B"), ("large", None), ("1B\x1b[2J", None)],
+)
+def test_a_model_is_called_by_the_size_in_its_name(tmp_path, monkeypatch, tiny_model, label, shown):
+    add_name = gguf.GGUFWriter.add_name
+
+    def with_label(writer, name):
+        add_name(writer, name)
+        writer.add_size_label(label)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_name", with_label)
+    model = Model(write_tiny_model(tmp_path / "m.gguf", tensor_type="F32"), weights=False)
+    assert model.parameters == (shown or tiny_model.parameters)
+    assert model.description == f"llama {model.parameters} (guessed) all F32"
+
+
+@pytest.mark.parametrize(
+    ("n", "shown"),
+    [
+        (3_704_064, "3.7M"),
+        (134_515_008, "135M"),
+        (405_000_000, "405M"),
+        (494_000_000, "0.5B"),
+        (1_543_000_000, "1.5B"),
+        (8_030_000_000, "8B"),
+        (32_760_000_000, "33B"),
+    ],
+)
+def test_parameters_are_counted_if_a_model_has_no_size_in_its_name(tiny_path, monkeypatch, n, shown):
+    model = Model(tiny_path, weights=False)
+    monkeypatch.setattr(Model, "_n_parameters", n)
+    assert model.parameters == shown
 
 
 @pytest.mark.parametrize("gpu_layers", [-(1 << 40), -1, 0, 1, 1 << 40])

@@ -81,6 +81,15 @@ def test_the_copy_is_beside_the_main_model(main):
     assert quantized_copy.plan(part, "Q2_K").target == main.parent / "large-Q2_K.gguf"
 
 
+def test_no_copy_is_written_beside_the_files_of_ollama(main, tmp_path):
+    blob = tmp_path / "blobs" / f"sha256-{'a' * 64}"
+    blob.parent.mkdir()
+    blob.hardlink_to(main)
+    with pytest.raises(InvalidRequest, match="belongs to ollama: give the copy another place with --output"):
+        quantized_copy.plan(blob, "Q4_0")
+    assert quantized_copy.plan(blob, "Q4_0", tmp_path / "copy.gguf").target == tmp_path / "copy.gguf"
+
+
 def test_a_source_that_is_small_already(main, tmp_path):
     small = quantize(main, tmp_path / "small.gguf", "Q4_0", threads=1)
     for kind in ("Q4_0", "Q8_0", "F16"):

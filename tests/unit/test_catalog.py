@@ -3,14 +3,17 @@
 import hashlib
 import io
 import random
+import re
 import zipfile
 from collections import Counter
 
 import pytest
 
+from spec_local.calibration.tuning import chain_plans
 from spec_local.errors import ConfigError, DownloadError, InvalidRequest
-from spec_local.models import catalog
+from spec_local.models import catalog, program_folders
 from spec_local.models.catalog import ModelEntry
+from spec_local.policies.cost_model import CostModel
 
 MODEL = b"GGUF" + bytes(range(256)) * 100
 
@@ -19,6 +22,8 @@ MODEL = b"GGUF" + bytes(range(256)) * 100
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_data_dir", lambda name: str(tmp_path / "data"))
     monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # of other programs' models
+    monkeypatch.setattr(program_folders, "_OLLAMA_SERVICE", tmp_path / "service")
     catalog._catalog.cache_clear()
     yield
     catalog._catalog.cache_clear()
@@ -205,6 +210,7 @@ def test_unknown_name():
     ("name", "expected"),
     [
         ("llama3", "similar names are llama3.2-1b, llama3.2-3b, llama3.1-8b;"),
+        ("llama3.2:3b", "similar names are llama3.2-3b, "),  # as in ollama, which does not have it
         ("Qwen2.5-Coder-7B-Instruct", "similar names are qwen2.5-coder-7b, "),
         ("startr", "similar names are starter, "),
         ("org/Some-Model-GGUF", "add the quantization, as in org/Some-Model-GGUF:Q4_K_M"),
@@ -245,6 +251,37 @@ def test_models_toml_is_valid():
     files = [(e.repo, e.files or e.file) for e in catalog.models().values()]
     assert len(files) == len(set(files))
     assert not [e for e in catalog.models().values() if e.repo and not e.repo.lower().endswith("-gguf")]
+
+
+def test_the_size_of_models_and_pairs(known, monkeypatch):
+    rounded = ModelEntry(description="d", licence="l", repo="a/b", file="c.gguf", rounded_size=2_000_000)
+    unknown = rounded.model_copy(update={"rounded_size": None})
+    entries = {"toy": known, "rounded": rounded, "unknown": unknown}
+    monkeypatch.setattr(catalog, "models", lambda: entries)
+    assert [catalog.size(name) for name in ("toy", "rounded", "unknown")] == [len(MODEL), 2_000_000, None]
+    pair = catalog.PairEntry(main="toy", draft="rounded", note="n")
+    assert catalog.pair_size(pair) == len(MODEL) + 2_000_000
+    assert catalog.pair_size(pair.model_copy(update={"draft": "unknown"})) is None
+
+
+# Time of a call by number of tokens, with the CPU kernels: docs/benchmarks.md.
+CALLS = {"Q4_K_M": {1: 1.0, 4: 1.12, 8: 1.36}, "Q8_0": {1: 1.0, 4: 1.02, 8: 1.08}}
+
+
+def test_estimated_gains_are_those_of_the_planner():
+    """At 70 and 80 % acceptance, a draft call taking the draft model's share of the main model's bytes."""
+    estimated = {name: pair for name, pair in catalog.pairs().items() if "estimated" in (pair.gain or "")}
+    assert len(estimated) > 20
+    for name, pair in estimated.items():
+        main = catalog.entry(pair.main)
+        calls = CALLS["Q8_0" if "Q8_0" in main.description else "Q4_K_M"]
+        draft_size, main_size = (
+            e.size or e.rounded_size for e in map(catalog.entry, (pair.draft, pair.main))
+        )
+        ratio = draft_size / main_size
+        plans = chain_plans(CostModel(calls), CostModel({1: ratio}), (0.7, 0.8), 7)
+        stated = [float(number) for number in re.findall(r"\d\.\d", pair.gain)]
+        assert stated == pytest.approx([plan.speed for plan in plans], abs=0.06), name
 
 
 @pytest.mark.parametrize(
@@ -297,6 +334,7 @@ def test_the_users_file_extends_and_overrides(tmp_path):
     [
         (("size = 12", 'size = "12"'), 7, "models.mine.size: input should be a valid integer"),
         (("size = 12", "size = 0"), 7, "models.mine.size: input should be greater than 0"),
+        (("size = 12", "rounded_size = 1.5"), 7, "models.mine.rounded_size: input should be a valid integer"),
         (("size = 12", "weight = 12"), 7, "models.mine.weight: unknown key"),
         (("size = 12", 'sha256 = "xyz"'), 7, "models.mine.sha256: should be 64 hexadecimal digits"),
         (('licence = "l"', ""), 2, "models.mine.licence: is missing"),
@@ -327,6 +365,7 @@ def test_the_users_file_extends_and_overrides(tmp_path):
         ),
         (("[models.mine]", '[models."my/model"]'), 2, "models.my/model: should be a name of letters"),
         (('note = "n"', ""), 9, "pairs.both.note: is missing"),
+        (('note = "n"', 'note = "n"\ngain = 2'), 13, "pairs.both.gain: input should be a valid string"),
         (('draft = "mine"', 'draft = "yours"'), 11, "pairs.both.draft: there is no model 'yours'"),
         (('main = "starter"', "main = 3"), 10, "pairs.both.main: input should be a valid string"),
         (("[pairs.both]", "[pairs.mine]"), 2, "models.mine: a pair has the same name"),

@@ -1,6 +1,7 @@
 """Test that no text of a model, a file, a server or a user controls the terminal."""
 
 import ast
+import functools
 import io
 import itertools
 import json
@@ -69,9 +70,11 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(catalog, "_catalog", catalog._catalog.__wrapped__)  # reads models.toml each time
+    # So that each run reads models.toml, and no other test does it for this one.
+    monkeypatch.setattr(catalog, "_catalog", functools.cache(catalog._catalog.__wrapped__))
 
     def run(*arguments):
+        catalog._catalog.cache_clear()
         out, err = Stream(), Stream()
         with monkeypatch.context() as patch:  # not before the test: pytest replaces the streams there
             patch.setattr(sys, "stdout", out)
