@@ -12,12 +12,20 @@ from typer import Argument, Exit, Option
 
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
-from specdec_cli import answer_view, batch_view, exits, render, several_view
-from specdec_cli.options import STANDARD, ModelOptions, SamplingOptions, SystemOption, generation_settings
+from specdec_cli import answer_view, batch_view, exits, render, several_view, thinking_view
+from specdec_cli.options import (
+    STANDARD,
+    HideThinkingOption,
+    ModelOptions,
+    SamplingOptions,
+    SystemOption,
+    generation_settings,
+)
 
 if TYPE_CHECKING:
     from spec_local import answer_json
     from spec_local.chat.request import Request
+    from spec_local.core.reasoning import Splitter
     from spec_local.engine.events import Prefilled
     from spec_local.session import Done, Session, Text
 
@@ -101,6 +109,7 @@ def generate(
     show_drafts: Annotated[
         bool, _Output("--show-drafts", help="Mark accepted and rejected draft tokens on a terminal.")
     ] = False,
+    hide_thinking: HideThinkingOption = False,
     profile: Annotated[bool, Option("--profile", help="Show how the time of a step is spent.")] = False,
     verbose: Annotated[
         int,
@@ -186,14 +195,20 @@ def generate(
             if not raw and request.suffix is None and request.is_plain(session.main.model):
                 render.note("this model has no chat template: continuing the text as it is")
             tokens = request.tokens(session.main.model)
+            splitter = functools.partial(request.splitter, session.main.model, tokens, settings)
             if answers is None:
                 events = session.generate(tokens, settings, cancelled=cancelled)
                 if as_json or as_jsonl:
                     done = _in_json(
-                        session, events, {"prompt": printable(request.prompt)} if echo else {}, as_jsonl
+                        session,
+                        events,
+                        splitter(),
+                        {"prompt": printable(request.prompt)} if echo else {},
+                        as_jsonl,
                     )
                 else:
                     view = answer_view.view(session.main.model.vocabulary.piece, show_drafts=show_drafts)
+                    view = thinking_view.before(view, splitter, hidden=hide_thinking)
                     done = _as_text(events, view, request if echo else None)
                 ends, statistics = [done], done.statistics
             else:
@@ -203,6 +218,7 @@ def generate(
                     tokens,
                     n,
                     settings,
+                    splitter,
                     max_rows=batch_view.n_rows(session, n, parallel),
                     totals=statistics,
                     cancelled=cancelled,
@@ -264,6 +280,7 @@ def _before(request: "Request") -> str:
 def _in_json(
     session: "Session",
     events: "Iterator[Prefilled | Text | Done]",
+    splitter: "Splitter",
     more: "answer_json.Object",
     streamed: bool,
 ) -> "Done":
@@ -276,11 +293,14 @@ def _in_json(
         if not isinstance(event, Text):
             continue
         if streamed:
-            _print_object(answer_json.step(session, event))
+            _print_object(answer_json.step(session, event, splitter))
         else:
             steps.append(event)
     assert isinstance(event, Done)
-    last = answer_json.end(session, event) if streamed else answer_json.whole(session, steps, event)
+    if streamed:
+        last = answer_json.end(session, event, splitter)
+    else:
+        last = answer_json.whole(session, steps, event, splitter)
     _print_object(more | last)
     return event
 

@@ -47,6 +47,9 @@ SystemOption = Annotated[str | None, Option(help="System message.")]
 ShowDraftsOption = Annotated[
     bool, Option("--show-drafts", help="Mark accepted draft tokens, and show rejected ones.")
 ]
+HideThinkingOption = Annotated[
+    bool, Option("--hide-thinking", help="Say only how long a model thinks before its answer, not what.")
+]
 _MAX_TEXT = 1 << 20
 
 CacheChoice = Literal["f16", "q8_0", "q4_0"]

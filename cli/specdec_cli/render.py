@@ -47,7 +47,7 @@ def answer(text: str, style: str = "") -> None:
     stream.flush()
 
 
-_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def coloured(stream: TextIO) -> bool:
@@ -57,7 +57,7 @@ def coloured(stream: TextIO) -> bool:
 
 def note(line: str, text: str = "") -> None:
     """Write a line to stderr, dim on a terminal; text: of a conversation, appended to the line."""
-    _write_error(_one_line(line) + terminal.Prose()(text), _DIM)
+    _write_error(_one_line(line) + terminal.Prose()(text), DIM)
 
 
 def error(message: str) -> None:

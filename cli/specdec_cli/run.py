@@ -1,11 +1,13 @@
 """`specdec run`: chat with a model, or let it answer one prompt."""
 
+from functools import partial
 from typing import Annotated
 
 from typer import Argument
 
 from specdec_cli import chat, chat_input, generate
 from specdec_cli.options import (
+    HideThinkingOption,
     ModelArgument,
     ModelOptions,
     SamplingOptions,
@@ -21,6 +23,7 @@ def run(
     ] = None,
     system: SystemOption = None,
     show_drafts: ShowDraftsOption = False,
+    hide_thinking: HideThinkingOption = False,
     *,
     models: ModelOptions,
     sampling: SamplingOptions,
@@ -37,8 +40,11 @@ def run(
 
       git diff | specdec run coder-7b "Write a commit message."
     """
-    models = models.with_main(model)
-    if prompt is None and chat_input.interactive():
-        chat.chat(system=system, show_drafts=show_drafts, models=models, sampling=sampling)
-    else:
-        generate.generate(prompt, system=system, show_drafts=show_drafts, models=models, sampling=sampling)
+    start = chat.chat if prompt is None and chat_input.interactive() else partial(generate.generate, prompt)
+    start(
+        system=system,
+        show_drafts=show_drafts,
+        hide_thinking=hide_thinking,
+        models=models.with_main(model),
+        sampling=sampling,
+    )
