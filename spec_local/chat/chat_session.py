@@ -160,6 +160,7 @@ class ChatSession:
         statistics = None  # of the part generated before messages were dropped
         before = list(self.conversation.messages)
         begin()
+        splitter = self.splitter()
         try:
             if dropped := self._make_room(0):
                 yield MessagesDropped(dropped)
@@ -185,7 +186,7 @@ class ChatSession:
             if tokens or reason not in (None, "cancelled"):
                 # Join the two halves of a character that was split where the context was full.
                 content = bytes_of(content).decode("utf-8", "surrogateescape")
-                parts = self.splitter().finish(content)
+                parts = splitter.finish(content)
                 self.conversation.answer(parts.answer, tokens, parts.reasoning)
             else:
                 self.conversation.messages[:] = before

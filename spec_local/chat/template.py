@@ -30,8 +30,11 @@ def start_template_process() -> None:
 
 def splitter_after(template: str, vocabulary: Vocabulary, prompt: Sequence[int]) -> Splitter:
     """A splitter of the text that follows a prompt, which this chat template rendered."""
+    markers = markers_of(template)
+    if not markers:
+        return Splitter()
     end = b"".join(vocabulary.piece(token, special=True) for token in prompt[-_TAIL:])
-    return Splitter(markers_of(template), end.decode("utf-8", "replace"))
+    return Splitter(markers, end.decode("utf-8", "replace"))
 
 
 class ChatTemplate:
