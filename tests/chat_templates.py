@@ -111,7 +111,7 @@ THINKING_TEMPLATES = {
     ),
     # gpt-oss: content with markers is an error.
     "channels": (
-        "{% for m in messages %}{% if '<|channel|>' in m.content or '<|channel|>' in m.thinking or '' %}"
+        "{% for m in messages %}{% if '<|channel|>' in m.content %}"
         "{{ raise_exception('markers in ' + m.role) }}{% endif %}"
         "{% if m.role == 'assistant' %}{{ '<|start|>assistant<|channel|>final<|message|>' + m.content }}"
         "{% else %}{{ '<|start|>' + m.role + '<|message|>' + m.content }}{% endif %}{{ '<|end|>' }}"

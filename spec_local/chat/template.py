@@ -72,7 +72,7 @@ class ChatTemplate:
             InvalidRequest: a message is not valid Unicode.
         """
         try:
-            reply = process.request(**self._template, messages=list(map(_fields, messages)))
+            reply = process.request(**self._template, messages=list(messages))
         except TemplateFailed as error:
             raise ModelError(
                 f"the model's chat template rejects this conversation ({error}): change the roles, remove "
@@ -81,9 +81,3 @@ class ChatTemplate:
         rendered = Rendered.of(reply["text"], reply["content"])
         # The tokenizer adds the beginning-of-sequence token; a second one would change the output.
         return rendered.without_prefix(self._bos) if self._adds_bos else rendered
-
-
-def _fields(message: Message) -> dict[str, object]:
-    """What templates read: gpt-oss's calls the reasoning of an answer ``thinking``."""
-    reasoning = message.get("reasoning_content")
-    return {**message} if reasoning is None else {**message, "thinking": reasoning}

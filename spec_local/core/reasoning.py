@@ -13,17 +13,17 @@ class Markers:
     The first closing also precedes an answer without reasoning.
     """
 
-    opening: str
+    openings: tuple[str, ...]
     closings: tuple[str, ...]
 
 
 _CHANNEL = "<|start|>assistant<|channel|>{}<|message|>"
 _FINAL = _CHANNEL.format("final")
 _MARKERS = (
-    Markers("<think>", ("</think>",)),  # Qwen, DeepSeek and most others
+    Markers(("<think>",), ("</think>",)),  # Qwen, DeepSeek and most others
     # gpt-oss. Whether <|end|> has a text depends on the version of llama.cpp.
-    Markers(_CHANNEL.format("analysis"), (_FINAL, f"<|end|>{_FINAL}")),
-    Markers("<|channel>thought", ("<channel|>",)),  # Gemma 4
+    Markers((_CHANNEL.format("analysis"), _CHANNEL.format("commentary")), (_FINAL, f"<|end|>{_FINAL}")),
+    Markers(("<|channel>thought",), ("<channel|>",)),  # Gemma 4
 )
 
 
@@ -53,7 +53,7 @@ class Splitter:
     def __init__(self, markers: Markers | None = None, prompt: str = "") -> None:
         self._state: Literal["start", "reasoning", "answer"] = "start" if markers else "answer"
         self._closings = markers.closings if markers else ()
-        self._starts = (markers.opening, markers.closings[0]) if markers else ()
+        self._starts = (*markers.openings, markers.closings[0]) if markers else ()
         prompt = prompt.rstrip()
         self._n_prompt = max((overlap(prompt, marker) for marker in self._starts), default=0)
         """Number of characters held back that are the prompt's."""

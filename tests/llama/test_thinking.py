@@ -192,11 +192,3 @@ def test_a_model_without_markers_in_its_template(sessions):
     raw = text_of(chat.send("a\n"))
     assert THOUGHT in raw
     assert chat.conversation.messages[-1] == {"role": "assistant", "content": raw}
-
-
-def test_templates_find_the_reasoning_under_both_names(sessions):
-    vocabulary = sessions["kept"].main.model.vocabulary
-    names = "{{ messages[0].reasoning_content }}/{{ messages[0].thinking }}/{{ 'thinking' in messages[1] }}"
-    template = ChatTemplate(StandIn(path="x", vocabulary=vocabulary, chat_template=names))
-    messages = [ANSWERED, {"role": "user", "content": "a"}]
-    assert str(template.render(messages)) == f"{THOUGHT}/{THOUGHT}/False"

@@ -10,15 +10,20 @@ from spec_local.core.reasoning import Parts, Splitter, markers_of
 
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 ANALYSIS = "<|channel|>analysis<|message|>"
-KINDS = {  # template, opening in the output after a plain prompt, closings
-    "tags": ("{{ x.split('</think>') }}", "<think>", ["</think>"]),
-    "gpt-oss": (f"{{{{ '{FINAL}' + x }}}}", f"<|start|>assistant{ANALYSIS}", [FINAL, f"<|end|>{FINAL}"]),
-    "Gemma 4": ("{{ x.split('<channel|>') }}", "<|channel>thought", ["<channel|>"]),
+COMMENTARY = "<|channel|>commentary<|message|>"
+KINDS = {  # template, openings in the output after a plain prompt, closings
+    "tags": ("{{ x.split('</think>') }}", ["<think>"], ["</think>"]),
+    "gpt-oss": (
+        f"{{{{ '{FINAL}' + x }}}}",
+        [f"<|start|>assistant{ANALYSIS}", f"<|start|>assistant{COMMENTARY}"],
+        [FINAL, f"<|end|>{FINAL}"],
+    ),
+    "Gemma 4": ("{{ x.split('<channel|>') }}", ["<|channel>thought"], ["<channel|>"]),
 }
 # Few letters, and parts of markers, so that they occur, begin, and overlap.
 PIECES = [
     *("a", " ", "\n", "<", ">", "|", "<think>", "</think>", "<thi", "nk>", "</", "think"),
-    *("<|start|>", "assistant", "<|channel|>", "analysis", "final", "<|message|>", "<|end|>"),
+    *("<|start|>", "assistant", "<|channel|>", "analysis", "commentary", "final", "<|message|>", "<|end|>"),
     *("<|channel>thought", "<channel|>", "\udcff", "é"),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
@@ -39,10 +44,10 @@ def split(splitter, text, splits):
 
 def expected(kind, text, prompt=""):
     """The parts of a whole text."""
-    _, opening, closings = KINDS[kind]
-    begun = next((n for n in range(len(opening), 0, -1) if prompt.endswith(opening[:n])), 0)
-    for at_start in ([opening[:begun] + text] if begun else []) + [text.lstrip()]:
-        if at_start.startswith(opening):
+    _, openings, closings = KINDS[kind]
+    begun = max((o[:n] for o in openings for n in range(len(o) + 1) if prompt.endswith(o[:n])), key=len)
+    for at_start in ([begun + text] if begun else []) + [text.lstrip()]:
+        for opening in filter(at_start.startswith, openings):
             thought, answer = at_start.removeprefix(opening).lstrip("\n"), None
             ends = [(thought.find(c), c) for c in closings if c in thought]
             if ends:
@@ -61,7 +66,7 @@ def expected(kind, text, prompt=""):
 @example(text="</think>a", splits=[], begins=True)
 @example(text="a</think", splits=[3], begins=True)
 def test_any_split_gives_the_same_parts(kind, text, splits, begins):
-    text = KINDS[kind][1] * begins + text
+    text = KINDS[kind][1][-1] * begins + text
     assert split(splitter_for(kind), text, splits) == expected(kind, text)
 
 
@@ -72,7 +77,7 @@ def test_any_split_gives_the_same_parts(kind, text, splits, begins):
 @example(text=f"{ANALYSIS}a<|end|>{FINAL}b", splits=[8], n=18)
 @example(text="<|channel|>final<|message|>b", splits=[8], n=18)
 def test_a_prompt_can_end_within_the_opening_or_after_it(kind, text, splits, n):
-    prompt = "a<|end|>" + KINDS[kind][1][:n]
+    prompt = "a<|end|>" + KINDS[kind][1][0][:n]
     assert split(splitter_for(kind, prompt), text, splits) == expected(kind, text, prompt)
 
 
@@ -81,14 +86,14 @@ def test_a_prompt_can_end_within_the_opening_or_after_it(kind, text, splits, n):
 def test_text_without_a_marker_at_its_start_is_unchanged(kind, text, splits):
     text = "a" + text
     assert split(splitter_for(kind), text, splits) == Parts("", text)
-    assert split(Splitter(), KINDS[kind][1] + text, splits) == Parts("", KINDS[kind][1] + text)
+    assert split(Splitter(), KINDS[kind][1][0] + text, splits) == Parts("", KINDS[kind][1][0] + text)
 
 
 @kinds
 @given(text=TEXTS, splits=SPLITS)
 def test_nothing_is_held_back_but_what_may_become_a_marker(kind, text, splits):
-    _, opening, closings = KINDS[kind]
-    splitter = splitter_for(kind, opening)
+    _, openings, closings = KINDS[kind]
+    splitter = splitter_for(kind, openings[0])
     shown, sofar = "", ""
     borders = sorted({0, len(text), *(at % (len(text) + 1) for at in splits)})
     for a, b in itertools.pairwise(borders):
@@ -124,6 +129,7 @@ def test_the_answer_is_never_held_back():
         ("gpt-oss", "<|start|>assistant", f"{ANALYSIS}Hm.{FINAL}Yes.", Parts("Hm.", "Yes.")),
         ("gpt-oss", "<|start|>assistant", "<|channel|>final<|message|>Yes.", Parts("", "Yes.")),
         ("gpt-oss", "<|start|>assistant", "Yes.", Parts("", "Yes.")),
+        ("gpt-oss", "<|start|>assistant", f"{COMMENTARY}Hm.<|end|>{FINAL}Yes.", Parts("Hm.", "Yes.")),
         ("Gemma 4", "model\n", "<|channel>thought\nHm.\n<channel|>Yes.", Parts("Hm.", "Yes.")),
         ("Gemma 4", "model\n<|channel>thought\n<channel|>", "Yes.", Parts("", "Yes.")),
     ],
