@@ -408,6 +408,11 @@ class Session:
         """
         return best_rows(self.costs()[0], self.n_rows) if self.n_rows > 1 else 1
 
+    @property
+    def plain_seconds(self) -> float | None:
+        """Seconds of a step without draft tokens, as the adaptive policy knows them; None: not measured."""
+        return self._costs[0].seconds(1) if self._costs else None
+
     def costs(self) -> tuple[CostModel, CostModel | None]:
         """Seconds per call of the main and the draft model, from disk or measured now, in a second or two.
 

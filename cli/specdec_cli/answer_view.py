@@ -5,13 +5,16 @@ Views only append and never rewrite the screen, so that the terminal can be resi
 
 import codecs
 import itertools
+import os
 import re
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from specdec_cli import render, terminal
+from specdec_cli.wrapping import Unwrapped, Wrapped
 
 if TYPE_CHECKING:
     from rich.text import Text as Styled
@@ -29,79 +32,116 @@ class AnswerView(Protocol):
     def end(self, text: str) -> None:
         """Show the rest of the text."""
 
+    def notes(self) -> list[str]:
+        """Return lines to show after the answer."""
+
 
 class Plain:
-    """Writes the text of the answer as it is."""
+    """Shows the text of the answer; `write` may break lines between words."""
+
+    def __init__(self, write: Wrapped | Unwrapped | None = None) -> None:
+        self._write = write or Unwrapped(render.answer)
 
     def show(self, event: "Text") -> None:
-        render.answer(event.text)
+        self._write(event.text)
 
     def end(self, text: str) -> None:
-        render.answer(text)
+        self._write(text)
+        self._write.flush()
+
+    def notes(self) -> list[str]:
+        return []
 
 
-_ACCEPTED, _REJECTED = "\x1b[32m", "\x1b[2;9;31m"
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Styles of tokens, as escape sequences, with their names."""
+
+    accepted: str
+    corrected: str
+    names: tuple[str, str]
+
+
+_COLOURS = Marks("\x1b[32m", "\x1b[33m", ("green", "yellow"))
+_NO_COLOURS = Marks("\x1b[4m", "\x1b[1m", ("underlined", "bold"))
+_MAX_LISTED = 8  # rejected drafts after an answer
 
 
 class Drafts:
-    """Marks accepted draft tokens, and inserts the rejected ones.
+    """Marks accepted draft tokens, and what the main model generated instead of a rejected one.
+
+    The rejected tokens are listed after the answer, so that what is copied from the terminal is the answer.
 
     Args:
         piece: returns a token's bytes.
-        colour: mark with colours; otherwise with characters.
+        marks: None: only list the rejected tokens.
     """
 
-    def __init__(self, piece: Callable[[int], bytes], colour: bool) -> None:
-        self._piece, self._colour = piece, colour
-        accepted, rejected = ("green", "struck out") if colour else ("«…»", "~…~")
-        self.legend = f"{accepted}: accepted draft tokens · {rejected}: rejected ones · the rest: main model"
+    def __init__(
+        self,
+        piece: Callable[[int], bytes],
+        marks: Marks | None = _COLOURS,
+        write: Wrapped | Unwrapped | None = None,
+    ) -> None:
+        self._piece, self._write = piece, write or Unwrapped(render.answer)
+        self._accepted, self._corrected = (marks.accepted, marks.corrected) if marks else ("", "")
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        # Characters of the tokens so far, with whether each was drafted, and rejected drafts (None) between.
-        # The session's text lags behind them while it may be the beginning of a stop string.
-        self._pending: deque[tuple[str, bool | None]] = deque()
+        # Characters of the tokens so far, with their styles. The session's text lags behind them while it may
+        # be the beginning of a stop string.
+        self._pending: deque[tuple[str, str]] = deque()
+        self._rejected: list[str] = []
+        legend = "rejected draft tokens are listed after the answer"
+        if marks:
+            accepted, corrected = marks.names
+            legend = (
+                f"{accepted}: accepted draft tokens · {corrected}: the main model's, where one was rejected"
+            )
+        self.legend = legend
 
     def show(self, event: "Text") -> None:
+        n = event.n_accepted
+        rejected = self._rejected_branches(event.proposal, event.tokens[:n])
         for i, token in enumerate(event.tokens):
-            if i == event.n_accepted:
-                self._mark(event.proposal, event.tokens[:i])
-            accepted = i < event.n_accepted
-            self._pending.extend((char, accepted) for char in self._decoder.decode(self._piece(token)))
-        if len(event.tokens) == event.n_accepted:
-            self._mark(event.proposal, event.tokens)
+            corrected = self._corrected if rejected else ""
+            style = self._accepted if i < n else corrected
+            self._pending.extend((char, style) for char in self._decoder.decode(self._piece(token)))
+        if rejected:
+            instead = self._text(event.tokens[n : n + 1]) or "the end"
+            self._rejected.append(f"{rejected} → {instead}")
         self._release(event.text)
 
     def end(self, text: str) -> None:
-        self._pending.extend((char, False) for char in self._decoder.decode(b"", final=True))
+        self._pending.extend((char, "") for char in self._decoder.decode(b"", final=True))
         self._release(text)
+        self._write.flush()
 
-    def _mark(self, proposal: "Proposal", accepted: Sequence[int]) -> None:
-        """Append each rejected branch of a proposal after the accepted tokens."""
+    def notes(self) -> list[str]:
+        if not self._rejected:
+            return []
+        more = len(self._rejected) - _MAX_LISTED
+        listed = " · ".join(self._rejected[:_MAX_LISTED])
+        return [f"rejected: {listed}" + (f" · and {more} more" if more > 0 else "")]
+
+    def _rejected_branches(self, proposal: "Proposal", accepted: Sequence[int]) -> str:
+        """Return each branch of a proposal after the accepted tokens."""
         children, path = proposal.children(), proposal.follow(accepted)
         branches = []
         for child in children.get(path[-1] if path else -1, ()):
             branch = [child]
             while branch[-1] in children:
                 branch.append(children[branch[-1]][0])
-            pieces = b"".join(self._piece(proposal.tokens[node]) for node in branch)
-            branches.append(_on_one_line(pieces.decode("utf-8", "replace")))
-        if any(branches):
-            self._pending.append(("|".join(branches), None))
+            branches.append(self._text([proposal.tokens[node] for node in branch]))
+        return ", ".join(filter(None, branches))
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        text = _on_one_line(b"".join(map(self._piece, tokens)).decode("utf-8", "replace"))
+        return f"“{text}”" if text else ""
 
     def _release(self, text: str) -> None:
         """Write the pending characters of this text."""
-        parts, left = [], len(text)
-        while self._pending and (left or self._pending[0][1] is None):
-            part, accepted = self._pending.popleft()
-            left -= accepted is not None
-            parts.append((part, accepted))
-        for accepted, group in itertools.groupby(parts, key=lambda part: part[1]):
-            part = "".join(part for part, _ in group)
-            if accepted is False:
-                render.answer(part)
-            elif self._colour:
-                render.answer(part, _ACCEPTED if accepted else _REJECTED)
-            else:
-                render.answer(f"«{part}»" if accepted else f"~{part}~")
+        parts = [self._pending.popleft() for _ in range(min(len(text), len(self._pending)))]
+        for style, group in itertools.groupby(parts, key=lambda part: part[1]):
+            self._write("".join(part for part, _ in group), style)
 
 
 def _on_one_line(text: str) -> str:
@@ -129,6 +169,9 @@ class Markdown:
             self._line(self._held)
         self._held = ""
         self._finish_block()
+
+    def notes(self) -> list[str]:
+        return []
 
     def _feed(self, text: str) -> None:
         *lines, self._held = (self._held + self._prose(text)).split("\n")
@@ -198,11 +241,19 @@ _ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)])( |$)")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
 
 
-def view(piece: Callable[[int], bytes], *, show_drafts: bool = False, markdown: bool = False) -> AnswerView:
-    """Return the view for an answer; always plain if standard output is not a terminal."""
-    if sys.stdout.isatty():
-        if show_drafts:
-            return Drafts(piece, colour=render.coloured(sys.stdout))
-        if markdown:
-            return Markdown()
-    return Plain()
+def view(
+    piece: Callable[[int], bytes], *, show_drafts: bool = False, markdown: bool = False, wrap: bool = False
+) -> AnswerView:
+    """Return the view for an answer; always plain if standard output is not a terminal.
+
+    wrap: break lines between words.
+    """
+    if not sys.stdout.isatty():
+        return Plain()
+    if markdown and not show_drafts:
+        return Markdown()
+    write = Wrapped(render.answer) if wrap else Unwrapped(render.answer)
+    if not show_drafts:
+        return Plain(write)
+    styled = _COLOURS if render.coloured(sys.stdout) else _NO_COLOURS
+    return Drafts(piece, None if os.environ.get("TERM") == "dumb" else styled, write)

@@ -14,11 +14,15 @@ from specdec_cli.options import (
     HideThinkingOption,
     ModelArgument,
     ModelOptions,
+    NoWrapOption,
     SamplingOptions,
     ShowDraftsOption,
     SystemOption,
+    VerboseOption,
     generation_settings,
 )
+
+_Chat = partial(Option, rich_help_panel="Chat")
 
 
 class WhenFullChoice(StrEnum):
@@ -30,24 +34,20 @@ def chat(
     model: ModelArgument = None,
     system: SystemOption = None,
     load: Annotated[
-        Path | None, Option(metavar="FILE", help="Continue a conversation that was saved with /save.")
+        Path | None, _Chat(metavar="FILE", help="Continue a conversation that was saved with /save.")
     ] = None,
     when_full: Annotated[
         WhenFullChoice,
-        Option(help="When the context is full, stop, or drop the oldest messages except the system message."),
+        _Chat(help="When the context is full, stop, or drop the oldest messages except the system message."),
     ] = WhenFullChoice.stop,
     show_drafts: ShowDraftsOption = False,
-    hide_thinking: HideThinkingOption = False,
+    hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Chat")] = False,
     markdown: Annotated[
-        bool, Option("--markdown", help="Render Markdown; each block is shown when it is complete.")
+        bool, _Chat("--markdown", help="Render Markdown; each block is shown when it is complete.")
     ] = False,
-    no_stats: Annotated[
-        bool, Option("--no-stats", help="Do not print statistics after each answer.")
-    ] = False,
-    verbose: Annotated[
-        int,
-        Option("--verbose", "-v", count=True, help="Show build, device and threads; -vv: llama.cpp's log."),
-    ] = 0,
+    no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Chat")] = False,
+    no_stats: Annotated[bool, _Chat("--no-stats", help="Do not print statistics after each answer.")] = False,
+    verbose: VerboseOption = 0,
     *,
     models: ModelOptions,
     sampling: SamplingOptions,
@@ -80,7 +80,7 @@ def chat(
         with models.open(render.note) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
             chat_session = ChatSession(session, conversation, settings, when_full.value)
-            view = ChatView(chat_session, not no_stats, show_drafts, markdown, hide_thinking)
+            view = ChatView(chat_session, not no_stats, show_drafts, markdown, not no_wrap, hide_thinking)
             if verbose:
                 for line in render.setting_lines(session):
                     render.note(line)

@@ -9,6 +9,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.files import expanded, read_text
 from specdec_cli import chat_settings, render
 from specdec_cli.chat_input import Command, EndOfChat
+from specdec_cli.wrapping import terminal_width
 
 if TYPE_CHECKING:
     from specdec_cli.chat_view import ChatView
@@ -60,9 +61,13 @@ def completions() -> Mapping[str, Iterable[str] | None]:
 
 
 def _help(view: "ChatView", rest: str) -> None:
-    width = max(len(f"{name} {command.arguments}") for name, command in COMMANDS.items()) + 2
-    for name, command in COMMANDS.items():
-        render.note(f"{f'{name} {command.arguments}':{width}}{command.help}")
+    usages = {f"{name} {command.arguments}": command.help for name, command in COMMANDS.items()}
+    width = max(map(len, usages)) + 2
+    is_narrow = width + max(map(len, usages.values())) > terminal_width()
+    for usage, help_ in usages.items():
+        if is_narrow:
+            render.note(usage)
+        render.note(f"    {help_}" if is_narrow else f"{usage:{width}}{help_}")
     render.note(
         "Ctrl-C stops the answer and keeps the text generated so far. Alt-Enter starts a new line; "
         'a multi-line message can also start and end with """.'
@@ -115,7 +120,7 @@ def _draft(view: "ChatView", rest: str) -> None:
 def _stats(view: "ChatView", rest: str) -> None:
     if not view.last:
         raise InvalidRequest("there is no answer yet: send a message first")
-    render.note(render.statistics_line(view.last))
+    render.note(view.statistics_line(view.last))
     for line in render.profile_lines(view.last):
         render.note(line)
     n = len(view.session.main.cached)

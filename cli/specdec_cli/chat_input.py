@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,28 @@ class Command:
 def interactive() -> bool:
     """Whether standard input is a terminal; Ctrl-C then stops an answer, not the program."""
     return sys.stdin is not None and sys.stdin.isatty()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Do not show on the terminal what is typed in the block; it is read after it, even after Ctrl-C."""
+    try:
+        import termios
+    except ImportError:  # Windows
+        yield
+        return
+    if not interactive():
+        yield
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    hidden = list(before)
+    hidden[3] = before[3] & ~termios.ECHO | termios.NOFLSH
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, hidden)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 Read = Callable[[], str | Command]

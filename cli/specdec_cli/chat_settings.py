@@ -126,5 +126,6 @@ SETTINGS = {
     "show-drafts": _Setting("view", "show_drafts", "on or off", _switch),
     "hide-thinking": _Setting("view", "hide_thinking", "on or off", _switch),
     "markdown": _Setting("view", "markdown", "on or off", _switch),
+    "wrap": _Setting("view", "wrap", "on or off", _switch),
     "stats": _Setting("view", "show_statistics", "on or off", _switch),
 }

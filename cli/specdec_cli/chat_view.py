@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spec_local.errors import ContextOverflow, SpecLocalError
 from specdec_cli import answer_view, render, thinking_view
-from specdec_cli.chat_input import interactive
+from specdec_cli.chat_input import interactive, quiet
 
 if TYPE_CHECKING:
     from spec_local.chat.chat_session import ChatEvent, ChatSession
@@ -27,6 +27,7 @@ class ChatView:
     show_statistics: bool = True
     show_drafts: bool = False
     markdown: bool = False
+    wrap: bool = True
     hide_thinking: bool = False
     attached: str = field(default="", init=False)
     last: "Statistics | None" = field(default=None, init=False)
@@ -63,15 +64,18 @@ class ChatView:
         from spec_local.session import Done, Text
 
         view = answer_view.view(
-            self.session.main.model.vocabulary.piece, show_drafts=self.show_drafts, markdown=self.markdown
+            self.session.main.model.vocabulary.piece,
+            show_drafts=self.show_drafts,
+            markdown=self.markdown,
+            wrap=self.wrap,
         )
         if isinstance(view, answer_view.Drafts) and not self._legend_shown:
             render.note(view.legend)
             self._legend_shown = True
-        view = thinking_view.before(view, self.chat.splitter, hidden=self.hide_thinking)
+        view = thinking_view.before(view, self.chat.splitter, hidden=self.hide_thinking, wrap=self.wrap)
         started, done, n_dropped = False, None, 0
         try:
-            with render.interruptible() as cancelled:
+            with quiet(), render.interruptible() as cancelled:
                 for event in generate(cancelled):
                     if isinstance(event, Text):
                         view.show(event)
@@ -95,11 +99,13 @@ class ChatView:
             raise
         assert done
         render.answer("\n")
+        for line in view.notes():
+            render.note(line)
         if n_dropped:
             render.note(_dropped(n_dropped))
         self.last = done.statistics
         if self.show_statistics:
-            render.note(render.statistics_line(done.statistics))
+            render.note(self.statistics_line(done.statistics))
         if done.reason == "context":
             full = f"the context of {self.session.main.n_ctx} tokens is full"
             render.note(f"{full}: {self._ways_to_make_room()}; for a larger one, restart with --ctx")
@@ -113,6 +119,10 @@ class ChatView:
             )
             if not interactive():
                 raise KeyboardInterrupt
+
+    def statistics_line(self, statistics: "Statistics") -> str:
+        """The statistics of an answer, and what drafts gained."""
+        return render.statistics_line(statistics, render.gain(self.session, self.chat.settings, statistics))
 
     def _ways_to_make_room(self) -> str:
         clear = "/clear starts a new conversation"

@@ -13,7 +13,10 @@ import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from specdec_cli import exits, render, settings, terminal
+from specdec_cli import effects, exits, render, settings
+
+SAMPLING, MACHINE, GENERAL, SPECULATION = SHARED = ("Sampling", "Machine", "General", "Speculation")
+"""Panels of shared options, in the order of the help, where a command's own options precede them."""
 
 
 class Command(TyperCommand):
@@ -22,6 +25,8 @@ class Command(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings.add_variables(self)
+        self.params.sort(key=_place_in_help)
+        _omit_types_of_flags(self.params)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with exits.guarded():
@@ -30,13 +35,27 @@ class Command(TyperCommand):
             except typer.BadParameter as error:
                 raise settings.explained(ctx, error) from None
 
+    def invoke(self, ctx: Any) -> Any:
+        with exits.guarded():
+            effects.check(ctx)
+        return super().invoke(ctx)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         ctx.default_map = None  # help shows specdec's own defaults, not those of the config file
         super().format_help(ctx, formatter)
 
+    def get_help_option(self, ctx: Any) -> Any:
+        return _omit_types_of_flags([super().get_help_option(ctx)])[0]
+
 
 class Group(TyperGroup):
     """A group of commands whose own options are all flags."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = _omit_types_of_flags(super().get_params(ctx))
+        for param in params:
+            param.rich_help_panel = None  # they are few: one panel
+        return params
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for param in self.get_params(ctx):
@@ -45,23 +64,43 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _visible_errors():
+        with _usage_errors_in_one_line():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        with _visible_errors():
+        with _usage_errors_in_one_line():
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _visible_errors() -> Iterator[None]:
-    """Make the messages of usage errors visible: rich writes them past `specdec_cli.terminal`."""
+def _usage_errors_in_one_line() -> Iterator[None]:
+    """Report usage errors like all others, instead of in a box of several lines."""
     try:
         yield
-    except Exception as error:
-        if isinstance(message := getattr(error, "message", None), str):
-            error.message = terminal.visible(message)  # type: ignore[attr-defined]
-        raise
+    except Exception as raised:
+        error: Any = raised
+        if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        what = settings.shortened(error.format_message())
+        command = error.ctx.command_path if getattr(error, "ctx", None) else "specdec"
+        render.error(f"{what}: see {command} --help")
+        raise typer.Exit(exits.USAGE) from None
+
+
+def _omit_types_of_flags(params: list[Any]) -> list[Any]:
+    """Make help show no type of value for options that take none."""
+    for param in params:
+        if getattr(param, "is_flag", False) or getattr(param, "count", False):
+            param.metavar = ""
+    return params
+
+
+def _place_in_help(param: Any) -> int:
+    """Return a sort key: first what people need first, speculation last."""
+    panel = getattr(param, "rich_help_panel", None)
+    if panel is None:
+        return 0
+    return 2 + SHARED.index(panel) if panel in SHARED else 1
 
 
 def adopt(app: typer.Typer) -> None:
@@ -94,13 +133,21 @@ def use_config(ctx: typer.Context, file: str | None) -> None:
 
 
 NoColor = Annotated[
-    bool, Option("--no-color", callback=no_color, is_eager=True, help="Disable colours, as NO_COLOR=1 does.")
+    bool,
+    Option(
+        "--no-color",
+        callback=no_color,
+        is_eager=True,
+        help="Disable colours, as NO_COLOR=1 does.",
+        rich_help_panel=GENERAL,
+    ),
 ]
 _CONFIG = {
     "metavar": "FILE",
     "envvar": settings.FILE_VARIABLE,
     "show_envvar": False,
     "help": "Use this config file (default: see specdec config path).",
+    "rich_help_panel": GENERAL,
 }
 ConfigOption = Annotated[str | None, Option(**_CONFIG)]
 
@@ -124,16 +171,17 @@ def _flattened(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's dataclass parameters by their fields, which Typer can read."""
     hints = typing.get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}
-    parameters: list[inspect.Parameter] = []
+    shared: list[inspect.Parameter] = []  # these precede the command's own ones in its help
+    own: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         kind = hints[parameter.name]
         if not dataclasses.is_dataclass(kind):
-            parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+            own.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         groups[parameter.name] = typing.cast("type[Any]", kind)
         field_hints = typing.get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
-            parameters.append(
+            shared.append(
                 inspect.Parameter(
                     field.name,
                     inspect.Parameter.KEYWORD_ONLY,
@@ -148,6 +196,6 @@ def _flattened(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind)})
         command(**values)
 
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapper.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*shared, *own)}
     return wrapper

@@ -1,17 +1,18 @@
-"""`specdec config`: the values of options in the environment and the config file."""
+"""`specdec config`: the values of options in the environment and in the config file."""
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Argument
+from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
-from specdec_cli import commands, exits, render, settings
+from specdec_cli import commands, config_edit, exits, render, settings
 
 app = typer.Typer(
-    help="Show the options set in the environment (SPECDEC_*) and in the config file.",
+    help="Show and set options in the config file; show those set in the environment (SPECDEC_*).",
     no_args_is_help=True,
 )
 
@@ -34,15 +35,16 @@ def show(
     command: Annotated[
         list[str] | None, Argument(help="Command, such as chat or models pull (default: all).")
     ] = None,
+    all_: Annotated[bool, Option("--all", help="Also show the options that have their default.")] = False,
     config: commands.ConfigOption = None,
 ) -> None:
-    """Print each option's value and its source: a variable, a line of the config file, or the default.
+    """Print the options that are set, with their source: a variable, or a line of the config file.
 
     Examples:
 
       specdec config show
 
-      specdec config show chat
+      specdec config show chat --all
     """
     with exits.guarded():
         root: Any = ctx.find_root().command
@@ -70,7 +72,9 @@ def show(
                 key = max((opt for opt in option.opts if opt.startswith("--")), key=len)[2:]
                 if own or rows.setdefault(key, row) != row:  # bench, for example, has its own defaults
                     rows[f"{each}.{key}"] = row
-        cells = [(key, *row) for key, row in rows.items()]
+        cells = [(key, *row) for key, row in rows.items() if all_ or row[1] != "default"]
+        if not cells and not wrong:
+            render.note("no option is set: --all shows the defaults, specdec config set NAME VALUE sets one")
         width = [max(map(len, column)) + 2 for column in zip(*cells, strict=True)]
         for line in cells:
             padded = "".join(cell.ljust(n) for cell, n in zip(line, width, strict=True)).rstrip()
@@ -79,6 +83,60 @@ def show(
             render.note(f"specdec: {warning}")
         if wrong:
             raise wrong[0]
+
+
+_Name = Annotated[
+    str, Argument(metavar="NAME", help="Option, such as top-k; for one command, such as chat.top-k.")
+]
+
+
+@app.command("set", context_settings={"ignore_unknown_options": True})  # for values such as -1
+def set_value(
+    ctx: typer.Context,
+    name: _Name,
+    values: Annotated[
+        list[str], Argument(metavar="VALUE", help="Value; several for an option that is repeatable.")
+    ],
+    config: commands.ConfigOption = None,
+) -> None:
+    """Set an option in the config file, for all commands or for one.
+
+    Examples:
+
+      specdec config set main qwen2.5-coder-7b
+
+      specdec config set chat.temp 0.5
+
+      specdec config set stop END "User:"
+    """
+    with exits.guarded():
+        setting, place = _editable(ctx, name, config)
+        setting.write(place, values)
+        render.note(f"set {name} in {place}")
+
+
+@app.command()
+def unset(ctx: typer.Context, name: _Name, config: commands.ConfigOption = None) -> None:
+    """Remove an option from the config file.
+
+    Example:
+
+      specdec config unset chat.temp
+    """
+    with exits.guarded():
+        setting, place = _editable(ctx, name, config)
+        if not setting.remove(place):
+            raise InvalidRequest(f"{name} is not set in {place}: see specdec config show")
+        render.note(f"removed {name} from {place}")
+
+
+def _editable(ctx: typer.Context, name: str, config: str | None) -> tuple[config_edit.Setting, Path]:
+    """Return a setting, and the config file, if it has no errors that a change would hide."""
+    root: Any = ctx.find_root().command
+    place = settings.path(config)
+    if place.exists():
+        settings.read(root, config)
+    return config_edit.Setting(dict(settings.runnable(root)), name), place
 
 
 def _rows(

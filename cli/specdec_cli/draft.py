@@ -19,7 +19,9 @@ from specdec_cli.options import CacheChoice, KernelsOption, resolve
 if TYPE_CHECKING:
     from spec_local.models.quantized_copy import CopyPlan
 
-app = typer.Typer(help="Make draft models: quantize a model, or train a new one.", no_args_is_help=True)
+app = typer.Typer(
+    help="Make drafts for a main model: quantize a draft model, or train a head.", no_args_is_help=True
+)
 app.command()(draft_train.train)
 
 

@@ -17,8 +17,12 @@ from specdec_cli.options import (
     STANDARD,
     HideThinkingOption,
     ModelOptions,
+    NoWrapOption,
+    PromptOption,
     SamplingOptions,
+    ShowDraftsOption,
     SystemOption,
+    VerboseOption,
     generation_settings,
 )
 
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from spec_local.session import Done, Session, Text
 
 _MAX_PROMPT = 1 << 24  # bytes
+_Text = functools.partial(Option, rich_help_panel="Text and code")
 _Output = functools.partial(Option, rich_help_panel="Output")
 _Batch = functools.partial(Option, rich_help_panel="Many prompts and answers")
 _MAX_ANSWERS = 10_000  # of one prompt; for more, a batch can be resumed
@@ -40,6 +45,7 @@ def generate(
         str | None,
         Argument(help="Prompt; text from --file or a pipe precedes it, separated by an empty line."),
     ] = None,
+    prompt_option: PromptOption = None,
     file: Annotated[
         list[Path] | None,
         Option(
@@ -51,17 +57,17 @@ def generate(
     ] = None,
     system: SystemOption = None,
     raw: Annotated[
-        bool, Option("--raw", help="Continue the text as it is, without the chat template.")
+        bool, _Text("--raw", help="Continue the text as it is, without the chat template.")
     ] = False,
     suffix: Annotated[
         str | None,
-        Option(metavar="TEXT", help="Fill the gap between the prompt and this text (for code models)."),
+        _Text(metavar="TEXT", help="Fill the gap between the prompt and this text (for code models)."),
     ] = None,
-    suffix_file: Annotated[Path | None, Option(metavar="FILE", help="File that contains the suffix.")] = None,
+    suffix_file: Annotated[Path | None, _Text(metavar="FILE", help="File that contains the suffix.")] = None,
     echo: Annotated[
-        bool, _Output("--echo", help="Print the prompt before the answer, and the suffix after it.")
+        bool, _Text("--echo", help="Print the prompt before the answer, and the suffix after it.")
     ] = False,
-    as_json: Annotated[bool, _Output("--json", help="Print one JSON object at the end.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object at the end.")] = False,
     as_jsonl: Annotated[
         bool, _Output("--jsonl", help="Print a JSON object for each step as it completes.")
     ] = False,
@@ -77,14 +83,15 @@ def generate(
         _Batch(
             "--input",
             metavar="FILE",
-            help='JSON Lines with "prompt" or "messages", and optionally "id", "system", "suffix", "seed" or '
-            '"max_tokens"; - is standard input.',
+            help='A prompt a line; or JSON Lines with "prompt" or "messages", and optionally "id", "system", '
+            '"suffix", "seed" or "max_tokens"; - is standard input.',
         ),
     ] = None,
     output_file: Annotated[
         Path | None,
         _Batch(
             "--output",
+            "-o",
             metavar="FILE",
             help="File for one JSON object per answer; the same command resumes, and retries failed prompts "
             "(default: standard output, without resuming).",
@@ -106,20 +113,11 @@ def generate(
             "half of the free memory).",
         ),
     ] = None,
-    show_drafts: Annotated[
-        bool, _Output("--show-drafts", help="Mark accepted and rejected draft tokens on a terminal.")
-    ] = False,
-    hide_thinking: HideThinkingOption = False,
-    profile: Annotated[bool, Option("--profile", help="Show how the time of a step is spent.")] = False,
-    verbose: Annotated[
-        int,
-        Option(
-            "--verbose",
-            "-v",
-            count=True,
-            help="Show statistics, build, device and threads; -vv adds llama.cpp's log.",
-        ),
-    ] = 0,
+    show_drafts: ShowDraftsOption = False,
+    hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Output")] = False,
+    no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Output")] = False,
+    profile: Annotated[bool, _Output("--profile", help="Show how the time of a step is spent.")] = False,
+    verbose: VerboseOption = 0,
     *,
     models: ModelOptions,
     sampling: SamplingOptions,
@@ -136,7 +134,7 @@ def generate(
 
       head -40 sum.py | specdec generate --main qwen-coder.gguf --suffix "$(tail -n +42 sum.py)"
 
-      specdec generate --input prompts.jsonl --output answers.jsonl --seed 1
+      specdec generate --input prompts.txt --output answers.jsonl --seed 1
 
       specdec generate --answers 5 "Suggest a name for a boat."
 
@@ -147,6 +145,9 @@ def generate(
     with exits.guarded():
         # Before any model is loaded, so that an invalid value is reported at once.
         settings = generation_settings(models, sampling)
+        if prompt is not None and prompt_option is not None:
+            raise InvalidRequest("the prompt is given twice: remove --prompt or the argument")
+        prompt = prompt_option if prompt is None else prompt
         if as_json and as_jsonl:
             raise InvalidRequest("--json and --jsonl exclude each other: give one of them")
         if logprobs is not None:
@@ -207,8 +208,12 @@ def generate(
                         as_jsonl,
                     )
                 else:
-                    view = answer_view.view(session.main.model.vocabulary.piece, show_drafts=show_drafts)
-                    view = thinking_view.before(view, splitter, hidden=hide_thinking)
+                    continues = raw or echo or suffix is not None  # text or code, from any column
+                    wrap = not (no_wrap or continues)
+                    view = answer_view.view(
+                        session.main.model.vocabulary.piece, show_drafts=show_drafts, wrap=wrap
+                    )
+                    view = thinking_view.before(view, splitter, hidden=hide_thinking, wrap=wrap)
                     done = _as_text(events, view, request if echo else None)
                 ends, statistics = [done], done.statistics
             else:
@@ -226,7 +231,8 @@ def generate(
                     as_jsonl=as_jsonl,
                 )
             if verbose:
-                render.note(render.statistics_line(statistics))
+                gain = render.gain(session, settings, statistics) if answers is None else ""
+                render.note(render.statistics_line(statistics, gain))
             if profile:
                 for line in render.profile_lines(statistics):
                     render.note(line)
@@ -268,6 +274,8 @@ def _as_text(
         render.answer(printed)
     if sys.stdout.isatty() and not printed.endswith("\n"):
         render.answer("\n")
+    for line in view.notes():
+        render.note(line)
     return event
 
 

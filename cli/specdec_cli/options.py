@@ -16,7 +16,7 @@ from typer import Argument, Option
 from spec_local import kernels, registry
 from spec_local.errors import DownloadError, InvalidRequest
 from spec_local.files import format_size
-from specdec_cli import completion
+from specdec_cli import commands, completion
 
 if TYPE_CHECKING:
     from spec_local.core.sampling import SamplingSettings
@@ -43,13 +43,16 @@ ModelArgument = Annotated[
         autocompletion=completion.models,
     ),
 ]
-SystemOption = Annotated[str | None, Option(help="System message.")]
+SystemOption = Annotated[str | None, Option(metavar="TEXT", help="System message.")]
 ShowDraftsOption = Annotated[
-    bool, Option("--show-drafts", help="Mark accepted draft tokens, and show rejected ones.")
+    bool, Option("--show-drafts", help="Mark accepted draft tokens on a terminal, and list rejected ones.")
 ]
-HideThinkingOption = Annotated[
-    bool, Option("--hide-thinking", help="Say only how long a model thinks before its answer, not what.")
-]
+HideThinkingOption = functools.partial(
+    Option, "--hide-thinking", help="Say only how long a model thinks before its answer, not what."
+)
+NoWrapOption = functools.partial(
+    Option, "--no-wrap", help="Do not break lines between words: the terminal breaks them anywhere."
+)
 _MAX_TEXT = 1 << 20
 
 CacheChoice = Literal["f16", "q8_0", "q4_0"]
@@ -67,9 +70,36 @@ else:
     ShapeChoice = Literal[registry.SHAPE_NAMES]
     CrossVocabChoice = Literal[registry.CROSS_VOCAB_NAMES]
 
-_Model = functools.partial(Option, rich_help_panel="Models")
-_Speculation = functools.partial(Option, rich_help_panel="Speculation")
-_Sampling = functools.partial(Option, rich_help_panel="Sampling")
+_Machine = functools.partial(Option, rich_help_panel=commands.MACHINE)
+_Speculation = functools.partial(Option, rich_help_panel=commands.SPECULATION)
+_Sampling = functools.partial(Option, rich_help_panel=commands.SAMPLING)
+
+
+def _unless_minus_one(value: int | None) -> int | None:
+    """Accept llama.cpp's -1: a random seed, no maximum number of tokens."""
+    return None if value == -1 else value
+
+
+PromptOption = Annotated[
+    str | None, Option("--prompt", "-p", metavar="TEXT", help="The prompt, instead of the argument.")
+]
+VerboseOption = Annotated[
+    int,
+    Option(
+        "--verbose",
+        "-v",
+        count=True,
+        show_default=False,
+        help="Show statistics, build, device and threads; -vv adds llama.cpp's log.",
+    ),
+]
+MaxTokensOption = functools.partial(
+    Option,
+    "--max-tokens",
+    "-n",
+    callback=_unless_minus_one,
+    help="Maximum number of tokens to generate (default: until the model ends its answer).",
+)
 
 
 def _choice(text: str, names: tuple[str, ...], note: str) -> Any:
@@ -99,7 +129,7 @@ class ModelOptions:
 
     main: Annotated[
         str | None,
-        _Model(
+        Option(
             "--main",
             "-m",
             metavar="FILE|NAME",
@@ -109,7 +139,7 @@ class ModelOptions:
     ] = None
     draft: Annotated[
         str | None,
-        _Model(
+        Option(
             "--draft",
             "-md",
             metavar="FILE|NAME",
@@ -120,20 +150,21 @@ class ModelOptions:
     ] = None
     ctx: Annotated[
         int | None,
-        _Model(
+        Option(
             "--ctx",
             "-c",
             help="Context size in tokens (default: 4096, or less if the model was trained for less).",
         ),
     ] = None
     threads: Annotated[
-        int | None, _Model("--threads", "-t", help="Number of threads (default: one per physical core).")
+        int | None, _Machine("--threads", "-t", help="Number of threads (default: one per physical core).")
     ] = None
     gpu_layers: Annotated[
-        int, _Model("--gpu-layers", "-ngl", help="Number of layers on the GPU; a negative number means all.")
+        int,
+        _Machine("--gpu-layers", "-ngl", help="Number of layers on the GPU; a negative number means all."),
     ] = -1
-    cache_type: Annotated[CacheChoice, _Model(help="Precision of the KV caches.")] = "f16"
-    kernels: Annotated[KernelsChoice, _Model(**_KERNELS)] = "auto"
+    cache_type: Annotated[CacheChoice, _Machine(help="Precision of the KV caches.")] = "f16"
+    kernels: Annotated[KernelsChoice, _Machine(**_KERNELS)] = "auto"
     no_spec: Annotated[bool, _Speculation("--no-spec", help="Decode without speculation.")] = False
     proposer: Annotated[
         ProposerChoice,
@@ -225,7 +256,7 @@ class ModelOptions:
         from spec_local.session import Session
 
         main, draft = files or self.files()
-        return Session.open(
+        session = Session.open(
             main,
             draft,
             n_ctx=self.ctx,
@@ -239,13 +270,19 @@ class ModelOptions:
             mtp=self._drafting,
             log=log,
         )
+        if self._drafting and self.shape in ("tree", "beam") and not session.draft:
+            session.close()
+            raise InvalidRequest(
+                f"--shape {self.shape} has no effect without a draft model: add --draft, or remove it"
+            )
+        return session
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingOptions:
     """Sampling and limits of the answer; names, meaning and defaults are those of llama.cpp."""
 
-    temp: Annotated[float, _Sampling(help="Temperature; 0 always takes the most probable token.")] = 0.8
+    temp: Annotated[float, Option(help="Temperature; 0 always takes the most probable token.")] = 0.8
     top_k: Annotated[int, _Sampling(help="Keep the k most probable tokens; 0 keeps all.")] = 40
     top_p: Annotated[
         float, _Sampling(help="Keep the most probable tokens up to this total probability; 1 keeps all.")
@@ -272,15 +309,14 @@ class SamplingOptions:
     seed: Annotated[
         int | None,
         _Sampling(
-            help="Random seed; the same seed gives the same output (with any draft: see --reproducible)."
+            callback=_unless_minus_one,
+            help="Random seed; the same seed gives the same output (with any draft: see --reproducible).",
         ),
     ] = None
     stop: Annotated[
         list[str] | None, _Sampling(metavar="TEXT", help="End the answer before this text; repeatable.")
     ] = None
-    max_tokens: Annotated[
-        int | None, _Sampling("--max-tokens", "-n", help="Maximum number of tokens to generate.")
-    ] = None
+    max_tokens: Annotated[int | None, MaxTokensOption()] = None
     grammar_file: Annotated[
         Path | None, _Sampling(metavar="FILE", help="GBNF grammar that the answer must follow.")
     ] = None

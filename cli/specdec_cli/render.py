@@ -47,6 +47,8 @@ def answer(text: str, style: str = "") -> None:
     stream.flush()
 
 
+_FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
+_ABOUT_EQUAL = 0.05  # share of the plain speed: less cannot be told from noise
 DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -56,13 +58,29 @@ def coloured(stream: TextIO) -> bool:
 
 
 def note(line: str, text: str = "") -> None:
-    """Write a line to stderr, dim on a terminal; text: of a conversation, appended to the line."""
-    _write_error(_one_line(line) + terminal.Prose()(text), DIM)
+    """Write a line to stderr, dim and broken between words on a terminal.
+
+    text: of a conversation, appended to the line.
+    """
+    _write_error(_fitting(_one_line(line)) + terminal.Prose()(text), DIM)
 
 
 def error(message: str) -> None:
     """Write an error to stderr, as one line."""
     _write_error(_one_line(f"specdec: {' '.join(message.split())}"))
+
+
+def _fitting(line: str) -> str:
+    """Break a line between words if standard error is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return line
+    from specdec_cli.wrapping import Wrapped, terminal_width
+
+    parts: list[str] = []
+    wrapped = Wrapped(lambda text, style: parts.append(text), lambda: terminal_width(sys.stderr))
+    wrapped(line)
+    wrapped.flush()
+    return "".join(parts)
 
 
 def _one_line(text: str) -> str:
@@ -123,10 +141,31 @@ def setting_lines(session: "Session") -> list[str]:
     ]
 
 
-def statistics_line(s: "Statistics") -> str:
-    """Return the statistics of an answer as one line."""
+def gain(session: "Session", settings: "GenerationSettings", s: "Statistics") -> str:
+    """Return in words what drafts gained in an answer against plain decoding on this machine.
+
+    "" if there is nothing to say: no drafts were asked for, the costs of calls have not been measured, or the
+    answer is too short.
+    """
+    plain = session.plain_seconds
+    if not plain or s.predicted_n < _FEWEST or not s.predicted_s or not session.proposers(settings):
+        return ""
+    if not s.draft_n:
+        why = "none promised a gain" if session.draft else "no draft model, and no earlier text recurred"
+        return f"no drafts ({why})"
+    speed = s.predicted_n * plain / s.predicted_s
+    if speed < 1.0 - _ABOUT_EQUAL:  # the policy bounds what drafts may lose
+        return "slower than this machine was before"
+    if speed < 1.0 + _ABOUT_EQUAL:
+        return "about as fast as without drafts"
+    return f"about {speed:.1f} times as fast as without drafts"
+
+
+def statistics_line(s: "Statistics", gain: str = "") -> str:
+    """Return the statistics of an answer as one line; gain: what `gain` returns for it."""
     parts = [
         f"{s.tokens_per_second:.1f} tokens/s",
+        *([gain] if gain else []),
         *([f"first token {s.first_token_s:.2f} s"] if s.first_token_s else []),  # not of several answers
         f"{s.predicted_n} tokens in {s.n_steps} steps ({s.tokens_per_step:.2f} per step)",
     ]

@@ -1,6 +1,5 @@
 """`specdec run`: chat with a model, or let it answer one prompt."""
 
-from functools import partial
 from typing import Annotated
 
 from typer import Argument
@@ -10,9 +9,11 @@ from specdec_cli.options import (
     HideThinkingOption,
     ModelArgument,
     ModelOptions,
+    PromptOption,
     SamplingOptions,
     ShowDraftsOption,
     SystemOption,
+    VerboseOption,
 )
 
 
@@ -21,9 +22,11 @@ def run(
     prompt: Annotated[
         str | None, Argument(metavar="PROMPT", help="Prompt; text from a pipe precedes it.")
     ] = None,
+    prompt_option: PromptOption = None,
     system: SystemOption = None,
     show_drafts: ShowDraftsOption = False,
-    hide_thinking: HideThinkingOption = False,
+    hide_thinking: Annotated[bool, HideThinkingOption()] = False,
+    verbose: VerboseOption = 0,
     *,
     models: ModelOptions,
     sampling: SamplingOptions,
@@ -40,11 +43,24 @@ def run(
 
       git diff | specdec run coder-7b "Write a commit message."
     """
-    start = chat.chat if prompt is None and chat_input.interactive() else partial(generate.generate, prompt)
-    start(
-        system=system,
-        show_drafts=show_drafts,
-        hide_thinking=hide_thinking,
-        models=models.with_main(model),
-        sampling=sampling,
-    )
+    models = models.with_main(model)
+    if prompt is None and prompt_option is None and chat_input.interactive():
+        chat.chat(
+            system=system,
+            show_drafts=show_drafts,
+            hide_thinking=hide_thinking,
+            verbose=verbose,
+            models=models,
+            sampling=sampling,
+        )
+    else:
+        generate.generate(
+            prompt,
+            prompt_option=prompt_option,
+            system=system,
+            show_drafts=show_drafts,
+            hide_thinking=hide_thinking,
+            verbose=verbose,
+            models=models,
+            sampling=sampling,
+        )

@@ -117,10 +117,9 @@ class Config:
             raise defaults.error(param, "takes a value, not a table or a nested list")
         if isinstance(value, list) and not option.multiple:
             raise defaults.error(param, "takes one value, not a list")
-        parameters = inspect.signature(command.callback).parameters  # type: ignore[arg-type]
-        is_path = _takes_path(parameters[param].annotation)
         texts = [_text(each) for each in values]
-        if is_path or "FILE" in (option.metavar or ""):
+        if may_be_file(command, option):
+            is_path = takes_path(command, option)
             texts = [self._resolved(text, is_path) for text in texts]
         return texts if option.multiple else texts[0]
 
@@ -171,8 +170,7 @@ def source(ctx: typer.Context, option: Any) -> str:
 
 def explained(ctx: typer.Context, error: typer.BadParameter) -> Exception:
     """Return the error of an invalid value, with the variable or the file and key that set it."""
-    what = error.message.removeprefix("Value error, ").rstrip(".")
-    what = what[:1].lower() + what[1:]
+    what = shortened(error.message)
     option: Any = error.param
     match option and _source(ctx, option):
         case "ENVIRONMENT":
@@ -180,6 +178,12 @@ def explained(ctx: typer.Context, error: typer.BadParameter) -> Exception:
         case "DEFAULT_MAP":
             return typing.cast(FileDefaults, ctx.default_map).error(option.name, what)
     return error
+
+
+def shortened(message: str) -> str:
+    """Return the message of a usage error as a part of a line, without what pydantic adds to it."""
+    what = message.replace("Value error, ", "").partition(", unable to parse")[0].rstrip(".")
+    return what[:1].lower() + what[1:]
 
 
 def _source(ctx: typer.Context, option: Any) -> str:
@@ -214,16 +218,40 @@ def keys(command: TyperCommand) -> dict[str, str]:
 
 
 def runnable(group: TyperGroup, prefix: str = "") -> Iterator[tuple[str, TyperCommand]]:
-    """Yield all commands with the names of their tables in the file; those of a group as ``models-pull``."""
+    """Yield the commands with the names of their tables in the file; those of a group as ``models-pull``.
+
+    The commands of ``config`` are not among them: they must work with a broken file.
+    """
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
             yield from runnable(command, f"{prefix}{name}-")
-        elif isinstance(command, TyperCommand):
+        elif isinstance(command, TyperCommand) and prefix != "config-":
             yield prefix + name, command
 
 
-def _takes_path(hint: Any) -> bool:
-    return hint is Path or any(map(_takes_path, typing.get_args(hint)))
+def may_be_file(command: TyperCommand, option: Any) -> bool:
+    """Return whether an option takes a file, or a name that may be one."""
+    return takes_path(command, option) or "FILE" in (option.metavar or "")
+
+
+def takes_path(command: TyperCommand, option: Any) -> bool:
+    """Return whether an option takes a path, and no name that is not one."""
+    parameters = inspect.signature(command.callback).parameters  # type: ignore[arg-type]
+    return _is_path(parameters[option.name].annotation)
+
+
+def lasting(command: TyperCommand, option: Any, value: str) -> str:
+    """Return what means in any folder what a value of an option means in the current one."""
+    if value in ("", "-") or value.startswith("~") or not may_be_file(command, option):
+        return value
+    with contextlib.suppress(ValueError, OSError):  # not a valid path
+        if takes_path(command, option) or Path(value).exists():
+            return str(Path(value).absolute())
+    return value
+
+
+def _is_path(hint: Any) -> bool:
+    return hint is Path or any(map(_is_path, typing.get_args(hint)))
 
 
 def _text(value: Any) -> str:

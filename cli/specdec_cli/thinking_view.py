@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specdec_cli import answer_view, render
+from specdec_cli.wrapping import Unwrapped, Wrapped
 
 if TYPE_CHECKING:
     from spec_local.core.reasoning import Parts, Splitter
@@ -21,14 +22,16 @@ class Thinking:
         view: shows the answer.
         splitter: returns that of the text; called when the first text arrives: before, a chat has no prompt.
         hidden: whether to show only how long the reasoning took.
+        wrap: whether to break lines between words.
     """
 
     def __init__(
-        self, view: answer_view.AnswerView, splitter: "Callable[[], Splitter]", hidden: bool
+        self, view: answer_view.AnswerView, splitter: "Callable[[], Splitter]", hidden: bool, wrap: bool
     ) -> None:
         self._view, self._new_splitter = view, splitter
         self._on_terminal = sys.stdout.isatty()
         self._shown = self._on_terminal and not hidden
+        self._write = Wrapped(render.answer) if wrap else Unwrapped(render.answer)
         self._style = render.DIM if render.coloured(sys.stdout) else ""
         self._n_tokens = 0
         self._has_reasoning = self._has_answer = False
@@ -48,6 +51,9 @@ class Thinking:
             render.note("the output ended within the reasoning: there is no answer")
         self._view.end(parts.answer)
 
+    def notes(self) -> list[str]:
+        return self._view.notes()
+
     @functools.cached_property
     def _splitter(self) -> "Splitter":
         self._started = time.perf_counter()
@@ -57,7 +63,7 @@ class Thinking:
         if parts.reasoning:
             self._has_reasoning = True
             if self._shown:
-                render.answer(parts.reasoning, self._style)
+                self._write(parts.reasoning, self._style)
         if parts.answer and not self._has_answer:
             self._has_answer = True
             if self._has_reasoning:
@@ -67,6 +73,7 @@ class Thinking:
         if not self._on_terminal:
             return
         if self._shown:
+            self._write.flush()
             render.answer("\n")
         seconds = time.perf_counter() - self._started
         render.note(f"(thought for {seconds:.1f} s, {self._n_tokens} tokens)")
@@ -74,10 +81,10 @@ class Thinking:
 
 
 def before(
-    view: answer_view.AnswerView, splitter: "Callable[[], Splitter]", *, hidden: bool
+    view: answer_view.AnswerView, splitter: "Callable[[], Splitter]", *, hidden: bool, wrap: bool
 ) -> answer_view.AnswerView:
     """Return a view of the reasoning and the answer, which is shown in the given view.
 
     Draft tokens are shown in the text as it was generated, with the reasoning and its markers.
     """
-    return view if isinstance(view, answer_view.Drafts) else Thinking(view, splitter, hidden)
+    return view if isinstance(view, answer_view.Drafts) else Thinking(view, splitter, hidden, wrap)

@@ -1,4 +1,4 @@
-"""Answer many prompts from a JSON Lines file."""
+"""Answer many prompts from a file."""
 
 from spec_local.batch.runner import Entry, Outcome, read_entries, run
 

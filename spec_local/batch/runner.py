@@ -1,4 +1,4 @@
-"""Answer many prompts from one JSON Lines file into another.
+"""Answer many prompts of a file; the answers are written to another, in JSON Lines.
 
 A batch that was stopped or killed can be resumed: its output (`spec_local.batch.answers`) records the index
 of each prompt and a hash of everything that affects the answer. If a prompt or a setting has changed since,
@@ -93,14 +93,15 @@ def read_entries(
     system: str | None = None,
     raw: bool = False,
 ) -> list[Entry]:
-    """Parse the prompts of a JSON Lines file.
+    """Parse a file of prompts, one a line; empty lines are ignored.
 
-    Each line is an object with ``prompt`` or ``messages`` (role and content), and optionally ``id``,
-    ``system``, ``suffix``, ``seed`` and ``max_tokens``. Empty lines are ignored.
+    If the file's name ends with ``.jsonl`` or its first line begins with a brace, each line is a JSON object
+    with ``prompt`` or ``messages`` (role and content), and optionally ``id``, ``system``, ``suffix``,
+    ``seed`` and ``max_tokens``. Otherwise each line is the text of a prompt.
 
     Args:
         lines: of the file.
-        name: of the file, for errors.
+        name: of the file.
         main: the main model's file; a batch cannot be resumed with a file of another name or size.
         settings: for every answer; a line's own seed and max_tokens take precedence. The seed is that of
             the first prompt and increases by one with each prompt, so that an answer does not depend on
@@ -114,13 +115,15 @@ def read_entries(
     """
     entries: list[Entry] = []
     model = [main.name, main.stat().st_size]
+    is_json = name.endswith(".jsonl")
     for number, text in enumerate(lines, 1):
-        text = text.removeprefix(codecs.BOM_UTF8)
+        text = text.removeprefix(codecs.BOM_UTF8).removesuffix(b"\r")
         if not text.strip():
             continue
         index = len(entries)
+        is_json = is_json or (not entries and text.lstrip().startswith(b"{"))
         try:
-            line = _Line.model_validate_json(text)
+            line = _Line.model_validate_json(text) if is_json else _Line(prompt=_decoded(text))
             in_chat = not raw and not line.messages and line.suffix is None
             request = Request(
                 line.prompt,
@@ -136,10 +139,15 @@ def read_entries(
             raise InvalidRequest(f"{name}, line {number}: {error}") from None
         entries.append(Entry(index, line.id, request, own, _key(request, own, model)))
     if not entries:
-        raise InvalidRequest(
-            f'{name} has no prompts: give lines such as {{"prompt": "Why is the sky blue?"}}'
-        )
+        raise InvalidRequest(f"{name} has no prompts: give one a line, as text or in JSON")
     return entries
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"it is not UTF-8 (byte {error.start}): convert the file first") from None
 
 
 def run(

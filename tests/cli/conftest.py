@@ -175,7 +175,7 @@ def fresh(tmp_path):
 class Terminal:
     """A chat on a pseudo-terminal, whose output is read without escape sequences."""
 
-    def __init__(self, specdec, *arguments, command="chat", env=None):
+    def __init__(self, specdec, *arguments, command="chat", env=None, width=160):
         self.specdec = specdec
         self.child = pexpect.spawn(
             specdec.command[0],
@@ -183,7 +183,7 @@ class Terminal:
             env=specdec.environment | (env or {}),
             cwd=str(specdec.folder),
             timeout=20,
-            dimensions=(40, 160),
+            dimensions=(40, width),
             encoding="utf-8",
             codec_errors="replace",
         )

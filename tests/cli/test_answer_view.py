@@ -80,41 +80,61 @@ def shown(view, steps, stops=()):
     view.end(rest)
 
 
+GREEN, YELLOW, UNDERLINED, PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[4m", "\x1b[0m"
+
+
 def test_accepted_and_rejected_draft_tokens_are_marked(screen):
     steps = [
         ([0], Proposal(), 0),
         ([1, 2, 3], Proposal.chain([1, 2, 0, 1]), 2),  # " cat sat" is accepted, "the cat" rejected
         ([1], Proposal.chain([3]), 0),
     ]
-    shown(answer_view.Drafts(piece, colour=False), steps)
-    assert screen.getvalue() == "the« cat sat»~the cat~\n~⏎~ cat"
+    view = answer_view.Drafts(piece)
+    shown(view, steps)
+    assert screen.getvalue() == f"the{GREEN} cat sat{PLAIN}{YELLOW}\n{PLAIN}{YELLOW} cat{PLAIN}"
+    assert view.notes() == ["rejected: “the cat” → “⏎” · “⏎” → “ cat”"]
 
 
-def test_a_fully_accepted_draft_has_no_struck_out_part(screen):
-    shown(answer_view.Drafts(piece, colour=False), [([1, 2, 0], Proposal.chain([1, 2]), 2)])
-    assert screen.getvalue() == "« cat sat»the"
+def test_a_fully_accepted_draft_is_not_corrected(screen):
+    view = answer_view.Drafts(piece)
+    shown(view, [([1, 2, 0], Proposal.chain([1, 2]), 2)])
+    assert screen.getvalue() == f"{GREEN} cat sat{PLAIN}the"
+    assert view.notes() == []
 
 
-def test_draft_tokens_after_the_end_of_an_answer_are_struck_out(screen):
+def test_draft_tokens_after_the_end_of_an_answer_are_rejected(screen):
     # The main model ended its answer where the draft continued; the end token is not part of the output.
-    shown(answer_view.Drafts(piece, colour=False), [([1], Proposal.chain([1, 2, 0]), 1)])
-    assert screen.getvalue() == "« cat»~ satthe~"
+    view = answer_view.Drafts(piece)
+    shown(view, [([1], Proposal.chain([1, 2, 0]), 1)])
+    assert screen.getvalue() == f"{GREEN} cat{PLAIN}"
+    assert view.notes() == ["rejected: “ satthe” → the end"]
 
 
-def test_every_rejected_branch_of_a_tree_is_shown(screen):
+def test_every_rejected_branch_of_a_tree_is_listed(screen):
     # " cat" is accepted; its children are " sat", followed by "the" or " cat", and "\n"; then " *x*"
     tree = Proposal([1, 2, 0, 3, 1], [-1, 0, 1, 0, 1])
-    shown(answer_view.Drafts(piece, colour=False), [([1, 9], tree, 1)])
-    assert screen.getvalue() == "« cat»~ satthe|⏎~ *x*"
+    view = answer_view.Drafts(piece)
+    shown(view, [([1, 9], tree, 1)])
+    assert screen.getvalue() == f"{GREEN} cat{PLAIN}{YELLOW} *x*{PLAIN}"
+    assert view.notes() == ["rejected: “ satthe”, “⏎” → “ *x*”"]
+
+
+def test_a_list_of_many_rejected_drafts_is_short(screen):
+    view = answer_view.Drafts(piece)
+    shown(view, [([1], Proposal.chain([2]), 0)] * 20)
+    assert view.notes() == ["rejected: " + "“ sat” → “ cat” · " * 8 + "and 12 more"]
 
 
 def test_colours_and_no_colour(screen, monkeypatch):
     steps = [([1, 0], Proposal.chain([1, 2]), 1)]
     shown(answer_view.view(piece, show_drafts=True), steps)
-    assert screen.getvalue() == "\x1b[32m cat\x1b[0m\x1b[2;9;31m sat\x1b[0mthe"
+    assert screen.getvalue() == f"{GREEN} cat{PLAIN}{YELLOW}the{PLAIN}"
     monkeypatch.setenv("NO_COLOR", "1")
     shown(answer_view.view(piece, show_drafts=True), steps)
-    assert screen.getvalue().endswith("« cat»~ sat~the")
+    assert screen.getvalue().endswith(f"{UNDERLINED} cat{PLAIN}\x1b[1mthe{PLAIN}")
+    monkeypatch.setenv("TERM", "dumb")
+    shown(answer_view.view(piece, show_drafts=True), steps)
+    assert screen.getvalue().endswith(f"{PLAIN} catthe")
 
 
 @given(
@@ -128,14 +148,10 @@ def test_without_marks_the_text_is_unchanged(steps, stops):
     tokens = [(step, Proposal.chain([*step[: min(n, len(step))], 0]), min(n, len(step))) for step, n in steps]
     stops = [" END"] if stops else []
     plain, marked = Screen(), Screen()
-    for screen, make in (
-        (plain, answer_view.Plain),
-        (marked, lambda: answer_view.Drafts(piece, colour=True)),
-    ):
+    for screen, make in ((plain, answer_view.Plain), (marked, lambda: answer_view.Drafts(piece))):
         with standard_output(screen):
             shown(make(), tokens, stops)
-    unmarked = re.sub("\x1b\\[2;9;31m.*?\x1b\\[0m|\x1b\\[[0-9]*m", "", marked.getvalue(), flags=re.DOTALL)
-    assert unmarked == plain.getvalue()
+    assert re.sub("\x1b\\[[0-9]*m", "", marked.getvalue()) == plain.getvalue()
 
 
 def test_off_a_terminal_an_answer_is_plain():

@@ -96,6 +96,36 @@ def test_interrupting_an_answer(terminal, main):
     assert person.leaves_with() == 0
 
 
+def test_what_is_typed_during_an_answer_is_the_next_message(terminal, main):
+    person = terminal("--main", main, *ENDLESS)
+    start_endless_answer(person)
+    person.type("the next message")
+    person.type("\x03")
+    seen = person.until("(stopped)")
+    assert "next message" not in seen
+    assert "^C" not in seen
+    person.prompt()
+    assert "the next message" in person.until("the next message")
+    person.type("\x03")
+    person.prompt()
+    person.type("\x04")
+    assert person.leaves_with() == 0
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_lines_fit_the_terminal(terminal, main, width):
+    person = terminal("--main", main, "-v", *SHORT, "-n", "60", width=width)
+    lines = person.prompt().splitlines()
+    person.enter("hello")
+    answer = person.prompt()
+    assert "60 tokens in" in " ".join(answer.split())
+    lines += answer.splitlines()
+    person.enter("/help")
+    lines += person.prompt().splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum("/" in line for line in lines) > 10
+
+
 def test_interrupting_twice_does_not_end_the_chat(terminal, main):
     person = terminal("--main", main, *ENDLESS)
     start_endless_answer(person)

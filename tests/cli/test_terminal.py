@@ -78,7 +78,7 @@ def test_an_answer_with_marked_draft_tokens(specdec, main, draft, grammar):
     code, seen = on_terminal(specdec, "generate", "--main", main, *SMALL, *options, *grammar)
     assert code == 0, seen
     assert hostile.forbidden(seen, prose=True) == []
-    assert "«" in seen
+    assert "rejected: “" in seen
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def test_a_terminal_shows_the_reasoning_dim(terminal, model):
     assert shown.leaves_with() == 0
     screen = shown.child.before
     dim = "".join(re.findall(re.escape(DIM) + "(.*?)" + re.escape(PLAIN), screen, re.DOTALL))
-    assert re.fullmatch(re.escape(on_screen(THOUGHT)) + SPENT, dim)
+    assert re.fullmatch(re.escape(THOUGHT.replace("\n", "")) + SPENT, dim.replace("\r\n", ""))
     assert re.search("sky\r\n" + SPENT + "\r\n\r\nIt is\r\n\r\nblue.\r\n$", shown.specdec.plain(screen))
 
 
@@ -110,6 +110,13 @@ def test_without_colour(terminal, opened):
     assert re.fullmatch(
         re.escape(on_screen(THOUGHT + "\n")) + SPENT + re.escape(on_screen("\n\n" + ANSWER + "\n")), screen
     )
+
+
+@pytest.mark.parametrize(("more", "shown"), [([], "Hm,\r\nwhat?\r\n"), (["--no-wrap"], "Hm, what?\r\n")])
+def test_lines_break_between_words(terminal, opened, more, shown):
+    narrow = terminal("--main", opened, *SHORT, *more, "x", command="generate", width=6)
+    assert narrow.leaves_with() == 0
+    assert narrow.specdec.plain(narrow.child.before).startswith(shown)
 
 
 def test_a_chat_on_a_terminal(terminal, model):

@@ -103,6 +103,31 @@ def test_an_invalid_line_is_an_error_with_its_number(read, line, what):
     assert what in str(raised.value)
 
 
+def read_text(main, lines, name="prompts.txt"):
+    return [e.request.prompt for e in read_entries(lines, name, main, SETTINGS, raw=True)]
+
+
+def test_a_line_of_text_is_a_prompt(main):
+    lines = [b"\xef\xbb\xbfWhy?\r", b" \r", b"  Where to?", b'{"prompt": "a"}', "Où ?".encode()]
+    assert read_text(main, lines) == ["Why?", "  Where to?", '{"prompt": "a"}', "Où ?"]
+    entries = read_entries(lines, "prompts.txt", main, replace(SETTINGS, seed=3), system="s")
+    assert [(e.settings.seed, e.request.system) for e in entries] == [(3 + i, "s") for i in range(4)]
+
+
+def test_lines_are_json_by_the_name_or_the_first_line(main):
+    lines = [b"", b' {"prompt": "a"}', b'{"prompt": "b"}']
+    assert read_text(main, lines, "prompts.txt") == ["a", "b"]
+    with pytest.raises(InvalidRequest, match=r"^prompts\.txt, line 4: .*JSON"):
+        read_text(main, [*lines, b"Why?"])
+    with pytest.raises(InvalidRequest, match=r"^p\.jsonl, line 1: .*JSON"):
+        read_text(main, [b"Why?"], "p.jsonl")
+
+
+def test_a_line_of_text_that_is_not_utf8(main):
+    with pytest.raises(InvalidRequest, match=r"^prompts\.txt, line 2: it is not UTF-8 \(byte 1\)"):
+        read_text(main, [b"Why?", b"a\xff"])
+
+
 def test_a_file_without_prompts(read):
     for lines in ([], [b"", b"\n"]):
         with pytest.raises(InvalidRequest, match=r"^prompts\.jsonl has no prompts"):

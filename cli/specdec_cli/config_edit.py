@@ -1,0 +1,108 @@
+"""Changes of the config file, which keep its comments and its order."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from spec_local.errors import InvalidRequest
+from specdec_cli import settings
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+    from typer.core import TyperCommand
+
+
+class Setting:
+    """An option in the config file: ``top-k`` for all commands, ``chat.top-k`` for one.
+
+    Raises:
+        InvalidRequest: there is no such command or option.
+    """
+
+    def __init__(self, commands: "dict[str, TyperCommand]", name: str) -> None:
+        self.name = name
+        *table, self.key = name.split(".")
+        self.table = ".".join(table)
+        if table and self.table not in commands:
+            raise InvalidRequest(
+                f"{name}: there is no command {self.table}{settings.nearest(self.table, commands)}"
+            )
+        among = [commands[self.table]] if table else list(commands.values())
+        self._commands = [command for command in among if self.key in settings.keys(command)]
+        if not self._commands:
+            known = {key for command in among for key in settings.keys(command)}
+            raise InvalidRequest(f"there is no option {name}{settings.nearest(self.key, known)}")
+
+    def write(self, place: Path, values: Sequence[str]) -> None:
+        """Set the option, after a check of the values, which are those of the command line.
+
+        Raises:
+            InvalidRequest: a value is invalid.
+            OSError: the file cannot be written.
+        """
+        command = self._commands[0]
+        option = self._option(command)
+        if len(values) > 1 and not option.multiple:
+            raise InvalidRequest(f"{self.name} takes one value: quote one that has spaces")
+        for each in self._commands:
+            self._check(each, values)
+        texts = [settings.lasting(command, option, value) for value in values]
+        new = [_toml(text) for text in texts] if option.multiple else _toml(texts[0])
+
+        def set_(document: "TOMLDocument") -> None:
+            table: Any = document.setdefault(self.table, {}) if self.table else document
+            table[self.key] = new
+
+        _edit(place, set_)
+
+    def remove(self, place: Path) -> bool:
+        """Remove the option from the file; returns whether it was there."""
+        found = False
+
+        def unset(document: "TOMLDocument") -> None:
+            nonlocal found
+            table: Any = document.get(self.table, {}) if self.table else document
+            found = table.pop(self.key, None) is not None
+            if self.table and not table:
+                document.pop(self.table, None)
+
+        if place.exists():
+            _edit(place, unset)
+        return found
+
+    def _option(self, command: "TyperCommand") -> Any:
+        return settings.options(command)[settings.keys(command)[self.key]]
+
+    def _check(self, command: "TyperCommand", values: Sequence[str]) -> None:
+        option = self._option(command)
+        try:
+            option.process_value(typer.Context(command), list(values) if option.multiple else values[0])
+        except typer.BadParameter as error:
+            raise InvalidRequest(f"{self.name}: {settings.shortened(error.message)}") from None
+
+
+def _toml(text: str) -> bool | int | float | str:
+    """Return a value whose text in TOML is as typed: numbers and switches without quotes."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            if str(number := kind(text)) == text:
+                return number
+        except ValueError:
+            pass
+    return text
+
+
+def _edit(place: Path, change: "Callable[[TOMLDocument], None]") -> None:
+    import tomlkit
+
+    from spec_local.files import replacing
+
+    document = tomlkit.parse(place.read_text(encoding="utf-8")) if place.exists() else tomlkit.document()
+    change(document)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(place.resolve()) as temporary:
+        temporary.write_text(tomlkit.dumps(document).rstrip() + "\n", encoding="utf-8")

@@ -1,0 +1,41 @@
+"""Test the line of statistics: what drafts gained, in words."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from spec_local.engine.events import Statistics
+from spec_local.settings import GenerationSettings
+from specdec_cli import render
+
+
+def session(plain=0.1, draft=None, proposers=("suffix",)):
+    return SimpleNamespace(plain_seconds=plain, draft=draft, proposers=lambda settings: list(proposers))
+
+
+def statistics(seconds, n=100, draft_n=50):
+    return Statistics(predicted_n=n, predicted_s=seconds, n_steps=n, draft_n=draft_n)
+
+
+@pytest.mark.parametrize(
+    ("made", "opened", "words"),
+    [
+        (statistics(5.0), session(), "about 2.0 times as fast as without drafts"),
+        (statistics(10.2), session(), "about as fast as without drafts"),
+        (statistics(14.0), session(), "slower than this machine was before"),
+        (statistics(10.0, draft_n=0), session(), "no drafts (no draft model, and no earlier text recurred)"),
+        (statistics(10.0, draft_n=0), session(draft=object()), "no drafts (none promised a gain)"),
+        (statistics(10.0), session(proposers=()), ""),  # none were asked for
+        (statistics(5.0), session(plain=None), ""),
+        (statistics(0.5, n=10), session(), ""),
+    ],
+)
+def test_gain(made, opened, words):
+    assert render.gain(opened, GenerationSettings(), made) == words
+
+
+def test_the_gain_follows_the_speed():
+    assert render.statistics_line(statistics(5.0), "so fast").startswith(
+        "20.0 tokens/s · so fast · 100 tokens"
+    )
+    assert render.statistics_line(statistics(5.0)).startswith("20.0 tokens/s · 100 tokens")
