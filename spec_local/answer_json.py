@@ -1,11 +1,14 @@
 """Answers as JSON objects, with the keys of llama.cpp's server.
 
-Bytes that are not UTF-8 become U+FFFD in texts; the tokens identify them exactly.
+Bytes that are not UTF-8 become U+FFFD in texts; the tokens identify them exactly. Reasoning
+before an answer is ``reasoning_content``, and not part of ``content``.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from spec_local.core.reasoning import Parts, Splitter
 from spec_local.core.text import printable
 from spec_local.engine.events import Statistics
 from spec_local.llama.vocabulary import Vocabulary
@@ -17,22 +20,24 @@ Object = dict[str, Any]
 _LOWEST = -3.4e38  # JSON has no infinity
 
 
-def step(session: "Session", event: "Text") -> Object:
+def step(session: "Session", event: "Text", splitter: Splitter) -> Object:
     """The object for one step: its text, its tokens, and the number of accepted draft tokens."""
-    return {
-        "content": printable(event.text),
-        "tokens": list(event.tokens),
-        "stop": False,
-        "draft_n": len(event.proposal.tokens),
-        "draft_n_accepted": event.n_accepted,
-    } | _probabilities(session.main.model.vocabulary, [event])
+    return (
+        _texts(splitter.feed(event.text))
+        | {
+            "tokens": list(event.tokens),
+            "stop": False,
+            "draft_n": len(event.proposal.tokens),
+            "draft_n_accepted": event.n_accepted,
+        }
+        | _probabilities(session.main.model.vocabulary, [event])
+    )
 
 
-def end(session: "Session", event: "Done") -> Object:
+def end(session: "Session", event: "Done", splitter: Splitter) -> Object:
     """The last object of a stream: the rest of the text, the reason why the answer ended, and statistics."""
     reasons = {"stop": "word" if event.stopping_word else "eos", "cancelled": "none"}
-    return {
-        "content": printable(event.text),
+    return _texts(splitter.finish(event.text)) | {
         "tokens": [],
         "stop": True,
         "stop_type": reasons.get(event.reason, "limit"),
@@ -43,14 +48,19 @@ def end(session: "Session", event: "Done") -> Object:
     }
 
 
-def whole(session: "Session", steps: Sequence["Text"], last: "Done") -> Object:
+def whole(session: "Session", steps: Sequence["Text"], last: "Done", splitter: Splitter) -> Object:
     """A whole answer as one object."""
     text = "".join(event.text for event in steps) + last.text
     return (
-        end(session, last)
-        | {"content": printable(text), "tokens": [token for event in steps for token in event.tokens]}
+        end(session, replace(last, text=text), splitter)
+        | {"tokens": [token for event in steps for token in event.tokens]}
         | _probabilities(session.main.model.vocabulary, steps)
     )
+
+
+def _texts(parts: Parts) -> Object:
+    reasoning = {"reasoning_content": printable(parts.reasoning)} if parts.reasoning else {}
+    return {"content": printable(parts.answer)} | reasoning
 
 
 def timings(s: Statistics) -> Object:

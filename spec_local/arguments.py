@@ -109,8 +109,8 @@ def _fits(value: object, hint: Any) -> bool:
         parts = _hints(hint)
         return (
             isinstance(value, dict)
-            and value.keys() == parts.keys()
-            and all(_fits(value[key], parts[key]) for key in parts)
+            and hint.__required_keys__ <= value.keys() <= parts.keys()
+            and all(_fits(each, parts[key]) for key, each in value.items())
         )
     return isinstance(value, hint)
 

@@ -91,6 +91,41 @@ MORE_TEMPLATES = {
 }
 """Other ways in which templates handle text."""
 
+THINKING_TEMPLATES = {
+    # Qwen3: the model writes both markers; reasoning is shown in an answer to the last question only.
+    "both markers": (
+        "{% set last = namespace(question=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set last.question = loop.index0 %}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% set text, thought = m.content, m.reasoning_content or '' %}"
+        "{% if m.role == 'assistant' and '</think>' in text and not thought %}"
+        "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\n' }}{% if loop.index0 > last.question %}"
+        "{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}{{ text + '<|im_end|>\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\n' }}"
+    ),
+    # DeepSeek R1 and Qwen3.5: the prompt ends with the first marker.
+    "opened": (
+        "{% for m in messages %}{% set text = m.content.split('</think>')[-1] %}"
+        "{{ '<|im_start|>' + m.role + '\n' + text + '<|im_end|>\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\n<think>\n' }}"
+    ),
+    # gpt-oss: content with markers is an error.
+    "channels": (
+        "{% for m in messages %}{% if '<|channel|>' in m.content %}"
+        "{{ raise_exception('markers in ' + m.role) }}{% endif %}"
+        "{% if m.role == 'assistant' %}{{ '<|start|>assistant<|channel|>final<|message|>' + m.content }}"
+        "{% else %}{{ '<|start|>' + m.role + '<|message|>' + m.content }}{% endif %}{{ '<|end|>' }}"
+        "{% endfor %}{{ '<|start|>assistant' }}"
+    ),
+    # Some templates show the reasoning of all answers.
+    "kept": (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.reasoning_content %}"
+        "{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}"
+        "{{ m.content + '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
+    ),
+}
+"""Templates of models that think before they answer."""
+
 
 class StandIn(Model):
     """A model with nothing but what a template needs."""

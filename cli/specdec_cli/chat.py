@@ -11,6 +11,7 @@ from typer import Option
 from spec_local.errors import SpecLocalError
 from specdec_cli import exits, render
 from specdec_cli.options import (
+    HideThinkingOption,
     ModelArgument,
     ModelOptions,
     NoWrapOption,
@@ -40,6 +41,7 @@ def chat(
         _Chat(help="When the context is full, stop, or drop the oldest messages except the system message."),
     ] = WhenFullChoice.stop,
     show_drafts: ShowDraftsOption = False,
+    hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Chat")] = False,
     markdown: Annotated[
         bool, _Chat("--markdown", help="Render Markdown; each block is shown when it is complete.")
     ] = False,
@@ -78,7 +80,7 @@ def chat(
         with models.open(render.note) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
             chat_session = ChatSession(session, conversation, settings, when_full.value)
-            view = ChatView(chat_session, not no_stats, show_drafts, markdown, not no_wrap)
+            view = ChatView(chat_session, not no_stats, show_drafts, markdown, not no_wrap, hide_thinking)
             if verbose:
                 for line in render.setting_lines(session):
                     render.note(line)

@@ -124,6 +124,7 @@ SETTINGS = {
     "draft-max": _Setting("settings", "draft_max", "an integer, or none", _optional_int),
     "when-full": _Setting("chat", "when_full", "stop or drop-oldest", _when_full),
     "show-drafts": _Setting("view", "show_drafts", "on or off", _switch),
+    "hide-thinking": _Setting("view", "hide_thinking", "on or off", _switch),
     "markdown": _Setting("view", "markdown", "on or off", _switch),
     "wrap": _Setting("view", "wrap", "on or off", _switch),
     "stats": _Setting("view", "show_statistics", "on or off", _switch),

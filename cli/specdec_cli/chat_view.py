@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import ContextOverflow, SpecLocalError
-from specdec_cli import answer_view, render
+from specdec_cli import answer_view, render, thinking_view
 from specdec_cli.chat_input import interactive, quiet
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class ChatView:
     show_drafts: bool = False
     markdown: bool = False
     wrap: bool = True
+    hide_thinking: bool = False
     attached: str = field(default="", init=False)
     last: "Statistics | None" = field(default=None, init=False)
     _legend_shown: bool = field(default=False, init=False)
@@ -71,6 +72,7 @@ class ChatView:
         if isinstance(view, answer_view.Drafts) and not self._legend_shown:
             render.note(view.legend)
             self._legend_shown = True
+        view = thinking_view.before(view, self.chat.splitter, hidden=self.hide_thinking, wrap=self.wrap)
         started, done, n_dropped = False, None, 0
         try:
             with quiet(), render.interruptible() as cancelled:

@@ -12,9 +12,10 @@ from typer import Argument, Exit, Option
 
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest
-from specdec_cli import answer_view, batch_view, exits, render, several_view
+from specdec_cli import answer_view, batch_view, exits, render, several_view, thinking_view
 from specdec_cli.options import (
     STANDARD,
+    HideThinkingOption,
     ModelOptions,
     NoWrapOption,
     PromptOption,
@@ -28,6 +29,7 @@ from specdec_cli.options import (
 if TYPE_CHECKING:
     from spec_local import answer_json
     from spec_local.chat.request import Request
+    from spec_local.core.reasoning import Splitter
     from spec_local.engine.events import Prefilled
     from spec_local.session import Done, Session, Text
 
@@ -112,6 +114,7 @@ def generate(
         ),
     ] = None,
     show_drafts: ShowDraftsOption = False,
+    hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Output")] = False,
     no_wrap: Annotated[bool, NoWrapOption(rich_help_panel="Output")] = False,
     profile: Annotated[bool, _Output("--profile", help="Show how the time of a step is spent.")] = False,
     verbose: VerboseOption = 0,
@@ -193,19 +196,24 @@ def generate(
             if not raw and request.suffix is None and request.is_plain(session.main.model):
                 render.note("this model has no chat template: continuing the text as it is")
             tokens = request.tokens(session.main.model)
+            splitter = functools.partial(request.splitter, session.main.model, tokens, settings)
             if answers is None:
                 events = session.generate(tokens, settings, cancelled=cancelled)
                 if as_json or as_jsonl:
                     done = _in_json(
-                        session, events, {"prompt": printable(request.prompt)} if echo else {}, as_jsonl
+                        session,
+                        events,
+                        splitter(),
+                        {"prompt": printable(request.prompt)} if echo else {},
+                        as_jsonl,
                     )
                 else:
                     continues = raw or echo or suffix is not None  # text or code, from any column
+                    wrap = not (no_wrap or continues)
                     view = answer_view.view(
-                        session.main.model.vocabulary.piece,
-                        show_drafts=show_drafts,
-                        wrap=not (no_wrap or continues),
+                        session.main.model.vocabulary.piece, show_drafts=show_drafts, wrap=wrap
                     )
+                    view = thinking_view.before(view, splitter, hidden=hide_thinking, wrap=wrap)
                     done = _as_text(events, view, request if echo else None)
                 ends, statistics = [done], done.statistics
             else:
@@ -215,6 +223,7 @@ def generate(
                     tokens,
                     n,
                     settings,
+                    splitter,
                     max_rows=batch_view.n_rows(session, n, parallel),
                     totals=statistics,
                     cancelled=cancelled,
@@ -279,6 +288,7 @@ def _before(request: "Request") -> str:
 def _in_json(
     session: "Session",
     events: "Iterator[Prefilled | Text | Done]",
+    splitter: "Splitter",
     more: "answer_json.Object",
     streamed: bool,
 ) -> "Done":
@@ -291,11 +301,14 @@ def _in_json(
         if not isinstance(event, Text):
             continue
         if streamed:
-            _print_object(answer_json.step(session, event))
+            _print_object(answer_json.step(session, event, splitter))
         else:
             steps.append(event)
     assert isinstance(event, Done)
-    last = answer_json.end(session, event) if streamed else answer_json.whole(session, steps, event)
+    if streamed:
+        last = answer_json.end(session, event, splitter)
+    else:
+        last = answer_json.whole(session, steps, event, splitter)
     _print_object(more | last)
     return event
 

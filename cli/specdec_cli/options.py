@@ -47,6 +47,9 @@ SystemOption = Annotated[str | None, Option(metavar="TEXT", help="System message
 ShowDraftsOption = Annotated[
     bool, Option("--show-drafts", help="Mark accepted draft tokens on a terminal, and list rejected ones.")
 ]
+HideThinkingOption = functools.partial(
+    Option, "--hide-thinking", help="Say only how long a model thinks before its answer, not what."
+)
 NoWrapOption = functools.partial(
     Option, "--no-wrap", help="Do not break lines between words: the terminal breaks them anywhere."
 )

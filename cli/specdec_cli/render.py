@@ -50,7 +50,7 @@ def answer(text: str, style: str = "") -> None:
 
 _FEWEST = 16  # tokens of an answer from which a gain is known well enough to state it
 _ABOUT_EQUAL = 0.05  # share of the plain speed: less cannot be told from noise
-_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def coloured(stream: TextIO) -> bool:
@@ -68,7 +68,7 @@ def note(line: str, text: str = "") -> None:
 
     text: of a conversation, appended to the line.
     """
-    _write_error(_fitting(_one_line(line)) + terminal.Prose()(text), _DIM)
+    _write_error(_fitting(_one_line(line)) + terminal.Prose()(text), DIM)
 
 
 def error(message: str) -> None:

@@ -6,6 +6,7 @@ from typer import Argument
 
 from specdec_cli import chat, chat_input, generate
 from specdec_cli.options import (
+    HideThinkingOption,
     ModelArgument,
     ModelOptions,
     PromptOption,
@@ -24,6 +25,7 @@ def run(
     prompt_option: PromptOption = None,
     system: SystemOption = None,
     show_drafts: ShowDraftsOption = False,
+    hide_thinking: Annotated[bool, HideThinkingOption()] = False,
     verbose: VerboseOption = 0,
     *,
     models: ModelOptions,
@@ -43,13 +45,21 @@ def run(
     """
     models = models.with_main(model)
     if prompt is None and prompt_option is None and chat_input.interactive():
-        chat.chat(system=system, show_drafts=show_drafts, verbose=verbose, models=models, sampling=sampling)
+        chat.chat(
+            system=system,
+            show_drafts=show_drafts,
+            hide_thinking=hide_thinking,
+            verbose=verbose,
+            models=models,
+            sampling=sampling,
+        )
     else:
         generate.generate(
             prompt,
             prompt_option=prompt_option,
             system=system,
             show_drafts=show_drafts,
+            hide_thinking=hide_thinking,
             verbose=verbose,
             models=models,
             sampling=sampling,

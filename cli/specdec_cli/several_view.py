@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from specdec_cli import render
 
 if TYPE_CHECKING:
+    from spec_local.core.reasoning import Splitter
     from spec_local.engine.events import Statistics
     from spec_local.session import Done, Session
     from spec_local.settings import GenerationSettings
@@ -20,6 +21,7 @@ def answer(
     prompt: Sequence[int],
     n_answers: int,
     settings: "GenerationSettings",
+    splitter: "Callable[[], Splitter]",
     *,
     max_rows: int,
     totals: "Statistics",
@@ -29,9 +31,12 @@ def answer(
 ) -> list["Done"]:
     """Print several answers, whose seeds increase by one, and return their last events.
 
-    As text, they are printed in order: the first one as it is generated, and each of the others once the one
-    before it is complete. JSON objects have an ``index``, and are printed as they are complete: one for each
-    answer, or one for each step of each answer.
+    As text, they are printed in order and without reasoning: the first one as it is generated, and each of
+    the others once the one before it is complete. JSON objects have an ``index``, and are printed as
+    they are complete: one for each answer, or one for each step of each answer.
+
+    Args:
+        splitter: returns a new one, for one of the answers.
 
     Raises:
         SpecLocalError: an answer has failed.
@@ -42,6 +47,7 @@ def answer(
 
     steps: list[list[Text]] = [[] for _ in range(n_answers)]
     ends: list[Done] = []
+    splitters = [splitter() for _ in range(n_answers)]
     texts = _Texts(n_answers)
     for index, event in session.generate_many(
         [prompt] * n_answers,
@@ -54,19 +60,20 @@ def answer(
             raise event.error
         if isinstance(event, Text):
             if as_jsonl:
-                _print({"index": index} | answer_json.step(session, event))
+                _print({"index": index} | answer_json.step(session, event, splitters[index]))
             elif as_json:
                 steps[index].append(event)
             else:
-                texts.add(index, event.text)
+                texts.add(index, splitters[index].feed(event.text).answer)
         elif isinstance(event, Done):
             ends.append(event)
             if as_jsonl:
-                _print({"index": index} | answer_json.end(session, event))
+                _print({"index": index} | answer_json.end(session, event, splitters[index]))
             elif as_json:
-                _print({"index": index} | answer_json.whole(session, steps[index], event))
+                whole = answer_json.whole(session, steps[index], event, splitters[index])
+                _print({"index": index} | whole)
             else:
-                texts.add(index, event.text, is_last=True)
+                texts.add(index, splitters[index].finish(event.text).answer, is_last=True)
     return ends
 
 

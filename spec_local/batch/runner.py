@@ -22,6 +22,7 @@ from spec_local import answer_json
 from spec_local.batch.answers import Answers
 from spec_local.chat.request import Request
 from spec_local.chat.template import Message
+from spec_local.core.reasoning import Splitter
 from spec_local.engine.decoding import check_prompt
 from spec_local.engine.events import Failed, Statistics
 from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelError, SpecLocalError
@@ -172,6 +173,7 @@ def run(
         SpecLocalError: a failure that is not specific to one prompt.
     """
     started: list[Entry] = []  # by the index of the session's events
+    splitters: list[Splitter] = []  # by the same
     steps: dict[int, list[Text]] = {}
     failures: list[tuple[Entry, SpecLocalError]] = []
 
@@ -186,6 +188,7 @@ def run(
                 failures.append((entry, error))
                 continue
             started.append(entry)
+            splitters.append(entry.request.splitter(session.main.model, tokens, entry.settings))
             yield tokens
 
     def failed() -> Iterator[Outcome]:
@@ -215,7 +218,7 @@ def run(
                 yield from failed()
             elif isinstance(event, Done) and event.reason != "cancelled":
                 seed = {} if entry.settings.seed is None else {"seed": entry.settings.seed}
-                answer = answer_json.whole(session, steps.pop(index, []), event)
+                answer = answer_json.whole(session, steps.pop(index, []), event, splitters[index])
                 answers.append(_head(entry) | seed | answer)
                 yield Outcome(entry, event.statistics, event.cut_short)
     if not cancelled():

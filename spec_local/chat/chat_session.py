@@ -14,6 +14,7 @@ from spec_local.arguments import check_fields, checked
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.core.language_model import common_prefix
+from spec_local.core.reasoning import Splitter
 from spec_local.core.text import bytes_of
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, SpecLocalError
@@ -92,6 +93,13 @@ class ChatSession:
 
         return self._answer(retry, cancelled)
 
+    def splitter(self) -> Splitter:
+        """A new splitter of the answer that is being generated: it separates the reasoning from the answer.
+
+        Under a grammar, which holds from the first token on, all of the text is the answer.
+        """
+        return Splitter() if self.settings.constrained else self.conversation.splitter()
+
     @checked
     def save(self, path: Path | str, *, with_state: bool = False) -> int:
         """Save the conversation; `with_state`: also both models' KV caches, in `state_path(path)`.
@@ -152,6 +160,7 @@ class ChatSession:
         statistics = None  # of the part generated before messages were dropped
         before = list(self.conversation.messages)
         begin()
+        splitter = self.splitter()
         try:
             if dropped := self._make_room(0):
                 yield MessagesDropped(dropped)
@@ -177,7 +186,8 @@ class ChatSession:
             if tokens or reason not in (None, "cancelled"):
                 # Join the two halves of a character that was split where the context was full.
                 content = bytes_of(content).decode("utf-8", "surrogateescape")
-                self.conversation.answer(content, tokens)
+                parts = splitter.finish(content)
+                self.conversation.answer(parts.answer, tokens, parts.reasoning)
             else:
                 self.conversation.messages[:] = before
 

@@ -1,7 +1,9 @@
 """A conversation: its messages and their tokens, with each answer's tokens kept as the model generated them.
 
 For each turn the whole conversation is rendered, but only new text is tokenized. Tokenizing the text of an
-answer again could split it differently, and the KV cache would be invalid from there on. Removing messages
+answer again could split it differently, and the KV cache would be invalid from there on. An answer after
+reasoning is tokenized: templates leave out the reasoning of earlier answers, so that the answer must be read
+again anyway, and the KV cache is valid up to the question. Removing messages
 needs no extra work: the tokens before them stay the same, and `Session.generate` reuses the longest prefix
 that the KV cache shares with a prompt.
 """
@@ -11,7 +13,9 @@ from dataclasses import dataclass, field
 
 from spec_local.arguments import check_fields, checked
 from spec_local.chat.rendered import Rendered
-from spec_local.chat.template import ChatTemplate, Message
+from spec_local.chat.template import ChatTemplate, Message, splitter_after
+from spec_local.core.reasoning import Splitter
+from spec_local.core.text import bytes_of
 from spec_local.errors import InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
@@ -112,21 +116,30 @@ class Conversation:
         return [token for segment in self._segments for token in segment.tokens]
 
     @checked
-    def answer(self, content: str, tokens: Sequence[int]) -> None:
+    def answer(self, content: str, tokens: Sequence[int], reasoning: str = "") -> None:
         """Add the model's answer to the last `prompt`; it may be incomplete.
 
         Args:
-            content: the text, without a stop string that ended it.
-            tokens: without the end token; those beyond the end of the content are ignored.
+            content: the text, without a stop string that ended it, and without the reasoning.
+            tokens: without the end token; those that do not spell the content are ignored.
+            reasoning: the text before the content, if the model reasons; see `splitter`.
 
         Raises:
-            InvalidRequest: the last message is not the user's.
+            InvalidRequest: the last message is not the user's, or a text is not valid Unicode.
         """
         self._check_question()
         whole = Rendered.of(content, [(0, len(content))])
-        if self._segments and (spelled := _spelled(self.model.vocabulary, tokens, whole)):
+        bytes_of(reasoning)  # checks it
+        message: Message = {"role": "assistant", "content": content}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        elif self._segments and (spelled := _spelled(self.model.vocabulary, tokens, whole)):
             self._segments.append(_Segment(*spelled, len(self.messages)))
-        self.messages.append({"role": "assistant", "content": content})
+        self.messages.append(message)
+
+    def splitter(self) -> Splitter:
+        """A splitter of the text that the model generates after the last `prompt`."""
+        return splitter_after(self.template.source, self.model.vocabulary, self.tokens)
 
     def undo(self) -> str | None:
         """Remove the last question and its answer, if there is one.

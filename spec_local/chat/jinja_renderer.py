@@ -194,7 +194,7 @@ def render(template: str, bos: str, eos: str, messages: list[dict[str, str]] | N
     if messages is None:
         return {}
     text = compiled.render(
-        messages=[message | {"content": Traced(message["content"])} for message in messages],
+        messages=[_traced(message) for message in messages],
         bos_token=bos,
         eos_token=eos,
         add_generation_prompt=True,
@@ -204,6 +204,10 @@ def render(template: str, bos: str, eos: str, messages: list[dict[str, str]] | N
         raise ValueError(f"it writes more than {_MAX_CHARACTERS >> 20} MiB")
     found = re.finditer(f"{_HIDDEN}+", _outline(text))
     return {"text": text, "content": [match.span() for match in found]}
+
+
+def _traced(message: dict[str, str]) -> dict[str, str]:
+    return {key: text if key == "role" else Traced(text) for key, text in message.items()}
 
 
 def _limit(name: str, amount: int) -> None:

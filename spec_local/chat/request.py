@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spec_local.arguments import check_fields
-from spec_local.chat.template import ChatTemplate, Message
+from spec_local.chat.template import ChatTemplate, Message, splitter_after
+from spec_local.core.reasoning import Splitter
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.settings import GenerationSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,16 @@ class Request:
         if self.system:
             messages.insert(0, Message(role="system", content=self.system))
         return ChatTemplate(model).render(messages).tokens(vocabulary)
+
+    def splitter(self, model: Model, prompt: Sequence[int], settings: GenerationSettings) -> Splitter:
+        """A splitter of the model's output for these tokens of the request.
+
+        Without a chat template, and under a grammar, which holds from the first token on, all of the output
+        is the answer.
+        """
+        if settings.constrained or self.is_plain(model):
+            return Splitter()
+        return splitter_after(model.chat_template or "", model.vocabulary, prompt)
 
 
 def _fill_in_tokens(vocabulary: Vocabulary, before: str, after: str, name: str) -> list[int]:

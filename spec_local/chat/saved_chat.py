@@ -34,12 +34,16 @@ class _Generated(BaseModel):
 
 
 class _Message(BaseModel):
-    """bytes: the content in base64 if it is not UTF-8; `content` is then only for human readers."""
+    """bytes: the content in base64 if it is not UTF-8; `content` is then only for human readers.
+
+    reasoning_content: that of an answer, with U+FFFD for bytes that are not UTF-8.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant"]
     content: str
+    reasoning_content: str | None = None
     bytes: str | None = None
     generated: _Generated | None = None
 
@@ -64,11 +68,13 @@ def save(conversation: Conversation, path: Path) -> None:
     answers, messages = conversation.answer_tokens, []
     for i, message in enumerate(conversation.messages):
         answer, content = answers.get(i), printable(message["content"])
+        reasoning = message.get("reasoning_content")
         raw = None if content == message["content"] else base64.b64encode(bytes_of(message["content"]))
         messages.append(
             _Message(
                 role=message["role"],
                 content=content,
+                reasoning_content=None if reasoning is None else printable(reasoning),
                 bytes=raw.decode() if raw else None,
                 generated=_Generated(offset=answer.offset, tokens=answer.tokens) if answer else None,
             )
@@ -128,7 +134,11 @@ def _message(path: Path, i: int, message: _Message) -> Message:
         except ValueError:
             raise InvalidRequest(f"{path}: messages.{i}.bytes is not base64: fix or delete it") from None
     bytes_of(content)
-    return {"role": message.role, "content": content}
+    loaded: Message = {"role": message.role, "content": content}
+    if message.reasoning_content is not None:
+        bytes_of(message.reasoning_content)
+        loaded["reasoning_content"] = message.reasoning_content
+    return loaded
 
 
 def _json(file: _File) -> str:

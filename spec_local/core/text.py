@@ -50,15 +50,15 @@ class TextStream:
             _, at, self.stopping_word = min(found)
             text, self._held, self.stopped = self._held[:at], "", True
             return text
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of text that is a proper prefix of stop."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+def overlap(text: str, wanted: str) -> int:
+    """Length of the longest suffix of a text that is a prefix of the wanted one."""
+    return next((n for n in range(min(len(text), len(wanted)), 0, -1) if text.endswith(wanted[:n])), 0)
 
 
 def bytes_of(text: str) -> bytes:

@@ -53,6 +53,7 @@ def write_tiny_model(
     architecture: str = "llama",
     space_prefix: bool = False,
     n_experts: int = 0,
+    chat_template: str = CHAT_TEMPLATE,
 ) -> Path:
     """Write a model of a few hundred kB.
 
@@ -71,6 +72,7 @@ def write_tiny_model(
             `SLIDING_WINDOW` tokens; any other name stores llama's tensors under that name.
         space_prefix: whether the tokenizer adds a space before every text, as Llama 2's does.
         n_experts: number of experts, of which each token uses two; 0: a dense model.
+        chat_template: for the control tokens `CONTROL_TOKENS` or others in `extra_tokens`.
 
     Returns:
         `path`.
@@ -107,7 +109,7 @@ def write_tiny_model(
         writer.add_value_length(_HEAD)
         writer.add_sliding_window(SLIDING_WINDOW)
         writer.add_sliding_window_pattern(2)  # the even layers have a window, the odd ones do not
-    _add_tokenizer(writer, tokens, scores, types, space_prefix)
+    _add_tokenizer(writer, tokens, scores, types, space_prefix, chat_template)
 
     kind = gguf.GGMLQuantizationType[tensor_type]
     tensors = {"mamba": _mamba_tensors, "gemma3": _gemma3_tensors}.get(architecture, _llama_tensors)
@@ -158,7 +160,12 @@ def _vocabulary(extra: Sequence[str]) -> tuple[list[str], list[float], list[int]
 
 
 def _add_tokenizer(
-    writer: Any, tokens: list[str], scores: list[float], types: list[int], space_prefix: bool
+    writer: Any,
+    tokens: list[str],
+    scores: list[float],
+    types: list[int],
+    space_prefix: bool,
+    chat_template: str = CHAT_TEMPLATE,
 ) -> None:
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
@@ -171,7 +178,7 @@ def _add_tokenizer(
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(space_prefix)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    writer.add_chat_template(chat_template)
 
 
 def _weights(name: str, shape: tuple[int, ...], scale: float, seed: int, noise: float) -> NDArray[np.float32]:

@@ -90,12 +90,10 @@ def hostile_file(tmp_path):
         find(writer, hostile.ALL)
         writer.add_author(hostile.ALL)
 
-    with (
-        mock.patch("spec_local.llama.tiny.CHAT_TEMPLATE", refusal),
-        mock.patch.object(gguf.GGUFWriter, "add_name", add_name),
-    ):
-        path = tmp_path / f"{hostile.NAME[:100]}.gguf"
-        return write_tiny_model(path, n_layers=1, tensor_type="F32", extra_tokens=[hostile.ALL])
+    path = tmp_path / f"{hostile.NAME[:100]}.gguf"
+    options = {"extra_tokens": [hostile.ALL], "chat_template": refusal}
+    with mock.patch.object(gguf.GGUFWriter, "add_name", add_name):
+        return write_tiny_model(path, n_layers=1, tensor_type="F32", **options)
 
 
 def test_a_hostile_model(specdec, hostile_file):

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from spec_local import (
 )
 from spec_local.arguments import check
 from spec_local.chat.request import Request
+from spec_local.chat.template import Message
 from spec_local.errors import InvalidRequest
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -46,6 +48,7 @@ STRANGE = [
     *([], [None], ["a"], [1, "a"], [0.5], [[1]], [10**30], [-1], [2**999], [Odd()], (), ("a",)),
     *({}, {"a": 1}, {1: "a"}, {1: math.nan}, {-1: 1.0}, {5: -(2**999)}, {2**999: 1}, {10**400: 0.5}),
     *([{"role": "user"}], [{"role": "user", "content": 5}], [{"role": "user", "content": "\ud800"}]),
+    *([{"content": "a"}], [{"role": "user", "content": "a", "reasoning_content": 5}]),
     *(Path("absent"), Path(), GenerationSettings(), SamplingSettings(), SimpleNamespace()),
 ]
 OF_RECORDS = {
@@ -104,8 +107,12 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
         "Conversation": (Conversation, {"model": tiny_model, "template": template}),
         "ask": (lambda content: (conversation.clear(), conversation.ask(content)), {"content": "a"}),
         "answer": (
-            lambda content, tokens: (conversation.ask("a"), conversation.answer(content, tokens)),
-            {"content": "a", "tokens": [300, 301]},
+            lambda content, tokens, reasoning: (
+                conversation.ask("a"),
+                conversation.answer(content, tokens, reasoning),
+                chat.save("chat.json"),
+            ),
+            {"content": "a", "tokens": [300, 301], "reasoning": ""},
         ),
         "restore": (conversation.restore, {"answers": {}}),
         "system": (lambda content: setattr(conversation, "system", content), {"content": "a"}),
@@ -201,3 +208,11 @@ def test_floats_may_be_integers():
     check("x", 1, float)
     with pytest.raises(InvalidRequest):
         check("x", 1.0, int)
+
+
+def test_optional_keys():
+    message = {"role": "assistant", "content": "a"}
+    check("x", [message, message | {"reasoning_content": "b"}], Sequence[Message])
+    for wrong in ({"content": "a"}, message | {"reasoning_content": 5}, message | {"name": "a"}):
+        with pytest.raises(InvalidRequest):
+            check("x", [wrong], Sequence[Message])

@@ -1,0 +1,116 @@
+"""Reasoning: the markers that models put around it, and its separation from the answer, part by part."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from spec_local.core.text import overlap
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """What a model writes before its reasoning, and between reasoning and answer.
+
+    The first closing also precedes an answer without reasoning.
+    """
+
+    openings: tuple[str, ...]
+    closings: tuple[str, ...]
+
+
+_CHANNEL = "<|start|>assistant<|channel|>{}<|message|>"
+_FINAL = _CHANNEL.format("final")
+_MARKERS = (
+    Markers(("<think>",), ("</think>",)),  # Qwen, DeepSeek and most others
+    # gpt-oss. Whether <|end|> has a text depends on the version of llama.cpp.
+    Markers((_CHANNEL.format("analysis"), _CHANNEL.format("commentary")), (_FINAL, f"<|end|>{_FINAL}")),
+    Markers(("<|channel>thought",), ("<channel|>",)),  # Gemma 4
+)
+
+
+def markers_of(template: str) -> Markers | None:
+    """The markers of the models with this chat template; None: they do not reason."""
+    return next((markers for markers in _MARKERS if markers.closings[0] in template), None)
+
+
+class Parts(NamedTuple):
+    """Text of the reasoning, and text of the answer, which follows it."""
+
+    reasoning: str
+    answer: str
+
+
+class Splitter:
+    """Separates the reasoning at the start of a text from the answer after it.
+
+    Only text that may be the beginning of a marker is held back. Line breaks before and after a marker belong
+    to it. Text without a marker at its start is unchanged; markers in the answer are text.
+
+    Args:
+        markers: of the model; None: all of the text is the answer.
+        prompt: the end of the prompt, which may end with a marker or with the beginning of one.
+    """
+
+    def __init__(self, markers: Markers | None = None, prompt: str = "") -> None:
+        self._state: Literal["start", "reasoning", "answer"] = "start" if markers else "answer"
+        self._closings = markers.closings if markers else ()
+        self._starts = (*markers.openings, markers.closings[0]) if markers else ()
+        prompt = prompt.rstrip()
+        self._n_prompt = max((overlap(prompt, marker) for marker in self._starts), default=0)
+        """Number of characters held back that are the prompt's."""
+        self._held = prompt[len(prompt) - self._n_prompt :]
+        self._after_marker = False
+
+    def feed(self, text: str) -> Parts:
+        """The parts of the text that are certain now."""
+        self._held += text
+        if self._state == "start":
+            self._start()
+        reasoning = self._reasoning() if self._state == "reasoning" else ""
+        return Parts(reasoning, self._answer() if self._state == "answer" else "")
+
+    def finish(self, text: str = "") -> Parts:
+        """The parts of the last text, and all that was held back."""
+        parts, rest = self.feed(text), self._held[self._n_prompt :]
+        self._held, self._n_prompt = "", 0
+        if self._state == "reasoning":
+            return parts._replace(reasoning=parts.reasoning + rest)
+        return parts._replace(answer=parts.answer + rest)
+
+    def _start(self) -> None:
+        text = self._held if self._n_prompt else self._held.lstrip()
+        for marker in self._starts:
+            if text.startswith(marker):
+                self._state = "answer" if marker in self._closings else "reasoning"
+                self._held, self._n_prompt, self._after_marker = text[len(marker) :], 0, True
+                return
+        if any(marker.startswith(text) for marker in self._starts):
+            return
+        if self._n_prompt:  # only the prompt began a marker
+            self._held, self._n_prompt = self._held[self._n_prompt :], 0
+            self._start()
+        else:
+            self._state = "answer"
+
+    def _reasoning(self) -> str:
+        self._skip_line_breaks()
+        found = [(at, marker) for marker in self._closings if (at := self._held.find(marker)) >= 0]
+        if found:
+            end, marker = min(found)
+            self._state = "answer"
+            self._after_marker = True
+            text, self._held = self._held[:end].rstrip("\n"), self._held[end + len(marker) :]
+            return text
+        end = len(self._held) - max(overlap(self._held, marker) for marker in self._closings)
+        end = len(self._held[:end].rstrip("\n"))
+        text, self._held = self._held[:end], self._held[end:]
+        return text
+
+    def _answer(self) -> str:
+        self._skip_line_breaks()
+        text, self._held = self._held, ""
+        return text
+
+    def _skip_line_breaks(self) -> None:
+        if self._after_marker:
+            self._held = self._held.lstrip("\n")
+            self._after_marker = not self._held

@@ -1,0 +1,79 @@
+"""Tiny models that always generate the same text, such as reasoning and an answer."""
+
+import itertools
+from unittest import mock
+
+import numpy as np
+
+from spec_local.llama import tiny
+from tests.chat_templates import THINKING_TEMPLATES
+
+_LOGIT = 30  # of the next token of the script; those of all others are far below
+
+THOUGHT, ANSWER = "Hm, what?\n\nThe sky", "It is\n\nblue."
+_MARKERS = ["<think>", "</think>"]
+# Without the last two, llama.cpp takes <|end|> for the end of an answer.
+_CHANNELS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+_THOUGHT = ("Hm, ", "what?", "\n\nThe", " sky")
+_ANSWER = ("It is", "\n\nblue.")
+_THINKING = {  # the last token before the script, and its tokens; no token occurs twice
+    "both markers": ("<0x0A>", ["<think>\n", *_THOUGHT, "\n</th", "ink>\n\n", *_ANSWER]),
+    "opened": ("<0x0A>", [*_THOUGHT, "\n</th", "ink>\n\n", *_ANSWER]),
+    "channels": (
+        "assistant",
+        [
+            *("<|channel|>", "analysis<|mess", "age|>", *_THOUGHT, "<|end|>"),
+            *("<|start|>", "assistant<|channel|>final", "<|message|>", *_ANSWER),
+        ],
+    ),
+}
+_THINKING["kept"] = _THINKING["both markers"]
+
+
+def write_thinking_model(path, kind):
+    """Write a model with one of `THINKING_TEMPLATES` that always generates `THOUGHT` and `ANSWER`."""
+    before, script = _THINKING[kind]
+    more = _CHANNELS if kind == "channels" else _MARKERS
+    return write_scripted_model(path, THINKING_TEMPLATES[kind], before, script, more)
+
+
+def write_scripted_model(path, template, before, script, more=()):
+    """Write a model that generates a script, and then ends its answer.
+
+    A token determines the next one: nothing but its embedding reaches the output.
+
+    Args:
+        path: of the file.
+        template: chat template.
+        before: the last token of the prompt.
+        script: different texts, each of which becomes a token.
+        more: further texts that become tokens.
+    """
+    extra = list(dict.fromkeys([*more, *script]))
+    tokens = tiny._vocabulary(extra)[0]
+    ids = [tokens.index(text) for text in (before, *script)]
+    weights = tiny._weights
+
+    def scripted(name, shape, scale, seed, noise):
+        made = weights(name, shape, scale, seed, noise)
+        embeddings = weights("token_embd.weight", (len(tokens), shape[-1]), 1.0, seed, noise)
+        if name == "output.weight":
+            made[:] = 0
+            for token, following in itertools.pairwise(ids):
+                made[following] += _LOGIT / shape[1] * embeddings[token]
+        elif name == "ends":  # of </s> and <|im_end|>
+            made[:] = np.stack([_LOGIT / shape[1] * embeddings[ids[-1]], np.zeros(shape[1])])
+        elif name.endswith(("attn_output.weight", "ffn_down.weight")):
+            made[:] = 0
+        return made
+
+    with mock.patch.object(tiny, "_weights", scripted):
+        return tiny.write_tiny_model(
+            path,
+            n_layers=1,
+            tensor_type="F32",
+            n_ctx=4096,
+            extra_tokens=extra,
+            end_scale=1.0,
+            chat_template=template,
+        )
