@@ -8,8 +8,8 @@ from typing import Annotated
 
 from typer import Option
 
-from spec_local.errors import SpecLocalError
-from specdec_cli import exits, render
+from spec_local.errors import InvalidRequest, SpecLocalError
+from specdec_cli import chat_input, exits, render
 from specdec_cli.options import (
     HideThinkingOption,
     ModelArgument,
@@ -36,6 +36,9 @@ def chat(
     load: Annotated[
         Path | None, _Chat(metavar="FILE", help="Continue a conversation that was saved with /save.")
     ] = None,
+    continue_: Annotated[
+        bool, Option("--continue", "-C", help="Continue the last conversation on a terminal.")
+    ] = False,
     when_full: Annotated[
         WhenFullChoice,
         _Chat(help="When the context is full, stop, or drop the oldest messages except the system message."),
@@ -63,8 +66,16 @@ def chat(
       specdec chat qwen3-4b --system "Answer in French."
 
       specdec chat llama-13b.gguf --draft tiny.gguf --show-drafts
+
+      specdec chat --continue
     """
     with exits.guarded():
+        if continue_:
+            if load:
+                raise InvalidRequest("--continue and --load exclude each other: give one of them")
+            load = chat_input.last_chat()
+            if not load.exists():
+                raise InvalidRequest("there is no conversation to continue: start one with specdec chat")
         models = models.with_main(model)
         settings = generation_settings(models, sampling)
         from spec_local.chat.chat_session import ChatSession
@@ -84,6 +95,8 @@ def chat(
             if verbose:
                 for line in render.setting_lines(session):
                     render.note(line)
+            if interactive():
+                view.kept = chat_input.last_chat()
             render.note(view.banner())
             if load:
                 view.load(load)

@@ -62,6 +62,13 @@ def quiet() -> Iterator[None]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
+def last_chat() -> Path:
+    """The file of the last conversation on a terminal, in a folder that may not exist."""
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("specdec")) / "last-chat.json"
+
+
 Read = Callable[[], str | Command]
 
 

@@ -21,7 +21,10 @@ _LARGE = 5e8  # bytes that take a while to write
 
 @dataclass
 class ChatView:
-    """attached: text of files that precedes the next message. last: statistics of the last answer."""
+    """attached: text of files that precedes the next message. last: statistics of the last answer.
+
+    kept: file to which the conversation is saved after each answer; None: none.
+    """
 
     chat: "ChatSession"
     show_statistics: bool = True
@@ -31,6 +34,7 @@ class ChatView:
     hide_thinking: bool = False
     attached: str = field(default="", init=False)
     last: "Statistics | None" = field(default=None, init=False)
+    kept: Path | None = field(default=None, init=False)
     _legend_shown: bool = field(default=False, init=False)
 
     @property
@@ -103,6 +107,7 @@ class ChatView:
             render.note(line)
         if n_dropped:
             render.note(_dropped(n_dropped))
+        self._keep()
         self.last = done.statistics
         if self.show_statistics:
             render.note(self.statistics_line(done.statistics))
@@ -161,6 +166,16 @@ class ChatView:
         if with_state:
             line += f", and the KV caches to {state_path(path)} ({size / 1e6:.1f} MB)"
         render.note(line)
+
+    def _keep(self) -> None:
+        if not self.kept:
+            return
+        try:
+            self.kept.parent.mkdir(parents=True, exist_ok=True)
+            self.chat.save(self.kept)
+        except (SpecLocalError, OSError) as error:  # the disk may be full: the chat goes on
+            render.note(f"--continue will not find this conversation: {error}")
+            self.kept = None
 
     def load(self, path: Path) -> None:
         """Continue a saved conversation, with the KV caches if they were also saved."""

@@ -126,6 +126,26 @@ def test_lines_fit_the_terminal(terminal, main, width):
     assert sum("/" in line for line in lines) > 10
 
 
+def test_continuing_the_last_conversation(terminal, main, fresh):
+    fresh.one_line(fresh("chat", "--main", main, "--continue"), 2)
+    person = terminal("--main", main, *SHORT, specdec=fresh)
+    person.prompt()
+    person.say("hello there")
+    person.say("and again")
+    person.type("\x04")
+    assert person.leaves_with() == 0
+    (kept,) = fresh.folder.rglob("last-chat.json")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    person = terminal("--main", main, *SHORT, "-C", specdec=fresh)
+    assert "loaded 4 messages" in person.prompt()
+    assert "hello there" not in person.say("/undo")
+    person.type("\x04")
+    assert person.leaves_with() == 0
+    piped = fresh("chat", "--main", main, *SHORT, stdin=b"other\n")  # not on a terminal: not kept
+    assert piped.returncode == 0
+    assert "and again" in kept.read_text()
+
+
 def test_interrupting_twice_does_not_end_the_chat(terminal, main):
     person = terminal("--main", main, *ENDLESS)
     start_endless_answer(person)
