@@ -154,6 +154,7 @@ def test_notes_and_errors_are_one_line_also_in_a_file(monkeypatch):
         raw = Stream(on_terminal)
         monkeypatch.setattr(sys, "stderr", raw)
         monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "10000")  # on a narrow terminal, notes are broken between words
         terminal.protect()
         render.note(hostile.ALL + "\nspecdec: a false line")
         render.error(hostile.ALL + "\nspecdec: a false line")
