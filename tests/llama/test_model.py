@@ -154,7 +154,7 @@ def test_a_model_is_called_by_the_size_in_its_name(tmp_path, monkeypatch, tiny_m
     monkeypatch.setattr(gguf.GGUFWriter, "add_name", with_label)
     model = Model(write_tiny_model(tmp_path / "m.gguf", tensor_type="F32"), weights=False)
     assert model.parameters == (shown or tiny_model.parameters)
-    assert model.description == f"llama {model.parameters} (guessed) all F32"
+    assert model.description == f"llama {model.parameters} all F32"
 
 
 @pytest.mark.parametrize(
