@@ -35,6 +35,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
 from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.lookups import Lookup, Recycling
+from spec_local.models.names import NO_DRAFT, resolve_pair
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import best_rows
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
@@ -130,11 +131,14 @@ class Session:
         mtp: bool = True,
         log: Callable[[str], None] = lambda line: None,
     ) -> "Session":
-        """Load a main model, and a draft model if one is given.
+        """Load a main model, and a draft model if one is given or the main model's name is that of a pair.
 
         Args:
-            main, draft: GGUF files; a file that is new on this machine is first tested in a child process.
-                The draft is a model, or a head that was made for the main model.
+            main, draft: GGUF files, or names as on the command line: of models.toml, or user/repo:quant. A
+                file that exists takes precedence, and a `Path` is always a file. A file that is new on this
+                machine is first tested in a child process. The draft is a model, or a head that was made for
+                the main model; ``none``: use neither the draft model of a pair nor the main model's layers
+                for multi-token prediction.
             n_ctx: context length in tokens, limited to the model's training context; None: the training
                 context, up to 4096.
             threads: number of threads for each model; None: the number of physical cores.
@@ -154,20 +158,23 @@ class Session:
             log: called with one line for each slow operation and each decision.
 
         Raises:
-            SpecLocalError: one of its subclasses; everything loaded before the error has been freed.
+            DownloadError: a named model has not been downloaded; `spec_local.models.catalog.pull` does it.
+            SpecLocalError: another subclass; everything loaded before the error has been freed.
         """
         if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
             raise InvalidRequest(f"parallel is {parallel}: give 1 to {MAX_SEQUENCES}")
+        drafting = draft != NO_DRAFT
+        main, draft = resolve_pair(main, draft, drafting=drafting)
         with ExitStack() as stack:
             rows: list[Sequence[Context]] = []
             models: list[Model] = []
             for path in [main, draft] if draft else [main]:
-                check_model_file(Path(path), gpu_layers=gpu_layers, log=log)
-                models.append(Model(path, gpu_layers=gpu_layers, load_mtp=mtp and not draft))
+                check_model_file(path, gpu_layers=gpu_layers, log=log)
+                models.append(Model(path, gpu_layers=gpu_layers, load_mtp=mtp and drafting and not draft))
                 stack.callback(models[-1].close)
             head = choose_head(*models, log=log)
             if head and draft:
-                check_model_file(Path(draft), gpu_layers=gpu_layers, main=Path(main), log=log)
+                check_model_file(draft, gpu_layers=gpu_layers, main=main, log=log)
                 del models[1:]
             lengths = [model.n_ctx(_USUAL_CONTEXT if n_ctx is None else n_ctx) for model in models]
             if n_ctx is not None and lengths[0] < n_ctx:

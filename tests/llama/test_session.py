@@ -14,6 +14,7 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.events import Prefilled
 from spec_local.errors import (
     ContextOverflow,
+    DownloadError,
     InvalidRequest,
     ModelFileError,
 )
@@ -989,6 +990,27 @@ def test_opening(tmp_path, monkeypatch):
     long = write_tiny_model(tmp_path / "long.gguf", n_layers=1, n_ctx=9000)
     with Session.open(long, threads=1) as session:
         assert session.main.n_ctx == 4096
+
+
+def test_opening_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    found = {
+        name: write_tiny_model(tmp_path / f"{name}.gguf", n_layers=1) for name in ("starter", "starter-draft")
+    }
+    monkeypatch.setattr("spec_local.models.catalog.find", found.get)
+    for names, expected in {
+        ("starter-pair",): ("starter", "starter-draft"),
+        ("starter",): ("starter", None),
+        ("starter-pair", "none"): ("starter", None),
+        ("starter-pair", "starter"): ("starter", "starter"),
+        (str(found["starter-draft"]), "starter"): ("starter-draft", "starter"),
+    }.items():
+        with Session.open(*names, n_ctx=64, threads=1) as session:
+            opened = [context and context.model.path for context in (session.main, session.draft)]
+            assert opened == [name and found[name] for name in expected]
+    del found["starter-draft"]
+    with pytest.raises(DownloadError, match=r"starter-draft .* run specdec models pull starter-pair"):
+        Session.open("starter-pair")
 
 
 @pytest.mark.parametrize("failure", ["draft model", "draft context"])
