@@ -65,9 +65,9 @@ def chat(
     with exits.guarded():
         models = models.with_main(model)
         settings = generation_settings(models, sampling)
-        from spec_local.chat.chat_session import ChatSession
         from spec_local.chat.conversation import Conversation
         from spec_local.chat.template import ChatTemplate, start_template_process
+        from spec_local.chat_session import ChatSession
         from spec_local.llama import runtime
         from specdec_cli.chat_commands import completions, run_command
         from specdec_cli.chat_input import Command, EndOfChat, interactive, message_reader

@@ -316,7 +316,7 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         sampling=sampling.settings(),
         seed=sampling.seed,
         max_tokens=sampling.max_tokens,
-        stops=sampling.stop or [],
+        stops=sampling.stop or (),
         proposer="none" if models.no_spec else models.proposer,
         policy=models.policy,
         draft_max=models.draft_max,

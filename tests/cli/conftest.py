@@ -120,7 +120,8 @@ class Inside(Specdec):
 
 def folders(home):
     """Return an environment with all folders below `home`, and without the user's settings."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "SPECDEC_", "PYTHON", "NO_"))}
+    removed = ("XDG_", "SPECDEC_", "PYTHON", "NO_")
+    kept = {k: v for k, v in os.environ.items() if k == "PYTHONPATH" or not k.startswith(removed)}
     own = {"HOME": str(home), "TERM": "xterm", "COLUMNS": "80", "PROMPT_TOOLKIT_NO_CPR": "1"}
     own["OMP_WAIT_POLICY"] = "passive"  # active waiting is slow on a busy machine
     for kind in ("config", "cache", "data", "state"):
