@@ -1,13 +1,15 @@
 """A session: a main model, an optional draft model, and their caches.
 
 with Session.open("main.gguf", "draft.gguf") as session:
-    for event in session.generate("Once upon a time"):
-        print(event.text, end="")
+    for event in session.chat([{"role": "user", "content": "Why is the sky blue?"}]):
+        if isinstance(event, Text):
+            print(event.text, end="")
 """
 
 import itertools
+import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,8 @@ from spec_local.arguments import checked
 from spec_local.assembly import ProposerFactory, Slot
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
+from spec_local.chat.conversation import Conversation
+from spec_local.chat.template import ChatTemplate, Message
 from spec_local.core.kept_states import KINDS
 from spec_local.core.language_model import LanguageModel
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
@@ -102,6 +106,7 @@ class Session:
         self._resources = ExitStack()
         self._turns = Turns[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
         self._answers = RunningAnswers(self._slots, self._factory, lambda: self._turns.ending)
+        self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
 
     def _drafter(self, main: Context, draft: Context | LlamaHead | None) -> LanguageModel | None:
         if draft and self.vocabulary_map:
@@ -266,17 +271,66 @@ class Session:
         """
         return self._turns.run(lambda: self._start(prompt, settings, cancelled, clock))
 
+    @checked
+    def chat(
+        self,
+        messages: Sequence[Message],
+        settings: GenerationSettings = _USUAL,
+        *,
+        json_schema: Mapping[str, object] | str | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Answer[Prefilled | Text | Done]:
+        """Answer the last message of a chat with exactly the main model's distribution.
+
+        The caches keep the last chat: what a chat has in common with it is not evaluated again. For a chat
+        whose messages are kept, saved, or dropped where the context is full, see `ChatSession`.
+
+        Args:
+            messages: the whole chat, each a dict with ``role`` (``system``, ``user`` or ``assistant``) and
+                ``content``; the last one is the user's. The model's chat template is applied.
+            settings: settings of this answer.
+            json_schema: a JSON schema that the answer must match, in place of that of the settings.
+            cancelled, clock: see `generate`.
+
+        Yields:
+            `Prefilled`, one `Text` per step, and `Done`, as `generate` does.
+
+        Raises:
+            ModelError: the model has no chat template, or its template rejects these messages.
+            InvalidRequest, BackendError, ContextOverflow: see `generate`.
+        """
+        if json_schema is not None:
+            schema = json_schema if isinstance(json_schema, str) else _json_of(json_schema)
+            settings = replace(settings, json_schema=schema)
+        return self._turns.run(lambda: self._start_chat(messages, settings, cancelled, clock))
+
+    def _start_chat(
+        self,
+        messages: Sequence[Message],
+        settings: GenerationSettings,
+        cancelled: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> Answer[Prefilled | Text | Done]:
+        model = self.main.model
+        chat = (self._chat or Conversation(model, ChatTemplate(model))).following(messages)
+        answer = self._start(chat.prompt(), settings, cancelled, clock, chat)
+        self._chat = chat
+        return answer
+
     def _start(
         self,
         prompt: str | Sequence[int],
         settings: GenerationSettings,
         cancelled: Callable[[], bool],
         clock: Callable[[], float],
+        chat: Conversation | None = None,
     ) -> Answer[Prefilled | Text | Done]:
         request = self._answers.request(0, prompt, settings, cancelled)
         self._end_answer()
         running = self._answers.begin(request, self._slots[0], clock)
-        return self._turns.start(self._answers.one(running, clock))
+        events = self._answers.one(running, clock)
+        return self._turns.start(chat.answered(events) if chat else events)
 
     @checked
     def generate_many(
@@ -461,6 +515,13 @@ class Session:
 def _known_states(context: Context | LlamaHead) -> AbstractContextManager[None]:
     """Within the block, a head evaluates tokens as it does those whose states it has received."""
     return context.known_states() if isinstance(context, LlamaHead) else nullcontext()
+
+
+def _json_of(schema: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the JSON schema cannot be written as JSON ({error}): correct it") from None
 
 
 def _ends_answer(event: object) -> bool:

@@ -6,15 +6,19 @@ needs no extra work: the tokens before them stay the same, and `Session.generate
 that the KV cache shares with a prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from spec_local.answer_text import Done, Text
 from spec_local.arguments import check_fields, checked
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import ChatTemplate, Message
 from spec_local.errors import InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
+
+_Event = TypeVar("_Event")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,10 @@ class Conversation:
     def _n_system(self) -> int:
         return int(bool(self.messages) and self.messages[0]["role"] == "system")
 
+    def following(self, messages: Sequence[Message]) -> "Conversation":
+        """Another conversation with the same model, which keeps the tokens of what both begin with."""
+        return Conversation(self.model, self.template, [*messages], [*self._segments])
+
     @checked
     def ask(self, content: str) -> list[int]:
         """Add a user message.
@@ -127,6 +135,21 @@ class Conversation:
         if self._segments and (spelled := _spelled(self.model.vocabulary, tokens, whole)):
             self._segments.append(_Segment(*spelled, len(self.messages)))
         self.messages.append({"role": "assistant", "content": content})
+
+    def answered(self, events: Generator[_Event, None, None]) -> Generator[_Event, None, None]:
+        """Yield the events of the answer to the last `prompt`, and add the answer when they end."""
+        content, tokens = "", list[int]()
+        try:
+            for event in events:
+                if isinstance(event, Text | Done):
+                    content += event.text
+                if isinstance(event, Text):
+                    tokens += event.tokens
+                yield event
+        finally:
+            events.close()
+            if tokens:
+                self.answer(content, tokens)
 
     def undo(self) -> str | None:
         """Remove the last question and its answer, if there is one.
@@ -181,7 +204,7 @@ class Conversation:
 
     def _check_question(self) -> None:
         if not self.messages or self.messages[-1]["role"] != "user":
-            raise InvalidRequest("there is no question to answer: ask one")
+            raise InvalidRequest("there is no question to answer: the last message must be the user's")
 
     @property
     def _questions(self) -> list[int]:
