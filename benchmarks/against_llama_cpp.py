@@ -18,16 +18,17 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common import chat_text, geometric_mean, interval, machine, model_options, note, table, tokens_of
 
-from spec_local import Done, GenerationSettings, SamplingSettings, Session
+from spec_local import Done, GenerationSettings, Session
 from spec_local.bench import figures
 from spec_local.bench.prompts import load, select
+from spec_local.core.sampling import UNCHANGED
 
 SPECDEC: Mapping[str, Mapping[str, Any]] = {
     "plain": {"proposer": "none"},
@@ -77,7 +78,7 @@ def specdec(session: Session, variant: str, prompt: list[int], seed: int, option
     for context in (session.main, session.draft):
         if context:
             context.truncate(0)
-    sampling = SamplingSettings(temperature=options.temperature)
+    sampling = replace(UNCHANGED, temperature=options.temperature)
     settings = GenerationSettings(sampling, seed=seed, max_tokens=options.n, **SPECDEC[variant])
     *_, last = session.generate(prompt, settings)
     assert isinstance(last, Done)

@@ -12,7 +12,7 @@ gain on this machine.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from spec_local.bench.prompts import load, select
 from spec_local.core.language_model import prefill, run
 from spec_local.core.proposal import MAX_DRAFT, ROOT
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Distribution, Sampler
+from spec_local.core.sampling import UNCHANGED, Distribution, Sampler
 from spec_local.proposers import Limit, Proposer
 from spec_local.verifiers import VERIFIERS, Verifier
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def measure(session: Session, options: Any, temperature: float) -> dict[tuple[str, int], list[Outcome]]:
-    sampling = SamplingSettings(temperature=temperature, top_p=options.top_p)
+    sampling = replace(UNCHANGED, temperature=temperature, top_p=options.top_p)
     sampler = Sampler(sampling)
     variants = [
         make_variant(session, name, nodes, sampling) for nodes in options.nodes for name in options.variants

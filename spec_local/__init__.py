@@ -2,8 +2,9 @@
 
     from spec_local import GenerationSettings, Session, Text
 
-    with Session.open("main.gguf", "draft.gguf") as session:
-        for event in session.generate("Once upon a time", GenerationSettings(max_tokens=64)):
+    with Session.open("starter-pair") as session:
+        question = {"role": "user", "content": "Why is the sky blue?"}
+        for event in session.chat([question], GenerationSettings(max_tokens=64)):
             if isinstance(event, Text):
                 print(event.text, end="", flush=True)
 
@@ -15,9 +16,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spec_local.chat.chat_session import ChatSession, MessagesDropped
     from spec_local.chat.conversation import Conversation
     from spec_local.chat.template import ChatTemplate
+    from spec_local.chat_session import ChatSession, MessagesDropped
     from spec_local.core.sampling import SamplingSettings, TokenLogprob
     from spec_local.engine.events import Failed, Prefilled, Statistics
     from spec_local.errors import SpecLocalError
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "spec_local.chat.chat_session": ("ChatSession", "MessagesDropped"),
+    "spec_local.chat_session": ("ChatSession", "MessagesDropped"),
     "spec_local.chat.conversation": ("Conversation",),
     "spec_local.chat.template": ("ChatTemplate",),
     "spec_local.settings": ("GenerationSettings",),

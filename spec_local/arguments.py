@@ -138,11 +138,15 @@ def _description(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, arguments))
     if origin in (Sequence, list, Iterable):
-        return f"a list of {_description(arguments[0]).removeprefix('a ').removeprefix('an ')}s"
+        kind, space, rest = _description(arguments[0]).removeprefix("a ").removeprefix("an ").partition(" ")
+        return f"a list of {kind}s{space}{rest}"
     if origin is tuple:
         return f"a tuple of {' and '.join(map(_description, arguments))}"
     if origin is Mapping:
         return "a mapping"
     if origin is Callable:
         return "a function"
+    if typing.is_typeddict(hint):
+        parts = [f"{key} ({_description(each)})" for key, each in _hints(hint).items()]
+        return f"a dict with {' and '.join(parts)}"
     return _NAMES.get(hint) or f"a {hint.__name__}"

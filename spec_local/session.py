@@ -1,13 +1,15 @@
 """A session: a main model, an optional draft model, and their caches.
 
 with Session.open("main.gguf", "draft.gguf") as session:
-    for event in session.generate("Once upon a time"):
-        print(event.text, end="")
+    for event in session.chat([{"role": "user", "content": "Why is the sky blue?"}]):
+        if isinstance(event, Text):
+            print(event.text, end="")
 """
 
 import itertools
+import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,8 @@ from spec_local.arguments import checked
 from spec_local.assembly import ProposerFactory, Slot
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
+from spec_local.chat.conversation import Conversation
+from spec_local.chat.template import ChatTemplate, Message
 from spec_local.core.kept_states import KINDS
 from spec_local.core.language_model import LanguageModel
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
@@ -35,6 +39,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
 from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.lookups import Lookup, Recycling
+from spec_local.models.names import NO_DRAFT, resolve_pair
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import best_rows
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
@@ -101,6 +106,7 @@ class Session:
         self._resources = ExitStack()
         self._turns = Turns[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
         self._answers = RunningAnswers(self._slots, self._factory, lambda: self._turns.ending)
+        self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
 
     def _drafter(self, main: Context, draft: Context | LlamaHead | None) -> LanguageModel | None:
         if draft and self.vocabulary_map:
@@ -130,11 +136,14 @@ class Session:
         mtp: bool = True,
         log: Callable[[str], None] = lambda line: None,
     ) -> "Session":
-        """Load a main model, and a draft model if one is given.
+        """Load a main model, and a draft model if one is given or the main model's name is that of a pair.
 
         Args:
-            main, draft: GGUF files; a file that is new on this machine is first tested in a child process.
-                The draft is a model, or a head that was made for the main model.
+            main, draft: GGUF files, or names as on the command line: of models.toml, or user/repo:quant. A
+                file that exists takes precedence, and a `Path` is always a file. A file that is new on this
+                machine is first tested in a child process. The draft is a model, or a head that was made for
+                the main model; ``none``: use neither the draft model of a pair nor the main model's layers
+                for multi-token prediction.
             n_ctx: context length in tokens, limited to the model's training context; None: the training
                 context, up to 4096.
             threads: number of threads for each model; None: the number of physical cores.
@@ -154,20 +163,23 @@ class Session:
             log: called with one line for each slow operation and each decision.
 
         Raises:
-            SpecLocalError: one of its subclasses; everything loaded before the error has been freed.
+            DownloadError: a named model has not been downloaded; `spec_local.models.catalog.pull` does it.
+            SpecLocalError: another subclass; everything loaded before the error has been freed.
         """
         if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
             raise InvalidRequest(f"parallel is {parallel}: give 1 to {MAX_SEQUENCES}")
+        drafting = draft != NO_DRAFT
+        main, draft = resolve_pair(main, draft, drafting=drafting)
         with ExitStack() as stack:
             rows: list[Sequence[Context]] = []
             models: list[Model] = []
             for path in [main, draft] if draft else [main]:
-                check_model_file(Path(path), gpu_layers=gpu_layers, log=log)
-                models.append(Model(path, gpu_layers=gpu_layers, load_mtp=mtp and not draft))
+                check_model_file(path, gpu_layers=gpu_layers, log=log)
+                models.append(Model(path, gpu_layers=gpu_layers, load_mtp=mtp and drafting and not draft))
                 stack.callback(models[-1].close)
             head = choose_head(*models, log=log)
             if head and draft:
-                check_model_file(Path(draft), gpu_layers=gpu_layers, main=Path(main), log=log)
+                check_model_file(draft, gpu_layers=gpu_layers, main=main, log=log)
                 del models[1:]
             lengths = [model.n_ctx(_USUAL_CONTEXT if n_ctx is None else n_ctx) for model in models]
             if n_ctx is not None and lengths[0] < n_ctx:
@@ -259,17 +271,66 @@ class Session:
         """
         return self._turns.run(lambda: self._start(prompt, settings, cancelled, clock))
 
+    @checked
+    def chat(
+        self,
+        messages: Sequence[Message],
+        settings: GenerationSettings = _USUAL,
+        *,
+        json_schema: Mapping[str, object] | str | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Answer[Prefilled | Text | Done]:
+        """Answer the last message of a chat with exactly the main model's distribution.
+
+        The caches keep the last chat: what a chat has in common with it is not evaluated again. For a chat
+        whose messages are kept, saved, or dropped where the context is full, see `ChatSession`.
+
+        Args:
+            messages: the whole chat, each a dict with ``role`` (``system``, ``user`` or ``assistant``) and
+                ``content``; the last one is the user's. The model's chat template is applied.
+            settings: settings of this answer.
+            json_schema: a JSON schema that the answer must match, in place of that of the settings.
+            cancelled, clock: see `generate`.
+
+        Yields:
+            `Prefilled`, one `Text` per step, and `Done`, as `generate` does.
+
+        Raises:
+            ModelError: the model has no chat template, or its template rejects these messages.
+            InvalidRequest, BackendError, ContextOverflow: see `generate`.
+        """
+        if json_schema is not None:
+            schema = json_schema if isinstance(json_schema, str) else _json_of(json_schema)
+            settings = replace(settings, json_schema=schema)
+        return self._turns.run(lambda: self._start_chat(messages, settings, cancelled, clock))
+
+    def _start_chat(
+        self,
+        messages: Sequence[Message],
+        settings: GenerationSettings,
+        cancelled: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> Answer[Prefilled | Text | Done]:
+        model = self.main.model
+        chat = (self._chat or Conversation(model, ChatTemplate(model))).following(messages)
+        answer = self._start(chat.prompt(), settings, cancelled, clock, chat)
+        self._chat = chat
+        return answer
+
     def _start(
         self,
         prompt: str | Sequence[int],
         settings: GenerationSettings,
         cancelled: Callable[[], bool],
         clock: Callable[[], float],
+        chat: Conversation | None = None,
     ) -> Answer[Prefilled | Text | Done]:
         request = self._answers.request(0, prompt, settings, cancelled)
         self._end_answer()
         running = self._answers.begin(request, self._slots[0], clock)
-        return self._turns.start(self._answers.one(running, clock))
+        events = self._answers.one(running, clock)
+        return self._turns.start(chat.answered(events) if chat else events)
 
     @checked
     def generate_many(
@@ -459,6 +520,13 @@ class Session:
 def _known_states(context: Context | LlamaHead) -> AbstractContextManager[None]:
     """Within the block, a head evaluates tokens as it does those whose states it has received."""
     return context.known_states() if isinstance(context, LlamaHead) else nullcontext()
+
+
+def _json_of(schema: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the JSON schema cannot be written as JSON ({error}): correct it") from None
 
 
 def _ends_answer(event: object) -> bool:

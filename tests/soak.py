@@ -32,10 +32,9 @@ import platformdirs
 import psutil
 
 from spec_local import registry
-from spec_local.chat.chat_session import ChatSession
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
-from spec_local.core.sampling import SamplingSettings
+from spec_local.chat_session import ChatSession
 from spec_local.engine.events import Failed
 from spec_local.errors import SpecLocalError
 from spec_local.llama.context import open_context
@@ -43,6 +42,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
+from tests.unfiltered import unfiltered
 
 PERIOD_S = 10.0  # between two records
 MAX_GROWTH = {"memory": 16 << 20, "files": 2, "threads": 2}
@@ -96,7 +96,7 @@ class Log:
 
 
 def sampling_of(rng, n_vocab):
-    return SamplingSettings(
+    return unfiltered(
         temperature=rng.choice([0.0, 0.0, 0.3, 1.0, 2.0]),
         top_k=rng.choice([0, 0, 1, 5, 40]),
         top_p=rng.choice([1.0, 1.0, 0.9, 0.1, 0.0]),

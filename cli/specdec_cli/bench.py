@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from spec_local.errors import InvalidRequest
+from spec_local.models.names import STARTER, paired
 from specdec_cli import exits, plots, progress, render
 from specdec_cli.bench_output import FormatChoice, Sink, file_format, replacing, shows_lines, sink
 from specdec_cli.options import (
-    STARTER,
     ModelOptions,
     SamplingOptions,
     generation_settings,
-    paired,
 )
 
 if TYPE_CHECKING:

@@ -78,9 +78,9 @@ def chat(
                 raise InvalidRequest("there is no conversation to continue: start one with specdec chat")
         models = models.with_main(model)
         settings = generation_settings(models, sampling)
-        from spec_local.chat.chat_session import ChatSession
         from spec_local.chat.conversation import Conversation
         from spec_local.chat.template import ChatTemplate, start_template_process
+        from spec_local.chat_session import ChatSession
         from spec_local.llama import runtime
         from specdec_cli.chat_commands import completions, run_command
         from specdec_cli.chat_input import Command, EndOfChat, interactive, message_reader

@@ -102,7 +102,7 @@ def _stops(text: str) -> Sequence[str]:
 
 
 def _when_full(text: str) -> str:
-    from spec_local.chat.chat_session import WHEN_FULL
+    from spec_local.chat_session import WHEN_FULL
 
     if text not in WHEN_FULL:
         raise ValueError

@@ -10,9 +10,9 @@ from specdec_cli import answer_view, render, thinking_view
 from specdec_cli.chat_input import interactive, quiet
 
 if TYPE_CHECKING:
-    from spec_local.chat.chat_session import ChatEvent, ChatSession
     from spec_local.chat.conversation import Conversation
     from spec_local.chat.template import Message
+    from spec_local.chat_session import ChatEvent, ChatSession
     from spec_local.engine.events import Statistics
     from spec_local.session import Session
 
@@ -64,7 +64,7 @@ class ChatView:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed twice, or once if standard input is not a terminal.
         """
-        from spec_local.chat.chat_session import MessagesDropped
+        from spec_local.chat_session import MessagesDropped
         from spec_local.session import Done, Text
 
         view = answer_view.view(
@@ -157,7 +157,7 @@ class ChatView:
 
     def save(self, path: Path, *, with_state: bool) -> None:
         """Save the conversation; `with_state`: also both models' KV caches, in a file beside it."""
-        from spec_local.chat.chat_session import state_path
+        from spec_local.chat_session import state_path
 
         if with_state and (size := self.session.state_size()) > _LARGE:
             render.note(f"writing {size / 1e9:.1f} GB …")

@@ -6,13 +6,12 @@ from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest
 from spec_local.files import format_size
+from spec_local.models.names import paired, resolve_pair
 from specdec_cli import completion, exits, render
 from specdec_cli.options import (
     CacheChoice,
     KernelsOption,
     MainArgument,
-    paired,
-    resolve_pair,
 )
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest
 from spec_local.files import format_size
+from spec_local.models.names import resolve
 from specdec_cli import exits, progress, render
-from specdec_cli.options import MainArgument, resolve
+from specdec_cli.options import MainArgument
 
 if TYPE_CHECKING:
     from spec_local.datastore.datastore import Contents

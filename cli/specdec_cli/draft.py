@@ -13,8 +13,9 @@ from typer import Argument, Option
 
 from spec_local.errors import SpecLocalError
 from spec_local.files import format_size
+from spec_local.models.names import resolve
 from specdec_cli import completion, draft_train, exits, progress, render, terminal
-from specdec_cli.options import CacheChoice, KernelsOption, resolve
+from specdec_cli.options import CacheChoice, KernelsOption
 
 if TYPE_CHECKING:
     from spec_local.models.quantized_copy import CopyPlan

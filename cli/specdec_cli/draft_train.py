@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.models.names import resolve
 from specdec_cli import completion, draft_view, exits, render
-from specdec_cli.options import KernelsOption, resolve
+from specdec_cli.options import KernelsOption
 
 if TYPE_CHECKING:
     from spec_local.training.recipe import Recipe

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from typer import Argument, Option
 
 from spec_local import kernels, registry
-from spec_local.errors import DownloadError, InvalidRequest
-from spec_local.files import format_size
+from spec_local.errors import InvalidRequest
+from spec_local.models.names import NO_DRAFT, STARTER, resolve_pair
 from specdec_cli import commands, completion
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from spec_local.session import Session
     from spec_local.settings import GenerationSettings
 
-STARTER = "starter-pair"
-"""What commands use without --main: the starter model and the draft model that comes with specdec."""
 STANDARD = Path("-")
 """Standard input or standard output, given as a file."""
 MainArgument = Annotated[
@@ -118,9 +116,6 @@ _KERNELS = {
     "help": "CPU kernels: auto uses specdec's own where they work, off uses llama.cpp's.",
 }
 KernelsOption = Annotated[KernelsChoice, Option(**_KERNELS)]
-
-
-NO_DRAFT = "none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +225,7 @@ class ModelOptions:
         return dataclasses.replace(self, main=model) if model else self
 
     def files(self) -> tuple[Path, Path | None]:
-        """Return the files of the main model, and of the draft model if it may be used; see `resolve`."""
+        """Return the files of the main model, and of the draft model if it may be used."""
         return resolve_pair(self.main or STARTER, self.draft, drafting=self._drafting)
 
     @property
@@ -360,7 +355,7 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         sampling=sampling.settings(),
         seed=sampling.seed,
         max_tokens=sampling.max_tokens,
-        stops=sampling.stop or [],
+        stops=sampling.stop or (),
         proposer="none" if models.no_spec else models.proposer,
         policy=models.policy,
         draft_max=models.draft_max,
@@ -385,57 +380,6 @@ def _text_of(path: Path) -> str:
     from spec_local.files import read_text
 
     return read_text(path, _MAX_TEXT)
-
-
-def paired(main: str, draft: str | None = None) -> tuple[str, str | None]:
-    """Return the names of the main and the draft model; if `main` is a pair, `draft` overrides its draft."""
-    from spec_local.files import expanded
-    from spec_local.models import catalog
-
-    if expanded(main).exists() or main not in catalog.pairs():
-        return main, draft
-    pair = catalog.pairs()[main]
-    return pair.main, draft or pair.draft
-
-
-def resolve(name: str, fetch: str | None = None) -> Path:
-    """Return the file of a model: a path, a name, user/repo:quant, or the name of a pair, for its main model.
-
-    fetch: the name in the error's pull command; by default the model itself.
-
-    Raises:
-        DownloadError: a named model has not been downloaded.
-        InvalidRequest: there is no such model or file.
-    """
-    from spec_local.files import expanded
-    from spec_local.models import catalog
-
-    path = expanded(name)
-    if path.exists():
-        return path
-    name, _ = paired(name)
-    if not catalog.is_known(name):
-        if path.suffix == ".gguf" or path.is_absolute() or name.startswith("."):
-            return path  # what reads it explains that it does not exist
-        raise catalog.unknown(name)
-    found = catalog.find(name)
-    if not found:
-        size = catalog.size(name)
-        size_note = f" ({format_size(size)})" if size else ""
-        raise DownloadError(
-            f"the model {name}{size_note} has not been downloaded: run specdec models pull {fetch or name}"
-        )
-    return found
-
-
-def resolve_pair(main: str, draft: str | None = None, *, drafting: bool = True) -> tuple[Path, Path | None]:
-    """Return the files of the main and the draft model, where `main` may name a pair; see `resolve`.
-
-    drafting: False omits the draft model, and does not require its file.
-    """
-    fetch = None if draft else main  # missing files of a pair are pulled by the pair's name
-    main, draft = paired(main, draft)
-    return resolve(main, fetch), resolve(draft, fetch) if draft and drafting else None
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.models.names import NO_DRAFT, resolve_pair
 from specdec_cli import completion, exits, render
-from specdec_cli.options import NO_DRAFT, CacheChoice, KernelsOption, MainArgument, resolve_pair
+from specdec_cli.options import CacheChoice, KernelsOption, MainArgument
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,6 +23,7 @@ from spec_local.batch.answers import Answers
 from spec_local.chat.request import Request
 from spec_local.chat.template import Message
 from spec_local.core.reasoning import Splitter
+from spec_local.core.sampling import UNCHANGED
 from spec_local.engine.decoding import check_prompt
 from spec_local.engine.events import Failed, Statistics
 from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest, ModelError, SpecLocalError
@@ -239,18 +240,24 @@ def _own_settings(line: _Line, settings: GenerationSettings, index: int) -> Gene
 
 
 def _key(request: Request, settings: GenerationSettings, model: Sequence[object]) -> str:
-    """Compute the key of an entry. Defaults are left out, so that settings added later do not change it."""
-    changed = _non_defaults(settings) | {"sampling": _non_defaults(settings.sampling)}
+    """Compute the key of an entry. Defaults are left out, so that settings added later do not change it.
+
+    Of the sampling settings, those are left out that leave the distribution unchanged, whatever the default.
+    """
+    changed = _non_defaults(settings) | {"sampling": _non_defaults(settings.sampling, UNCHANGED)}
     facts = [_non_defaults(request), {k: v for k, v in changed.items() if k not in _SPEED}, model]
     text = json.dumps(facts, sort_keys=True, default=list)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _non_defaults(instance: "DataclassInstance") -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults."""
+def _non_defaults(
+    instance: "DataclassInstance", defaults: "DataclassInstance | None" = None
+) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ from their defaults, or from those of another instance."""
     found = {}
     for field in fields(instance):
         default = field.default if field.default_factory is MISSING else field.default_factory()
+        default = getattr(defaults, field.name, default)
         value = getattr(instance, field.name)
         if isinstance(default, tuple):  # any other sequence is accepted for it
             default, value = list(default), list(value)

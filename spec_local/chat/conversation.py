@@ -8,9 +8,11 @@ needs no extra work: the tokens before them stay the same, and `Session.generate
 that the KV cache shares with a prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from spec_local.answer_text import Done, Text
 from spec_local.arguments import check_fields, checked
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import ChatTemplate, Message, splitter_after
@@ -19,6 +21,8 @@ from spec_local.core.text import bytes_of
 from spec_local.errors import InvalidRequest
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
+
+_Event = TypeVar("_Event")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,10 @@ class Conversation:
     def _n_system(self) -> int:
         return int(bool(self.messages) and self.messages[0]["role"] == "system")
 
+    def following(self, messages: Sequence[Message]) -> "Conversation":
+        """Another conversation with the same model, which keeps the tokens of what both begin with."""
+        return Conversation(self.model, self.template, [*messages], [*self._segments])
+
     @checked
     def ask(self, content: str) -> list[int]:
         """Add a user message.
@@ -141,6 +149,22 @@ class Conversation:
         """A splitter of the text that the model generates after the last `prompt`."""
         return splitter_after(self.template.source, self.model.vocabulary, self.tokens)
 
+    def answered(self, events: Generator[_Event, None, None]) -> Generator[_Event, None, None]:
+        """Yield the events of the answer to the last `prompt`, and add the answer when they end."""
+        content, tokens, splitter = "", list[int](), self.splitter()
+        try:
+            for event in events:
+                if isinstance(event, Text | Done):
+                    content += event.text
+                if isinstance(event, Text):
+                    tokens += event.tokens
+                yield event
+        finally:
+            events.close()
+            if tokens:
+                parts = splitter.finish(content)
+                self.answer(parts.answer, tokens, parts.reasoning)
+
     def undo(self) -> str | None:
         """Remove the last question and its answer, if there is one.
 
@@ -194,7 +218,7 @@ class Conversation:
 
     def _check_question(self) -> None:
         if not self.messages or self.messages[-1]["role"] != "user":
-            raise InvalidRequest("there is no question to answer: ask one")
+            raise InvalidRequest("there is no question to answer: the last message must be the user's")
 
     @property
     def _questions(self) -> list[int]:

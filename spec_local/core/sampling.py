@@ -38,7 +38,7 @@ _TESTED_FIRST = 64
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """Sampling settings. The defaults leave the model's distribution unchanged.
+    """Sampling settings; names, meaning and defaults are those of llama.cpp and of the command.
 
     Args:
         temperature: 0 selects the most probable token; below 1 sharpens the distribution, above 1
@@ -56,10 +56,10 @@ class SamplingSettings:
         InvalidRequest: a value is out of range or has the wrong type.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
     repeat_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -95,6 +95,8 @@ class SamplingSettings:
         return penalized and self.penalty_window > 0
 
 
+UNCHANGED = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+"""Settings that leave the model's distribution unchanged."""
 _CERTAINTY = np.ones(1)
 _CERTAINTY.flags.writeable = False
 

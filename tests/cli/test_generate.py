@@ -280,7 +280,9 @@ def test_an_unusable_draft_file(specdec, main, tmp_path):
 
 
 def test_an_invalid_file_name(specdec):
-    assert "too long" in specdec.one_line(specdec("generate", "--main", "x" * 300, "hi"), 1)
+    error = specdec.one_line(specdec("generate", "--main", "x" * 300, "hi"), 2)
+    assert "there is no model or file" in error
+    assert "too long" in specdec.one_line(specdec("generate", "--main", "x" * 300 + ".gguf", "hi"), 1)
 
 
 def test_a_missing_starter_is_named(fresh):

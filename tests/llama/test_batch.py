@@ -8,14 +8,14 @@ import pytest
 from spec_local.batch.answers import open_answers
 from spec_local.batch.runner import read_entries, run
 from spec_local.chat.request import Request
-from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.row import Row
 from spec_local.errors import DeadEnd, InvalidRequest
 from spec_local.llama.context import open_rows
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
+from tests.unfiltered import unfiltered
 
-SETTINGS = GenerationSettings(SamplingSettings(temperature=1.5), seed=11, max_tokens=12, proposer="none")
+SETTINGS = GenerationSettings(unfiltered(temperature=1.5), seed=11, max_tokens=12, proposer="none")
 TEXTS = ["the time is long", "who may be there", "the time is long", "what will people do"]
 
 

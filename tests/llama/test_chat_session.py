@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from spec_local.chat.chat_session import ChatSession, MessagesDropped, state_path
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
+from spec_local.chat_session import ChatSession, MessagesDropped, state_path
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Prefilled
 from spec_local.errors import ContextOverflow, InvalidRequest

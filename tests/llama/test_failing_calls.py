@@ -9,9 +9,9 @@ import pytest
 
 from spec_local.batch.answers import open_answers
 from spec_local.batch.runner import read_entries, run
-from spec_local.chat.chat_session import ChatSession, state_path
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
+from spec_local.chat_session import ChatSession, state_path
 from spec_local.core.sampling import SamplingSettings
 from spec_local.datastore.datastore import Datastore
 from spec_local.datastore.file_format import Text

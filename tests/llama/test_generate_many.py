@@ -20,11 +20,12 @@ from spec_local.core.sampling import Sampler
 from spec_local.errors import ContextOverflow, DeadEnd, InvalidRequest
 from spec_local.llama.tiny import write_tiny_model
 from tests.recorded_calls import record_calls
+from tests.unfiltered import unfiltered
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 GREEDY = GenerationSettings(SamplingSettings(temperature=0), policy="fixed", max_tokens=24)
-DRAWN = GenerationSettings(SamplingSettings(temperature=0.8), policy="fixed", max_tokens=24, seed=5)
+DRAWN = GenerationSettings(unfiltered(temperature=0.8), policy="fixed", max_tokens=24, seed=5)
 PROMPTS = ["one two three", "four", "five six one two three one two", "seven eight nine", "ten"]
 
 
@@ -201,7 +202,7 @@ def test_a_dead_end_ends_one_answer_only(open_session, monkeypatch):
         return original(self, logits, context, *args, **kwargs)
 
     monkeypatch.setattr(Sampler, "distribution", failing)
-    sampling = SamplingSettings(temperature=0.8, top_k=7)
+    sampling = unfiltered(temperature=0.8, top_k=7)
     settings = [DRAWN, replace(DRAWN, sampling=sampling, policy="off"), DRAWN]
     _, last, order = collect(session.generate_many(PROMPTS[:3], settings))
     assert isinstance(last[1].error, DeadEnd)

@@ -29,10 +29,11 @@ from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import SpecLocalError
 from spec_local.llama.probe import _exercise
 from spec_local.settings import GenerationSettings
+from tests.unfiltered import unfiltered
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 spec_local.machine.default_threads = lambda: 1
 session.check_model_file = lambda *args, **kwargs: None
-sampling = SamplingSettings(temperature=0.8)
+sampling = unfiltered(temperature=0.8)
 plain = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixed")
 schema = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixed", json_schema="{}")
 tree = GenerationSettings(sampling, max_tokens=8, proposer="draft", policy="fixed", shape="tree")

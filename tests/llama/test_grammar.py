@@ -14,6 +14,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import FIRST_BYTE
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
+from tests.unfiltered import unfiltered
 
 
 def follows(grammar, text):
@@ -74,7 +75,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 @pytest.mark.parametrize(
-    "sampling", [SamplingSettings(temperature=0), SamplingSettings(top_k=40), SamplingSettings()], ids=str
+    "sampling", [SamplingSettings(temperature=0), unfiltered(top_k=40), unfiltered()], ids=str
 )
 def test_complete_answers_are_valid_under_the_schema(session, variant, sampling):
     schema = {
@@ -126,7 +127,7 @@ def test_a_seed_gives_the_same_output_with_and_without_draft_tokens(session):
             answer(
                 session,
                 json_schema="{}",
-                sampling=SamplingSettings(temperature=temperature, top_k=40),
+                sampling=unfiltered(temperature=temperature, top_k=40),
                 seed=3,
                 verifier="exact-match",
                 **variant,

@@ -19,6 +19,7 @@ from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 from tests.tiny_mtp import write_tiny_mtp
+from tests.unfiltered import unfiltered
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
@@ -98,7 +99,7 @@ def answers(session, prompts, settings):
         replace(DRAFT, policy="confidence"),
         replace(DRAFT, grammar=WORDS),
         replace(DRAFT, sampling=SamplingSettings(temperature=0, repeat_penalty=1.3)),
-        replace(DRAFT, sampling=SamplingSettings(temperature=0.8), seed=7, verifier="exact-match"),
+        replace(DRAFT, sampling=unfiltered(temperature=0.8), seed=7, verifier="exact-match"),
         replace(DRAFT, staged=2),
     ],
     ids=["fixed", "adaptive", "auto", "confidence", "grammar", "penalty", "seed", "staged"],
@@ -119,7 +120,7 @@ def test_the_text_is_that_without_a_head(open_session, how):
 
 def test_distributions_are_verified(open_session):
     with open_session() as session:
-        how = replace(DRAFT, sampling=SamplingSettings(temperature=1.0), verifier="block")
+        how = replace(DRAFT, sampling=unfiltered(temperature=1.0), verifier="block")
         assert answer(session, LONG, how)[1].draft_n > 40
 
 
@@ -206,8 +207,8 @@ def test_a_damaged_head_does_not_crash_the_process(files, folder, kind):
 TREES = {
     "best first": {"shape": "tree"},
     "beam": {"shape": "beam", "beam_width": 3},
-    "coupled": {"shape": "tree", "sampling": SamplingSettings(temperature=0.8), "seed": 7},
-    "beam, drawn": {"shape": "beam", "sampling": SamplingSettings(temperature=0.8), "seed": 7},
+    "coupled": {"shape": "tree", "sampling": unfiltered(temperature=0.8), "seed": 7},
+    "beam, drawn": {"shape": "beam", "sampling": unfiltered(temperature=0.8), "seed": 7},
     "grammar": {"shape": "tree", "grammar": WORDS},
     "penalty": {"shape": "tree", "sampling": SamplingSettings(temperature=0, repeat_penalty=1.3)},
     "adaptive": {"shape": "auto", "policy": "adaptive"},
@@ -236,7 +237,7 @@ def test_the_text_is_that_without_a_head_with_trees(files, kwargs):
 @pytest.mark.parametrize("rule", ["specinfer", "spectr", "sequoia", "traversal", "top-one", "exact-match"])
 def test_drawn_trees_are_verified(files, rule):
     with Session.open(*files["eagle"], n_ctx=512, threads=1, branches=24) as session:
-        how = replace(DRAFT, sampling=SamplingSettings(temperature=1.0), shape="tree", verifier=rule)
+        how = replace(DRAFT, sampling=unfiltered(temperature=1.0), shape="tree", verifier=rule)
         _, statistics = answer(session, LONG, how)
         assert statistics.draft_n > 80  # more than chains would have
         assert statistics.draft_n_accepted
@@ -329,7 +330,7 @@ def test_heads_that_draft_blocks_draft_trees(files, kind):
             assert [text for text, _ in found] == expected
             assert any(statistics.draft_n for _, statistics in found)
             assert answers(session, prompts, how) == expected
-        drawn = replace(DRAFT, shape="tree", sampling=SamplingSettings(temperature=1.0))
+        drawn = replace(DRAFT, shape="tree", sampling=unfiltered(temperature=1.0))
         for rule in ("specinfer", "traversal", "exact-match"):
             assert answer(session, LONG, replace(drawn, verifier=rule))[1].draft_n > 40
 
@@ -348,9 +349,7 @@ def test_several_layers_draft_chains(open_session):
         replace(DRAFT, shape="tree", tree_nodes=8),
         replace(DRAFT, shape="beam", tree_nodes=8),
         replace(DRAFT, shape="auto", policy="adaptive", proposer="auto"),
-        replace(
-            DRAFT, shape="tree", seed=7, sampling=SamplingSettings(temperature=0.8), verifier="exact-match"
-        ),
+        replace(DRAFT, shape="tree", seed=7, sampling=unfiltered(temperature=0.8), verifier="exact-match"),
     ],
     ids=["tree", "beam", "auto", "seed"],
 )

@@ -9,7 +9,7 @@ import pytest
 from spec_local import kernels
 from spec_local.core.language_model import run, run_together
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.core.sampling import Sampler
 from spec_local.engine.events import Finished, Step
 from spec_local.engine.row import Row
 from spec_local.engine.scheduler import Engine
@@ -29,6 +29,7 @@ from tests.reference_head import ReferenceHead
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
+from tests.unfiltered import unfiltered
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
@@ -386,7 +387,7 @@ def test_which_models_have_mtp(mtp_path, main_path):
 
 def answers(pair, mains, heads, prompts, *, temperature=0.0, rule="exact-match", seed=0, draft_max=3, n=40):
     """The tokens that rows generate together, and the statistics of each."""
-    how = SamplingSettings(temperature=temperature)
+    how = unfiltered(temperature=temperature)
     engine, rows, found = Engine(), [], {}
     for i, prompt in enumerate(prompts):
         sampler = Sampler(how)

@@ -10,6 +10,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.llama.tiny import write_tiny_model
+from tests.unfiltered import unfiltered
 
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q6_K", "gemma3 Q4_K_M")
 
@@ -164,7 +165,7 @@ def answer(session, prompt, **settings):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["Q4_K_M", "BF16", "gemma3 Q4_K_M"])
 def test_a_seed_gives_the_same_text_whatever_is_drafted(path_of, draft_of, kind, temperature):
-    sampling = SamplingSettings(temperature=temperature)
+    sampling = unfiltered(temperature=temperature)
     prompt = text_of(75)
     with Session.open(
         path_of(kind), draft_of(kind), n_ctx=400, threads=1, branches=64, reproducible=True

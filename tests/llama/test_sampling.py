@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.core.sampling import Sampler
 from spec_local.llama import runtime
+from tests.unfiltered import unfiltered
 
 ENTRY = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
@@ -90,7 +91,7 @@ def random_case(rng):
     bias = {token: rng.choice([-3.0, -0.5, 0.7, 4.0, -math.inf]) for token in biased}
     if not any(bias.get(token, 0.0) > -math.inf for token in range(n_vocab)):
         bias = {}
-    settings = SamplingSettings(
+    settings = unfiltered(
         temperature=rng.choice([0.0, 0.1, 0.8, 1.0, 1.7]),
         top_k=rng.choice([0, 0, 1, 5, 40, 200, n_vocab, n_vocab + 3]),
         top_p=rng.choice([0.0, 0.1, 0.5, 0.9, 0.95, 1.0, 1.0]),
@@ -123,7 +124,7 @@ def test_random_settings():
 def test_a_nucleus_ends_with_the_token_that_reaches_top_p_exactly(n, min_p):
     logits = np.full(n, 0.3, np.float32)
     for kept in range(n + 1):
-        s = SamplingSettings(top_p=kept / n, min_p=min_p)
+        s = unfiltered(top_p=kept / n, min_p=min_p)
         ours = our_distribution(logits, [], s)
         assert len(ours) == max(kept, 1)
         assert equal(ours, *llama_cpp_distribution(logits, [], s))
@@ -135,13 +136,13 @@ def test_a_logit_at_the_limit_of_min_p_is_kept():
         top = np.float32(rng.normal() * 10)
         limit = top + np.float32(math.log(min_p))
         logits = np.array([limit, top, np.nextafter(limit, np.float32(-np.inf))], np.float32)
-        s = SamplingSettings(min_p=min_p)
+        s = unfiltered(min_p=min_p)
         assert equal(our_distribution(logits, [], s), *llama_cpp_distribution(logits, [], s)), min_p
 
 
 @pytest.mark.parametrize("bias", [-1e38, -math.inf])
 def test_a_biased_and_penalized_logit_below_the_range_of_float32(bias):
-    s = SamplingSettings(repeat_penalty=1000, logit_bias={0: bias})
+    s = unfiltered(repeat_penalty=1000, logit_bias={0: bias})
     ours = our_distribution(np.zeros(2, np.float32), [0], s)
     assert ours == {1: 1.0}
     assert equal(ours, *llama_cpp_distribution(np.zeros(2, np.float32), [0], s))

@@ -14,6 +14,7 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.events import Prefilled
 from spec_local.errors import (
     ContextOverflow,
+    DownloadError,
     InvalidRequest,
     ModelFileError,
 )
@@ -27,12 +28,13 @@ from spec_local.session import Done, Session, Text
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS, Verifier
 from tests.recorded_calls import record_calls
+from tests.unfiltered import unfiltered
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 GREEDY = SamplingSettings(temperature=0)
-WARM = SamplingSettings(temperature=1.0)
-FEW = SamplingSettings(
+WARM = unfiltered(temperature=1.0)
+FEW = unfiltered(
     1.0, logit_bias=dict.fromkeys(range(270, 275), 9.0)
 )  # few different tokens, so that lookups find many matches
 PROMPT = "one two three one two three one two"
@@ -230,7 +232,7 @@ def test_the_verifier_that_was_asked_for_verifies(make_session, monkeypatch, sha
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     _, _, done = run(
         session, prompt, proposer="draft", policy="fixed", shape=shape, verifier=name, max_tokens=20,
-        sampling=SamplingSettings(temperature=1), seed=1,
+        sampling=unfiltered(temperature=1), seed=1,
     )  # fmt: skip
     assert sum(sizes) == done.statistics.draft_n > 0
 
@@ -272,7 +274,7 @@ def test_caches_after_any_number_of_steps(make_session, settings, temperature):
         tokens, _, _ = run(
             session,
             prompt,
-            sampling=SamplingSettings(temperature),
+            sampling=unfiltered(temperature),
             max_tokens=n,
             seed=n,
             draft_max=6,
@@ -289,7 +291,7 @@ def test_adaptive_uses_a_draft_model_that_is_almost_free(make_session, temperatu
     tokens, _, done = run(
         session,
         policy="adaptive",
-        sampling=SamplingSettings(temperature),
+        sampling=unfiltered(temperature),
         seed=1,
         max_tokens=100,
         clock=clock,
@@ -320,7 +322,7 @@ def test_adaptive_drafts_trees_where_they_pay(make_session, temperature):
         settings = {
             "shape": "auto",
             "policy": "adaptive",
-            "sampling": SamplingSettings(temperature),
+            "sampling": unfiltered(temperature),
             "seed": 2,
         }
         clock = simulate_costs(session, main, draft)
@@ -537,8 +539,8 @@ VARIANTS = [
     "sampling",
     [
         WARM,
-        SamplingSettings(1.0, top_k=40, top_p=0.95, min_p=0.05),
-        SamplingSettings(1.0, repeat_penalty=1.3),
+        unfiltered(1.0, top_k=40, top_p=0.95, min_p=0.05),
+        unfiltered(1.0, repeat_penalty=1.3),
     ],
     ids=["all", "nucleus", "penalty"],
 )
@@ -604,7 +606,7 @@ def test_a_session_for_chains_rejects_trees(make_session):
 
 def test_seeds(make_session):
     session = make_session()
-    warm = {"sampling": SamplingSettings(temperature=1.0, top_p=0.95), "max_tokens": 30}
+    warm = {"sampling": unfiltered(temperature=1.0, top_p=0.95), "max_tokens": 30}
     for verifier in VERIFIERS:  # including those whose output depends on the drafts
         first, again = (run(session, seed=3, verifier=verifier, **warm)[0] for _ in range(2))
         assert first == again
@@ -664,7 +666,7 @@ def test_the_end_token_is_not_output(make_session, draft):
     session = make_session("ending", draft)
     vocabulary = session.main.model.vocabulary
     for seed in range(4):
-        tokens, _, done = run(session, sampling=SamplingSettings(), seed=seed)
+        tokens, _, done = run(session, sampling=unfiltered(), seed=seed)
         assert done.reason == "stop"
         assert not any(map(vocabulary.is_end, tokens))
         assert done.statistics.predicted_n == len(tokens) + 1
@@ -958,8 +960,8 @@ def test_invalid_requests(make_session):
     session = make_session(draft=None)
     for kwargs, what in [
         ({"proposer": "draft"}, "--draft"),
-        ({"sampling": SamplingSettings(logit_bias={10**6: 1.0})}, "1000000"),
-        ({"sampling": SamplingSettings(logit_bias={-1: 1.0})}, "-1"),
+        ({"sampling": unfiltered(logit_bias={10**6: 1.0})}, "1000000"),
+        ({"sampling": unfiltered(logit_bias={-1: 1.0})}, "-1"),
     ]:
         with pytest.raises(InvalidRequest, match=what):
             run(session, **kwargs)
@@ -989,6 +991,27 @@ def test_opening(tmp_path, monkeypatch):
     long = write_tiny_model(tmp_path / "long.gguf", n_layers=1, n_ctx=9000)
     with Session.open(long, threads=1) as session:
         assert session.main.n_ctx == 4096
+
+
+def test_opening_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    found = {
+        name: write_tiny_model(tmp_path / f"{name}.gguf", n_layers=1) for name in ("starter", "starter-draft")
+    }
+    monkeypatch.setattr("spec_local.models.catalog.find", found.get)
+    for names, expected in {
+        ("starter-pair",): ("starter", "starter-draft"),
+        ("starter",): ("starter", None),
+        ("starter-pair", "none"): ("starter", None),
+        ("starter-pair", "starter"): ("starter", "starter"),
+        (str(found["starter-draft"]), "starter"): ("starter-draft", "starter"),
+    }.items():
+        with Session.open(*names, n_ctx=64, threads=1) as session:
+            opened = [context and context.model.path for context in (session.main, session.draft)]
+            assert opened == [name and found[name] for name in expected]
+    del found["starter-draft"]
+    with pytest.raises(DownloadError, match=r"starter-draft .* run specdec models pull starter-pair"):
+        Session.open("starter-pair")
 
 
 @pytest.mark.parametrize("failure", ["draft model", "draft context"])
@@ -1039,7 +1062,7 @@ def test_starter_as_its_own_draft(starter):
     session = Session(*contexts)
     conversation = Conversation(starter, ChatTemplate(starter))
     first = conversation.ask("Tell me a long story about a lighthouse.")
-    warm = {"sampling": SamplingSettings(0.7, top_k=40), "seed": 1, "max_tokens": 12}
+    warm = {"sampling": unfiltered(0.7, top_k=40), "seed": 1, "max_tokens": 12}
     tokens, text, done = run(session, first, **warm)
     assert done.reason == "length"
     assert done.statistics.acceptance_rate > 0.8

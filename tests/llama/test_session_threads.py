@@ -12,9 +12,9 @@ import pytest
 
 from spec_local.batch import read_entries, run
 from spec_local.batch.answers import open_answers
-from spec_local.chat.chat_session import ChatSession
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
+from spec_local.chat_session import ChatSession
 from spec_local.core.sampling import SamplingSettings
 from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore
@@ -23,12 +23,13 @@ from spec_local.errors import InvalidRequest
 from spec_local.llama.context import Context
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
+from tests.unfiltered import unfiltered
 
 pytestmark = pytest.mark.usefixtures("own_cache", "unchecked")
 
 DEADLINE = 60  # seconds; what takes longer hangs
 PROMPT = "one two three one two three one two"
-SETTINGS = GenerationSettings(SamplingSettings(0.8), seed=1, policy="fixed", max_tokens=24)
+SETTINGS = GenerationSettings(unfiltered(0.8), seed=1, policy="fixed", max_tokens=24)
 BUSY, CLOSED = "answering in another thread", "the session is closed"
 
 
@@ -89,7 +90,7 @@ KINDS = {
     "greedy": {"sampling": SamplingSettings(0)},
     "drawn": {"verifier": "block"},
     "tree": {"shape": "tree", "tree_nodes": 6},
-    "lookup": {"proposer": "lookup", "sampling": SamplingSettings(1, logit_bias={270: 9.0, 271: 9.0})},
+    "lookup": {"proposer": "lookup", "sampling": unfiltered(1, logit_bias={270: 9.0, 271: 9.0})},
     "grammar": {"grammar": 'root ::= ("one " | "two ")+'},
     "schema": {"json_schema": json.dumps({"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 4})},
 }

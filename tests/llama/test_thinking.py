@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from spec_local.answer_json import whole
-from spec_local.chat.chat_session import ChatSession
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.request import Request
 from spec_local.chat.template import ChatTemplate
+from spec_local.chat_session import ChatSession
 from spec_local.core.language_model import common_prefix
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Prefilled

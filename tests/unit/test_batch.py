@@ -16,8 +16,9 @@ from spec_local.batch.runner import read_entries
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.settings import GenerationSettings
+from tests.unfiltered import unfiltered
 
-SETTINGS = GenerationSettings(max_tokens=9)
+SETTINGS = GenerationSettings(unfiltered(), max_tokens=9)
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_the_key_depends_on_what_affects_the_output_only(read, main):
         key(replace(SETTINGS, stops=["x"])),
         key(replace(SETTINGS, seed=0)),
         key(replace(SETTINGS, sampling=SamplingSettings(temperature=0))),
-        key(replace(SETTINGS, sampling=SamplingSettings(logit_bias={3: float("-inf")}))),
+        key(replace(SETTINGS, sampling=unfiltered(logit_bias={3: float("-inf")}))),
     }
     main.write_bytes(b"another model")
     different.add(key())

@@ -20,6 +20,7 @@ from spec_local.proposers import BestFirst, Chain, CombinedProposer, Coupled, Dr
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
 from tests.proposers import main_model
+from tests.unfiltered import unfiltered
 from tests.unit.test_adaptive import Clock, Output
 from tests.unit.test_heads import FakeHead
 
@@ -78,7 +79,7 @@ def generate(head, shape, how, rng, *, rule="block", max_tokens=3, draft_max=2, 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_distribution_is_the_main_models(name):
     rule, shape = SHAPES[name]
-    how = SamplingSettings()
+    how = unfiltered()
 
     def run(rng):
         return generate(FakeBlockHead(3), shape(), how, rng, rule=rule)

@@ -16,6 +16,7 @@ from spec_local.errors import BackendError, DeadEnd
 from spec_local.proposers import BestFirst, Chain, DraftModel, Drawn
 from spec_local.proposers.base import Limit
 from spec_local.verifiers import VERIFIERS
+from tests.unfiltered import unfiltered
 
 HOW = st.builds(
     SamplingSettings,
@@ -80,9 +81,9 @@ def test_the_distribution_is_that_of_masked_logits(how, n_vocab, share, seed, ti
     [
         (SamplingSettings(temperature=0), range(2000), [1]),
         (SamplingSettings(temperature=0), range(0, 2000, 2), [1, 64]),
-        (SamplingSettings(top_k=40), range(2000), [80]),
-        (SamplingSettings(top_k=40), [3], [80, 2000]),
-        (SamplingSettings(), range(2000), [2000]),
+        (unfiltered(top_k=40), range(2000), [80]),
+        (unfiltered(top_k=40), [3], [80, 2000]),
+        (unfiltered(), range(2000), [2000]),
     ],
     ids=["greedy", "greedy, best not allowed", "top-k", "top-k, one allowed", "no top-k"],
 )
@@ -99,7 +100,7 @@ def test_a_dead_end_is_an_error_for_the_main_model_only(temperature):
     logits = np.full(400, -np.inf, np.float32)  # as of a draft model with few of the main model's tokens
     logits[:5] = 0
     for allowed, bias in [(set(), {}), ({2}, {2: -np.inf}), (set(range(5, 400)), {})]:
-        how = SamplingSettings(temperature=temperature, top_k=9, logit_bias=bias)
+        how = unfiltered(temperature=temperature, top_k=9, logit_bias=bias)
         with pytest.raises(BackendError, match="no token may follow here"):
             Sampler(how, constraint(400, allowed)).distribution(logits)
         free = Sampler(how, constraint(400, allowed), for_draft=True)
@@ -110,7 +111,7 @@ def test_a_dead_end_is_an_error_for_the_main_model_only(temperature):
 def test_nan_logits_are_an_error_anywhere():
     logits = np.zeros(500, np.float32)
     logits[300] = np.nan
-    for how in (SamplingSettings(), SamplingSettings(temperature=0), SamplingSettings(top_k=3)):
+    for how in (unfiltered(), SamplingSettings(temperature=0), unfiltered(top_k=3)):
         with pytest.raises(BackendError, match="not numbers"):
             Sampler(how, constraint(500, {1, 2})).distribution(logits)
 
@@ -134,7 +135,7 @@ def test_an_answer_after_which_only_an_end_token_may_follow_has_ended(n, reason)
     events = decode(
         FakeModel(9),
         [1, 2],
-        sampler=Sampler(SamplingSettings(), limited),
+        sampler=Sampler(unfiltered(), limited),
         rng=SeededRng(0),
         proposer=None,
         verifier=VERIFIERS["exact-match"],
@@ -165,7 +166,7 @@ def test_states_are_computed_once_and_dropped_with_rejected_tokens():
 
 
 def test_a_perfect_draft_model_obeys_the_constraint():
-    for how in (SamplingSettings(temperature=0), SamplingSettings(temperature=1, top_k=4)):
+    for how in (SamplingSettings(temperature=0), unfiltered(temperature=1, top_k=4)):
         limited = Constraint(FakeState(40, lambda answer: range(len(answer) % 3, 40, 3)))
         limited.commit([1, 2])
         proposer = DraftModel(FakeModel(40), Sampler(how, limited), Chain("greedy"), n_vocab=40)
@@ -196,7 +197,7 @@ def test_dead_ends_are_as_frequent_as_in_plain_decoding(rule, shape):
     """After the same output; a rejected draft token that leads to one has no effect."""
 
     def answer(rng, drafting):
-        sampler = Sampler(SamplingSettings(), Constraint(FakeState(4, _dead_after_one)))
+        sampler = Sampler(unfiltered(), Constraint(FakeState(4, _dead_after_one)))
         draft = DraftModel(FakeModel(4, seed=9, scale=1.0), sampler, shape, n_vocab=4) if drafting else None
         output = []
         try:

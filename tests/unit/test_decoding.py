@@ -20,6 +20,7 @@ from spec_local.proposers import Chain, DraftModel
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
 from tests.proposers import CASES, EVERY_CASE, EVERY_SHAPE, SHAPES, draft, main_model
+from tests.unfiltered import unfiltered
 
 
 @pytest.fixture(autouse=True)
@@ -76,13 +77,13 @@ def test_output_at_temperature_0_equals_plain_decoding(make, rule, draft_max):
 
 
 SETTINGS = {
-    "defaults": SamplingSettings(),
-    "top-k": SamplingSettings(temperature=0.7, top_k=2),
-    "top-p and min-p": SamplingSettings(top_p=0.8, min_p=0.1),
-    "penalties": SamplingSettings(
+    "defaults": unfiltered(),
+    "top-k": unfiltered(temperature=0.7, top_k=2),
+    "top-p and min-p": unfiltered(top_p=0.8, min_p=0.1),
+    "penalties": unfiltered(
         repeat_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2, penalty_window=3
     ),
-    "bias": SamplingSettings(logit_bias={0: -np.inf, 1: 2.0}),
+    "bias": unfiltered(logit_bias={0: -np.inf, 1: 2.0}),
 }
 
 
@@ -179,7 +180,7 @@ def test_constrained_output_at_temperature_0_equals_plain_decoding(make, rule, a
 @EVERY_SHAPE
 @EVERY_CONSTRAINT
 def test_draft_tokens_obey_the_constraint(shape, rule, allowed):
-    how, constraint = SamplingSettings(), Constraint(FakeState(8, partial(allowed, 8)))
+    how, constraint = unfiltered(), Constraint(FakeState(8, partial(allowed, 8)))
     proposer = DraftModel(main_model(8, noise=0.5), Sampler(how, constraint), shape(), n_vocab=8)
     output = []
     for event in decode(
@@ -210,14 +211,12 @@ def test_the_enumeration_detects_a_shape_that_drops_improbable_tokens():
             return proposal if q[proposal.tokens[0]] > 0.4 else Proposal()
 
     with pytest.raises(AssertionError):
-        test_three_tokens_have_exactly_the_main_distribution(
-            draft(0.5, Dropping), "block", SamplingSettings()
-        )
+        test_three_tokens_have_exactly_the_main_distribution(draft(0.5, Dropping), "block", unfiltered())
 
 
 @EVERY_CASE
 def test_a_seed_repeats_the_output(make, rule):
-    how = SamplingSettings()
+    how = unfiltered()
     first, second = (
         generate(main_model(8), [1], make(Sampler(how), 8), how, SeededRng(5), rule, max_tokens=50)[0]
         for _ in range(2)
@@ -229,7 +228,7 @@ def test_a_seed_repeats_the_output(make, rule):
 @EVERY_CASE
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_no_token_follows_an_end_token(make, rule, temperature):
-    how = SamplingSettings(temperature=temperature)
+    how = unfiltered(temperature=temperature)
     for seed in range(10):
         main = FakeModel(6, seed=seed)
         # Whether a proposer has `is_end` makes no difference.
@@ -244,7 +243,7 @@ def test_no_token_follows_an_end_token(make, rule, temperature):
 @EVERY_CASE
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_full_context_ends_the_answer(make, rule, temperature):
-    how = SamplingSettings(temperature=temperature)
+    how = unfiltered(temperature=temperature)
     main = main_model(8, n_ctx=20)
     tokens, end = generate(main, [1, 2, 3], make(Sampler(how), 8), how, rule=rule)
     assert end.reason == "context"
@@ -268,7 +267,7 @@ def test_a_draft_model_with_a_full_context_proposes_nothing(shape, rule):
 @pytest.mark.parametrize("whose", ["main", "draft"])
 def test_the_limits_of_both_models_are_respected(shape, rule, limits, whose):
     for temperature in (0, 1):
-        how = SamplingSettings(temperature=temperature)
+        how = unfiltered(temperature=temperature)
         main = main_model(8, **(limits if whose == "main" else {}))
         small = main_model(8, noise=0.5, **(limits if whose == "draft" else {}))
         proposer = DraftModel(small, Sampler(how), shape(), n_vocab=8)
@@ -281,7 +280,7 @@ def test_the_limits_of_both_models_are_respected(shape, rule, limits, whose):
 @EVERY_CASE
 def test_closing_early_leaves_only_the_history_in_the_caches(make, rule):
     for temperature, n_events in itertools.product((0, 1), (0, 1, 5)):
-        how = SamplingSettings(temperature=temperature)
+        how = unfiltered(temperature=temperature)
         main, proposer = main_model(8), make(Sampler(how), 8)
         events = decode(
             main,
@@ -320,7 +319,7 @@ class Failing(FakeModel):
 @pytest.mark.parametrize("fails", ["main", "draft"])
 def test_a_failing_model_leaves_only_the_history_in_the_caches(fails, late, shape, rule):
     """In the prompt and in a step; the next answer is correct."""
-    how = SamplingSettings()
+    how = unfiltered()
     for fails_at in range(12):
         kinds = {
             who: partial(Failing, fails_at=fails_at, late=late) if who == fails else FakeModel
@@ -351,7 +350,7 @@ def test_a_failing_verifier_leaves_no_draft_tokens_behind(shape, rule):
         def __call__(self, proposal, p, n_vocab, rng, position):
             raise ValueError("no")
 
-    how, main, small = SamplingSettings(), main_model(8), main_model(8, noise=0.3)
+    how, main, small = unfiltered(), main_model(8), main_model(8, noise=0.3)
     proposer = DraftModel(small, Sampler(how), shape(), n_vocab=8)
     with pytest.raises(ValueError, match="no"):
         list(
@@ -406,7 +405,7 @@ def test_cancelling_between_chunks_of_the_prompt_and_between_steps():
 
 
 def test_invalid_requests_fail_before_any_evaluation():
-    main, sampler = FakeModel(8, n_ctx=20), Sampler(SamplingSettings())
+    main, sampler = FakeModel(8, n_ctx=20), Sampler(unfiltered())
     for prompt, error in [([], InvalidRequest), ([1] * 21, ContextOverflow)]:
         with pytest.raises(error):
             decode(main, prompt, sampler=sampler, rng=SeededRng(0))
@@ -448,7 +447,7 @@ def test_statistics_of_a_perfect_chain():
 
 @EVERY_SHAPE
 def test_statistics_are_the_sums_over_the_steps(shape, rule):
-    how, main = SamplingSettings(), main_model(8)
+    how, main = unfiltered(), main_model(8)
     ticks = itertools.count()
     events = list(
         decode(
@@ -497,7 +496,7 @@ def test_the_main_model_is_called_once_per_step_and_the_draft_model_once_per_lev
 def test_a_perfect_draft_is_always_accepted(shape, rule):
     """Also above temperature 0, if tokens are drawn; each step generates a whole path and one more token."""
     for temperature in (0, 1) if shape is Chain else (0,):
-        how = SamplingSettings(temperature=temperature)
+        how = unfiltered(temperature=temperature)
         proposer = DraftModel(main_model(8), Sampler(how), shape(), n_vocab=8)
         _, end = generate(
             main_model(8), [1, 2, 3], proposer, how, SeededRng(3), rule, draft_max=1, max_tokens=40

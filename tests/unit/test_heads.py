@@ -17,6 +17,7 @@ from spec_local.proposers import Beam, BestFirst, Chain, CombinedProposer, Coupl
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
 from tests.proposers import main_model
+from tests.unfiltered import unfiltered
 
 MODES = {
     "any": {},
@@ -124,7 +125,7 @@ def generate(main, head, prompt, *, rule="block", kind="greedy", shape=None, how
     ("rule", "kind"), [("block", "drawn"), ("exact-match", "coupled"), ("block", "greedy")]
 )
 def test_the_distribution_is_the_main_models(mode, rule, kind):
-    prompt, how = [0, 1, 2, 0, 1], SamplingSettings()
+    prompt, how = [0, 1, 2, 0, 1], unfiltered()
 
     def run(rng):
         main, head = main_model(3, **mode), FakeHead(3)
@@ -150,7 +151,7 @@ TREES = {
 @pytest.mark.parametrize(("shape", "rule"), TREES.values(), ids=TREES.keys())
 @pytest.mark.parametrize("noise", [0.5, 3.0])
 def test_the_distribution_with_trees_is_the_main_models(shape, rule, noise):
-    prompt, how, n_nodes = [0, 1, 2, 0, 1], SamplingSettings(), set()
+    prompt, how, n_nodes = [0, 1, 2, 0, 1], unfiltered(), set()
 
     def run(rng):
         main, head = main_model(3), FakeHead(3, noise=noise, max_branches=8)

@@ -6,15 +6,16 @@ import pytest
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler, SamplingSettings, logprob
+from spec_local.core.sampling import Sampler, logprob
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import InvalidRequest
 from spec_local.proposers import BestFirst, Chain, DraftModel
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
+from tests.unfiltered import unfiltered
 
-HOW = SamplingSettings(temperature=0.7, top_k=5, repeat_penalty=1.3, logit_bias={3: 4.0})
+HOW = unfiltered(temperature=0.7, top_k=5, repeat_penalty=1.3, logit_bias={3: 4.0})
 
 
 def log_softmax(logits):

@@ -25,8 +25,9 @@ from spec_local.policies.cost_model import CostModel
 from spec_local.proposers import Chain, CombinedProposer, Coupled, DraftModel, Drawn
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
+from tests.unfiltered import unfiltered
 
-GREEDY, FREE = SamplingSettings(temperature=0), SamplingSettings()
+GREEDY, FREE = SamplingSettings(temperature=0), unfiltered()
 
 FLAT = {1: 1.0, 64: 1.3}  # seconds by tokens of a call: many cost hardly more than one
 STEEP = {1: 1.0, 64: 64.0}  # nothing is gained by asking for two at once
@@ -333,11 +334,11 @@ def test_enumeration_notices_a_drawn_tree_after_a_coupled_chain():
 
 SAMPLINGS = {
     "defaults": FREE,
-    "top-k": SamplingSettings(temperature=0.7, top_k=3),
-    "top-p and min-p": SamplingSettings(top_p=0.8, min_p=0.1),
-    "penalties": SamplingSettings(repeat_penalty=1.5, presence_penalty=0.2, penalty_window=5),
-    "bias": SamplingSettings(logit_bias={0: -np.inf, 1: 2.0}),
-    "hot": SamplingSettings(temperature=2.0),
+    "top-k": unfiltered(temperature=0.7, top_k=3),
+    "top-p and min-p": unfiltered(top_p=0.8, min_p=0.1),
+    "penalties": unfiltered(repeat_penalty=1.5, presence_penalty=0.2, penalty_window=5),
+    "bias": unfiltered(logit_bias={0: -np.inf, 1: 2.0}),
+    "hot": unfiltered(temperature=2.0),
 }
 
 

@@ -17,6 +17,7 @@ from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_independent, assert_main_distribution
 from tests.proposers import CASES, PROPOSERS, draft, main_model
 from tests.rows import RowRng, finish, new_row
+from tests.unfiltered import unfiltered
 
 MODES = {
     "fork": {"rollback": "fork"},
@@ -77,7 +78,7 @@ def generate(main, prompt, proposer, how, rng, rule, **limits):
 @EVERY_MODE
 @EVERY_CASE
 def test_three_tokens_have_exactly_the_main_distribution(make, rule, mode):
-    sampler, prompt = Sampler(SamplingSettings()), [0, 1, 2, 0, 1]
+    sampler, prompt = Sampler(unfiltered()), [0, 1, 2, 0, 1]
 
     def run(rng):
         main = main_model(3, **mode)
@@ -128,7 +129,7 @@ def test_two_rows_are_independent(mode, later):
                     found.setdefault(row, []).extend(event.tokens)
         return tuple(tuple(found[row]) for row in rows)
 
-    samplers = [Sampler(SamplingSettings())] * 2
+    samplers = [Sampler(unfiltered())] * 2
     assert_independent(enumerate_outcomes(answers), main_model(2), samplers, prompts, (3, 3))
 
 
@@ -192,7 +193,7 @@ def test_the_policy_learns_what_evaluating_again_costs():
     """Rejected draft tokens cost more if others must be evaluated again: fewer are verified."""
 
     def n_drafted(**mode):
-        main, how = FakeModel(8, seed=2, scale=1.0, n_ctx=600, **mode), Sampler(SamplingSettings())
+        main, how = FakeModel(8, seed=2, scale=1.0, n_ctx=600, **mode), Sampler(unfiltered())
         small = FakeModel(8, seed=2, scale=1.0, noise=0.5, n_ctx=600)
         costs = CostModel({1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4, 16: 4.0, 64: 14.0})
         shared = RowCosts(costs, main.max_rollback), RowCosts(CostModel({1: 0.05, 64: 3.2}))

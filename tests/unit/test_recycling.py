@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from spec_local.core.fake import FakeModel
 from spec_local.core.proposal import ROOT, Proposal, path_to
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.core.sampling import Sampler
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.lookups.base import Candidates
@@ -19,6 +19,7 @@ from spec_local.lookups.recycling import Recycling
 from spec_local.proposers.base import Limit
 from spec_local.verifiers import VERIFIERS
 from tests.proposers import LookupProposer
+from tests.unfiltered import unfiltered
 
 NEW_WEIGHT = 0.35
 WIDE = Limit(8, 64, 64)
@@ -206,7 +207,7 @@ def run(main, temperature, max_tokens, draft_max=4, prompt=(1,)):
     events = decode(
         main,
         prompt,
-        sampler=Sampler(SamplingSettings(temperature=temperature)),
+        sampler=Sampler(unfiltered(temperature=temperature)),
         rng=SeededRng(0),
         proposer=proposer,
         verifier=VERIFIERS["exact-match"],

@@ -20,9 +20,9 @@ LAYERS = (
     ("datastore", "calibration", "proposers"),
     ("settings", "engine", "models", "turns"),
     ("assembly", "llama_cpp_python", "answer_text"),
-    ("running_answers",),
+    ("running_answers", "chat"),
     ("session",),
-    ("answer_json", "chat"),
+    ("answer_json", "chat_session"),
     ("batch", "bench"),
     ("training",),
 )

@@ -20,6 +20,7 @@ from spec_local.proposers import BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.proposers import PROPOSERS, draft, main_model
 from tests.rows import check_caches, finish, new_row
+from tests.unfiltered import unfiltered
 
 V = 8
 GREEDY = SamplingSettings(temperature=0)
@@ -94,7 +95,7 @@ def alone(kind, prompt, seed, n, how=None):
 )
 def test_a_seeded_row_gives_the_same_tokens_in_any_company(rows, temperature, data):
     """Whatever else is generated, starts, ends or is removed meanwhile."""
-    how = SamplingSettings(temperature=temperature)
+    how = unfiltered(temperature=temperature)
     main, small = models()
     engine, answers, removed = Engine(), {}, set()
     made = [seeded(main, small, kind, prompt, seed, n, how) for kind, prompt, seed, n, _ in rows]
@@ -124,7 +125,7 @@ def test_an_answer_is_that_of_decode(kind):
     """An engine with other rows, and the function for one answer."""
     main, small = models()
     make, rule = KINDS[kind]
-    sampler = Sampler(SamplingSettings())
+    sampler = Sampler(unfiltered())
     expected = []
     for event in decode(
         main_model(V), [1, 2, 3], sampler=sampler, rng=SeededRng(4), max_tokens=30, verifier=VERIFIERS[rule],
@@ -377,7 +378,7 @@ def test_a_dead_end_fails_that_row_only(kind):
     main, small = models()
     make, rule = KINDS[kind]
     constraint = Constraint(FakeState(V, lambda answer: range(V) if len(answer) < 4 else ()))
-    sampler = Sampler(SamplingSettings(), constraint)
+    sampler = Sampler(unfiltered(), constraint)
     dead = Row(
         main.new_row(), [1, 2], sampler=sampler, rng=SeededRng(0), verifier=VERIFIERS[rule],
         proposer=make(sampler, V) if make else None,

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from spec_local.core.fake import enumerate_outcomes
-from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.core.sampling import Sampler
 from spec_local.engine.events import Step
 from spec_local.engine.scheduler import Engine
 from spec_local.policies.cost_model import CostModel
@@ -16,6 +16,7 @@ from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_independent
 from tests.proposers import PROPOSERS, draft, main_model
 from tests.rows import RowRng, check_caches, new_row
+from tests.unfiltered import unfiltered
 
 V = 2
 PROMPTS = ([0, 1, 1, 0, 1], [1, 0, 1, 1])
@@ -93,7 +94,7 @@ def joint(cases, planner=lambda: None, *, lengths=(3, 3), later=0, limits=None):
 
 def assert_lossless(cases, *args, lengths=(3, 3), **kwargs):
     outcomes = joint(cases, *args, lengths=lengths, **kwargs)
-    samplers = [Sampler(SamplingSettings())] * 2
+    samplers = [Sampler(unfiltered())] * 2
     assert_independent(outcomes, main_model(V), samplers, PROMPTS, lengths)
 
 

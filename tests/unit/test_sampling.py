@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Distribution, Sampler, SamplingSettings, align
 from spec_local.errors import BackendError, InvalidRequest
+from tests.unfiltered import unfiltered
 
 V = 24
 LOGITS = st.integers(0, 2**32).flatmap(
@@ -81,19 +82,19 @@ def check(s, logits, history=()):
 
 @given(LOGITS, st.sampled_from([0.0, 0.1, 0.7, 1.0, 2.5, 100.0]))
 def test_temperature(key, temperature):
-    check(SamplingSettings(temperature=temperature), row(key))
+    check(unfiltered(temperature=temperature), row(key))
 
 
 @given(LOGITS, st.integers(0, V + 3))
 def test_top_k(key, top_k):
-    check(SamplingSettings(top_k=top_k), row(key))
+    check(unfiltered(top_k=top_k), row(key))
 
 
 @given(LOGITS, st.floats(0, 1))
 @example((0, 0.0), 1 / 3)  # all equal
 def test_top_p(key, top_p):
     logits = row(key)
-    ours = set(as_dict(Sampler(SamplingSettings(top_p=top_p)).distribution(logits)))
+    ours = set(as_dict(Sampler(unfiltered(top_p=top_p)).distribution(logits)))
     probs = softmax(dict(enumerate(logits.tolist())))
     n, total = len(ours), sum(probs[t] for t in ours)
     # It is the most probable set of its size, reaches top_p, and needs all its members.
@@ -104,13 +105,13 @@ def test_top_p(key, top_p):
 
 def test_top_p_prefers_lower_ids_among_equals():
     logits = np.array([0, 1, 1, 1, 1, -9], np.float32)
-    distribution = Sampler(SamplingSettings(top_p=0.4)).distribution(logits)
+    distribution = Sampler(unfiltered(top_p=0.4)).distribution(logits)
     assert distribution.ids.tolist() == [1, 2]
 
 
 @given(LOGITS, st.sampled_from([0.0, 1e-6, 0.05, 0.31, 1.0]))
 def test_min_p(key, min_p):
-    check(SamplingSettings(min_p=min_p), row(key))
+    check(unfiltered(min_p=min_p), row(key))
 
 
 @given(
@@ -122,7 +123,7 @@ def test_min_p(key, min_p):
     st.sampled_from([0, 1, 5, 64]),
 )
 def test_penalties(key, history, repeat, frequency, presence, window):
-    s = SamplingSettings(
+    s = unfiltered(
         repeat_penalty=repeat, frequency_penalty=frequency, presence_penalty=presence, penalty_window=window
     )
     check(s, row(key), history)
@@ -132,7 +133,7 @@ def test_penalties(key, history, repeat, frequency, presence, window):
     LOGITS, st.dictionaries(st.integers(0, V - 1), st.floats(-50, 50) | st.just(-math.inf), max_size=V - 1)
 )
 def test_logit_bias(key, bias):
-    s = SamplingSettings(logit_bias=bias)
+    s = unfiltered(logit_bias=bias)
     check(s, row(key))
     forbidden = {t for t, b in bias.items() if b == -math.inf}
     given = {t for t, p in as_dict(Sampler(s).distribution(row(key))).items() if p > 0}
@@ -151,7 +152,7 @@ def test_logit_bias(key, bias):
     presence=st.sampled_from([0.0, 0.5]),
 )
 def test_all_settings_together(key, history, temperature, top_k, top_p, min_p, repeat, presence):
-    s = SamplingSettings(
+    s = unfiltered(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -193,9 +194,9 @@ def test_naming_the_possible_tokens_changes_nothing(key, chosen, history, temper
 
 @given(LOGITS, st.lists(st.integers(0, V - 1), max_size=80), st.integers(0, 9))
 def test_the_history_matters_only_within_the_penalty_window(key, history, window):
-    plain = Sampler(SamplingSettings(top_p=0.9, penalty_window=window))
+    plain = Sampler(unfiltered(top_p=0.9, penalty_window=window))
     assert as_dict(plain.distribution(row(key), history)) == as_dict(plain.distribution(row(key)))
-    penalized = Sampler(SamplingSettings(top_p=0.9, penalty_window=window, repeat_penalty=1.4))
+    penalized = Sampler(unfiltered(top_p=0.9, penalty_window=window, repeat_penalty=1.4))
     recent = history[len(history) - window :] if window < len(history) else history
     assert as_dict(penalized.distribution(row(key), history)) == as_dict(
         penalized.distribution(row(key), recent)
@@ -205,7 +206,7 @@ def test_the_history_matters_only_within_the_penalty_window(key, history, window
 @given(LOGITS, st.integers(1, V + 3), st.lists(st.integers(0, V - 1), max_size=9), st.booleans())
 def test_most_probable_agrees_with_the_distribution(key, k, history, greedy):
     """At temperature 0 with the distribution at temperature 1."""
-    s = SamplingSettings(temperature=0 if greedy else 0.7, repeat_penalty=1.3, logit_bias={2: -1.0})
+    s = unfiltered(temperature=0 if greedy else 0.7, repeat_penalty=1.3, logit_bias={2: -1.0})
     probs = reference(row(key), history, replace(s, temperature=1.0) if greedy else s)
     tokens, values = Sampler(s).most_probable(row(key), k, history)
     assert len(tokens) == len(set(tokens.tolist())) == min(k, V)
@@ -221,7 +222,7 @@ def test_most_probable_rejects_nan_and_infinity():
                 logits = row((1, 1.0), n)
                 logits[4] = bad
                 with pytest.raises(BackendError, match="not numbers"):
-                    Sampler(SamplingSettings(temperature=temperature)).most_probable(logits, 3)
+                    Sampler(unfiltered(temperature=temperature)).most_probable(logits, 3)
 
 
 @pytest.mark.parametrize("n", [1, 30, 1023, 1024, 5000])
@@ -257,25 +258,25 @@ def test_nan_and_infinite_logits_are_an_error(temperature, top_k, bad):
         logits = row((1, 1.0))
         logits[token] = bad
         with pytest.raises(BackendError, match="not numbers"):
-            Sampler(SamplingSettings(temperature=temperature, top_k=top_k, top_p=0.9)).distribution(logits)
+            Sampler(unfiltered(temperature=temperature, top_k=top_k, top_p=0.9)).distribution(logits)
 
 
 def test_tokens_with_logits_of_minus_infinity_are_never_drawn():
     logits = np.full(V, -np.inf, np.float32)
     with pytest.raises(BackendError):
-        Sampler(SamplingSettings()).distribution(logits)
+        Sampler(unfiltered()).distribution(logits)
     logits[[4, 9]] = 1
-    assert {t: p for t, p in as_dict(Sampler(SamplingSettings()).distribution(logits)).items() if p} == {
+    assert {t: p for t, p in as_dict(Sampler(unfiltered()).distribution(logits)).items() if p} == {
         4: 0.5,
         9: 0.5,
     }
-    for s in (SamplingSettings(top_k=5), SamplingSettings(top_p=0.9999), SamplingSettings(min_p=0.01)):
+    for s in (unfiltered(top_k=5), unfiltered(top_p=0.9999), unfiltered(min_p=0.01)):
         given = {t for t, p in as_dict(Sampler(s).distribution(logits)).items() if p}
         assert given == {4, 9}
 
 
 def test_forbidding_every_token_is_an_error():
-    s = SamplingSettings(logit_bias=dict.fromkeys(range(V), -math.inf))
+    s = unfiltered(logit_bias=dict.fromkeys(range(V), -math.inf))
     with pytest.raises(BackendError, match="every token is forbidden"):
         Sampler(s).distribution(row((1, 1.0)))
 
@@ -283,12 +284,12 @@ def test_forbidding_every_token_is_an_error():
 def test_temperature_0_prefers_the_lowest_id_among_equals():
     logits = np.array([0, 7, 7, 7], np.float32)
     assert as_dict(Sampler(SamplingSettings(temperature=0)).distribution(logits)) == {1: 1.0}
-    assert as_dict(Sampler(SamplingSettings(top_k=1)).distribution(logits)) == {1: 1.0}
-    assert set(as_dict(Sampler(SamplingSettings(top_k=2)).distribution(logits))) == {1, 2}
+    assert as_dict(Sampler(unfiltered(top_k=1)).distribution(logits)) == {1: 1.0}
+    assert set(as_dict(Sampler(unfiltered(top_k=2)).distribution(logits))) == {1, 2}
 
 
 def test_bias_and_penalties_of_tokens_beyond_a_smaller_vocabulary():
-    s = SamplingSettings(logit_bias={V + 5: 3.0, 2: -math.inf}, repeat_penalty=2.0)
+    s = unfiltered(logit_bias={V + 5: 3.0, 2: -math.inf}, repeat_penalty=2.0)
     distribution = Sampler(s).distribution(row((1, 1.0)), [V + 5, 1])
     assert len(distribution.probs) == V
     assert distribution.probs[2] == 0
@@ -296,7 +297,7 @@ def test_bias_and_penalties_of_tokens_beyond_a_smaller_vocabulary():
 
 @given(st.lists(st.tuples(LOGITS, st.sampled_from([0, 1, 3, 7])), min_size=1, max_size=5))
 def test_align(keys):
-    distributions = [Sampler(SamplingSettings(top_k=k)).distribution(row(key)) for key, k in keys]
+    distributions = [Sampler(unfiltered(top_k=k)).distribution(row(key)) for key, k in keys]
     rows, columns = align(distributions, V)
     dense = np.stack([d.dense(V) for d in distributions])
     if columns is None:
@@ -356,19 +357,19 @@ def test_rng_chooses_in_proportion_to_weights(n):
 def test_invalid_settings(name, values):
     for value in values:
         with pytest.raises(InvalidRequest, match="give"):
-            SamplingSettings(**{name: value})
+            unfiltered(**{name: value})
 
 
 def test_the_smallest_temperature_equals_0():
-    s = SamplingSettings(temperature=5e-324)
+    s = unfiltered(temperature=5e-324)
     assert as_dict(Sampler(s).distribution(np.array([1, 3, 2], np.float32)))[1] == 1.0
 
 
 def test_a_bias_beyond_float32_forbids_or_is_an_error():
-    s = SamplingSettings(logit_bias={1: -1e300})
+    s = unfiltered(logit_bias={1: -1e300})
     assert as_dict(Sampler(s).distribution(np.array([1, 3, 2], np.float32)))[1] == 0.0
     with pytest.raises(InvalidRequest):
-        SamplingSettings(logit_bias={1: 1e300})
+        unfiltered(logit_bias={1: 1e300})
 
 
 def test_a_large_vocabulary():
@@ -377,12 +378,12 @@ def test_a_large_vocabulary():
     for scale in (0.01, 1.0, 4.0):
         logits = (generator.normal(size=20_000) * scale).astype(np.float32)
         for s in (
-            SamplingSettings(top_p=0.95),
-            SamplingSettings(top_k=40, top_p=0.8, min_p=0.02, temperature=0.7),
+            unfiltered(top_p=0.95),
+            unfiltered(top_k=40, top_p=0.8, min_p=0.02, temperature=0.7),
         ):
             check(s, logits)
     started = time.perf_counter()
     logits = generator.normal(size=151_936).astype(np.float32) * 4
     for _ in range(5):
-        Sampler(SamplingSettings(top_p=0.95, temperature=0.8)).distribution(logits)
+        Sampler(unfiltered(top_p=0.95, temperature=0.8)).distribution(logits)
     assert time.perf_counter() - started < 2  # a full sort of each takes about as long

@@ -15,6 +15,7 @@ from spec_local.core.proposal import ROOT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn, Limit
+from tests.unfiltered import unfiltered
 
 V, PROMPT = 5, [1, 2, 3]
 WIDE = Limit(depth=4, nodes=200, branches=200)
@@ -28,7 +29,7 @@ def model(**kwargs):
 def grow(shape, limit=WIDE, draft=None, *, sampling=None, ends=(), seed=0):
     """Return the proposal after the prompt."""
     draft = draft or model()
-    sampling = sampling or SamplingSettings()
+    sampling = sampling or unfiltered()
     proposer = DraftModel(draft, Sampler(sampling), shape, n_vocab=V, is_end=lambda token: token in ends)
     run(proposer.prefill(PROMPT))
     draft.calls.clear()
@@ -69,7 +70,7 @@ def path_values(draft, depth, width, ends=(), temperature=1.0):
 def test_best_first_finds_the_most_probable_nodes(temperature, ends):
     for seed, (n, depth, width) in enumerate(itertools.product((1, 2, 7, 20, 60), (1, 2, 4), (1, 2, 8))):
         draft = model(seed=seed, scale=(0.5, 1.0, 3.0)[seed % 3])
-        sampling = SamplingSettings(temperature=temperature)
+        sampling = unfiltered(temperature=temperature)
         proposal = grow(BestFirst(n, width), Limit(depth, 200, 200), draft, sampling=sampling, ends=ends)
         found = path_values(draft, depth, width, ends, temperature)
         assert set(paths(proposal)) == set(heapq.nlargest(n, found, key=found.__getitem__))
@@ -78,7 +79,7 @@ def test_best_first_finds_the_most_probable_nodes(temperature, ends):
 
 def test_best_first_drafts_only_tokens_that_the_settings_allow():
     draft = model(scale=0.5)
-    proposal = grow(BestFirst(60), draft=draft, sampling=SamplingSettings(top_k=2, logit_bias={0: -np.inf}))
+    proposal = grow(BestFirst(60), draft=draft, sampling=unfiltered(top_k=2, logit_bias={0: -np.inf}))
     assert len(proposal.tokens) == 2 + 4 + 8 + 16
     assert 0 not in proposal.tokens
 
@@ -115,7 +116,7 @@ def beam_search(draft, width, nodes, depth, ends=(), temperature=1.0):
 def test_beam_equals_a_plain_beam_search(temperature, ends):
     for seed, (width, nodes, depth) in enumerate(itertools.product((1, 2, 3, 7), (1, 3, 8, 50), (1, 2, 5))):
         draft = model(seed=seed, scale=(0.5, 1.0, 3.0)[seed % 3])
-        sampling = SamplingSettings(temperature=temperature)
+        sampling = unfiltered(temperature=temperature)
         proposal = grow(Beam(width, nodes), Limit(depth, 200, 200), draft, sampling=sampling, ends=ends)
         assert set(paths(proposal)) == beam_search(draft, min(width, nodes), nodes, depth, ends, temperature)
         assert proposal.drawing == "chosen"
@@ -165,9 +166,7 @@ def test_no_limit_is_exceeded(shape, drawing, width, nodes, limit, room, branche
         BestFirst: lambda: BestFirst(nodes, width),
         Beam: lambda: Beam(width, nodes),
     }[shape]
-    proposal = grow(
-        make(), limit, draft, sampling=SamplingSettings(temperature=temperature), ends=(4,), seed=seed
-    )
+    proposal = grow(make(), limit, draft, sampling=unfiltered(temperature=temperature), ends=(4,), seed=seed)
     assert proposal.depth <= min(limit.depth, room)
     assert len(proposal.tokens) <= limit.nodes
     assert leaves(proposal) <= limit.branches
@@ -203,9 +202,7 @@ def test_a_drawn_tree_uses_exactly_its_budget(drawing):
         assert sorted(set(proposal.draws)) == list(range(len(proposal.tokens)))
 
 
-@pytest.mark.parametrize(
-    "sampling", [SamplingSettings(), SamplingSettings(repeat_penalty=3.0, penalty_window=2)]
-)
+@pytest.mark.parametrize("sampling", [unfiltered(), unfiltered(repeat_penalty=3.0, penalty_window=2)])
 @pytest.mark.parametrize("drawing", DRAWINGS)
 def test_drawn_children_have_the_distribution_they_were_drawn_from(drawing, sampling):
     """It is shaped like the main model's at that node: penalties count the draft tokens above."""
@@ -255,7 +252,7 @@ def test_a_shape_observes_how_much_of_its_proposal_is_accepted():
 
     for n_right, expected in [(2, (2, True)), (1, (1, False)), (0, (0, False))]:
         shape, draft = Recording(), model()
-        proposer = DraftModel(draft, Sampler(SamplingSettings()), shape, n_vocab=V)
+        proposer = DraftModel(draft, Sampler(unfiltered()), shape, n_vocab=V)
         proposal = run(proposer.propose(PROMPT, Limit(2, 9, 9), SeededRng(0), lambda part: None))
         drafted = list(proposal.tokens)
         next_token = (drafted[n_right] + 1) % V if n_right < 2 else 0

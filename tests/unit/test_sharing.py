@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spec_local.core.fake import FakeModel, FakeShared
 from spec_local.core.proposal import ROOT, Proposal
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Distribution, Sampler, SamplingSettings
+from spec_local.core.sampling import Distribution, Sampler
 from spec_local.engine.events import Step
 from spec_local.engine.row import Row
 from spec_local.engine.scheduler import Engine
@@ -21,6 +21,7 @@ from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import RowCosts, SharedCalls, best_rows
 from spec_local.proposers import Chain, CombinedProposer, DraftModel
 from spec_local.verifiers import VERIFIERS
+from tests.unfiltered import unfiltered
 
 LINEAR = {1: 1.0, 2: 1.25, 4: 1.75, 8: 2.75, 16: 4.75, 64: 16.75}
 STEP = {1: 1.0, 4: 1.1, 5: 2.0, 8: 2.1, 9: 3.0, 64: 17.0}
@@ -215,7 +216,7 @@ def answer(n_rows, machine, noise, n_prompt=3):
     now = lambda: clock[0]  # noqa: E731
     shared = RowCosts(CostModel(main_costs)), RowCosts(CostModel(draft_costs))
     engine = Engine(SharedCalls(*shared), now)
-    sampler = Sampler(SamplingSettings(temperature=0.9))
+    sampler = Sampler(unfiltered(temperature=0.9))
     for i in range(n_rows):
         main, small = (model.new_row() for model in models)
         policy = Adaptive(*shared, Experience(), clock=now)

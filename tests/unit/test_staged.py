@@ -21,6 +21,7 @@ from spec_local.proposers import BestFirst, Chain, DraftModel, StringLevelDraft
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
+from tests.unfiltered import unfiltered
 
 NEVER = 10**9
 
@@ -119,10 +120,10 @@ SELECTIONS = [
 SELECTIONS += [("greedy", "exact-match"), ("drawn", "traversal")]
 EVERY_SELECTION = pytest.mark.parametrize(("selection", "rule"), SELECTIONS)
 SETTINGS = {
-    "defaults": SamplingSettings(),
+    "defaults": unfiltered(),
     "greedy": SamplingSettings(temperature=0),
-    "penalties": SamplingSettings(repeat_penalty=1.5, frequency_penalty=0.3, penalty_window=3),
-    "top-k": SamplingSettings(temperature=0.7, top_k=2),
+    "penalties": unfiltered(repeat_penalty=1.5, frequency_penalty=0.3, penalty_window=3),
+    "top-k": unfiltered(temperature=0.7, top_k=2),
 }
 EVERY_SETTING = pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS.keys())
 WRONG_AT = {"right": NEVER, "half right": 2, "wrong": 1}
@@ -168,7 +169,7 @@ def test_so_they_are_under_a_constraint(selection, rule, allowed):
     found = []
     for n_staged in (0, 3):
         constraint = Constraint(FakeState(8, lambda answer: allowed if len(answer) % 3 else {2, 4}))
-        how, chain = SamplingSettings(), Chain(selection, Policy(selection != "drawn", n_staged))
+        how, chain = unfiltered(), Chain(selection, Policy(selection != "drawn", n_staged))
         sampler = Sampler(how, constraint)
         lookup = GreedyLookup(draft_model(), 3)
         proposer = RecordingDraft(draft_model(), sampler, chain, n_vocab=8, lookup=lookup)
@@ -211,7 +212,7 @@ def test_a_lookup_that_is_partly_right_saves_calls():
 @pytest.mark.parametrize("wrong_at", [1, 2, 3, 5, NEVER])
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_policy_observes_the_tokens_read_and_those_drafted(wrong_at, temperature):
-    how, small, policy = SamplingSettings(temperature=temperature), draft_model(), RecordingPolicy(3)
+    how, small, policy = unfiltered(temperature=temperature), draft_model(), RecordingPolicy(3)
     lookup = GreedyLookup(draft_model(), wrong_at)
     proposer = DraftModel(small, Sampler(how), Chain("greedy", policy), n_vocab=8, lookup=lookup)
     run(proposer, how, "exact-match", draft_max=6, max_tokens=60)
@@ -293,7 +294,7 @@ def test_drawn_tokens_are_proposed_even_if_what_is_staged_after_them_does_not_fi
     cached_logits, selection, rule, n_ctx
 ):
     """Dropping them would depend on what they are, and the output would not be the main model's."""
-    prompt, how = [0, 1, 2, 0, 2], SamplingSettings(top_k=2)
+    prompt, how = [0, 1, 2, 0, 2], unfiltered(top_k=2)
 
     def answer(rng):
         chain = Chain(selection, Policy(selection != "drawn", n_staged=2))
@@ -332,7 +333,7 @@ class Garbage:
 def test_arbitrary_staged_tokens_do_not_change_the_output(
     found, prompts, n_staged, draft_max, n_ctx, max_tokens, max_logits, temperature
 ):
-    how, outputs = SamplingSettings(temperature=temperature), []
+    how, outputs = unfiltered(temperature=temperature), []
     for lookup in (None, Garbage(found)):
         limits = {"n_ctx": n_ctx, "max_tokens": max_tokens, "max_logits": min(max_logits, max_tokens)}
         proposer = DraftModel(
@@ -416,7 +417,7 @@ MAIN, DRAFT = Letters(b"a", b"b", b"ab", b"c"), Letters(b"c", b"b", b"a", b"cc")
 @pytest.mark.parametrize("wrong_at", [1, 2, NEVER])
 def test_staging_with_a_different_vocabulary(temperature, wrong_at):
     """A main model token may be two draft model tokens, so that one call becomes several."""
-    how, found, n_calls = SamplingSettings(temperature=temperature), [], []
+    how, found, n_calls = unfiltered(temperature=temperature), [], []
     for n_staged in (0, 3):
         other = FakeModel(4, seed=5, max_logits=5)
         intersection = IntersectionModel(other, VocabularyMap(MAIN, DRAFT), 4)

@@ -1,0 +1,152 @@
+"""Session.chat: a whole chat as plain dicts, with the tokens of earlier turns kept."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spec_local.chat.template import ChatTemplate
+from spec_local.core.sampling import SamplingSettings
+from spec_local.engine.events import Prefilled
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
+from spec_local.session import Done, Session, Text
+from spec_local.settings import GenerationSettings
+from tests.unfiltered import unfiltered
+
+GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=12, policy="fixed")
+DRAWN = replace(GREEDY, sampling=unfiltered(1.5), seed=3)
+SYSTEM = {"role": "system", "content": "Be brief."}
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
+@pytest.fixture
+def session(tiny_model, tiny_draft, make_context):
+    return Session(*(make_context(model, n_ctx=512) for model in (tiny_model, tiny_draft)))
+
+
+def run(events):
+    """The events, tokens and text of an answer."""
+    events = list(events)
+    assert isinstance(events[0], Prefilled)
+    assert isinstance(events[-1], Done)
+    tokens = [token for event in events[1:-1] for token in event.tokens]
+    return events, tokens, "".join(event.text for event in events[1:])
+
+
+@pytest.mark.parametrize("messages", [[user("hello")], [SYSTEM, user("a"), assistant("b"), user("c")]])
+def test_it_answers_the_rendered_messages(session, messages):
+    model = session.main.model
+    prompt = ChatTemplate(model).render(messages).tokens(model.vocabulary)
+    _, expected, text = run(session.generate(prompt, GREEDY))
+    events, tokens, content = run(session.chat(messages, GREEDY))
+    assert (tokens, content) == (expected, text)
+    assert events[-1].statistics.draft_n
+
+
+@pytest.mark.parametrize("settings", [GREEDY, *(replace(DRAWN, seed=seed) for seed in range(4))])
+def test_a_second_turn_reads_only_new_tokens(session, settings):
+    """Drawn tokens spell texts that the tokenizer splits differently."""
+    messages = [SYSTEM, user("hello " * 20)]
+    _, tokens, text = run(session.chat(messages, settings))
+    assert tokens
+    cached = list(session.main.cached)
+    messages += [assistant(text), user("and?")]
+    (prefilled, *_), _, _ = run(session.chat(messages, settings))
+    assert prefilled.statistics.cached_n == len(cached)
+    assert session.main.cached[: len(cached)] == cached
+
+
+def test_turns_of_a_chat_are_kept_over_another_use(session):
+    messages = [user("hello")]
+    *_, text = run(session.chat(messages, DRAWN))
+    first = list(session.main.cached)
+    run(session.generate("another text", GREEDY))
+    messages += [assistant(text), user("and?")]
+    run(session.chat(messages, DRAWN))
+    assert session.main.cached[: len(first)] == first
+
+
+def test_another_chat_shares_its_beginning_only(session):
+    prompt = ChatTemplate(session.main.model).render([SYSTEM, user("b")])
+    run(session.chat([SYSTEM, user("a"), assistant("one"), user("two")], GREEDY))
+    expected = prompt.tokens(session.main.model.vocabulary)
+    (prefilled, *_), _, _ = run(session.chat([SYSTEM, user("b")], GREEDY))
+    assert session.main.cached[: len(expected)] == expected
+    assert 0 < prefilled.statistics.cached_n < len(expected)
+
+
+def test_an_answer_that_is_closed_early_is_kept(session):
+    events = session.chat([user("hello")], replace(DRAWN, max_tokens=100))
+    text = ""
+    for event in events:
+        text += event.text if isinstance(event, Text) else ""
+        if len(text) > 20:
+            break
+    events.close()
+    cached = list(session.main.cached)
+    (prefilled, *_), _, _ = run(session.chat([user("hello"), assistant(text), user("on")], GREEDY))
+    # A character that was not complete is not part of the text.
+    assert len(cached) - 4 <= prefilled.statistics.cached_n
+
+
+def test_a_new_chat_ends_an_unfinished_one(session):
+    unfinished = session.chat([user("hello")], GREEDY)
+    assert isinstance(next(unfinished), Prefilled)
+    _, tokens, _ = run(session.chat([user("you")], GREEDY))
+    assert [event.reason for event in unfinished] == ["cancelled"]
+    assert run(session.chat([user("you")], GREEDY))[1] == tokens
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)])
+def test_json_schema(session, schema):
+    *_, text = run(session.chat([user("hello")], replace(DRAWN, max_tokens=60), json_schema=schema))
+    assert json.loads(text)["n"] in (1, 2)
+
+
+def test_json_schema_replaces_that_of_the_settings(session):
+    settings = replace(DRAWN, json_schema='{"const": 7}', max_tokens=60)
+    assert run(session.chat([user("hello")], settings))[2] == "7"
+    assert run(session.chat([user("hello")], settings, json_schema={"const": 8}))[2] == "8"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"messages": []}, "no question to answer"),
+        ({"messages": [user("a"), assistant("b")]}, "the last message must be the user's"),
+        (
+            {"messages": [{"role": "tool", "content": "a"}]},
+            r"messages is list of dict: give a list of dicts with role \(system or user or assistant\)",
+        ),
+        ({"messages": [{"role": "user"}]}, "give a list of dicts with role .* and content .text.$"),
+        ({"messages": "hello"}, "messages is str: give a list of dicts"),
+        ({"json_schema": {"a": {1}}}, "the JSON schema cannot be written as JSON"),
+        ({"json_schema": {"pattern": 1}}, "pattern"),
+        ({"json_schema": 5}, "json_schema is int: give a mapping or text or None"),
+        ({"json_schema": SCHEMA, "settings": replace(GREEDY, grammar='root ::= "a"')}, "give one of them"),
+    ],
+)
+def test_invalid_requests(session, arguments, message):
+    with pytest.raises(InvalidRequest, match=message):
+        session.chat(**{"messages": [user("a")]} | arguments)
+    assert len(run(session.chat([user("a")], GREEDY))[1]) == 12
+
+
+def test_a_chat_that_is_too_long_leaves_the_session_usable(session):
+    with pytest.raises(ContextOverflow, match="the prompt has"):
+        session.chat([user("hello " * 600)], GREEDY)
+    run(session.chat([user("hello")], GREEDY))
+
+
+def test_a_model_without_a_chat_template(session, monkeypatch):
+    monkeypatch.setattr(session.main.model, "chat_template", None)
+    with pytest.raises(ModelError, match="no chat template"):
+        session.chat([user("hello")])
