@@ -220,9 +220,7 @@ class Model:
         self._lib.llama_model_desc(self.handle, buffer, len(buffer))
         # The second word is llama.cpp's own name for the number of parameters: 256M for a model of 135M.
         architecture, _, rest = buffer.value.decode("utf-8", "replace").partition(" ")
-        kind = rest.partition(" ")[2].removeprefix(
-            "(guessed) "
-        )  # from the tensors: heads do not state theirs
+        kind = rest.partition(" ")[2].removeprefix("(guessed) ")  # heads do not state it
         return f"{architecture} {self.parameters} {kind}"
 
     @functools.cached_property
