@@ -130,7 +130,7 @@ def test_a_copy_for_another_main_model(fresh, wide, draft, target):
     assert done.stdout == f"{target}\n".encode()
     assert done.stderr.count(b"% acceptance: ") == 3
     hint = re.search(
-        rb"A Q4_0 copy takes about (\S+), with nearly the same acceptance rate: specdec (.*)", tuned.stdout
+        rb"A Q4_0 copy takes about (\S+), with nearly the same acceptance rate:\s+specdec (.*)", tuned.stdout
     )
     assert 0 < float(hint[1]) < 10
     assert hint[2].decode() == f"draft quantize {draft} --for {wide}"

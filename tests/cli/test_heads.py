@@ -64,7 +64,7 @@ def test_tune_measures_a_head(fresh, home):
     assert done.returncode == 0, done.stderr
     text = done.stdout.decode()
     assert "A call of the head takes" in text
-    assert "head: expected speed-up" in text
+    assert "## Head: expected speed-up" in text
     assert "draft model" not in text
     checked = fresh("models", "check", main, head, *conditions)
     assert checked.returncode == 0, checked.stderr

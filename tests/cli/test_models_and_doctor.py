@@ -37,7 +37,7 @@ def test_list(fresh):
     assert states == sorted(states, key=lambda state: (state == "pair", state != "downloaded"))
     _, state, models, text, size = by_name["starter-pair"]
     assert (state, models, size) == ("pair", "starter + starter-draft", str(98362432 + 4216864))
-    assert "measured on a 2-core CPU" in text
+    assert "measured on two 2-core CPUs" in text
     local = fresh("models", "list", "--local").stdout.decode().splitlines()
     assert local == ["\t".join(rows[0])]
 
@@ -45,7 +45,7 @@ def test_list(fresh):
 def test_show_a_pair(fresh):
     shown = fresh("models", "show", "starter-pair").stdout.decode()
     assert "memory      103 MB for both models, and their KV caches\n" in shown
-    assert "gain        1.5 times as fast, measured on a 2-core CPU\n" in shown
+    assert "gain        1.3 to 1.5 times as fast, measured on two 2-core CPUs\n" in shown
     assert "size        about 4.7 GB\n" in fresh("models", "show", "coder-7b").stdout.decode()
 
 
