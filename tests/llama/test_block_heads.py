@@ -207,7 +207,8 @@ def test_measured_calls_are_blocks_of_as_many_draft_tokens(open_pair, monkeypatc
     monkeypatch.setattr(head.shared, "decode", lambda calls: sizes.append(calls[0].n_logits) or decode(calls))
     with head.known_states():
         measure(head, (1, 4, 7, 8, 64), 1, rows=1)
-    assert sizes[2:] == [1 + 1, 4 + 1, 7 + 1, 7 + 1, 7 + 1]  # with the anchor
+    # With the anchor; after these, unclear sizes may be measured again.
+    assert sizes[2:7] == [1 + 1, 4 + 1, 7 + 1, 7 + 1, 7 + 1]
 
 
 def test_a_block_is_as_long_as_the_draft(open_pair, monkeypatch):
