@@ -15,7 +15,7 @@ test: .venv/installed-dev .venv/checked lint
 	$(BIN)/specdec models pull starter
 	$(BIN)/python -m pytest -n auto tests/unit
 	$(BIN)/python -m pytest -n auto tests/llama
-	$(BIN)/python -m pytest tests/cli
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/cli
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-QUESTION = "Write a Python function that returns the n-th Fibonacci number. Code only, no comments."
+QUESTION = "Write a Python function for the n-th Fibonacci number, then the same with type hints. Code only."
 COLUMNS = 92
 WIDTH, HEIGHT = 8.4, 19  # of a character and a line, in pixels
 PROMPT = ">\x08\x1b\\[2C"  # the line editor writes the space of "> " by moving the cursor
@@ -89,19 +89,18 @@ def chat(terminal: Terminal) -> str:
 
 def models(terminal: Terminal) -> str:
     lines = terminal.output("models", "list").splitlines()
-    kept = [
-        line for line in lines if not re.search("^(llama|gemma|r1|smollm|ministral|glm|qwen2|qwen3-)", line)
-    ]
-    return "\n".join(kept[:40])
+    pairs = next(i for i, line in enumerate(lines) if "Pairs of" in line)
+    return "\n".join([*lines[:18], "…", "", *lines[pairs : pairs + 14], "…"])
 
 
 def tune(terminal: Terminal) -> str:
     main, draft = terminal.models[1::2]
-    return terminal.output("tune", main, "--draft", draft)
+    return terminal.output("tune", main, draft)
 
 
 def bench(terminal: Terminal) -> str:
-    return terminal.output("bench", *terminal.models, "--per-category", "1", "-n", "64")
+    shown = terminal.output("bench", *terminal.models, "--per-category", "1", "-n", "64")
+    return re.sub(r"(Linux|macOS)-\S+", lambda system: system[1].ljust(len(system[0])), shown)
 
 
 def last_states(output: str) -> str:
