@@ -31,12 +31,18 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last event, with the text still held back, and the stop string that ended the answer, if any."""
+    """The last event, with the text still held back.
+
+    Attributes:
+        stopping_word: the stop string that ended the answer, if any.
+        end_token: the token with which the model ended the answer, if it did.
+    """
 
     text: str
     reason: FinishReason
     statistics: Statistics
     stopping_word: str = ""
+    end_token: int | None = None
 
     @property
     def cut_short(self) -> bool:
@@ -72,6 +78,7 @@ class AnswerText:
         self._stream = TextStream(vocabulary.piece, stops)
         self._statistics = Statistics()
         self._output: list[int] = []
+        self._end_token: int | None = None
 
     def feed(self, event: Event) -> Iterator[Prefilled | Text | Done | Failed]:
         """The events that follow from an event of the engine."""
@@ -85,9 +92,10 @@ class AnswerText:
         elif isinstance(event, Finished):
             self.is_done = True
             self._on_output(self._output)
-            yield Done(stream.finish(), event.reason, event.statistics)
+            yield Done(stream.finish(), event.reason, event.statistics, end_token=self._end_token)
         else:
             text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
+            self._end_token = event.tokens[-1] if len(tokens) < len(event.tokens) else None
             for i, token in enumerate(tokens):
                 text += stream.feed(token)
                 if stream.stopped:

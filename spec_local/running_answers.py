@@ -96,7 +96,7 @@ class RunningAnswers:
             InvalidRequest, ModelError: the settings are not possible, or the grammar cannot be used.
         """
         settings, vocabulary = request.settings, self._main.model.vocabulary
-        sampler = Sampler(settings.sampling, self._constraint(settings))
+        sampler = Sampler(settings.sampling, self._constraint(settings), n_prompt=len(request.tokens))
         row = Row(
             slot.main,
             request.tokens,

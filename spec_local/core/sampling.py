@@ -49,7 +49,8 @@ class SamplingSettings:
         repeat_penalty: divide positive logits of recent tokens by this, and multiply negative ones (1: off).
         frequency_penalty: subtract this from a logit for each recent occurrence (0: off).
         presence_penalty: subtract this once from the logit of a token that occurred recently (0: off).
-        penalty_window: number of last tokens, including the prompt, that count as recent.
+        penalty_window: number of last tokens that count as recent.
+        penalize_prompt: whether the tokens of the prompt count, too.
         logit_bias: added to the logits of these tokens, before penalties; ``-inf`` forbids a token.
 
     Raises:
@@ -64,6 +65,7 @@ class SamplingSettings:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     penalty_window: int = 64
+    penalize_prompt: bool = True
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -167,6 +169,7 @@ class Sampler:
 
     Args:
         constraint: restricts the tokens that may follow; applied before top-k.
+        n_prompt: length of the prompt, which only matters if it is not to be penalized.
         for_draft: ignore the constraint where it leaves no token with a finite logit; draft tokens are
             verified anyway.
         tokens: ids of the tokens that can have a finite logit, ascending; None: all. With a part of the
@@ -178,11 +181,13 @@ class Sampler:
         settings: SamplingSettings,
         constraint: Constraint | None = None,
         *,
+        n_prompt: int = 0,
         for_draft: bool = False,
         tokens: NDArray[np.intp] | None = None,
     ) -> None:
         self.settings, self.constraint, self._for_draft = settings, constraint, for_draft
         self._tokens = tokens
+        self._first_penalized = 0 if settings.penalize_prompt else n_prompt
         self._bias_ids = np.fromiter(settings.logit_bias.keys(), np.intp)
         with np.errstate(over="ignore"):  # below the range of float32 equals -inf
             self._bias = np.array(list(settings.logit_bias.values()), np.float32)
@@ -190,9 +195,10 @@ class Sampler:
     @property
     def window(self) -> int:
         """Number of last tokens that a distribution depends on."""
-        if self.constraint:
+        has_memory = self.settings.has_memory
+        if self.constraint or (has_memory and self._first_penalized):  # both count from the start
             return sys.maxsize
-        return self.settings.penalty_window if self.settings.has_memory else 0
+        return self.settings.penalty_window if has_memory else 0
 
     def distribution(self, logits: NDArray[np.float32], history: Sequence[int] = ()) -> Distribution:
         """The distribution of the next token.
@@ -281,7 +287,8 @@ class Sampler:
         logits[self._bias_ids[known]] += self._bias[known]
         if settings.has_memory and history:
             # A draft model with a slightly smaller vocabulary has no logit for some tokens.
-            counts = Counter(t for t in history[-settings.penalty_window :] if t < len(logits))
+            first = max(self._first_penalized, len(history) - settings.penalty_window)
+            counts = Counter(t for t in history[first:] if t < len(logits))
             ids = np.fromiter(counts.keys(), np.intp)
             count = np.fromiter(counts.values(), np.float32)
             values = logits[ids]

@@ -972,6 +972,18 @@ def test_invalid_requests(make_session):
     assert len(run(session, max_tokens=5)[0]) == 5  # still usable
 
 
+def test_the_end_token_is_reported(make_session):
+    session = make_session("ending", "draft")
+    ends, vocabulary = set(), session.main.model.vocabulary
+    for seed in range(20):
+        tokens, _, done = run(session, sampling=WARM, seed=seed, max_tokens=60)
+        assert done.end_token is None or vocabulary.is_end(done.end_token)
+        assert (done.end_token is not None) == (done.reason == "stop")
+        assert done.statistics.predicted_n == len(tokens) + (done.end_token is not None)
+        ends.add(done.end_token)
+    assert len(ends) == 2  # an end token, and none
+
+
 def test_opening(tmp_path, monkeypatch):
     monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
     path = write_tiny_model(tmp_path / "m.gguf", n_layers=1, n_ctx=96)

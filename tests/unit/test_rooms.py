@@ -19,10 +19,10 @@ LAYERS = (
     ("llama", "policies"),
     ("datastore", "calibration", "proposers"),
     ("settings", "engine", "models", "turns"),
-    ("assembly", "llama_cpp_python", "answer_text"),
+    ("assembly", "answer_text"),
     ("running_answers", "chat"),
     ("session",),
-    ("answer_json", "chat_session"),
+    ("answer_json", "chat_session", "llama_cpp_python"),
     ("batch", "bench"),
     ("training",),
 )

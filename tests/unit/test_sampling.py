@@ -203,6 +203,17 @@ def test_the_history_matters_only_within_the_penalty_window(key, history, window
     )
 
 
+def test_the_prompt_need_not_be_penalized():
+    how = unfiltered(repeat_penalty=1.5, frequency_penalty=0.5, penalty_window=4)
+    logits, history = row((0, 3.0)), [5, 5, 7, 9, 5, 8]
+    for n_prompt in range(len(history) + 1):
+        sampler = Sampler(replace(how, penalize_prompt=False), n_prompt=n_prompt)
+        found = sampler.distribution(logits, history[-sampler.window :])
+        expected = Sampler(how).distribution(logits, history[n_prompt:])
+        assert found.probs.tolist() == expected.probs.tolist()
+        assert Sampler(how, n_prompt=n_prompt).window == 4
+
+
 @given(LOGITS, st.integers(1, V + 3), st.lists(st.integers(0, V - 1), max_size=9), st.booleans())
 def test_most_probable_agrees_with_the_distribution(key, k, history, greedy):
     """At temperature 0 with the distribution at temperature 1."""

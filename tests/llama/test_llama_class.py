@@ -1,0 +1,398 @@
+"""specdec's `Llama`: what programs get that change one import."""
+
+import inspect
+import json
+import pickle
+from itertools import islice
+
+import llama_cpp
+import numpy as np
+import pytest
+from llama_cpp import LlamaGrammar
+from llama_cpp.llama_chat_format import Llava15ChatHandler
+
+from spec_local.core.sampling import UNCHANGED, SamplingSettings
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.llama_cpp_python import Llama
+from spec_local.session import Session
+from spec_local.settings import GenerationSettings
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+PROMPT = "the of and to in is you that "
+MESSAGES = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "how many people use water"},
+]
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2, 34]}, "b": {"type": "boolean"}}}
+SCHEMA["required"] = ["n", "b"]
+TOOL = {"type": "function", "function": {"name": "count", "parameters": SCHEMA}}
+OPTIONS = {"n_ctx": 256, "n_threads": 1, "verbose": False}
+# Sessions use flash attention; without it, logits differ by rounding, which decides between near-ties.
+THEIRS = OPTIONS | {"n_threads_batch": 1, "flash_attn": True}
+
+
+@pytest.fixture(scope="module")
+def files(folder):
+    """F32, so that calls of different sizes give nearly the same logits; answers end by themselves."""
+    made = {"main": {"end_scale": 1.2}, "draft": {"end_scale": 1.2, "noise": 0.05}}
+    return [
+        write_tiny_model(folder / f"llama-class-{name}.gguf", tensor_type="F32", **how)
+        for name, how in made.items()
+    ]
+
+
+@pytest.fixture
+def make(files, monkeypatch):
+    """A function that opens our `Llama` with a draft model, drafting in every step."""
+    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    opened = []
+
+    def make(path=files[0], **options):
+        given = {"draft": files[1], "settings": GenerationSettings(policy="fixed"), **OPTIONS} | options
+        opened.append(Llama(path, **given))
+        return opened[-1]
+
+    yield make
+    for llama in opened:
+        llama.close()
+
+
+@pytest.fixture
+def ours(make):
+    return make()
+
+
+@pytest.fixture(scope="module")
+def theirs(files):
+    llama = llama_cpp.Llama(str(files[0]), **THEIRS)
+    yield llama
+    llama.close()
+
+
+def content(response):
+    """A response, or all chunks of a stream, without what differs from call to call."""
+    if not isinstance(response, dict):
+        return [content(chunk) for chunk in response]
+    kept = {k: v for k, v in response.items() if k not in ("id", "created", "model")}
+    kept = json.loads(json.dumps(kept, default=float))  # a copy
+    for choice in kept["choices"]:
+        for part in (choice.get("message"), choice.get("delta")):
+            for call in (part or {}).get("tool_calls") or []:
+                call.pop("id", None)
+    return kept
+
+
+COMPLETIONS = {
+    "short": {},
+    "until it ends": {"max_tokens": None},
+    "one token": {"max_tokens": 1},
+    "stop": {"max_tokens": 60, "stop": ["e", " the"]},
+    "echo": {"max_tokens": 20, "echo": True},
+    "repeat penalty": {"max_tokens": 60, "repeat_penalty": 1.4},
+    "other penalties": {"max_tokens": 60, "frequency_penalty": 0.7, "presence_penalty": 0.4},
+    "logit bias": {"max_tokens": 60, "logit_bias": {"270": 3.0, 280: -100.0}},
+    "grammar": {
+        "max_tokens": 60,
+        "grammar": LlamaGrammar.from_string('root ::= ("a" | "bc")+ "."'),
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", COMPLETIONS)
+@pytest.mark.parametrize("prompt", [PROMPT, "", "some people"])
+def test_greedy_completions_are_equal(ours, theirs, prompt, name, stream):
+    call = {"prompt": prompt, "temperature": 0.0, "stream": stream, **COMPLETIONS[name]}
+    expected = content(theirs.create_completion(**call))
+    assert content(ours.create_completion(**call)) == expected
+    n = theirs.n_tokens
+    assert ours.n_tokens == n
+    assert ours.input_ids[:n].tolist() == theirs.input_ids[:n].tolist()
+
+
+CHATS = {
+    "plain": {},
+    "stop": {"stop": "e"},
+    "json": {"response_format": {"type": "json_object"}, "max_tokens": 40},
+    "schema": {"response_format": {"type": "json_object", "schema": SCHEMA}},
+    "tool": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "count"}}},
+    "function": {"functions": [TOOL["function"]], "function_call": {"name": "count"}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", CHATS)
+@pytest.mark.parametrize("chat_format", [None, "chatml"])
+def test_greedy_chats_are_equal(make, theirs, name, stream, chat_format, monkeypatch):
+    ours = make(chat_format=chat_format)
+    monkeypatch.setattr(theirs, "chat_format", ours.chat_format)
+    call = {"messages": MESSAGES, "temperature": 0.0, "stream": stream, **CHATS[name]}
+    assert content(ours.create_chat_completion(**call)) == content(theirs.create_chat_completion(**call))
+
+
+def test_a_schema_is_followed_when_tokens_are_drawn(ours):
+    for seed in range(5):
+        answer = ours.create_chat_completion(
+            MESSAGES, response_format={"type": "json_object", "schema": SCHEMA}, temperature=1.5, seed=seed
+        )
+        assert json.loads(answer["choices"][0]["message"]["content"])["n"] in (1, 2, 34)
+
+
+def test_it_drafts_and_keeps_the_beginning_of_a_chat(ours):
+    first = ours.create_chat_completion(MESSAGES, temperature=0)
+    assert ours.statistics.draft_n_accepted > 5
+    messages = [*MESSAGES, first["choices"][0]["message"], {"role": "user", "content": "why"}]
+    ours.create_chat_completion(messages, temperature=0)
+    assert ours.statistics.cached_n >= first["usage"]["prompt_tokens"]
+
+
+def test_the_weights_are_loaded_once(ours):
+    assert ours.model_params.vocab_only
+
+
+def test_log_probabilities(make, files):
+    call = {"prompt": PROMPT, "temperature": 0.0, "max_tokens": 12, "logprobs": 5}
+    theirs = llama_cpp.Llama(str(files[0]), logits_all=True, **THEIRS)
+    ours = make(logits_all=True)
+    for stream in (False, True):
+        found, expected = (
+            content(llama.create_completion(stream=stream, **call)) for llama in (ours, theirs)
+        )
+        pairs = list(zip(found, expected, strict=True)) if stream else [(found, expected)]
+        n_tokens = 0
+        for mine, other in pairs:
+            if not other["choices"][0]["logprobs"]:
+                assert mine == other
+                continue
+            mine, other = (each["choices"][0]["logprobs"] for each in (mine, other))
+            n_tokens += len(other["tokens"])
+            assert (mine["tokens"], mine["text_offset"]) == (other["tokens"], other["text_offset"])
+            assert mine["token_logprobs"] == pytest.approx(other["token_logprobs"], abs=1e-2)
+            for a, b in zip(mine["top_logprobs"], other["top_logprobs"], strict=True):
+                assert a == pytest.approx(b, abs=1e-2)
+        assert n_tokens == 12
+    theirs.close()
+    with pytest.raises(InvalidRequest, match="up to 20, without echo"):
+        ours.create_completion("a", logprobs=21)
+    with pytest.raises(InvalidRequest, match="up to 20, without echo"):
+        ours.create_completion("a", logprobs=1, echo=True)
+    with pytest.raises(ValueError, match="logits_all"):
+        make().create_completion("a", logprobs=1)
+
+
+@pytest.fixture
+def settings_of(make, monkeypatch):
+    """A function that returns the settings with which a call of `Llama` starts an answer."""
+    given = []
+    start = Session.generate
+
+    def generate(session, prompt, settings):
+        given.append(settings)
+        return start(session, prompt, settings)
+
+    monkeypatch.setattr(Session, "generate", generate)
+
+    def settings_of(call, **options):
+        llama = make(**options)
+        call(llama)
+        llama.close()
+        return given.pop()
+
+    return settings_of
+
+
+def test_defaults_are_those_of_llama_cpp(settings_of):
+    usual = {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "penalty_window": 64, "penalize_prompt": False}
+    found = settings_of(lambda llama: next(llama.generate([5])))
+    assert found.sampling == SamplingSettings(temperature=0.8, **usual)
+    assert (found.seed, found.max_tokens, found.policy) == (None, None, "fixed")
+    assert settings_of(lambda llama: llama("a")).sampling == SamplingSettings(temperature=0.8, **usual)
+    chat = settings_of(lambda llama: llama.create_chat_completion(MESSAGES))
+    assert chat.sampling == SamplingSettings(temperature=0.2, **usual)
+    ours, theirs = (inspect.signature(each.generate).parameters for each in (Llama, llama_cpp.Llama))
+    assert [(p.name, p.default) for p in ours.values()] == [(p.name, p.default) for p in theirs.values()]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "name", "expected"),
+    [
+        ("temperature", 0.3, "temperature", 0.3),
+        ("temperature", 0.0, "temperature", 0.0),
+        ("top_k", 7, "top_k", 7),
+        ("top_k", -1, "top_k", 0),
+        ("top_p", 0.4, "top_p", 0.4),
+        ("min_p", 0.2, "min_p", 0.2),
+        ("repeat_penalty", 1.2, "repeat_penalty", 1.2),
+        ("frequency_penalty", 0.3, "frequency_penalty", 0.3),
+        ("presence_penalty", 0.1, "presence_penalty", 0.1),
+        ("logit_bias", {"7": "2.5", 8: -1}, "logit_bias", {7: 2.5, 8: -1.0}),
+    ],
+)
+@pytest.mark.parametrize("how", ["create_completion", "create_chat_completion"])
+def test_each_sampling_parameter(settings_of, how, argument, value, name, expected):
+    prompt = "a" if how == "create_completion" else MESSAGES
+    found = settings_of(lambda llama: getattr(llama, how)(prompt, **{argument: value}))
+    usual = settings_of(lambda llama: getattr(llama, how)(prompt))
+    assert getattr(found.sampling, name) == expected
+    changed = {
+        f for f in SamplingSettings.__slots__ if getattr(found.sampling, f) != getattr(usual.sampling, f)
+    }
+    assert changed <= {name}
+
+
+def test_a_negative_temperature_draws_from_the_whole_distribution(settings_of):
+    found = settings_of(lambda llama: llama("a", temperature=-1, top_k=3)).sampling
+    assert (found.temperature, found.top_k, found.top_p, found.min_p) == (1.0, 0, 1.0, 0.0)
+    assert UNCHANGED.temperature == found.temperature
+
+
+def test_the_window_of_penalties_and_the_seed(settings_of):
+    assert settings_of(lambda llama: llama("a"), last_n_tokens_size=9).sampling.penalty_window == 9
+    assert settings_of(lambda llama: llama("a"), last_n_tokens_size=-1).sampling.penalty_window == 0
+    assert settings_of(lambda llama: llama("a", seed=5)).seed == 5
+    assert settings_of(lambda llama: llama("a", seed=-1)).seed is None
+    assert settings_of(lambda llama: next(llama.generate([5])), seed=6).seed == 6
+
+
+def test_seeds(ours):
+    def answer(seed):
+        return ours(PROMPT, max_tokens=30, temperature=1.5, seed=seed)["choices"][0]["text"]
+
+    assert answer(1) == answer(1)
+    assert len({answer(seed) for seed in range(5)}) == 5
+
+
+def test_generate_continues_without_reset(ours):
+    tokens = ours.tokenize(PROMPT.encode())
+    whole = list(islice(ours.generate(tokens, temp=0), 6))
+    ours.reset()
+    first = list(islice(ours.generate(tokens, temp=0), 3))
+    rest = list(islice(ours.generate(first[2:], temp=0, reset=False), 3))
+    assert first + rest == whole
+
+
+def test_stopping_criteria(ours, theirs):
+    criteria = llama_cpp.StoppingCriteriaList([lambda tokens, logits: len(tokens) > 20])
+    call = {"prompt": PROMPT, "temperature": 0.0, "max_tokens": 90, "stopping_criteria": criteria}
+    found = ours.create_completion(**call)
+    assert content(found) == content(theirs.create_completion(**call))
+    assert found["usage"]["completion_tokens"] < 20
+    seen = []
+    ours(PROMPT, stopping_criteria=[lambda tokens, logits: seen.append(logits)][0], max_tokens=2)
+    assert np.isnan(seen).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda llama: llama("a", mirostat_mode=1), "mirostat_mode"),
+        (lambda llama: llama("a", mirostat_mode=2), "mirostat_mode"),
+        (lambda llama: llama("a", typical_p=0.9), "typical_p"),
+        (lambda llama: llama("a", tfs_z=0.9), "tfs_z"),
+        (lambda llama: llama("a", logits_processor=[lambda tokens, logits: logits]), "logits_processor"),
+        (lambda llama: next(llama.generate([5], penalize_nl=False)), "penalize_nl"),
+        (lambda llama: next(llama.generate([5], logits_processor=[len])), "logits_processor"),
+        (lambda llama: llama.eval([5]), "eval"),
+        (lambda llama: llama.sample(), "sample"),
+        (lambda llama: llama.embed("a"), "embed"),
+        (lambda llama: llama.create_embedding("a"), "embed"),
+        (lambda llama: llama.set_cache(llama_cpp.LlamaRAMCache()), "set_cache"),
+        (lambda llama: llama.save_state(), "save_state"),
+        (lambda llama: llama.load_state(None), "load_state"),
+    ],
+)
+def test_what_is_not_supported_is_an_error(ours, call, what):
+    with pytest.raises(InvalidRequest, match=f"^{what} is not supported by specdec's Llama: "):
+        call(ours)
+    ours("a", max_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lora_path": "x.gguf"},
+        {"embedding": True},
+        {"draft_model": object()},
+        {"vocab_only": True},
+        {"rope_freq_base": 1e6},
+        {"tensor_split": [1.0]},
+        {"kv_overrides": {"a": 1}},
+        {"chat_handler": object.__new__(Llava15ChatHandler)},
+        {"type_k": llama_cpp.GGML_TYPE_Q8_0},
+        {"type_k": llama_cpp.GGML_TYPE_Q5_0, "type_v": llama_cpp.GGML_TYPE_Q5_0},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_an_option_that_is_not_supported_is_an_error(make, options):
+    with pytest.raises(InvalidRequest, match="not supported"):
+        make(**options)
+
+
+def test_options(make):
+    with pytest.warns(UserWarning, match="^n_batch, use_mlock: no effect on specdec's Llama$"):
+        make(n_batch=64, use_mlock=True, use_mmap=True)
+    quantized = make(type_k=llama_cpp.GGML_TYPE_Q8_0, type_v=llama_cpp.GGML_TYPE_Q8_0)
+    assert quantized.session.main.cache_type == "q8_0"
+    assert make(n_ctx=0).n_ctx() == 2048
+    assert make(n_ctx=9000).n_ctx() == 2048
+    with pytest.raises(TypeError, match="n_contexts"):
+        make(n_contexts=1)
+    with pytest.raises(ModelFileError, match="absent"):
+        make("absent.gguf")
+
+
+def test_models_by_name(make, files, monkeypatch):
+    found = dict(zip(("starter", "starter-draft"), files, strict=True))
+    monkeypatch.setattr("spec_local.models.catalog.find", found.get)
+    llama = make("starter-pair", draft=None)
+    assert llama.session.draft.model.path == files[1]
+    assert llama.model_path == str(files[0])
+
+
+def test_a_full_context(make, theirs):
+    ours = make(n_ctx=40)
+    answer = ours(PROMPT, max_tokens=500, temperature=0, logit_bias={2: -100, 4: -100})
+    assert answer["usage"]["total_tokens"] == 40
+    assert answer["choices"][0]["finish_reason"] == "length"
+    with pytest.raises(ContextOverflow, match="the context of 40 tokens is full"):
+        list(ours.generate(ours.tokenize(PROMPT.encode()), temp=0, logits_processor=None, grammar=ENDLESS))
+    with pytest.raises(ValueError, match="exceed context window"):
+        ours(PROMPT * 10)
+
+
+ENDLESS = LlamaGrammar.from_string('root ::= "a" root')
+
+
+def test_a_second_stream_ends_the_first_with_an_error(ours):
+    first = ours(PROMPT, stream=True, max_tokens=90, logit_bias={2: -100, 4: -100})
+    next(first)
+    assert ours(PROMPT, max_tokens=3)["choices"][0]["text"]
+    with pytest.raises(InvalidRequest, match="another completion was started"):
+        list(first)
+
+
+def test_it_is_pickled_by_its_arguments(make):
+    ours = make(seed=4)
+    copy = pickle.loads(pickle.dumps(ours))
+    call = {"prompt": PROMPT, "temperature": 1.0, "max_tokens": 20}
+    assert content(copy(**call)) == content(ours(**call))
+    copy.close()
+
+
+def test_closing(ours):
+    ours.close()
+    ours.close()
+    with pytest.raises(InvalidRequest, match="the session is closed"):
+        next(ours.generate([5]))
+
+
+def test_a_recurrent_model(make, recurrent_path):
+    ours = make(recurrent_path, draft=None)
+    theirs = llama_cpp.Llama(str(recurrent_path), **THEIRS)
+    for _ in range(2):
+        call = {"prompt": PROMPT, "temperature": 0.0, "max_tokens": 20}
+        assert content(ours(**call)) == content(theirs(**call))
+        ours.reset()
+    theirs.close()
