@@ -147,6 +147,9 @@ def _description(hint: Any) -> str:
     if origin is Callable:
         return "a function"
     if typing.is_typeddict(hint):
-        parts = [f"{key} ({_description(each)})" for key, each in _hints(hint).items()]
+        parts = [
+            f"{'' if key in hint.__required_keys__ else 'optionally '}{key} ({_description(each)})"
+            for key, each in _hints(hint).items()
+        ]
         return f"a dict with {' and '.join(parts)}"
     return _NAMES.get(hint) or f"a {hint.__name__}"
