@@ -25,6 +25,7 @@ from spec_local.chat.template import ChatTemplate, Message
 from spec_local.core.kept_states import KINDS
 from spec_local.core.language_model import LanguageModel
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
+from spec_local.core.reasoning import Splitter
 from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.engine.scheduler import Engine
@@ -107,6 +108,7 @@ class Session:
         self._turns = Turns[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
         self._answers = RunningAnswers(self._slots, self._factory, lambda: self._turns.ending)
         self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
+        self._chat_is_constrained = False
 
     def _drafter(self, main: Context, draft: Context | LlamaHead | None) -> LanguageModel | None:
         if draft and self.vocabulary_map:
@@ -305,6 +307,13 @@ class Session:
             settings = replace(settings, json_schema=schema)
         return self._turns.run(lambda: self._start_chat(messages, settings, cancelled, clock))
 
+    def splitter(self) -> Splitter:
+        """A new splitter of the answer to the last `chat`: it separates the reasoning of models that think.
+
+        Under a grammar, which holds from the first token on, all of the text is the answer.
+        """
+        return self._chat.splitter() if self._chat and not self._chat_is_constrained else Splitter()
+
     def _start_chat(
         self,
         messages: Sequence[Message],
@@ -315,7 +324,7 @@ class Session:
         model = self.main.model
         chat = (self._chat or Conversation(model, ChatTemplate(model))).following(messages)
         answer = self._start(chat.prompt(), settings, cancelled, clock, chat)
-        self._chat = chat
+        self._chat, self._chat_is_constrained = chat, settings.constrained
         return answer
 
     def _start(
@@ -330,7 +339,9 @@ class Session:
         self._end_answer()
         running = self._answers.begin(request, self._slots[0], clock)
         events = self._answers.one(running, clock)
-        return self._turns.start(chat.answered(events) if chat else events)
+        if chat:
+            events = chat.answered(events, Splitter() if settings.constrained else chat.splitter())
+        return self._turns.start(events)
 
     @checked
     def generate_many(

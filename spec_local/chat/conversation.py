@@ -149,9 +149,11 @@ class Conversation:
         """A splitter of the text that the model generates after the last `prompt`."""
         return splitter_after(self.template.source, self.model.vocabulary, self.tokens)
 
-    def answered(self, events: Generator[_Event, None, None]) -> Generator[_Event, None, None]:
+    def answered(
+        self, events: Generator[_Event, None, None], splitter: Splitter
+    ) -> Generator[_Event, None, None]:
         """Yield the events of the answer to the last `prompt`, and add the answer when they end."""
-        content, tokens, splitter = "", list[int](), self.splitter()
+        content, tokens = "", list[int]()
         try:
             for event in events:
                 if isinstance(event, Text | Done):

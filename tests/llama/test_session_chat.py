@@ -126,7 +126,10 @@ def test_json_schema_replaces_that_of_the_settings(session):
             {"messages": [{"role": "tool", "content": "a"}]},
             r"messages is list of dict: give a list of dicts with role \(system or user or assistant\)",
         ),
-        ({"messages": [{"role": "user"}]}, "give a list of dicts with role .* and content .text. and optionally reasoning_content"),
+        (
+            {"messages": [{"role": "user"}]},
+            "give a list of dicts with role .* and content .text. and optionally reasoning_content",
+        ),
         ({"messages": "hello"}, "messages is str: give a list of dicts"),
         ({"json_schema": {"a": {1}}}, "the JSON schema cannot be written as JSON"),
         ({"json_schema": {"pattern": 1}}, "pattern"),
