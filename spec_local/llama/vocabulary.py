@@ -3,6 +3,8 @@
 import ctypes
 import functools
 import hashlib
+import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ _MAX_TEXT_BYTES = 1 << 24
 # million characters).
 _LONG_TEXT_BYTES, _MIN_STACK, _STACK_PER_BYTE = 4096, 64 << 20, 512
 _PieceBuffer = ctypes.c_char * 64  # enough for nearly all tokens
+_MARKER = re.compile(rb"<\|[^<>|\s]{1,64}\|>")  # what the names of tokens that mark turns look like
 _ALL_BYTES = bytes(range(256)).decode("utf-8", "surrogateescape")
 
 
@@ -59,7 +62,13 @@ class Vocabulary:
     def is_control(self, token: int) -> bool:
         """Whether `tokenize` returns a token for its name with `parse_special` only."""
         hidden = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        return bool(self._lib.llama_vocab_get_attr(self._handle, token) & hidden)
+        return bool(self._lib.llama_vocab_get_attr(self._handle, token) & hidden) or self._is_marker(token)
+
+    def _is_marker(self, token: int) -> bool:
+        """Whether a token that llama.cpp finds in any text marks turns, such as gpt-oss's ``<|start|>``."""
+        user_defined = self._lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+        is_found = self._lib.llama_vocab_get_attr(self._handle, token) & user_defined
+        return bool(is_found and _MARKER.fullmatch(self.text(token)))
 
     @property
     def can_tokenize(self) -> bool:
@@ -129,6 +138,21 @@ class Vocabulary:
         return call_with_stack(stack, lambda: self._tokenize(raw, add_special, parse_special))
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        if parse_special or not (cuts := self._cuts(raw)):
+            return self._tokens(raw, add_special, parse_special)
+        first, *rest = (raw[start:end] for start, end in itertools.pairwise([0, *cuts, len(raw)]))
+        tokens = self._tokens(first, add_special, parse_special=False)
+        for part in rest:
+            tokens += self.continuation(part.decode("utf-8", "surrogateescape"), parse_special=False)
+        return tokens
+
+    def _cuts(self, raw: bytes) -> list[int]:
+        """Places within the names of markers: of a text that is divided there, they become no tokens."""
+        names = {match[0] for match in _MARKER.finditer(raw)}
+        markers = {name for name in names if any(map(self._is_marker, self._tokens(name, False, True)))}
+        return [match.start() + 1 for match in _MARKER.finditer(raw) if match[0] in markers]
+
+    def _tokens(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         # Usually at most one token per byte, plus special ones. A byte that is not UTF-8 can become the three
         # of U+FFFD; llama.cpp then returns -n, where n is the number of tokens needed.
         n = -(len(raw) + 8)
