@@ -11,9 +11,11 @@ from spec_local.engine.events import Prefilled
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
+from tests.scripted_model import ANSWER, THOUGHT, write_thinking_model
 from tests.unfiltered import unfiltered
 
 GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=12, policy="fixed")
+LONG = replace(GREEDY, max_tokens=64)
 DRAWN = replace(GREEDY, sampling=unfiltered(1.5), seed=3)
 SYSTEM = {"role": "system", "content": "Be brief."}
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
@@ -153,3 +155,17 @@ def test_a_model_without_a_chat_template(session, monkeypatch):
     monkeypatch.setattr(session.main.model, "chat_template", None)
     with pytest.raises(ModelError, match="no chat template"):
         session.chat([user("hello")])
+
+
+@pytest.mark.parametrize("kind", ["both markers", "opened", "channels"])
+def test_a_splitter_separates_the_reasoning(tmp_path, kind):
+    with Session.open(write_thinking_model(tmp_path / "m.gguf", kind), threads=1) as session:
+        assert session.splitter().feed("<think>a") == ("", "<think>a")  # there is no chat yet
+        events = session.chat([user("Why?")], LONG)
+        splitter = session.splitter()
+        parts = splitter.finish("".join(e.text for e in events if isinstance(e, Text | Done)))
+        assert parts == (THOUGHT, ANSWER)
+        again = session.chat([user("Why?"), assistant(ANSWER), user("Why?")], LONG)
+        assert "".join(e.text for e in again if isinstance(e, Text | Done))
+        session.chat([user("Why?")], replace(LONG, grammar='root ::= "a"')).close()
+        assert session.splitter().feed("<think>a") == ("", "<think>a")  # under a grammar, all is the answer
