@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from spec_local.errors import InvalidRequest
 from spec_local.files import expanded, read_text
-from specdec_cli import chat_settings, render
+from specdec_cli import chat_settings, render, terminal
 from specdec_cli.chat_input import Command, EndOfChat
-from specdec_cli.wrapping import terminal_width
 
 if TYPE_CHECKING:
     from specdec_cli.chat_view import ChatView
@@ -63,7 +62,7 @@ def completions() -> Mapping[str, Iterable[str] | None]:
 def _help(view: "ChatView", rest: str) -> None:
     usages = {f"{name} {command.arguments}": command.help for name, command in COMMANDS.items()}
     width = max(map(len, usages)) + 2
-    is_narrow = width + max(map(len, usages.values())) > terminal_width()
+    is_narrow = width + max(map(len, usages.values())) > terminal.width()
     for usage, help_ in usages.items():
         if is_narrow:
             render.note(usage)

@@ -1,6 +1,5 @@
 """Show lists of models: tables that fit the terminal, or lines of tab-separated values for programs."""
 
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ def show(groups: Sequence[Group]) -> None:
 def _show_tables(groups: Sequence[Group]) -> None:
     from rich.text import Text
 
-    width = shutil.get_terminal_size().columns
+    width = terminal.width()
     styles = {} if render.coloured(sys.stdout) else {"color_system": None}
     console = render.console(sys.stdout, width=width, **styles)
     for i, group in enumerate(groups):

@@ -5,7 +5,6 @@ All output passes through here, and on a terminal through `specdec_cli.terminal`
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -60,7 +59,7 @@ def coloured(stream: TextIO) -> bool:
 
 def width() -> int | None:
     """Return the columns of the terminal that shows stdout; None for a file or a pipe."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return terminal.width() if sys.stdout.isatty() else None
 
 
 def note(line: str, text: str = "") -> None:
@@ -80,10 +79,10 @@ def _fitting(line: str) -> str:
     """Break a line between words if standard error is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return line
-    from specdec_cli.wrapping import Wrapped, terminal_width
+    from specdec_cli.wrapping import Wrapped
 
     parts: list[str] = []
-    wrapped = Wrapped(lambda text, style: parts.append(text), lambda: terminal_width(sys.stderr))
+    wrapped = Wrapped(lambda text, style: parts.append(text), lambda: terminal.width(sys.stderr))
     wrapped(line)
     wrapped.flush()
     return "".join(parts)

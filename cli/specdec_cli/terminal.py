@@ -14,8 +14,11 @@ There are two levels:
 """
 
 import codecs
+import contextlib
 import io
+import os
 import re
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable
@@ -61,6 +64,14 @@ class Prose:
         self._after_return = part.endswith("\r")
         part = part.replace("\r\n", "\n").replace("\r", "\n")
         return _NOT_UTF8.sub("\ufffd", _NOT_PROSE.sub(lambda found: _escaped(found[0]), part))
+
+
+def width(stream: TextIO | None = None) -> int:
+    """Return the width of a terminal in cells, by default that of standard output; windows change theirs."""
+    columns = 0
+    with contextlib.suppress(OSError, ValueError):
+        columns = os.get_terminal_size((stream or sys.stdout).fileno()).columns
+    return columns or shutil.get_terminal_size().columns
 
 
 class Screen:

@@ -1,12 +1,7 @@
 """Line breaks between the words of a text that arrives in parts: a terminal would break within words."""
 
-import contextlib
 import itertools
-import os
-import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TextIO
 
 from rich.cells import cell_len
 
@@ -17,14 +12,6 @@ _Part = tuple[str, str]  # a text and its style
 _LONGEST = 24  # cells: only where less room is left on a line, a word is kept back until it is complete
 _TAB = 8  # cells
 _FENCES = ("```", "~~~")
-
-
-def terminal_width(stream: TextIO | None = None) -> int:
-    """Return the width of a terminal in cells, by default that of standard output; windows change theirs."""
-    columns = 0
-    with contextlib.suppress(OSError, ValueError):
-        columns = os.get_terminal_size((stream or sys.stdout).fileno()).columns
-    return columns or shutil.get_terminal_size().columns
 
 
 class Unwrapped:
@@ -50,7 +37,7 @@ class Wrapped:
         width: returns the width of a line in cells.
     """
 
-    def __init__(self, write: Callable[[str, str], None], width: Callable[[], int] = terminal_width) -> None:
+    def __init__(self, write: Callable[[str, str], None], width: Callable[[], int] = terminal.width) -> None:
         self._write, self._width = write, width
         self._prose = terminal.Prose()
         self._out: list[_Part] = []  # to be written at the end of the call
