@@ -120,7 +120,7 @@ def test_json_output(specdec, arguments, main):
         assert (statistics["draft_n"] > 0) == (run["variant"] == "speculative")
     plain, speculative = whole["variants"]
     assert plain["speedup"]["value"] == 1
-    assert speculative["theory"] >= 1
+    assert speculative["theory"] > 1 - 1e-9  # a quotient of sums: 1 may come out an ulp below
     assert 0 < speculative["acceptance"] <= 1
     assert sum(speculative["shares"].values()) == pytest.approx(1)
 
@@ -142,7 +142,7 @@ def test_policies(specdec, arguments):
     assert [variant["name"] for variant in whole["variants"]] == ["plain", "adaptive", "off"]
     assert off["draft_n"] == 0
     assert off["theory"] == pytest.approx(1)
-    assert adaptive["theory"] >= 1
+    assert adaptive["theory"] > 1 - 1e-9
     assert not adaptive["differences"]
 
 
