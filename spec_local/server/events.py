@@ -1,0 +1,142 @@
+"""What the server and the process with the models tell each other. All of it can be pickled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spec_local.chat.template import Message
+from spec_local.engine.events import FinishReason, Statistics
+from spec_local.errors import SpecLocalError
+from spec_local.settings import GenerationSettings
+
+if TYPE_CHECKING:
+    from spec_local.chat.tool_calls import ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """What to answer: a chat, or a text to continue.
+
+    Args:
+        settings: of the answer.
+        messages: a chat; empty: `prompt` is continued.
+        tools: that the model may call, in OpenAI's form: ``{"type": "function", "function": {…}}``.
+        tool_choice: ``auto``, ``none``, ``required``, or the name of the function to call.
+        prompt: text or token ids to continue, without a chat template.
+        suffix: the text after a gap, which the answer fills after `prompt`.
+        marks: report which text was drafted: `Delta.spans`.
+    """
+
+    settings: GenerationSettings
+    messages: Sequence[Message] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
+    prompt: str | Sequence[int] = ""
+    suffix: str | None = None
+    marks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt has been read. n_prompt: its tokens; n_cached: those of them that were in the cache."""
+
+    n_prompt: int
+    n_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A generated token, with its log probability and those of the most probable ones if requested.
+
+    piece: its bytes; characters may be divided among tokens.
+    """
+
+    id: int
+    piece: bytes
+    logprob: float | None = None
+    top: "Sequence[Token]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of the text.
+
+    kind: ``main``: the main model's; ``accepted``: accepted draft tokens; ``corrected``: the main model's,
+    where it rejected others.
+    rejected: the texts of the rejected branches.
+    """
+
+    text: str
+    kind: str
+    rejected: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a step adds; any part may be empty.
+
+    Attributes:
+        content, reasoning: text of the answer, and of the reasoning before it.
+        tool_calls: complete calls; a call's text is not part of the content.
+        tokens: generated in this step, without the end token.
+        n_drafted, n_accepted: draft tokens that were verified, and accepted.
+        source: name of the proposer; ``none`` if there was no draft.
+        spans: the parts of `reasoning` and `content`, in this order, if requested.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: "Sequence[ToolCall]" = ()
+    tokens: Sequence[Token] = ()
+    n_drafted: int = 0
+    n_accepted: int = 0
+    source: str = "none"
+    spans: Sequence[Span] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of an answer.
+
+    Attributes:
+        rest: text that was held back, and calls that ended with the answer.
+        reason: ``stop`` (the model ended it, or a stop string), ``length``, ``context`` (full), ``cancelled``.
+        stopping_word: the stop string that ended it, if any.
+        statistics: of the answer.
+        plain_seconds: seconds of a step without draft tokens; None: not measured.
+    """
+
+    rest: Delta
+    reason: FinishReason
+    statistics: Statistics
+    stopping_word: str = ""
+    plain_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The last event of an answer that cannot be generated."""
+
+    error: SpecLocalError
+
+
+Event = Started | Delta | Ended | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The models are ready.
+
+    Attributes:
+        name: of the main model, as clients name it. draft: of the draft model or head; None: there is none.
+        n_ctx: context length of an answer in tokens. n_rows: answers at the same time.
+        template: the chat template; None: the model has none.
+        properties: what /props tells besides.
+    """
+
+    name: str
+    draft: str | None
+    n_ctx: int
+    n_rows: int
+    template: str | None
+    properties: Mapping[str, Any] = field(default_factory=dict)
