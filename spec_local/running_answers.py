@@ -137,30 +137,36 @@ class RunningAnswers:
     def many(
         self,
         engine: Engine,
-        prompts: Iterator[tuple[int, tuple[str | Sequence[int], GenerationSettings]]],
+        prompts: Iterator[tuple[str | Sequence[int] | None, GenerationSettings]],
         n_rows: int,
         cancelled: Callable[[int], bool],
         clock: Callable[[], float],
+        *,
+        keep_caches: bool = False,
     ) -> Generator[RowEvent, None, None]:
-        """The events of several answers, in the order in which they happen.
+        """The events of several answers, in the order in which they happen: see `Session.generate_many`.
 
         Args:
             engine: without rows.
-            prompts: number, prompt and settings of each answer; taken when a slot is free.
+            prompts: prompt and settings of each answer; taken when a slot is free.
             n_rows: number of slots to use.
             cancelled: called with the number of an answer.
         """
-        free = list(self._slots[:n_rows])
+        free = list(self._slots[:n_rows])  # the one that was used last is the last one
         running: dict[Row, Running] = {}
+        n_started, ready = 0, True
         try:
             while True:
                 while free and not self._ending() and (item := next(prompts, None)):
-                    index, (prompt, settings) = item
+                    prompt, settings = item
+                    if not (ready := prompt is not None):
+                        break
+                    index, n_started = n_started, n_started + 1
                     try:
                         check("a prompt", prompt, str | Sequence[int])
                         check("settings", settings, GenerationSettings)
                         request = self.request(index, prompt, settings, functools.partial(cancelled, index))
-                        slot = max(free, key=lambda s: common_prefix(s.main.cached, list(request.tokens)))
+                        slot = _best_slot(free, list(request.tokens))
                         started = self.begin(request, slot, clock, n_rows)
                         engine.planner = self._factory.planner
                         engine.add(started.row)
@@ -169,10 +175,13 @@ class RunningAnswers:
                         continue
                     free.remove(slot)
                     running[started.row] = started
-                # Only now: a new row uses what the row that ended had in common with it.
-                self._release(free)
+                if not keep_caches:  # only now: a new row uses what the row that ended had in common with it
+                    self._release(free)
                 if not running:
-                    return
+                    if ready or self._ending():
+                        return
+                    ready = True
+                    continue
                 for row, event in engine.step():
                     answer = running[row]
                     for each in answer.text.feed(event):
@@ -182,7 +191,8 @@ class RunningAnswers:
                         free.append(running.pop(row).slot)
         finally:
             engine.close()
-            self._release([answer.slot for answer in running.values()])
+            if not keep_caches:
+                self._release([answer.slot for answer in running.values()])
 
     def _release(self, slots: Sequence[Slot]) -> None:
         """Free the slots' parts of the cache; other rows have what they share with them."""
@@ -212,3 +222,17 @@ class RunningAnswers:
                 ),
             )
         return Constraint(self._grammar[1].start())
+
+
+def _best_slot(free: Sequence[Slot], tokens: Sequence[int]) -> Slot:
+    """The slot for a prompt: one whose cache the prompt continues, or else the least recently used one.
+
+    A beginning that is shorter than half of a slot's cache, such as a system message, is shared with that
+    slot, which keeps the rest for its own conversation.
+
+    Args:
+        free: the least recently used one first.
+    """
+    best = max(free, key=lambda slot: common_prefix(slot.main.cached, tokens))
+    continues = 2 * common_prefix(best.main.cached, tokens) >= len(best.main.cached) > 0
+    return best if continues else free[0]

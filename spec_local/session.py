@@ -346,10 +346,11 @@ class Session:
     @checked
     def generate_many(
         self,
-        prompts: Iterable[str | Sequence[int]],
+        prompts: Iterable[str | Sequence[int] | None],
         settings: GenerationSettings | Iterable[GenerationSettings] = _USUAL,
         *,
         max_rows: int | None = None,
+        keep_caches: bool = False,
         totals: Statistics | None = None,
         cancelled: Callable[[int], bool] = lambda index: False,
         clock: Callable[[], float] = time.perf_counter,
@@ -360,10 +361,14 @@ class Session:
         that the weights are read once for all. A beginning that prompts share is evaluated once.
 
         Args:
-            prompts: texts or token ids. The next one is taken when there is a free row.
-            settings: of all answers, or of each. The seed of all answers is increased by one from answer to
-                answer.
+            prompts: texts or token ids. The next one is taken when there is a free row. None: there is none
+                yet; the running answers go on, and after their next step the iterator is asked again. It may
+                wait only if no answer is running.
+            settings: of all answers, or of each; it advances together with `prompts`. The seed of all answers
+                is increased by one from answer to answer.
             max_rows: maximum number of answers at the same time; None: `n_rows`.
+            keep_caches: leave the tokens of each answer in the caches until a row is needed for another one,
+                for later prompts that begin with them.
             totals: receives the counts over all answers, and the time of the calls that they share.
             cancelled: called with the index of an answer between model calls; True ends that answer.
             clock: returns the time in seconds.
@@ -382,21 +387,15 @@ class Session:
                 f"max_rows is {n_rows}: give 1 to {self.n_rows}, as the session was opened for"
             )
         engine = Engine(clock=clock, statistics=totals)
-        return self._turns.run(lambda: self._start_many(prompts, settings, engine, n_rows, cancelled, clock))
-
-    def _start_many(
-        self,
-        prompts: Iterable[str | Sequence[int]],
-        settings: GenerationSettings | Iterable[GenerationSettings],
-        engine: Engine,
-        n_rows: int,
-        cancelled: Callable[[int], bool],
-        clock: Callable[[], float],
-    ) -> Answer[RowEvent]:
-        self._end_answer()
         each = _of_each(settings) if isinstance(settings, GenerationSettings) else settings
-        requests = enumerate(zip(prompts, each, strict=False))
-        return self._turns.start(self._answers.many(engine, requests, n_rows, cancelled, clock))
+        requests = zip(prompts, each, strict=False)
+
+        def start() -> Answer[RowEvent]:
+            self._end_answer()
+            many = self._answers.many(engine, requests, n_rows, cancelled, clock, keep_caches=keep_caches)
+            return self._turns.start(many)
+
+        return self._turns.run(start)
 
     def _end_answer(self) -> None:
         self._turns.end()  # ended later, it would roll back the caches of the new answer

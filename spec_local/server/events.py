@@ -100,7 +100,7 @@ class Ended:
 
     Attributes:
         rest: text that was held back, and calls that ended with the answer.
-        reason: ``stop`` (the model ended it, or a stop string), ``length``, ``context`` (full), ``cancelled``.
+        reason: ``stop`` (an end token or a stop string), ``length``, ``context`` (full) or ``cancelled``.
         stopping_word: the stop string that ended it, if any.
         statistics: of the answer.
         plain_seconds: seconds of a step without draft tokens; None: not measured.

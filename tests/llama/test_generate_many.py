@@ -316,3 +316,66 @@ def test_saving_a_state_ends_several_answers(open_session, tmp_path):
         other.load_state(tmp_path / "state")  # nothing was left to save
     tokens, _, _ = collect(other.generate_many(PROMPTS, GREEDY))
     assert [tokens[i] for i in range(len(PROMPTS))] == expected
+
+
+def test_prompts_that_come_later(open_session):
+    """An answer starts while others run, and after a time in which none did."""
+    session = open_session()
+    expected = [alone(session, prompt, GREEDY) for prompt in PROMPTS[:3]]
+    ended, asked = [], []
+
+    def prompts():
+        yield PROMPTS[0]
+        while len(asked) < 3:  # the first answer goes on meanwhile
+            asked.append(None)
+            yield None
+        assert not ended
+        yield PROMPTS[1]
+        while len(ended) < 2:
+            yield None
+        yield PROMPTS[2]
+
+    tokens = defaultdict(list)
+    for number, event in session.generate_many(prompts(), GREEDY):
+        if isinstance(event, Text):
+            tokens[number] += event.tokens
+        elif isinstance(event, Done):
+            ended.append(number)
+    assert [tokens[i] for i in range(3)] == expected
+    assert sorted(ended) == [0, 1, 2]
+    assert ended[-1] == 2
+
+
+def test_kept_caches_serve_later_prompts(open_session):
+    """Three conversations take turns, and each finds its own history; a fourth replaces the oldest one."""
+    session = open_session()
+    length, chats = 16, [[1, *range(10 * i, 10 * i + 12)] for i in range(1, 5)]
+    settings = GenerationSettings(SamplingSettings(temperature=0), max_tokens=length)
+
+    def ask(*numbers):
+        """Ask one after another, and return how many tokens of each prompt were cached."""
+        cached = []
+
+        def prompts():
+            for i in numbers:
+                yield list(chats[i])
+                while len(cached) < len(asked) + 1:
+                    yield None
+                asked.append(i)
+
+        asked = []
+        for number, event in session.generate_many(prompts(), settings, keep_caches=True):
+            if isinstance(event, Text):
+                chats[numbers[number]] += event.tokens
+            elif isinstance(event, Done):
+                cached.append(event.statistics.cached_n)
+        return cached
+
+    assert ask(0, 1, 2) == [0, 1, 1]  # the first token is shared
+    before = [len(chat) for chat in chats]
+    # All but the last token is in the cache, and the last token of a prompt is not counted as read.
+    again = ask(0, 1, 2)
+    assert again == [n - 1 for n in before[:3]]
+    assert ask(3) == [1]  # in the row of chat 0, which was used least recently
+    assert ask(1, 2) == [len(chats[1]) - length - 1, len(chats[2]) - length - 1]
+    assert ask(0) == [1]

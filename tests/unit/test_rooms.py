@@ -23,7 +23,7 @@ LAYERS = (
     ("running_answers", "chat"),
     ("session",),
     ("answer_json", "chat_session", "llama_cpp_python"),
-    ("batch", "bench"),
+    ("batch", "bench", "server"),
     ("training",),
 )
 """Packages and single modules of spec_local, lowest layer first; each imports only layers below its own."""
