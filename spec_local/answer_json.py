@@ -106,8 +106,13 @@ def token(number: int, piece: bytes, logprob: float | None) -> Object:
         "id": number,
         "token": piece.decode("utf-8", "replace"),
         "bytes": list(piece),
-        "logprob": max(_LOWEST if logprob is None else logprob, _LOWEST),
+        "logprob": finite(logprob),
     }
+
+
+def finite(logprob: float | None) -> float:
+    """A log probability as JSON can hold it; None: it is not known."""
+    return max(_LOWEST if logprob is None else logprob, _LOWEST)
 
 
 def _probabilities(vocabulary: "Vocabulary", steps: Sequence["Text"]) -> Object:

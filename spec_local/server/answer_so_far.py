@@ -1,6 +1,6 @@
 """What the events of an answer add up to, while they come."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -68,6 +68,11 @@ class AnswerSoFar:
                 return self._add(rest)
             case Delta():
                 return self._add(event)
+
+    def add_all(self, events: Iterable[Event]) -> None:
+        """Add all events of an answer."""
+        for event in events:
+            self.add(event)
 
     def _add(self, delta: Delta) -> Delta:
         delta = replace(

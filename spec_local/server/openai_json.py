@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spec_local import __version__, answer_json
+from spec_local.core.text import printable
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
 from spec_local.server.answer_so_far import AnswerSoFar
-from spec_local.server.events import Ended
+from spec_local.server.events import Delta, Ended, Token
 
 DONE = "data: [DONE]\n\n"
-MAX_CHOICES = 128
-"""Answers to one request; OpenAI's limit, too."""
 
 
 def data(value: Mapping[str, Any]) -> str:
@@ -54,11 +53,11 @@ def is_clients(error: SpecLocalError) -> bool:
     return isinstance(error, InvalidRequest | ContextOverflow | ModelError)
 
 
-def finish_reason(ended: Ended | None, *, called: bool = False) -> str:
-    """Why an answer ended; called: it has calls of tools."""
-    if ended and ended.reason in ("length", "context"):
+def finish_reason(answer: AnswerSoFar) -> str:
+    """Why an answer ended."""
+    if answer.ended and answer.ended.reason in ("length", "context"):
         return "length"
-    return "tool_calls" if called else "stop"
+    return "tool_calls" if answer.calls else "stop"
 
 
 def usage(prompts: Sequence[AnswerSoFar], answers: Sequence[AnswerSoFar]) -> dict[str, Any]:
@@ -86,7 +85,24 @@ def timings(ended: Ended) -> dict[str, Any]:
     return answer_json.timings(ended.statistics) | plain
 
 
-def timings_of(answers: Sequence[AnswerSoFar]) -> dict[str, Any]:
-    """The timings of a response; those of several answers at the same time would not add up to its own."""
-    ended = answers[0].ended if len(answers) == 1 else None
-    return {"timings": timings(ended)} if ended else {}
+def marks(added: Delta) -> dict[str, Any]:
+    """Which text was drafted, and by what."""
+    return {
+        "spans": [
+            {
+                "text": printable(span.text),
+                "kind": span.kind,
+                "rejected": [printable(text) for text in span.rejected],
+            }
+            for span in added.spans
+        ],
+        "proposer": added.source,
+        "draft_n": added.n_drafted,
+        "draft_n_accepted": added.n_accepted,
+    }
+
+
+def probabilities(token: Token) -> dict[str, Any]:
+    """A token, and the most probable ones in its place."""
+    top = [answer_json.token(other.id, other.piece, other.logprob) for other in token.top]
+    return answer_json.token(token.id, token.piece, token.logprob) | {"top_logprobs": top}

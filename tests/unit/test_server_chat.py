@@ -31,6 +31,10 @@ def exchange(**more):
     return ChatCompletions({"messages": [QUESTION]} | more, LOADED)
 
 
+def streaming(**more):
+    return exchange(stream=True, **more)
+
+
 def request(**more):
     return exchange(**more).requests[0]
 
@@ -247,7 +251,7 @@ def test_samplers_that_do_nothing_are_accepted():
 
 
 def test_a_stream():
-    found = chunks(exchange(stream=True), ANSWER)
+    found = chunks(streaming(), ANSWER)
     first, *middle, last = found
     assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
     assert "".join(chunk.choices[0].delta.content for chunk in middle) == TEXT
@@ -262,11 +266,11 @@ def test_a_stream():
 
 
 def test_the_model_is_echoed():
-    assert chunks(exchange(model="gpt"), ANSWER)[0].model == "gpt"
+    assert chunks(streaming(model="gpt"), ANSWER)[0].model == "gpt"
 
 
 def test_usage_in_a_stream():
-    *others, last = chunks(exchange(stream_options={"include_usage": True}), THOUGHTFUL)
+    *others, last = chunks(streaming(stream_options={"include_usage": True}), THOUGHTFUL)
     assert all(chunk.usage is None for chunk in others)
     assert last.choices == []
     usage = last.usage
@@ -278,11 +282,11 @@ def test_usage_in_a_stream():
 
 
 def test_reasoning_and_calls_in_a_stream():
-    deltas = [chunk.choices[0].delta for chunk in chunks(exchange(), THOUGHTFUL)]
+    deltas = [chunk.choices[0].delta for chunk in chunks(streaming(), THOUGHTFUL)]
     assert [delta.reasoning_content for delta in deltas if "reasoning_content" in delta.model_extra] == [
         "Let me see."
     ]
-    found = chunks(exchange(), CALLING)
+    found = chunks(streaming(), CALLING)
     calls = [call for chunk in found for call in chunk.choices[0].delta.tool_calls or ()]
     assert [(call.index, call.id, call.function.name, call.function.arguments) for call in calls] == [
         (0, "call_1", "weather", '{"city": "Bern"}'),
@@ -292,7 +296,7 @@ def test_reasoning_and_calls_in_a_stream():
 
 
 def test_marks():
-    found = chunks(exchange(marks=True), ANSWER)
+    found = chunks(streaming(marks=True), ANSWER)
     assert exchange(marks=True).requests[0].marks
     assert [chunk.specdec for chunk in found if "specdec" in chunk.model_extra] == [
         {
@@ -311,7 +315,7 @@ def test_marks():
 
 
 def test_logprobs_of_all_tokens_even_without_text():
-    wanted = exchange(logprobs=True, top_logprobs=3)
+    wanted = streaming(logprobs=True, top_logprobs=3)
     assert wanted.requests[0].settings.logprobs == 3
     tokens = [
         token
@@ -363,7 +367,7 @@ def test_several_choices():
     ]
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (12, 18)
     texts = ["", ""]
-    for chunk in chunks(exchange(n=2), ANSWER, other):
+    for chunk in chunks(streaming(n=2), ANSWER, other):
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert texts == [TEXT, "\ufffd wörld"]
 
