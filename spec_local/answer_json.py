@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spec_local.core.reasoning import Parts, Splitter
+from spec_local.core.reasoning import Splitter
 from spec_local.core.text import printable
-from spec_local.engine.events import Statistics
-from spec_local.llama.vocabulary import Vocabulary
+from spec_local.engine.events import FinishReason, Statistics
 
 if TYPE_CHECKING:
+    from spec_local.llama.vocabulary import Vocabulary
     from spec_local.session import Done, Session, Text
 
 Object = dict[str, Any]
@@ -22,30 +22,17 @@ _LOWEST = -3.4e38  # JSON has no infinity
 
 def step(session: "Session", event: "Text", splitter: Splitter) -> Object:
     """The object for one step: its text, its tokens, and the number of accepted draft tokens."""
-    return (
-        _texts(splitter.feed(event.text))
-        | {
-            "tokens": list(event.tokens),
-            "stop": False,
-            "draft_n": len(event.proposal.tokens),
-            "draft_n_accepted": event.n_accepted,
-        }
-        | _probabilities(session.main.model.vocabulary, [event])
-    )
+    parts = splitter.feed(event.text)
+    return part(
+        parts.answer, parts.reasoning, event.tokens, len(event.proposal.tokens), event.n_accepted
+    ) | _probabilities(session.main.model.vocabulary, [event])
 
 
 def end(session: "Session", event: "Done", splitter: Splitter) -> Object:
     """The last object of a stream: the rest of the text, the reason why the answer ended, and statistics."""
-    reasons = {"stop": "word" if event.stopping_word else "eos", "cancelled": "none"}
-    return _texts(splitter.finish(event.text)) | {
-        "tokens": [],
-        "stop": True,
-        "stop_type": reasons.get(event.reason, "limit"),
-        "stopping_word": printable(event.stopping_word),
-        "truncated": event.reason == "context",
-        "model": session.main.model.path.name,
-        "timings": timings(event.statistics),
-    }
+    parts = splitter.finish(event.text)
+    name = session.main.model.path.name
+    return last_part(parts.answer, parts.reasoning, event.reason, event.stopping_word, name, event.statistics)
 
 
 def whole(session: "Session", steps: Sequence["Text"], last: "Done", splitter: Splitter) -> Object:
@@ -58,9 +45,41 @@ def whole(session: "Session", steps: Sequence["Text"], last: "Done", splitter: S
     )
 
 
-def _texts(parts: Parts) -> Object:
-    reasoning = {"reasoning_content": printable(parts.reasoning)} if parts.reasoning else {}
-    return {"content": printable(parts.answer)} | reasoning
+def part(content: str, reasoning: str, tokens: Sequence[int], n_drafted: int, n_accepted: int) -> Object:
+    """The object for a part of an answer."""
+    return _texts(content, reasoning) | {
+        "tokens": list(tokens),
+        "stop": False,
+        "draft_n": n_drafted,
+        "draft_n_accepted": n_accepted,
+    }
+
+
+def last_part(
+    content: str,
+    reasoning: str,
+    reason: FinishReason,
+    stopping_word: str,
+    model: str,
+    statistics: Statistics,
+) -> Object:
+    """The object for the last part of an answer; model: the name of the main model."""
+    stop_types = {"stop": "word" if stopping_word else "eos", "cancelled": "none"}
+    return _texts(content, reasoning) | {
+        "tokens": [],
+        "stop": True,
+        "stop_type": stop_types.get(reason, "limit"),
+        "stopping_word": printable(stopping_word),
+        "truncated": reason == "context",
+        "model": model,
+        "timings": timings(statistics),
+    }
+
+
+def _texts(content: str, reasoning: str) -> Object:
+    return {"content": printable(content)} | (
+        {"reasoning_content": printable(reasoning)} if reasoning else {}
+    )
 
 
 def timings(s: Statistics) -> Object:
@@ -81,22 +100,31 @@ def timings(s: Statistics) -> Object:
     }
 
 
-def _probabilities(vocabulary: Vocabulary, steps: Sequence["Text"]) -> Object:
+def token(number: int, piece: bytes, logprob: float | None) -> Object:
+    """The object for a token: its id, its text and bytes, and its log probability."""
+    return {
+        "id": number,
+        "token": piece.decode("utf-8", "replace"),
+        "bytes": list(piece),
+        "logprob": finite(logprob),
+    }
+
+
+def finite(logprob: float | None) -> float:
+    """A log probability as JSON can hold it; None: it is not known."""
+    return max(_LOWEST if logprob is None else logprob, _LOWEST)
+
+
+def _probabilities(vocabulary: "Vocabulary", steps: Sequence["Text"]) -> Object:
     """Log probabilities of the tokens, if they were requested."""
+
+    def made(number: int, logprob: float) -> Object:
+        return token(number, vocabulary.piece(number), logprob)
+
     found = [
-        _token(vocabulary, chosen.token, chosen.logprob)
-        | {"top_logprobs": [_token(vocabulary, token, logprob) for token, logprob in chosen.top]}
+        made(chosen.token, chosen.logprob)
+        | {"top_logprobs": [made(number, logprob) for number, logprob in chosen.top]}
         for event in steps
         for chosen in event.logprobs
     ]
     return {"completion_probabilities": found} if found else {}
-
-
-def _token(vocabulary: Vocabulary, token: int, logprob: float) -> Object:
-    piece = vocabulary.piece(token)
-    return {
-        "id": token,
-        "token": piece.decode("utf-8", "replace"),
-        "bytes": list(piece),
-        "logprob": max(logprob, _LOWEST),
-    }

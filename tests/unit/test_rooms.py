@@ -25,6 +25,7 @@ LAYERS = (
     ("answer_json", "chat_session", "llama_cpp_python"),
     ("batch", "bench", "server"),
     ("training",),
+    ("server",),
 )
 """Packages and single modules of spec_local, lowest layer first; each imports only layers below its own."""
 

@@ -1,0 +1,103 @@
+"""What the events of an answer add up to, while they come."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from spec_local.core.text import printable
+from spec_local.engine.events import Statistics
+from spec_local.server.events import Delta, Ended, Event, Refused, Started, Token
+
+if TYPE_CHECKING:
+    from spec_local.chat.tool_calls import ToolCall
+
+Piece = tuple[Literal["reasoning", "content"], str] | tuple[Literal["call"], "ToolCall"]
+
+
+class AnswerSoFar:
+    """Adds up the events of one answer.
+
+    Bytes that are not UTF-8 become U+FFFD in each event by itself, so that the parts of a stream make exactly
+    the text of a response in one object.
+
+    Attributes:
+        n_prompt, n_cached: tokens of the prompt, and those of them that were in the cache.
+        calls: complete calls of tools.
+        tokens: all generated tokens without the end token.
+        n_reasoning: those of them in steps that added only reasoning.
+        ended: the last event; None: it has not come.
+    """
+
+    def __init__(self) -> None:
+        self.n_prompt = self.n_cached = self.n_reasoning = 0
+        self.calls: list[ToolCall] = []
+        self.tokens: list[Token] = []
+        self.ended: Ended | None = None
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+
+    @property
+    def content(self) -> str:
+        """The text of the answer."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        """The text of the reasoning."""
+        return "".join(self._reasoning)
+
+    @property
+    def statistics(self) -> Statistics:
+        """Statistics of the answer, as soon as it has ended."""
+        return self.ended.statistics if self.ended else Statistics()
+
+    def add(self, event: Event) -> Delta | None:
+        """Add an event, and return what it adds, as printable text; None: it starts the answer.
+
+        Raises:
+            SpecLocalError: the answer was refused.
+        """
+        match event:
+            case Refused(error):
+                raise error
+            case Started(n_prompt, n_cached):
+                self.n_prompt, self.n_cached = n_prompt, n_cached
+                return None
+            case Ended(rest):
+                self.ended = event
+                return self._add(rest)
+            case Delta():
+                return self._add(event)
+
+    def add_all(self, events: Iterable[Event]) -> None:
+        """Add all events of an answer."""
+        for event in events:
+            self.add(event)
+
+    def _add(self, delta: Delta) -> Delta:
+        delta = replace(
+            delta,
+            content=printable(delta.content),
+            reasoning=printable(delta.reasoning),
+            tool_calls=[
+                replace(call, name=printable(call.name), arguments=printable(call.arguments))
+                for call in delta.tool_calls
+            ],
+        )
+        self._content.append(delta.content)
+        self._reasoning.append(delta.reasoning)
+        self.calls += delta.tool_calls
+        self.tokens += delta.tokens
+        if delta.reasoning and not delta.content:
+            self.n_reasoning += len(delta.tokens)
+        return delta
+
+
+def pieces(delta: Delta) -> Iterator[Piece]:
+    """The parts of a delta that are not empty, in their order."""
+    if delta.reasoning:
+        yield "reasoning", delta.reasoning
+    if delta.content:
+        yield "content", delta.content
+    for call in delta.tool_calls:
+        yield "call", call

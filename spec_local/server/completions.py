@@ -1,0 +1,122 @@
+"""OpenAI's completions, which continue a text without a chat template: POST /v1/completions."""
+
+import codecs
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spec_local import answer_json
+from spec_local.errors import InvalidRequest
+from spec_local.server.answer_so_far import AnswerSoFar
+from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
+from spec_local.server.openai_exchange import MAX_CHOICES, OpenAIBody, OpenAIExchange
+from spec_local.server.sampling_body import Count, choices, limit, read
+
+_MAX_TOKEN = 2**31 - 1  # llama.cpp's tokens are 32-bit integers
+
+
+class _Body(OpenAIBody):
+    prompt: Any
+    suffix: str | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    max_tokens: Count | None = None
+    logprobs: int | None = None
+
+    def requests(self) -> list[AnswerRequest]:
+        n = self.n or 1
+        if self.echo:
+            raise InvalidRequest("echo is not supported: leave it out, and put the prompt before the answer")
+        if self.best_of not in (None, n):
+            raise InvalidRequest("best_of is not supported: leave it out, and choose among n answers")
+        prompts = prompts_of(self.prompt)
+        if self.suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
+            raise InvalidRequest("suffix needs a prompt of text: give text, or remove suffix")
+        if len(prompts) * n > MAX_CHOICES:
+            raise InvalidRequest(
+                f"{len(prompts) * n} answers are too many: give at most {MAX_CHOICES} (prompts times n)"
+            )
+        settings = self.settings(
+            max_tokens=limit(self.max_tokens),
+            stops=self.stop,
+            logprobs=self.logprobs,
+            json_schema=self.form,
+        )
+        return [
+            AnswerRequest(each, prompt=prompt, suffix=self.suffix, marks=bool(self.marks))
+            for prompt in prompts
+            for each in choices(settings, n)
+        ]
+
+
+def prompts_of(given: object) -> Sequence[str | Sequence[int]]:
+    """The prompts in a body: a text, token ids, or a list of either.
+
+    Raises:
+        InvalidRequest: it is something else.
+    """
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if _are_tokens(given):
+            return [given]
+        if all(isinstance(prompt, str) or _are_tokens(prompt) for prompt in given):
+            return given
+    raise InvalidRequest("prompt is not supported: give text, token ids, or a list of either")
+
+
+def _are_tokens(prompt: object) -> bool:
+    return (
+        isinstance(prompt, list)
+        and len(prompt) > 0
+        and all(type(token) is int and 0 <= token <= _MAX_TOKEN for token in prompt)
+    )
+
+
+class Completions(OpenAIExchange):
+    """Completions of texts."""
+
+    id_prefix = "cmpl-"
+    kind = part_kind = "text_completion"
+    key, opening = "text", ""
+
+    def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
+        given = read(_Body, body)
+        super().__init__(given, given.requests(), loaded.name, with_logprobs=given.logprobs is not None)
+        self._offsets = [_Offsets() for _ in self.requests]
+
+    def _part(self, answer: AnswerSoFar, added: Delta) -> str:
+        return added.content
+
+    def _whole(self, answer: AnswerSoFar) -> dict[str, Any]:
+        return {"text": answer.content}
+
+    def _logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:
+        return {
+            "tokens": [_name(token) for token in tokens],
+            "token_logprobs": [answer_json.finite(token.logprob) for token in tokens],
+            "top_logprobs": [
+                {_name(other): answer_json.finite(other.logprob) for other in token.top} for token in tokens
+            ],
+            "text_offset": [self._offsets[index].next(token) for token in tokens],
+        }
+
+
+class _Offsets:
+    """The index of the character at which each token starts in the answer."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._n_characters = 0
+
+    def next(self, token: Token) -> int:
+        offset = self._n_characters
+        self._n_characters += len(self._decoder.decode(token.piece))
+        return offset
+
+
+def _name(token: Token) -> str:
+    """The token's text, or its bytes if they are not whole characters: names of tokens must differ."""
+    try:
+        return token.piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.piece)

@@ -1,0 +1,108 @@
+"""The JSON that OpenAI's protocols share, with what llama.cpp's server adds to it."""
+
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spec_local import __version__, answer_json
+from spec_local.core.text import printable
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
+from spec_local.server.answer_so_far import AnswerSoFar
+from spec_local.server.events import Delta, Ended, Token
+
+DONE = "data: [DONE]\n\n"
+
+
+def data(value: Mapping[str, Any]) -> str:
+    """A server-sent event without a name."""
+    # In ASCII: some clients end a line at the line separators of Unicode.
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+
+
+def named(value: Mapping[str, Any]) -> str:
+    """A server-sent event whose name is its type."""
+    return f"event: {value['type']}\n{data(value)}"
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other response has."""
+    return prefix + secrets.token_hex(12)
+
+
+def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    """The first keys of a response and of each part of a stream."""
+    return {
+        "id": new_id(prefix),
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": f"specdec-{__version__}",
+    }
+
+
+def failure(error: SpecLocalError) -> str:
+    """The event that ends a stream which cannot be completed."""
+    kind = "invalid_request_error" if is_clients(error) else "server_error"
+    return data({"error": {"message": str(error), "type": kind, "param": None, "code": None}})
+
+
+def is_clients(error: SpecLocalError) -> bool:
+    """Whether the client can avoid an error with another request."""
+    return isinstance(error, InvalidRequest | ContextOverflow | ModelError)
+
+
+def finish_reason(answer: AnswerSoFar) -> str:
+    """Why an answer ended."""
+    if answer.ended and answer.ended.reason in ("length", "context"):
+        return "length"
+    return "tool_calls" if answer.calls else "stop"
+
+
+def usage(prompts: Sequence[AnswerSoFar], answers: Sequence[AnswerSoFar]) -> dict[str, Any]:
+    """Tokens of answers; prompts: the first answer to each prompt, which counts once."""
+    n_prompt = sum(answer.n_prompt for answer in prompts)
+    n_generated = sum(answer.statistics.predicted_n for answer in answers)
+    n_drafted = sum(answer.statistics.draft_n for answer in answers)
+    n_accepted = sum(answer.statistics.draft_n_accepted for answer in answers)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_generated,
+        "total_tokens": n_prompt + n_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(answer.n_cached for answer in prompts)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(answer.n_reasoning for answer in answers),
+            "accepted_prediction_tokens": n_accepted,
+            "rejected_prediction_tokens": n_drafted - n_accepted,
+        },
+    }
+
+
+def timings(ended: Ended) -> dict[str, Any]:
+    """`answer_json.timings`, and milliseconds of a step without draft tokens if measured: ``plain_ms``."""
+    plain = {} if ended.plain_seconds is None else {"plain_ms": 1e3 * ended.plain_seconds}
+    return answer_json.timings(ended.statistics) | plain
+
+
+def marks(added: Delta) -> dict[str, Any]:
+    """Which text was drafted, and by what."""
+    return {
+        "spans": [
+            {
+                "text": printable(span.text),
+                "kind": span.kind,
+                "rejected": [printable(text) for text in span.rejected],
+            }
+            for span in added.spans
+        ],
+        "proposer": added.source,
+        "draft_n": added.n_drafted,
+        "draft_n_accepted": added.n_accepted,
+    }
+
+
+def probabilities(token: Token) -> dict[str, Any]:
+    """A token, and the most probable ones in its place."""
+    top = [answer_json.token(other.id, other.piece, other.logprob) for other in token.top]
+    return answer_json.token(token.id, token.piece, token.logprob) | {"top_logprobs": top}

@@ -1,0 +1,205 @@
+"""The fields that the bodies of all protocols share, and how bodies are checked.
+
+Fields with the value null count as missing, and fields of other programs are ignored: clients send many.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from spec_local.core.sampling import SamplingSettings
+from spec_local.errors import InvalidRequest
+from spec_local.settings import GenerationSettings
+from spec_local.validation import first_error
+
+_MAX_STOPS = 64
+"""Each stop string is searched for after every token."""
+_ANY_OBJECT = '{"type": "object"}'
+_SPEED = [field.name for field in dataclasses.fields(GenerationSettings) if field.metadata]
+_NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    "mirostat": (0,),
+    "typical_p": (1,),
+    "dynatemp_range": (0,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "top_n_sigma": (0, -1),
+}
+"""Samplers of llama.cpp's server that do not exist here, with the values at which they do nothing."""
+_WORDING = (
+    ("input should be greater than or equal to ", "give at least "),
+    ("input should be less than or equal to ", "give at most "),
+    ("input should be ", "give "),
+    ("list should have ", "give "),
+    ("is missing", "is missing: add it"),
+)
+
+_Read = TypeVar("_Read", bound="Part")
+
+
+class Part(BaseModel):
+    """A JSON object in a body."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+def read(kind: type[_Read], body: Mapping[str, Any]) -> _Read:
+    """The checked body.
+
+    Raises:
+        InvalidRequest: a field has the wrong type or value; the error names it.
+    """
+    try:
+        # As text, to find what JSON cannot hold: infinite numbers, half characters, endless nesting.
+        return kind.model_validate_json(json.dumps(body, allow_nan=False))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ValidationError):
+            raise InvalidRequest(_message(error)) from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InvalidRequest(f"the body is not JSON ({reason}): correct it") from None
+
+
+def _message(error: ValidationError) -> str:
+    location, what = first_error(error)
+    if not location:
+        return what if ": give" in what else f"the body is not valid ({what}): correct it"
+    field = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(part[:40] for part in location))
+    for phrase, better in _WORDING:
+        if what.startswith(phrase):
+            what = better + what.removeprefix(phrase)
+            break
+    return f"{field} {what}" if what.startswith("is ") else f"{field}: {what}"
+
+
+# Types of fields
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _pairs(value: object) -> object:
+    """A mapping from the pairs that llama.cpp's server accepts for logit_bias, too."""
+    if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        value = {str(token): bias for token, bias in value}
+    if isinstance(value, dict):
+        return {token: float("-inf") if bias is False else bias for token, bias in value.items()}
+    return value
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=-1)]
+"""A number of tokens; −1: no limit."""
+Stops = Annotated[list[str], Field(max_length=_MAX_STOPS), BeforeValidator(_listed)]
+_Bias = Annotated[dict[Annotated[TokenId, Field(strict=False)], float], BeforeValidator(_pairs)]
+
+
+class JsonSchema(Part):
+    """The schema of OpenAI's ``response_format``."""
+
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+
+
+class ResponseFormat(Part):
+    """OpenAI's ``response_format``; llama.cpp's server also accepts a schema of a ``json_object``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+
+    def to_json_schema(self) -> str | None:
+        """The schema that the answer must follow, as text; None: there is none."""
+        if self.type == "text":
+            return None
+        schema = self.json_schema.schema_ if self.json_schema else self.schema_
+        if schema is None:
+            if self.type == "json_schema":
+                raise InvalidRequest("the format json_schema has no schema: add it, or give json_object")
+            return _ANY_OBJECT
+        return json.dumps(schema)
+
+
+class SamplingBody(Part):
+    """The fields of a body that make the settings of an answer."""
+
+    model: str | None = None
+    stream: bool | None = None
+    marks: bool | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: Count | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: _Bias | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    speculative: bool | dict[str, Any] | None = None
+    n_max: int | None = Field(None, alias="speculative.n_max")
+    p_min: float | None = Field(None, alias="speculative.p_min")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_samplers(cls, body: Any) -> Any:
+        for name, values in _NEUTRAL.items():
+            if isinstance(body, dict) and body.get(name) not in (None, *values):
+                raise ValueError(f"{name} is not supported: give {values[0]}, or leave it out")
+        return body
+
+    def settings(self, **more: Any) -> GenerationSettings:
+        """The settings; `more`: those that each protocol names differently.
+
+        Raises:
+            InvalidRequest: a setting is out of range, or two exclude each other.
+        """
+        sampling = {
+            "temperature": self.temperature,
+            "top_k": None if self.top_k is None else max(self.top_k, 0),  # as in llama.cpp
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repeat_penalty": self.repeat_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "penalty_window": 2**31 - 1 if self.repeat_last_n == -1 else self.repeat_last_n,
+            "logit_bias": self.logit_bias,
+        }
+        given = {
+            "seed": None if self.seed == -1 else self.seed,
+            "grammar": self.grammar or None,
+            "json_schema": None if self.json_schema is None else json.dumps(self.json_schema),
+        }
+        return GenerationSettings(
+            sampling=SamplingSettings(**_without_none(sampling)),
+            **self._speed(),
+            **_without_none(given | _without_none(more)),
+        )
+
+    def _speed(self) -> dict[str, Any]:
+        if self.speculative is False:
+            return {"policy": "off"}
+        given = self.speculative if isinstance(self.speculative, dict) else {}
+        for name in given:
+            if name not in _SPEED:
+                raise InvalidRequest(f"speculative.{name[:40]} is unknown: give {', '.join(_SPEED)}")
+        return _without_none({"draft_max": self.n_max, "draft_p_min": self.p_min}) | given
+
+
+def limit(count: int | None) -> int | None:
+    """The maximum number of tokens; None: no limit."""
+    return None if count == -1 else count
+
+
+def choices(settings: GenerationSettings, n: int) -> list[GenerationSettings]:
+    """The settings of n answers: if a seed is given, each has its own."""
+    seed = settings.seed
+    return [settings if seed is None else dataclasses.replace(settings, seed=seed + i) for i in range(n)]
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

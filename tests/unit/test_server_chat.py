@@ -1,0 +1,384 @@
+"""OpenAI's chat completions: what bodies ask for, and what clients get, as OpenAI's package reads it."""
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from spec_local.core.sampling import SamplingSettings
+from spec_local.errors import ContextOverflow, InvalidRequest
+from spec_local.server.chat_completions import ChatCompletions
+from spec_local.server.events import Refused
+from spec_local.settings import GenerationSettings
+from tests.server_events import (
+    ANSWER,
+    BROKEN,
+    CALLING,
+    HELLO,
+    LOADED,
+    STARTED,
+    TEXT,
+    THOUGHTFUL,
+    ended,
+    parsed,
+    stream,
+    written,
+)
+
+QUESTION = {"role": "user", "content": "Why?"}
+WEATHER_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def exchange(**more):
+    return ChatCompletions({"messages": [QUESTION]} | more, LOADED)
+
+
+def streaming(**more):
+    return exchange(stream=True, **more)
+
+
+def request(**more):
+    return exchange(**more).requests[0]
+
+
+def chunks(exchange, *answers):
+    *found, (_, done) = parsed(stream(exchange, *answers))
+    assert done == "[DONE]"
+    return [ChatCompletionChunk.model_validate(data) for _, data in found]
+
+
+def whole(exchange, *answers):
+    return ChatCompletion.model_validate(written(exchange.whole(answers)))
+
+
+# Bodies
+
+
+def test_defaults_are_those_of_the_command_line():
+    found = request()
+    assert found.settings == GenerationSettings()
+    assert found.messages == [QUESTION]
+    assert (found.tools, found.tool_choice, found.marks) == ([], "auto", False)
+    assert not exchange().streams
+    assert exchange(stream=True).streams
+
+
+def test_null_is_the_default():
+    fields = "temperature top_p n stop max_tokens tools tool_choice response_format stream seed logit_bias"
+    assert (
+        request(**dict.fromkeys([*fields.split(), "speculative", "stream_options"])).settings
+        == GenerationSettings()
+    )
+
+
+def test_settings():
+    settings = request(
+        temperature=0,
+        top_k=-1,
+        top_p=0.5,
+        min_p=0.1,
+        repeat_penalty=1.1,
+        repeat_last_n=-1,
+        frequency_penalty=0.5,
+        presence_penalty=-1,
+        logit_bias={"7": -100, "8": 5.5},
+        seed=3,
+        max_tokens=5,
+        max_completion_tokens=6,
+        stop="END",
+    ).settings
+    assert settings == GenerationSettings(
+        SamplingSettings(0, 0, 0.5, 0.1, 1.1, 0.5, -1, 2**31 - 1, logit_bias={7: -100, 8: 5.5}),
+        seed=3,
+        max_tokens=6,
+        stops=["END"],
+    )
+
+
+def test_without_a_limit_and_without_a_seed():
+    settings = request(max_tokens=-1, seed=-1).settings
+    assert (settings.max_tokens, settings.seed) == (None, None)
+
+
+def test_each_choice_has_its_own_seed():
+    assert [each.settings.seed for each in exchange(n=3, seed=7).requests] == [7, 8, 9]
+    assert [each.settings.seed for each in exchange(n=2).requests] == [None, None]
+
+
+def test_parts_of_content_are_lines():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert request(messages=[{"role": "user", "content": parts}]).messages == [
+        {"role": "user", "content": "a\nb"}
+    ]
+
+
+def test_messages_keep_calls_results_and_reasoning_and_nothing_else():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    found = request(
+        messages=[
+            {"role": "developer", "content": "Be kind.", "name": "boss"},
+            QUESTION | {"x": 1},
+            {"role": "assistant", "content": None, "tool_calls": [call | {"index": 0}], "refusal": None},
+            {"role": "tool", "content": "7", "tool_call_id": "c", "name": "f"},
+            {"role": "assistant", "content": "Seven", "reasoning_content": "Hm"},
+            QUESTION,
+        ]
+    )
+    assert found.messages == [
+        {"role": "system", "content": "Be kind."},
+        QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "7", "tool_call_id": "c", "name": "f"},
+        {"role": "assistant", "content": "Seven", "reasoning_content": "Hm"},
+        QUESTION,
+    ]
+
+
+def test_tools():
+    found = request(tools=[WEATHER_TOOL | {"strict": True}], tool_choice="required")
+    assert (found.tools, found.tool_choice) == ([WEATHER_TOOL], "required")
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert request(tools=[WEATHER_TOOL], tool_choice=named).tool_choice == "weather"
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, '{"type": "object"}'),
+        ({"type": "json_object", "schema": {"type": "array"}}, '{"type": "array"}'),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}},
+            '{"type": "null"}',
+        ),
+    ],
+)
+def test_response_format(form, schema):
+    assert request(response_format=form).settings.json_schema == schema
+
+
+@pytest.mark.parametrize(
+    ("speculative", "settings"),
+    [
+        (False, GenerationSettings(policy="off")),
+        (True, GenerationSettings()),
+        (
+            {"proposer": "lookup", "draft_max": 4, "policy": "fixed", "shape": "tree"},
+            GenerationSettings(proposer="lookup", draft_max=4, policy="fixed", shape="tree"),
+        ),
+    ],
+)
+def test_speculation(speculative, settings):
+    assert request(speculative=speculative).settings == settings
+
+
+def test_speculation_as_llama_cpp_names_it():
+    more = {"speculative.n_max": 3, "speculative.p_min": 0.5}
+    assert request(**more).settings == GenerationSettings(draft_max=3, draft_p_min=0.5)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"messages": []}, "messages is empty: give at least one message"),
+        ({"messages": None}, "messages: give a valid array"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content is missing: give text"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role is missing: add it"),
+        (
+            {"messages": [QUESTION, {"role": "king", "content": "x"}]},
+            "messages[1].role: give 'system', 'developer', 'user', 'assistant' or 'tool'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content: content of the type image_url is not supported: give text",
+        ),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "messages[0].tool_call_id is missing: give the id of the call",
+        ),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "the body is not valid (invalid JSON: "),
+        ({"temperature": "warm"}, "temperature: give a valid number"),
+        ({"temperature": True}, "temperature: give a valid number"),
+        ({"temperature": 101}, "temperature is 101.0: give 0 to 100"),
+        ({"temperature": float("nan")}, "the body is not JSON ("),
+        ({"n": 0}, "n: give at least 1"),
+        ({"n": 129}, "n: give at most 128"),
+        ({"max_tokens": -2}, "max_tokens: give at least -1"),
+        ({"seed": 1.5}, "seed: give a valid integer"),
+        ({"stop": ["x"] * 65}, "stop: give at most 64 items"),
+        ({"stop": [1]}, "stop[0]: give a valid string"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x: give a valid integer"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias.-1: give at least 0"),
+        ({"top_logprobs": 3}, "top_logprobs needs logprobs: give true for it"),
+        ({"logprobs": True, "top_logprobs": 21}, "logprobs is 21: give 0 to 20"),
+        ({"response_format": {"type": "xml"}}, "response_format.type: give 'text', 'json_object' or "),
+        ({"response_format": {"type": "json_schema"}}, "the format json_schema has no schema: add it"),
+        ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "x"'}, "an answer cannot "),
+        ({"functions": [{"name": "f"}]}, "functions and function_call are not supported: give tools"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].type: give 'function'"),
+        ({"tools": [WEATHER_TOOL], "tool_choice": "maybe"}, "tool_choice is not supported: give auto, none"),
+        ({"tool_choice": "required"}, "tool_choice needs tools: add them"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice names 'f', which is not among the tools: add it",
+        ),
+        ({"speculative": {"speed": 9}}, "speculative.speed is unknown: give proposer, policy, draft_max, "),
+        ({"speculative": {"policy": "wild"}}, "policy 'wild' is unknown: give "),
+        ({"speculative": {"draft_max": "8"}}, "draft_max is str: give an integer or None"),
+        ({"mirostat": 2}, "mirostat is not supported: give 0, or leave it out"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_field_and_what_to_give(more, message):
+    with pytest.raises(InvalidRequest) as error:
+        exchange(**more)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("depth", [150, 900, 3000, 100_000])
+def test_deep_nesting_is_no_crash(depth):
+    nested = {}
+    for _ in range(depth):
+        nested = {"properties": nested}
+    tool = {"type": "function", "function": {"name": "f", "parameters": nested}}
+    with pytest.raises(InvalidRequest):
+        exchange(tools=[tool], response_format={"type": "json_schema", "json_schema": {"schema": nested}})
+
+
+def test_samplers_that_do_nothing_are_accepted():
+    assert request(mirostat=0, typical_p=1.0, top_n_sigma=-1).settings == GenerationSettings()
+
+
+# Responses
+
+
+def test_a_stream():
+    found = chunks(streaming(), ANSWER)
+    first, *middle, last = found
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert "".join(chunk.choices[0].delta.content for chunk in middle) == TEXT
+    assert [chunk.choices[0].finish_reason for chunk in found] == [None] * (len(found) - 1) + ["stop"]
+    assert last.timings["draft_n"] == 6
+    assert last.timings["plain_ms"] == 250
+    assert {(chunk.id, chunk.model, chunk.created) for chunk in found} == {
+        (first.id, "tiny.gguf", first.created)
+    }
+    assert first.system_fingerprint.startswith("specdec-")
+    assert not any("specdec" in chunk.model_extra or "usage" in chunk.model_fields_set for chunk in found)
+
+
+def test_the_model_is_echoed():
+    assert chunks(streaming(model="gpt"), ANSWER)[0].model == "gpt"
+
+
+def test_usage_in_a_stream():
+    *others, last = chunks(streaming(stream_options={"include_usage": True}), THOUGHTFUL)
+    assert all(chunk.usage is None for chunk in others)
+    assert last.choices == []
+    usage = last.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (12, 9, 21)
+    assert usage.prompt_tokens_details.cached_tokens == 5
+    details = usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (4, 2)
+    assert details.reasoning_tokens == 2
+
+
+def test_reasoning_and_calls_in_a_stream():
+    deltas = [chunk.choices[0].delta for chunk in chunks(streaming(), THOUGHTFUL)]
+    assert [delta.reasoning_content for delta in deltas if "reasoning_content" in delta.model_extra] == [
+        "Let me see."
+    ]
+    found = chunks(streaming(), CALLING)
+    calls = [call for chunk in found for call in chunk.choices[0].delta.tool_calls or ()]
+    assert [(call.index, call.id, call.function.name, call.function.arguments) for call in calls] == [
+        (0, "call_1", "weather", '{"city": "Bern"}'),
+        (1, "call_2", "time", "{}"),
+    ]
+    assert found[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_marks():
+    found = chunks(streaming(marks=True), ANSWER)
+    assert exchange(marks=True).requests[0].marks
+    assert [chunk.specdec for chunk in found if "specdec" in chunk.model_extra] == [
+        {
+            "spans": [
+                {"text": "Hel", "kind": "accepted", "rejected": []},
+                {"text": "lo", "kind": "corrected", "rejected": ["p"]},
+            ],
+            "proposer": "draft",
+            "draft_n": 3,
+            "draft_n_accepted": 1,
+        },
+        {"spans": [], "proposer": "none", "draft_n": 2, "draft_n_accepted": 0},
+        {"spans": [], "proposer": "none", "draft_n": 0, "draft_n_accepted": 0},
+        {"spans": [], "proposer": "none", "draft_n": 0, "draft_n_accepted": 0},
+    ]
+
+
+def test_logprobs_of_all_tokens_even_without_text():
+    wanted = streaming(logprobs=True, top_logprobs=3)
+    assert wanted.requests[0].settings.logprobs == 3
+    tokens = [
+        token
+        for chunk in chunks(wanted, ANSWER)
+        if chunk.choices[0].logprobs
+        for token in chunk.choices[0].logprobs.content
+    ]
+    choice = whole(exchange(logprobs=True), ANSWER).choices[0]
+    assert choice.logprobs.content == tokens
+    assert [bytes(token.bytes) for token in tokens] == [b"Hel", b"lo", b"\xe2\x82", b"\xff w\xc3", b"\xb6rld"]
+    assert (tokens[0].token, tokens[0].logprob) == ("Hel", -0.25)
+    assert [top.logprob for top in tokens[0].top_logprobs] == [-0.25, -2.5, -3.4e38]
+    assert whole(exchange(), ANSWER).choices[0].logprobs is None
+
+
+def test_a_whole_response():
+    found = whole(exchange(), ANSWER)
+    (choice,) = found.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
+    assert found.usage.total_tokens == 21
+    assert found.timings["predicted_n"] == 9
+    assert "reasoning_content" not in choice.message.model_extra
+
+
+def test_a_whole_response_with_reasoning_and_calls():
+    (choice,) = whole(exchange(), THOUGHTFUL).choices
+    assert (choice.message.reasoning_content, choice.message.content) == ("Let me see.", "Hello")
+    assert choice.finish_reason == "length"
+    (choice,) = whole(exchange(), [STARTED, *CALLING[2:]]).choices
+    assert choice.message.content is None
+    assert [call.function.name for call in choice.message.tool_calls] == ["weather", "time"]
+    assert choice.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [("stop", "stop"), ("length", "length"), ("context", "length"), ("cancelled", "stop")],
+)
+def test_finish_reasons(reason, expected):
+    assert whole(exchange(), [STARTED, ended(reason)]).choices[0].finish_reason == expected
+
+
+def test_several_choices():
+    other = [STARTED, BROKEN, ended("length")]
+    found = whole(exchange(n=2), ANSWER, other)
+    assert [(c.index, c.message.content, c.finish_reason) for c in found.choices] == [
+        (0, TEXT, "stop"),
+        (1, "\ufffd wörld", "length"),
+    ]
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (12, 18)
+    texts = ["", ""]
+    for chunk in chunks(streaming(n=2), ANSWER, other):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == [TEXT, "\ufffd wörld"]
+
+
+def test_a_failure_in_a_stream():
+    ((name, data),) = parsed("".join(exchange().failed(ContextOverflow("too long: shorten it"))))
+    assert name == ""
+    assert data["error"]["message"] == "too long: shorten it"
+    assert data["error"]["type"] == "invalid_request_error"
+
+
+def test_a_refused_answer_is_an_error():
+    with pytest.raises(ContextOverflow):
+        exchange().whole([[STARTED, HELLO, Refused(ContextOverflow("too long"))]])

@@ -1,0 +1,233 @@
+"""The completions of OpenAI and of llama.cpp's server, which continue texts without a chat template."""
+
+import json
+
+import pytest
+from openai.types import Completion
+
+from spec_local.engine.events import Statistics
+from spec_local.errors import BackendError, InvalidRequest
+from spec_local.server.completions import Completions
+from spec_local.server.events import Delta, Ended
+from spec_local.server.llama_completion import LlamaCompletion
+from spec_local.settings import GenerationSettings
+from tests.server_events import (
+    ANSWER,
+    BROKEN,
+    HELD_BACK,
+    HELLO,
+    LOADED,
+    STARTED,
+    TEXT,
+    ended,
+    parsed,
+    stream,
+    written,
+)
+
+
+def exchange(prompt="Once", **more):
+    return Completions({"prompt": prompt} | more, LOADED)
+
+
+def llama(prompt="Once", **more):
+    return LlamaCompletion({"prompt": prompt} | more, LOADED)
+
+
+def chunks(exchange, *answers):
+    """The parts of a stream. OpenAI's types do not know that parts have no reason."""
+    *found, (_, done) = parsed(stream(exchange, *answers))
+    assert done == "[DONE]"
+    for _, data in found:
+        filled = [choice | {"finish_reason": choice["finish_reason"] or "stop"} for choice in data["choices"]]
+        Completion.model_validate(data | {"choices": filled})
+    return [data for _, data in found]
+
+
+def whole(exchange, *answers):
+    return Completion.model_validate(written(exchange.whole(answers)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        ("", [""]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+def test_prompts(prompt, prompts):
+    requests = exchange(prompt).requests
+    assert [request.prompt for request in requests] == prompts
+    assert all(not request.messages and request.suffix is None for request in requests)
+
+
+def test_settings():
+    (request,) = exchange(max_tokens=0, stop=["a", "b"], logprobs=2, suffix="!", seed=4, best_of=1).requests
+    assert request.settings == GenerationSettings(max_tokens=0, stops=["a", "b"], logprobs=2, seed=4)
+    assert request.suffix == "!"
+    assert exchange().requests[0].settings == GenerationSettings()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"prompt": []}, "prompt is not supported: give text, token ids, or a list of either"),
+        ({"prompt": [[]]}, "prompt is not supported"),
+        ({"prompt": [-1]}, "prompt is not supported"),
+        ({"prompt": [True]}, "prompt is not supported"),
+        ({"prompt": [1, "a"]}, "prompt is not supported"),
+        ({"prompt": [2**31]}, "prompt is not supported"),
+        ({"prompt": None}, "prompt is not supported"),
+        ({"echo": True}, "echo is not supported: leave it out"),
+        ({"best_of": 2}, "best_of is not supported: leave it out"),
+        ({"prompt": [1], "suffix": "x"}, "suffix needs a prompt of text"),
+        ({"prompt": ["a"] * 65, "n": 2}, "130 answers are too many: give at most 128 (prompts times n)"),
+        ({"logprobs": True}, "logprobs: give a valid integer"),
+    ],
+)
+def test_errors(more, message):
+    with pytest.raises(InvalidRequest) as error:
+        exchange(**more)
+    assert str(error.value).startswith(message)
+
+
+def test_the_prompt_is_needed():
+    with pytest.raises(InvalidRequest, match="^prompt is missing: add it$"):
+        Completions({}, LOADED)
+
+
+def test_a_whole_response():
+    found = whole(exchange(), ANSWER)
+    assert [(c.index, c.text, c.finish_reason, c.logprobs) for c in found.choices] == [
+        (0, TEXT, "stop", None)
+    ]
+    assert found.usage.total_tokens == 21
+    assert found.timings["draft_n"] == 6
+
+
+def test_several_prompts_and_choices():
+    found = whole(exchange(["a", "b"], n=2), *[ANSWER] * 4)
+    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (24, 36)
+    assert "timings" not in found.model_extra
+
+
+def test_log_probabilities_as_lists():
+    logprobs = whole(exchange(logprobs=3), ANSWER).choices[0].logprobs
+    broken = ["bytes:\\xff\\x20\\x77\\xc3", "bytes:\\xb6\\x72\\x6c\\x64"]
+    assert logprobs.tokens == ["Hel", "lo", "bytes:\\xe2\\x82", *broken]
+    assert logprobs.token_logprobs == [-0.25] * 5
+    assert logprobs.top_logprobs[0] == {"Hel": -0.25, "bytes:\\xe2\\x82": -2.5, "bytes:\\xff": -3.4e38}
+    assert logprobs.text_offset == [0, 3, 5, 5, 9]
+
+
+def test_a_stream():
+    found = chunks(exchange(stream=True, logprobs=1, stream_options={"include_usage": True}), ANSWER)
+    *parts, usage = found
+    texts = [part["choices"][0]["text"] for part in parts]
+    assert "".join(texts) == TEXT
+    assert [part["choices"][0]["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["stop"]
+    offsets = [
+        part["choices"][0]["logprobs"]["text_offset"] for part in parts if part["choices"][0]["logprobs"]
+    ]
+    assert offsets == [[0, 3], [5], [5, 9]]
+    assert usage["usage"]["completion_tokens"] == 9
+    assert parts[-1]["timings"]["draft_n_accepted"] == 4
+
+
+def test_an_answer_without_text():
+    (only,) = chunks(exchange(stream=True), [STARTED, ended("length")])
+    assert only["choices"] == [{"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}]
+
+
+# llama.cpp
+
+
+def test_llama_settings():
+    (request,) = llama(
+        n_predict=7,
+        seed=-1,
+        stop=["x"],
+        n_probs=2,
+        json_schema={"type": "null"},
+        cache_prompt=True,
+        logit_bias=[[3, False], [4, 1.5]],
+    ).requests
+    settings = request.settings
+    assert settings.sampling.logit_bias == {3: float("-inf"), 4: 1.5}
+    assert (settings.max_tokens, settings.seed, settings.stops, settings.logprobs, settings.json_schema) == (
+        7,
+        None,
+        ["x"],
+        2,
+        '{"type": "null"}',
+    )
+    assert llama(n_predict=-1, n_probs=0).requests[0].settings == GenerationSettings()
+    assert llama([1, 2]).requests[0].prompt == [1, 2]
+
+
+def test_llama_takes_one_prompt():
+    with pytest.raises(InvalidRequest, match="^several prompts are not supported here"):
+        llama(["a", "b"])
+
+
+def test_llama_whole():
+    found = written(llama(return_tokens=True, n_probs=1).whole([ANSWER]))
+    assert {key: found[key] for key in ("content", "tokens", "stop", "stop_type", "truncated", "model")} == {
+        "content": TEXT,
+        "tokens": [3, 4, 5, 6, 7],
+        "stop": True,
+        "stop_type": "eos",
+        "truncated": False,
+        "model": "tiny.gguf",
+    }
+    assert (found["tokens_predicted"], found["tokens_evaluated"], found["tokens_cached"]) == (9, 12, 5)
+    assert found["timings"]["predicted_n"] == 9
+    assert [each["bytes"] for each in found["completion_probabilities"]][0] == list(b"Hel")
+    assert written(llama().whole([ANSWER]))["tokens"] == []
+    assert "completion_probabilities" not in llama().whole([ANSWER])
+
+
+@pytest.mark.parametrize(
+    ("last", "stop_type"),
+    [
+        (ended(stopping_word="END"), "word"),
+        (ended("length"), "limit"),
+        (ended("context"), "limit"),
+        (Ended(Delta(), "cancelled", Statistics()), "none"),
+    ],
+)
+def test_llama_stop_types(last, stop_type):
+    found = written(llama().whole([[STARTED, last]]))
+    assert (found["stop_type"], found["stopping_word"]) == (stop_type, last.stopping_word)
+    assert found["truncated"] == (last.reason == "context")
+
+
+def test_llama_stream():
+    events = [data for _, data in parsed(stream(llama(stream=True), ANSWER))]
+    assert "".join(event["content"] for event in events) == TEXT
+    assert [event["stop"] for event in events] == [False, False, False, True]
+    assert [event["tokens"] for event in events] == [[3, 4], [5], [6, 7], []]
+    assert (events[0]["draft_n"], events[0]["draft_n_accepted"]) == (3, 1)
+    assert events[-1]["timings"]["draft_n"] == 6
+
+
+def test_marks():
+    assert "specdec" in json.loads(next(llama(marks=True).write(0, HELLO)).removeprefix("data: "))
+    marked = exchange(marks=True)
+    assert marked.requests[0].marks
+    assert [chunk["specdec"]["draft_n"] for chunk in chunks(marked, [STARTED, HELLO, HELD_BACK, BROKEN])] == [
+        3,
+        2,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("make", [exchange, llama])
+def test_a_failure_in_a_stream(make):
+    ((name, data),) = parsed("".join(make().failed(BackendError("it crashed: try again"))))
+    assert name == ""
+    assert (data["error"]["message"], data["error"]["type"]) == ("it crashed: try again", "server_error")
