@@ -16,6 +16,7 @@ test: .venv/installed-dev .venv/checked lint
 	$(BIN)/python -m pytest -n auto tests/unit
 	$(BIN)/python -m pytest -n auto tests/llama
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/cli
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/server
 	$(BIN)/python -m pytest plugins/llm-specdec/tests
 
 lint: .venv/installed-dev

@@ -484,6 +484,11 @@ class Session:
         """Seconds of a step without draft tokens, as the adaptive policy knows them; None: not measured."""
         return self._costs[0].seconds(1) if self._costs else None
 
+    @property
+    def known_costs(self) -> tuple[CostModel | None, CostModel | None]:
+        """`costs` if they are known; any thread may read them while another one uses the session."""
+        return self._costs or (None, None)
+
     def costs(self) -> tuple[CostModel, CostModel | None]:
         """Seconds per call of the main and the draft model, from disk or measured now, in a second or two.
 

@@ -18,6 +18,7 @@ from specdec_cli import (
     models,
     render,
     run,
+    serve,
     tune,
 )
 
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
 app.command("doctor")(doctor.doctor)

@@ -247,30 +247,36 @@ class ModelOptions:
             files: the result of `self.files()` if the caller has it.
             parallel: maximum number of answers at the same time; None: as many as there is memory for.
         """
-        from spec_local.core.proposal import MAX_DRAFT
         from spec_local.session import Session
 
-        main, draft = files or self.files()
-        session = Session.open(
-            main,
-            draft,
-            n_ctx=self.ctx,
-            threads=self.threads,
-            gpu_layers=self.gpu_layers,
-            cache_type=self.cache_type,
-            branches=1 if self.shape == "chain" else MAX_DRAFT,
-            datastore=self.datastore,
-            reproducible=self.reproducible,
-            parallel=parallel,
-            mtp=self._drafting,
-            log=log,
-        )
+        session = Session.open(**self.session_arguments(files, parallel=parallel), log=log)
         if self._drafting and self.shape in ("tree", "beam") and not session.draft:
             session.close()
             raise InvalidRequest(
                 f"--shape {self.shape} has no effect without a draft model: add --draft, or remove it"
             )
         return session
+
+    def session_arguments(
+        self, files: tuple[Path, Path | None] | None = None, *, parallel: int | None = 1
+    ) -> dict[str, Any]:
+        """Return the arguments of `Session.open`, except `log`; see `open`."""
+        from spec_local.core.proposal import MAX_DRAFT
+
+        main, draft = files or self.files()
+        return {
+            "main": main,
+            "draft": draft,
+            "n_ctx": self.ctx,
+            "threads": self.threads,
+            "gpu_layers": self.gpu_layers,
+            "cache_type": self.cache_type,
+            "branches": 1 if self.shape == "chain" else MAX_DRAFT,
+            "datastore": self.datastore,
+            "reproducible": self.reproducible,
+            "parallel": parallel,
+            "mtp": self._drafting,
+        }
 
 
 @dataclasses.dataclass(frozen=True)

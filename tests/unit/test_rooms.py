@@ -23,7 +23,7 @@ LAYERS = (
     ("running_answers", "chat"),
     ("session",),
     ("answer_json", "chat_session", "llama_cpp_python"),
-    ("batch", "bench", "server"),
+    ("batch", "bench"),
     ("training",),
     ("server",),
 )

@@ -1,0 +1,344 @@
+"""The HTTP server: routes, and the way of a request from its body to its response."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from spec_local import registry
+from spec_local.core.text import printable
+from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.server import errors
+from spec_local.server.engine import Answers, Engine
+from spec_local.server.events import Event, Refused
+from spec_local.server.guard import Guard
+from spec_local.server.metrics import CONTENT_TYPE, Metrics
+from spec_local.server.protocol import Exchange
+
+PROTOCOLS = {
+    "/v1/chat/completions": "spec_local.server.chat_completions:ChatCompletions",
+    "/v1/completions": "spec_local.server.completions:Completions",
+    "/completion": "spec_local.server.llama_completion:LlamaCompletion",
+    "/completions": "spec_local.server.llama_completion:LlamaCompletion",
+}
+"""The kind of `Exchange` for each path."""
+PAGE = Path(__file__).with_name("page")
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may use the server: see `Guard`."""
+
+    api_key: str | None = None
+    local_only: bool = True
+    origins: Collection[str] = ()
+    max_body: int = 16 << 20
+
+
+def create(
+    engine: Engine, metrics: Metrics, access: Access, kinds: Mapping[str, type[Exchange]] | None = None
+) -> Starlette:
+    """The application; the caller starts `engine.run`.
+
+    Args:
+        kinds: the protocol of each path; None: `PROTOCOLS`.
+    """
+    kinds = kinds or {path: registry.load(target) for path, target in PROTOCOLS.items()}
+    started = int(time.time())
+    watchers: set[asyncio.Task[None]] = set()
+
+    async def health(request: Request) -> Response:
+        engine.check_ready()
+        return JSONResponse({"status": "ok"})
+
+    async def models(request: Request) -> Response:
+        loaded = engine.check_ready()
+        described = {
+            "id": loaded.name,
+            "object": "model",
+            "created": started,
+            "owned_by": "specdec",
+            "meta": {"n_ctx": loaded.n_ctx, "draft": loaded.draft},
+        }
+        if (name := request.path_params.get("name")) is None:
+            return JSONResponse({"object": "list", "data": [described]})
+        if name != loaded.name:
+            message = f"there is no model {name!r} here: this server has {loaded.name}"
+            return errors.response(request.url.path, 404, message, code="model_not_found")
+        return JSONResponse(described)
+
+    async def props(request: Request) -> Response:
+        loaded = engine.check_ready()
+        return JSONResponse(
+            {
+                "model": loaded.name,
+                "draft": loaded.draft,
+                "n_ctx": loaded.n_ctx,
+                "n_rows": loaded.n_rows,
+                "total_slots": loaded.n_rows,
+                "chat_template": loaded.template,
+                "default_generation_settings": {"n_ctx": loaded.n_ctx},
+                **loaded.properties,
+            }
+        )
+
+    async def costs(request: Request) -> Response:
+        return JSONResponse(await engine.ask("costs"))
+
+    async def counters(request: Request) -> Response:
+        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    async def tokenize(request: Request) -> Response:
+        body = await _body(request)
+        text = _field(body, "content", str)
+        tokens = await engine.ask("tokenize", (text, _field(body, "add_special", bool, default=False)))
+        if not _field(body, "with_pieces", bool, default=False):
+            return JSONResponse({"tokens": tokens})
+        pieces = await engine.ask("pieces", tokens)
+        described = [{"id": token, "piece": _piece(p)} for token, p in zip(tokens, pieces, strict=True)]
+        return JSONResponse({"tokens": described})
+
+    async def detokenize(request: Request) -> Response:
+        tokens = _field(await _body(request), "tokens", list)
+        if not all(type(token) is int for token in tokens):
+            raise InvalidRequest("tokens must be a list of numbers: give token ids")
+        return JSONResponse({"content": _readable(b"".join(await engine.ask("pieces", tokens)))})
+
+    async def embeddings(request: Request) -> Response:
+        message = (
+            "this server has no embeddings: it generates text; use an embedding model with another server, "
+            "such as llama-server --embeddings"
+        )
+        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
+
+    async def answer(request: Request) -> Response:
+        loaded = engine.check_ready()
+        body = await _body(request)
+        # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
+        exchange = await asyncio.to_thread(kinds[request.url.path], body, loaded)
+        answers = engine.answer(exchange.requests)
+        watching = asyncio.create_task(_cancel_when_gone(request, engine, answers))
+        watchers.add(watching)  # the event loop itself does not keep tasks alive
+        watching.add_done_callback(watchers.discard)
+
+        def end() -> None:
+            engine.cancel(answers)
+            watching.cancel()
+
+        if exchange.streams:
+            return await _stream(exchange, answers, end)
+        try:
+            return await _whole(exchange, answers)
+        finally:
+            end()
+
+    routes = [
+        Route("/health", health),
+        Route("/v1/health", health),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", models),
+        Route("/props", props),
+        Route("/costs", costs),
+        Route("/metrics", counters),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/embeddings", embeddings, methods=["POST"]),
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
+        *(Route(path, answer, methods=["POST"]) for path in kinds),
+        *(Route(path, _page(file)) for path, file in page_files().items()),
+    ]
+    middleware = [
+        Middleware(
+            Guard,
+            api_key=access.api_key,
+            open_paths={"/health", "/v1/health", *page_files()},
+            local_only=access.local_only,
+            origins=access.origins,
+            max_body=access.max_body,
+        )
+    ]
+    if access.origins:
+        middleware.insert(
+            0,
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(access.origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            ),
+        )
+    return Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={
+            SpecLocalError: _library_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _gone,
+            Exception: _bug,
+        },
+    )
+
+
+def page_files() -> dict[str, Path]:
+    """The files of the page, by path."""
+    return {"/": PAGE / "index.html"} | {f"/{file.name}": file for file in PAGE.glob("*.*")}
+
+
+def _page(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
+        return FileResponse(file, headers=_PAGE_HEADERS)
+
+    return respond
+
+
+# Bodies
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object in a request's body.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
+    body = await request.body()
+    try:
+        value = await asyncio.to_thread(json.loads, body) if len(body) > 1 << 16 else json.loads(body)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InvalidRequest(f"the body is not JSON ({reason}): send a JSON object") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body is not a JSON object: send one")
+    return value
+
+
+_MISSING: Any = object()
+
+
+def _field(body: dict[str, Any], name: str, kind: type, default: Any = _MISSING) -> Any:
+    value = body.get(name, default)
+    if value is _MISSING:
+        raise InvalidRequest(f"{name} is missing: add it")
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{name} has the wrong type: give a {kind.__name__}")
+    return value
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """A token's text, or its bytes if they are not whole characters, as llama.cpp's server writes it."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _readable(text: bytes) -> str:
+    """Bytes as text in which what is not UTF-8 is replaced."""
+    return printable(text.decode("utf-8", "surrogateescape"))
+
+
+# Answers
+
+
+async def _cancel_when_gone(request: Request, engine: Engine, answers: Answers) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    engine.cancel(answers)
+
+
+async def _whole(exchange: Exchange, answers: Answers) -> Response:
+    """The response with all answers in one object, or with the first error."""
+    found: list[list[Event]] = [[] for _ in exchange.requests]
+    async for index, event in answers:
+        if isinstance(event, Refused):
+            raise event.error
+        found[index].append(event)
+    return JSONResponse(exchange.whole(found))
+
+
+async def _stream(exchange: Exchange, answers: Answers, end: Callable[[], None]) -> Response:
+    """The response with the events of all answers; an error before the first one is a response of its own.
+
+    Args:
+        end: called when the response has ended, or the client has gone.
+    """
+    events = aiter(answers)
+    index, event = await anext(events)
+    if isinstance(event, Refused):
+        end()
+        raise event.error
+
+    async def write() -> AsyncIterator[str]:
+        yield "".join([*exchange.begin(), *exchange.write(index, event)])
+        async for number, next_event in events:
+            if isinstance(next_event, Refused):
+                yield "".join(exchange.failed(next_event.error))
+                return
+            yield "".join(exchange.write(number, next_event))
+        yield "".join(exchange.end())
+
+    return _EventStream(write(), end)
+
+
+class _EventStream(StreamingResponse):
+    """A response of server-sent events. end: called when it has ended, for whatever reason."""
+
+    def __init__(self, parts: AsyncIterator[str], end: Callable[[], None]) -> None:
+        super().__init__(parts, media_type="text/event-stream", headers=_STREAM_HEADERS)
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+# Errors
+
+
+async def _library_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SpecLocalError)
+    return errors.response_for(request.url.path, error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    messages = {
+        404: f"there is nothing at {path}: see /v1/models and /v1/chat/completions",
+        405: f"{path} does not support {request.method}: use {_methods(error)}",
+    }
+    message = messages.get(error.status_code, error.detail)
+    return errors.response(path, error.status_code, message, headers=error.headers)
+
+
+def _methods(error: HTTPException) -> str:
+    return (error.headers or {}).get("Allow", "another method")
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    return errors.response(request.url.path, 500, "the server failed: please report what it printed")

@@ -1,0 +1,304 @@
+"""The process with the models. llama.cpp aborts its process if a worker dies: the server outlives that.
+
+One thread decodes, one receives what the server sends, and one prepares prompts meanwhile.
+"""
+
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from spec_local import __version__
+from spec_local.chat.conversation import Conversation
+from spec_local.chat.recent import RecentChats
+from spec_local.chat.request import Request
+from spec_local.core.reasoning import Splitter
+from spec_local.engine.events import Prefilled, Statistics
+from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.server.events import (
+    AnswerRequest,
+    Delta,
+    Ended,
+    Event,
+    Loaded,
+    Refused,
+    Span,
+    Started,
+    Token,
+)
+from spec_local.session import Done, Session, Text
+from spec_local.settings import GenerationSettings
+
+_CHATS_PER_ROW = 4  # conversations whose tokens are known: a token takes a few bytes, a row's cache megabytes
+
+
+@dataclass(slots=True)
+class _Running:
+    """An answer, from its prompt to its end."""
+
+    id: int
+    request: AnswerRequest
+    tokens: Sequence[int]
+    splitter: Splitter
+    chat: Conversation | None
+    content: str = ""
+    reasoning: str = ""
+    generated: list[int] | None = None
+
+
+class EngineProcess:
+    """Answers the requests that arrive on a connection; started by `spec_local.server.engine.Engine`.
+
+    It receives ``("answer", id, AnswerRequest)``, ``("cancel", id)`` and ``("ask", id, what, argument)``, and
+    sends ``("event", id, Event)`` and ``("reply", id, value or SpecLocalError)``.
+    """
+
+    def __init__(self, connection: Connection, session: Session, name: str) -> None:
+        self._connection, self._session, self._name = connection, session, name
+        self._sending = threading.Lock()
+        self._model = session.main.model
+        self._chats = (
+            RecentChats(self._model, _CHATS_PER_ROW * session.n_rows) if self._model.chat_template else None
+        )
+        self._ready: queue.SimpleQueue[_Running | None] = queue.SimpleQueue()
+        self._preparing = ThreadPoolExecutor(1, "prepare")
+        self._running: dict[int, _Running] = {}  # by number of the prompt
+        self._cancelled: set[int] = set()
+        self._unfinished: set[int] = set()
+        self._settings = GenerationSettings()  # of the last prompt
+        self._closing = False
+
+    def run(self) -> None:
+        """Answer until the server has closed the connection."""
+        self._send("loaded", self._loaded())
+        threading.Thread(target=self._receive, name="receive", daemon=True).start()
+        while not self._closing:
+            try:
+                events = self._session.generate_many(
+                    self._prompts(),
+                    iter(lambda: self._settings, None),
+                    keep_caches=True,
+                    cancelled=lambda number: self._is_cancelled(self._running[number].id),
+                )
+                for number, event in events:
+                    self._handle(number, event)
+            except SpecLocalError as error:  # a call of a model failed
+                for running in self._running.values():
+                    self._finish(running.id, Refused(error))
+            self._running.clear()
+        self._preparing.shutdown()
+
+    def _loaded(self) -> Loaded:
+        session = self._session
+        return Loaded(
+            name=self._name,
+            draft=session.draft.model.path.name if session.draft else None,
+            n_ctx=session.main.n_ctx,
+            n_rows=session.n_rows,
+            template=self._model.chat_template,
+            properties={"version": __version__, "n_vocab": session.main.n_vocab},
+        )
+
+    # Receiving and preparing
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                kind, id, *rest = self._connection.recv()
+                if kind == "cancel":
+                    if id in self._unfinished:
+                        self._cancelled.add(id)
+                elif kind == "answer":
+                    self._unfinished.add(id)
+                    self._preparing.submit(self._prepare, id, *rest)
+                else:
+                    self._preparing.submit(self._reply, id, *rest)
+        except (EOFError, OSError):  # the server has ended
+            self._closing = True
+            self._ready.put(None)
+
+    def _prepare(self, id: int, request: AnswerRequest) -> None:
+        """Make the tokens of a prompt."""
+        try:
+            if self._is_cancelled(id):
+                self._finish(id, Ended(Delta(), "cancelled", Statistics()))
+                return
+            chat, splitter, tokens = None, Splitter(), request.prompt
+            if request.messages:
+                if not self._chats:
+                    raise InvalidRequest(
+                        "this model has no chat template: use /v1/completions, which continues a text"
+                    )
+                chat = self._chats.following(request.messages)
+                tokens = chat.prompt()
+                if not request.settings.constrained:
+                    splitter = chat.splitter()
+            elif isinstance(tokens, str):
+                tokens = Request(prompt=tokens, suffix=request.suffix, raw=True).tokens(self._model)
+            self._ready.put(_Running(id, request, tokens, splitter, chat))
+        except SpecLocalError as error:
+            self._finish(id, Refused(error))
+
+    def _reply(self, id: int, what: str, argument: Any) -> None:
+        try:
+            self._send("reply", id, self._value(what, argument))
+        except SpecLocalError as error:
+            self._send("reply", id, error)
+
+    def _value(self, what: str, argument: Any) -> Any:
+        vocabulary = self._model.vocabulary
+        match what:
+            case "tokenize":
+                text, add_special = argument
+                return vocabulary.tokenize(text, add_special=add_special)
+            case "pieces":
+                if unknown := [token for token in argument if not 0 <= token < vocabulary.n_tokens]:
+                    raise InvalidRequest(
+                        f"token {unknown[0]} is unknown: give 0 to {vocabulary.n_tokens - 1}"
+                    )
+                return [vocabulary.piece(token) for token in argument]
+            case "costs":
+                return {
+                    name: table and sorted(table.costs.items())
+                    for name, table in zip(("main", "draft"), self._session.known_costs, strict=True)
+                }
+        raise InvalidRequest(f"{what!r} is unknown")
+
+    # Decoding
+
+    def _prompts(self) -> Iterator[Sequence[int] | None]:
+        """The prompts that are ready, in the order in which they came; None: there is none now."""
+        for number in range(sys.maxsize):
+            running = None
+            while running is None:
+                try:
+                    running = self._ready.get(block=not self._running)
+                except queue.Empty:
+                    yield None
+                    continue
+                if running is None:
+                    return
+            self._running[number] = running
+            self._settings = running.request.settings
+            yield running.tokens
+
+    def _is_cancelled(self, id: int) -> bool:
+        return self._closing or id in self._cancelled
+
+    def _handle(self, number: int, event: Any) -> None:
+        running = self._running[number]
+        if isinstance(event, Prefilled):
+            self._send("event", running.id, Started(len(running.tokens), event.statistics.cached_n))
+        elif isinstance(event, Text):
+            self._send("event", running.id, self._delta(running, event))
+        else:
+            del self._running[number]
+            if isinstance(event, Done):
+                self._end(running, event)
+            else:
+                self._finish(running.id, Refused(event.error))
+
+    def _delta(self, running: _Running, event: Text) -> Delta:
+        piece = self._model.vocabulary.piece
+        if running.generated is None:
+            running.generated = []
+        running.generated += event.tokens
+        logprobs = {i: each for i, each in enumerate(event.logprobs)}
+        tokens = [
+            Token(token, piece(token))
+            if i not in logprobs
+            else Token(
+                token,
+                piece(token),
+                logprobs[i].logprob,
+                [Token(t, piece(t), value) for t, value in logprobs[i].top],
+            )
+            for i, token in enumerate(event.tokens)
+        ]
+        return self._parts(
+            running,
+            [Span(event.text, "main")],
+            tokens=tokens,
+            n_drafted=len(event.proposal.tokens),
+            n_accepted=event.n_accepted,
+            source=event.proposal.source if event.proposal.tokens else "none",
+        )
+
+    def _parts(self, running: _Running, spans: Sequence[Span], **others: Any) -> Delta:
+        reasoning = content = ""
+        for span in spans:
+            parts = running.splitter.feed(span.text)
+            reasoning += parts.reasoning
+            content += parts.answer
+        running.reasoning += reasoning
+        running.content += content
+        return Delta(content, reasoning, **others)
+
+    def _end(self, running: _Running, event: Done) -> None:
+        delta = self._parts(running, [Span(event.text, "main")])
+        rest = running.splitter.finish()
+        delta = Delta(delta.content + rest.answer, delta.reasoning + rest.reasoning)
+        running.content += rest.answer
+        running.reasoning += rest.reasoning
+        if running.chat and self._chats and running.generated:
+            self._preparing.submit(self._keep, running)
+        self._finish(
+            running.id,
+            Ended(delta, event.reason, event.statistics, event.stopping_word, self._session.plain_seconds),
+        )
+
+    def _keep(self, running: _Running) -> None:
+        assert running.chat
+        assert self._chats
+        running.chat.answer(running.content, running.generated or (), running.reasoning)
+        self._chats.keep(running.chat)
+
+    # Sending
+
+    def _finish(self, id: int, event: Event) -> None:
+        self._unfinished.discard(id)
+        self._cancelled.discard(id)
+        self._send("event", id, event)
+
+    def _send(self, *message: Any) -> None:
+        with self._sending:
+            try:
+                self._connection.send(message)
+            except (BrokenPipeError, ConnectionResetError):  # the server has ended
+                self._closing = True
+
+
+def main() -> None:
+    """Run in the process that `Engine` starts; the argument is the number of the connection's file."""
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_IGN)  # the server ends this process by closing the connection
+    connection = Connection(int(sys.argv[1]))
+    sending = threading.Lock()
+
+    def log(line: str) -> None:
+        with sending:
+            connection.send(("log", line))
+
+    try:
+        options: Mapping[str, Any] = connection.recv()
+        try:
+            session = Session.open(**options["session"], log=log)
+        except SpecLocalError as error:
+            connection.send(("failed", error))
+            return
+        with session:
+            session.costs()  # measured now if they are unknown: the first answer need not wait for it
+            EngineProcess(connection, session, options["name"]).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    os._exit(0)  # threads that wait on the connection end with the process
+
+
+if __name__ == "__main__":
+    main()

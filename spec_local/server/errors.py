@@ -1,0 +1,63 @@
+"""Errors as HTTP responses: the status of each kind, and the shapes that clients expect."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from spec_local.errors import BackendCrash, ContextOverflow, InvalidRequest, ModelError, SpecLocalError
+from spec_local.server.engine import Busy, NotReady
+
+_STATUS: Mapping[type[SpecLocalError], HTTPStatus] = {
+    InvalidRequest: HTTPStatus.BAD_REQUEST,
+    ContextOverflow: HTTPStatus.BAD_REQUEST,
+    ModelError: HTTPStatus.BAD_REQUEST,  # such as a chat template that rejects the messages
+    NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
+    BackendCrash: HTTPStatus.SERVICE_UNAVAILABLE,
+    Busy: HTTPStatus.TOO_MANY_REQUESTS,
+}
+_TYPES = {  # OpenAI's and Anthropic's names
+    HTTPStatus.BAD_REQUEST: ("invalid_request_error", "invalid_request_error"),
+    HTTPStatus.UNAUTHORIZED: ("authentication_error", "authentication_error"),
+    HTTPStatus.FORBIDDEN: ("permission_error", "permission_error"),
+    HTTPStatus.NOT_FOUND: ("not_found_error", "not_found_error"),
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ("invalid_request_error", "request_too_large"),
+    HTTPStatus.TOO_MANY_REQUESTS: ("rate_limit_error", "rate_limit_error"),
+    HTTPStatus.NOT_IMPLEMENTED: ("not_supported_error", "invalid_request_error"),
+    HTTPStatus.SERVICE_UNAVAILABLE: ("unavailable_error", "overloaded_error"),
+}
+_OTHERS = ("server_error", "api_error")
+_RETRY_S = 2  # while models load
+
+
+def status_of(error: SpecLocalError) -> HTTPStatus:
+    """The HTTP status for an error."""
+    return next(
+        (status for kind, status in _STATUS.items() if isinstance(error, kind)),
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+    )
+
+
+def body_of(path: str, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+    """The JSON object for an error, in the shape of the protocol that a path belongs to."""
+    openai, anthropic = _TYPES.get(HTTPStatus(status), _OTHERS)
+    if path.startswith("/v1/messages"):
+        return {"type": "error", "error": {"type": anthropic, "message": message}}
+    return {"error": {"message": message, "type": openai, "param": None, "code": code}}
+
+
+def response(
+    path: str, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """A response with an error."""
+    return JSONResponse(body_of(path, status, message, code), status, headers)
+
+
+def response_for(path: str, error: SpecLocalError) -> JSONResponse:
+    """The response for an error of the library."""
+    headers = {}
+    if isinstance(error, Busy | NotReady):
+        headers["retry-after"] = str(error.retry_s if isinstance(error, Busy) else _RETRY_S)
+    code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+    return response(path, status_of(error), str(error), code=code, headers=headers)

@@ -1,0 +1,133 @@
+"""What every request must pass: its host and origin, the API key, and limits of size and time."""
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from spec_local.server import errors
+
+_BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s
+_STALL_S = 60  # for a client to read what it was sent
+
+
+class Stalled(OSError):
+    """A client does not send the rest of its request, or does not read the response."""
+
+
+class TooLarge(Exception):
+    """The body is larger than the limit."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host to listen on is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """An ASGI application around another one.
+
+    Args:
+        api_key: the key that clients must give; None: none is needed.
+        open_paths: what can be read without it.
+        local_only: accept only names of this machine as the host. A web page could otherwise reach a server
+            on the loopback address through a name of its own that resolves to it.
+        origins: of the web pages elsewhere that may use the server; ``*``: all.
+        max_body: maximum size of a body in bytes.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str | None,
+        open_paths: Collection[str],
+        local_only: bool,
+        origins: Collection[str],
+        max_body: int,
+    ) -> None:
+        self._app, self._open_paths, self._local_only = app, open_paths, local_only
+        self._key = api_key.encode() if api_key else None
+        self._origins, self._max_body = origins, max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, headers = scope["path"], Headers(scope=scope)
+        if refusal := self._refusal(scope["method"], path, headers):
+            status, message = refusal
+            extra = {"www-authenticate": "Bearer"} if status == 401 else None
+            await errors.response(path, status, message, headers=extra)(scope, receive, send)
+            return
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            try:
+                async with asyncio.timeout(_STALL_S):
+                    await send(message)
+            except TimeoutError:
+                raise Stalled from None
+
+        try:
+            await self._app(scope, _limited(receive, self._max_body), watched_send)
+        except TooLarge:
+            if not started:
+                message = f"the body is larger than {self._max_body >> 20} MiB: send less"
+                await errors.response(path, 413, message)(scope, receive, send)
+        except Stalled:
+            if not started:
+                message = f"the body did not arrive within {_BODY_S} s: send it again"
+                await errors.response(path, 408, message)(scope, receive, send)
+
+    def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
+        if self._local_only and not is_loopback(_name(headers.get("host", ""))):
+            return 403, "this server answers to names of this machine only: use http://localhost"
+        if (origin := headers.get("origin")) and not self._accepts(origin, headers.get("host", "")):
+            return 403, f"web pages of {origin} may not use this server: start it with --cors {origin}"
+        if self._key and path not in self._open_paths and method != "OPTIONS":
+            scheme, _, bearer = headers.get("authorization", "").partition(" ")
+            given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+            if not hmac.compare_digest(given.encode("latin-1"), self._key):
+                return 401, "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+        return None
+
+    def _accepts(self, origin: str, host: str) -> bool:
+        same = origin.partition("://")[2] == host
+        return same or "*" in self._origins or origin in self._origins
+
+
+def _name(host: str) -> str:
+    """The host without its port."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def _limited(receive: Receive, max_body: int) -> Receive:
+    """Receive the parts of a body, up to its maximum size and within the time for it."""
+    n, complete = 0, False
+    deadline = asyncio.get_running_loop().time() + _BODY_S
+
+    async def limited() -> Message:
+        nonlocal n, complete
+        if complete:  # the client is only watched
+            return await receive()
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise Stalled from None
+        n += len(message.get("body", b""))
+        complete = not message.get("more_body", False)
+        if n > max_body:
+            raise TooLarge
+        return message
+
+    return limited

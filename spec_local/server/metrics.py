@@ -1,0 +1,90 @@
+"""Counters for Prometheus; those of speculative decoding are named as vLLM names them."""
+
+from collections.abc import Callable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from spec_local.server.events import Ended, Event
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+disable_created_metrics()  # when each counter was created, which doubles the text
+_FIRST_TOKEN_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+_ANSWER_S = (0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+
+
+class Metrics:
+    """Counts answers as they end.
+
+    Args:
+        running, waiting: return the number of answers that run, and that wait for a row.
+    """
+
+    def __init__(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"specdec:{name}", text, labels, registry=registry)
+
+        for name, text, function in (
+            ("num_requests_running", "Answers that are being generated.", running),
+            ("num_requests_waiting", "Answers that wait for a row.", waiting),
+        ):
+            Gauge(f"specdec:{name}", text, registry=registry).set_function(function)
+        self._answers = counter(
+            "request_success", "Answers by the reason of their end.", ("finished_reason",)
+        )
+        self._prompt = counter("prompt_tokens", "Prompt tokens, evaluated or cached.")
+        self._cached = counter("prefix_cache_hits", "Prompt tokens that were in the cache.")
+        self._generated = counter("generation_tokens", "Generated tokens.")
+        self._drafts = counter("spec_decode_num_drafts", "Steps with draft tokens.")
+        self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens that were verified.")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
+        self._positions = counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position.", ("position",)
+        )
+        self._steps = counter("steps", "Steps by the source of their draft tokens.", ("proposer",))
+        self._first = Histogram(
+            "specdec:time_to_first_token_seconds",
+            "From the start of the prompt to the first token.",
+            buckets=_FIRST_TOKEN_S,
+            registry=registry,
+        )
+        self._whole = Histogram(
+            "specdec:e2e_request_latency_seconds",
+            "From the request to the end of the answer.",
+            buckets=_ANSWER_S,
+            registry=registry,
+        )
+
+    def observe(self, event: Event, seconds: float) -> None:
+        """Count the last event of an answer, so many seconds after the request."""
+        if not isinstance(event, Ended):
+            self._answers.labels("error").inc()
+            return
+        s = event.statistics
+        self._answers.labels(event.reason).inc()
+        self._whole.observe(seconds)
+        self._prompt.inc(s.prompt_n + s.cached_n)
+        self._cached.inc(s.cached_n)
+        self._generated.inc(s.predicted_n)
+        if s.first_token_s:
+            self._first.observe(s.first_token_s)
+        self._drafts.inc(sum(n for source, n in s.steps_by.items() if source != "none"))
+        self._drafted.inc(s.draft_n)
+        self._accepted.inc(s.draft_n_accepted)
+        for position, n in enumerate(s.accepted_at):
+            self._positions.labels(str(position)).inc(n)
+        for source, n in s.steps_by.items():
+            self._steps.labels(source).inc(n)
+
+    def text(self) -> bytes:
+        """All counters in Prometheus's text format."""
+        return generate_latest(self._registry)

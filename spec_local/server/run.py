@@ -1,0 +1,150 @@
+"""Run the server until a signal ends it."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import uvicorn
+
+from spec_local.errors import InvalidRequest
+from spec_local.server import app
+from spec_local.server.engine import Engine
+from spec_local.server.guard import is_loopback
+from spec_local.server.metrics import Metrics
+
+GRACE_S = 8
+"""Seconds for answers to finish after a signal; then they are cut. Docker kills a process after 10."""
+_CUT_S = 2  # for the last events of answers that are cut
+_BACKLOG = 512  # connections that wait to be accepted
+
+
+def check_access(host: str, api_key: str | None) -> None:
+    """Raise InvalidRequest for an address that others can reach, unless there is a key."""
+    if not is_loopback(host) and not api_key:
+        raise InvalidRequest(
+            f"others can reach {host}: give --api-key (or SPECDEC_API_KEY) as well, or listen on 127.0.0.1"
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the socket of the server; port 0: any that is free.
+
+    Raises:
+        InvalidRequest: the address is unknown or in use.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            opened = stack.enter_context(socket.socket(family, kind, protocol))
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind(address)
+            opened.listen(_BACKLOG)
+        except OSError as error:
+            reason = error.strerror or error
+            raise InvalidRequest(
+                f"cannot listen on {host} port {port} ({reason}): give another --host or --port"
+            ) from None
+        stack.pop_all()
+        return opened
+
+
+def run(
+    opened: socket.socket,
+    session: Mapping[str, Any],
+    name: str,
+    access: app.Access,
+    *,
+    max_waiting: int,
+    log: Callable[[str], None],
+    on_ready: Callable[[Engine], None],
+    persist: bool = False,
+) -> None:
+    """Serve on a socket until SIGINT, SIGTERM or SIGHUP.
+
+    At the first signal, no further connections are accepted, and answers have `GRACE_S` seconds to finish. At
+    the second one, they are cut.
+
+    Args:
+        opened: the result of `listen`.
+        session, name, max_waiting, log: see `Engine`.
+        on_ready: called when the models are loaded for the first time.
+        persist: try again if the models cannot be loaded the first time, as when workers are not running.
+
+    Raises:
+        SpecLocalError: the models cannot be loaded.
+    """
+    asyncio.run(_run(opened, session, name, access, max_waiting, log, on_ready, persist))
+
+
+async def _run(
+    opened: socket.socket,
+    session: Mapping[str, Any],
+    name: str,
+    access: app.Access,
+    max_waiting: int,
+    log: Callable[[str], None],
+    on_ready: Callable[[Engine], None],
+    persist: bool,
+) -> None:
+    engine = Engine(
+        session,
+        name,
+        max_waiting=max_waiting,
+        log=log,
+        observe=lambda event, seconds: metrics.observe(event, seconds),
+    )
+    metrics = Metrics(lambda: engine.n_running, lambda: engine.n_unfinished - engine.n_running)
+    config = uvicorn.Config(
+        app.create(engine, metrics, access),
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S + _CUT_S,
+    )
+    server = _Server(config, engine)
+    running = asyncio.create_task(engine.run(persist=persist))
+    serving = asyncio.create_task(server.serve(sockets=[opened]))
+    loading = asyncio.create_task(engine.ready.wait())
+    await asyncio.wait((loading, serving), return_when=asyncio.FIRST_COMPLETED)
+    failed = engine.error if not persist and not engine.loaded else None
+    if failed:
+        server.should_exit = True
+    elif engine.loaded:
+        on_ready(engine)
+    await serving
+    engine.stop()
+    loading.cancel()
+    await running
+    if failed:
+        raise failed
+
+
+class _Server(uvicorn.Server):
+    """A server that ends gracefully at the first signal, and at once at the second one."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(config)
+        self._engine = engine
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for signum in ending:
+            loop.add_signal_handler(signum, self._end)
+        try:
+            yield
+        finally:
+            for signum in ending:
+                loop.remove_signal_handler(signum)
+
+    def _end(self) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            self._engine.cancel_all()
+        else:
+            self.should_exit = True
+            asyncio.get_running_loop().call_later(GRACE_S, self._engine.cancel_all)

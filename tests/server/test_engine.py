@@ -1,0 +1,204 @@
+"""The process with the models, as the server sees it."""
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from spec_local import Done, GenerationSettings, SamplingSettings, Session, Text
+from spec_local.core.text import bytes_of
+from spec_local.errors import BackendCrash, ContextOverflow, ModelFileError
+from spec_local.llama.tiny import write_tiny_model
+from spec_local.server.engine import Busy, Engine, NotReady
+from spec_local.server.events import AnswerRequest, Delta, Ended, Refused, Started
+
+GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=24)
+LONG = GenerationSettings(SamplingSettings(temperature=0), max_tokens=4000)
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("engine")
+    main, draft = (
+        write_tiny_model(folder / name, tensor_type="F32", noise=noise, n_ctx=8192)
+        for name, noise in (("main.gguf", 0.0), ("draft.gguf", 0.05))
+    )
+    return {"main": main, "draft": draft, "n_ctx": 4096, "parallel": 2, "threads": 1}
+
+
+@asynccontextmanager
+async def running(arguments, **options):
+    engine = Engine(arguments, "tiny", **options)
+    task = asyncio.create_task(engine.run())
+    await engine.ready.wait()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+        await task
+    assert not children()
+
+
+def children():
+    return [child for child in psutil.Process().children() if "engine_process" in " ".join(child.cmdline())]
+
+
+async def collect(answers):
+    """The events of each answer."""
+    found = {}
+    async for index, event in answers:
+        found.setdefault(index, []).append(event)
+    return [found[index] for index in sorted(found)]
+
+
+def text(events):
+    deltas = [event if isinstance(event, Delta) else event.rest for event in events[1:]]
+    return "".join(delta.content for delta in deltas)
+
+
+def chat(*contents, settings=GREEDY):
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
+    return AnswerRequest(settings, messages)
+
+
+def alone(arguments, prompt):
+    with Session.open(**arguments) as session:
+        return "".join(e.text for e in session.generate(prompt, GREEDY) if isinstance(e, Text | Done))
+
+
+def test_answers_are_those_of_a_session(arguments):
+    prompts = ["one two three", "four five", "six", "seven eight"]
+
+    async def main():
+        async with running(arguments) as engine:
+            assert engine.check_ready().n_rows == 2
+            return await collect(engine.answer([AnswerRequest(GREEDY, prompt=p) for p in prompts]))
+
+    found = asyncio.run(main())
+    assert [text(events) for events in found] == [alone(arguments, prompt) for prompt in prompts]
+    for events in found:
+        assert isinstance(events[0], Started)
+        assert isinstance(events[-1], Ended)
+        assert events[-1].reason == "length"
+        assert events[-1].statistics.predicted_n == 24
+        tokens = [token for delta in events[1:-1] for token in delta.tokens]
+        assert b"".join(token.piece for token in tokens) == bytes_of(text(events))
+        assert sum(delta.n_drafted for delta in events[1:-1]) == events[-1].statistics.draft_n
+
+
+def test_the_next_turn_of_a_chat_is_in_the_cache(arguments):
+    """Even where other chats come between, and although the client sends text and not tokens."""
+
+    async def main():
+        async with running(arguments) as engine:
+            first = [text((await collect(engine.answer([chat(q)])))[0]) for q in ("one", "two")]
+            second = [
+                (await collect(engine.answer([chat(q, answer, "more")])))[0]
+                for q, answer in zip(("one", "two"), first, strict=True)
+            ]
+            return [events[0] for events in second]
+
+    for started in asyncio.run(main()):
+        assert started.n_cached > 24  # the answer, too
+        assert started.n_prompt - started.n_cached < 20
+
+
+def test_a_cancelled_answer_ends_and_frees_its_row(arguments):
+    async def main():
+        async with running(arguments) as engine:
+            long = engine.answer([AnswerRequest(LONG, prompt="one")] * 3)  # the last one waits
+            events = aiter(long)
+            while not isinstance((await anext(events))[1], Delta):
+                pass
+            engine.cancel(long)
+            rest = [event async for _, event in events]
+            last = [event for event in rest if isinstance(event, Ended)]
+            assert [event.reason for event in last] == ["cancelled"] * 3
+            assert sum(event.statistics.predicted_n for event in last) < 1000
+            assert engine.n_unfinished == 0
+            assert text((await collect(engine.answer([AnswerRequest(GREEDY, prompt="two")])))[0])
+
+    asyncio.run(main())
+
+
+def test_too_many_wait(arguments):
+    async def main():
+        async with running(arguments, max_waiting=1) as engine:
+            first = engine.answer([AnswerRequest(LONG, prompt="one")] * 3)
+            with pytest.raises(Busy) as raised:
+                engine.answer([AnswerRequest(LONG, prompt="one")])
+            assert raised.value.retry_s >= 1
+            engine.cancel(first)
+            await collect(first)
+            assert await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")]))
+
+    asyncio.run(main())
+
+
+def test_an_impossible_request_disturbs_no_other(arguments):
+    async def main():
+        async with running(arguments) as engine:
+            requests = [AnswerRequest(GREEDY, prompt=prompt) for prompt in ("one", "many " * 5000, "")]
+            return await collect(engine.answer(requests))
+
+    good, long, empty = asyncio.run(main())
+    assert text(good)
+    assert isinstance(long[-1], Refused)
+    assert isinstance(long[-1].error, ContextOverflow)
+    assert isinstance(empty[-1], Refused)
+
+
+def test_a_crash_ends_the_answers_and_the_models_are_loaded_again(arguments, monkeypatch):
+    monkeypatch.setattr("spec_local.server.engine._FIRST_RETRY_S", 0.1)
+
+    async def main():
+        lines = []
+        async with running(arguments, log=lines.append) as engine:
+            answers = engine.answer([AnswerRequest(LONG, prompt="one")] * 4)
+            asked = asyncio.ensure_future(engine.ask("costs"))
+            events = aiter(answers)
+            while not isinstance((await anext(events))[1], Delta):
+                pass
+            await asked
+            (child,) = children()
+            os.kill(child.pid, signal.SIGABRT)
+            last = [event async for _, event in events if isinstance(event, Ended | Refused)]
+            assert len(last) == 4
+            assert all(isinstance(event.error, BackendCrash) for event in last)
+            with pytest.raises(NotReady, match="SIGABRT"):
+                engine.answer([AnswerRequest(GREEDY, prompt="one")])
+            while not engine.loaded:
+                await asyncio.sleep(0.05)
+            assert text((await collect(engine.answer([AnswerRequest(GREEDY, prompt="one")])))[0])
+        assert [line for line in lines if "SIGABRT" in line]
+
+    asyncio.run(main())
+
+
+def test_a_model_that_cannot_be_loaded(arguments, tmp_path):
+    async def main():
+        engine = Engine(arguments | {"main": tmp_path / "missing.gguf"}, "tiny")
+        await engine.run()
+        return engine
+
+    engine = asyncio.run(main())
+    assert engine.ready.is_set()
+    assert isinstance(engine.error, ModelFileError)
+    with pytest.raises(NotReady, match=r"missing\.gguf"):
+        engine.check_ready()
+
+
+def test_questions_about_the_vocabulary(arguments):
+    async def main():
+        async with running(arguments) as engine:
+            tokens = await engine.ask("tokenize", ("one two", False))
+            assert b"".join(await engine.ask("pieces", tokens)).decode().strip() == "one two"
+            with pytest.raises(ValueError, match="token 1000000 is unknown"):
+                await engine.ask("pieces", [1_000_000])
+            assert (await engine.ask("costs"))["main"][0][0] == 1
+
+    asyncio.run(main())

@@ -1,0 +1,354 @@
+"""The HTTP side of the server, with scripted answers."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from spec_local.engine.events import Statistics
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.server import app, guard, run
+from spec_local.server.engine import Answers, Busy, NotReady
+from spec_local.server.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
+from spec_local.server.metrics import Metrics
+from spec_local.settings import GenerationSettings
+
+LOADED = Loaded("tiny", "draft.gguf", 512, 2, "{{ messages }}", {"version": "1"})
+STARTED, ENDED = Started(3, 1), Ended(Delta("."), "stop", Statistics(predicted_n=2))
+
+
+class Echo:
+    """A protocol: ``{"n": …, "stream": …}``, answered by the texts of the deltas."""
+
+    def __init__(self, body, loaded):
+        if "bad" in body:
+            raise InvalidRequest("bad is not supported: remove it")
+        self.requests = [AnswerRequest(GenerationSettings())] * body.get("n", 1)
+        self.streams = body.get("stream", False)
+
+    def begin(self):
+        yield "data: begin\n\n"
+
+    def write(self, index, event):
+        if isinstance(event, Delta):
+            yield f"data: {index} {event.content}\n\n"
+
+    def end(self):
+        yield "data: end\n\n"
+
+    def failed(self, error):
+        yield f"data: failed {error}\n\n"
+
+    def whole(self, answers):
+        return {"texts": ["".join(e.content for e in events if isinstance(e, Delta)) for events in answers]}
+
+
+class ScriptedEngine:
+    """Answers with events of a script; "wait" waits until the answer is cancelled."""
+
+    def __init__(self, *script):
+        self.script, self.loaded, self.cancelled, self.tasks = script, LOADED, asyncio.Event(), []
+
+    def check_ready(self):
+        if not self.loaded:
+            raise NotReady("the models are being loaded: try again soon")
+        return self.loaded
+
+    def answer(self, requests):
+        if self.script == ("busy",):
+            raise Busy("64 answers wait already: try again in 7 s", 7)
+        answers = Answers(len(requests))
+
+        async def play(index):
+            for event in self.script:
+                if event == "wait":
+                    await self.cancelled.wait()
+                    event = Ended(Delta(), "cancelled", Statistics())
+                answers.put(index, event)
+                await asyncio.sleep(0)
+
+        self.tasks = [asyncio.create_task(play(index)) for index in range(len(requests))]
+        return answers
+
+    def cancel(self, answers):
+        self.cancelled.set()
+
+    async def ask(self, what, argument=None):
+        replies = {
+            "tokenize": [5, 6],
+            "pieces": ["é".encode()[:1], "é".encode()[1:] + b"x"],
+            "costs": {"main": [[1, 0.1]], "draft": None},
+        }
+        return replies[what]
+
+
+@asynccontextmanager
+async def client(engine, **access):
+    created = app.create(engine, Metrics(lambda: 1, lambda: 0), app.Access(**access), {"/v1/echo": Echo})
+    transport = httpx.ASGITransport(created, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
+        yield opened
+
+
+def fetch(method, path, engine=None, access=None, **request):
+    """The response of one request, and the engine."""
+
+    async def main():
+        used = engine() if engine else ScriptedEngine(STARTED, Delta("a"), ENDED)
+        async with client(used, **(access or {})) as opened:
+            return await opened.request(method, path, **request)
+
+    return asyncio.run(main())
+
+
+def post(*script, body=None, **others):
+    return fetch("POST", "/v1/echo", engine=lambda: ScriptedEngine(*script), json=body or {}, **others)
+
+
+def test_whole_answers():
+    response = post(STARTED, Delta("a"), Delta("b"), ENDED, body={"n": 2})
+    assert response.status_code == 200
+    assert response.json() == {"texts": ["ab", "ab"]}
+
+
+def test_streams():
+    response = post(STARTED, Delta("a"), ENDED, body={"stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text == "data: begin\n\ndata: 0 a\n\ndata: end\n\n"
+    assert post(STARTED, Delta("a"), ENDED, body={"stream": True, "n": 2}).text.count(" a\n") == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (InvalidRequest("wrong: correct it"), 400, "invalid_request_error", None),
+        (ContextOverflow("too long: shorten it"), 400, "invalid_request_error", "context_length_exceeded"),
+        (BackendError("failed: try again"), 500, "server_error", None),
+    ],
+)
+def test_an_error_before_the_first_token_is_a_response(stream, error, status, kind, code):
+    response = post(Refused(error), body={"stream": stream})
+    assert response.status_code == status
+    expected = {"message": str(error), "type": kind, "param": None, "code": code}
+    assert response.json() == {"error": expected}
+
+
+def test_an_error_later_ends_the_stream():
+    response = post(STARTED, Delta("a"), Refused(BackendError("failed: try again")), body={"stream": True})
+    assert response.text == "data: begin\n\ndata: 0 a\n\ndata: failed failed: try again\n\n"
+
+
+def test_too_many_requests():
+    response = post("busy")
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "7"
+    assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_models_that_are_not_loaded():
+    def engine():
+        loading = ScriptedEngine()
+        loading.loaded = None
+        return loading
+
+    for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", "/v1/echo")):
+        response = fetch(method, path, engine)
+        assert response.status_code == 503, path
+        assert response.headers["retry-after"] == "2"
+    assert fetch("GET", "/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"1", b'"x"', b"\xff", b"[" * 100_000, b"1" * 5000])
+def test_bodies_that_are_no_objects(body):
+    response = fetch("POST", "/v1/echo", content=body)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith("the body is not")
+    assert len(message) < 200
+
+
+def test_a_large_body_is_refused():
+    large = {"access": {"max_body": 1 << 20}}
+    assert fetch("POST", "/v1/echo", content=b" " * (1 << 20) + b"{}", **large).status_code == 413
+
+    async def endless():
+        for _ in range(100):
+            yield b" " * 65536
+
+    assert fetch("POST", "/v1/echo", content=endless(), **large).status_code == 413
+    assert fetch("POST", "/v1/echo", content=b" " * 1000 + b"{}", **large).status_code == 200
+
+
+def test_a_key_is_needed():
+    def status(headers=None, path="/v1/models"):
+        return fetch("GET", path, access={"api_key": "sécret"}, headers=headers).status_code
+
+    key = "sécret".encode()
+    assert status() == 401
+    assert status({b"Authorization": b"Bearer " + key}) == 200
+    assert status({b"x-api-key": key}) == 200  # Anthropic's clients
+    for wrong in (b"Bearer", b"Bearer ", b"Bearer wrong", b"Basic " + key, b"Bearer " + key + b"x"):
+        assert status({b"Authorization": wrong}) == 401
+    assert status(path="/health") == 200
+    assert status(path="/metrics") == 401
+    response = fetch("GET", "/v1/models", access={"api_key": "k"})
+    assert response.json()["error"]["type"] == "authentication_error"
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "localhost.evil.example", "10.0.0.1"])
+def test_other_hosts_are_refused_on_loopback(host):
+    """A page could reach the server under a name of its own that resolves to this machine."""
+    assert fetch("GET", "/health", headers={"host": host}).status_code == 403
+    assert fetch("GET", "/health", headers={"host": host}, access={"local_only": False}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8080", "[::1]:8080", "[::1]"])
+def test_names_of_this_machine(host):
+    assert fetch("GET", "/health", headers={"host": host}).status_code == 200
+
+
+def test_pages_elsewhere_are_refused_unless_they_are_named():
+    there = {"origin": "https://chat.example"}
+    assert fetch("POST", "/v1/echo", json={}, headers=there).status_code == 403
+    assert fetch("POST", "/v1/echo", json={}, headers={"origin": "null"}).status_code == 403
+    assert fetch("POST", "/v1/echo", json={}, headers={"origin": "http://localhost:8080"}).status_code == 200
+    for origins in (("https://chat.example",), ("*",)):
+        response = fetch("POST", "/v1/echo", json={}, headers=there, access={"origins": origins})
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] in ("https://chat.example", "*")
+        preflight = {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization",
+        }
+        keyed = {"origins": origins, "api_key": "k"}
+        assert fetch("OPTIONS", "/v1/echo", headers=there | preflight, access=keyed).status_code == 200
+    other = {"origin": "https://other.example"}
+    named = {"origins": ("https://chat.example",)}
+    assert fetch("POST", "/v1/echo", json={}, headers=other, access=named).status_code == 403
+
+
+def test_unknown_paths_and_methods():
+    response = fetch("GET", "/v1/nothing")
+    assert response.status_code == 404
+    assert "/v1/chat/completions" in response.json()["error"]["message"]
+    response = fetch("GET", "/v1/echo")
+    assert response.status_code == 405
+    assert "use POST" in response.json()["error"]["message"]
+    assert fetch("POST", "/v1/embeddings", json={}).status_code == 501
+    assert fetch("GET", "/v1/models/other").status_code == 404
+    assert fetch("GET", "/v1/models/tiny").json()["id"] == "tiny"
+    for path in ("/../app.py", "/..%2fapp.py", "/page/../app.py", "//etc/passwd"):
+        assert fetch("GET", path).status_code == 404
+
+
+def test_an_anthropic_error():
+    from spec_local.server import errors
+
+    body = json.loads(errors.response_for("/v1/messages", Busy("full: wait", 1)).body)
+    assert body == {"type": "error", "error": {"type": "rate_limit_error", "message": "full: wait"}}
+
+
+def test_a_bug_shows_no_traceback():
+    response = post(STARTED, ENDED, body={"n": "a bug of the protocol"})
+    assert response.status_code == 500
+    assert "report" in response.json()["error"]["message"]
+    assert "Traceback" not in response.text
+
+
+def test_tokens_and_facts():
+    assert fetch("POST", "/tokenize", json={"content": "x"}).json() == {"tokens": [5, 6]}
+    pieces = fetch("POST", "/tokenize", json={"content": "x", "with_pieces": True}).json()["tokens"]
+    assert pieces == [{"id": 5, "piece": [0xC3]}, {"id": 6, "piece": [0xA9, ord("x")]}]
+    assert fetch("POST", "/detokenize", json={"tokens": [5, 6]}).json() == {"content": "éx"}
+    for body in ({}, {"content": 1}):
+        assert fetch("POST", "/tokenize", json=body).status_code == 400
+    for body in ({}, {"tokens": "x"}, {"tokens": ["x"]}, {"tokens": [True]}):
+        assert fetch("POST", "/detokenize", json=body).status_code == 400
+    assert fetch("GET", "/props").json()["n_ctx"] == 512
+    assert fetch("GET", "/costs").json()["draft"] is None
+    assert "specdec:num_requests_running 1.0" in fetch("GET", "/metrics").text
+
+
+def scope(path="/v1/echo"):
+    headers = [(b"host", b"localhost")]
+    return {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers,
+        "query_string": b"", "server": ("localhost", 8080), "scheme": "http", "http_version": "1.1",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("script", [("wait",), (STARTED, Delta("a"), "wait")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_cancels_its_answers(script, stream):
+    """Before the first token as well, when nothing can be written to it."""
+
+    async def main():
+        engine = ScriptedEngine(*script)
+        created = app.create(engine, Metrics(lambda: 0, lambda: 0), app.Access(), {"/v1/echo": Echo})
+        messages: asyncio.Queue = asyncio.Queue()
+        messages.put_nowait({"type": "http.request", "body": json.dumps({"stream": stream}).encode()})
+
+        async def send(message):
+            pass
+
+        serving = asyncio.create_task(created(scope(), messages.get, send))
+        await asyncio.sleep(0.02)
+        assert not engine.cancelled.is_set()
+        for _ in range(3):  # each reader of a connection is told
+            messages.put_nowait({"type": "http.disconnect"})
+        async with asyncio.timeout(5):
+            await engine.cancelled.wait()
+            await serving
+
+    asyncio.run(main())
+
+
+def test_a_client_that_does_not_read_is_cut(monkeypatch):
+    monkeypatch.setattr(guard, "_STALL_S", 0.05)
+
+    async def main():
+        engine = ScriptedEngine(STARTED, Delta("a"), Delta("b"), "wait")
+        created = app.create(engine, Metrics(lambda: 0, lambda: 0), app.Access(), {"/v1/echo": Echo})
+        messages: asyncio.Queue = asyncio.Queue()
+        messages.put_nowait({"type": "http.request", "body": b'{"stream": true}'})
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        async with asyncio.timeout(5):
+            await created(scope(), messages.get, send)
+            await engine.cancelled.wait()
+
+    asyncio.run(main())
+
+
+def test_a_body_that_does_not_arrive(monkeypatch):
+    monkeypatch.setattr(guard, "_BODY_S", 0.05)
+
+    async def body():
+        yield b"{"
+        await asyncio.sleep(1)
+
+    assert fetch("POST", "/v1/echo", content=body()).status_code == 408
+
+
+def test_addresses_that_others_reach_need_a_key():
+    for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
+        run.check_access(host, None)
+    for host in ("0.0.0.0", "::", "192.168.0.2", "example.org"):
+        with pytest.raises(InvalidRequest, match="--api-key"):
+            run.check_access(host, None)
+        run.check_access(host, "secret")
+
+
+def test_a_port_in_use():
+    with run.listen("127.0.0.1", 0) as opened:
+        port = opened.getsockname()[1]
+        with pytest.raises(InvalidRequest, match=f"port {port} .*in use"):
+            run.listen("127.0.0.1", port).close()
