@@ -54,7 +54,8 @@ class CallFormat:
         openings: texts with which a call begins.
         read: reads what follows an opening.
         closings: texts that may follow a call.
-        bare: JSON at the start of an answer, or after a call, is a call, too, if it names one of the tools.
+        bare: `BARE_OPENINGS` at the start of an answer, or after a call, begin a call, too, if it names one
+            of the tools: small models often leave the openings out.
         control: control tokens in calls; in other answers, these have no text.
         prefix: what precedes the JSON of a call, for answers that must be calls; None: not supported.
         arguments: the name of the arguments in that JSON.
@@ -77,10 +78,10 @@ def format_of(template: str) -> CallFormat | None:
 
 def read_bare(text: str, start: int, end: int, tools: Sequence[Tool]) -> Read | None:
     """Read a call that is JSON without a mark: it must name one of the tools and have arguments."""
-    stop = _json_end(text, start)
+    stop = _json_end(text, end - 1)
     if stop is None:
         return None
-    value = json_value(text[start:stop])
+    value = json_value(text[end - 1 : stop])
     if not isinstance(value, dict) or not value.keys() & {"arguments", "parameters"}:
         return _MALFORMED
     call = _call_of(value)
@@ -284,6 +285,9 @@ def _skip_space(text: str, at: int) -> int:
     return at
 
 
+_FENCE = "```"
+BARE_OPENINGS = ("{", f"{_FENCE}json\n{{", f"{_FENCE}\n{{")
+"""The last character of each begins the JSON."""
 _FUNCTION, _MESSAGE = "<function=", "<|message|>"
 _GEMMA_QUOTE, _GEMMA_END = '<|"|>', "<tool_call|>"
 _GEMMA_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
@@ -347,7 +351,7 @@ _FORMATS = (
         signs=("<tool_call>",),
         openings=("<tool_call>",),
         read=_read_tagged,
-        closings=("</tool_call>",),
+        closings=("</tool_call>", _FENCE),
         bare=True,
         control=("<tool_call>", "</tool_call>"),
         prefix="<tool_call>\n",
@@ -356,6 +360,7 @@ _FORMATS = (
         signs=("<|tool_call|>",),
         openings=("<|tool_call|>",),
         read=_read_json,
+        closings=(_FENCE,),
         bare=True,
         control=("<|tool_call|>",),
     ),
@@ -364,7 +369,7 @@ _FORMATS = (
         openings=("<|python_tag|>",),
         read=_read_json,
         bare=True,
-        closings=(";",),
+        closings=(";", _FENCE),
         control=("<|python_tag|>",),
         prefix="",
         arguments="parameters",

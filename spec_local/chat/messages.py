@@ -110,15 +110,13 @@ def tools_of(given: Sequence[Tool]) -> list[dict[str, Any]]:
         if not isinstance(parameters, Mapping):
             raise InvalidRequest(f"{where}.function.parameters is no JSON schema: give an object")
         described = {"description": "", **{k: v for k, v in function.items() if v is not None}}
+        description = _text(described, "description", f"{where}.function")
         try:
-            copy = {
-                "name": name,
-                "description": _text(described, "description", f"{where}.function"),
-                "parameters": json.loads(json.dumps(dict(parameters), allow_nan=False)),
-            }
+            parameters = json.loads(json.dumps(dict(parameters), allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"{where} cannot be written as JSON ({error}): correct it") from None
-        tools.append({"type": "function", "function": copy})
+        known = {"name": name, "description": description, "parameters": parameters}
+        tools.append({"type": "function", "function": known})
     return tools
 
 

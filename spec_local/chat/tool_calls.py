@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from spec_local.chat.call_formats import SPACE, CallFormat, Read, ToolCall, read_bare
+from spec_local.chat.call_formats import BARE_OPENINGS, SPACE, CallFormat, Read, ToolCall, read_bare
 from spec_local.chat.messages import Tool
 from spec_local.core.text import overlap
 
@@ -87,8 +87,13 @@ class ToolCallParser:
         """
         text = self._held
         first = len(text) - len(text.lstrip(SPACE))
-        if form.bare and self._before != "text" and text[first : first + 1] == "{":
-            return first, first + 1, True
+        if form.bare and self._before != "text":
+            rest = text[first:]
+            for each in BARE_OPENINGS:
+                if rest.startswith(each):
+                    return first, first + len(each), True
+                if each.startswith(rest):
+                    return first, first, False
         found = [(at, at + len(each), False) for each in form.openings if (at := text.find(each)) >= 0]
         end = len(text) - max((overlap(text, each) for each in form.openings), default=0)
         return min(found, default=(end, end, False))
