@@ -16,8 +16,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spec_local.chat.call_formats import ToolCall
     from spec_local.chat.conversation import Conversation
     from spec_local.chat.template import ChatTemplate
+    from spec_local.chat.tool_calls import ToolCallParser
     from spec_local.chat_session import ChatSession, MessagesDropped
     from spec_local.core.sampling import SamplingSettings, TokenLogprob
     from spec_local.engine.events import Failed, Prefilled, Statistics
@@ -43,13 +45,17 @@ __all__ = [
     "Statistics",
     "Text",
     "TokenLogprob",
+    "ToolCall",
+    "ToolCallParser",
     "__version__",
 ]
 
 _HOMES = {
     "spec_local.chat_session": ("ChatSession", "MessagesDropped"),
     "spec_local.chat.conversation": ("Conversation",),
+    "spec_local.chat.call_formats": ("ToolCall",),
     "spec_local.chat.template": ("ChatTemplate",),
+    "spec_local.chat.tool_calls": ("ToolCallParser",),
     "spec_local.settings": ("GenerationSettings",),
     "spec_local.session": ("Done", "RowEvent", "Session", "Text"),
     "spec_local.engine.events": ("Failed", "Prefilled", "Statistics"),

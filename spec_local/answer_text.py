@@ -66,16 +66,22 @@ class AnswerText:
     Args:
         vocabulary: the main model's.
         stops: strings that end the answer; they are not part of it.
+        control_text: names of control tokens that are part of the text.
         on_output: called with the tokens of the answer when it ends.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, stops: Sequence[str], on_output: Callable[[Sequence[int]], None]
+        self,
+        vocabulary: Vocabulary,
+        stops: Sequence[str],
+        control_text: Sequence[str],
+        on_output: Callable[[Sequence[int]], None],
     ) -> None:
         self.is_done = False
         """Whether the answer has ended, perhaps with a stop string that the engine does not know."""
         self._vocabulary, self._on_output = vocabulary, on_output
-        self._stream = TextStream(vocabulary.piece, stops)
+        shown = {token for name in control_text for token in vocabulary.control(name)}
+        self._stream = TextStream(lambda token: vocabulary.piece(token, special=token in shown), stops)
         self._statistics = Statistics()
         self._output: list[int] = []
         self._end_token: int | None = None

@@ -112,7 +112,12 @@ class RunningAnswers:
             logprobs=settings.logprobs,
         )
         before = request.tokens[-_BEFORE:]
-        text = AnswerText(vocabulary, settings.stops, lambda output: self._store(before, output))
+        text = AnswerText(
+            vocabulary,
+            settings.stops,
+            settings.control_text,
+            lambda output: self._store(before, output),
+        )
         return Running(request, slot, row, text)
 
     def one(

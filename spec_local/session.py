@@ -21,7 +21,10 @@ from spec_local.assembly import ProposerFactory, Slot
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
 from spec_local.chat.conversation import Conversation
-from spec_local.chat.template import ChatTemplate, Message
+from spec_local.chat.messages import Message, Tool
+from spec_local.chat.template import ChatTemplate
+from spec_local.chat.tool_calls import ToolCallParser
+from spec_local.chat.tool_use import ToolUse
 from spec_local.core.kept_states import KINDS
 from spec_local.core.language_model import LanguageModel
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
@@ -276,9 +279,11 @@ class Session:
     @checked
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Mapping[str, object]],
         settings: GenerationSettings = _USUAL,
         *,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
         json_schema: Mapping[str, object] | str | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
@@ -289,9 +294,13 @@ class Session:
         whose messages are kept, saved, or dropped where the context is full, see `ChatSession`.
 
         Args:
-            messages: the whole chat, each a dict with ``role`` (``system``, ``user`` or ``assistant``) and
-                ``content``; the last one is the user's. The model's chat template is applied.
+            messages: the whole chat, each a dict with ``role`` (``system``, ``user``, ``assistant`` or
+                ``tool``) and ``content``, as in OpenAI's API; the last one is the user's or a tool's. The
+                model's chat template is applied.
             settings: settings of this answer.
+            tools: that the model may call, in the form of OpenAI's API; see `tool_call_parser`.
+            tool_choice: ``auto``, ``none``, ``required`` or the name of a tool; see
+                `spec_local.chat.tool_use.ToolUse`.
             json_schema: a JSON schema that the answer must match, in place of that of the settings.
             cancelled, clock: see `generate`.
 
@@ -299,13 +308,16 @@ class Session:
             `Prefilled`, one `Text` per step, and `Done`, as `generate` does.
 
         Raises:
-            ModelError: the model has no chat template, or its template rejects these messages.
+            ModelError: the model has no chat template, or its template has no tools or rejects these
+                messages.
             InvalidRequest, BackendError, ContextOverflow: see `generate`.
         """
         if json_schema is not None:
             schema = json_schema if isinstance(json_schema, str) else _json_of(json_schema)
             settings = replace(settings, json_schema=schema)
-        return self._turns.run(lambda: self._start_chat(messages, settings, cancelled, clock))
+        return self._turns.run(
+            lambda: self._start_chat(messages, settings, tools, tool_choice, cancelled, clock)
+        )
 
     def splitter(self) -> Splitter:
         """A new splitter of the answer to the last `chat`: it separates the reasoning of models that think.
@@ -314,15 +326,35 @@ class Session:
         """
         return self._chat.splitter() if self._chat and not self._chat_is_constrained else Splitter()
 
+    def tool_call_parser(self) -> ToolCallParser:
+        """A new parser of the answer to the last `chat`: it separates tool calls from the text.
+
+        It reads the answer without its reasoning: that of the parts that `splitter` returns.
+        """
+        return self._chat.parser() if self._chat else ToolCallParser()
+
+    @property
+    def answer(self) -> Message | None:
+        """The answer to the last `chat` as a message, with its calls and reasoning; None: it has not ended.
+
+        Appended to the messages, with a message of role ``tool`` for each call, it continues the chat.
+        """
+        messages = self._chat.messages if self._chat else []
+        return messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+
     def _start_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Mapping[str, object]],
         settings: GenerationSettings,
+        tools: Sequence[Tool],
+        tool_choice: str,
         cancelled: Callable[[], bool],
         clock: Callable[[], float],
     ) -> Answer[Prefilled | Text | Done]:
         model = self.main.model
-        chat = (self._chat or Conversation(model, ChatTemplate(model))).following(messages)
+        last = self._chat or Conversation(model, ChatTemplate(model))
+        tool_use = ToolUse(last.template, tools, tool_choice)
+        chat, settings = last.following(messages, tool_use), tool_use.settings(settings)
         answer = self._start(chat.prompt(), settings, cancelled, clock, chat)
         self._chat, self._chat_is_constrained = chat, settings.constrained
         return answer

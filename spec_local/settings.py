@@ -54,6 +54,8 @@ class GenerationSettings:
         grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`). An answer that is cut
             short by `max_tokens`, a stop string or a full context is the beginning of a matching one.
         json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`).
+        control_text: control tokens whose names are part of the answer's text, such as ``[TOOL_CALLS]``;
+            others have no text.
         logprobs: number of alternatives whose log probabilities to report for each token, 0 to 20, before
             sampling settings and grammar; None: report no log probabilities.
 
@@ -78,6 +80,7 @@ class GenerationSettings:
     cross_vocab: str = field(default="auto", metadata=_SPEED)
     grammar: str | None = None
     json_schema: str | None = None
+    control_text: Sequence[str] = ()
     logprobs: int | None = None
 
     def __post_init__(self) -> None:

@@ -126,6 +126,77 @@ THINKING_TEMPLATES = {
 }
 """Templates of models that think before they answer."""
 
+TOOL_TEMPLATES = {
+    # Qwen2.5 and Hermes: tools in the system message, results in messages of the user.
+    "Hermes": (
+        "{% if tools %}<|im_start|>system\nTools:{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n"
+        "Write <tool_call>\n{...}\n</tool_call>.<|im_end|>\n{% endif %}"
+        "{% for m in messages %}{% if m.role == 'tool' %}"
+        "{{ '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}"
+        "{% elif m.tool_calls %}{{ '<|im_start|>assistant' }}"
+        "{% if m.content %}{{ '\n' + m.content }}{% endif %}"
+        "{% for call in m.tool_calls %}{% set call = call.function %}"
+        '{{ \'\n<tool_call>\n{"name": "\' + call.name + \'", "arguments": \' }}'
+        "{{ call.arguments | tojson }}"
+        "{{ '}\n</tool_call>' }}{% endfor %}<|im_end|>\n"
+        "{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+        "{{ '<|im_start|>assistant\n' }}"
+    ),
+    # Llama 3: one call, in an environment of its own.
+    "Llama 3": (
+        "{{ '<|im_start|>system\n' }}{% if tools is not none %}"
+        '{{ \'Respond in the format {"name": function name, "parameters": dictionary}.\' }}'
+        "{% for t in tools %}{{ t | tojson(indent=4) }}\n{% endfor %}{% endif %}<|im_end|>"
+        "{% for m in messages %}{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
+        "{{ raise_exception('one call only') }}{% endif %}{% set call = m.tool_calls[0].function %}"
+        '{{ \'<|im_start|>assistant\n{"name": "\' + call.name + \'", "parameters": \' }}'
+        "{{ call.arguments | tojson + '}<|im_end|>' }}"
+        "{% elif m.role == 'tool' %}{{ '<|im_start|>ipython\n' }}"
+        "{% if m.content is mapping %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %}<|im_end|>"
+        "{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>' }}{% endif %}"
+        "{% endfor %}{{ '<|im_start|>assistant\n' }}"
+    ),
+    # Mistral: tools before the last question, ids of nine characters, texts put together by hand.
+    "Mistral": (
+        "{% for m in messages %}{% if m.role == 'user' %}{% if tools is not none %}"
+        "{{ '<|im_start|>[' }}{% for tool in tools %}{% for key, value in tool.function.items() %}"
+        "{% if value is string %}{{ '\"' + key + '\": \"' + value + '\", ' }}"
+        "{% else %}{{ '\"' + key + '\": ' + value | tojson }}{% endif %}{% endfor %}{% endfor %}"
+        "]<|im_end|>{% endif %}{{ '<|im_start|>' + m.content + '<|im_end|>' }}"
+        "{% elif m.tool_calls is defined %}{{ '[TOOL_CALLS][' }}{% for call in m.tool_calls %}"
+        "{% if call.id | length != 9 %}{{ raise_exception('the id has not 9 characters') }}{% endif %}"
+        "{% set out = call.function | tojson %}{{ out[:-1] + ', \"id\": \"' + call.id + '\"}' }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %}{{ ']</s>' }}"
+        "{% elif m.role == 'tool' %}{{ '<|im_start|>{\"content\": ' + m.content | string }}"
+        "{{ ', \"call_id\": \"' + m.tool_call_id + '\"}<|im_end|>' }}"
+        "{% else %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
+    ),
+    # Qwen3-Coder: schemas and calls in tags.
+    "Qwen3-Coder": (
+        "{% for t in tools or [] %}{% set f = t.function %}{{ '<|im_start|><name>' ~ f.name }}"
+        "{% for name, fields in f.parameters.properties | items %}{{ '\n<parameter>' ~ name ~ fields.type }}"
+        "{% for key in fields.keys() | reject('in', ['type']) %}"
+        "{{ '<' ~ key ~ '>' ~ (fields[key] | tojson | safe) }}"
+        "{% endfor %}{% endfor %}<|im_end|>{% endfor %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ '\n<tool_call>\n<function=' + call.function.name + '>\n' }}"
+        "{% for name, value in call.function.arguments | items %}{{ '<parameter=' + name + '>\n' }}"
+        "{{ value | tojson | safe if value is mapping or (value is sequence and value is not string) "
+        "else value | string }}{{ '\n</parameter>\n' }}{% endfor %}</function>\n</tool_call>{% endfor %}"
+        "<|im_end|>{% endfor %}{{ '<|im_start|>assistant\n' }}"
+    ),
+    # DeepSeek: arguments as text. Others print whole tools, or the names of their parameters.
+    "text": (
+        "{% if tools %}{{ tools }}{{ '<|im_start|>' ~ tools[0] ~ '<|im_end|>' }}"
+        "{{ tools[0].function.parameters.properties.keys() | join('<|im_end|>') }}{% endif %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ '<tool_call>' + call.function.name }}"
+        "{{ '```' + call.function.arguments + '```' }}{% endfor %}{{ '<|im_end|>' ~ (m.name or '') }}"
+        "{% endfor %}{{ '<|im_start|>' }}"
+    ),
+}
+"""Templates of models that call tools."""
+
 
 class StandIn(Model):
     """A model with nothing but what a template needs."""

@@ -37,7 +37,7 @@ def write_thinking_model(path, kind):
     return write_scripted_model(path, THINKING_TEMPLATES[kind], before, script, more)
 
 
-def write_scripted_model(path, template, before, script, more=()):
+def write_scripted_model(path, template, before, script, more=(), control=()):
     """Write a model that generates a script, and then ends its answer.
 
     A token determines the next one: nothing but its embedding reaches the output.
@@ -48,9 +48,11 @@ def write_scripted_model(path, template, before, script, more=()):
         before: the last token of the prompt.
         script: different texts, each of which becomes a token.
         more: further texts that become tokens.
+        control: texts among them that become control tokens.
     """
     extra = list(dict.fromkeys([*more, *script]))
-    tokens = tiny._vocabulary(extra)[0]
+    tokens, scores, types = tiny._vocabulary(extra)
+    types = [3 if token in control else kind for token, kind in zip(tokens, types, strict=True)]
     ids = [tokens.index(text) for text in (before, *script)]
     weights = tiny._weights
 
@@ -67,7 +69,8 @@ def write_scripted_model(path, template, before, script, more=()):
             made[:] = 0
         return made
 
-    with mock.patch.object(tiny, "_weights", scripted):
+    vocabulary = mock.patch.object(tiny, "_vocabulary", return_value=(tokens, scores, types))
+    with mock.patch.object(tiny, "_weights", scripted), vocabulary:
         return tiny.write_tiny_model(
             path,
             n_layers=1,

@@ -11,7 +11,7 @@ from specdec_cli.chat_input import interactive, quiet
 
 if TYPE_CHECKING:
     from spec_local.chat.conversation import Conversation
-    from spec_local.chat.template import Message
+    from spec_local.chat.messages import Message
     from spec_local.chat_session import ChatEvent, ChatSession
     from spec_local.engine.events import Statistics
     from spec_local.session import Session

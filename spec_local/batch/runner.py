@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spec_local import answer_json
 from spec_local.batch.answers import Answers
+from spec_local.chat.messages import Message
 from spec_local.chat.request import Request
-from spec_local.chat.template import Message
 from spec_local.core.reasoning import Splitter
 from spec_local.core.sampling import UNCHANGED
 from spec_local.engine.decoding import check_prompt

@@ -1,5 +1,7 @@
 """Chats: from messages to tokens.
 
-template: render messages with the model's chat template. conversation: messages and their tokens.
-saved_chat: conversations in files. request: the tokens of a single prompt.
+messages: messages and tools, checked. template: render them with the model's chat template. conversation:
+messages and their tokens. saved_chat: conversations in files. request: the tokens of a single prompt.
+call_formats: how models write tool calls. tool_calls: separate them from text. tool_use: the tools of one
+answer.
 """

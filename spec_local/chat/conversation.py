@@ -14,8 +14,11 @@ from typing import TypeVar
 
 from spec_local.answer_text import Done, Text
 from spec_local.arguments import check_fields, checked
+from spec_local.chat.messages import Message, check_last, messages_of
 from spec_local.chat.rendered import Rendered
-from spec_local.chat.template import ChatTemplate, Message, splitter_after
+from spec_local.chat.template import ChatTemplate, splitter_after
+from spec_local.chat.tool_calls import ToolCallParser
+from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.core.text import bytes_of
 from spec_local.errors import InvalidRequest
@@ -54,11 +57,12 @@ class _Segment:
 
 @dataclass
 class Conversation:
-    """Messages and their tokens."""
+    """Messages and their tokens; tool_use: the tools of the next answer."""
 
     model: Model
     template: ChatTemplate
     messages: list[Message] = field(default_factory=list)
+    tool_use: ToolUse | None = None
     _segments: list[_Segment] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -85,9 +89,16 @@ class Conversation:
     def _n_system(self) -> int:
         return int(bool(self.messages) and self.messages[0]["role"] == "system")
 
-    def following(self, messages: Sequence[Message]) -> "Conversation":
-        """Another conversation with the same model, which keeps the tokens of what both begin with."""
-        return Conversation(self.model, self.template, [*messages], [*self._segments])
+    def following(
+        self, messages: Sequence[Mapping[str, object]], tool_use: ToolUse | None = None
+    ) -> "Conversation":
+        """Another conversation with the same model, which keeps the tokens of what both begin with.
+
+        Raises:
+            InvalidRequest: a message is incomplete or wrong.
+        """
+        given = messages_of(messages)
+        return Conversation(self.model, self.template, given, tool_use, [*self._segments])
 
     @checked
     def ask(self, content: str) -> list[int]:
@@ -111,11 +122,11 @@ class Conversation:
         """The tokens up to the start of the answer to the last message.
 
         Raises:
-            InvalidRequest: the last message is not the user's.
+            InvalidRequest: the last message is not the user's or a tool's.
             ModelError: the template rejects these messages.
         """
-        self._check_question()
-        self._update(self.template.render(self.messages))
+        check_last(self.messages)
+        self._update((self.tool_use or self.template).render(self.messages))
         return self.tokens
 
     @property
@@ -128,17 +139,21 @@ class Conversation:
         """Add the model's answer to the last `prompt`; it may be incomplete.
 
         Args:
-            content: the text, without a stop string that ended it, and without the reasoning.
+            content: the text, without a stop string that ended it, and without the reasoning. Calls in it
+                become those of the message.
             tokens: without the end token; those that do not spell the content are ignored.
             reasoning: the text before the content, if the model reasons; see `splitter`.
 
         Raises:
-            InvalidRequest: the last message is not the user's, or a text is not valid Unicode.
+            InvalidRequest: the last message is not the user's or a tool's, or a text is not valid Unicode.
         """
-        self._check_question()
+        check_last(self.messages)
         whole = Rendered.of(content, [(0, len(content))])
         bytes_of(reasoning)  # checks it
-        message: Message = {"role": "assistant", "content": content}
+        text, calls = self.parser().finish(content)
+        message: Message = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = [call.message for call in calls]
         if reasoning:
             message["reasoning_content"] = reasoning
         elif self._segments and (spelled := _spelled(self.model.vocabulary, tokens, whole)):
@@ -148,6 +163,10 @@ class Conversation:
     def splitter(self) -> Splitter:
         """A splitter of the text that the model generates after the last `prompt`."""
         return splitter_after(self.template.source, self.model.vocabulary, self.tokens)
+
+    def parser(self) -> ToolCallParser:
+        """A parser of the tool calls in an answer without its reasoning."""
+        return self.tool_use.parser() if self.tool_use else ToolCallParser()
 
     def answered(
         self, events: Generator[_Event, None, None], splitter: Splitter
@@ -217,10 +236,6 @@ class Conversation:
         del self.messages[first : questions[1]]
         self._segments = []  # the indices of the messages have changed
         return questions[1] - first
-
-    def _check_question(self) -> None:
-        if not self.messages or self.messages[-1]["role"] != "user":
-            raise InvalidRequest("there is no question to answer: the last message must be the user's")
 
     @property
     def _questions(self) -> list[int]:
@@ -299,6 +314,8 @@ def _spelled(
     n, end, position = 0, start, start
     for i, token in enumerate(tokens, 1):
         piece = vocabulary.piece(token)
+        if not piece and text.startswith(name := vocabulary.piece(token, special=True), position):
+            piece = name  # the template writes a control token of a call
         if not text.startswith(piece, position):
             break
         position += len(piece)

@@ -1,4 +1,4 @@
-"""Render chat templates with Jinja, and trace which text they take from messages. Runs in a child process.
+"""Render chat templates with Jinja, and trace which text they take from outside. Runs in a child process.
 
 A template is a program from a model's file, so `spec_local.chat.template_process` runs this module in a child
 process with limits. Jinja and json are all it needs, so that the child starts quickly.
@@ -13,7 +13,7 @@ import re
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -27,10 +27,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _MAX_CHARACTERS = 1 << 26
 _MAX_REASON = 200  # characters of an error message
 _HIDDEN = "\0"
+_PASSING = (Iterator, KeysView, ValuesView, ItemsView)
 
 
 class Traced(str):
-    """Text that contains content of messages.
+    """Text that contains content of messages or of the descriptions of tools.
 
     outline: the same text with `_HIDDEN` in place of the content, except for white space around it.
 
@@ -76,13 +77,15 @@ def _outline(value: Any) -> Any:
         return value.outline
     if type(value) in (list, tuple):
         return type(value)(map(_outline, value))
-    return {key: _outline(item) for key, item in value.items()} if type(value) is dict else value
+    if type(value) is dict:
+        return {_outline(key): _outline(item) for key, item in value.items()}
+    return value
 
 
 def _has_traced(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return any(map(_has_traced, value))
-    return any(map(_has_traced, value.values())) if type(value) is dict else isinstance(value, Traced)
+    if type(value) is dict:
+        return any(map(_has_traced, value)) or any(map(_has_traced, value.values()))
+    return any(map(_has_traced, value)) if type(value) in (list, tuple) else isinstance(value, Traced)
 
 
 def _with_outline(value: Any, outline: Any) -> Any:
@@ -103,7 +106,8 @@ def _tracing(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(list(a) if isinstance(a, Iterator) else a for a in args)  # they are used twice
+        # Iterators are used twice, and views such as dict.keys() are not looked into.
+        args = tuple(list(a) if isinstance(a, _PASSING) else a for a in args)
         result = function(*args, **kwargs)
         parts = result if type(result) in (list, tuple) else (result,)
         is_lost = any(isinstance(part, str) and not isinstance(part, Traced) for part in parts)
@@ -118,9 +122,13 @@ def _tracing(function: Callable[..., Any]) -> Callable[..., Any]:
     return traced
 
 
+_text_of = _tracing(str)
+"""What a template prints of a value, which can be a whole message or tool."""
+
+
 class _Generator(CodeGenerator):
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.concat(map(str, (")
+        self.write("environment.concat(map(environment.finalize, (")
         for part in node.nodes:
             self.visit(part, frame)
             self.write(", ")
@@ -145,7 +153,12 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTag, loopcontrols],
+            finalize=_text_of,
+        )
         self.filters["tojson"] = _to_json
         self.filters = {name: _tracing(function) for name, function in self.filters.items()}
         self.binop_table |= {"+": _sum, "*": _tracing(operator.mul), "%": _tracing(operator.mod)}
@@ -184,8 +197,17 @@ def _compiled(template: str) -> Template:
     return _Environment().from_string(template)
 
 
-def render(template: str, bos: str, eos: str, messages: list[dict[str, str]] | None) -> dict[str, Any]:
+def render(
+    template: str,
+    bos: str,
+    eos: str,
+    messages: list[dict[str, Any]] | None,
+    tools: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """Render messages; None: only check that the template is valid.
+
+    Args:
+        tools: descriptions of what the model may call.
 
     Returns:
         the text, and the parts of it that are content, as pairs of the first and the next index.
@@ -194,11 +216,12 @@ def render(template: str, bos: str, eos: str, messages: list[dict[str, str]] | N
     if messages is None:
         return {}
     text = compiled.render(
-        messages=[_traced(message) for message in messages],
+        messages=[_traced(message) | {"role": message["role"]} for message in messages],
+        tools=_traced(tools),
         bos_token=bos,
         eos_token=eos,
         add_generation_prompt=True,
-        **dict.fromkeys(("tools", "tool_choice", "functions", "function_call")),
+        **dict.fromkeys(("tool_choice", "functions", "function_call")),
     )
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"it writes more than {_MAX_CHARACTERS >> 20} MiB")
@@ -206,8 +229,13 @@ def render(template: str, bos: str, eos: str, messages: list[dict[str, str]] | N
     return {"text": text, "content": [match.span() for match in found]}
 
 
-def _traced(message: dict[str, str]) -> dict[str, str]:
-    return {key: text if key == "role" else Traced(text) for key, text in message.items()}
+def _traced(value: Any) -> Any:
+    """The value, with all text in it traced."""
+    if isinstance(value, str):
+        return Traced(value)
+    if isinstance(value, list):
+        return [_traced(item) for item in value]
+    return {Traced(k): _traced(item) for k, item in value.items()} if isinstance(value, dict) else value
 
 
 def _limit(name: str, amount: int) -> None:

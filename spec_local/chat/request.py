@@ -1,10 +1,13 @@
 """A single prompt as tokens: a question, a conversation, text to continue, or a gap to fill."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spec_local.arguments import check_fields
-from spec_local.chat.template import ChatTemplate, Message, splitter_after
+from spec_local.chat.messages import Tool, check_last, messages_of
+from spec_local.chat.template import ChatTemplate, splitter_after
+from spec_local.chat.tool_calls import ToolCallParser
+from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
@@ -22,20 +25,23 @@ class Request:
         system: the system message of the conversation.
         suffix: the text after a gap, which the answer fills.
         raw: use no chat template.
+        tools, tool_choice: see `ToolUse`.
     """
 
     prompt: str = ""
-    messages: Sequence[Message] = ()
+    messages: Sequence[Mapping[str, object]] = ()
     system: str | None = None
     suffix: str | None = None
     raw: bool = False
+    tools: Sequence[Tool] = ()
+    tool_choice: str = "auto"
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.messages and self.prompt:
             raise InvalidRequest("both a prompt and messages were given: give one of them")
-        if self.messages and self.messages[-1]["role"] != "user":
-            raise InvalidRequest("the last message is not the user's: end the conversation with a question")
+        if self.messages:
+            check_last(messages_of(self.messages))
         if not self.messages and not self.prompt.strip() and self.suffix is None:
             raise InvalidRequest("there is no prompt: give one, or pipe text in")
         if self.suffix is not None and (self.system or self.messages):
@@ -44,6 +50,8 @@ class Request:
             raise InvalidRequest("--system needs a chat template: remove --raw or --system")
         if self.raw and self.messages:
             raise InvalidRequest("messages need a chat template: remove --raw, or give a prompt")
+        if self.tools and (self.raw or self.suffix is not None):
+            raise InvalidRequest("tools need a chat template: remove them, or give messages")
 
     def is_plain(self, model: Model) -> bool:
         """Whether this model reads the prompt without a chat template."""
@@ -61,13 +69,24 @@ class Request:
         if self.suffix is not None:
             return _fill_in_tokens(vocabulary, self.prompt, self.suffix, model.path.name)
         if self.is_plain(model):
-            if self.system or self.messages:
-                raise ModelError("this model has no chat template: remove --system and messages")
+            if self.system or self.messages or self.tools:
+                raise ModelError("this model has no chat template: remove --system, messages and tools")
             return vocabulary.tokenize(self.prompt, add_special=True)
-        messages = [*self.messages] or [Message(role="user", content=self.prompt)]
+        messages = [*self.messages] or [{"role": "user", "content": self.prompt}]
         if self.system:
-            messages.insert(0, Message(role="system", content=self.system))
-        return ChatTemplate(model).render(messages).tokens(vocabulary)
+            messages.insert(0, {"role": "system", "content": self.system})
+        return self._tool_use(model).render(messages).tokens(vocabulary)
+
+    def settings(self, model: Model, settings: GenerationSettings) -> GenerationSettings:
+        """The settings with which the answer has the form of calls; they are changed only if it has tools."""
+        return self._tool_use(model).settings(settings) if self.tools else settings
+
+    def parser(self, model: Model) -> ToolCallParser:
+        """A parser of the tool calls in the answer, without its reasoning; see `splitter`."""
+        return self._tool_use(model).parser() if self.tools else ToolCallParser()
+
+    def _tool_use(self, model: Model) -> ToolUse:
+        return ToolUse(ChatTemplate(model), self.tools, self.tool_choice)
 
     def splitter(self, model: Model, prompt: Sequence[int], settings: GenerationSettings) -> Splitter:
         """A splitter of the model's output for these tokens of the request.

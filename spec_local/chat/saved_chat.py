@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from spec_local.chat.conversation import AnswerTokens, Conversation
-from spec_local.chat.template import ChatTemplate, Message
+from spec_local.chat.messages import Role, messages_of
+from spec_local.chat.template import ChatTemplate
 from spec_local.core.text import bytes_of, printable
 from spec_local.errors import InvalidRequest
 from spec_local.files import reading, saving
@@ -36,14 +37,17 @@ class _Generated(BaseModel):
 class _Message(BaseModel):
     """bytes: the content in base64 if it is not UTF-8; `content` is then only for human readers.
 
-    reasoning_content: that of an answer, with U+FFFD for bytes that are not UTF-8.
+    reasoning_content, tool_calls: those of an answer, with U+FFFD for bytes that are not UTF-8.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    role: Literal["system", "user", "assistant"]
+    role: Role
     content: str
     reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
     bytes: str | None = None
     generated: _Generated | None = None
 
@@ -68,13 +72,13 @@ def save(conversation: Conversation, path: Path) -> None:
     answers, messages = conversation.answer_tokens, []
     for i, message in enumerate(conversation.messages):
         answer, content = answers.get(i), printable(message["content"])
-        reasoning = message.get("reasoning_content")
+        others = {key: value for key, value in message.items() if key not in ("role", "content")}
         raw = None if content == message["content"] else base64.b64encode(bytes_of(message["content"]))
         messages.append(
             _Message(
                 role=message["role"],
                 content=content,
-                reasoning_content=None if reasoning is None else printable(reasoning),
+                **json.loads(printable(json.dumps(others, ensure_ascii=False))),
                 bytes=raw.decode() if raw else None,
                 generated=_Generated(offset=answer.offset, tokens=answer.tokens) if answer else None,
             )
@@ -113,7 +117,12 @@ def load(path: Path, model: Model, template: ChatTemplate) -> Conversation:
         raise InvalidRequest(
             f"{path} is not a saved conversation ({describe(error)}): fix or delete the file"
         ) from None
-    conversation = Conversation(model, template, [_message(path, i, m) for i, m in enumerate(file.messages)])
+    loaded = [_message(path, i, m) for i, m in enumerate(file.messages)]
+    try:
+        messages = messages_of(loaded)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path} is not a saved conversation: {error}") from None
+    conversation = Conversation(model, template, messages)
     conversation.restore(
         {
             i: AnswerTokens(m.generated.offset, m.generated.tokens)
@@ -124,7 +133,7 @@ def load(path: Path, model: Model, template: ChatTemplate) -> Conversation:
     return conversation
 
 
-def _message(path: Path, i: int, message: _Message) -> Message:
+def _message(path: Path, i: int, message: _Message) -> dict[str, object]:
     if message.role == "system" and i:
         raise InvalidRequest(f"{path}: messages.{i} is a system message: only the first message can be one")
     content = message.content
@@ -134,11 +143,8 @@ def _message(path: Path, i: int, message: _Message) -> Message:
         except ValueError:
             raise InvalidRequest(f"{path}: messages.{i}.bytes is not base64: fix or delete it") from None
     bytes_of(content)
-    loaded: Message = {"role": message.role, "content": content}
-    if message.reasoning_content is not None:
-        bytes_of(message.reasoning_content)
-        loaded["reasoning_content"] = message.reasoning_content
-    return loaded
+    bytes_of(message.reasoning_content or "")
+    return message.model_dump(exclude={"bytes", "generated"}) | {"content": content}
 
 
 def _json(file: _File) -> str:

@@ -1,9 +1,12 @@
 """Chat templates: messages as the text of a prompt."""
 
-from collections.abc import Sequence
-from typing import Literal, NotRequired, TypedDict
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from spec_local.arguments import checked
+from spec_local.chat.messages import Message, Tool, for_template, messages_of, tools_of
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.template_process import TemplateFailed, process
 from spec_local.core.reasoning import Splitter, markers_of
@@ -11,16 +14,16 @@ from spec_local.errors import ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.vocabulary import Vocabulary
 
+NO_TOOLS = (
+    "the model's chat template has no tools: remove the tools and the messages with calls, or use a model "
+    "trained for tool calls, such as Qwen3"
+)
 _TAIL = 64
 """Tokens of a prompt that may be a marker: more than the characters of the longest."""
-
-
-class Message(TypedDict):
-    """A message of a conversation; reasoning_content: what the model wrote before this answer."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-    reasoning_content: NotRequired[str]
+_SHORT_IDS = "length != 9"
+"""What templates of Mistral contain that reject other ids of calls."""
+_PROBE: list[Message] = [{"role": "system", "content": "?"}, {"role": "user", "content": "?"}]
+_PROBE_TOOLS = tools_of([{"type": "function", "function": {"name": "probe"}}])
 
 
 def start_template_process() -> None:
@@ -62,17 +65,39 @@ class ChatTemplate:
                 f"the chat template of {model.path} is invalid ({error}): use specdec generate --raw"
             ) from None
 
+    @functools.cached_property
+    def has_tools(self) -> bool:
+        """Whether the template shows tools to the model."""
+        for messages in (_PROBE, _PROBE[1:]):  # some templates support no system message
+            try:
+                texts = [self._request(messages, tools)["text"] for tools in ([], _PROBE_TOOLS)]
+            except TemplateFailed:
+                continue
+            if texts[0] != texts[1]:
+                return True
+        return False
+
     @checked
-    def render(self, messages: Sequence[Message]) -> Rendered:
+    def render(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Tool] | None = None
+    ) -> Rendered:
         """The text of the prompt, up to the start of the answer.
 
+        Args:
+            messages: see `spec_local.chat.messages.Message`.
+            tools: that the model may call.
+
         Raises:
-            ModelError: the template rejects these messages (some support no system message), or exceeds a
-                limit of time or memory.
-            InvalidRequest: a message is not valid Unicode.
+            ModelError: the template rejects these messages (some support no system message), or has no tools,
+                or exceeds a limit of time or memory.
+            InvalidRequest: a message or a tool is incomplete, or is not valid Unicode.
         """
+        given, shown = messages_of(messages), tools_of(tools or ())
+        calls = shown or any(m["role"] == "tool" or "tool_calls" in m for m in given)
+        if calls and not self.has_tools:
+            raise ModelError(NO_TOOLS)
         try:
-            reply = process.request(**self._template, messages=list(messages))
+            reply = self._request(given, shown)
         except TemplateFailed as error:
             raise ModelError(
                 f"the model's chat template rejects this conversation ({error}): change the roles, remove "
@@ -81,3 +106,19 @@ class ChatTemplate:
         rendered = Rendered.of(reply["text"], reply["content"])
         # The tokenizer adds the beginning-of-sequence token; a second one would change the output.
         return rendered.without_prefix(self._bos) if self._adds_bos else rendered
+
+    def _request(self, messages: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
+        """The child's reply. Most templates expect the arguments of calls as objects, others as text."""
+        short_ids = _SHORT_IDS in self.source
+
+        def reply(parsed: bool) -> dict[str, Any]:
+            given = for_template(messages, parsed=parsed, short_ids=short_ids)
+            return process.request(**self._template, messages=given, tools=list(tools) or None)
+
+        try:
+            return reply(True)
+        except TemplateFailed as error:
+            if any("tool_calls" in message for message in messages):
+                with contextlib.suppress(TemplateFailed):
+                    return reply(False)
+            raise error

@@ -47,7 +47,11 @@ class TemplateProcess:
         Raises:
             TemplateFailed: the template failed; the next request starts another child if necessary.
         """
-        line = json.dumps(arguments, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        try:
+            text = json.dumps(arguments, ensure_ascii=False)
+        except RecursionError:
+            raise TemplateFailed("a tool or a call is nested too deeply") from None
+        line = text.encode("utf-8", "surrogatepass") + b"\n"
         with self._lock:
             try:
                 answer = _exchange(self._running(), line)

@@ -10,19 +10,29 @@ from spec_local.core.text import overlap
 class Markers:
     """What a model writes before its reasoning, and between reasoning and answer.
 
-    The first closing also precedes an answer without reasoning.
+    The first closing also precedes an answer without reasoning. calls: what tool calls begin with; one also
+    ends the reasoning, and is part of the answer.
     """
 
     openings: tuple[str, ...]
     closings: tuple[str, ...]
+    calls: tuple[str, ...] = ()
 
 
 _CHANNEL = "<|start|>assistant<|channel|>{}<|message|>"
 _FINAL = _CHANNEL.format("final")
+_CALLS = (
+    "<|start|>assistant to=functions.",
+    *(f"<|start|>assistant<|channel|>{channel} to=functions." for channel in ("commentary", "analysis")),
+)
 _MARKERS = (
     Markers(("<think>",), ("</think>",)),  # Qwen, DeepSeek and most others
     # gpt-oss. Whether <|end|> has a text depends on the version of llama.cpp.
-    Markers((_CHANNEL.format("analysis"), _CHANNEL.format("commentary")), (_FINAL, f"<|end|>{_FINAL}")),
+    Markers(
+        (_CHANNEL.format("analysis"), _CHANNEL.format("commentary")),
+        (_FINAL, f"<|end|>{_FINAL}"),
+        (*_CALLS, *(f"<|end|>{call}" for call in _CALLS)),
+    ),
     Markers(("<|channel>thought",), ("<channel|>",)),  # Gemma 4
 )
 
@@ -53,6 +63,7 @@ class Splitter:
     def __init__(self, markers: Markers | None = None, prompt: str = "") -> None:
         self._state: Literal["start", "reasoning", "answer"] = "start" if markers else "answer"
         self._closings = markers.closings if markers else ()
+        self._ends = (*markers.closings, *markers.calls) if markers else ()
         self._starts = (*markers.openings, markers.closings[0]) if markers else ()
         prompt = prompt.rstrip()
         self._n_prompt = max((overlap(prompt, marker) for marker in self._starts), default=0)
@@ -93,14 +104,15 @@ class Splitter:
 
     def _reasoning(self) -> str:
         self._skip_line_breaks()
-        found = [(at, marker) for marker in self._closings if (at := self._held.find(marker)) >= 0]
+        found = [(at, marker) for marker in self._ends if (at := self._held.find(marker)) >= 0]
         if found:
             end, marker = min(found)
             self._state = "answer"
-            self._after_marker = True
-            text, self._held = self._held[:end].rstrip("\n"), self._held[end + len(marker) :]
+            self._after_marker = marker in self._closings
+            rest = end + len(marker) if self._after_marker else end
+            text, self._held = self._held[:end].rstrip("\n"), self._held[rest:]
             return text
-        end = len(self._held) - max(overlap(self._held, marker) for marker in self._closings)
+        end = len(self._held) - max(overlap(self._held, marker) for marker in self._ends)
         end = len(self._held[:end].rstrip("\n"))
         text, self._held = self._held[:end], self._held[end:]
         return text

@@ -59,6 +59,11 @@ class Vocabulary:
 
         return is_end
 
+    def control(self, name: str) -> list[int]:
+        """The control token with this name; an empty list if there is none."""
+        tokens = self.tokenize(name, parse_special=True)
+        return tokens if len(tokens) == 1 and self.is_control(tokens[0]) else []
+
     def is_control(self, token: int) -> bool:
         """Whether `tokenize` returns a token for its name with `parse_special` only."""
         hidden = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.chat.template import ChatTemplate, Message
+from spec_local.chat.messages import Message
+from spec_local.chat.template import ChatTemplate
 from spec_local.core.text import printable
 from spec_local.errors import ModelError
 from spec_local.llama.hidden_states import HiddenStates

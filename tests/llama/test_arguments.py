@@ -21,8 +21,8 @@ from spec_local import (
     Statistics,
 )
 from spec_local.arguments import check
+from spec_local.chat.messages import Message
 from spec_local.chat.request import Request
-from spec_local.chat.template import Message
 from spec_local.errors import InvalidRequest
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -213,6 +213,6 @@ def test_floats_may_be_integers():
 def test_optional_keys():
     message = {"role": "assistant", "content": "a"}
     check("x", [message, message | {"reasoning_content": "b"}], Sequence[Message])
-    for wrong in ({"content": "a"}, message | {"reasoning_content": 5}, message | {"name": "a"}):
+    for wrong in ({"content": "a"}, message | {"reasoning_content": 5}, message | {"nickname": "a"}):
         with pytest.raises(InvalidRequest):
             check("x", [wrong], Sequence[Message])

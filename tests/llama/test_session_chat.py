@@ -123,16 +123,16 @@ def test_json_schema_replaces_that_of_the_settings(session):
     ("arguments", "message"),
     [
         ({"messages": []}, "no question to answer"),
-        ({"messages": [user("a"), assistant("b")]}, "the last message must be the user's"),
+        (
+            {"messages": [user("a"), assistant("b")]},
+            "the last message must be the user's, or the result of a tool",
+        ),
         (
             {"messages": [{"role": "tool", "content": "a"}]},
-            r"messages is list of dict: give a list of dicts with role \(system or user or assistant\)",
+            r"messages\[0\] has no tool_call_id: give the id of the call that it answers",
         ),
-        (
-            {"messages": [{"role": "user"}]},
-            "give a list of dicts with role .* and content .text. and optionally reasoning_content",
-        ),
-        ({"messages": "hello"}, "messages is str: give a list of dicts"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\] has no content: give text"),
+        ({"messages": "hello"}, "messages is str: give a list of mappings"),
         ({"json_schema": {"a": {1}}}, "the JSON schema cannot be written as JSON"),
         ({"json_schema": {"pattern": 1}}, "pattern"),
         ({"json_schema": 5}, "json_schema is int: give a mapping or text or None"),

@@ -1,0 +1,223 @@
+"""Messages and tools: their types, and their forms as programs give them."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NoReturn, NotRequired, TypedDict, get_args
+
+from spec_local.arguments import check
+from spec_local.core.text import bytes_of
+from spec_local.errors import InvalidRequest
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class CalledFunction(TypedDict):
+    """The name of a tool, and its arguments as the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(TypedDict):
+    """A call in an answer, in the form of OpenAI's API."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(TypedDict):
+    """A message of a conversation.
+
+    reasoning_content: what the model wrote before this answer. tool_calls: what it called in this answer.
+    tool_call_id: the call whose result this message of a tool is. name: of that tool.
+    """
+
+    role: Role
+    content: str
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[Sequence[MessageToolCall]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+
+
+Tool = Mapping[str, object]
+"""A tool that the model may call: ``{"type": "function", "function": {"name": …, "description": …,
+"parameters": …}}``, with a JSON schema of the parameters."""
+
+_ROLES = {role: role for role in get_args(Role)} | {"developer": "system"}  # OpenAI's newer name
+_KEYS = {*Message.__required_keys__, *Message.__optional_keys__}
+_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+
+
+def messages_of(given: Sequence[Mapping[str, object]]) -> list[Message]:
+    """Messages in the one form that the library uses.
+
+    ``developer`` is another name for ``system``. An answer with calls may have the content None. Keys with
+    the value None count as missing.
+
+    Raises:
+        InvalidRequest: a message is incomplete or wrong; the error names its index.
+    """
+    messages: list[Message] = []
+    names: dict[str, str] = {}  # of the called tools, by the call's id
+    for i, message in enumerate(given):
+        made = _message(message, f"messages[{i}]")
+        for call in made.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if made["role"] == "tool" and (name := names.get(made.get("tool_call_id", ""))):
+            made.setdefault("name", name)
+        messages.append(made)
+    return messages
+
+
+def check_last(messages: Sequence[Mapping[str, object]]) -> None:
+    """Raise InvalidRequest if there is nothing to answer."""
+    if not messages or messages[-1]["role"] not in ("user", "tool"):
+        raise InvalidRequest(
+            "there is no question to answer: the last message must be the user's, or the result of a tool"
+        )
+
+
+def tools_of(given: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools in the one form that templates get, which is that of the usual training data.
+
+    Other keys than name, description and parameters, such as ``strict``, are left out.
+
+    Raises:
+        InvalidRequest: a tool is incomplete or wrong; the error names its index.
+    """
+    tools: list[dict[str, Any]] = []
+    for i, tool in enumerate(given):
+        where = f"tools[{i}]"
+        if tool.get("type", "function") != "function":
+            raise InvalidRequest(f"{where} is not a function: give the type function")
+        function = tool.get("function")
+        if not isinstance(function, Mapping):
+            raise InvalidRequest(f"{where} has no function: give its name, description and parameters")
+        name = _text(function, "name", f"{where}.function")
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"{where}.function.name is {name[:40]!a}: give up to 128 letters, digits, _ or -"
+            )
+        if any(name == other["function"]["name"] for other in tools):
+            raise InvalidRequest(f"{where} has the name {name!r} of another tool: rename one of them")
+        parameters = function.get("parameters") or _NO_PARAMETERS
+        if not isinstance(parameters, Mapping):
+            raise InvalidRequest(f"{where}.function.parameters is no JSON schema: give an object")
+        described = {"description": "", **{k: v for k, v in function.items() if v is not None}}
+        description = _text(described, "description", f"{where}.function")
+        try:
+            parameters = json.loads(json.dumps(dict(parameters), allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{where} cannot be written as JSON ({error}): correct it") from None
+        known = {"name": name, "description": description, "parameters": parameters}
+        tools.append({"type": "function", "function": known})
+    return tools
+
+
+def for_template(messages: Sequence[Message], *, parsed: bool, short_ids: bool) -> list[dict[str, Any]]:
+    """Messages as a chat template gets them.
+
+    Args:
+        parsed: replace arguments by the JSON object that they are, as most templates expect.
+        short_ids: replace the ids of calls by nine letters and digits.
+    """
+    return [_for_template(dict(message), parsed, short_ids) for message in messages]
+
+
+def _for_template(message: dict[str, Any], parsed: bool, short_ids: bool) -> dict[str, Any]:
+    def id_of(call: str) -> str:
+        is_right = not short_ids or _SHORT_ID.fullmatch(call)
+        return call if is_right else hashlib.sha256(bytes_of(call)).hexdigest()[:9]
+
+    if "tool_call_id" in message:
+        message["tool_call_id"] = id_of(message["tool_call_id"])
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [
+            {"id": id_of(call["id"]), "type": "function", "function": _parsed(call["function"], parsed)}
+            for call in calls
+        ]
+    return message
+
+
+def _parsed(function: CalledFunction, parsed: bool) -> dict[str, Any]:
+    arguments = json_object(function["arguments"]) if parsed else None
+    return {**function} if arguments is None else {**function, "arguments": arguments}
+
+
+INVALID = object()
+
+
+def json_value(text: str) -> object:
+    """The value of JSON, in whose strings line breaks are allowed; `INVALID`: it is no JSON."""
+    try:
+        value: object = json.loads(text, strict=False, parse_constant=_refuse)
+        json.dumps(value)  # what is nested too deeply cannot be passed on
+    except (ValueError, RecursionError):
+        return INVALID
+    return value
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is; None: it is none."""
+    found = json_value(text)
+    return found if isinstance(found, dict) else None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _message(given: Mapping[str, object], where: str) -> Message:
+    values = {key: value for key, value in given.items() if value is not None}
+    role = _text(values, "role", where)
+    if role not in _ROLES:
+        raise InvalidRequest(f"{where} has the role {role[:40]!a}: give {', '.join(get_args(Role))}")
+    if unknown := sorted(map(str, values.keys() - _KEYS)):
+        raise InvalidRequest(f"{where} has the unknown key {unknown[0][:40]!a}: remove it")
+    calls = _calls(values.get("tool_calls"), f"{where}.tool_calls")
+    if calls and role != "assistant":
+        raise InvalidRequest(f"{where} has tool_calls but the role {role}: only the assistant calls tools")
+    if role == "tool" and "tool_call_id" not in values:
+        raise InvalidRequest(f"{where} has no tool_call_id: give the id of the call that it answers")
+    made: Message = {
+        "role": _ROLES[role],
+        "content": _text({"content": "", **values} if calls else values, "content", where),
+    }
+    for key in ("reasoning_content", "tool_call_id", "name"):
+        if key in values:
+            made[key] = _text(values, key, where)
+    if calls:
+        made["tool_calls"] = calls
+    return made
+
+
+def _calls(given: object, where: str) -> list[MessageToolCall]:
+    if given is None:
+        return []
+    check(where, given, Sequence[Mapping[str, object]])
+    calls: list[MessageToolCall] = []
+    for i, call in enumerate(given):  # type: ignore[arg-type, var-annotated]
+        function = call.get("function")
+        if call.get("type", "function") != "function" or not isinstance(function, Mapping):
+            raise InvalidRequest(f"{where}[{i}] is not the call of a function: give id, type and function")
+        called: CalledFunction = {
+            "name": _text(function, "name", f"{where}[{i}].function"),
+            "arguments": _text(function, "arguments", f"{where}[{i}].function"),
+        }
+        calls.append({"id": _text(call, "id", f"{where}[{i}]"), "type": "function", "function": called})
+    return calls
+
+
+def _text(given: Mapping[str, object], key: str, where: str) -> str:
+    value = given.get(key)
+    if value is None:
+        raise InvalidRequest(f"{where} has no {key}: give text")
+    check(f"{where}.{key}", value, str)
+    assert isinstance(value, str)
+    return value
