@@ -1,10 +1,12 @@
 """Recent conversations, for clients that send the whole conversation with each question."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from spec_local.chat.conversation import Conversation
-from spec_local.chat.template import ChatTemplate, Message
+from spec_local.chat.messages import Message, messages_of
+from spec_local.chat.template import ChatTemplate
+from spec_local.chat.tool_use import ToolUse
 from spec_local.llama.model import Model
 
 
@@ -22,11 +24,18 @@ class RecentChats:
     """
 
     def __init__(self, model: Model, n_max: int) -> None:
-        self._chats = deque([Conversation(model, ChatTemplate(model))], maxlen=n_max)
+        self.template = ChatTemplate(model)
+        self._chats = deque([Conversation(model, self.template)], maxlen=n_max)
 
-    def following(self, messages: Sequence[Message]) -> Conversation:
-        """A conversation with these messages; it has the tokens of what they have in common with another."""
-        return max(self._chats, key=lambda chat: _n_common(chat.messages, messages)).following(messages)
+    def following(self, messages: Sequence[Mapping[str, object]], tool_use: ToolUse) -> Conversation:
+        """A conversation with these messages; it has the tokens of what they have in common with another.
+
+        Raises:
+            InvalidRequest: a message is incomplete or wrong.
+        """
+        given = messages_of(messages)
+        best = max(self._chats, key=lambda chat: _n_common(chat.messages, given))
+        return best.following(given, tool_use)
 
     def keep(self, conversation: Conversation) -> None:
         """Add a conversation that was answered, in place of the oldest one."""
@@ -34,9 +43,4 @@ class RecentChats:
 
 
 def _n_common(a: Sequence[Message], b: Sequence[Message]) -> int:
-    n = 0
-    for ours, theirs in zip(a, b, strict=False):
-        if ours["role"] != theirs["role"] or ours["content"] != theirs["content"]:
-            break
-        n += 1
-    return n
+    return next((n for n, (ours, theirs) in enumerate(zip(a, b, strict=False)) if ours != theirs), len(a))

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from spec_local.chat.template import Message
+from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest
 from spec_local.server.sampling_body import Part
 

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,6 +18,8 @@ from spec_local import __version__
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.recent import RecentChats
 from spec_local.chat.request import Request
+from spec_local.chat.tool_calls import ToolCallParser
+from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.errors import InvalidRequest, SpecLocalError
@@ -28,7 +30,6 @@ from spec_local.server.events import (
     Event,
     Loaded,
     Refused,
-    Span,
     Started,
     Token,
 )
@@ -43,13 +44,14 @@ class _Running:
     """An answer, from its prompt to its end."""
 
     id: int
-    request: AnswerRequest
+    settings: GenerationSettings
     tokens: Sequence[int]
-    splitter: Splitter
-    chat: Conversation | None
-    content: str = ""
+    chat: Conversation | None = None
+    splitter: Splitter = field(default_factory=Splitter)
+    parser: ToolCallParser = field(default_factory=ToolCallParser)
+    answer: str = ""
     reasoning: str = ""
-    generated: list[int] | None = None
+    generated: list[int] = field(default_factory=list)
 
 
 class EngineProcess:
@@ -129,21 +131,30 @@ class EngineProcess:
             if self._is_cancelled(id):
                 self._finish(id, Ended(Delta(), "cancelled", Statistics()))
                 return
-            chat, splitter, tokens = None, Splitter(), request.prompt
-            if request.messages:
-                if not self._chats:
-                    raise InvalidRequest(
-                        "this model has no chat template: use /v1/completions, which continues a text"
-                    )
-                chat = self._chats.following(request.messages)
-                tokens = chat.prompt()
-                if not request.settings.constrained:
-                    splitter = chat.splitter()
-            elif isinstance(tokens, str):
-                tokens = Request(prompt=tokens, suffix=request.suffix, raw=True).tokens(self._model)
-            self._ready.put(_Running(id, request, tokens, splitter, chat))
+            self._ready.put(self._chat(id, request) if request.messages else self._text(id, request))
         except SpecLocalError as error:
             self._finish(id, Refused(error))
+
+    def _chat(self, id: int, request: AnswerRequest) -> _Running:
+        if not self._chats:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, which continues a text"
+            )
+        tool_use = ToolUse(self._chats.template, request.tools, request.tool_choice)
+        chat, settings = (
+            self._chats.following(request.messages, tool_use),
+            tool_use.settings(request.settings),
+        )
+        running = _Running(id, settings, chat.prompt(), chat, parser=chat.parser())
+        if not settings.constrained:
+            running.splitter = chat.splitter()
+        return running
+
+    def _text(self, id: int, request: AnswerRequest) -> _Running:
+        tokens = request.prompt
+        if isinstance(tokens, str):
+            tokens = Request(prompt=tokens, suffix=request.suffix, raw=True).tokens(self._model)
+        return _Running(id, request.settings, tokens)
 
     def _reply(self, id: int, what: str, argument: Any) -> None:
         try:
@@ -185,7 +196,7 @@ class EngineProcess:
                 if running is None:
                     return
             self._running[number] = running
-            self._settings = running.request.settings
+            self._settings = running.settings
             yield running.tokens
 
     def _is_cancelled(self, id: int) -> bool:
@@ -205,59 +216,49 @@ class EngineProcess:
                 self._finish(running.id, Refused(event.error))
 
     def _delta(self, running: _Running, event: Text) -> Delta:
-        piece = self._model.vocabulary.piece
-        if running.generated is None:
-            running.generated = []
         running.generated += event.tokens
-        logprobs = {i: each for i, each in enumerate(event.logprobs)}
-        tokens = [
-            Token(token, piece(token))
-            if i not in logprobs
-            else Token(
-                token,
-                piece(token),
-                logprobs[i].logprob,
-                [Token(t, piece(t), value) for t, value in logprobs[i].top],
-            )
-            for i, token in enumerate(event.tokens)
-        ]
-        return self._parts(
-            running,
-            [Span(event.text, "main")],
+        piece = self._model.vocabulary.piece
+        tokens = [Token(token, piece(token)) for token in event.tokens]
+        if event.logprobs:
+            tokens = [
+                replace(
+                    token,
+                    logprob=each.logprob,
+                    top=[Token(other, piece(other), value) for other, value in each.top],
+                )
+                for token, each in zip(tokens, event.logprobs, strict=True)
+            ]
+        proposal = event.proposal
+        return replace(
+            self._parts(running, event.text),
             tokens=tokens,
-            n_drafted=len(event.proposal.tokens),
+            n_drafted=len(proposal.tokens),
             n_accepted=event.n_accepted,
-            source=event.proposal.source if event.proposal.tokens else "none",
+            source=proposal.source if proposal.tokens else "none",
         )
 
-    def _parts(self, running: _Running, spans: Sequence[Span], **others: Any) -> Delta:
-        reasoning = content = ""
-        for span in spans:
-            parts = running.splitter.feed(span.text)
-            reasoning += parts.reasoning
-            content += parts.answer
-        running.reasoning += reasoning
-        running.content += content
-        return Delta(content, reasoning, **others)
+    def _parts(self, running: _Running, text: str, *, is_last: bool = False) -> Delta:
+        """The next text of an answer as reasoning, content and calls."""
+        parts = (running.splitter.finish if is_last else running.splitter.feed)(text)
+        running.reasoning += parts.reasoning
+        running.answer += parts.answer
+        found = (running.parser.finish if is_last else running.parser.feed)(parts.answer)
+        return Delta(found.text, parts.reasoning, found.calls)
 
     def _end(self, running: _Running, event: Done) -> None:
-        delta = self._parts(running, [Span(event.text, "main")])
-        rest = running.splitter.finish()
-        delta = Delta(delta.content + rest.answer, delta.reasoning + rest.reasoning)
-        running.content += rest.answer
-        running.reasoning += rest.reasoning
-        if running.chat and self._chats and running.generated:
-            self._preparing.submit(self._keep, running)
+        rest = self._parts(running, event.text, is_last=True)
+        if running.chat and running.generated:
+            # Before the last event: the next turn is prepared after it.
+            self._preparing.submit(self._keep, running.chat, running)
         self._finish(
             running.id,
-            Ended(delta, event.reason, event.statistics, event.stopping_word, self._session.plain_seconds),
+            Ended(rest, event.reason, event.statistics, event.stopping_word, self._session.plain_seconds),
         )
 
-    def _keep(self, running: _Running) -> None:
-        assert running.chat
+    def _keep(self, chat: Conversation, running: _Running) -> None:
         assert self._chats
-        running.chat.answer(running.content, running.generated or (), running.reasoning)
-        self._chats.keep(running.chat)
+        chat.answer(running.answer, running.generated, running.reasoning)
+        self._chats.keep(chat)
 
     # Sending
 

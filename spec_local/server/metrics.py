@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from spec_local.server.events import Ended, Event
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-disable_created_metrics()  # when each counter was created, which doubles the text
+disable_created_metrics()  # type: ignore[no-untyped-call]  # when each counter was created, which doubles the text
 _FIRST_TOKEN_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _ANSWER_S = (0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
