@@ -1,6 +1,6 @@
 """The messages and the tools in bodies, in the form of OpenAI's chat completions."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -32,6 +32,23 @@ def _text(part: object) -> str:
     if not isinstance(text, str):
         raise ValueError(f"a part of the content has no text: give its {_TEXTS[kind]}")
     return text
+
+
+def known(kinds: Collection[str], default: str | None = None) -> BeforeValidator:
+    """A check of the type of an element, with an error of one line; default: its type if none is given."""
+
+    def check(value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        value = {"type": default, **value} if default else value
+        kind = value.get("type")
+        if not isinstance(kind, str):
+            raise ValueError(f"there is no type: give {', '.join(kinds)}")
+        if kind not in kinds:
+            raise ValueError(f"the type {kind[:40]} is not supported: give {', '.join(kinds)}")
+        return value
+
+    return BeforeValidator(check)
 
 
 Text = Annotated[str, BeforeValidator(flat)]
@@ -93,10 +110,8 @@ class Function(Part):
 
     def tool(self) -> dict[str, Any]:
         """The tool as the library expects it."""
-        return {
-            "type": "function",
-            "function": self.model_dump(exclude_none=True),
-        }
+        function = self.model_dump(include={*Function.model_fields}, exclude_none=True)
+        return {"type": "function", "function": function}
 
 
 class Tool(Part):

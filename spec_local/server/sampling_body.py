@@ -5,11 +5,18 @@ Fields with the value null count as missing, and fields of other programs are ig
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
@@ -57,21 +64,29 @@ def read(kind: type[_Read], body: Mapping[str, Any]) -> _Read:
         return kind.model_validate_json(json.dumps(body, allow_nan=False))
     except (ValueError, RecursionError) as error:
         if isinstance(error, ValidationError):
-            raise InvalidRequest(_message(error)) from None
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InvalidRequest(f"the body is not JSON ({reason}): correct it") from None
+            raise _refusal(error) from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise _not_json(reason) from None
 
 
-def _message(error: ValidationError) -> str:
+def _not_json(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"the body is not JSON ({reason}): correct it")
+
+
+def _refusal(error: ValidationError) -> InvalidRequest:
     location, what = first_error(error)
     if not location:
-        return what if ": give" in what else f"the body is not valid ({what}): correct it"
-    field = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(part[:40] for part in location))
+        reason = what.removeprefix("invalid JSON: ")
+        return InvalidRequest(what) if reason == what else _not_json(reason.partition(" at line ")[0])
+    field = location[0]
+    for part in location[1:]:
+        name = ascii(part[:40])[1:-1]  # a key of the client
+        field += f"[{part}]" if part.isdecimal() else f".{name}"
     for phrase, better in _WORDING:
         if what.startswith(phrase):
             what = better + what.removeprefix(phrase)
             break
-    return f"{field} {what}" if what.startswith("is ") else f"{field}: {what}"
+    return InvalidRequest(f"{field} {what}" if what.startswith("is ") else f"{field}: {what}")
 
 
 # Types of fields
@@ -97,18 +112,26 @@ Stops = Annotated[list[str], Field(max_length=_MAX_STOPS), BeforeValidator(_list
 _Bias = Annotated[dict[Annotated[TokenId, Field(strict=False)], float], BeforeValidator(_pairs)]
 
 
-class JsonSchema(Part):
-    """The schema of OpenAI's ``response_format``."""
+def _check_schema(value: Any) -> Any:
+    if not isinstance(value, dict | bool | None):
+        raise ValueError("give a JSON schema")
+    return value
 
-    schema_: dict[str, Any] | bool = Field(alias="schema")
+
+Schema = Annotated[Any, AfterValidator(_check_schema)]
+"""A JSON schema: an object, or true or false. None: there is none."""
+
+
+class _NamedSchema(Part):
+    schema_: Schema = Field(alias="schema")
 
 
 class ResponseFormat(Part):
     """OpenAI's ``response_format``; llama.cpp's server also accepts a schema of a ``json_object``."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    json_schema: _NamedSchema | None = None
+    schema_: Schema = Field(None, alias="schema")
 
     def to_json_schema(self) -> str | None:
         """The schema that the answer must follow, as text; None: there is none."""
@@ -139,8 +162,8 @@ class SamplingBody(Part):
     presence_penalty: float | None = None
     logit_bias: _Bias | None = None
     grammar: str | None = None
-    json_schema: dict[str, Any] | bool | None = None
-    speculative: bool | dict[str, Any] | None = None
+    json_schema: Schema = None
+    speculative: Any = None
     n_max: int | None = Field(None, alias="speculative.n_max")
     p_min: float | None = Field(None, alias="speculative.p_min")
 
@@ -183,10 +206,14 @@ class SamplingBody(Part):
     def _speed(self) -> dict[str, Any]:
         if self.speculative is False:
             return {"policy": "off"}
-        given = self.speculative if isinstance(self.speculative, dict) else {}
+        given = {} if self.speculative is None or self.speculative is True else self.speculative
+        if not isinstance(given, dict):
+            raise InvalidRequest(f"speculative: give false, or an object with {', '.join(_SPEED)}")
         for name in given:
             if name not in _SPEED:
-                raise InvalidRequest(f"speculative.{name[:40]} is unknown: give {', '.join(_SPEED)}")
+                raise InvalidRequest(
+                    f"speculative has the unknown key {name[:40]!a}: give {', '.join(_SPEED)}"
+                )
         return _without_none({"draft_max": self.n_max, "draft_p_min": self.p_min}) | given
 
 

@@ -1,0 +1,302 @@
+"""Anthropic's messages: POST /v1/messages."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from spec_local.chat.template import Message
+from spec_local.core.text import printable
+from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.server.answer_so_far import AnswerSoFar, pieces
+from spec_local.server.chat_body import Function, Name, Text, choice_of, known
+from spec_local.server.events import AnswerRequest, Event, Loaded
+from spec_local.server.openai_json import is_clients, named, new_id
+from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, Stops, limit, read
+
+if TYPE_CHECKING:
+    from spec_local.chat.tool_calls import ToolCall
+
+
+class _TextBlock(Part):
+    type: Literal["text"]
+    text: str
+
+
+class _Thinking(Part):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class _RedactedThinking(Part):
+    type: Literal["redacted_thinking"]
+
+
+class _ToolUse(Part):
+    type: Literal["tool_use"]
+    id: str
+    name: Name
+    input: dict[str, Any]
+
+
+class _ToolResult(Part):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Text | None = None
+
+
+_BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+_Block = Annotated[
+    _TextBlock | _ToolUse | _ToolResult | _Thinking | _RedactedThinking,
+    Field(discriminator="type"),
+    known(_BLOCKS),
+]
+
+
+def _blocks(content: object) -> object:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class _Message(Part):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[list[_Block], BeforeValidator(_blocks)]
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """The messages that this one is in OpenAI's form: results of tools are messages of their own."""
+        texts: list[str] = []
+        message: dict[str, Any] = {"role": self.role, "content": ""}
+        has_results = False
+        for block in self.content:
+            match block:
+                case _TextBlock(text=text):
+                    texts.append(text)
+                case _Thinking(thinking=text):
+                    message["reasoning_content"] = message.get("reasoning_content", "") + text
+                case _ToolUse():
+                    call = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                    called = {"id": block.id, "type": "function", "function": call}
+                    message.setdefault("tool_calls", []).append(called)
+                case _ToolResult():
+                    has_results = True
+                    if texts:
+                        yield message | {"content": "\n".join(texts)}
+                        texts = []
+                    yield {"role": "tool", "content": block.content or "", "tool_call_id": block.tool_use_id}
+        if texts or not has_results:
+            yield message | {"content": "\n".join(texts)}
+
+
+class _Tool(Part):
+    type: str | None = None
+    name: Name
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+    def function(self) -> Function:
+        if self.type not in (None, "custom"):
+            raise InvalidRequest(f"tools of the type {self.type[:40]} are not supported: give custom tools")
+        return Function(name=self.name, description=self.description, parameters=self.input_schema)
+
+
+class _ThinkingConfig(Part):
+    type: str
+    display: str | None = None
+
+
+class _OutputConfig(Part):
+    format: ResponseFormat | None = None
+
+
+class _Body(SamplingBody):
+    messages: list[_Message]
+    system: Text | None = None
+    max_tokens: Count | None = None
+    stop_sequences: Stops | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    thinking: _ThinkingConfig | None = None
+    output_config: _OutputConfig | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        wanted = self.thinking
+        return wanted is not None and wanted.type != "disabled" and wanted.display != "omitted"
+
+    def request(self) -> AnswerRequest:
+        form = self.output_config.format if self.output_config else None
+        settings = self.settings(
+            max_tokens=limit(self.max_tokens),
+            stops=self.stop_sequences,
+            json_schema=form.to_json_schema() if form else None,
+        )
+        functions = [tool.function() for tool in self.tools or ()]
+        return AnswerRequest(
+            settings,
+            self._messages(),
+            [function.tool() for function in functions],
+            choice_of(_openai_choice(self.tool_choice), functions),
+        )
+
+    def _messages(self) -> Sequence[Message]:
+        if not self.messages:
+            raise InvalidRequest("messages is empty: give at least one message")
+        for i, message in enumerate(self.messages):
+            for block in message.content:
+                needed = {"tool_use": "assistant", "tool_result": "user"}.get(block.type, message.role)
+                if message.role != needed:
+                    raise InvalidRequest(
+                        f"messages[{i}] has a {block.type}: only messages of the {needed} have one"
+                    )
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *(made for message in self.messages for made in message.messages())]  # type: ignore[list-item]
+
+
+def _openai_choice(given: object) -> object:
+    match given:
+        case {"type": "any"}:
+            return "required"
+        case {"type": "auto" | "none" as kind}:
+            return kind
+        case {"type": "tool", "name": name}:
+            return {"type": "function", "name": name}
+    return given
+
+
+class Messages:
+    """An exchange: see `spec_local.server.protocol.Exchange`.
+
+    Reasoning is in blocks of the type ``thinking`` if the body asks for thinking; otherwise it is left out.
+    """
+
+    def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
+        given = read(_Body, body)
+        self.requests: Sequence[AnswerRequest] = [given.request()]
+        self.streams = bool(given.stream)
+        self._shows_thinking = given.shows_thinking
+        self._answer = AnswerSoFar()
+        self._head = {
+            "id": new_id("msg_"),
+            "type": "message",
+            "role": "assistant",
+            "model": given.model or loaded.name,
+        }
+        self._content: list[dict[str, Any]] = []
+        self._growing = ""
+        """The type of the last block if more text may follow."""
+        self._texts: list[str] = []
+        """Its text."""
+
+    def begin(self) -> Iterator[str]:
+        yield from ()
+
+    def write(self, index: int, event: Event) -> Iterator[str]:
+        added = self._answer.add(event)
+        if added is None:
+            yield named({"type": "message_start", "message": self._message()})
+            return
+        for piece in pieces(added):
+            match piece:
+                case ("content", text):
+                    yield from self._grow("text", text)
+                case ("reasoning", text):
+                    if self._shows_thinking:
+                        yield from self._grow("thinking", text)
+                case ("call", call):
+                    yield from self._call(call)
+        if self._answer.ended:
+            yield from self._close()
+            message = self._message()
+            delta = {key: message[key] for key in ("stop_reason", "stop_sequence")}
+            yield named({"type": "message_delta", "delta": delta, "usage": message["usage"]})
+            yield named({"type": "message_stop"})
+
+    def end(self) -> Iterator[str]:
+        yield from ()
+
+    def failed(self, error: SpecLocalError) -> Iterator[str]:
+        kind = "invalid_request_error" if is_clients(error) else "api_error"
+        yield named({"type": "error", "error": {"type": kind, "message": str(error)}})
+
+    def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
+        (events,) = answers
+        for event in events:
+            for _ in self.write(0, event):  # the message is what the stream makes
+                pass
+        return self._message()
+
+    def _message(self) -> dict[str, Any]:
+        answer = self._answer
+        return self._head | {
+            "content": self._content,
+            "stop_reason": _stop_reason(answer),
+            "stop_sequence": printable(answer.ended.stopping_word) or None if answer.ended else None,
+            "usage": {
+                "input_tokens": answer.n_prompt - answer.n_cached,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": answer.n_cached,
+                "output_tokens": answer.statistics.predicted_n,
+            },
+        }
+
+    def _grow(self, kind: str, text: str) -> Iterator[str]:
+        """Add text to the last block, or to a new one if the last is of another type."""
+        if self._growing != kind:
+            yield from self._close()
+            self._growing = kind
+            yield self._start({"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {}))
+        self._texts.append(text)
+        yield self._delta(f"{kind}_delta", kind, text)
+
+    def _call(self, call: "ToolCall") -> Iterator[str]:
+        yield from self._close()
+        yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        self._content[-1]["input"] = _json_object(call.arguments)
+        yield self._delta("input_json_delta", "partial_json", call.arguments)
+        yield self._stop()
+
+    def _close(self) -> Iterator[str]:
+        """End the last block if it may grow."""
+        if not self._growing:
+            return
+        self._content[-1][self._growing] = "".join(self._texts)
+        if self._growing == "thinking":
+            yield self._delta("signature_delta", "signature", "")  # clients wait for one
+        yield self._stop()
+        self._growing, self._texts = "", []
+
+    def _start(self, block: dict[str, Any]) -> str:
+        self._content.append(block)
+        return self._event("start", content_block=block)
+
+    def _delta(self, kind: str, key: str, text: str) -> str:
+        return self._event("delta", delta={"type": kind, key: text})
+
+    def _stop(self) -> str:
+        return self._event("stop")
+
+    def _event(self, what: str, **more: Any) -> str:
+        return named({"type": f"content_block_{what}", "index": len(self._content) - 1, **more})
+
+
+def _stop_reason(answer: AnswerSoFar) -> str | None:
+    if not answer.ended:
+        return None
+    if answer.ended.reason == "length":
+        return "max_tokens"
+    if answer.ended.reason == "context":
+        return "model_context_window_exceeded"
+    if answer.calls:
+        return "tool_use"
+    return "stop_sequence" if answer.ended.stopping_word else "end_turn"
+
+
+def _json_object(arguments: str) -> dict[str, Any]:
+    """Arguments as an object that can be written as JSON again."""
+    try:
+        value = json.loads(arguments)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        value = json.loads(text.encode(errors="replace"))  # escapes may make half characters
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}

@@ -1,0 +1,294 @@
+"""OpenAI's responses, without stored conversations: POST /v1/responses."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from spec_local.chat.template import Message
+from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.server.answer_so_far import AnswerSoFar, pieces
+from spec_local.server.chat_body import Function, Name, Text, choice_of, known
+from spec_local.server.events import AnswerRequest, Event, Loaded
+from spec_local.server.openai_json import is_clients, named, new_id
+from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, limit, read
+
+if TYPE_CHECKING:
+    from spec_local.chat.tool_calls import ToolCall
+
+
+class _MessageItem(Part):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text
+
+
+class _CallItem(Part):
+    type: Literal["function_call"]
+    call_id: str
+    name: Name
+    arguments: str
+
+
+class _OutputItem(Part):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Text
+
+
+class _ReasoningText(Part):
+    text: str
+
+
+class _ReasoningItem(Part):
+    type: Literal["reasoning"]
+    content: list[_ReasoningText] | None = None
+
+
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_Item = Annotated[
+    _MessageItem | _CallItem | _OutputItem | _ReasoningItem,
+    Field(discriminator="type"),
+    known(_ITEMS, default="message"),
+]
+
+
+def _items(given: object) -> object:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+class _Tool(Function):
+    type: Literal["function"]
+    strict: bool | None = None
+
+
+class _TextConfig(Part):
+    format: ResponseFormat | None = None
+
+
+class _Body(SamplingBody):
+    input: Annotated[list[_Item], BeforeValidator(_items)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    tools: list[Annotated[_Tool, known(("function",))]] | None = None
+    tool_choice: Any = None
+    text: _TextConfig | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    background: bool | None = None
+
+    def request(self) -> AnswerRequest:
+        if self.previous_response_id is not None or self.conversation is not None:
+            raise InvalidRequest(
+                "previous_response_id and conversation are not supported: give all messages as input"
+            )
+        if self.background:
+            raise InvalidRequest("background is not supported: leave it out, and wait for the response")
+        form = self.text.format if self.text else None
+        settings = self.settings(
+            max_tokens=limit(self.max_output_tokens), json_schema=form.to_json_schema() if form else None
+        )
+        tools = self.tools or ()
+        tool_choice = choice_of(self.tool_choice, tools)
+        return AnswerRequest(settings, self._messages(), [tool.tool() for tool in tools], tool_choice)
+
+    def _messages(self) -> Sequence[Message]:
+        """The items as messages: calls and reasoning are parts of the assistant's."""
+        if not self.input:
+            raise InvalidRequest("input is empty: give text, or at least one message")
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        reasoning = ""
+
+        def assistant(content: str) -> dict[str, Any]:
+            nonlocal reasoning
+            thought = {"reasoning_content": reasoning} if reasoning else {}
+            reasoning = ""
+            messages.append({"role": "assistant", "content": content} | thought)
+            return messages[-1]
+
+        for item in self.input:
+            match item:
+                case _MessageItem(role="assistant", content=content):
+                    assistant(content)
+                case _MessageItem(role=role, content=content):
+                    messages.append({"role": "user" if role == "user" else "system", "content": content})
+                case _CallItem():
+                    is_next = messages and messages[-1]["role"] == "assistant" and not reasoning
+                    message = messages[-1] if is_next else assistant("")
+                    function = {"name": item.name, "arguments": item.arguments}
+                    call = {"id": item.call_id, "type": "function", "function": function}
+                    message.setdefault("tool_calls", []).append(call)
+                case _OutputItem():
+                    messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
+                case _ReasoningItem():
+                    reasoning += "".join(part.text for part in item.content or ())
+        if not messages:
+            raise InvalidRequest("input has no message: give text, or at least one message")
+        return messages  # type: ignore[return-value]
+
+
+class Responses:
+    """An exchange: see `spec_local.server.protocol.Exchange`. Reasoning is an item of the output."""
+
+    def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
+        given = read(_Body, body)
+        request = given.request()
+        self.requests: Sequence[AnswerRequest] = [request]
+        self.streams = bool(given.stream)
+        self._answer = AnswerSoFar()
+        self._n_events = 0
+        self._output: list[dict[str, Any]] = []
+        self._growing = ""
+        """The kind of the last item's text if more may follow."""
+        self._texts: list[str] = []
+        sampling, choice = request.settings.sampling, request.tool_choice
+        is_named = choice not in ("auto", "none", "required")
+        self._head: dict[str, Any] = {
+            "id": new_id("resp_"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": given.model or loaded.name,
+            "instructions": given.instructions,
+            "max_output_tokens": request.settings.max_tokens,
+            "metadata": {},
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": sampling.temperature,
+            "text": body.get("text") or {"format": {"type": "text"}},
+            "tool_choice": {"type": "function", "name": choice} if is_named else choice,
+            "tools": [tool.model_dump() for tool in given.tools or ()],
+            "top_p": sampling.top_p,
+            "truncation": "disabled",
+        }
+
+    def begin(self) -> Iterator[str]:
+        yield self._event("response.created", response=self._response())
+        yield self._event("response.in_progress", response=self._response())
+
+    def write(self, index: int, event: Event) -> Iterator[str]:
+        added = self._answer.add(event)
+        for piece in pieces(added) if added else ():
+            match piece:
+                case ("call", call):
+                    yield from self._call(call)
+                case ("content" | "reasoning" as kind, text):
+                    yield from self._grow(kind, text)
+        if self._answer.ended:
+            yield from self._close()
+            response = self._response()
+            yield self._event(f"response.{response['status']}", response=response)
+
+    def end(self) -> Iterator[str]:
+        yield from ()
+
+    def failed(self, error: SpecLocalError) -> Iterator[str]:
+        code = "invalid_prompt" if is_clients(error) else "server_error"
+        failure = {"status": "failed", "error": {"code": code, "message": str(error)}}
+        yield self._event("response.failed", response=self._response() | failure)
+
+    def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
+        (events,) = answers
+        for event in events:
+            for _ in self.write(0, event):  # the response is what the stream makes
+                pass
+        return self._response()
+
+    def _response(self) -> dict[str, Any]:
+        answer = self._answer
+        status, details, usage = "in_progress", None, None
+        if answer.ended:
+            status = "incomplete" if self._is_cut else "completed"
+            details = {"reason": "max_output_tokens"} if self._is_cut else None
+            n_generated = answer.statistics.predicted_n
+            usage = {
+                "input_tokens": answer.n_prompt,
+                "input_tokens_details": {"cached_tokens": answer.n_cached, "cache_write_tokens": 0},
+                "output_tokens": n_generated,
+                "output_tokens_details": {"reasoning_tokens": answer.n_reasoning},
+                "total_tokens": answer.n_prompt + n_generated,
+            }
+        return self._head | {
+            "status": status,
+            "error": None,
+            "incomplete_details": details,
+            "output": self._output,
+            "usage": usage,
+        }
+
+    def _grow(self, kind: str, text: str) -> Iterator[str]:
+        """Add text to the last item, or to a new one if the last is of another kind."""
+        if self._growing != kind:
+            yield from self._close()
+            self._growing = kind
+            item: dict[str, Any]
+            if kind == "content":
+                item = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
+            else:
+                item = {"id": new_id("rs_"), "type": "reasoning", "summary": []}
+            yield self._start(item | {"content": []})
+            yield self._item_event("content_part.added", content_index=0, part=self._part(""))
+        self._texts.append(text)
+        yield self._item_event(f"{self._text_kind}.delta", content_index=0, delta=text, **self._no_logprobs)
+
+    def _close(self) -> Iterator[str]:
+        """End the last item if it may grow."""
+        if not self._growing:
+            return
+        text = "".join(self._texts)
+        part = self._part(text)
+        yield self._item_event(f"{self._text_kind}.done", content_index=0, text=text, **self._no_logprobs)
+        yield self._item_event("content_part.done", content_index=0, part=part)
+        self._output[-1]["content"] = [part]
+        yield self._stop()
+        self._growing, self._texts = "", []
+
+    def _call(self, call: "ToolCall") -> Iterator[str]:
+        yield from self._close()
+        item = {"id": new_id("fc_"), "type": "function_call", "call_id": call.id, "name": call.name}
+        yield self._start(item | {"arguments": ""})
+        yield self._item_event("function_call_arguments.delta", delta=call.arguments)
+        yield self._item_event("function_call_arguments.done", name=call.name, arguments=call.arguments)
+        self._output[-1]["arguments"] = call.arguments
+        yield self._stop()
+
+    @property
+    def _is_cut(self) -> bool:
+        ended = self._answer.ended
+        return ended is not None and ended.reason in ("length", "context")
+
+    @property
+    def _text_kind(self) -> str:
+        return "output_text" if self._growing == "content" else "reasoning_text"
+
+    @property
+    def _no_logprobs(self) -> dict[str, Any]:
+        return {"logprobs": []} if self._growing == "content" else {}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": self._text_kind, "text": text}
+        return part | ({"annotations": []} if self._growing == "content" else {}) | self._no_logprobs
+
+    def _start(self, item: dict[str, Any]) -> str:
+        self._output.append(item | {"status": "in_progress"})
+        return self._event(
+            "response.output_item.added", output_index=len(self._output) - 1, item=self._output[-1]
+        )
+
+    def _stop(self) -> str:
+        self._output[-1]["status"] = "incomplete" if self._growing and self._is_cut else "completed"
+        return self._event(
+            "response.output_item.done", output_index=len(self._output) - 1, item=self._output[-1]
+        )
+
+    def _item_event(self, kind: str, **more: Any) -> str:
+        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return self._event(f"response.{kind}", **place, **more)
+
+    def _event(self, kind: str, **more: Any) -> str:
+        event = {"type": kind, "sequence_number": self._n_events, **more}
+        self._n_events += 1
+        return named(event)

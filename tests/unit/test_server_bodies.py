@@ -1,0 +1,165 @@
+"""Any JSON object as the body of any protocol: it is accepted or refused, with an error of one line."""
+
+import json
+import pickle
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from spec_local.errors import InvalidRequest
+from spec_local.server import chat_completions, completions, llama_completion, messages, responses
+from spec_local.server.chat_completions import ChatCompletions
+from spec_local.server.completions import Completions
+from spec_local.server.llama_completion import LlamaCompletion
+from spec_local.server.messages import Messages
+from spec_local.server.responses import Responses
+from tests.server_events import ANSWER, CALLING, LOADED, THOUGHTFUL, check_requests, parsed, stream, written
+
+KINDS = [ChatCompletions, Completions, LlamaCompletion, Messages, Responses]
+MODULES = [chat_completions, completions, llama_completion, messages, responses]
+FIELDS = sorted(
+    {field.alias or name for module in MODULES for name, field in module._Body.model_fields.items()}
+    | {"mirostat", "typical_p", "prompt_cache_key"}
+)
+WORDS = st.sampled_from(
+    [
+        *(
+            "auto",
+            "none",
+            "required",
+            "any",
+            "tool",
+            "function",
+            "text",
+            "json_object",
+            "json_schema",
+            "weather",
+        ),
+        *(
+            "user",
+            "assistant",
+            "system",
+            "developer",
+            "image",
+            "tool_use",
+            "tool_result",
+            "thinking",
+            "message",
+        ),
+        *(
+            "function_call",
+            "function_call_output",
+            "reasoning",
+            "input_text",
+            "output_text",
+            "enabled",
+            "{}",
+            "",
+        ),
+        *("\ud800", "\udcff", "\x00", "lookup", "off", 'root ::= "x"', "7", "-1"),
+    ]
+)
+KEYS = st.sampled_from(
+    [
+        *(
+            "type",
+            "role",
+            "content",
+            "text",
+            "name",
+            "function",
+            "arguments",
+            "parameters",
+            "input_schema",
+            "schema",
+        ),
+        *(
+            "json_schema",
+            "format",
+            "id",
+            "call_id",
+            "tool_use_id",
+            "tool_call_id",
+            "tool_calls",
+            "input",
+            "output",
+        ),
+        *(
+            "include_usage",
+            "draft_max",
+            "proposer",
+            "policy",
+            "shape",
+            "staged",
+            "thinking",
+            "display",
+            "1",
+            "-1",
+        ),
+    ]
+)
+NUMBERS = st.one_of(
+    st.integers(-3, 200),
+    st.floats(-2, 2),
+    st.sampled_from([2**31, 2**63, 2**64, 10**30, 10**400, 2**1100, -(10**400), 1e308]),
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, WORDS, st.text(max_size=5)),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(KEYS | st.text(max_size=3), inner, max_size=5)
+    ),
+    max_leaves=12,
+)
+VALID = {
+    "messages": [{"role": "user", "content": "Why?"}],
+    "prompt": "Once",
+    "input": "Why?",
+    "tools": [{"type": "function", "function": {"name": "weather"}, "name": "weather"}],
+}
+
+
+@st.composite
+def bodies(draw):
+    """Bodies of which some are valid, up to a field or two."""
+    body = {name: value for name, value in VALID.items() if draw(st.integers(0, 5))}
+    if not draw(st.integers(0, 3)):
+        body.pop("tools", None)
+    return body | draw(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=3), VALUES, max_size=3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=300, deadline=None)
+@given(bodies())
+@example({})
+@example(VALID)
+@example(VALID | {"logit_bias": {"99999999999999999999": 1}})
+@example(VALID | {"logit_bias": [[[], 1]]})
+@example(VALID | {"logit_bias": [[{}, False]]})
+@example(VALID | {"speculative": {"proposer": []}})
+@example(VALID | {"seed": 10**900})
+@example(VALID | {"mirostat": []})
+@example(VALID | {"top_p": float("inf")})
+@example(VALID | {"user": float("nan")})
+def test_any_body(kind, body):
+    try:
+        exchange = kind(body, LOADED)
+    except InvalidRequest as error:
+        text = str(error)
+        assert text.isprintable(), text
+        assert len(text) < 600
+        text.encode()
+        return
+    check_requests(exchange.requests)
+    pickle.loads(pickle.dumps(exchange.requests))
+    assert isinstance(exchange.streams, bool)
+    for answer in (ANSWER, THOUGHTFUL, CALLING):
+        n = len(exchange.requests)
+        parsed(stream(kind(body, LOADED), *[answer] * n))
+        json.dumps(written(kind(body, LOADED).whole([answer] * n)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_valid_body_is_valid(kind):
+    kinds = {Messages: [{"name": "weather"}], Responses: [{"type": "function", "name": "weather"}]}
+    check_requests(kind(VALID | {"tools": kinds.get(kind, VALID["tools"])}, LOADED).requests)

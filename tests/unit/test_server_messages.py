@@ -1,0 +1,307 @@
+"""Anthropic's messages: what bodies ask for, and what clients get, as Anthropic's package reads it."""
+
+import json
+
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from spec_local.core.sampling import SamplingSettings
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.server.events import Delta
+from spec_local.server.messages import Messages
+from spec_local.settings import GenerationSettings
+from tests.server_events import (
+    ANSWER,
+    CALLING,
+    HELLO,
+    LOADED,
+    STARTED,
+    TEXT,
+    THOUGHT,
+    THOUGHTFUL,
+    Call,
+    ended,
+    parsed,
+    stream,
+    written,
+)
+
+QUESTION = {"role": "user", "content": "Why?"}
+TOOL = {"name": "weather", "description": "Tells it.", "input_schema": {"type": "object"}}
+EVENT = TypeAdapter(RawMessageStreamEvent)
+THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+
+
+def exchange(**more):
+    return Messages({"model": "m", "max_tokens": 9, "messages": [QUESTION]} | more, LOADED)
+
+
+def request(**more):
+    return exchange(**more).requests[0]
+
+
+def events(exchange, answer):
+    found = []
+    for name, data in parsed(stream(exchange, answer)):
+        assert name == data["type"]
+        found.append(EVENT.validate_python(data))
+    return found
+
+
+def accumulated(exchange, answer):
+    """The message that a client makes of a stream."""
+    message, texts = None, {}
+    for event in events(exchange, answer):
+        match event.type:
+            case "message_start":
+                message = event.message.model_dump(exclude_unset=True)
+            case "content_block_start":
+                assert event.index == len(message["content"])
+                message["content"].append(event.content_block.model_dump(exclude_unset=True))
+            case "content_block_delta":
+                assert event.index == len(message["content"]) - 1
+                texts.setdefault(event.index, []).append(event.delta)
+            case "content_block_stop":
+                block = message["content"][event.index]
+                for delta in texts.get(event.index, []):
+                    match delta.type:
+                        case "text_delta":
+                            block["text"] += delta.text
+                        case "thinking_delta":
+                            block["thinking"] += delta.thinking
+                        case "input_json_delta":
+                            block["input"] = json.loads(delta.partial_json)
+            case "message_delta":
+                message |= event.delta.model_dump(exclude_unset=True)
+                message["usage"] |= event.usage.model_dump(exclude_unset=True)
+    assert event.type == "message_stop"
+    return message
+
+
+def whole(exchange, answer):
+    found = written(exchange.whole([answer]))
+    Message.model_validate(found)
+    return found
+
+
+# Bodies
+
+
+def test_settings():
+    found = request(
+        temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["END"], speculative=False, seed=3, stream=True
+    )
+    assert found.settings == GenerationSettings(
+        SamplingSettings(temperature=0.5, top_p=0.9, top_k=7),
+        max_tokens=9,
+        stops=["END"],
+        policy="off",
+        seed=3,
+    )
+    assert found.messages == [QUESTION]
+    assert request(max_tokens=None).settings == GenerationSettings()
+
+
+def test_a_schema_for_the_answer():
+    schema = {"type": "array"}
+    found = request(output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert json.loads(found.settings.json_schema) == schema
+
+
+def test_messages_in_openais_form():
+    use = {"type": "tool_use", "id": "u", "name": "weather", "input": {"city": "Zürich"}}
+    results = [
+        {"type": "tool_result", "tool_use_id": "u", "content": [{"type": "text", "text": "sunny"}]},
+        {"type": "tool_result", "tool_use_id": "v", "is_error": True},
+        {"type": "text", "text": "And?", "cache_control": {"type": "ephemeral"}},
+    ]
+    found = request(
+        system=[{"type": "text", "text": "Be kind."}, {"type": "text", "text": "Be short."}],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "Let me look."},
+                    use,
+                ],
+            },
+            {"role": "user", "content": results},
+        ],
+    )
+    call = {"name": "weather", "arguments": '{"city": "Zürich"}'}
+    assert found.messages == [
+        {"role": "system", "content": "Be kind.\nBe short."},
+        {"role": "user", "content": "a\nb"},
+        {
+            "role": "assistant",
+            "content": "Let me look.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "u", "type": "function", "function": call}],
+        },
+        {"role": "tool", "content": "sunny", "tool_call_id": "u"},
+        {"role": "tool", "content": "", "tool_call_id": "v"},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, "auto"),
+        ({"type": "auto", "disable_parallel_tool_use": True}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "weather"}, "weather"),
+    ],
+)
+def test_tools(choice, expected):
+    found = request(tools=[TOOL | {"type": "custom"}], tool_choice=choice)
+    function = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}}
+    assert found.tools == [{"type": "function", "function": function}]
+    assert found.tool_choice == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"messages": []}, "messages is empty: give at least one message"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: give 'user', 'assistant' or"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0]: the type image is not supported: give text, tool_use, tool_result, ",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{}]}]},
+            "messages[0].content[0]: there is no type: give text",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "u", "name": "f"}]}]},
+            "messages[0].content[0].tool_use.input is missing: add it",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "u"}]}]},
+            "messages[0] has a tool_result: only messages of the user have one",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "u", "content": [{"type": "image"}]}
+                        ],
+                    }
+                ]
+            },
+            "messages[0].content[0].tool_result.content: content of the type image is not supported: give",
+        ),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "tools of the type web_search_20250305 are not supported: give custom tools",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}},
+            "tool_choice names 'x', which is not",
+        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice is not supported"),
+        ({"max_tokens": "many"}, "max_tokens: give a valid integer"),
+    ],
+)
+def test_errors(more, message):
+    with pytest.raises(InvalidRequest) as error:
+        exchange(**more)
+    assert str(error.value).startswith(message)
+
+
+# Responses
+
+
+def test_a_whole_response():
+    found = whole(exchange(), ANSWER)
+    assert found["content"] == [{"type": "text", "text": TEXT}]
+    assert (found["stop_reason"], found["stop_sequence"], found["model"]) == ("end_turn", None, "m")
+    assert found["usage"] == {
+        "input_tokens": 7,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 5,
+        "output_tokens": 9,
+    }
+
+
+def test_calls_and_what_surrounds_them():
+    assert whole(exchange(), [STARTED, THOUGHT, *CALLING[1:]])["content"] == [
+        {"type": "text", "text": "Hello"},
+        {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Bern"}},
+        {"type": "tool_use", "id": "call_2", "name": "time", "input": {}},
+    ]
+
+
+def test_thinking_is_shown_only_if_wanted():
+    thought = {"type": "thinking", "thinking": "Let me see.", "signature": ""}
+    text = {"type": "text", "text": "Hello"}
+    assert whole(exchange(**THINKING), THOUGHTFUL)["content"] == [thought, text]
+    for more in (
+        {},
+        {"thinking": {"type": "disabled"}},
+        {"thinking": {"type": "adaptive", "display": "omitted"}},
+    ):
+        assert whole(exchange(**more), THOUGHTFUL)["content"] == [text]
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (ended(), "end_turn"),
+        (ended(stopping_word="END"), "stop_sequence"),
+        (ended("length"), "max_tokens"),
+        (ended("context"), "model_context_window_exceeded"),
+        (ended("cancelled"), "end_turn"),
+    ],
+)
+def test_stop_reasons(last, reason):
+    found = whole(exchange(), [STARTED, last])
+    assert (found["stop_reason"], found["stop_sequence"]) == (reason, last.stopping_word or None)
+    assert found["content"] == []
+    assert whole(exchange(), CALLING)["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [ANSWER, THOUGHTFUL, CALLING, [STARTED, THOUGHT, HELLO, *CALLING[1:]], [STARTED, ended("length")]],
+)
+def test_a_stream_makes_the_same_message(answer):
+    message = accumulated(exchange(stream=True, **THINKING), answer)
+    assert message | {"id": ""} == whole(exchange(**THINKING), answer) | {"id": ""}
+
+
+def test_the_events_of_a_stream():
+    assert [event.type for event in events(exchange(**THINKING), THOUGHTFUL)] == [
+        "message_start",
+        *("content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"),
+        *("content_block_start", "content_block_delta", "content_block_stop"),
+        "message_delta",
+        "message_stop",
+    ]
+    start = events(exchange(), ANSWER)[0].message
+    assert (start.content, start.stop_reason, start.usage.input_tokens) == ([], None, 7)
+
+
+@pytest.mark.parametrize("arguments", ['{"x": "\\ud800"}', '{"x": 1e999}', "[1]", "no", "{" * 10**5])
+def test_arguments_that_are_no_json_object(arguments):
+    answer = [STARTED, Delta(tool_calls=(Call("c", "f", arguments),)), ended()]
+    (block,) = whole(exchange(), answer)["content"]
+    assert block["input"] == ({"x": "?"} if "ud800" in arguments else {"arguments": arguments})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(ContextOverflow("long"), "invalid_request_error"), (BackendError("bad"), "api_error")],
+)
+def test_a_failure_in_a_stream(error, kind):
+    ((name, data),) = parsed("".join(exchange().failed(error)))
+    assert name == "error"
+    assert data == {"type": "error", "error": {"type": kind, "message": str(error)}}

@@ -1,0 +1,230 @@
+"""OpenAI's responses: what bodies ask for, and what clients get, as OpenAI's package reads it."""
+
+import json
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from spec_local.core.sampling import SamplingSettings
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.server.responses import Responses
+from spec_local.settings import GenerationSettings
+from tests.server_events import (
+    ANSWER,
+    CALLING,
+    LOADED,
+    STARTED,
+    TEXT,
+    THOUGHTFUL,
+    ended,
+    parsed,
+    stream,
+    written,
+)
+
+EVENT = TypeAdapter(ResponseStreamEvent)
+TOOL = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": {"type": "object"}}
+
+
+def exchange(given="Why?", **more):
+    return Responses({"input": given} | more, LOADED)
+
+
+def request(given="Why?", **more):
+    return exchange(given, **more).requests[0]
+
+
+def events(exchange, answer):
+    found = parsed(stream(exchange, answer))
+    assert [data["sequence_number"] for _, data in found] == list(range(len(found)))
+    for name, data in found:
+        assert name == data["type"]
+        EVENT.validate_python(data)
+    return [data for _, data in found]
+
+
+def whole(exchange, answer):
+    found = written(exchange.whole([answer]))
+    Response.model_validate(found)
+    return found
+
+
+def without_ids(value):
+    if isinstance(value, dict):
+        return {key: without_ids(each) for key, each in value.items() if key not in ("id", "created_at")}
+    return [without_ids(each) for each in value] if isinstance(value, list) else value
+
+
+# Bodies
+
+
+def test_settings():
+    found = request(temperature=0.5, top_p=0.9, max_output_tokens=7, store=True, speculative={"draft_max": 2})
+    assert found.settings == GenerationSettings(
+        SamplingSettings(temperature=0.5, top_p=0.9), max_tokens=7, draft_max=2
+    )
+    assert found.messages == [{"role": "user", "content": "Why?"}]
+    assert request().settings == GenerationSettings()
+
+
+def test_a_schema_for_the_answer():
+    schema = {"type": "array"}
+    form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    assert json.loads(request(text={"format": form}).settings.json_schema) == schema
+    assert whole(exchange(text={"format": form}), ANSWER)["text"] == {"format": form}
+
+
+def test_items_as_messages():
+    found = request(
+        [
+            {"role": "developer", "content": [{"type": "input_text", "text": "Be short."}]},
+            {"role": "user", "content": "Weather?"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]},
+            {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}", "id": "fc"},
+            {"type": "function_call", "call_id": "b", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "sunny"},
+            {
+                "type": "function_call_output",
+                "call_id": "b",
+                "output": [{"type": "input_text", "text": "rain"}],
+            },
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Again."}]},
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "snow"},
+        ],
+        instructions="Be kind.",
+    )
+
+    def call(number):
+        function = {"name": "weather", "arguments": "{}"}
+        return {"id": number, "type": "function", "function": function}
+
+    assert found.messages == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "Wait.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [call("a"), call("b")],
+        },
+        {"role": "tool", "content": "sunny", "tool_call_id": "a"},
+        {"role": "tool", "content": "rain", "tool_call_id": "b"},
+        {"role": "assistant", "content": "", "reasoning_content": "Again.", "tool_calls": [call("c")]},
+        {"role": "tool", "content": "snow", "tool_call_id": "c"},
+    ]
+
+
+def test_tools():
+    found = exchange(tools=[TOOL | {"strict": True}], tool_choice={"type": "function", "name": "weather"})
+    function = {key: TOOL[key] for key in ("name", "description", "parameters")}
+    assert found.requests[0].tools == [{"type": "function", "function": function}]
+    assert found.requests[0].tool_choice == "weather"
+    response = whole(found, CALLING)
+    assert response["tools"] == [TOOL | {"strict": True}]
+    assert response["tool_choice"] == {"type": "function", "name": "weather"}
+    assert request(tools=[TOOL], tool_choice="required").tool_choice == "required"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"given": []}, "input is empty: give text, or at least one message"),
+        ({"given": [{"type": "reasoning", "summary": []}]}, "input has no message: give text, or at least"),
+        (
+            {"given": [{"type": "item_reference", "id": "x"}]},
+            "input[0]: the type item_reference is not supported",
+        ),
+        (
+            {"given": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].message.content: content of the type input_image is not supported: give text",
+        ),
+        (
+            {"previous_response_id": "resp_1"},
+            "previous_response_id and conversation are not supported: give all",
+        ),
+        ({"background": True}, "background is not supported: leave it out"),
+        (
+            {"tools": [{"type": "web_search"}]},
+            "tools[0]: the type web_search is not supported: give function",
+        ),
+        ({"tool_choice": "required"}, "tool_choice needs tools"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "the format json_schema has no schema"),
+        ({"max_output_tokens": 1.5}, "max_output_tokens: give a valid integer"),
+    ],
+)
+def test_errors(more, message):
+    with pytest.raises(InvalidRequest) as error:
+        exchange(**more)
+    assert str(error.value).startswith(message)
+
+
+# Responses
+
+
+def test_a_whole_response():
+    found = whole(exchange(model="m"), ANSWER)
+    (item,) = found["output"]
+    text = {"type": "output_text", "text": TEXT, "annotations": [], "logprobs": []}
+    assert (item["type"], item["status"], item["content"]) == ("message", "completed", [text])
+    assert Response.model_validate(found).output_text == TEXT
+    assert (found["status"], found["incomplete_details"], found["model"]) == ("completed", None, "m")
+    assert found["usage"]["input_tokens_details"]["cached_tokens"] == 5
+    assert (found["usage"]["input_tokens"], found["usage"]["output_tokens"]) == (12, 9)
+
+
+def test_reasoning_and_an_answer_that_was_cut_short():
+    found = whole(exchange(), THOUGHTFUL)
+    reasoning, message = found["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Let me see."}]
+    assert (reasoning["status"], message["status"]) == ("completed", "incomplete")
+    assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert found["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_calls():
+    found = whole(exchange(), CALLING)
+    assert [item["type"] for item in found["output"]] == ["message", "function_call", "function_call"]
+    assert [(i["call_id"], i["name"], i["arguments"], i["status"]) for i in found["output"][1:]] == [
+        ("call_1", "weather", '{"city": "Bern"}', "completed"),
+        ("call_2", "time", "{}", "completed"),
+    ]
+
+
+@pytest.mark.parametrize("answer", [ANSWER, THOUGHTFUL, CALLING, [STARTED, ended("length")]])
+def test_a_stream_ends_with_the_same_response(answer):
+    found = events(exchange(stream=True), answer)
+    assert without_ids(found[-1]["response"]) == without_ids(whole(exchange(), answer))
+    assert found[-1]["type"] == f"response.{found[-1]['response']['status']}"
+
+
+def test_the_events_of_a_stream():
+    found = events(exchange(), [*CALLING[:2], *CALLING[3:]])
+    assert [event["type"].removeprefix("response.") for event in found] == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done"),
+        *("output_item.done", "completed"),
+    ]
+    assert found[0]["response"]["output"] == []
+    assert {event["item_id"] for event in found if event.get("output_index") == 0 and "item_id" in event} == {
+        found[2]["item"]["id"]
+    }
+    assert found[2]["item"]["status"] == "in_progress"
+    deltas = [event["delta"] for event in events(exchange(), ANSWER) if "delta" in event]
+    assert "".join(deltas) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ContextOverflow("long"), "invalid_prompt"), (BackendError("bad"), "server_error")]
+)
+def test_a_failure_in_a_stream(error, code):
+    ((name, data),) = parsed("".join(exchange().failed(error)))
+    EVENT.validate_python(data)
+    assert name == "response.failed"
+    assert data["response"]["status"] == "failed"
+    assert data["response"]["error"] == {"code": code, "message": str(error)}
