@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from spec_local.chat.call_formats import ToolCall
     from spec_local.chat.conversation import Conversation
     from spec_local.chat.template import ChatTemplate
-    from spec_local.chat.tool_calls import ToolCallParser
     from spec_local.chat_session import ChatSession, MessagesDropped
     from spec_local.core.sampling import SamplingSettings, TokenLogprob
     from spec_local.engine.events import Failed, Prefilled, Statistics
@@ -46,7 +45,6 @@ __all__ = [
     "Text",
     "TokenLogprob",
     "ToolCall",
-    "ToolCallParser",
     "__version__",
 ]
 
@@ -55,7 +53,6 @@ _HOMES = {
     "spec_local.chat.conversation": ("Conversation",),
     "spec_local.chat.call_formats": ("ToolCall",),
     "spec_local.chat.template": ("ChatTemplate",),
-    "spec_local.chat.tool_calls": ("ToolCallParser",),
     "spec_local.settings": ("GenerationSettings",),
     "spec_local.session": ("Done", "RowEvent", "Session", "Text"),
     "spec_local.engine.events": ("Failed", "Prefilled", "Statistics"),

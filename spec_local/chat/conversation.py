@@ -172,17 +172,18 @@ class Conversation:
         self, events: Generator[_Event, None, None], splitter: Splitter
     ) -> Generator[_Event, None, None]:
         """Yield the events of the answer to the last `prompt`, and add the answer when they end."""
-        content, tokens = "", list[int]()
+        content, tokens, is_whole = "", list[int](), False
         try:
             for event in events:
                 if isinstance(event, Text | Done):
                     content += event.text
                 if isinstance(event, Text):
                     tokens += event.tokens
+                is_whole = isinstance(event, Done) and event.reason != "cancelled"
                 yield event
         finally:
             events.close()
-            if tokens:
+            if tokens or is_whole:
                 parts = splitter.finish(content)
                 self.answer(parts.answer, tokens, parts.reasoning)
 

@@ -15,7 +15,9 @@ import typer
 from spec_local.llama.tiny import write_tiny_model
 from specdec_cli import settings
 from specdec_cli.app import app
+from tests.chat_templates import TOOL_TEMPLATES
 from tests.hub_server import HubServer
+from tests.scripted_model import write_scripted_model
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,6 +49,8 @@ licence = "none"
 repo = "tiny/tiny-GGUF"
 file = "draft.gguf"
 """
+TOOL_CALL = "<0x0A>", ['<tool_call>{"name": "weather", ', '"arguments": {"city": "Paris"}}</tool_call>']
+"""The last token of the prompt, and what the model of the docs writes then."""
 
 
 def blocks(page):
@@ -89,6 +93,8 @@ def world(specdec, main, draft, hub, tmp_path_factory):
     write_tiny_model(folder / "main-f16.gguf", n_layers=1, n_embd=256, n_ctx=4096)
     marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
     write_tiny_model(folder / "coder.gguf", n_layers=1, n_ctx=4096, extra_tokens=marks)
+    before, script = TOOL_CALL
+    write_scripted_model(folder / "qwen3-8b.gguf", TOOL_TEMPLATES["Hermes"], before, script)
     (folder / "notes.txt").write_text("Milk.\nBread.\n")
     (folder / "sum.py").write_text("def sum(a, b):\n    c = a\n    c += b\n    return c\n")
     (folder / "config/specdec").mkdir(parents=True)

@@ -23,7 +23,9 @@ from spec_local import (
 from spec_local.arguments import check
 from spec_local.chat.messages import Message
 from spec_local.chat.request import Request
+from spec_local.chat.tool_use import ToolUse
 from spec_local.errors import InvalidRequest
+from tests.chat_templates import TOOL_TEMPLATES, StandIn
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -49,10 +51,13 @@ STRANGE = [
     *({}, {"a": 1}, {1: "a"}, {1: math.nan}, {-1: 1.0}, {5: -(2**999)}, {2**999: 1}, {10**400: 0.5}),
     *([{"role": "user"}], [{"role": "user", "content": 5}], [{"role": "user", "content": "\ud800"}]),
     *([{"content": "a"}], [{"role": "user", "content": "a", "reasoning_content": 5}]),
+    *([{"function": {"name": "a", "parameters": each}}] for each in (5, [1], {1: {2}}, {"a": Odd()})),
+    *([{"role": "assistant", "tool_calls": each}] for each in (5, [5], [{}], [{"function": {"name": 5}}])),
     *(Path("absent"), Path(), GenerationSettings(), SamplingSettings(), SimpleNamespace()),
 ]
 OF_RECORDS = {
-    *("Done", "Failed", "MessagesDropped", "Prefilled", "RowEvent", "Statistics", "Text", "TokenLogprob")
+    *("Done", "Failed", "MessagesDropped", "Prefilled", "RowEvent", "Statistics", "Text", "TokenLogprob"),
+    "ToolCall",
 }
 """Events and their parts, which the library creates, and users only read."""
 
@@ -68,7 +73,9 @@ def session(tiny_model, make_context, monkeypatch):
 def calls(session, tiny_model, tmp_path, monkeypatch):
     """Public functions and methods, by name, with arguments that are right."""
     monkeypatch.chdir(tmp_path)  # some strange values are names of files
-    template = ChatTemplate(tiny_model)
+    template, question = ChatTemplate(tiny_model), [{"role": "user", "content": "a"}]
+    vocabulary = tiny_model.vocabulary
+    tools = ChatTemplate(StandIn(path="x", vocabulary=vocabulary, chat_template=TOOL_TEMPLATES["Hermes"]))
     conversation = Conversation(tiny_model, template)
     settings = GenerationSettings(policy="off", max_tokens=1)
     chat = ChatSession(session, conversation, settings)
@@ -87,6 +94,8 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
             {"main": path, "n_ctx": n_ctx, "threads": threads, "parallel": 2, "log": log},
         ),
         "generate": (session.generate, {"prompt": "a", "settings": settings}),
+        "chat": (session.chat, {"messages": question, "settings": settings}),
+        "ToolUse": (ToolUse, {"template": tools, "tools": [{"function": {"name": "b"}}], "choice": "b"}),
         "generate_many": (
             session.generate_many,
             {"prompts": ["a", [300]], "settings": settings, "max_rows": 1, "totals": Statistics()},
@@ -103,7 +112,7 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
         "chat.save": (chat.save, {"path": "chat.json"}),
         "chat.load": (chat.load, {"path": "chat.json"}),
         "ChatTemplate": (ChatTemplate, {"model": tiny_model}),
-        "render": (template.render, {"messages": [{"role": "user", "content": "a"}]}),
+        "render": (template.render, {"messages": question}),
         "Conversation": (Conversation, {"model": tiny_model, "template": template}),
         "ask": (lambda content: (conversation.clear(), conversation.ask(content)), {"content": "a"}),
         "answer": (
@@ -122,7 +131,7 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
 
 NAMES = [
     *("SamplingSettings", "GenerationSettings", "Request", "Session", "Session.open", "generate"),
-    "generate_many",
+    *("chat", "ToolUse", "generate_many"),
     *("save_state", "load_state", "proposers", "lookups", "ChatSession", "send", "chat.save", "chat.load"),
     *("ChatTemplate", "render", "Conversation", "ask", "answer", "restore", "system", "datastore"),
 ]
@@ -136,6 +145,9 @@ def use(result):
         result.ask("a")
     elif isinstance(result, Request):
         result.is_plain(SimpleNamespace(chat_template=None))
+    elif isinstance(result, ToolUse):
+        result.render([{"role": "user", "content": "a"}])
+        result.settings(GenerationSettings())
     elif isinstance(result, ChatSession):
         list(result.send("a"))
     elif hasattr(result, "__next__"):

@@ -143,6 +143,13 @@ def test_a_call_can_be_required(sessions, kind, choice, name):
         assert prefilled.statistics.cached_n >= len(cached) - 1
 
 
+def test_an_answer_without_tokens_is_an_answer(hermes):
+    text_of(hermes.chat([ASKED], replace(GREEDY, max_tokens=0), tools=TOOLS))
+    assert hermes.answer == {"role": "assistant", "content": ""}
+    hermes.chat([ASKED], GREEDY, tools=TOOLS).close()
+    assert hermes.answer is None
+
+
 def test_tool_choice_none(hermes):
     (prefilled, *_) = hermes.chat([ASKED], GREEDY)
     (same, *_) = hermes.chat([ASKED], GREEDY, tools=TOOLS, tool_choice="none")
