@@ -3,12 +3,9 @@
 Views only append and never rewrite the screen, so that the terminal can be resized, scrolled and copied from.
 """
 
-import codecs
-import itertools
 import os
 import re
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -19,7 +16,7 @@ from specdec_cli.wrapping import Unwrapped, Wrapped
 if TYPE_CHECKING:
     from rich.text import Text as Styled
 
-    from spec_local.core.proposal import Proposal
+    from spec_local.marked_text import Span
     from spec_local.session import Text
 
 
@@ -83,12 +80,11 @@ class Drafts:
         marks: Marks | None = _COLOURS,
         write: Wrapped | Unwrapped | None = None,
     ) -> None:
-        self._piece, self._write = piece, write or Unwrapped(render.answer)
-        self._accepted, self._corrected = (marks.accepted, marks.corrected) if marks else ("", "")
-        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        # Characters of the tokens so far, with their styles. The session's text lags behind them while it may
-        # be the beginning of a stop string.
-        self._pending: deque[tuple[str, str]] = deque()
+        from spec_local.marked_text import MarkedText
+
+        self._text = MarkedText(piece)
+        self._write = write or Unwrapped(render.answer)
+        self._styles = {"accepted": marks.accepted, "corrected": marks.corrected} if marks else {}
         self._rejected: list[str] = []
         legend = "rejected draft tokens are listed after the answer"
         if marks:
@@ -99,20 +95,10 @@ class Drafts:
         self.legend = legend
 
     def show(self, event: "Text") -> None:
-        n = event.n_accepted
-        rejected = self._rejected_branches(event.proposal, event.tokens[:n])
-        for i, token in enumerate(event.tokens):
-            corrected = self._corrected if rejected else ""
-            style = self._accepted if i < n else corrected
-            self._pending.extend((char, style) for char in self._decoder.decode(self._piece(token)))
-        if rejected:
-            instead = self._text(event.tokens[n : n + 1]) or "the end"
-            self._rejected.append(f"{rejected} → {instead}")
-        self._release(event.text)
+        self._show(self._text.feed(event))
 
     def end(self, text: str) -> None:
-        self._pending.extend((char, "") for char in self._decoder.decode(b"", final=True))
-        self._release(text)
+        self._show(self._text.finish(text))
         self._write.flush()
 
     def notes(self) -> list[str]:
@@ -122,26 +108,17 @@ class Drafts:
         listed = " · ".join(self._rejected[:_MAX_LISTED])
         return [f"rejected: {listed}" + (f" · and {more} more" if more > 0 else "")]
 
-    def _rejected_branches(self, proposal: "Proposal", accepted: Sequence[int]) -> str:
-        """Return each branch of a proposal after the accepted tokens."""
-        children, path = proposal.children(), proposal.follow(accepted)
-        branches = []
-        for child in children.get(path[-1] if path else -1, ()):
-            branch = [child]
-            while branch[-1] in children:
-                branch.append(children[branch[-1]][0])
-            branches.append(self._text([proposal.tokens[node] for node in branch]))
-        return ", ".join(filter(None, branches))
+    def _show(self, spans: "Sequence[Span]") -> None:
+        for span in spans:
+            if span.text:
+                self._write(span.text, self._styles.get(span.kind, ""))
+            if span.rejected:
+                branches = ", ".join(map(_quoted, span.rejected))
+                self._rejected.append(f"{branches} → {_quoted(span.text) if span.text else 'the end'}")
 
-    def _text(self, tokens: Sequence[int]) -> str:
-        text = _on_one_line(b"".join(map(self._piece, tokens)).decode("utf-8", "replace"))
-        return f"“{text}”" if text else ""
 
-    def _release(self, text: str) -> None:
-        """Write the pending characters of this text."""
-        parts = [self._pending.popleft() for _ in range(min(len(text), len(self._pending)))]
-        for style, group in itertools.groupby(parts, key=lambda part: part[1]):
-            self._write("".join(part for part, _ in group), style)
+def _quoted(text: str) -> str:
+    return f"“{_on_one_line(text)}”"
 
 
 def _on_one_line(text: str) -> str:

@@ -31,6 +31,8 @@ from spec_local.server.protocol import Exchange
 PROTOCOLS = {
     "/v1/chat/completions": "spec_local.server.chat_completions:ChatCompletions",
     "/v1/completions": "spec_local.server.completions:Completions",
+    "/v1/messages": "spec_local.server.messages:Messages",
+    "/v1/responses": "spec_local.server.responses:Responses",
     "/completion": "spec_local.server.llama_completion:LlamaCompletion",
     "/completions": "spec_local.server.llama_completion:LlamaCompletion",
 }

@@ -23,6 +23,7 @@ from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.marked_text import MarkedText
 from spec_local.server.events import (
     AnswerRequest,
     Delta,
@@ -49,6 +50,7 @@ class _Running:
     chat: Conversation | None = None
     splitter: Splitter = field(default_factory=Splitter)
     parser: ToolCallParser = field(default_factory=ToolCallParser)
+    marked: MarkedText | None = None
     answer: str = ""
     reasoning: str = ""
     generated: list[int] = field(default_factory=list)
@@ -131,7 +133,10 @@ class EngineProcess:
             if self._is_cancelled(id):
                 self._finish(id, Ended(Delta(), "cancelled", Statistics()))
                 return
-            self._ready.put(self._chat(id, request) if request.messages else self._text(id, request))
+            running = self._chat(id, request) if request.messages else self._text(id, request)
+            if request.marks:
+                running.marked = MarkedText(self._model.vocabulary.piece)
+            self._ready.put(running)
         except SpecLocalError as error:
             self._finish(id, Refused(error))
 
@@ -229,6 +234,8 @@ class EngineProcess:
                 for token, each in zip(tokens, event.logprobs, strict=True)
             ]
         proposal = event.proposal
+        if running.marked:
+            running.marked.add(event)
         return replace(
             self._parts(running, event.text),
             tokens=tokens,
@@ -243,7 +250,12 @@ class EngineProcess:
         running.reasoning += parts.reasoning
         running.answer += parts.answer
         found = (running.parser.finish if is_last else running.parser.feed)(parts.answer)
-        return Delta(found.text, parts.reasoning, found.calls)
+        spans = []
+        if running.marked:
+            spans = [
+                span for part in (parts.reasoning, found.text) if part for span in running.marked.take(part)
+            ]
+        return Delta(found.text, parts.reasoning, found.calls, spans=spans)
 
     def _end(self, running: _Running, event: Done) -> None:
         rest = self._parts(running, event.text, is_last=True)

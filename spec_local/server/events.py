@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from spec_local.chat.messages import Message
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.errors import SpecLocalError
+from spec_local.marked_text import Span
 from spec_local.settings import GenerationSettings
 
 if TYPE_CHECKING:
@@ -55,20 +56,6 @@ class Token:
     piece: bytes
     logprob: float | None = None
     top: "Sequence[Token]" = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A part of the text.
-
-    kind: ``main``: the main model's; ``accepted``: accepted draft tokens; ``corrected``: the main model's,
-    where it rejected others.
-    rejected: the texts of the rejected branches.
-    """
-
-    text: str
-    kind: str
-    rejected: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

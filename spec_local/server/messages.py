@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from spec_local.chat.template import Message
+from spec_local.chat.messages import Message
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server.answer_so_far import AnswerSoFar, pieces

@@ -20,7 +20,7 @@ LAYERS = (
     ("datastore", "calibration", "proposers"),
     ("settings", "engine", "models", "turns"),
     ("assembly", "answer_text"),
-    ("running_answers", "chat"),
+    ("running_answers", "chat", "marked_text"),
     ("session",),
     ("answer_json", "chat_session", "llama_cpp_python"),
     ("batch", "bench"),
