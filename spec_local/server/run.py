@@ -99,6 +99,7 @@ async def _run(
     metrics = Metrics(lambda: engine.n_running, lambda: engine.n_unfinished - engine.n_running)
     config = uvicorn.Config(
         app.create(engine, metrics, access),
+        lifespan="off",  # the engine is started and stopped here
         log_level="error",
         access_log=False,
         server_header=False,

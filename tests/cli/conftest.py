@@ -69,7 +69,7 @@ class Specdec:
 
     @staticmethod
     def wait_for(process, text, timeout=30):
-        """Read a process's stderr up to a line that contains a text; kill the process after a timeout."""
+        """Read a process's stderr up to a line that contains a text, and return it; kill it after a timeout."""
         timer = threading.Timer(timeout, process.kill)
         timer.start()
         try:
@@ -77,6 +77,7 @@ class Specdec:
             while text not in lines[-1]:
                 lines.append(process.stderr.readline())
                 assert lines[-1], (text, lines)
+            return lines[-1]
         finally:
             timer.cancel()
 
