@@ -185,6 +185,24 @@ TOOL_TEMPLATES = {
         "else value | string }}{{ '\n</parameter>\n' }}{% endfor %}</function>\n</tool_call>{% endfor %}"
         "<|im_end|>{% endfor %}{{ '<|im_start|>assistant\n' }}"
     ),
+    # gpt-oss: the header of a message names the tool.
+    "gpt-oss": (
+        "{% for t in tools or [] %}{{ '<|start|>developer<|message|>// ' + t.function.description }}"
+        "{{ '\ntype ' + t.function.name + '<|end|>' }}{% endfor %}"
+        "{% for m in messages %}{% if '<|channel|>' in m.content %}"
+        "{{ raise_exception('markers') }}{% endif %}"
+        "{% if m.role == 'tool' %}{{ '<|start|>functions.' + m.name }}"
+        "{{ ' to=assistant<|channel|>commentary<|message|>' + m.content | tojson + '<|end|>' }}"
+        "{% elif m.tool_calls %}{% if m.reasoning_content %}"
+        "{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.reasoning_content + '<|end|>' }}"
+        "{% endif %}"
+        "{% set call = m.tool_calls[0].function %}{{ '<|start|>assistant to=functions.' + call.name }}"
+        "{{ '<|channel|>commentary json<|message|>' + call.arguments | tojson + '<|call|>' }}"
+        "{% elif m.role == 'assistant' %}"
+        "{{ '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|end|>' }}"
+        "{% else %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endif %}"
+        "{% endfor %}{{ '<|start|>assistant' }}"
+    ),
     # DeepSeek: arguments as text. Others print whole tools, or the names of their parameters.
     "text": (
         "{% if tools %}{{ tools }}{{ '<|im_start|>' ~ tools[0] ~ '<|im_end|>' }}"

@@ -13,7 +13,7 @@ _LOGIT = 30  # of the next token of the script; those of all others are far belo
 THOUGHT, ANSWER = "Hm, what?\n\nThe sky", "It is\n\nblue."
 _MARKERS = ["<think>", "</think>"]
 # Without the last two, llama.cpp takes <|end|> for the end of an answer.
-_CHANNELS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+CHANNELS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
 _THOUGHT = ("Hm, ", "what?", "\n\nThe", " sky")
 _ANSWER = ("It is", "\n\nblue.")
 _THINKING = {  # the last token before the script, and its tokens; no token occurs twice
@@ -33,7 +33,7 @@ _THINKING["kept"] = _THINKING["both markers"]
 def write_thinking_model(path, kind):
     """Write a model with one of `THINKING_TEMPLATES` that always generates `THOUGHT` and `ANSWER`."""
     before, script = _THINKING[kind]
-    more = _CHANNELS if kind == "channels" else _MARKERS
+    more = CHANNELS if kind == "channels" else _MARKERS
     return write_scripted_model(path, THINKING_TEMPLATES[kind], before, script, more)
 
 

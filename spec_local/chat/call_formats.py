@@ -315,7 +315,7 @@ _GLM = _Tags(
 _FORMATS = (
     # gpt-oss. The token that ends a call, <|call|>, ends the answer, too.
     CallFormat(
-        signs=("<|channel|>", "to=functions."),
+        signs=("<|channel|>", "functions."),
         openings=("<|end|><|start|>assistant", "<|start|>assistant", "<|channel|>", "to=functions."),
         read=_read_gpt_oss,
         closings=("<|call|>", "<|end|>"),
@@ -356,13 +356,20 @@ _FORMATS = (
         control=("<tool_call>", "</tool_call>"),
         prefix="<tool_call>\n",
     ),
-    CallFormat(  # Granite 3
+    CallFormat(  # Granite 3, Phi-4-mini
         signs=("<|tool_call|>",),
         openings=("<|tool_call|>",),
         read=_read_json,
-        closings=(_FENCE,),
+        closings=("<|/tool_call|>", _FENCE),
         bare=True,
-        control=("<|tool_call|>",),
+        control=("<|tool_call|>", "<|/tool_call|>"),
+    ),
+    CallFormat(  # Nemotron
+        signs=("<TOOLCALL>",),
+        openings=("<TOOLCALL>",),
+        read=_read_json,
+        closings=("</TOOLCALL>",),
+        control=("<TOOLCALL>", "</TOOLCALL>"),
     ),
     CallFormat(  # Llama 3
         signs=('"parameters"', '"name"'),

@@ -17,7 +17,7 @@ from spec_local.llama.tiny import CHAT_TEMPLATE
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import TOOL_TEMPLATES, StandIn
-from tests.scripted_model import write_scripted_model
+from tests.scripted_model import CHANNELS, write_scripted_model
 
 GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=100)
 PARAMETERS = {
@@ -103,6 +103,29 @@ def test_a_chat_with_a_call_and_its_result(sessions, kind):
     assert text_of(events) == raw
     if kind == "Mistral":
         assert call.id == answer["tool_calls"][0]["id"] == "abcdefgh9"
+
+
+def test_a_call_after_the_reasoning_of_gpt_oss(tmp_path):
+    script = ["<|channel|>", "analysis<|mess", "age|>", "I look.", "<|end|>", "<|start|>", "assistant<|chan"]
+    script += [
+        "nel|>commentary to=func",
+        "tions.weather <|constrain|>json",
+        "<|message|>",
+        '{"city": "Paris"}',
+    ]
+    path = write_scripted_model(tmp_path / "m.gguf", TOOL_TEMPLATES["gpt-oss"], "assistant", script, CHANNELS)
+    with Session.open(path, n_ctx=512, threads=1) as session:
+        events = session.chat([ASKED], GREEDY, tools=TOOLS)
+        splitter, parser = session.splitter(), session.tool_call_parser()
+        parts = splitter.finish(text_of(events))
+        assert parts.reasoning == "I look."
+        found = parser.finish(parts.answer)
+        assert (found.text, [call.name for call in found.calls]) == ("", ["weather"])
+        answer = session.answer
+        assert answer["reasoning_content"] == "I look."
+        assert [call["function"] for call in answer["tool_calls"]] == [CALLED]
+        result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "18 °C"}
+        assert text_of(session.chat([ASKED, answer, result], GREEDY, tools=TOOLS)) == "".join(script)
 
 
 def test_without_tools_nothing_is_a_call(session):

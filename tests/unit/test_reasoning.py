@@ -20,11 +20,16 @@ KINDS = {  # template, openings in the output after a plain prompt, closings
     ),
     "Gemma 4": ("{{ x.split('<channel|>') }}", ["<|channel>thought"], ["<channel|>"]),
 }
+CALLS = [
+    f"{before}<|start|>assistant{header} to=functions."
+    for before in ("", "<|end|>")
+    for header in ("", "<|channel|>analysis", "<|channel|>commentary")
+]
 # Few letters, and parts of markers, so that they occur, begin, and overlap.
 PIECES = [
     *("a", " ", "\n", "<", ">", "|", "<think>", "</think>", "<thi", "nk>", "</", "think"),
     *("<|start|>", "assistant", "<|channel|>", "analysis", "commentary", "final", "<|message|>", "<|end|>"),
-    *("<|channel>thought", "<channel|>", "\udcff", "é"),
+    *("<|channel>thought", "<channel|>", "\udcff", "é", " to=functions.", CALLS[-1]),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 SPLITS = st.lists(st.integers(0, 200), max_size=60)
@@ -42,6 +47,10 @@ def split(splitter, text, splits):
     return Parts(*map("".join, zip(*parts, splitter.finish(), strict=True)))
 
 
+def calls_of(kind):
+    return CALLS if kind == "gpt-oss" else []
+
+
 def expected(kind, text, prompt=""):
     """The parts of a whole text."""
     _, openings, closings = KINDS[kind]
@@ -49,9 +58,12 @@ def expected(kind, text, prompt=""):
     for at_start in ([begun + text] if begun else []) + [text.lstrip()]:
         for opening in filter(at_start.startswith, openings):
             thought, answer = at_start.removeprefix(opening).lstrip("\n"), None
-            ends = [(thought.find(c), c) for c in closings if c in thought]
+            calls = calls_of(kind)
+            ends = [(thought.find(c), c) for c in [*closings, *calls] if c in thought]
             if ends:
                 end, which = min(ends)
+                if which in calls:
+                    return Parts(thought[:end].rstrip("\n"), thought[end:])
                 thought, answer = thought[:end].rstrip("\n"), thought[end + len(which) :].lstrip("\n")
             return Parts(thought, answer or "")
         if at_start.startswith(closings[0]):
@@ -99,10 +111,11 @@ def test_nothing_is_held_back_but_what_may_become_a_marker(kind, text, splits):
     for a, b in itertools.pairwise(borders):
         sofar += text[a:b]
         shown += splitter.feed(text[a:b]).reasoning
-        if any(closing in sofar for closing in closings):
+        ends = [*closings, *calls_of(kind)]
+        if any(end in sofar for end in ends):
             return
         held = sofar.lstrip("\n").removeprefix(shown).lstrip("\n")
-        assert any(closing.startswith(held) for closing in closings)
+        assert any(end.startswith(held) for end in ends)
 
 
 def test_the_answer_is_never_held_back():

@@ -36,10 +36,11 @@ FORMS = {  # what tells the template of the form
     "Llama 3": """…Respond in the format {"name": function name, "parameters": arguments}…""",
     "Mistral": "…[TOOL_CALLS]{{ call | tojson }}…",
     "Qwen3-Coder": "…<tool_call>\n<function={{ name }}>\n<parameter=…",
-    "gpt-oss": "…<|channel|>…{{ ' to=functions.' + name }}…",
+    "gpt-oss": "…<|channel|>…to={{ 'functions.' + name }}…",
     "Gemma 4": "…<|tool_call>call:{{ name }}…",
     "GLM": "…<tool_call>{{ name }}\n<arg_key>…",
     "Granite": "…<|tool_call|>{{ calls | tojson }}…",
+    "Nemotron": "…<TOOLCALL>[{{ calls }}]</TOOLCALL>…",
 }
 PARIS = '{"city": "Paris"}'
 WEATHER, NOW = ("weather", {"city": "Paris"}), ("time.now", {})
@@ -55,7 +56,8 @@ MARKED = {  # a call of each form, as models write it
     "gpt-oss": f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{PARIS}",
     "Gemma 4": '<|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|>',
     "GLM": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
-    "Granite": f"<|tool_call|>[{CALL}]",
+    "Granite": f"<|tool_call|>[{CALL}]<|/tool_call|>",
+    "Nemotron": f"<TOOLCALL>[{CALL}]</TOOLCALL>",
 }
 PIECES = [
     *("a", " ", "\n", ";", "{", "}", "[", "]", '"', "\\", "<", ">", "|", "/", "`", "```json\n", "```"),
@@ -163,7 +165,8 @@ def test_a_call_is_complete_as_soon_as_its_text_is(form):
 def test_every_beginning_of_a_call_is_text(form):
     call = MARKED[form]
     complete = next(n for n in range(len(call) + 1) if whole(form, call[:n])[1])
-    assert complete >= len(call.removesuffix("</tool_call>").rstrip())
+    closings = ("", *format_of(FORMS[form]).closings)
+    assert complete in [len(call.removesuffix(closing).rstrip()) for closing in closings]
     for n in range(complete):
         assert whole(form, f"a {call[:n]}") == (f"a {call[:n]}", [])
         # The text before it, and a call after it, are found all the same.
