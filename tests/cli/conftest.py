@@ -69,7 +69,7 @@ class Specdec:
 
     @staticmethod
     def wait_for(process, text, timeout=30):
-        """Read a process's stderr up to a line that contains a text, and return it; kill it after a timeout."""
+        """Return the first line of a process's stderr with a text; kill the process after a timeout."""
         timer = threading.Timer(timeout, process.kill)
         timer.start()
         try:
