@@ -90,7 +90,7 @@ class Load:
         await self.stream(client, rng, give_up=True)
 
     async def give_up_waiting(self, client, rng):
-        with contextlib.suppress(httpx.ReadTimeout):
+        with contextlib.suppress(httpx.TimeoutException):
             await client.post("/v1/chat/completions", json=self.body(rng), timeout=rng.random() / 2)
 
     async def garbage(self, client, rng):

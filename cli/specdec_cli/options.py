@@ -280,8 +280,8 @@ class ModelOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class SamplingOptions:
-    """Sampling and limits of the answer; names, meaning and defaults are those of llama.cpp."""
+class SamplerOptions:
+    """The sampler; names, meaning and defaults are those of llama.cpp."""
 
     temp: Annotated[float, Option(help="Temperature; 0 always takes the most probable token.")] = 0.8
     top_k: Annotated[int, _Sampling(help="Keep the k most probable tokens; 0 keeps all.")] = 40
@@ -307,26 +307,6 @@ class SamplingOptions:
             metavar="ID=BIAS", help="Add a bias to a token's logit; -inf forbids the token; repeatable."
         ),
     ] = None
-    seed: Annotated[
-        int | None,
-        _Sampling(
-            callback=_unless_minus_one,
-            help="Random seed; the same seed gives the same output (with any draft: see --reproducible).",
-        ),
-    ] = None
-    stop: Annotated[
-        list[str] | None, _Sampling(metavar="TEXT", help="End the answer before this text; repeatable.")
-    ] = None
-    max_tokens: Annotated[int | None, MaxTokensOption()] = None
-    grammar_file: Annotated[
-        Path | None, _Sampling(metavar="FILE", help="GBNF grammar that the answer must follow.")
-    ] = None
-    json_schema: Annotated[
-        str | None,
-        _Sampling(
-            metavar="FILE|JSON", help="JSON schema that the answer must match: a file, or the schema itself."
-        ),
-    ] = None
 
     def settings(self) -> "SamplingSettings":
         """Return the settings of the sampler.
@@ -347,6 +327,32 @@ class SamplingOptions:
             penalty_window=self.repeat_last_n,
             logit_bias=dict(map(_bias, self.logit_bias or [])),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingOptions(SamplerOptions):
+    """The sampler, and the limits and form of the answer."""
+
+    seed: Annotated[
+        int | None,
+        _Sampling(
+            callback=_unless_minus_one,
+            help="Random seed; the same seed gives the same output (with any draft: see --reproducible).",
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None, _Sampling(metavar="TEXT", help="End the answer before this text; repeatable.")
+    ] = None
+    max_tokens: Annotated[int | None, MaxTokensOption()] = None
+    grammar_file: Annotated[
+        Path | None, _Sampling(metavar="FILE", help="GBNF grammar that the answer must follow.")
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        _Sampling(
+            metavar="FILE|JSON", help="JSON schema that the answer must match: a file, or the schema itself."
+        ),
+    ] = None
 
 
 def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "GenerationSettings":

@@ -1,15 +1,22 @@
 """`specdec serve`: an HTTP server with the protocols of OpenAI, Anthropic and llama.cpp."""
 
+import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from spec_local.errors import InvalidRequest
 from spec_local.models.names import STARTER
 from specdec_cli import exits, render
-from specdec_cli.options import ModelArgument, ModelOptions
+from specdec_cli.options import (
+    ModelArgument,
+    ModelOptions,
+    SamplerOptions,
+    SamplingOptions,
+    generation_settings,
+)
 
 if TYPE_CHECKING:
     from spec_local.server.engine import Engine
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
 
 def serve(
     models: ModelOptions,
+    sampler: SamplerOptions,
     model: ModelArgument = None,
     host: Annotated[
         str, Option(metavar="ADDRESS", help="Address to listen on; all but loopback need --api-key.")
@@ -51,6 +59,9 @@ def serve(
 
     Clients that speak to OpenAI, Anthropic or llama.cpp's server need only
     another address, such as http://localhost:8080/v1.
+
+    Options for sampling and speculation apply to requests that do not set
+    them.
 
     Examples:
 
@@ -91,10 +102,33 @@ def serve(
                 session,
                 name,
                 Access(api_key, is_loopback(host), tuple(cors or ()), max_body << 20),
+                _defaults(models, sampler),
                 max_waiting=queue,
                 log=render.note,
                 on_ready=on_ready,
             )
+
+
+def _defaults(models: ModelOptions, sampler: SamplerOptions) -> dict[str, Any]:
+    """Return the fields of a request's body that the options stand for."""
+    settings = generation_settings(models, SamplingOptions(**vars(sampler)))
+    sampling, minus_infinity = settings.sampling, float("-inf")
+    speed = (field.name for field in dataclasses.fields(settings) if field.metadata.get("affects") == "speed")
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repeat_last_n": sampling.penalty_window,
+        "logit_bias": {
+            str(token): bias if bias > minus_infinity else False  # JSON has no infinity
+            for token, bias in sampling.logit_bias.items()
+        },
+        "speculative": {name: value for name in speed if (value := getattr(settings, name)) is not None},
+    }
 
 
 def _name(models: ModelOptions, main: Path) -> str:

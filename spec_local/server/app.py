@@ -58,13 +58,19 @@ class Access:
 
 
 def create(
-    engine: Engine, metrics: Metrics, access: Access, kinds: Mapping[str, type[Exchange]] | None = None
+    engine: Engine,
+    access: Access,
+    defaults: Mapping[str, Any] | None = None,
+    kinds: Mapping[str, type[Exchange]] | None = None,
 ) -> Starlette:
     """The application; the caller starts `engine.run`.
 
     Args:
+        defaults: fields of bodies that do not have them, and of their object ``speculative``.
         kinds: the protocol of each path; None: `PROTOCOLS`.
     """
+    metrics = Metrics(lambda: engine.n_running, lambda: engine.n_unfinished - engine.n_running)
+    engine.observe = metrics.observe
     kinds = kinds or {path: registry.load(target) for path, target in PROTOCOLS.items()}
     started = int(time.time())
     watchers: set[asyncio.Task[None]] = set()
@@ -135,7 +141,7 @@ def create(
 
     async def answer(request: Request) -> Response:
         loaded = engine.check_ready()
-        body = await _body(request)
+        body = _completed(await _body(request), defaults or {})
         # In a thread: checking a large body or a JSON schema takes time that other requests would wait.
         exchange = await asyncio.to_thread(kinds[request.url.path], body, loaded)
         answers = engine.answer(exchange.requests)
@@ -231,6 +237,16 @@ async def _body(request: Request) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("the body is not a JSON object: send one")
     return value
+
+
+def _completed(body: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with defaults in place of what is missing or null."""
+    given = {name: value for name, value in body.items() if value is not None}
+    if isinstance(speculative := given.get("speculative"), dict):
+        given["speculative"] = {**defaults.get("speculative", {}), **speculative}
+    elif speculative is True:  # as it is without the field
+        del given["speculative"]
+    return {**defaults, **given}
 
 
 _MISSING: Any = object()

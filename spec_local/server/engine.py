@@ -69,9 +69,9 @@ class Engine:
         name: of the main model, as clients name it.
         max_waiting: answers that may wait for a row.
         log: called with a line for each slow operation.
-        observe: called with the last event of each answer.
 
     Attributes:
+        observe: called with the last event of each answer, and its seconds since the request.
         loaded: facts about the models; None: they are not loaded.
         error: why the models could not be loaded, or ended; None while they are loaded for the first time.
     """
@@ -83,10 +83,10 @@ class Engine:
         *,
         max_waiting: int = 64,
         log: Callable[[str], None] = lambda line: None,
-        observe: Callable[[Event, float], None] = lambda event, seconds: None,
     ) -> None:
         self._options = {"session": dict(session), "name": name}
-        self._max_waiting, self._log, self._observe = max_waiting, log, observe
+        self._max_waiting, self._log = max_waiting, log
+        self.observe: Callable[[Event, float], None] = lambda event, seconds: None
         self.loaded: Loaded | None = None
         self.error: SpecLocalError | None = None
         self.ready = asyncio.Event()
@@ -185,7 +185,7 @@ class Engine:
     def _count(self, answers: Answers, event: Event) -> None:
         seconds = time.monotonic() - answers.started
         self._seconds.append(seconds)
-        self._observe(event, seconds)
+        self.observe(event, seconds)
 
     def _lose(self, error: SpecLocalError) -> None:
         """End all answers after the process has ended."""

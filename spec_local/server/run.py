@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from spec_local.errors import InvalidRequest
 from spec_local.server import app
 from spec_local.server.engine import Engine
 from spec_local.server.guard import is_loopback
-from spec_local.server.metrics import Metrics
 
 GRACE_S = 8
 """Seconds for answers to finish after a signal; then they are cut. Docker kills a process after 10."""
@@ -56,6 +56,7 @@ def run(
     session: Mapping[str, Any],
     name: str,
     access: app.Access,
+    defaults: Mapping[str, Any],
     *,
     max_waiting: int,
     log: Callable[[str], None],
@@ -70,35 +71,30 @@ def run(
     Args:
         opened: the result of `listen`.
         session, name, max_waiting, log: see `Engine`.
+        access, defaults: see `app.create`.
         on_ready: called when the models are loaded for the first time.
         persist: try again if the models cannot be loaded the first time, as when workers are not running.
 
     Raises:
         SpecLocalError: the models cannot be loaded.
     """
-    asyncio.run(_run(opened, session, name, access, max_waiting, log, on_ready, persist))
+
+    async def main() -> None:
+        engine = Engine(session, name, max_waiting=max_waiting, log=log)
+        await _run(opened, engine, app.create(engine, access, defaults), on_ready, persist)
+
+    asyncio.run(main())
 
 
 async def _run(
     opened: socket.socket,
-    session: Mapping[str, Any],
-    name: str,
-    access: app.Access,
-    max_waiting: int,
-    log: Callable[[str], None],
+    engine: Engine,
+    application: Starlette,
     on_ready: Callable[[Engine], None],
     persist: bool,
 ) -> None:
-    engine = Engine(
-        session,
-        name,
-        max_waiting=max_waiting,
-        log=log,
-        observe=lambda event, seconds: metrics.observe(event, seconds),
-    )
-    metrics = Metrics(lambda: engine.n_running, lambda: engine.n_unfinished - engine.n_running)
     config = uvicorn.Config(
-        app.create(engine, metrics, access),
+        application,
         lifespan="off",  # the engine is started and stopped here
         log_level="error",
         access_log=False,

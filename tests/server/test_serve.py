@@ -251,3 +251,17 @@ def test_hostile_text_reaches_no_control_token(server):
     response = server.post("/v1/chat/completions", {"messages": messages})
     assert response.status_code == 400  # the last message must be the user's
     assert tokens > 40  # the markers are text, of many tokens
+
+
+def test_options_are_defaults_of_requests(specdec, arguments):
+    options = ["--policy", "fixed", "--draft-max", 2, "--temp", 0, "--logit-bias", "5=-inf"]
+    started = Server(specdec, *arguments, *options)
+    try:
+        messages = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 24}
+        answers = [started.post("/v1/chat/completions", messages).json() for _ in range(2)]
+        assert answers[0]["choices"] == answers[1]["choices"]
+        assert answers[0]["timings"]["draft_n"] > 2 * answers[0]["timings"]["steps_n"] - 4
+        plain = started.post("/v1/chat/completions", messages | {"speculative": False}).json()
+        assert plain["timings"]["draft_n"] == 0
+    finally:
+        started.stop()

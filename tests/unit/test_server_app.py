@@ -12,10 +12,10 @@ from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.server import app, guard, run
 from spec_local.server.engine import Answers, Busy, NotReady
 from spec_local.server.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
-from spec_local.server.metrics import Metrics
 from spec_local.settings import GenerationSettings
 
 LOADED = Loaded("tiny", "draft.gguf", 512, 2, "{{ messages }}", {"version": "1"})
+DEFAULTS = {"top_k": 7, "speculative": {"policy": "fixed", "draft_max": 2}}
 STARTED, ENDED = Started(3, 1), Ended(Delta("."), "stop", Statistics(predicted_n=2))
 
 
@@ -25,6 +25,7 @@ class Echo:
     def __init__(self, body, loaded):
         if "bad" in body:
             raise InvalidRequest("bad is not supported: remove it")
+        self.body = body
         self.requests = [AnswerRequest(GenerationSettings())] * body.get("n", 1)
         self.streams = body.get("stream", False)
 
@@ -42,11 +43,17 @@ class Echo:
         yield f"data: failed {error}\n\n"
 
     def whole(self, answers):
-        return {"texts": ["".join(e.content for e in events if isinstance(e, Delta)) for events in answers]}
+        fields = {name: self.body.get(name) for name in ("top_k", "speculative") if name in self.body}
+        return {
+            "fields": fields,
+            "texts": ["".join(e.content for e in events if isinstance(e, Delta)) for events in answers],
+        }
 
 
 class ScriptedEngine:
     """Answers with events of a script; "wait" waits until the answer is cancelled."""
+
+    n_running, n_unfinished = 1, 1
 
     def __init__(self, *script):
         self.script, self.loaded, self.cancelled, self.tasks = script, LOADED, asyncio.Event(), []
@@ -86,7 +93,7 @@ class ScriptedEngine:
 
 @asynccontextmanager
 async def client(engine, **access):
-    created = app.create(engine, Metrics(lambda: 1, lambda: 0), app.Access(**access), {"/v1/echo": Echo})
+    created = app.create(engine, app.Access(**access), DEFAULTS, {"/v1/echo": Echo})
     transport = httpx.ASGITransport(created, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as opened:
         yield opened
@@ -110,7 +117,23 @@ def post(*script, body=None, **others):
 def test_whole_answers():
     response = post(STARTED, Delta("a"), Delta("b"), ENDED, body={"n": 2})
     assert response.status_code == 200
-    assert response.json() == {"texts": ["ab", "ab"]}
+    assert response.json()["texts"] == ["ab", "ab"]
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        ({}, DEFAULTS),
+        ({"top_k": None, "speculative": True}, DEFAULTS),
+        ({"top_k": 3, "speculative": False}, {"top_k": 3, "speculative": False}),
+        (
+            {"speculative": {"draft_max": 5}},
+            {"top_k": 7, "speculative": {"policy": "fixed", "draft_max": 5}},
+        ),
+    ],
+)
+def test_defaults_of_the_server(body, fields):
+    assert post(STARTED, ENDED, body=body).json()["fields"] == fields
 
 
 def test_streams():
@@ -289,7 +312,7 @@ def test_a_client_that_goes_cancels_its_answers(script, stream):
 
     async def main():
         engine = ScriptedEngine(*script)
-        created = app.create(engine, Metrics(lambda: 0, lambda: 0), app.Access(), {"/v1/echo": Echo})
+        created = app.create(engine, app.Access(), {}, {"/v1/echo": Echo})
         messages: asyncio.Queue = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": json.dumps({"stream": stream}).encode()})
 
@@ -313,7 +336,7 @@ def test_a_client_that_does_not_read_is_cut(monkeypatch):
 
     async def main():
         engine = ScriptedEngine(STARTED, Delta("a"), Delta("b"), "wait")
-        created = app.create(engine, Metrics(lambda: 0, lambda: 0), app.Access(), {"/v1/echo": Echo})
+        created = app.create(engine, app.Access(), {}, {"/v1/echo": Echo})
         messages: asyncio.Queue = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": b'{"stream": true}'})
 
