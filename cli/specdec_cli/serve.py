@@ -1,7 +1,6 @@
 """`specdec serve`: an HTTP server with the protocols of OpenAI, Anthropic and llama.cpp."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,7 +80,6 @@ def serve(
                 f"the server needs {error.name}: install it with pip install 'spec-local[serve]'"
             ) from None
         models = models.with_main(model)
-        api_key = api_key or os.environ.get("SPECDEC_API_KEY")
         run.check_access(host, api_key)
         files = models.files()
         session, name = models.session_arguments(files, parallel=parallel), alias or _name(models, files[0])

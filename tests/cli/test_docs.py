@@ -26,6 +26,7 @@ NOT_RUN = {
     r"make (demo|test)\b": "installs everything, and runs this test",
     r"pipx? install ": "compiles llama.cpp for minutes",
     r"specdec doctor --fix": "may compile the CPU kernels: run by test_kernels.py",
+    r"specdec serve\b": "serves until a signal ends it: run in tests/server",
     r"specdec draft train ": "trains for minutes: run by test_draft_train.py",
     r"specdec --install-completion": "asks which shell started it: run in one by test_completion.py",
 }
@@ -64,6 +65,7 @@ def cases(language):
     return [
         pytest.param(text, id=f"{page.name}:{line}")
         for page in PAGES
+        if page.name != "server.md"  # its requests need a server: see tests/server/test_docs.py
         for found, text, line in blocks(page)
         if found == language
     ]

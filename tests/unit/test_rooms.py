@@ -182,6 +182,9 @@ def test_engine_and_policies_see_no_text(part):
         ("ctypes", {"llama", "llama_cpp_python", "kernels"}),
         ("torch", {"training"}),
         ("huggingface_hub", {"models"}),
+        ("starlette", {"server"}),
+        ("uvicorn", {"server"}),
+        ("prometheus_client", {"server"}),
     ],
 )
 def test_heavy_and_native_packages_stay_in_their_parts(wanted, allowed):
