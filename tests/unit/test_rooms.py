@@ -15,6 +15,7 @@ LAYERS = (
     ("errors", "validation"),
     ("deep_stack", "arguments"),
     ("files", "toml_file", "registry", "machine", "child_process", "core"),
+    ("native_build",),
     ("kernels", "verifiers", "lookups", "grammar"),
     ("llama", "policies"),
     ("datastore", "calibration", "proposers"),
@@ -29,7 +30,7 @@ LAYERS = (
 )
 """Packages and single modules of spec_local, lowest layer first; each imports only layers below its own."""
 
-BASE = {"errors", "validation", "files", "machine", "child_process"}
+BASE = {"errors", "validation", "files", "machine", "child_process", "native_build"}
 WITHOUT_IO = ("core", "verifiers", "lookups", "policies", "proposers", "engine")
 IO_MODULES = {
     *("asyncio", "ctypes", "fcntl", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib"),
