@@ -6,7 +6,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.server.chat_completions import ChatCompletions
-from spec_local.server.events import Refused
+from spec_local.server.events import Delta, Refused, Span
 from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,
@@ -16,7 +16,9 @@ from tests.server_events import (
     LOADED,
     STARTED,
     TEXT,
+    THOUGHT,
     THOUGHTFUL,
+    Call,
     ended,
     parsed,
     stream,
@@ -94,8 +96,7 @@ def test_settings():
 
 
 def test_without_a_limit_and_without_a_seed():
-    settings = request(max_tokens=-1, seed=-1).settings
-    assert (settings.max_tokens, settings.seed) == (None, None)
+    assert request(max_tokens=-1, seed=-1, grammar="").settings == GenerationSettings()
 
 
 def test_each_choice_has_its_own_seed():
@@ -207,6 +208,7 @@ def test_speculation_as_llama_cpp_names_it():
         ({"stop": [1]}, "stop[0]: give a valid string"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x: give a valid integer"),
         ({"logit_bias": {"-1": 1}}, "logit_bias.-1: give at least 0"),
+        ({"logit_bias": {str(2**31): 1}}, "logit_bias[2147483648]: give less than 2147483648"),
         ({"top_logprobs": 3}, "top_logprobs needs logprobs: give true for it"),
         ({"logprobs": True, "top_logprobs": 21}, "logprobs is 21: give 0 to 20"),
         ({"response_format": {"type": "xml"}}, "response_format.type: give 'text', 'json_object' or "),
@@ -274,7 +276,7 @@ def test_the_model_is_echoed():
 
 def test_usage_in_a_stream():
     *others, last = chunks(streaming(stream_options={"include_usage": True}), THOUGHTFUL)
-    assert all(chunk.usage is None for chunk in others)
+    assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in others)
     assert last.choices == []
     usage = last.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (12, 9, 21)
@@ -351,6 +353,25 @@ def test_a_whole_response_with_reasoning_and_calls():
     assert choice.message.content is None
     assert [call.function.name for call in choice.message.tool_calls] == ["weather", "time"]
     assert choice.finish_reason == "tool_calls"
+
+
+def test_only_tokens_without_text_of_the_answer_count_as_reasoning():
+    last_thought = Delta(reasoning="so", content="Yes", tokens=HELLO.tokens)
+    usage = whole(exchange(), [STARTED, THOUGHT, last_thought, ended()]).usage
+    assert usage.completion_tokens_details.reasoning_tokens == 2
+
+
+def test_bytes_that_are_not_text_become_printable():
+    broken = Delta(
+        reasoning="\udcff",
+        tool_calls=[Call("c", "f\udcff", "\udcff")],
+        spans=[Span("\udcff", "main", ["\udcfe"])],
+    )
+    message = whole(exchange(), [STARTED, broken, ended()]).choices[0].message
+    assert message.reasoning_content == "\ufffd"
+    assert message.tool_calls[0].function.model_dump() == {"name": "f\ufffd", "arguments": "\ufffd"}
+    marked = chunks(streaming(marks=True), [STARTED, broken, ended()])[1]
+    assert marked.specdec["spans"] == [{"text": "\ufffd", "kind": "main", "rejected": ["\ufffd"]}]
 
 
 @pytest.mark.parametrize(

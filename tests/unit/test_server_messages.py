@@ -117,6 +117,25 @@ def test_messages_in_openais_form():
     ]
 
 
+def test_messages_of_calls_and_results_alone():
+    use = {"type": "tool_use", "id": "u", "name": "weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "u", "content": "sunny"}
+    found = request(
+        messages=[
+            QUESTION,
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [{"type": "text", "text": "Here:"}, result]},
+        ]
+    )
+    call = {"id": "u", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    assert found.messages == [
+        QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "user", "content": "Here:"},
+        {"role": "tool", "content": "sunny", "tool_call_id": "u"},
+    ]
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [

@@ -8,15 +8,18 @@ from pydantic import TypeAdapter
 
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.server.events import Delta
 from spec_local.server.responses import Responses
 from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,
     CALLING,
+    HELLO,
     LOADED,
     STARTED,
     TEXT,
     THOUGHTFUL,
+    WEATHER,
     ended,
     parsed,
     stream,
@@ -118,6 +121,19 @@ def test_items_as_messages():
     ]
 
 
+def test_a_call_after_further_reasoning_is_another_message():
+    found = request(
+        [
+            {"role": "assistant", "content": "Wait."},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"},
+        ]
+    )
+    first, second = found.messages
+    assert first == {"role": "assistant", "content": "Wait."}
+    assert (second["reasoning_content"], len(second["tool_calls"])) == ("Hm.", 1)
+
+
 def test_tools():
     found = exchange(tools=[TOOL | {"strict": True}], tool_choice={"type": "function", "name": "weather"})
     function = {key: TOOL[key] for key in ("name", "description", "parameters")}
@@ -192,6 +208,12 @@ def test_calls():
         ("call_1", "weather", '{"city": "Bern"}', "completed"),
         ("call_2", "time", "{}", "completed"),
     ]
+
+
+def test_a_call_at_the_limit_is_complete():
+    last = ended("length", rest=Delta(tool_calls=(WEATHER,)))
+    text, call = whole(exchange(), [STARTED, HELLO, last])["output"]
+    assert (text["status"], call["status"]) == ("incomplete", "completed")
 
 
 @pytest.mark.parametrize("answer", [ANSWER, THOUGHTFUL, CALLING, [STARTED, ended("length")]])
