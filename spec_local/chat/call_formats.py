@@ -261,7 +261,7 @@ def _call(name: object, arguments: object, id: object = None) -> ToolCall | None
     return ToolCall(id if isinstance(id, str) and id else new, name, json.dumps(found, ensure_ascii=False))
 
 
-_LEXEME = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*("?)|[\[{]|[\]}]', re.DOTALL)
+_LEXEME = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 
 
 def _json_end(text: str, start: int) -> int | None:
@@ -269,13 +269,9 @@ def _json_end(text: str, start: int) -> int | None:
     depth = 0
     for lexeme in _LEXEME.finditer(text, start):
         first = lexeme[0][0]
-        if first == '"':
-            if not lexeme[1]:
-                return None
-        else:
-            depth += 1 if first in "[{" else -1
-            if not depth:
-                return lexeme.end()
+        depth += (first in "[{") - (first in "]}")
+        if not depth:
+            return lexeme.end()
     return None
 
 

@@ -13,7 +13,7 @@ from spec_local.chat.tool_use import ToolUse
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama.tiny import CHAT_TEMPLATE
+from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import TOOL_TEMPLATES, StandIn
@@ -126,6 +126,20 @@ def test_a_call_after_the_reasoning_of_gpt_oss(tmp_path):
         assert [call["function"] for call in answer["tool_calls"]] == [CALLED]
         result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "18 °C"}
         assert text_of(session.chat([ASKED, answer, result], GREEDY, tools=TOOLS)) == "".join(script)
+
+
+def test_a_call_keeps_the_tokens_with_which_it_was_written(sessions):
+    """Even if the tokenizer divides its text in another way."""
+    model = sessions["Mistral"].main.model
+    vocabulary, template = model.vocabulary, ChatTemplate(model)
+    conversation = Conversation(model, template, [ASKED], ToolUse(template, TOOLS))
+    before, text = conversation.prompt(), "".join(SCRIPTS["Mistral"][1])
+    tokens = vocabulary.control("[TOOL_CALLS]")
+    tokens += [FIRST_BYTE + byte for byte in text.removeprefix("[TOOL_CALLS]").encode()]
+    conversation.answer(text, tokens)
+    result = {"role": "tool", "tool_call_id": "abcdefgh9", "content": "18 °C"}
+    following = conversation.following([*conversation.messages, result], conversation.tool_use)
+    assert following.prompt()[: len(before) + len(tokens)] == before + tokens
 
 
 def test_without_tools_nothing_is_a_call(session):
@@ -259,6 +273,7 @@ def test_a_required_call_comes_after_the_reasoning(hermes):
     rendered = ToolUse(template_of(hermes, source), TOOLS, "required").render([ASKED])
     assert rendered.text.endswith(b"assistant\n<think>\n\n</think>\n\n<tool_call>\n")
     assert len(rendered.is_content) == len(rendered.text)
+    assert not any(rendered.is_content[rendered.text.index(b"<think>") :])
 
 
 @pytest.mark.parametrize("name", ["Hermes", "Llama 3", "Mistral", "Qwen3-Coder"])

@@ -194,6 +194,7 @@ def test_tools_and_calls_add_no_control_tokens(name, text):
             ["city"],
         ),
         ("{{ {'a': tools[0].function.name} }}", True),
+        ("{{ {tools[0].function.name: 1} | tojson }}", True),
         ("{{ messages[0] }}", True),
         ("{{ [1, none, true] }}{{ {'a': 1} }}", []),
     ],

@@ -162,3 +162,12 @@ def test_a_forked_process_starts_a_child_of_its_own():
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and same\n"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)
+
+
+def test_a_value_that_is_nested_too_deeply_is_not_sent(process):
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(TemplateFailed, match="nested too deeply"):
+        process.request(template="a", bos="", eos="", messages=[], tools=nested)
+    assert process.request(template="a", bos="", eos="", messages=[])["text"] == "a"

@@ -227,6 +227,7 @@ def test_what_models_write(form, text, calls):
         ("Hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
         ("Hermes", '<tool_call>{"arguments": {}}</tool_call>'),
         ("Hermes", "<tool_call>[]</tool_call>"),
+        ("Hermes", f"<tool_call>[{CALL}, {{}}]</tool_call>"),
         ("Hermes", "Write <tool_call> and </tool_call>."),
         ("Hermes", '<tool_call>{"a": ' + "[" * 100_000 + "]" * 100_000 + "}</tool_call>"),
         ("Hermes", '{"name": "unknown", "arguments": {}}'),  # without a mark, only the tools' names
