@@ -11,7 +11,7 @@ demo: .venv/checked
 	$(BIN)/specdec models pull starter
 	$(BIN)/python examples/demo.py
 
-test: .venv/installed-dev .venv/checked lint
+test: .venv/installed-dev .venv/rpc lint
 	$(BIN)/specdec models pull starter
 	$(BIN)/python -m pytest -n auto tests/unit
 	$(BIN)/python -m pytest -n auto tests/llama
@@ -42,6 +42,11 @@ format: .venv/installed-dev
 # compiles the CPU kernels, if their sources have changed.
 .venv/checked: .venv/installed $(wildcard spec_local/kernels/*.cpp spec_local/kernels/*.h)
 	$(BIN)/specdec doctor --fix
+	@touch $@
+
+# The tests start workers.
+.venv/rpc: .venv/checked
+	$(BIN)/specdec doctor --fix rpc
 	@touch $@
 
 .venv/installed-dev: .venv/installed

@@ -42,6 +42,7 @@ from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
 from spec_local.llama.reproducible import open_reproducible_rows
+from spec_local.llama.workers import parse as parse_worker
 from spec_local.lookups import Lookup, Recycling
 from spec_local.models.names import NO_DRAFT, resolve_pair
 from spec_local.policies.cost_model import CostModel
@@ -139,6 +140,7 @@ class Session:
         reproducible: bool = False,
         parallel: int | None = 1,
         mtp: bool = True,
+        workers: Sequence[str] = (),
         log: Callable[[str], None] = lambda line: None,
     ) -> "Session":
         """Load a main model, and a draft model if one is given or the main model's name is that of a pair.
@@ -165,6 +167,9 @@ class Session:
                 8, as many as fit into half of the free memory.
             mtp: without a draft, use the layers for multi-token prediction in the main model's file, if it
                 has any.
+            workers: addresses, host:port, of ``specdec worker`` on other machines, which hold the layers of
+                the main model in proportion to their memory; the draft model stays here. If one of them dies,
+                llama.cpp ends this process. See docs/several-machines.md.
             log: called with one line for each slow operation and each decision.
 
         Raises:
@@ -173,18 +178,23 @@ class Session:
         """
         if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
             raise InvalidRequest(f"parallel is {parallel}: give 1 to {MAX_SEQUENCES}")
+        workers = [parse_worker(address) for address in workers]
         drafting = draft != NO_DRAFT
         main, draft = resolve_pair(main, draft, drafting=drafting)
         with ExitStack() as stack:
             rows: list[Sequence[Context]] = []
             models: list[Model] = []
             for path in [main, draft] if draft else [main]:
-                check_model_file(path, gpu_layers=gpu_layers, log=log)
-                models.append(Model(path, gpu_layers=gpu_layers, load_mtp=mtp and drafting and not draft))
+                theirs = workers if not models else ()
+                if not theirs:  # the memory of this machine may be too small for what workers hold
+                    check_model_file(path, gpu_layers=gpu_layers, log=log)
+                load_mtp = mtp and drafting and not draft
+                models.append(Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp, workers=theirs))
                 stack.callback(models[-1].close)
             head = choose_head(*models, log=log)
-            if head and draft:
+            if head and draft and not workers:
                 check_model_file(draft, gpu_layers=gpu_layers, main=main, log=log)
+            if head and draft:
                 del models[1:]
             lengths = [model.n_ctx(_USUAL_CONTEXT if n_ctx is None else n_ctx) for model in models]
             if n_ctx is not None and lengths[0] < n_ctx:

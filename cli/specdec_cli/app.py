@@ -20,6 +20,7 @@ from specdec_cli import (
     run,
     serve,
     tune,
+    worker,
 )
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
+app.command("worker")(worker.worker)
 app.command("doctor")(doctor.doctor)
 models.app.command("check")(check.check)
 app.add_typer(models.app, name="models")

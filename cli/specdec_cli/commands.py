@@ -13,8 +13,9 @@ import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from specdec_cli import effects, exits, render, settings
+from specdec_cli import effects, exits, own_process, render, settings
 
+_WITH_CHILD = ("serve",)  # keep models in a child process of their own
 SAMPLING, MACHINE, GENERAL, SPECULATION = SHARED = ("Sampling", "Machine", "General", "Speculation")
 """Panels of shared options, in the order of the help, where a command's own options precede them."""
 
@@ -38,6 +39,10 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         with exits.guarded():
             effects.check(ctx)
+            if (workers := ctx.params.get("workers")) and self.name not in _WITH_CHILD:
+                code = own_process.run(workers)
+                if code is not None:
+                    raise typer.Exit(code)
         return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

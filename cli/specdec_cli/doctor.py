@@ -2,16 +2,20 @@
 
 import platform
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 import spec_local
 from specdec_cli import exits, render
 
 
 def doctor(
+    part: Annotated[
+        Literal["rpc"] | None,
+        Argument(metavar="[rpc]", help="rpc: also check llama.cpp's RPC backend, which --workers needs."),
+    ] = None,
     fix: Annotated[
         bool,
         Option(
@@ -27,6 +31,8 @@ def doctor(
       specdec doctor
 
       specdec doctor --fix
+
+      specdec doctor --fix rpc
     """
     with exits.guarded():
         from importlib.metadata import PackageNotFoundError, version
@@ -63,6 +69,23 @@ def doctor(
             f"GPU offload: {'yes' if verdict.facts['gpu'] else 'no (this build uses only the CPU)'}\n"
         )
         _kernels(fix)
+        if part == "rpc":
+            _rpc_backend(fix)
+
+
+def _rpc_backend(fix: bool) -> None:
+    """Show whether the RPC backend is there; with `fix`, compile it if it is missing."""
+    from spec_local.llama import rpc_backend
+
+    if not rpc_backend.built() and fix:
+        render.write("compiling llama.cpp's RPC backend; this takes about a minute\n")
+        if reason := rpc_backend.build():
+            render.write(f"RPC backend: not built ({reason})\n")
+            raise typer.Exit(exits.FAILURE)
+    if rpc_backend.built():
+        rpc_backend.load()
+    found = rpc_backend.built() or "missing (to build it: specdec doctor --fix rpc)"
+    render.write(f"RPC backend: {found}\n")
 
 
 def _kernels(fix: bool) -> None:

@@ -160,6 +160,13 @@ class ModelOptions:
     ] = -1
     cache_type: Annotated[CacheChoice, _Machine(help="Precision of the KV caches.")] = "f16"
     kernels: Annotated[KernelsChoice, _Machine(**_KERNELS)] = "auto"
+    workers: Annotated[
+        str | None,
+        _Machine(
+            metavar="HOST:PORT,…",
+            help="Other machines that hold the main model's layers: see specdec worker.",
+        ),
+    ] = None
     no_spec: Annotated[bool, _Speculation("--no-spec", help="Decode without speculation.")] = False
     proposer: Annotated[
         ProposerChoice,
@@ -276,6 +283,7 @@ class ModelOptions:
             "reproducible": self.reproducible,
             "parallel": parallel,
             "mtp": self._drafting,
+            "workers": self.workers.split(",") if self.workers else (),
         }
 
 

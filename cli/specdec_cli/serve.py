@@ -104,6 +104,7 @@ def serve(
                 max_waiting=queue,
                 log=render.note,
                 on_ready=on_ready,
+                persist=bool(models.workers),
             )
 
 

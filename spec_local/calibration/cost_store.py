@@ -35,7 +35,7 @@ class Conditions:
 
     path: the model's file. max_tokens: maximum number of tokens a call; never more than n_ctx. branching:
     whether the context can evaluate trees. is_head: whether it evaluates a head, whose layer may be in the
-    main model's file.
+    main model's file. workers: the other machines that hold its layers.
     """
 
     path: Path
@@ -46,6 +46,7 @@ class Conditions:
     max_tokens: int = 96
     branching: bool = False
     is_head: bool = False
+    workers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, context: Context | LlamaHead) -> "Conditions":
@@ -59,6 +60,7 @@ class Conditions:
             context.max_tokens,
             context.max_branches > 1,
             isinstance(context, LlamaHead),
+            context.model.workers,
         )
 
 
@@ -78,6 +80,7 @@ def path_of(conditions: Context | LlamaHead | Conditions) -> Path:
         min(known.max_tokens, known.n_ctx),
         known.branching,
         *["head"] * known.is_head,
+        *known.workers,
     )
     return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
 

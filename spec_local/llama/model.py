@@ -4,6 +4,7 @@ import ctypes
 import functools
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from spec_local.llama.gguf_tensors import has_tensor, integers, parts
 from spec_local.llama.memory import mapped_files, release_mapped_file
 from spec_local.llama.native_object import NativeObject, Pointer
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.llama.workers import devices as devices_of
 
 _SIZE_LABEL = re.compile(r"\d[\w.x-]{0,20}")  # 135M, 0.5B, 8x7B, 30B-A3B
 _HEADS = ("eagle3", "dflash", "gemma4-assistant")  # architectures
@@ -56,6 +58,8 @@ class Model:
         path: the file; for a split model, its first part.
         gpu_layers: number of layers to offload to the GPU; negative means all. Ignored without a GPU.
         weights: False reads only the header; such a model has all properties below, but cannot be evaluated.
+        workers: addresses of workers that hold the layers that are offloaded, with this machine's GPUs; see
+            `spec_local.llama.workers`.
         load_mtp: load the layers for multi-token prediction, if the file has any. Those of a file without
             other layers are always loaded.
 
@@ -65,9 +69,16 @@ class Model:
     """
 
     def __init__(
-        self, path: Path | str, *, gpu_layers: int = -1, weights: bool = True, load_mtp: bool = False
+        self,
+        path: Path | str,
+        *,
+        gpu_layers: int = -1,
+        weights: bool = True,
+        load_mtp: bool = False,
+        workers: Sequence[str] = (),
     ) -> None:
         self.path, self.gpu_layers, self._has_weights = Path(path), gpu_layers, weights
+        self.workers = tuple(workers)
         check_header(self.path)
         self._lib = lib = runtime.library()
         self._weights = self._load(load_mtp)
@@ -94,6 +105,8 @@ class Model:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = max(-1, min(self.gpu_layers, 2**31 - 1))
         params.load_mtp = load_mtp
+        devices = devices_of(self.workers)
+        params.devices = ctypes.cast(devices, ctypes.c_void_p)
         if not self._has_weights:
             # Not vocab_only: with it, llama.cpp crashes in calls for the model's shape. mmap is not
             # supported here, either.

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.server.conftest import Server
+from tests.workers import needs_backend, two_workers
 
 LONG = {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 3000, "temperature": 0}
 
@@ -265,3 +266,27 @@ def test_options_are_defaults_of_requests(specdec, arguments):
         assert plain["timings"]["draft_n"] == 0
     finally:
         started.stop()
+
+
+@needs_backend
+def test_a_worker_that_dies_and_comes_back(specdec, arguments):
+    with two_workers(specdec.environment) as workers:
+        started = Server(specdec, *arguments, "--workers", ",".join(worker.address for worker in workers))
+        try:
+            before = started.chat("one")["choices"]
+            with started.stream("/v1/chat/completions", LONG | {"stream": True}) as response:
+                lines = response.iter_lines()
+                next(lines)
+                workers[0].kill()
+                rest = [line for line in lines if line]
+            assert "started again" in json.loads(rest[-1].removeprefix("data: "))["error"]["message"]
+            wait_until(lambda: workers[0].address in started.get("/health").text)
+            assert started.post("/v1/chat/completions", LONG).status_code == 503
+            workers[0].start()
+            wait_until(lambda: started.get("/health").status_code == 200, timeout=40)
+            assert started.chat("one")["choices"] == before
+        finally:
+            code, errors = started.stop()
+    assert code == 0
+    assert "Traceback" not in errors
+    assert "ggml" not in errors

@@ -1,0 +1,95 @@
+"""Commands with --workers run in a child process: when a worker dies, llama.cpp aborts its process."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from spec_local.errors import BackendCrash
+from specdec_cli import render
+
+_MARK = "_SPECDEC_CHILD"
+"""Set in the environment of the child."""
+
+
+def run(workers: str) -> int | None:
+    """Run this command line in a child process, and return its exit code; None: this is the child.
+
+    Raises:
+        InvalidRequest: one of the workers has no valid address.
+        BackendCrash: a signal ended the child; the error names the workers that do not answer.
+    """
+    if os.environ.get(_MARK):
+        return None
+    from spec_local.llama.workers import parse, silent
+
+    addresses = [parse(address) for address in workers.split(",")]
+    command = [sys.executable, "-P", "-m", "specdec_cli", *sys.argv[1:]]
+    # Without the second one, ggml starts a debugger after a crash.
+    environment = os.environ | {_MARK: "1", "GGML_NO_BACKTRACE": "1"}
+    with (
+        _no_core_dumps(),
+        _terminal_restored(),
+        subprocess.Popen(command, env=environment) as child,
+        _signals_passed_on(child),
+    ):
+        code = child.wait()
+    if code >= 0 or -code in render.ENDING:
+        return code if code >= 0 else 128 - code
+    if missing := silent(addresses):
+        raise BackendCrash(f"no worker answers at {', '.join(missing)} any more: start it, and repeat this")
+    name = signal.Signals(-code).name
+    raise BackendCrash(f"llama.cpp ended ({name}); all workers answer now: try again, or without --workers")
+
+
+@contextlib.contextmanager
+def _signals_passed_on(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Let the child alone handle signals. A terminal sends Ctrl-C to both."""
+
+    def pass_on(signum: int, frame: object) -> None:
+        if signum != signal.SIGINT or not sys.stdin.isatty():
+            child.send_signal(signum)
+
+    kinds = [*render.ENDING, signal.SIGINT]
+    previous: dict[int, Any] = {signum: signal.signal(signum, pass_on) for signum in kinds}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def _terminal_restored() -> Iterator[None]:
+    """Give the terminal back its modes, which a child that dies does not do."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    modes = termios.tcgetattr(0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(0, termios.TCSADRAIN, modes)
+
+
+@contextlib.contextmanager
+def _no_core_dumps() -> Iterator[None]:
+    """Let a child that dies write no copy of the model's memory to disk."""
+    try:
+        import resource
+
+        previous = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, previous[1]))
+    except (ImportError, ValueError, OSError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, previous)

@@ -1,0 +1,67 @@
+"""`specdec worker`: lend this machine to a main model on another one."""
+
+import os
+import signal
+import sys
+import threading
+from typing import Annotated
+
+from typer import Option
+
+from spec_local.errors import SpecLocalError
+from specdec_cli import exits, render
+
+_PORT = 50052  # that of llama.cpp's rpc-server
+
+
+def worker(
+    host: Annotated[
+        str, Option(metavar="ADDRESS", help="Address to listen on: loopback, or one of a private network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, metavar="<int>", help="Port to listen on.")] = _PORT,
+    threads: Annotated[
+        int | None, Option("--threads", "-t", min=1, help="Number of threads (default: one per core).")
+    ] = None,
+) -> None:
+    """Lend this machine to a main model that is too large for another machine.
+
+    There, the command with --workers HOST:PORT puts layers of the model here.
+    Both machines need the same version of specdec, and this one no model file.
+
+    Examples:
+
+      specdec worker
+
+      specdec worker --host 192.168.1.7
+    """
+    with exits.guarded():
+        from spec_local.llama import workers
+        from spec_local.machine import default_threads
+
+        workers.check_private(host)
+        workers.check_free(host, port)
+        threads = threads or default_threads()
+        if not workers.is_loopback(host):
+            render.note(
+                "specdec: there is no password and no encryption: who reaches this address can use and crash "
+                "this process"
+            )
+        ended, failed = threading.Event(), list[SpecLocalError]()
+
+        def serve() -> None:
+            try:
+                workers.serve(host, port, threads)
+            except SpecLocalError as error:
+                failed.append(error)
+            ended.set()
+
+        for signum in (signal.SIGINT, *render.ENDING):
+            signal.signal(signum, lambda *_: ended.set())
+        render.note(f"specdec: worker at {host}:{port}, {threads} threads; Ctrl-C ends it")
+        sys.stdout.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # llama.cpp reports each connection there
+        threading.Thread(target=serve, daemon=True).start()  # it never returns, and takes no signals
+        ended.wait()
+        if failed:
+            raise failed[0]
+        os._exit(exits.OK)

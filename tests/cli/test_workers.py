@@ -1,0 +1,163 @@
+"""A main model on workers: the same logits, and what happens when a worker is not there, or dies."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from spec_local.errors import InvalidRequest
+from spec_local.llama import workers
+from spec_local.llama.tiny import write_tiny_model
+from tests.workers import Worker, needs_backend, two_workers
+
+SCRIPT = """
+import sys
+import numpy as np
+from spec_local import kernels
+from spec_local.llama.context import open_context
+from spec_local.llama.model import Model
+
+path, *addresses = sys.argv[1:]
+kernels.use("off")  # workers compute with llama.cpp's own
+found = []
+for where in (addresses, addresses[:1], ()):
+    model = Model(path, workers=where)
+    # llama.cpp chooses flash attention by the device.
+    options = {"n_ctx": 64, "max_tokens": 32, "max_logits": 32, "max_branches": 4}
+    context = open_context(model, **options, flash_attention=False)
+    logits = [context.evaluate([5, 6, 7, 8], 4).copy()]
+    # A tree: two branches after the same token; the second one is committed, and then taken back.
+    call = context.call([9, 10, 11], [-1, 0, 0], 3)
+    (nodes,) = context.shared.decode([call])
+    logits.append(np.array([nodes[i] for i in range(3)]))
+    context.commit([0, 2])
+    logits.append(context.evaluate([12], 1).copy())
+    context.truncate(4)
+    logits.append(context.evaluate([9], 1).copy())
+    found.append(logits)
+for remote in found[:2]:
+    for a, b in zip(remote, found[2]):
+        np.testing.assert_array_equal(a, b)
+np.testing.assert_array_equal(found[0][3][0], found[0][1][0])  # the rollback left no trace
+print("equal")
+"""
+
+
+@pytest.fixture(scope="module")
+def pair(specdec):
+    with two_workers(specdec.environment) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def f16(specdec):
+    """F16: where this machine repacks weights, its logits differ from those of workers."""
+    return write_tiny_model(specdec.folder / "f16.gguf", n_layers=4, n_ctx=1 << 15)
+
+
+@needs_backend
+def test_logits_are_those_of_this_machine(specdec, pair, f16):
+    """Bit for bit, with trees and rollbacks, over two workers and on one."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(f16), *(worker.address for worker in pair)],
+        capture_output=True,
+        env=specdec.environment | {"GGML_NO_BACKTRACE": "1"},
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == b"equal\n", done.stderr.decode()
+
+
+@needs_backend
+@pytest.mark.parametrize("drafting", [["--no-spec"], ["--policy", "fixed", "--draft-max", "4"]])
+def test_answers_are_those_of_this_machine(specdec, pair, f16, draft, drafting):
+    """The draft model is on this machine."""
+    arguments = ["generate", "one two three", "--main", f16, "--draft", draft, "--ctx", 512]
+    arguments += ["-n", 32, "--threads", 1, "--temp", 0, "--json", *drafting]
+    local = json.loads(specdec(*arguments).stdout)
+    done = specdec(*arguments, "--workers", ",".join(worker.address for worker in pair))
+    assert done.returncode == 0, done.stderr.decode()
+    remote = json.loads(done.stdout)
+    assert remote["tokens"] == local["tokens"]
+    assert (remote["timings"]["draft_n"] > 0) == ("fixed" in drafting)
+
+
+@needs_backend
+@pytest.mark.parametrize("command", [["generate", "one"], ["bench", "--runs", 1, "--per-category", 1]])
+def test_a_worker_that_dies(specdec, f16, command):
+    with two_workers(specdec.environment) as started:
+        addresses = ",".join(worker.address for worker in started)
+        arguments = [*command, "--main", f16, "--ctx", 16384, "-n", 8000, "--threads", 1]
+        process = specdec.start(*arguments, "--workers", addresses, "--policy", "off")
+        if command[0] == "generate":
+            assert process.stdout.read(1)  # it answers
+        else:
+            time.sleep(4)
+        started[1].kill()
+        begun = time.monotonic()
+        _, errors = process.communicate(timeout=20)
+        assert time.monotonic() - begun < 10
+        lines = [line for line in errors.decode().splitlines() if line.startswith("specdec: ")]
+        assert process.returncode == 1
+        assert len(lines) == 1
+        assert started[1].address in lines[0]
+        assert started[0].address not in lines[0]
+        assert not re.search("ggml|Traceback|abort", errors.decode())
+
+
+@needs_backend
+def test_a_worker_that_is_not_there(specdec, f16, pair):
+    worker = Worker(specdec.environment)
+    worker.kill()
+    addresses = f"{pair[0].address},{worker.address}"
+    line = specdec.one_line(specdec("generate", "x", "--main", f16, "--workers", addresses), 1)
+    assert worker.address in line
+    assert pair[0].address not in line
+
+
+@needs_backend
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_end_of_a_worker(specdec, signum):
+    worker = Worker(specdec.environment)
+    worker.process.send_signal(signum)
+    output, errors = worker.process.communicate(timeout=10)
+    assert worker.process.returncode == 0
+    assert output == b""
+    assert errors.decode().splitlines() == [f"specdec: worker at {worker.address}, 1 threads; Ctrl-C ends it"]
+
+
+@needs_backend
+def test_ctrl_c_while_a_worker_computes(specdec, pair, f16):
+    addresses = ",".join(worker.address for worker in pair)
+    process = specdec.start(
+        *("generate", "one", "--main", f16, "--ctx", 16384, "-n", 8000, "--workers", addresses)
+    )
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize("host", ["8.8.8.8", "0.0.0.0", "1.1.1.1:50052"])
+def test_public_addresses_are_refused(specdec, host):
+    assert "ssh tunnel" in specdec.one_line(specdec("generate", "x", "--workers", host), 2)
+    if ":" not in host:
+        assert "ssh tunnel" in specdec.one_line(specdec("worker", "--host", host), 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000", "no such host:1", "a\0b:1"]
+)
+def test_addresses_that_are_none(text):
+    with pytest.raises(InvalidRequest):
+        workers.parse(text)
+
+
+def test_addresses():
+    assert workers.parse("127.0.0.1") == "127.0.0.1:50052"
+    assert workers.parse(" 192.168.1.2:7 ") == "192.168.1.2:7"
+    assert workers.parse("localhost:08") == "localhost:8"

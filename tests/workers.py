@@ -1,0 +1,52 @@
+"""Workers on loopback, for tests of main models over several machines."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from spec_local.llama import rpc_backend
+from spec_local.llama.workers import silent
+
+needs_backend = pytest.mark.skipif(
+    not rpc_backend.built(), reason="there is no RPC backend: specdec doctor --fix rpc"
+)
+
+
+class Worker:
+    """A running ``specdec worker``."""
+
+    def __init__(self, environment=None):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self._environment = environment
+        self.start()
+
+    def start(self):
+        command = [sys.executable, "-m", "specdec_cli", "worker", "--port", str(self.port), "--threads", "1"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, env=self._environment, stdout=pipe, stderr=pipe)
+        deadline = time.monotonic() + 30
+        while silent([self.address]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def kill(self):
+        """Kill it; return what it wrote on stdout."""
+        self.process.kill()
+        return self.process.communicate()[0]
+
+
+@contextlib.contextmanager
+def two_workers(environment=None):
+    started = [Worker(environment) for _ in range(2)]
+    try:
+        yield started
+    finally:
+        for worker in started:
+            worker.kill()
