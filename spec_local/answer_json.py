@@ -95,6 +95,8 @@ def timings(s: Statistics) -> Object:
         "steps_n": s.n_steps,
         "draft_n": s.draft_n,
         "draft_n_accepted": s.draft_n_accepted,
+        "tested_at": list(s.tested_at),
+        "accepted_at": list(s.accepted_at),
         "steps_by": dict(s.steps_by),
         "profile_ms": {part: 1e3 * seconds for part, seconds in s.profile.items()},
     }

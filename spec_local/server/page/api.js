@@ -1,0 +1,90 @@
+// Requests to the server: the key, errors, and the stream of an answer.
+
+/** An error to show. status: of HTTP; 0: there was no response, or it ended early. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const KEY = "specdec.key";
+let key = "";
+try {
+  key = sessionStorage.getItem(KEY) ?? "";
+} catch {
+  // The browser allows no storage: the key is kept in memory.
+}
+
+/** Use an API key for all requests from now on. */
+export function useKey(given) {
+  key = given;
+  try {
+    sessionStorage.setItem(KEY, key);
+  } catch {
+    // As above.
+  }
+}
+
+/** The object that the server has at a path. */
+export async function get(path) {
+  return (await request(path)).json();
+}
+
+/** Yield the chunks of the answer to a chat. Throws `Refused`, or an AbortError after `signal`. */
+export async function* chat(body, signal) {
+  const response = await request("v1/chat/completions", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true, marks: true, stream_options: { include_usage: true } }),
+    signal,
+  });
+  for await (const data of events(response.body, signal)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Refused(0, chunk.error.message);
+    yield chunk;
+  }
+  throw new Refused(0, "The connection was lost before the answer ended.");
+}
+
+/** Yield the data of each server-sent event. */
+async function* events(stream, signal) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const complete = (rest + value).split("\n\n");
+      rest = complete.pop();
+      for (const event of complete) if (event.startsWith("data: ")) yield event.slice(6);
+    }
+  } catch (error) {
+    if (signal.aborted || error instanceof Refused) throw error;
+    return; // the connection was lost
+  } finally {
+    reader.cancel().catch(() => {}); // it may have failed before
+  }
+}
+
+async function request(path, options = {}) {
+  const authorization = key ? { authorization: `Bearer ${key}` } : {};
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers: { ...options.headers, ...authorization } });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "The server does not answer: check that specdec serve is running.");
+  }
+  if (!response.ok) throw new Refused(response.status, await messageOf(response));
+  return response;
+}
+
+async function messageOf(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `The server answered with the status ${response.status}.`;
+  }
+}

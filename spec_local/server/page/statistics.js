@@ -1,0 +1,123 @@
+// Speed and acceptance of an answer: measured here while it is generated, the server's own when it has ended.
+
+import { element } from "./dom.js";
+import { bars, lines } from "./plots.js";
+
+const SOURCES = { none: "no draft" }; // other proposers have the names that the server gives
+
+/** Counts the tokens of a running answer; the same fields as the server's `timings`. */
+export class Meter {
+  /** plain_ms: of a step without draft tokens; undefined: it is not known. */
+  constructor(plain_ms) {
+    this.started = 0;
+    this.values = { predicted_n: 0, predicted_per_second: 0, steps_n: 0, draft_n: 0, draft_n_accepted: 0 };
+    this.values = { ...this.values, steps_by: {}, plain_ms };
+  }
+
+  /** Count a step. mark: the object `specdec` of a chunk; now: in milliseconds. */
+  count(mark, now = performance.now()) {
+    const v = this.values;
+    v.predicted_n += mark.draft_n_accepted + 1;
+    v.steps_n += 1;
+    v.draft_n += mark.draft_n;
+    v.draft_n_accepted += mark.draft_n_accepted;
+    v.steps_by[mark.proposer] = (v.steps_by[mark.proposer] ?? 0) + 1;
+    if (v.steps_n === 1) {
+      [this.started, this.n_first] = [now, v.predicted_n]; // the first step is that of the prompt
+    } else {
+      v.predicted_per_second = (1e3 * (v.predicted_n - this.n_first)) / Math.max(1, now - this.started);
+    }
+  }
+}
+
+/** How many times as fast as without drafts; undefined: it is not known. */
+export function speedup(statistics) {
+  if (!statistics.plain_ms || !statistics.predicted_per_second) return undefined;
+  return (statistics.predicted_per_second * statistics.plain_ms) / 1e3;
+}
+
+/** One line about an answer. */
+export function summary(statistics) {
+  const parts = [`${statistics.predicted_n} tokens`];
+  if (statistics.predicted_per_second) parts.push(`${number(statistics.predicted_per_second)} tokens/s`);
+  const times = speedup(statistics);
+  if (times) parts.push(`${times.toFixed(1)}× plain decoding`);
+  if (statistics.draft_n) parts.push(`${percent(statistics.draft_n_accepted / statistics.draft_n)} of drafts accepted`);
+  return parts.join(" · ");
+}
+
+/** Show statistics in the panel. statistics: null: there is no answer; costs: what /costs returned, or null. */
+export function showStatistics(panel, statistics, costs) {
+  panel.replaceChildren(...(statistics ? ofAnswer(statistics) : [hint()]), ...ofCosts(costs));
+}
+
+function hint() {
+  return element("p", { class: "note" }, "Ask something to see how fast the answer is generated.");
+}
+
+function ofAnswer(statistics) {
+  const times = speedup(statistics);
+  const speed = statistics.predicted_per_second ? number(statistics.predicted_per_second) : "…";
+  const { draft_n, draft_n_accepted, steps_n, predicted_n } = statistics;
+  return [
+    element("p", { class: "speed" }, element("strong", {}, speed), " tokens/s"),
+    element("p", { class: "note" }, times ? `${times.toFixed(1)}× plain decoding` : " "),
+    section(
+      "Draft tokens",
+      table([
+        ["accepted", draft_n ? `${draft_n_accepted} of ${draft_n} (${percent(draft_n_accepted / draft_n)})` : "none drafted"],
+        ["tokens per step", steps_n ? (predicted_n / steps_n).toFixed(2) : "…"],
+      ]),
+    ),
+    ...ofPositions(statistics.tested_at, statistics.accepted_at),
+    ...ofSources(statistics.steps_by, steps_n),
+  ];
+}
+
+function ofPositions(tested = [], accepted = []) {
+  const shares = tested.map((n, i) => ({
+    label: String(i + 1),
+    share: n ? accepted[i] / n : 0,
+    text: `position ${i + 1}: ${accepted[i]} of ${n} accepted`,
+  }));
+  const MOST = 12; // positions that are legible side by side
+  if (!shares.length) return [];
+  return [section("Acceptance by position in the draft", bars("Acceptance by position", shares.slice(0, MOST)))];
+}
+
+function ofSources(steps_by, n_steps) {
+  const sorted = Object.entries(steps_by).sort(([, a], [, b]) => b - a);
+  if (!sorted.length) return [];
+  const rows = sorted.map(([source, n]) => {
+    const meter = element("meter", { min: 0, max: 1, value: n / n_steps, "aria-hidden": "true" });
+    return [SOURCES[source] ?? source, meter, percent(n / n_steps)];
+  });
+  return [section("Who proposed, by steps", table(rows))];
+}
+
+function ofCosts(costs) {
+  const names = ["main", "draft"].filter((name) => costs?.[name]?.length);
+  if (!names.length) return [];
+  const milliseconds = (points) => points.map(([n, seconds]) => [n, 1e3 * seconds]);
+  const series = names.map((name) => ({ name, points: milliseconds(costs[name]) }));
+  const legend = names.map((name) => element("span", { class: `key ${name}` }, `${name} model`));
+  const plot = lines("Milliseconds of a call by its number of tokens", series);
+  return [section("Milliseconds of a call, by its tokens", plot, element("p", { class: "note" }, ...legend))];
+}
+
+function section(title, ...children) {
+  return element("section", {}, element("h2", {}, title), ...children);
+}
+
+function table(rows) {
+  const cells = (row) => row.map((cell, i) => element(i ? "td" : "th", i ? {} : { scope: "row" }, cell));
+  return element("table", {}, ...rows.map((row) => element("tr", {}, ...cells(row))));
+}
+
+function number(value) {
+  return value < 10 ? value.toFixed(1) : value.toFixed(0);
+}
+
+function percent(share) {
+  return `${Math.round(100 * share)} %`;
+}

@@ -1,0 +1,143 @@
+// What the browser keeps: settings and conversations. Damaged data is left out, and a full storage reported.
+//
+// A conversation is {id, name, changed, turns}; a turn is {question, reasoning, answer, statistics, ended,
+// error}. `reasoning` and `answer` are lists of spans {text, kind, rejected}, as the server sends them.
+// `changed` is in milliseconds. Each conversation has a key of its own, so that two tabs do not overwrite
+// each other's.
+
+const SETTINGS = "specdec.settings";
+const CURRENT = "specdec.current";
+const CONVERSATION = "specdec.conversation.";
+
+export const DEFAULTS = {
+  system: "",
+  temperature: null,
+  max_tokens: null,
+  seed: null,
+  speculative: true,
+  marks: true,
+  theme: "",
+};
+
+/** The settings; those that are missing or damaged have their defaults. */
+export function loadSettings() {
+  const stored = read(SETTINGS) ?? {};
+  const settings = { ...DEFAULTS };
+  for (const [name, normal] of Object.entries(DEFAULTS)) {
+    const kind = normal === null ? "number" : typeof normal;
+    if (typeof stored[name] === kind) settings[name] = stored[name];
+  }
+  return settings;
+}
+
+export function saveSettings(settings) {
+  return write(SETTINGS, settings);
+}
+
+/** Return the conversations, newest first, and the number of damaged ones, which stay as they are. */
+export function loadConversations() {
+  const stored = keys().filter((name) => name.startsWith(CONVERSATION)).map(read);
+  const conversations = stored.map(conversationFrom).filter(Boolean);
+  conversations.sort((a, b) => b.changed - a.changed);
+  return { conversations, damaged: stored.length - conversations.length };
+}
+
+/** Return whether there was room for it. */
+export function saveConversation(conversation) {
+  return write(CONVERSATION + conversation.id, conversation);
+}
+
+export function deleteConversation(conversation) {
+  try {
+    localStorage.removeItem(CONVERSATION + conversation.id);
+  } catch {
+    // The browser allows no storage.
+  }
+}
+
+export function newConversation() {
+  const random = crypto.getRandomValues(new Uint32Array(2));
+  return { id: [...random].map((n) => n.toString(36)).join(""), name: "", changed: Date.now(), turns: [] };
+}
+
+export function newTurn(question) {
+  return { question, reasoning: [], answer: [], statistics: null, ended: "", error: "" };
+}
+
+/** The id of the conversation that was shown last. */
+export function loadCurrent() {
+  return read(CURRENT);
+}
+
+export function saveCurrent(conversation) {
+  write(CURRENT, conversation.id);
+}
+
+/** The text of spans. */
+export function textOf(spans) {
+  return spans.map((span) => span.text).join("");
+}
+
+// The storage itself
+
+function keys() {
+  try {
+    return Object.keys(localStorage);
+  } catch {
+    return []; // the browser allows no storage
+  }
+}
+
+function read(name) {
+  try {
+    return JSON.parse(localStorage.getItem(name));
+  } catch {
+    return null;
+  }
+}
+
+function write(name, value) {
+  try {
+    localStorage.setItem(name, JSON.stringify(value));
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+// Checks of what was stored: each returns null for what is damaged
+
+function conversationFrom(stored) {
+  if (!isObject(stored) || typeof stored.id !== "string" || !Array.isArray(stored.turns)) return null;
+  const turns = stored.turns.map(turnFrom);
+  if (turns.includes(null)) return null;
+  return { id: stored.id, name: String(stored.name ?? ""), changed: Number(stored.changed) || 0, turns };
+}
+
+function turnFrom(stored) {
+  if (!isObject(stored) || typeof stored.question !== "string") return null;
+  if (![stored.reasoning, stored.answer].every((spans) => Array.isArray(spans) && spans.every(isSpan))) return null;
+  const { question, reasoning, answer } = stored;
+  const statistics = isStatistics(stored.statistics) ? stored.statistics : null;
+  return { question, reasoning, answer, statistics, ended: String(stored.ended ?? ""), error: String(stored.error ?? "") };
+}
+
+function isSpan(span) {
+  return isObject(span) && typeof span.text === "string" && typeof span.kind === "string" && Array.isArray(span.rejected);
+}
+
+function isStatistics(value) {
+  const numbers = ["predicted_n", "predicted_per_second", "steps_n", "draft_n", "draft_n_accepted"];
+  const lists = ["tested_at", "accepted_at"];
+  return (
+    isObject(value) &&
+    isObject(value.steps_by) &&
+    Object.values(value.steps_by).every(Number.isFinite) &&
+    numbers.every((name) => Number.isFinite(value[name])) &&
+    lists.every((name) => value[name] === undefined || (Array.isArray(value[name]) && value[name].every(Number.isFinite)))
+  );
+}
+
+function isObject(value) {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}

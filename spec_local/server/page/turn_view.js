@@ -1,0 +1,71 @@
+// A question and its answer on the page.
+
+import { FormattedText } from "./answer.js";
+import { element } from "./dom.js";
+import { summary } from "./statistics.js";
+import { textOf } from "./store.js";
+
+const ENDINGS = {
+  stopped: "Stopped.",
+  length: "The answer reached the maximum number of tokens.",
+};
+
+export class TurnView {
+  /** actions: what the buttons do: copy, regenerate and edit, each called with the turn. */
+  constructor(turn, actions) {
+    this.turn = turn;
+    this.actions = actions;
+    this.reasoning = element("div");
+    this.details = element("details", { class: "reasoning" }, element("summary", {}, "Reasoning"), this.reasoning);
+    this.answer = element("div", { class: "answer" });
+    this.footer = element("footer");
+    const question = element("div", { class: "question" }, turn.question);
+    this.element = element("article", {}, question, this.details, this.answer, this.footer);
+    this.clear();
+  }
+
+  /** Start again, for another answer. */
+  clear() {
+    this.formats = [new FormattedText(this.reasoning), new FormattedText(this.answer)];
+    this.reasoning.replaceChildren();
+    this.answer.replaceChildren();
+    this.answering = false;
+    this.details.open = false;
+  }
+
+  /** Show the turn as it is now. */
+  update({ running, last }) {
+    const { turn } = this;
+    const [reasoning, answer] = this.formats;
+    reasoning.show(turn.reasoning);
+    answer.show(turn.answer);
+    this.details.hidden = !turn.reasoning.length;
+    this.foldReasoning(running);
+    this.element.classList.toggle("running", running);
+    this.footer.replaceChildren(...this.notes(), ...(running ? [] : this.buttons(last)));
+  }
+
+  /** Reasoning is open until the answer begins; then it is the reader's choice. */
+  foldReasoning(running) {
+    const answering = textOf(this.turn.answer) !== "";
+    if (running && !answering) this.details.open = true;
+    if (answering && !this.answering) this.details.open = false;
+    this.answering = answering;
+  }
+
+  *notes() {
+    const { error, ended, statistics } = this.turn;
+    if (error) yield element("p", { class: "error" }, error);
+    else if (ENDINGS[ended]) yield element("p", { class: "note" }, ENDINGS[ended]);
+    if (statistics) yield element("p", { class: "note" }, summary(statistics));
+  }
+
+  *buttons(last) {
+    const { turn, actions } = this;
+    const button = (name, action) => element("button", { type: "button", class: "quiet", click: () => action(turn) }, name);
+    if (turn.answer.length) yield button("Copy", actions.copy);
+    if (!last) return;
+    yield button(turn.error ? "Retry" : "Regenerate", actions.regenerate);
+    yield button("Edit question", actions.edit);
+  }
+}

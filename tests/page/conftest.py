@@ -1,0 +1,182 @@
+"""The page in a real browser, against the real application with a scripted engine."""
+
+import asyncio
+import shutil
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from spec_local.engine.events import Statistics
+from spec_local.server import app
+from spec_local.server.engine import Answers, NotReady
+from spec_local.server.events import Delta, Ended, Loaded, Span, Started
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+
+def delta(*spans, reasoning="", source="draft", drafted=2, accepted=1):
+    """A step with these spans, of which the first ones are the reasoning."""
+    text = "".join(span.text for span in spans).removeprefix(reasoning)
+    return Delta(text, reasoning, spans=spans, source=source, n_drafted=drafted, n_accepted=accepted)
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> [x](javascript:alert(3)) </code></pre>"
+ANSWERS = {
+    "marks": [
+        delta(Span("The"), source="none", drafted=0, accepted=0),
+        delta(Span(" cat sat", "accepted"), Span(" on", "corrected", (" down the",))),
+        delta(Span(" `x` it.\n\n```python\nprint(", "accepted"), Span("1)\n```\n")),
+    ],
+    "think": [
+        delta(Span("Hmm, ", "accepted"), Span("well.", "main"), reasoning="Hmm, well."),
+        delta(Span("Yes.")),
+    ],
+    "hostile": [
+        delta(
+            Span(HOSTILE, "accepted"),
+            Span(f"```html\n{HOSTILE}\n```\n"),
+            Span(HOSTILE, "corrected", (HOSTILE,)),
+        )
+    ],
+    "long": [delta(Span("first ")), "wait", delta(Span("never"))],
+    "many": [delta(Span(f"word{i} ", "accepted")) for i in range(150)],
+}
+
+
+class ScriptedEngine:
+    """Answers by the last message; others are echoed."""
+
+    n_running = n_unfinished = 0
+
+    def __init__(self):
+        self.loaded = Loaded("scripted", "draft.gguf", 4096, 4, None, {"version": "0"})
+        self.is_ready = True
+        self.requests, self.cancelled, self._stopped = [], threading.Event(), None
+
+    def check_ready(self):
+        if not self.is_ready:
+            raise NotReady("the models are being loaded: try again soon")
+        return self.loaded
+
+    def answer(self, requests):
+        self.requests += requests
+        self.cancelled.clear()
+        self._stopped = asyncio.Event()
+        answers = Answers(1)
+        self._task = asyncio.create_task(self._play(answers, requests[0], self._stopped))
+        return answers
+
+    async def _play(self, answers, request, stopped):
+        question = request.messages[-1]["content"]
+        answers.put(0, Started(5, 2))
+        for event in ANSWERS.get(question, [delta(Span(f"You said {question}"))]):
+            if event == "wait":
+                await stopped.wait()
+            else:
+                answers.put(0, event)
+                await asyncio.sleep(0.01)
+            if stopped.is_set():
+                answers.put(0, Ended(Delta(), "cancelled", Statistics()))
+                return
+        statistics = Statistics(
+            predicted_n=30, predicted_s=0.5, n_steps=10, draft_n=12, draft_n_accepted=9,
+            tested_at=[8, 4], accepted_at=[6, 3],
+        )  # fmt: skip
+        statistics.steps_by.update({"draft": 8, "none": 2})
+        answers.put(0, Ended(Delta(), "stop", statistics, plain_seconds=0.025))
+
+    def cancel(self, answers):
+        if self._stopped and not self._stopped.is_set():
+            self._stopped.set()
+            self.cancelled.set()
+
+    async def ask(self, what, argument=None):
+        return {"main": [[1, 0.01], [4, 0.012], [8, 0.02]], "draft": [[1, 0.001], [8, 0.002]]}
+
+
+class Served:
+    """The application in a thread. address: of the page."""
+
+    def __init__(self, **access):
+        self.engine = ScriptedEngine()
+        opened = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://localhost:{opened.getsockname()[1]}"
+        config = uvicorn.Config(
+            app.create(self.engine, app.Access(**access)), lifespan="off", log_level="error", access_log=False
+        )
+        self._server = uvicorn.Server(config)
+        self._server.capture_signals = lambda: threading.Lock()  # signals are those of pytest
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [opened]})
+        self._thread.start()
+
+    def stop(self):
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if not BROWSER:
+        pytest.skip("there is no chromium")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def served():
+    started = Served()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def open_page(browser, served):
+    """Open the page in a new window with a storage of its own; every error on it fails the test."""
+    problems, contexts = [], []
+
+    def make(address=None, allowed=(), context=None, **options):
+        context = context or browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+        def on_console(message):
+            if message.type in ("error", "warning") and not any(text in message.text for text in allowed):
+                problems.append(f"console: {message.text}")
+
+        page.on("console", on_console)
+        page.on("request", lambda request: external(request.url))
+        page.goto(address or served.address)
+        return page
+
+    def external(url):
+        if not url.startswith(("http://localhost:", "blob:http://localhost:")):
+            problems.append(f"request: {url}")
+
+    yield make
+    for context in dict.fromkeys(contexts):
+        context.close()
+    assert problems == []
+
+
+def ask(page, question):
+    """Ask, and wait for the end of the answer."""
+    page.fill("#question", question)
+    page.keyboard.press("Enter")
+    until(lambda: page.locator("#status").text_content() in ("The answer is complete.",))
+
+
+def until(condition, timeout=10):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
