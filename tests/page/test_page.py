@@ -143,6 +143,9 @@ def test_a_damaged_storage(open_page, damage):
     script = "damage => { for (const key of Object.keys(localStorage)) localStorage.setItem(key, damage) }"
     page.evaluate(script, damage)
     page.reload()
+    for stored in page.query_selector_all("nav .open"):
+        stored.click()
+    page.click("#new")
     ask(page, "two")
     assert text_of(page, ".answer") == ["You said two"]
 
@@ -237,6 +240,7 @@ def test_a_narrow_window(open_page):
     ask(page, "marks")
     ask(page, "x" * 300)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate("document.getElementById('turns').scrollWidth") <= 360
     page.click("#conversations-button")
     assert page.locator("#conversations").is_visible()
     page.click("#conversations-button")
