@@ -148,7 +148,7 @@ def _servers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, S
     n_rows, threads = str(max(options.clients)), str(options.threads)
     with_draft = ("-md", str(options.draft)) if options.draft else ()
     for name, more in LLAMA_SERVER.items():
-        if "draft" in name and not options.draft:
+        if ("draft" in name and not options.draft) or name not in options.variants:
             continue
         port = _free_port()
         command = [
@@ -172,6 +172,9 @@ def main() -> None:
     options.add_argument("--llama-server", type=Path, required=True, help="llama.cpp's program")
     options.add_argument("--clients", type=numbers(int), default=[1, 2, 4, 8], help="numbers of clients")
     options.add_argument("--rounds", type=int, default=4, help="rounds for each number of clients")
+    options.add_argument(
+        "--variants", nargs="+", default=list(LLAMA_SERVER), choices=LLAMA_SERVER, help="of llama-server"
+    )
     options.add_argument("--logs", type=Path, default=Path(), help="folder for the servers' logs")
     given = options.parse_args()
     prompts = [prompt.text for prompt in load()]

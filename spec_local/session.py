@@ -42,7 +42,7 @@ from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.probe import check_model_file
 from spec_local.llama.reproducible import open_reproducible_rows
-from spec_local.llama.workers import parse as parse_worker
+from spec_local.llama.workers import parse as parse_workers
 from spec_local.lookups import Lookup, Recycling
 from spec_local.models.names import NO_DRAFT, resolve_pair
 from spec_local.policies.cost_model import CostModel
@@ -178,7 +178,7 @@ class Session:
         """
         if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
             raise InvalidRequest(f"parallel is {parallel}: give 1 to {MAX_SEQUENCES}")
-        workers = [parse_worker(address) for address in workers]
+        workers = parse_workers(workers)
         drafting = draft != NO_DRAFT
         main, draft = resolve_pair(main, draft, drafting=drafting)
         with ExitStack() as stack:

@@ -26,7 +26,7 @@ def run(workers: str) -> int | None:
         return None
     from spec_local.llama.workers import parse, silent
 
-    addresses = [parse(address) for address in workers.split(",")]
+    addresses = parse(workers.split(","))
     command = [sys.executable, "-P", "-m", "specdec_cli", *sys.argv[1:]]
     # Without the second one, ggml starts a debugger after a crash.
     environment = os.environ | {_MARK: "1", "GGML_NO_BACKTRACE": "1"}

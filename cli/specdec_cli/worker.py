@@ -38,7 +38,7 @@ def worker(
         from spec_local.llama import workers
         from spec_local.machine import default_threads
 
-        workers.check_private(host)
+        host = workers.private(host)
         workers.check_free(host, port)
         threads = threads or default_threads()
         if not workers.is_loopback(host):

@@ -7,6 +7,7 @@ worker dies, llama.cpp aborts the process that uses it: let the session run in a
 import ctypes
 import ipaddress
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,26 +18,42 @@ PORT = 50052
 """The port of a worker, as that of llama.cpp's rpc-server."""
 _CPU, _GPUS = 0, (1, 2)  # ggml_backend_dev_type
 _CONNECT_S = 5.0
+_START = "start specdec worker there, or correct --workers"
+# The first message of llama.cpp's RPC protocol: its command, the size of what follows, and what the client
+# can do beyond TCP (nothing). The reply: its size and the protocol's version.
+_VERSION = 7
+_HELLO = struct.pack("<BQ24x", 14, 24)
+_REPLY_HEAD = struct.Struct("<QB")
 # Keeps ggml from writing where in its code it aborts: the parent process reports that a worker died.
 _SAY_NOTHING = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda message: None)
 
 
-def parse(text: str) -> str:
-    """Check the address of a worker, host:port or host, and return host:port.
+def parse(addresses: Sequence[str]) -> list[str]:
+    """Check the addresses of workers, host:port or host, and return each as address:port.
 
     Raises:
-        InvalidRequest: it is no address, or neither a loopback nor a private one.
+        InvalidRequest: one is no address, or neither a loopback nor a private one, or is given twice.
     """
+    found = [_parsed(address) for address in addresses]
+    if twice := {address for address in found if found.count(address) > 1}:
+        raise InvalidRequest(f"the worker at {', '.join(twice)} is given twice: give it once")
+    return found
+
+
+def _parsed(text: str) -> str:
     host, colon, port = text.strip().rpartition(":")
     host, port = (host, port) if colon else (port, str(PORT))
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise InvalidRequest(f"{text[:60]!a} is not the address of a worker: give HOST:PORT")
-    check_private(host)
-    return f"{host}:{int(port)}"
+    return f"{private(host)}:{int(port)}"
 
 
-def check_private(host: str) -> None:
-    """Raise InvalidRequest unless a host has loopback or private addresses only."""
+def private(host: str) -> str:
+    """Return the IPv4 address of a host, which must be a loopback or private one.
+
+    Raises:
+        InvalidRequest: it is another one, or unknown.
+    """
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(host, None, socket.AF_INET)}
     except (OSError, UnicodeError) as error:
@@ -48,6 +65,7 @@ def check_private(host: str) -> None:
                 f"{host} is not a loopback or private address: workers have no password and no encryption; "
                 "use an ssh tunnel"
             )
+    return sorted(found)[0]
 
 
 def is_loopback(host: str) -> bool:
@@ -78,6 +96,30 @@ def silent(addresses: Sequence[str]) -> list[str]:
     return missing
 
 
+def check_ready(address: str) -> None:
+    """Begin the protocol with a worker, as llama.cpp will do without a limit of time or a way to fail.
+
+    Raises:
+        BackendError: the worker cannot be used.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _CONNECT_S) as connection:
+            connection.sendall(_HELLO)
+            reply = connection.makefile("rb").read(_REPLY_HEAD.size)
+    except ConnectionRefusedError:
+        raise BackendError(f"no worker answers at {address}: {_START}") from None
+    except TimeoutError:
+        raise BackendError(
+            f"the worker at {address} serves another client, or does not answer: end that client, or start "
+            "another worker"
+        ) from None
+    except OSError as error:
+        raise BackendError(f"no worker answers at {address} ({error.strerror}): {_START}") from None
+    if len(reply) < _REPLY_HEAD.size or _REPLY_HEAD.unpack(reply)[1] != _VERSION:
+        raise BackendError(f"what answers at {address} is no worker of this version of specdec: {_START}")
+
+
 class _Devices:
     """The devices of this process."""
 
@@ -96,10 +138,9 @@ class _Devices:
             BackendError: there is no RPC backend, or a worker does not answer.
         """
         functions = rpc_backend.load()
-        if missing := silent([address for address in addresses if address not in self._remote]):
-            raise BackendError(
-                f"no worker answers at {', '.join(missing)}: start specdec worker there, or correct --workers"
-            )
+        for address in addresses:
+            if address not in self._remote:
+                check_ready(address)
         if self._local is None:
             functions.ggml_set_abort_callback(_SAY_NOTHING)
             found = map(functions.ggml_backend_dev_get, range(functions.ggml_backend_dev_count()))

@@ -1,7 +1,10 @@
 """An HTTP server with the protocols of OpenAI, Anthropic and llama.cpp.
 
+run              listens, and ends gracefully
+app              routes, and the way of a request to its response; guard: what each must pass before
+page/            the page, static files
+protocol         an `Exchange`: chat_completions, completions, responses, messages, llama_completion
+engine           the server's side of the process with the models: gives each answer its events
 engine_process   the models, in a child process: answers several requests at the same time
-engine           starts it, and gives each request its events
-events           what the two tell each other
-app              routes, limits, errors; the protocols are chat_completions, completions, messages, …
+events           what these two tell each other
 """

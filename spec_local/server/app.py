@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from spec_local import registry
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.server import errors
+from spec_local.server import error_responses
 from spec_local.server.engine import Answers, Engine
 from spec_local.server.events import Event, Refused
 from spec_local.server.guard import Guard
@@ -92,7 +92,7 @@ def create(
             return JSONResponse({"object": "list", "data": [described]})
         if name != loaded.name:
             message = f"there is no model {name!r} here: this server has {loaded.name}"
-            return errors.response(request.url.path, 404, message, code="model_not_found")
+            return error_responses.response(request.url.path, 404, message, code="model_not_found")
         return JSONResponse(described)
 
     async def props(request: Request) -> Response:
@@ -137,7 +137,9 @@ def create(
             "this server has no embeddings: it generates text; use an embedding model with another server, "
             "such as llama-server --embeddings"
         )
-        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
+        return error_responses.response(
+            request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported"
+        )
 
     async def answer(request: Request) -> Response:
         loaded = engine.check_ready()
@@ -336,7 +338,7 @@ class _EventStream(StreamingResponse):
 
 async def _library_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SpecLocalError)
-    return errors.response_for(request.url.path, error)
+    return error_responses.response_for(request.url.path, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -347,7 +349,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: f"{path} does not support {request.method}: use {_methods(error)}",
     }
     message = messages.get(error.status_code, error.detail)
-    return errors.response(path, error.status_code, message, headers=error.headers)
+    return error_responses.response(path, error.status_code, message, headers=error.headers)
 
 
 def _methods(error: HTTPException) -> str:
@@ -359,4 +361,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    return errors.response(request.url.path, 500, "the server failed: please report what it printed")
+    return error_responses.response(request.url.path, 500, "the server failed: please report what it printed")

@@ -1,10 +1,8 @@
-"""Errors as HTTP responses: the status of each kind, and the shapes that clients expect."""
+"""Errors in the shapes that clients expect, and the HTTP status of each kind."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
-
-from starlette.responses import JSONResponse
 
 from spec_local.errors import BackendCrash, ContextOverflow, InvalidRequest, ModelError, SpecLocalError
 from spec_local.server.engine import Busy, NotReady
@@ -27,8 +25,8 @@ _TYPES = {  # OpenAI's and Anthropic's names
     HTTPStatus.NOT_IMPLEMENTED: ("not_supported_error", "invalid_request_error"),
     HTTPStatus.SERVICE_UNAVAILABLE: ("unavailable_error", "overloaded_error"),
 }
+_ANTHROPIC = "/v1/messages"
 _OTHERS = ("server_error", "api_error")
-_RETRY_S = 2  # while models load
 
 
 def status_of(error: SpecLocalError) -> HTTPStatus:
@@ -39,25 +37,20 @@ def status_of(error: SpecLocalError) -> HTTPStatus:
     )
 
 
+def openai(error: SpecLocalError) -> dict[str, Any]:
+    """The object for an error in OpenAI's shape."""
+    code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+    return body_of("", status_of(error), str(error), code)
+
+
+def anthropic(error: SpecLocalError) -> dict[str, Any]:
+    """The object for an error in Anthropic's shape."""
+    return body_of(_ANTHROPIC, status_of(error), str(error))
+
+
 def body_of(path: str, status: int, message: str, code: str | None = None) -> dict[str, Any]:
     """The JSON object for an error, in the shape of the protocol that a path belongs to."""
-    openai, anthropic = _TYPES.get(HTTPStatus(status), _OTHERS)
-    if path.startswith("/v1/messages"):
-        return {"type": "error", "error": {"type": anthropic, "message": message}}
-    return {"error": {"message": message, "type": openai, "param": None, "code": code}}
-
-
-def response(
-    path: str, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None
-) -> JSONResponse:
-    """A response with an error."""
-    return JSONResponse(body_of(path, status, message, code), status, headers)
-
-
-def response_for(path: str, error: SpecLocalError) -> JSONResponse:
-    """The response for an error of the library."""
-    headers = {}
-    if isinstance(error, Busy | NotReady):
-        headers["retry-after"] = str(error.retry_s if isinstance(error, Busy) else _RETRY_S)
-    code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
-    return response(path, status_of(error), str(error), code=code, headers=headers)
+    ours, theirs = _TYPES.get(HTTPStatus(status), _OTHERS)
+    if path.startswith(_ANTHROPIC):
+        return {"type": "error", "error": {"type": theirs, "message": message}}
+    return {"error": {"message": message, "type": ours, "param": None, "code": code}}

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spec_local.server import errors
+from spec_local.server import error_responses
 
 _BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s
 _STALL_S = 60  # for a client to read what it was sent
@@ -64,7 +64,7 @@ class Guard:
         if refusal := self._refusal(scope["method"], path, headers):
             status, message = refusal
             extra = {"www-authenticate": "Bearer"} if status == 401 else None
-            await errors.response(path, status, message, headers=extra)(scope, receive, send)
+            await error_responses.response(path, status, message, headers=extra)(scope, receive, send)
             return
         started = False
 
@@ -82,11 +82,11 @@ class Guard:
         except TooLarge:
             if not started:
                 message = f"the body is larger than {self._max_body >> 20} MiB: send less"
-                await errors.response(path, 413, message)(scope, receive, send)
+                await error_responses.response(path, 413, message)(scope, receive, send)
         except Stalled:
             if not started:
                 message = f"the body did not arrive within {_BODY_S} s: send it again"
-                await errors.response(path, 408, message)(scope, receive, send)
+                await error_responses.response(path, 408, message)(scope, receive, send)
 
     def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
         if self._local_only and not is_loopback(_name(headers.get("host", ""))):

@@ -9,10 +9,11 @@ from pydantic import BeforeValidator, Field
 from spec_local.chat.messages import Message
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, pieces
 from spec_local.server.chat_body import Function, Name, Text, choice_of, known
 from spec_local.server.events import AnswerRequest, Event, Loaded
-from spec_local.server.openai_json import is_clients, named, new_id
+from spec_local.server.openai_json import named, new_id
 from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, Stops, limit, read
 
 if TYPE_CHECKING:
@@ -215,8 +216,7 @@ class Messages:
         yield from ()
 
     def failed(self, error: SpecLocalError) -> Iterator[str]:
-        kind = "invalid_request_error" if is_clients(error) else "api_error"
-        yield named({"type": "error", "error": {"type": kind, "message": str(error)}})
+        yield named(errors.anthropic(error))
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
         (events,) = answers

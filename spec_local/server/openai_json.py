@@ -8,7 +8,8 @@ from typing import Any
 
 from spec_local import __version__, answer_json
 from spec_local.core.text import printable
-from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
+from spec_local.errors import SpecLocalError
+from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.events import Delta, Ended, Token
 
@@ -44,13 +45,7 @@ def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
 
 def failure(error: SpecLocalError) -> str:
     """The event that ends a stream which cannot be completed."""
-    kind = "invalid_request_error" if is_clients(error) else "server_error"
-    return data({"error": {"message": str(error), "type": kind, "param": None, "code": None}})
-
-
-def is_clients(error: SpecLocalError) -> bool:
-    """Whether the client can avoid an error with another request."""
-    return isinstance(error, InvalidRequest | ContextOverflow | ModelError)
+    return data(errors.openai(error))
 
 
 def finish_reason(answer: AnswerSoFar) -> str:

@@ -8,10 +8,11 @@ from pydantic import BeforeValidator, Field
 
 from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.server import errors
 from spec_local.server.answer_so_far import AnswerSoFar, pieces
 from spec_local.server.chat_body import Function, Name, Text, choice_of, known
 from spec_local.server.events import AnswerRequest, Event, Loaded
-from spec_local.server.openai_json import is_clients, named, new_id
+from spec_local.server.openai_json import named, new_id
 from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, limit, read
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class Responses:
         yield from ()
 
     def failed(self, error: SpecLocalError) -> Iterator[str]:
-        code = "invalid_prompt" if is_clients(error) else "server_error"
+        code = "invalid_prompt" if errors.status_of(error) < 500 else "server_error"
         failure = {"status": "failed", "error": {"code": code, "message": str(error)}}
         yield self._event("response.failed", response=self._response() | failure)
 

@@ -3,13 +3,15 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from spec_local.errors import InvalidRequest
+from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama import workers
 from spec_local.llama.tiny import write_tiny_model
 from tests.workers import Worker, needs_backend, two_workers
@@ -154,10 +156,44 @@ def test_public_addresses_are_refused(specdec, host):
 )
 def test_addresses_that_are_none(text):
     with pytest.raises(InvalidRequest):
-        workers.parse(text)
+        workers.parse([text])
 
 
 def test_addresses():
-    assert workers.parse("127.0.0.1") == "127.0.0.1:50052"
-    assert workers.parse(" 192.168.1.2:7 ") == "192.168.1.2:7"
-    assert workers.parse("localhost:08") == "localhost:8"
+    given = ["127.0.0.1", " 192.168.1.2:7 ", "localhost:08"]
+    assert workers.parse(given) == ["127.0.0.1:50052", "192.168.1.2:7", "127.0.0.1:8"]
+    with pytest.raises(InvalidRequest, match="given twice"):
+        workers.parse(["localhost:5", "127.0.0.1:5"])
+
+
+@needs_backend
+def test_a_worker_that_serves_another_client(specdec, f16, pair):
+    address = pair[0].address
+    arguments = ["generate", "one", "--main", f16, "--ctx", 16384, "--workers", address]
+    first = specdec.start(*arguments, "-n", 8000)
+    try:
+        assert first.stdout.read(1)
+        line = specdec.one_line(specdec(*arguments, "-n", 1), 1)
+        assert f"{address} serves another client" in line
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=20)
+
+
+def test_what_is_no_worker():
+    """It closes the connection, or says something else."""
+    for reply in (b"", b"HTTP/1.1 400 Bad Request"):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+
+            def answer(server=server, reply=reply):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(100)
+                    connection.sendall(reply)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            with pytest.raises(BackendError, match="no worker"):
+                workers.check_ready(f"127.0.0.1:{port}")
+            thread.join()
