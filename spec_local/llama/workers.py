@@ -65,7 +65,7 @@ def private(host: str) -> str:
                 f"{host} is not a loopback or private address: workers have no password and no encryption; "
                 "use an ssh tunnel"
             )
-    return sorted(found)[0]
+    return str(min(found))
 
 
 def is_loopback(host: str) -> bool:
