@@ -191,6 +191,32 @@ def test_regenerate_and_edit(open_page, served):
     assert [m["content"] for m in served.engine.requests[-1].messages] == ["two"]
 
 
+def test_nothing_typed_is_lost_by_editing(open_page):
+    page = open_page()
+    ask(page, "one")
+    page.fill("#question", "half a quest")
+    page.click("footer button:has-text('Edit')")
+    assert page.input_value("#question") == "one"
+    page.keyboard.press("Escape")
+    assert page.input_value("#question") == "half a quest"
+    page.click("footer button:has-text('Edit')")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#send")
+    assert page.input_value("#question") == "half a quest"
+
+
+def test_a_conversation_deleted_during_its_answer_stays_deleted(open_page):
+    page = open_page()
+    page.fill("#question", "long")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".answer:has-text('first')")
+    page.click("nav [aria-label='Delete long']")
+    page.wait_for_selector("#send")
+    page.reload()
+    page.wait_for_selector("#model:has-text('scripted')")
+    assert text_of(page, "nav .open") == ["New conversation"]
+
+
 def test_keys_only(open_page):
     page = open_page()
     page.keyboard.type("one")  # the field has the focus

@@ -16,6 +16,7 @@ let current; // the conversation that is shown
 let views = new Map(); // by turn
 let running = null; // {turn, conversation, controller, meter}
 let editing = null; // the turn whose question is being edited
+let typed = ""; // what was typed before
 let costs = null;
 let plain_ms; // of a step without draft tokens, as the last answer reported it
 
@@ -156,7 +157,7 @@ async function answer(turn) {
   running = null;
   byId("send").hidden = false;
   byId("stop").hidden = true;
-  save(conversation);
+  if (conversations.includes(conversation)) save(conversation); // it may have been deleted meanwhile
   if (conversation === current) updateTurns();
   say(turn.error || "The answer is complete.");
   refreshCosts();
@@ -219,17 +220,21 @@ function stop() {
 }
 
 function edit(turn) {
+  const question = byId("question");
+  if (!editing) typed = question.value;
   editing = turn;
   byId("editing").hidden = false;
-  const question = byId("question");
   question.value = turn.question;
   question.focus();
   grow();
 }
 
 function stopEditing() {
+  if (!editing) return;
   editing = null;
   byId("editing").hidden = true;
+  byId("question").value = typed;
+  grow();
 }
 
 async function copy(turn) {
@@ -245,9 +250,10 @@ function submit() {
   const field = byId("question");
   const question = field.value.trim();
   if (!question || running) return;
-  field.value = "";
-  grow();
-  if (editing) {
+  if (!editing) {
+    field.value = "";
+    grow();
+  } else {
     const turn = editing;
     stopEditing();
     current.turns = current.turns.slice(0, current.turns.indexOf(turn));
