@@ -179,6 +179,8 @@ class Session:
         if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
             raise InvalidRequest(f"parallel is {parallel}: give 1 to {MAX_SEQUENCES}")
         workers = parse_workers(workers)
+        if workers and reproducible:
+            raise InvalidRequest("workers do not give reproducible output: give one of the two")
         drafting = draft != NO_DRAFT
         main, draft = resolve_pair(main, draft, drafting=drafting)
         with ExitStack() as stack:

@@ -111,6 +111,11 @@ def test_a_worker_that_dies(specdec, f16, command):
         assert not re.search("ggml|Traceback|abort", errors.decode())
 
 
+def test_workers_do_not_give_reproducible_output(specdec, f16):
+    arguments = ["generate", "x", "--main", f16, "--workers", "127.0.0.1", "--reproducible"]
+    assert "reproducible" in specdec.one_line(specdec(*arguments), 2)
+
+
 @needs_backend
 def test_a_worker_that_is_not_there(specdec, f16, pair):
     worker = Worker(specdec.environment)
