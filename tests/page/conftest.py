@@ -15,7 +15,6 @@ from spec_local.server.engine import Answers, NotReady
 from spec_local.server.events import Delta, Ended, Loaded, Span, Started
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 
 def delta(*spans, reasoning="", source="draft", drafted=2, accepted=1):
@@ -121,6 +120,7 @@ class Served:
 
 @pytest.fixture(scope="session")
 def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not BROWSER:
         pytest.skip("there is no chromium")
     with playwright.sync_playwright() as started:

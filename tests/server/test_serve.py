@@ -205,6 +205,14 @@ def test_a_model_that_does_not_load(specdec, tmp_path):
     assert "Traceback" not in done.stderr.decode()
 
 
+def test_without_the_extra(specdec, arguments, tmp_path):
+    """Said before any model is loaded."""
+    missing = specdec.sabotaged(tmp_path, "import sys; sys.modules['uvicorn'] = None")
+    line = specdec.one_line(specdec("serve", *arguments, env=missing), 2)
+    assert "needs uvicorn" in line
+    assert "spec-local[serve]" in line
+
+
 def test_a_key(specdec, arguments):
     started = Server(specdec, *arguments, "--host", "127.0.0.2", env={"SPECDEC_API_KEY": "secret"})
     try:
