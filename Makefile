@@ -16,7 +16,8 @@ test: .venv/installed-dev .venv/rpc lint
 	$(BIN)/python -m pytest -n auto tests/unit
 	$(BIN)/python -m pytest -n auto tests/llama
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/cli
-	$(BIN)/python -m pytest -n auto --dist loadfile tests/server tests/page
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/server
+	$(BIN)/python -m pytest -n auto tests/page
 	$(BIN)/python -m pytest plugins/llm-specdec/tests
 
 lint: .venv/installed-dev
