@@ -61,6 +61,17 @@ def test_statistics(open_page):
     assert "1.5× plain decoding · 75 % of drafts accepted" in page.locator("article footer").text_content()
 
 
+def test_the_speed_is_shown_while_an_answer_runs(open_page):
+    page = open_page()
+    page.wait_for_selector("#statistics svg")  # the costs are known
+    page.fill("#question", "many")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#statistics:has-text('× plain decoding')")
+    assert page.locator("#stop").is_visible()
+    speed = float(page.locator("#statistics .speed strong").text_content())
+    assert 10 < speed < 400  # two tokens each 10 ms or more
+
+
 def test_reasoning_folds_when_the_answer_begins(open_page):
     page = open_page()
     ask(page, "think")

@@ -18,7 +18,7 @@ let running = null; // {turn, conversation, controller, meter}
 let editing = null; // the turn whose question is being edited
 let typed = ""; // what was typed before
 let costs = null;
-let plain_ms; // of a step without draft tokens, as the last answer reported it
+let plain_ms; // of a step without draft tokens: measured by the server, or in the last answer
 
 // Conversations
 
@@ -282,6 +282,8 @@ async function connect() {
 async function refreshCosts() {
   try {
     costs = await api.get("costs");
+    const plain = costs.main?.find(([n]) => n === 1);
+    if (plain) plain_ms ??= 1e3 * plain[1];
     updateTurns();
   } catch {
     // They are shown when the server answers again.
