@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import ipaddress
 import os
 import re
 import subprocess
@@ -52,6 +53,14 @@ def llama_cpp_build() -> str:
         for f in sorted((llama_cpp_folder() / "lib").glob("libggml*"))
     ]
     return f"{version} {' '.join(stamp)}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address, or the name localhost, is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class OtherPrograms:

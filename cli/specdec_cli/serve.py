@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from spec_local.errors import InvalidRequest
+from spec_local.machine import is_loopback
 from spec_local.models.names import STARTER
 from specdec_cli import exits, render
 from specdec_cli.options import (
@@ -74,7 +75,6 @@ def serve(
         try:
             from spec_local.server import run
             from spec_local.server.app import Access
-            from spec_local.server.guard import is_loopback
         except ModuleNotFoundError as error:
             raise InvalidRequest(
                 f"the server needs {error.name}: install it with pip install 'spec-local[serve]'"

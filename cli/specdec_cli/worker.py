@@ -36,12 +36,12 @@ def worker(
     """
     with exits.guarded():
         from spec_local.llama import workers
-        from spec_local.machine import default_threads
+        from spec_local.machine import default_threads, is_loopback
 
         host = workers.private(host)
         workers.check_free(host, port)
         threads = threads or default_threads()
-        if not workers.is_loopback(host):
+        if not is_loopback(host):
             render.note(
                 "specdec: there is no password and no encryption: who reaches this address can use and crash "
                 "this process"

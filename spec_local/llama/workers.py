@@ -68,11 +68,6 @@ def private(host: str) -> str:
     return str(min(found))
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host is reached from this machine only."""
-    return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-
-
 def check_free(host: str, port: int) -> None:
     """Raise InvalidRequest unless a worker can listen there."""
     try:

@@ -56,6 +56,17 @@ class _Running:
     generated: list[int] = field(default_factory=list)
 
 
+class _Sender:
+    """Sends messages of several threads over a connection, one after another."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._lock = connection, threading.Lock()
+
+    def __call__(self, *message: Any) -> None:
+        with self._lock:
+            self._connection.send(message)
+
+
 class EngineProcess:
     """Answers the requests that arrive on a connection; started by `spec_local.server.engine.Engine`.
 
@@ -63,9 +74,9 @@ class EngineProcess:
     sends ``("event", id, Event)`` and ``("reply", id, value or SpecLocalError)``.
     """
 
-    def __init__(self, connection: Connection, session: Session, name: str) -> None:
-        self._connection, self._session, self._name = connection, session, name
-        self._sending = threading.Lock()
+    def __init__(self, connection: Connection, send: _Sender, session: Session, name: str) -> None:
+        self._connection, self._sender = connection, send
+        self._session, self._name = session, name
         self._model = session.main.model
         self._chats = (
             RecentChats(self._model, _CHATS_PER_ROW * session.n_rows) if self._model.chat_template else None
@@ -146,10 +157,8 @@ class EngineProcess:
                 "this model has no chat template: use /v1/completions, which continues a text"
             )
         tool_use = ToolUse(self._chats.template, request.tools, request.tool_choice)
-        chat, settings = (
-            self._chats.following(request.messages, tool_use),
-            tool_use.settings(request.settings),
-        )
+        chat = self._chats.following(request.messages, tool_use)
+        settings = tool_use.settings(request.settings)
         running = _Running(id, settings, chat.prompt(), chat, parser=chat.parser())
         if not settings.constrained:
             running.splitter = chat.splitter()
@@ -280,11 +289,10 @@ class EngineProcess:
         self._send("event", id, event)
 
     def _send(self, *message: Any) -> None:
-        with self._sending:
-            try:
-                self._connection.send(message)
-            except (BrokenPipeError, ConnectionResetError):  # the server has ended
-                self._closing = True
+        try:
+            self._sender(*message)
+        except (BrokenPipeError, ConnectionResetError):  # the server has ended
+            self._closing = True
 
 
 def main() -> None:
@@ -292,22 +300,17 @@ def main() -> None:
     for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.SIG_IGN)  # the server ends this process by closing the connection
     connection = Connection(int(sys.argv[1]))
-    sending = threading.Lock()
-
-    def log(line: str) -> None:
-        with sending:
-            connection.send(("log", line))
-
+    send = _Sender(connection)
     try:
         options: Mapping[str, Any] = connection.recv()
         try:
-            session = Session.open(**options["session"], log=log)
+            session = Session.open(**options["session"], log=lambda line: send("log", line))
         except SpecLocalError as error:
-            connection.send(("failed", error))
+            send("failed", error)
             return
         with session:
             session.costs()  # measured now if they are unknown: the first answer need not wait for it
-            EngineProcess(connection, session, options["name"]).run()
+            EngineProcess(connection, send, session, options["name"]).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     os._exit(0)  # threads that wait on the connection end with the process

@@ -2,12 +2,12 @@
 
 import asyncio
 import hmac
-import ipaddress
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from spec_local.machine import is_loopback
 from spec_local.server import error_responses
 
 _BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s
@@ -20,14 +20,6 @@ class Stalled(OSError):
 
 class TooLarge(Exception):
     """The body is larger than the limit."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host to listen on is reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Guard:
