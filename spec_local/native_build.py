@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -18,7 +18,6 @@ import platformdirs
 from spec_local import machine
 
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
-NO_COMPILER = "no C++ compiler was found: install one, or name it in CXX"
 _ABANDONED = 3600.0  # seconds after which a temporary folder must be left over from a killed build
 _MAX_QUOTED = 200  # maximum number of characters quoted from a compiler message
 _TEMPORARY = ".build-"
@@ -46,7 +45,7 @@ def headers() -> Path | None:
     )
 
 
-def workplace(choices: Sequence[Path], stack: contextlib.ExitStack) -> tuple[Path, Path]:
+def _workplace(choices: Sequence[Path], stack: contextlib.ExitStack) -> tuple[Path, Path]:
     """Return the first writable folder and a temporary folder in it, which `stack` deletes.
 
     Raises:
@@ -88,7 +87,35 @@ def run(folder: Path, command: Sequence[str]) -> str | None:
     return f"{command[0]} failed: {errors[0][:_MAX_QUOTED]}"
 
 
-def remove_others(library: Path, prefix: str) -> None:
+def install(
+    name: str, choices: Sequence[Path], prefix: str, make: Callable[[list[str], Path], str | None]
+) -> str | None:
+    """Make a library in the first writable folder, and remove earlier ones.
+
+    Args:
+        name: file name of the library.
+        prefix: of the names of all versions of it.
+        make: called with the compiler's command and the file to write, in a temporary folder inside the
+            library's own; returns the reason if it fails.
+
+    Returns None on success, otherwise the reason for the failure in one line.
+    """
+    command = compiler()
+    if not command:
+        return "no C++ compiler was found: install one, or name it in CXX"
+    try:
+        with contextlib.ExitStack() as stack:
+            folder, work = _workplace(choices, stack)
+            if reason := make(command, work / name):
+                return reason
+            (work / name).replace(folder / name)
+        _remove_others(folder / name, prefix)
+    except OSError as error:
+        return f"{error.strerror or error}: {error.filename or command[0]}"
+    return None
+
+
+def _remove_others(library: Path, prefix: str) -> None:
     """Remove earlier libraries with this prefix from a library's folder, and what killed builds left."""
     for path in library.parent.iterdir():
         with contextlib.suppress(OSError):

@@ -4,7 +4,6 @@ The library's file name contains a digest of the sources, the llama.cpp build an
 a library that does not match them is never loaded.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -93,23 +92,17 @@ def build() -> str | None:
     """
     if reason := unsupported():
         return reason
-    compiler = native_build.compiler()
-    if not compiler:
-        return native_build.NO_COMPILER
+    return native_build.install(_name(), folders(), _PREFIX, _make)
+
+
+def _make(compiler: Sequence[str], library: Path) -> str | None:
     headers = native_build.headers()
     if not headers:
         return "llama-cpp-python was installed without its headers: reinstall it"
-    try:
-        with contextlib.ExitStack() as stack:
-            folder, work = native_build.workplace(folders(), stack)
-            library = folder / _name()
-            if reason := _compile(compiler, headers, work / library.name):
-                return reason
-            library.with_suffix(".json").unlink(missing_ok=True)  # so that the self-test runs again
-            (work / library.name).replace(library)
-        native_build.remove_others(library, _PREFIX)
-    except OSError as error:
-        return f"{error.strerror or error}: {error.filename or compiler[0]}"
+    if reason := _compile(compiler, headers, library):
+        return reason
+    # So that the self-test runs again.
+    (library.parent.parent / library.name).with_suffix(".json").unlink(missing_ok=True)
     return None
 
 

@@ -3,7 +3,6 @@
 llama-cpp-python as pip builds it has no RPC, but ggml loads backends from files at run time.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -12,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,27 +47,20 @@ def build() -> str | None:
 
     Returns None on success, otherwise the reason for the failure in one line.
     """
-    compiler = native_build.compiler()
-    if not compiler:
-        return native_build.NO_COMPILER
-    try:
-        with contextlib.ExitStack() as stack:
-            folder, work = native_build.workplace(native_build.folders("rpc"), stack)
-            if reason := _get_sources(work):
-                return reason
-            library, ggml = folder / _name(), work / _GGML
-            command = [
-                *(*compiler, *_FLAGS, f"-I{ggml / 'include'}", f"-I{ggml / 'src'}"),
-                *(str(ggml / "src/ggml-rpc" / name) for name in _SOURCES),
-                *("-o", str(work / library.name), *native_build.link_options("ggml-base")),
-            ]
-            if reason := native_build.run(work, command):
-                return reason
-            (work / library.name).replace(library)
-        native_build.remove_others(library, _PREFIX)
-    except OSError as error:
-        return f"{error.strerror or error}: {error.filename or compiler[0]}"
-    return None
+    return native_build.install(_name(), native_build.folders("rpc"), _PREFIX, _make)
+
+
+def _make(compiler: Sequence[str], library: Path) -> str | None:
+    work = library.parent
+    if reason := _get_sources(work):
+        return reason
+    ggml = work / _GGML
+    command = [
+        *(*compiler, *_FLAGS, f"-I{ggml / 'include'}", f"-I{ggml / 'src'}"),
+        *(str(ggml / "src/ggml-rpc" / name) for name in _SOURCES),
+        *("-o", str(library), *native_build.link_options("ggml-base")),
+    ]
+    return native_build.run(work, command)
 
 
 def _name() -> str:
