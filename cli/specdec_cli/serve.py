@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from spec_local.errors import InvalidRequest
-from spec_local.machine import is_loopback
 from spec_local.models.names import STARTER
 from specdec_cli import exits, render
 from specdec_cli.options import (
@@ -73,6 +72,7 @@ def serve(
     """
     with exits.guarded():
         try:
+            from spec_local.machine import is_loopback
             from spec_local.server import run
             from spec_local.server.app import Access
         except ModuleNotFoundError as error:
