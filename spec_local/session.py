@@ -10,7 +10,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,31 +18,24 @@ from typing import Any
 from spec_local.answer_text import Done, RowEvent, Text
 from spec_local.arguments import checked
 from spec_local.assembly import ProposerFactory, Slot
-from spec_local.calibration import cost_store
-from spec_local.calibration.measure import measure
+from spec_local.calibration.known_costs import KnownCosts
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message, Tool
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
-from spec_local.core.kept_states import KINDS
 from spec_local.core.language_model import LanguageModel
-from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.reasoning import Splitter
 from spec_local.datastore.datastore import Datastore, open_datastore
 from spec_local.engine.events import Failed, Prefilled, Statistics
 from spec_local.engine.scheduler import Engine
 from spec_local.errors import InvalidRequest
 from spec_local.llama import state
-from spec_local.llama.choose_head import choose_head
 from spec_local.llama.compatibility import difference
-from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, Context, open_rows
+from spec_local.llama.context import MAX_SEQUENCES, Context
 from spec_local.llama.llama_head import LlamaHead
-from spec_local.llama.memory import free_memory
-from spec_local.llama.model import Model
-from spec_local.llama.probe import check_model_file
-from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.llama.workers import parse as parse_workers
+from spec_local.loading import LoadSettings, load
 from spec_local.lookups import Lookup, Recycling
 from spec_local.models.names import NO_DRAFT, resolve_pair
 from spec_local.policies.cost_model import CostModel
@@ -54,12 +47,6 @@ from spec_local.turns import Answer, Turns
 
 __all__ = ["Done", "RowEvent", "Session", "Text"]
 
-_USUAL_CONTEXT = 4096
-_MAX_TOKENS = 96  # per call: a larger call reads prompts no faster on a CPU, and Ctrl-C waits for its end
-_ROW_TOKENS = 8  # of them for each row: there is room for a draft
-# Tokens of draft calls whose cost with all logits is measured; the last only for trees.
-_LEVELS = (1, 2, 4, 8)
-_MAX_ROWS = 8  # unless more are asked for
 _USUAL = GenerationSettings()
 
 
@@ -102,12 +89,13 @@ class Session:
         ]
         self.drafter = self._slots[0].drafter
         """The draft model; it reads and drafts tokens of the main model's vocabulary."""
-        self._costs: tuple[CostModel, CostModel | None] | None = None
-        self._levels: CostModel | None = None
+        self._costs = KnownCosts()
         self._factory = ProposerFactory(
-            self._slots, self.vocabulary_map, self._known_costs, self._level_costs
+            self._slots,
+            self.vocabulary_map,
+            lambda slot: self._costs.of(slot.main, slot.draft),
+            lambda slot: self._costs.of_levels(slot.draft),
         )
-        self._log: Callable[[str], None] = lambda line: None
         self._resources = ExitStack()
         self._turns = Turns[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
         self._answers = RunningAnswers(self._slots, self._factory, lambda: self._turns.ending)
@@ -178,64 +166,32 @@ class Session:
         """
         if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
             raise InvalidRequest(f"parallel is {parallel}: give 1 to {MAX_SEQUENCES}")
-        workers = parse_workers(workers)
-        if workers and reproducible:
+        addresses = tuple(parse_workers(workers))
+        if addresses and reproducible:
             raise InvalidRequest("workers do not give reproducible output: give one of the two")
         drafting = draft != NO_DRAFT
         main, draft = resolve_pair(main, draft, drafting=drafting)
-        with ExitStack() as stack:
-            rows: list[Sequence[Context]] = []
-            models: list[Model] = []
-            for path in [main, draft] if draft else [main]:
-                theirs = workers if not models else ()
-                if not theirs:  # the memory of this machine may be too small for what workers hold
-                    check_model_file(path, gpu_layers=gpu_layers, log=log)
-                load_mtp = mtp and drafting and not draft
-                models.append(Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp, workers=theirs))
-                stack.callback(models[-1].close)
-            head = choose_head(*models, log=log)
-            if head and draft and not workers:
-                check_model_file(draft, gpu_layers=gpu_layers, main=main, log=log)
-            if head and draft:
-                del models[1:]
-            lengths = [model.n_ctx(_USUAL_CONTEXT if n_ctx is None else n_ctx) for model in models]
-            if n_ctx is not None and lengths[0] < n_ctx:
-                log(f"context: {lengths[0]} tokens, which is what the model was trained for")
-            if parallel is None:
-                parallel = _rows_that_fit(models, lengths, cache_type)
-            for model, length in zip(models, lengths, strict=True):
-                create = open_reproducible_rows if reproducible and not rows else open_rows
-                least = max(branches, MAX_STAGED + 1) if rows else MAX_DRAFT + 1
-                max_tokens = max(_MAX_TOKENS, _ROW_TOKENS * parallel)
-                opened = create(
-                    model,
-                    parallel,
-                    n_ctx=length,
-                    # Rows of logits take memory: the draft model needs one per branch or per staged token.
-                    max_logits=least if parallel == 1 else max(least, min(max_tokens, least * parallel)),
-                    max_tokens=max_tokens,
-                    max_branches=branches,
-                    threads=threads,
-                    cache_type=cache_type,
-                    # The draft model's calls have one token of a chain: no state before them is kept.
-                    **{"max_rollback": 0} if rows else {"hidden": head.hidden if head else None},
-                )
-                for row in opened:
-                    stack.callback(row.close)
-                rows.append(opened)
-            drafts: Sequence[Context | LlamaHead | None] = rows[1] if len(rows) > 1 else [None] * parallel
-            if head:
-                drafts = head.open(rows[0])
-                stack.callback(drafts[0].close)
-            pairs = list(zip(rows[0], drafts, strict=True))
-            session = cls(*pairs[0], pairs[1:])
+        settings = LoadSettings(
+            n_ctx=n_ctx,
+            threads=threads,
+            gpu_layers=gpu_layers,
+            cache_type=cache_type,
+            branches=branches,
+            reproducible=reproducible,
+            parallel=parallel,
+            mtp=mtp and drafting,
+            workers=addresses,
+        )
+        rows, resources = load(main, draft, settings, log)
+        with resources:
+            session = cls(*rows[0], rows[1:])
             if session.vocabulary_map:
                 share = session.vocabulary_map.share
                 log(f"draft model: different vocabulary, which covers {share:.0%} of the main model's tokens")
             if datastore:
                 session.datastore = open_datastore(session.main.model, log)
-            session._log = log
-            session._resources = stack.pop_all()
+            session._costs.log = log
+            session._resources = resources.pop_all()
             return session
 
     def close(self) -> None:
@@ -247,11 +203,7 @@ class Session:
         self._turns.check_open()
 
     def _free(self) -> None:
-        if self._costs:
-            for context, table in zip((self.main, self.draft), self._costs, strict=True):
-                if context and table:
-                    cost_store.save(context, table)
-            self._costs = None
+        self._costs.save(self.main, self.draft)
         self._resources.close()
 
     def __enter__(self) -> "Session":
@@ -526,59 +478,20 @@ class Session:
     @property
     def plain_seconds(self) -> float | None:
         """Seconds of a step without draft tokens, as the adaptive policy knows them; None: not measured."""
-        return self._costs[0].seconds(1) if self._costs else None
+        main, _ = self.known_costs
+        return main.seconds(1) if main else None
 
     @property
     def known_costs(self) -> tuple[CostModel | None, CostModel | None]:
         """`costs` if they are known; any thread may read them while another one uses the session."""
-        return self._costs or (None, None)
+        return self._costs.calls or (None, None)
 
     def costs(self) -> tuple[CostModel, CostModel | None]:
         """Seconds per call of the main and the draft model, from disk or measured now, in a second or two.
 
         The adaptive policy keeps them up to date; closing the session writes them to disk.
         """
-        return self._turns.run(lambda: self._known_costs(self._slots[0]))
-
-    def _known_costs(self, slot: Slot) -> tuple[CostModel, CostModel | None]:
-        """The costs; measured in a slot that is not in use."""
-        if not self._costs:
-            draft = self._known(slot.draft, 0.5, 1) if slot.draft else None
-            self._costs = self._known(slot.main, 1.5), draft
-        return self._costs
-
-    def _level_costs(self, slot: Slot) -> CostModel | None:
-        """Seconds per draft model call that returns logits for every token; measured once per session."""
-        draft = slot.draft
-        if slot.head and slot.head.drafts_blocks:
-            return None  # it has logits for one place of a call
-        if not self._levels and draft and draft.n_ctx - len(draft.cached) > _LEVELS[-1]:
-            with _known_states(draft):
-                self._levels = measure(draft, _LEVELS if draft.max_branches > 1 else _LEVELS[:-1], 2)
-        return self._levels
-
-    def _known(self, context: Context | LlamaHead, budget: float, rows: int | None = None) -> CostModel:
-        if context.n_ctx - len(context.cached) < MAX_DRAFT:
-            context.truncate(0)  # too little room for a good measurement; the history is evaluated again
-        known = cost_store.load(context)
-        if known:
-            # The machine may have been busy or on battery then, and sizes that seem expensive are not tried
-            # again.
-            for _ in range(2):
-                with _known_states(context):
-                    now = measure(context, (1, 8), 1, rows)
-                if known.agrees_with(now):
-                    known.observe(1, now.seconds(1))  # scales the costs of all sizes to the current speed
-                    return known
-        else:
-            self._log(f"measuring {context.model.path.name} (first use with these settings)")
-        with _known_states(context):
-            return measure(context, rows=rows, budget=budget)
-
-
-def _known_states(context: Context | LlamaHead) -> AbstractContextManager[None]:
-    """Within the block, a head evaluates tokens as it does those whose states it has received."""
-    return context.known_states() if isinstance(context, LlamaHead) else nullcontext()
+        return self._turns.run(lambda: self._costs.of(self.main, self.draft))
 
 
 def _json_of(schema: Mapping[str, object]) -> str:
@@ -596,12 +509,3 @@ def _of_each(settings: GenerationSettings) -> Iterator[GenerationSettings]:
     """The settings of the first, second, … answer."""
     for i in itertools.count():
         yield settings if settings.seed is None else replace(settings, seed=settings.seed + i)
-
-
-def _rows_that_fit(models: Sequence[Model], lengths: Sequence[int], cache_type: str) -> int:
-    """How many rows' caches fit into half of the free memory: 1 to `_MAX_ROWS`."""
-    need = sum(
-        model.kv_bytes(n, CACHE_TYPES.get(cache_type, 2.0)) + (1 + len(KINDS)) * model.state_bytes
-        for model, n in zip(models, lengths, strict=True)
-    )
-    return max(1, min(_MAX_ROWS, free_memory() // (2 * need) if need else _MAX_ROWS))

@@ -29,7 +29,7 @@ def options(main, n=24):
 @pytest.fixture
 def library_text(main, monkeypatch):
     """Generate the same answer with the library, as bytes."""
-    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
 
     def text(prompt, n):
         with Session.open(main, threads=1, n_ctx=256) as session:

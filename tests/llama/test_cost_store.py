@@ -31,7 +31,7 @@ def paths(tmp_path_factory):
 
 @pytest.fixture
 def open_session(paths, own_cache, monkeypatch):
-    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
 
     def open_session(draft=None, **kwargs):
         kwargs = {"n_ctx": 128, "threads": 1} | kwargs
@@ -89,7 +89,7 @@ def test_an_answer_refines_the_costs(answer, own_cache, monkeypatch):
     stored = {n: seconds / 2 for n, seconds in content["seconds"].items()}
     path.write_text(json.dumps(content | {"seconds": stored}))
     checks = [CostModel({int(n): seconds for n, seconds in stored.items()})]
-    monkeypatch.setattr("spec_local.session.measure", lambda *args, **kwargs: checks.pop())
+    monkeypatch.setattr("spec_local.calibration.known_costs.measure", lambda *args, **kwargs: checks.pop())
     assert answer(settings={"max_tokens": 64})[1] == []
     assert files(own_cache) == [path]
     assert json.loads(path.read_text())["seconds"]["1"] > stored["1"]
@@ -109,7 +109,7 @@ def test_stored_costs_are_used_if_one_of_two_checks_agrees(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": {"1": 7.0, "8": 7.7, "16": 9.0}}))
     found = [CostModel({1: 1.0, 8: 1.0 + more}) for more in checks]
     found.append(CostModel({1: 1.0, 16: 11.0}))  # a full measurement, if there is one
-    monkeypatch.setattr("spec_local.session.measure", lambda *args, **kwargs: found.pop(0))
+    monkeypatch.setattr("spec_local.calibration.known_costs.measure", lambda *args, **kwargs: found.pop(0))
     with open_session() as session:
         main, _ = session.costs()
         assert main.seconds(16) == pytest.approx(9.0 / 7.0 if used else 11.0)

@@ -24,7 +24,7 @@ WORKER = """
 import json, resource, sys
 from pathlib import Path
 import spec_local.machine
-from spec_local import session
+from spec_local import loading, session
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import SpecLocalError
 from spec_local.llama.probe import _exercise
@@ -32,7 +32,7 @@ from spec_local.settings import GenerationSettings
 from tests.unfiltered import unfiltered
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 spec_local.machine.default_threads = lambda: 1
-session.check_model_file = lambda *args, **kwargs: None
+loading.check_model_file = lambda *args, **kwargs: None
 sampling = unfiltered(temperature=0.8)
 plain = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixed")
 schema = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixed", json_schema="{}")

@@ -107,7 +107,7 @@ def answers(session, prompts, settings):
 def test_the_text_is_that_without_a_head(open_session, how):
     """Of one answer, of a conversation that goes on, and of three answers at the same time."""
     with open_session(parallel=3) as session:
-        session._costs = cheap_drafts()
+        session._costs.calls = cheap_drafts()
         without = replace(how, policy="off", proposer="auto")
         prompts = ["the of and to", LONG, LONG + " water", "the of"]
         expected = [answer(session, prompt, without)[0] for prompt in prompts]
@@ -220,7 +220,7 @@ TREES = {
 def test_the_text_is_that_without_a_head_with_trees(files, kwargs):
     """Of one answer, of a conversation that goes on, and of three answers at the same time."""
     with Session.open(*files["eagle"], n_ctx=512, threads=1, parallel=3, branches=24) as session:
-        session._costs = cheap_drafts()
+        session._costs.calls = cheap_drafts()
         how = replace(DRAFT, tree_nodes=8, **kwargs)
         without = replace(how, policy="off", shape="chain", proposer="auto")
         prompts = ["the of and to", LONG, LONG + " water", "the of"]
@@ -252,8 +252,8 @@ def test_the_adaptive_policy_drafts_trees_where_they_pay(files, seconds, source,
     with Session.open(*files["eagle"], n_ctx=512, threads=1, branches=24) as session:
         now, costs = 0.0, ({1: 0.05, 64: 0.1}, seconds)
         calls = record_calls(session.draft), record_calls(session.main)
-        session._costs = CostModel(costs[1]), CostModel(costs[0])
-        session._levels = CostModel(costs[0])
+        session._costs.calls = CostModel(costs[1]), CostModel(costs[0])
+        session._costs.levels = CostModel(costs[0])
 
         def clock():
             nonlocal now

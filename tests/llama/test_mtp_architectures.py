@@ -198,7 +198,7 @@ def two_files(folder):
 )
 def test_layers_in_a_file_of_their_own_draft_the_same(two_files, monkeypatch, architecture, n_mtp):
     # The test in a child process takes seconds for each file; the next test includes it.
-    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **options: None)
+    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **options: None)
     main, layers, both = two_files(architecture, n_mtp)
     found = []
     for paths in ((main, layers), (both, None)):

@@ -106,8 +106,8 @@ def simulate_costs(session, main, draft=None):
         context.shared.decode = timed
         return CostModel(costs)
 
-    session._costs = simulate(session.main, main), simulate(session.draft, draft) if draft else None
-    session._levels = CostModel(draft) if draft else None
+    session._costs.calls = simulate(session.main, main), simulate(session.draft, draft) if draft else None
+    session._costs.levels = CostModel(draft) if draft else None
     return lambda: now[0]
 
 
@@ -383,7 +383,7 @@ def test_adaptive_stages_tokens_if_that_pays(make_session, staging, pays, sampli
     def generate(**kwargs):
         session = make_session()
         clock = simulate_costs(session, FLAT, {1: 0.1, 64: 3.0})
-        session._levels = CostModel(staging)
+        session._costs.levels = CostModel(staging)
         calls = record_calls(session.draft)
         prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
         settings = {"policy": "adaptive", "proposer": "draft", "sampling": sampling, "seed": 3}
@@ -576,12 +576,12 @@ def test_another_seed_gives_another_output(make_session):
 def test_costs_are_measured_once_and_only_if_needed(make_session, monkeypatch):
     session = make_session()
     notes = []
-    session._log = notes.append
+    session._costs.log = notes.append
     for policy in ("off", "fixed", "confidence", "entropy"):
         run(session, policy=policy, max_tokens=3)
     run(session, policy="adaptive", proposer="none", max_tokens=3)
     run(session, policy="adaptive", draft_max=0, max_tokens=3)
-    assert session._costs is None
+    assert session._costs.calls is None
     assert notes == []
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     tokens, _, _ = run(session, prompt, policy="adaptive", max_tokens=20)
@@ -985,7 +985,7 @@ def test_the_end_token_is_reported(make_session):
 
 
 def test_opening(tmp_path, monkeypatch):
-    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
     path = write_tiny_model(tmp_path / "m.gguf", n_layers=1, n_ctx=96)
     notices = []
     with Session.open(path, path, log=notices.append, threads=1) as session:
@@ -1006,7 +1006,7 @@ def test_opening(tmp_path, monkeypatch):
 
 
 def test_opening_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
     found = {
         name: write_tiny_model(tmp_path / f"{name}.gguf", n_layers=1) for name in ("starter", "starter-draft")
     }
@@ -1028,7 +1028,7 @@ def test_opening_by_name(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("failure", ["draft model", "draft context"])
 def test_a_failed_open_frees_everything(tmp_path, monkeypatch, failure):
-    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
     good = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
     made = []
     for kind in (Model, Context):

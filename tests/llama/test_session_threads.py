@@ -36,7 +36,7 @@ BUSY, CLOSED = "answering in another thread", "the session is closed"
 @pytest.fixture
 def unchecked(monkeypatch):
     """Open files without a test in a child process, which takes seconds."""
-    monkeypatch.setattr("spec_local.session.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ LAYERS = (
     ("llama", "policies"),
     ("datastore", "calibration", "proposers"),
     ("settings", "engine", "models", "turns"),
-    ("assembly", "answer_text"),
+    ("assembly", "answer_text", "loading"),
     ("running_answers", "chat", "marked_text"),
     ("session",),
     ("answer_json", "chat_session", "llama_cpp_python"),

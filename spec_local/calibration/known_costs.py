@@ -1,0 +1,75 @@
+"""The costs of a session's models: from disk, or measured when first needed, and written at its end."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from spec_local.calibration import cost_store
+from spec_local.calibration.measure import measure
+from spec_local.core.proposal import MAX_DRAFT
+from spec_local.llama.context import Context
+from spec_local.llama.llama_head import LlamaHead
+from spec_local.policies.cost_model import CostModel
+
+# Tokens of draft calls whose cost with all logits is measured; the last only for trees.
+_LEVELS = (1, 2, 4, 8)
+
+
+class KnownCosts:
+    """Seconds per call of the main and the draft model, which all of a session's rows share.
+
+    Attributes:
+        calls: of both models; None: not known yet. The adaptive policy keeps them up to date.
+        levels: of draft model calls that return logits for every token; None: not known yet.
+        log: called with one line before a measurement that takes a second or two.
+    """
+
+    def __init__(self) -> None:
+        self.calls: tuple[CostModel, CostModel | None] | None = None
+        self.levels: CostModel | None = None
+        self.log: Callable[[str], None] = lambda line: None
+
+    def of(self, main: Context, draft: Context | LlamaHead | None) -> tuple[CostModel, CostModel | None]:
+        """`calls`; if need be, from disk or measured in these contexts, which must not be in use."""
+        if not self.calls:
+            drafting = self._known(draft, 0.5, 1) if draft else None
+            self.calls = self._known(main, 1.5), drafting
+        return self.calls
+
+    def of_levels(self, draft: Context | LlamaHead | None) -> CostModel | None:
+        """`levels`, measured once in this context; None: there is no room, or no draft that can do it."""
+        if isinstance(draft, LlamaHead) and draft.drafts_blocks:
+            return None  # it has logits for one place of a call
+        if not self.levels and draft and draft.n_ctx - len(draft.cached) > _LEVELS[-1]:
+            with _known_states(draft):
+                self.levels = measure(draft, _LEVELS if draft.max_branches > 1 else _LEVELS[:-1], 2)
+        return self.levels
+
+    def save(self, main: Context, draft: Context | LlamaHead | None) -> None:
+        """Write `calls` to disk, if they are known, and forget them."""
+        for context, table in zip((main, draft), self.calls or (), strict=False):
+            if context and table:
+                cost_store.save(context, table)
+        self.calls = None
+
+    def _known(self, context: Context | LlamaHead, budget: float, rows: int | None = None) -> CostModel:
+        if context.n_ctx - len(context.cached) < MAX_DRAFT:
+            context.truncate(0)  # too little room for a good measurement; the history is evaluated again
+        known = cost_store.load(context)
+        if known:
+            # The machine may have been busy or on battery then, and sizes that seem expensive are not tried
+            # again.
+            for _ in range(2):
+                with _known_states(context):
+                    now = measure(context, (1, 8), 1, rows)
+                if known.agrees_with(now):
+                    known.observe(1, now.seconds(1))  # scales the costs of all sizes to the current speed
+                    return known
+        else:
+            self.log(f"measuring {context.model.path.name} (first use with these settings)")
+        with _known_states(context):
+            return measure(context, rows=rows, budget=budget)
+
+
+def _known_states(context: Context | LlamaHead) -> AbstractContextManager[None]:
+    """Within the block, a head evaluates tokens as it does those whose states it has received."""
+    return context.known_states() if isinstance(context, LlamaHead) else nullcontext()
