@@ -40,10 +40,11 @@ HELLO = Delta(
     tokens=(token(3, b"Hel"), token(4, b"lo")),
     n_drafted=3,
     n_accepted=1,
+    draft_depth=3,
     source="draft",
     spans=(Span("Hel", "accepted"), Span("lo", "corrected", ("p",))),
 )
-HELD_BACK = Delta(tokens=(token(5, b"\xe2\x82"),), n_drafted=2)
+HELD_BACK = Delta(tokens=(token(5, b"\xe2\x82"),), n_drafted=2, draft_depth=1)
 BROKEN = Delta(content="\udcff wörld", tokens=(token(6, b"\xff w\xc3"), token(7, b"\xb6rld")))
 
 

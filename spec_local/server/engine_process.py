@@ -250,6 +250,7 @@ class EngineProcess:
             tokens=tokens,
             n_drafted=len(proposal.tokens),
             n_accepted=event.n_accepted,
+            draft_depth=proposal.depth,
             source=proposal.source if proposal.tokens else "none",
         )
 

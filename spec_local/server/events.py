@@ -67,6 +67,7 @@ class Delta:
         tool_calls: complete calls; a call's text is not part of the content.
         tokens: generated in this step, without the end token.
         n_drafted, n_accepted: draft tokens that were verified, and accepted.
+        draft_depth: length of the longest path of draft tokens; `n_drafted`, unless they are a tree.
         source: name of the proposer; ``none`` if there was no draft.
         spans: the parts of `reasoning` and `content`, in this order, if requested.
     """
@@ -77,6 +78,7 @@ class Delta:
     tokens: Sequence[Token] = ()
     n_drafted: int = 0
     n_accepted: int = 0
+    draft_depth: int = 0
     source: str = "none"
     spans: Sequence[Span] = ()
 

@@ -94,6 +94,7 @@ def marks(added: Delta) -> dict[str, Any]:
         "proposer": added.source,
         "draft_n": added.n_drafted,
         "draft_n_accepted": added.n_accepted,
+        "draft_depth": added.draft_depth,
     }
 
 

@@ -20,7 +20,15 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 def delta(*spans, reasoning="", source="draft", drafted=2, accepted=1):
     """A step with these spans, of which the first ones are the reasoning."""
     text = "".join(span.text for span in spans).removeprefix(reasoning)
-    return Delta(text, reasoning, spans=spans, source=source, n_drafted=drafted, n_accepted=accepted)
+    return Delta(
+        text,
+        reasoning,
+        spans=spans,
+        source=source,
+        n_drafted=drafted,
+        n_accepted=accepted,
+        draft_depth=drafted,
+    )
 
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> [x](javascript:alert(3)) </code></pre>"

@@ -61,12 +61,16 @@ def test_statistics(open_page):
     assert "1.5× plain decoding · 75 % of drafts accepted" in page.locator("article footer").text_content()
 
 
-def test_the_speed_is_shown_while_an_answer_runs(open_page):
+def test_statistics_of_a_running_answer(open_page):
     page = open_page()
     page.wait_for_selector("#statistics svg")  # the costs are known
     page.fill("#question", "many")
     page.keyboard.press("Enter")
     page.wait_for_selector("#statistics:has-text('× plain decoding')")
+    assert page.locator("#stop").is_visible()
+    first, second = text_of(page, "#statistics svg title")[:2]
+    assert re.fullmatch(r"position 1: (\d+) of \1 accepted", first)
+    assert re.fullmatch(r"position 2: 0 of \d+ accepted", second)
     assert page.locator("#stop").is_visible()
     speed = float(page.locator("#statistics .speed strong").text_content())
     assert 10 < speed < 400  # two tokens each 10 ms or more

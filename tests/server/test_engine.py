@@ -87,7 +87,9 @@ def test_answers_are_those_of_a_session(arguments):
         assert events[-1].statistics.predicted_n == 24
         tokens = [token for delta in events[1:-1] for token in delta.tokens]
         assert b"".join(token.piece for token in tokens) == bytes_of(text(events))
-        assert sum(delta.n_drafted for delta in events[1:-1]) == events[-1].statistics.draft_n
+        steps, statistics = events[1:-1], events[-1].statistics
+        assert sum(delta.n_drafted for delta in steps) == statistics.draft_n
+        assert sum(delta.draft_depth for delta in steps) == sum(statistics.tested_at)
 
 
 def test_the_next_turn_of_a_chat_is_in_the_cache(arguments):

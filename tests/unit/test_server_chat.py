@@ -312,10 +312,11 @@ def test_marks():
             "proposer": "draft",
             "draft_n": 3,
             "draft_n_accepted": 1,
+            "draft_depth": 3,
         },
-        {"spans": [], "proposer": "none", "draft_n": 2, "draft_n_accepted": 0},
-        {"spans": [], "proposer": "none", "draft_n": 0, "draft_n_accepted": 0},
-        {"spans": [], "proposer": "none", "draft_n": 0, "draft_n_accepted": 0},
+        {"spans": [], "proposer": "none", "draft_n": 2, "draft_n_accepted": 0, "draft_depth": 1},
+        {"spans": [], "proposer": "none", "draft_n": 0, "draft_n_accepted": 0, "draft_depth": 0},
+        {"spans": [], "proposer": "none", "draft_n": 0, "draft_n_accepted": 0, "draft_depth": 0},
     ]
 
 

@@ -11,7 +11,7 @@ export class Meter {
   constructor(plain_ms) {
     this.started = 0;
     this.values = { predicted_n: 0, predicted_per_second: 0, steps_n: 0, draft_n: 0, draft_n_accepted: 0 };
-    this.values = { ...this.values, steps_by: {}, plain_ms };
+    this.values = { ...this.values, tested_at: [], accepted_at: [], steps_by: {}, plain_ms };
   }
 
   /** Count a step. mark: the object `specdec` of a chunk; now: in milliseconds. */
@@ -21,6 +21,9 @@ export class Meter {
     v.steps_n += 1;
     v.draft_n += mark.draft_n;
     v.draft_n_accepted += mark.draft_n_accepted;
+    while (v.tested_at.length < mark.draft_depth) [v.tested_at, v.accepted_at].forEach((counts) => counts.push(0));
+    for (let i = 0; i < mark.draft_depth; i++) v.tested_at[i] += 1;
+    for (let i = 0; i < mark.draft_n_accepted; i++) v.accepted_at[i] += 1;
     v.steps_by[mark.proposer] = (v.steps_by[mark.proposer] ?? 0) + 1;
     if (v.steps_n === 1) {
       [this.started, this.n_first] = [now, v.predicted_n]; // the first step is that of the prompt
