@@ -30,18 +30,14 @@ inline float soften(float *products, const uint16_t *mask, int n, float scale, f
         __builtin_memcpy(hidden, mask, n * sizeof(uint16_t));
         mask = hidden;
     }
-    Float most = Simd::all(-__builtin_inff()), open = most;
+    Float most = Simd::all(-__builtin_inff());
     for (int i = 0; i < KEY_BLOCK; i += Simd::lanes) {
         const Float m = Simd::load_halves(mask + i);
         // A masked key may hold anything, even NaN.
         const Float product = Simd::where_not_below(m, -65504.f, Simd::load_floats(products + i));
         const Float v = Simd::fma(product, Simd::all(scale), m);
         Simd::store(products + i, v);
-        most = Simd::max(v, most), open = Simd::max(m, open);
-    }
-    if (Simd::highest(open) == -__builtin_inff()) {  // this query sees no key of the block
-        for (int i = 0; i < KEY_BLOCK; i += Simd::lanes) Simd::store(products + i, Simd::none());
-        return 1.f;
+        most = Simd::max(v, most);
     }
     // The maximum ignores NaN, but the weights do not: NaN or infinite products make the result NaN.
     const float before = highest, now = Simd::highest(most);
@@ -79,42 +75,65 @@ void add_values(const uint8_t *values, size_t value_bytes, int n, const float *c
 }
 
 template <int C>
-void add_all_values(const Attention &a, int64_t from, int64_t first_key, int n, const float *weights,
-                    const float *factors, float *results) {
+void add_all_values(const Attention &a, int64_t from, int64_t first_key, int n_keys, const int *which, int n,
+                    const float *weights, const float *factors, float *results) {
     const uint8_t *values = a.values + first_key * a.value_bytes + from * sizeof(uint16_t);
-    for (int q = 0; q < a.n; q += 2) {
-        const float *both[2] = {weights + q * KEY_BLOCK, weights + (q + 1) * KEY_BLOCK};
-        float *to[2] = {results + q * a.value_length + from, results + (q + 1) * a.value_length + from};
-        if (q + 1 < a.n) add_values<2, C>(values, a.value_bytes, n, both, factors + q, to);
-        else add_values<1, C>(values, a.value_bytes, n, both, factors + q, to);
+    for (int i = 0; i < n; i += 2) {
+        const int last = i + 1 < n ? i + 1 : i;
+        const float *both[2] = {weights + i * KEY_BLOCK, weights + last * KEY_BLOCK};
+        float *to[2] = {results + which[i] * a.value_length + from, results + which[last] * a.value_length + from};
+        if (i < last) add_values<2, C>(values, a.value_bytes, n_keys, both, factors + i, to);
+        else add_values<1, C>(values, a.value_bytes, n_keys, both, factors + i, to);
     }
 }
 
+bool sees_any(const uint16_t *mask, int n_keys) {
+    unsigned open = 0;
+    for (int i = 0; i < n_keys; i++) open |= mask[i] ^ 0xfc00;  // minus infinity hides a key
+    return open != 0;
+}
+
+// Find the queries that see one of a block's keys, and return how many there are. Those of a token share their mask.
+int seeing(const Attention &a, int64_t first_key, int n_keys, int *which) {
+    int n = 0;
+    for (int q = 0; q < a.n; q++) {
+        const bool as_before = q > 0 && a.masks[q] == a.masks[q - 1];
+        if (as_before ? n > 0 && which[n - 1] == q - 1 : sees_any(a.masks[q] + first_key, n_keys)) which[n++] = q;
+    }
+    return n;
+}
+
+// Several rows share a call and a cache, but few blocks of keys. Each block is multiplied only by the queries that see
+// one of its keys.
 void attend(const Attention &a, float *scratch) {
     float *weights = scratch, *results = weights + a.n * KEY_BLOCK, *queries = results + a.n * a.value_length;
     float highest[MOST_QUERIES], sums[MOST_QUERIES], factors[MOST_QUERIES];
     float *products[MOST_QUERIES];
+    int which[MOST_QUERIES], packed[MOST_QUERIES], n_packed = 0;
     for (int q = 0; q < a.n; q++) {
-        pack_floats(a.length, a.queries[q], q, a.n, queries);
         highest[q] = -__builtin_inff(), sums[q] = 0.f, products[q] = weights + q * KEY_BLOCK;
         for (int64_t i = 0; i < a.value_length; i++) results[q * a.value_length + i] = 0.f;
     }
     for (int64_t first = 0; first < a.n_keys; first += KEY_BLOCK) {
-        const int n = a.n_keys - first < KEY_BLOCK ? int(a.n_keys - first) : KEY_BLOCK;
-        bool seen = false;
-        for (int q = 0; q < a.n && !seen; q++)
-            for (int i = 0; i < n && !seen; i++) seen = a.masks[q][first + i] != 0xfc00;
-        if (!seen) continue;
-        multiply_floats(FloatType::F16, a.length, a.keys + first * a.key_bytes, a.key_bytes, n, queries, a.n, products);
-        for (int q = 0; q < a.n; q++)
-            factors[q] = soften(products[q], a.masks[q] + first, n, a.scale, highest[q], sums[q]);
+        const int n_keys = a.n_keys - first < KEY_BLOCK ? int(a.n_keys - first) : KEY_BLOCK;
+        const int n = seeing(a, first, n_keys, which);
+        if (n == 0) continue;
+        if (n != n_packed || __builtin_memcmp(which, packed, n * sizeof(int)) != 0) {
+            for (int i = 0; i < n; i++) pack_floats(a.length, a.queries[which[i]], i, n, queries);
+            __builtin_memcpy(packed, which, n * sizeof(int)), n_packed = n;
+        }
+        multiply_floats(FloatType::F16, a.length, a.keys + first * a.key_bytes, a.key_bytes, n_keys, queries, n, products);
+        for (int i = 0; i < n; i++) {
+            const int q = which[i];
+            factors[i] = soften(products[i], a.masks[q] + first, n_keys, a.scale, highest[q], sums[q]);
+        }
         int64_t from = 0;
         for (; from + 8 * Simd::lanes <= a.value_length && Simd::lanes == 16; from += 8 * Simd::lanes)
-            add_all_values<8>(a, from, first, n, weights, factors, results);
+            add_all_values<8>(a, from, first, n_keys, which, n, weights, factors, results);
         for (; from + 4 * Simd::lanes <= a.value_length; from += 4 * Simd::lanes)
-            add_all_values<4>(a, from, first, n, weights, factors, results);
+            add_all_values<4>(a, from, first, n_keys, which, n, weights, factors, results);
         for (; from < a.value_length; from += Simd::lanes)
-            add_all_values<1>(a, from, first, n, weights, factors, results);
+            add_all_values<1>(a, from, first, n_keys, which, n, weights, factors, results);
     }
     for (int q = 0; q < a.n; q++) {
         const float inverse = sums[q] == 0.f ? 0.f : 1.f / sums[q];
