@@ -29,7 +29,7 @@ CHAINS = ("draft", "perfect draft", "unrelated draft", "greedy draft", "lookup",
 
 
 @pytest.fixture(autouse=True)
-def _caches(cached_logits, cached_rho):
+def _caches(cached_logits, cached_distributions, cached_rho):
     pass
 
 
