@@ -8,7 +8,7 @@ import pytest
 from spec_local.core.rng import SeededRng, _times
 from spec_local.core.sampling import Distribution
 
-N_POSITIONS = 8_000
+N_POSITIONS = 4_000
 SPARSE_IDS = np.array([0, 3, 17, 511, 512, 600, 151_000])
 
 

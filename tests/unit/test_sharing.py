@@ -1,5 +1,6 @@
 """Costs of calls that rows share, and the division of a call among them: policies/sharing.py."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -173,6 +174,11 @@ def test_drawn_tokens_and_those_without_values_are_all_verified():
     assert third.source == "draft"
 
 
+@pytest.fixture(autouse=True)
+def _caches(cached_logits):
+    pass
+
+
 # Never slower than plain decoding --------------------------------------------------------------------------
 
 
@@ -201,6 +207,7 @@ MACHINES = {  # costs of the main and the draft model
 }
 
 
+@functools.cache
 def answer(n_rows, machine, noise, n_prompt=3):
     """Generate `N_TOKENS` tokens in each row, after so many others; `noise` None: plain decoding.
 
