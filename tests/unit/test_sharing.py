@@ -195,7 +195,7 @@ class TimedShared(FakeShared):
 
 
 V = 16
-N_TOKENS = 160
+N_TOKENS = 120
 MACHINES = {  # costs of the main and the draft model
     "flat": ({1: 1.0, 8: 1.15, 16: 1.35, 64: 3.6}, {1: 0.1, 16: 0.13, 64: 0.4}),
     "kernels": ({1: 1.0, 4: 1.1, 8: 2.0, 16: 3.6, 64: 13.0}, {1: 0.35, 2: 0.4, 16: 1.5, 64: 4.5}),
