@@ -1,5 +1,6 @@
 """Draft-length policies: they keep the main model's distribution, and decide what pays."""
 
+import functools
 import itertools
 import random
 import zlib
@@ -41,6 +42,12 @@ def _remember(cached_logits, cached_distributions):
     pass
 
 
+@functools.cache
+def known_costs(items):
+    """Costs that nobody changes: computing them takes longer than a step."""
+    return CostModel(dict(items))
+
+
 class TimedModel(FakeModel):
     """A fake model whose calls take the seconds of its cost model, on the clock of its world."""
 
@@ -72,7 +79,7 @@ class World:
         self.now = 0.0
         self.costs = tuple(CostModel(costs) for costs in (main, draft))
         self.main, self.draft = (
-            TimedModel(self, CostModel(costs), n_vocab, level)
+            TimedModel(self, known_costs(tuple(costs.items())), n_vocab, level)
             for costs, level in ((main, 0.0), (draft, noise))
         )
         self._sampler, self._rule = Sampler(sampling), rule
