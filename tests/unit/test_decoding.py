@@ -160,12 +160,12 @@ def test_three_constrained_tokens_have_exactly_the_main_distribution(make, rule,
 @EVERY_CONSTRAINT
 def test_constrained_output_at_temperature_0_equals_plain_decoding(make, rule, allowed):
     main, how, prompt, expected = main_model(8), SamplingSettings(temperature=0), [1, 2, 3], []
-    for _ in range(40):
+    for _ in range(25):
         logits = masked(main.logits([*prompt, *expected]), allowed(8, tuple(expected)))
         expected.append(int(logits.argmax()))
     constraint = Constraint(FakeState(8, partial(allowed, 8)))
     proposer = make(Sampler(how, constraint), 8)
-    tokens, _ = generate(main, prompt, proposer, how, rule=rule, constraint=constraint, max_tokens=40)
+    tokens, _ = generate(main, prompt, proposer, how, rule=rule, constraint=constraint, max_tokens=25)
     assert tokens == expected
 
 
