@@ -67,6 +67,7 @@ class HubServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # otherwise the body waits 40 ms for the client's acknowledgement
 
             def do_GET(self):
                 hub._answer(self)

@@ -145,22 +145,22 @@ for _name, _target in registry.LOOKUPS.items():
         _name, lambda sampler, n_vocab, is_end=None, target=_target: LookupProposer(registry.load(target)())
     )
 DRAWN = {name: v.drawing for name, v in VERIFIERS.items() if v.drawing not in ("chosen", "one")}
-# Every verifier is lossless for a drawn chain and for chosen nodes; a drawn tree needs one of its own.
-CASES = {f"{name}, {rule}": (make, rule) for name, make in PROPOSERS.items() for rule in ("token", "block")}
-CASES |= {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}
+# Every verifier is lossless for a drawn chain; a drawn tree needs one of its own.
+CASES = {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}
 CASES |= {
     f"{name}, {rule}": (PROPOSERS[name], rule)
-    for name in (
-        "best first",
-        "beam",
-        "coupled tree",
-        "suffix",
-        "recycling",
-        "datastore",
-        "datastore, followed",
-    )
-    for rule in ("exact-match", "traversal")
+    for name in ("perfect draft", "unrelated draft", "staged draft", "smaller draft", "larger draft")
+    for rule in ("token", "block")
 }
+# Chosen nodes are accepted by exact match, whatever the verifier: a chain and a tree with each kind of
+# verifier, the other proposers with one of them in turn.
+_KINDS = ("exact-match", "token", "block", "traversal")
+for _name in PROPOSERS:
+    if _name in ("greedy draft", "best first"):
+        CASES |= {f"{_name}, {rule}": (PROPOSERS[_name], rule) for rule in _KINDS}
+    elif f"{_name}, block" not in CASES:
+        _rule = _KINDS[len(CASES) % len(_KINDS)]
+        CASES[f"{_name}, {_rule}"] = PROPOSERS[_name], _rule
 for _rule, _drawing in DRAWN.items():
     PROPOSERS[_drawing] = draft(0.5, partial(Drawn, _drawing, 3, 2))
     CASES[f"tree, {_rule}"] = PROPOSERS[_drawing], _rule

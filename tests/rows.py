@@ -1,11 +1,10 @@
 """Rows of a fake model that an engine advances together."""
 
-from spec_local.core.sampling import Sampler
+from spec_local.core.sampling import UNCHANGED, Sampler
 from spec_local.engine.events import Step
 from spec_local.engine.row import Row
 from spec_local.proposers import DraftModel
 from spec_local.verifiers import VERIFIERS
-from tests.unfiltered import unfiltered
 
 
 class RowRng:
@@ -27,7 +26,7 @@ def new_row(main, prompt, make=None, rule="exact-match", *, rng, how=None, draft
 
     make: creates the proposer, given the sampler, the size of the vocabulary and the draft model's row.
     """
-    sampler = Sampler(how or unfiltered())
+    sampler = Sampler(how or UNCHANGED)
     given = {"model": draft.new_row()} if draft else {}
     proposer = make(sampler, main.n_vocab, **given) if make else None
     return Row(

@@ -4,8 +4,10 @@ They are part of the package so that you can prove your own proposers and verifi
 """
 
 import copy
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -130,12 +132,15 @@ class FakeModel(RowMethods):
             raise InvalidRequest("a token is outside the vocabulary")
         if len(parents) != len(tokens):
             raise InvalidRequest(f"{len(tokens)} tokens have {len(parents)} parents")
-        tree = [*self._tree, *zip(tokens, parents, strict=True)]
-        if any(not -1 <= parent < node for node, (_, parent) in enumerate(tree)):
-            raise InvalidRequest("the parent of a node does not exist")
-        if len(set(range(len(tree))) - {parent for _, parent in tree}) > self.max_branches:
+        n_before = len(self._tree)
+        for node, parent in enumerate(parents, n_before):
+            if not -1 <= parent < node:
+                raise InvalidRequest("the parent of a node does not exist")
+        n_nodes = n_before + len(tokens)
+        inner = {parent for _, parent in self._tree}.union(parents) - {-1}
+        if n_nodes - len(inner) > self.max_branches:
             raise InvalidRequest(f"a tree of more than {self.max_branches} branches")
-        if len(self._tokens) + len(tree) > self.n_ctx:
+        if len(self._tokens) + n_nodes > self.n_ctx:
             raise ContextOverflow("the context is full")
         return Call(self, tokens, parents, n_logits)
 
@@ -281,21 +286,20 @@ class _ReplayRng:
         self, position: int, weights: NDArray[np.float64], tokens: NDArray[np.intp] | None, k: int
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """The same at k random numbers, 1/k apart, of which `choose_at` uses the first."""
-        cumulative = weights.cumsum()
-        cumulative /= cumulative[-1]
-        shifts = np.arange(k) / k
-        at = self._uniform_at(position, ((cumulative[:, None] - shifts) % 1.0).ravel())
-        found = cumulative.searchsorted((at + shifts) % 1.0, side="right")
-        indices = np.array(list(dict.fromkeys(found.tolist())))
-        return indices, np.full(len(indices), 1.0 / len(indices))
+        sums = weights.cumsum()
+        cumulative = (sums / sums[-1]).tolist()
+        shifts = [i / k for i in range(k)]
+        at = self._uniform_at(position, {(end - shift) % 1.0 for end in cumulative for shift in shifts})
+        found = dict.fromkeys(bisect_right(cumulative, (at + shift) % 1.0) for shift in shifts)
+        return np.array(list(found)), np.full(len(found), 1.0 / len(found))
 
-    def _uniform_at(self, position: int, cuts: NDArray[np.float64]) -> float:
+    def _uniform_at(self, position: int, cuts: Collection[float]) -> float:
         """The random number of a position: which of the parts that the cuts make, and there its middle."""
         low, high = self._ranges.get(position, (0.0, 1.0))
-        edges = np.array([low, *np.unique(cuts[(cuts > low) & (cuts < high)]), high])
-        part = self._branch((np.diff(edges) / (high - low)).tolist())
+        edges = [low, *sorted(cut for cut in cuts if low < cut < high), high]
+        part = self._branch([(end - start) / (high - low) for start, end in pairwise(edges)])
         self._ranges[position] = edges[part], edges[part + 1]
-        return float(edges[part] + edges[part + 1]) / 2.0
+        return (edges[part] + edges[part + 1]) / 2.0
 
 
 def enumerate_outcomes(run: Callable[[_ReplayRng], Outcome]) -> dict[Outcome, float]:

@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from spec_local.core import language_model
 from spec_local.core.language_model import Call, Calls, Logits, common_prefix
@@ -281,10 +280,9 @@ class Row:
         self._commit(call, nodes)
         self._lap("commit")
         self.statistics.count_step(len(output), proposal, n_accepted)
-        # Drop the distributions: over a whole vocabulary, each takes a megabyte.
-        drafted = (
-            replace(proposal, distributions={}, drawing="chosen", draws=None) if proposal.tokens else EMPTY
-        )
+        # Without the distributions: over a whole vocabulary, each takes a megabyte.
+        tokens, parents, source, values = proposal.tokens, proposal.parents, proposal.source, proposal.values
+        drafted = Proposal(tokens, parents, source=source, values=values) if tokens else EMPTY
         return Step(output, drafted, n_accepted, logprobs)
 
     def _commit(self, call: Call, path: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from spec_local.core.fake import FakeModel
+from spec_local.core.sampling import Sampler
 from spec_local.verifiers import spectr
 from tests.hub_server import HubServer
 
@@ -22,6 +23,25 @@ def cached_logits():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeModel, "logits", logits)
+        yield
+
+
+@pytest.fixture(scope="module")
+def cached_distributions():
+    """Cache distributions by settings, logits and history; not under a constraint, which has a state."""
+    known = {}
+
+    def distribution(sampler, logits, history=(), find=Sampler.distribution):
+        if sampler.constraint or sampler._tokens is not None:
+            return find(sampler, logits, history)
+        settings = sampler.settings
+        key = (id(settings), sampler._first_penalized, logits.tobytes(), *history)
+        if key not in known:
+            known[key] = find(sampler, logits, history), settings  # kept, as its id must stay its own
+        return known[key][0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sampler, "distribution", distribution)
         yield
 
 

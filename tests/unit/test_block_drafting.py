@@ -30,7 +30,7 @@ DRAFT = {1: 0.4, 8: 0.5, 64: 1.0}
 
 
 @pytest.fixture(autouse=True)
-def _caches(cached_logits):
+def _caches(cached_logits, cached_distributions, cached_rho):
     pass
 
 
@@ -59,7 +59,7 @@ SHAPES = {
     "drawn chain, token by token": ("token", lambda: Chain("drawn")),
     "coupled chain": ("exact-match", lambda: Chain("coupled")),
     "greedy chain": ("block", lambda: Chain("greedy")),
-    "drawn tree": ("specinfer", lambda: Drawn("with replacement", 4)),
+    "drawn tree": ("specinfer", lambda: Drawn("with replacement", 3, 2)),
     "coupled tree": ("exact-match", lambda: Coupled(4)),
 }
 

@@ -8,7 +8,7 @@ import pytest
 from spec_local.core.rng import SeededRng, _times
 from spec_local.core.sampling import Distribution
 
-N_POSITIONS = 8_000
+N_POSITIONS = 4_000
 SPARSE_IDS = np.array([0, 3, 17, 511, 512, 600, 151_000])
 
 
@@ -199,7 +199,7 @@ def test_extreme_random_numbers_draw_no_impossible_token(bits):
 
 def test_draws_at_two_positions_are_independent():
     weights = normalized([4, 2, 1, 2, 1])
-    found = draws(weights, n=12_000)
+    found = draws(weights, n=6_000)
     for apart in (1, 2, 16, 256):
         pairs = np.bincount(5 * found[:-apart] + found[apart:], minlength=25)
         expected = len(found[apart:]) * np.outer(weights, weights).ravel()

@@ -77,7 +77,7 @@ def alone(kind, prompt, seed, n, how=None):
     return answers.get(row, [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(

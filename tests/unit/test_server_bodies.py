@@ -129,7 +129,7 @@ def bodies(draw):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(bodies())
 @example({})
 @example(VALID)

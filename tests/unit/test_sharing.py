@@ -1,5 +1,6 @@
 """Costs of calls that rows share, and the division of a call among them: policies/sharing.py."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -173,6 +174,11 @@ def test_drawn_tokens_and_those_without_values_are_all_verified():
     assert third.source == "draft"
 
 
+@pytest.fixture(autouse=True)
+def _caches(cached_logits):
+    pass
+
+
 # Never slower than plain decoding --------------------------------------------------------------------------
 
 
@@ -189,7 +195,7 @@ class TimedShared(FakeShared):
 
 
 V = 16
-N_TOKENS = 160
+N_TOKENS = 120
 MACHINES = {  # costs of the main and the draft model
     "flat": ({1: 1.0, 8: 1.15, 16: 1.35, 64: 3.6}, {1: 0.1, 16: 0.13, 64: 0.4}),
     "kernels": ({1: 1.0, 4: 1.1, 8: 2.0, 16: 3.6, 64: 13.0}, {1: 0.35, 2: 0.4, 16: 1.5, 64: 4.5}),
@@ -201,6 +207,7 @@ MACHINES = {  # costs of the main and the draft model
 }
 
 
+@functools.cache
 def answer(n_rows, machine, noise, n_prompt=3):
     """Generate `N_TOKENS` tokens in each row, after so many others; `noise` None: plain decoding.
 

@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spec_local.chat.call_formats import format_of
@@ -81,6 +81,7 @@ PIECES = [
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
 SPLITS = st.lists(st.integers(0, 400), max_size=60)
 forms = pytest.mark.parametrize("form", FORMS)
+MANY = settings(max_examples=50)  # for each form
 
 
 def parser_of(form):
@@ -98,6 +99,7 @@ def borders(text, splits):
 
 
 @forms
+@MANY
 @given(text=TEXTS, splits=SPLITS)
 @example(text="{}\n\n```", splits=[2, 3])
 @example(text=f"```json\n{CALL}\n```\nb", splits=list(range(90)))
@@ -110,6 +112,7 @@ def test_any_split_gives_the_same_text_and_calls(form, text, splits):
 
 
 @forms
+@MANY
 @given(text=TEXTS)
 def test_nothing_but_calls_is_lost(form, text):
     shown, calls = whole(form, text)
@@ -120,6 +123,7 @@ def test_nothing_but_calls_is_lost(form, text):
 
 
 @forms
+@MANY
 @given(before=TEXTS.filter(lambda text: text.strip()), after=TEXTS)
 def test_text_without_openings_is_unchanged(form, before, after):
     known = format_of(FORMS[form])
@@ -129,6 +133,7 @@ def test_text_without_openings_is_unchanged(form, before, after):
 
 
 @forms
+@MANY
 @given(text=TEXTS, splits=SPLITS)
 def test_nothing_is_held_back_but_what_may_become_a_call(form, text, splits):
     """Text after other text waits for white space, and for the rest of an opening, but for nothing else."""

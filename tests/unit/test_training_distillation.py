@@ -64,9 +64,9 @@ def test_training_converges_to_the_main_models_distribution(data):
     """The state shows the coin in time for the first draft token, which only that one can know."""
     dataset, _ = data
     seen = []
-    result = run(data, replace(HYPERPARAMETERS, n_steps=240, eval_every=80), on_progress=seen.append)
+    result = run(data, replace(HYPERPARAMETERS, n_steps=160, eval_every=80), on_progress=seen.append)
     evaluations = [progress.evaluation for progress in seen if progress.evaluation]
-    assert len(evaluations) == 4  # of the initial weights, and three more
+    assert len(evaluations) == 3  # of the initial weights, and two more
     assert evaluations[0].overall.agreement < 0.2
     first, second, third = result.evaluation.chain
     assert first > 0.85 * dataset.coverage
@@ -75,13 +75,13 @@ def test_training_converges_to_the_main_models_distribution(data):
     for later in (second, third):
         assert 0.35 < later < 0.65
     assert seen[-1].loss < seen[5].loss - 0.5
-    assert [progress.step for progress in seen] == list(range(1, 241))
+    assert [progress.step for progress in seen] == list(range(1, 161))
     assert seen[-1].seconds_left == 0
     assert (seen[-1].n_tokens, seen[-1].best_agreement) == (
         result.n_tokens,
         max(evaluation.overall.agreement for evaluation in evaluations),
     )
-    assert (result.weights.keys(), result.n_steps) == (random_weights().keys(), 240)
+    assert (result.weights.keys(), result.n_steps) == (random_weights().keys(), 160)
 
 
 def test_the_first_loss_is_the_cross_entropy_of_renormalized_candidates(data):
