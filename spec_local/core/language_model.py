@@ -348,11 +348,12 @@ def _that_fit(waiting: Sequence[tuple[int, Call]]) -> tuple[list[tuple[int, Call
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Number of leading tokens that two sequences share."""
     n = min(len(a), len(b))
-    a, b = list(a[:n]), list(b[:n])  # a list never equals a tuple
-    if a == b:
+    a, b = a[:n], b[:n]
+    if a == b:  # the usual case, which is fast
         return n
+    a, b = list(a), list(b)  # a list never equals a tuple
     # Bisect: comparing slices is much faster than comparing tokens one by one.
-    n_equal, differing = 0, n
+    n_equal, differing = 0, n + 1
     while differing - n_equal > 1:
         middle = (n_equal + differing) // 2
         if a[n_equal:middle] == b[n_equal:middle]:
