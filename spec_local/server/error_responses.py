@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
 
-from spec_local.errors import ContextOverflow, SpecLocalError
+from spec_local.errors import SpecLocalError
 from spec_local.server.engine import Busy, NotReady
-from spec_local.server.errors import body_of, status_of
+from spec_local.server.errors import body_of, code_of, status_of
 
 _RETRY_S = 2  # while models load
 
@@ -23,5 +23,4 @@ def response_for(path: str, error: SpecLocalError) -> JSONResponse:
     headers = {}
     if isinstance(error, Busy | NotReady):
         headers["retry-after"] = str(error.retry_s if isinstance(error, Busy) else _RETRY_S)
-    code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
-    return response(path, status_of(error), str(error), code=code, headers=headers)
+    return response(path, status_of(error), str(error), code=code_of(error), headers=headers)

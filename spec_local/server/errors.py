@@ -37,10 +37,14 @@ def status_of(error: SpecLocalError) -> HTTPStatus:
     )
 
 
+def code_of(error: SpecLocalError) -> str | None:
+    """OpenAI's code for an error; None: it has none."""
+    return "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+
+
 def openai(error: SpecLocalError) -> dict[str, Any]:
     """The object for an error in OpenAI's shape."""
-    code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
-    return body_of("", status_of(error), str(error), code)
+    return body_of("", status_of(error), str(error), code_of(error))
 
 
 def anthropic(error: SpecLocalError) -> dict[str, Any]:
