@@ -16,10 +16,6 @@ def sim():
         patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
         import simulate
 
-        # Between these lengths there are few others that are best for an answer, and by little.
-        kept = [f"draft {k}" for k in (1, 2, 3, 4, 5, 6, 8, 11, 16)]
-        kept += [f"lookup {k}" for k in (1, 3, 7, 15, 63)]
-        patch.setattr(simulate, "FIXED", {name: simulate.FIXED[name] for name in ("plain", *kept)})
         yield simulate
         for name in ("simulate", "traces", "common"):
             sys.modules.pop(name, None)
@@ -175,7 +171,7 @@ def test_disturbed_calls_do_not_end_drafting(sim, traces):
     pair = next(p for p in sim.PAIRS if p.name == METAL)
     answers = [trace for seed in range(8) for trace in traces.drafted([0.85] * 256, seed=seed)]
     group = sim.Group("noisy session", answers, noisy=True)
-    for seed in range(2):
+    for seed in range(4):
         machine = sim.Machine(pair, group, seed)
         sim.run(group, machine, sim.adaptive(machine), sim.MAX_DRAFT)
         last = [role for role, _, position in machine.calls if position > group.n_tokens - 1024]

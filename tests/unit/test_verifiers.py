@@ -236,7 +236,7 @@ def test_sampled_distribution_converges_to_p_only(rule, kind):
         )
         p, q = p / p.sum(), q / q.sum()
     references = generator.dirichlet(np.ones(v), size=100)
-    sizes, n = [100, 1_000, 10_000], 10_000
+    sizes, n = [100, 1_000, 10_000, 100_000], 100_000
     drafted = generator.choice(v, size=(n, 1), p=q)
     rng = [SeededRng(0)] * n
     verdict = rule(
@@ -249,4 +249,4 @@ def test_sampled_distribution_converges_to_p_only(rule, kind):
     assert slope == pytest.approx(-0.5, abs=0.2)
     to_references = np.sqrt(((frequencies[:, None] - references) ** 2).mean(axis=2))
     assert (to_references[-1] > 0.5 * to_references[0]).all()
-    assert distances[-1] < 0.2 * to_references[-1].min()
+    assert distances[-1] < 0.1 * to_references[-1].min()
