@@ -2,7 +2,7 @@
 // head. A query's result does not depend on which other queries are computed with it.
 #pragma once
 
-#include "multiply.h"
+#include "multiply_floats.h"
 
 namespace specdec {
 namespace {

@@ -1,5 +1,6 @@
 #include "simd_avx512.h"
 #include "attention.h"
+#include "multiply.h"
 
 const specdec::Kernels *specdec::kernels_avx512_vnni() {
     static const Kernels kernels = {"avx512_vnni", Simd::max_columns, quantize,       multiply,

@@ -1,0 +1,72 @@
+// Products of floating-point weights. They are not packed, but read in place, mostly from the memory-mapped file.
+#include "operations.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace specdec {
+namespace {
+
+// Products with more columns than this are left to ggml's tinyBLAS, which is then as fast (measured: 16).
+constexpr int64_t MOST_FLOAT_COLUMNS = 8;
+
+bool is_float_weights(const ggml_tensor *op) {
+    FloatType type;
+    const ggml_tensor *w = op->src[0], *x = op->src[1];
+    return op->op == GGML_OP_MUL_MAT && float_type(w->type, type) && w->buffer && ggml_is_contiguous(w) &&
+           w->ne[2] * w->ne[3] == 1 && ggml_backend_buffer_get_usage(w->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
+           x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && ggml_is_contiguous(op) &&
+           ggml_nrows(x) <= MOST_FLOAT_COLUMNS && op->op_params[1] == 0;
+}
+struct FloatTraits : ggml::cpu::tensor_traits {
+    // At least what ggml needs, in case it computes the operation after all.
+    bool work_size(int, const ggml_tensor *op, size_t &size) override {
+        size = packed_floats(op->src[0]->ne[0], ggml_nrows(op->src[1])) * sizeof(float) + LINE;
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params *params, ggml_tensor *op) override {
+        FloatType type;
+        const ggml_tensor *w = op->src[0];
+        GGML_ASSERT(float_type(w->type, type));
+        const int64_t rows = w->ne[1], k = w->ne[0];
+        const ggml_tensor *x = op->src[1];
+        static thread_local std::vector<const float *> columns;
+        columns.clear();
+        for (int64_t i3 = 0; i3 < x->ne[3]; i3++)
+            for (int64_t i2 = 0; i2 < x->ne[2]; i2++)
+                for (int64_t i1 = 0; i1 < x->ne[1]; i1++) columns.push_back((const float *)row(x, i1, i2, i3));
+        const int n = int(columns.size());
+        auto *packed = (float *)rounded_up((size_t)params->wdata);
+        if ((char *)(packed + packed_floats(k, n)) > (char *)params->wdata + params->wsize) return false;
+        for (int j = params->ith; j < n; j += params->nth) kernels()->pack_floats(k, columns[j], j, n, packed);
+        if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        ggml_barrier(params->threadpool);
+        const int64_t piece = std::clamp<int64_t>(rows / (params->nth * 8), 1, 64);
+        for (int64_t task = params->ith; task * piece < rows; task = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            const int64_t begin = task * piece, end = std::min(begin + piece, rows);
+            float *y[MOST_FLOAT_COLUMNS];
+            for (int j = 0; j < n; j++) y[j] = (float *)op->data + j * op->ne[0] + begin;
+            kernels()->multiply_floats(type, k, (const uint8_t *)w->data + begin * w->nb[1], w->nb[1], int(end - begin),
+                                    packed, n, y);
+        }
+        return true;
+    }
+};
+
+}  // namespace
+
+bool float_type(ggml_type from, FloatType &type) {
+    switch (from) {
+        case GGML_TYPE_F32: type = FloatType::F32; return true;
+        case GGML_TYPE_F16: type = FloatType::F16; return true;
+        default: return false;  // BF16: tinyBLAS has an instruction for it and is faster
+    }
+}
+
+ggml::cpu::tensor_traits *float_traits(const ggml_tensor *op) {
+    static FloatTraits traits;
+    return is_float_weights(op) ? &traits : nullptr;
+}
+
+}  // namespace specdec

@@ -1,0 +1,26 @@
+// The operations of ggml that the kernels compute, for plugin.cpp.
+#pragma once
+
+#include "plugin.h"
+
+namespace specdec {
+
+// Whether the kernels can multiply a packed matrix as `op`, a MUL_MAT or MUL_MAT_ID, does.
+bool fits_packed(const ggml_tensor *op);
+ggml::cpu::tensor_traits *packed_traits();
+
+// Set `type` to that of floating-point weights. Returns false if there are no kernels for it.
+bool float_type(ggml_type from, FloatType &type);
+
+// The code for products of unpacked floating-point weights; null if `op` is another operation or is left to ggml.
+ggml::cpu::tensor_traits *float_traits(const ggml_tensor *op);
+
+// The code for attention; null if `op` is left to ggml.
+ggml::cpu::tensor_traits *attention_traits(const ggml_tensor *op);
+
+// The start of a row of a tensor.
+inline const char *row(const ggml_tensor *x, int64_t i1, int64_t i2, int64_t i3) {
+    return (const char *)x->data + i1 * x->nb[1] + i2 * x->nb[2] + i3 * x->nb[3];
+}
+
+}  // namespace specdec
