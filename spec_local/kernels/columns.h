@@ -11,7 +11,7 @@ namespace {
 using Int = Simd::Int;
 using Float = Simd::Float;
 
-// F<n>::run(arguments...) for n = 1 ... Most, which is 4 or 12.
+// F<n>::run(arguments...) for n = 1 ... Most, which is 4, 8 or 12.
 template <int Most, template <int> class F, class... Arguments>
 void with_columns(int n, Arguments... arguments) {
     switch (n) {
@@ -25,6 +25,8 @@ void with_columns(int n, Arguments... arguments) {
             case 6: return F<6>::run(arguments...);
             case 7: return F<7>::run(arguments...);
             case 8: return F<8>::run(arguments...);
+        }
+    if constexpr (Most > 8) switch (n) {
             case 9: return F<9>::run(arguments...);
             case 10: return F<10>::run(arguments...);
             case 11: return F<11>::run(arguments...);

@@ -19,8 +19,11 @@ constexpr size_t LINE = 64;
 enum class Type { Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, Q4_K, Q5_K, Q6_K };
 
 static constexpr bool is_k_quant(Type t) { return t == Type::Q4_K || t == Type::Q5_K || t == Type::Q6_K; }
-static constexpr bool has_minimum(Type t) { return t == Type::Q4_1; }
+static constexpr bool has_minimum(Type t) { return t == Type::Q4_1 || t == Type::Q4_K || t == Type::Q5_K; }
 static constexpr int block_length(Type t) { return is_k_quant(t) ? SUPER_BLOCK : BLOCK; }
+// Weights of a row that share a scale. A super-block has several of these parts, with an integer scale each.
+static constexpr int part_length(Type t) { return t == Type::Q6_K ? 16 : 32; }
+static constexpr int parts_per_block(Type t) { return block_length(t) / part_length(t); }
 static constexpr size_t rounded_up(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
 // Bytes of one block of ROWS packed rows. The scales of the simple types are not included: they precede all blocks.
@@ -57,21 +60,33 @@ void pack(Type type, int64_t rows, int64_t k, const uint8_t *source, uint8_t *pa
 // Activations of n columns (tokens) as 8-bit codes, interleaved so that a kernel reads all columns sequentially.
 //   codes: [k / 4][n], four int8 each.
 //   scales: [k / block][n]; NaN where an activation of the block is not finite.
-//   sums: of codes. Simple types: [k / 32][n], times the type's negated zero point (Q4_1: unscaled).
-//         Q4_K, Q5_K: [k / 64][n], two int16 (of 32 codes each). Q6_K: [k / 32][n], two int16 (of 16 codes each).
+//   starts: [k / part][n], for types whose codes have a zero point: what the sum of a part begins with, the zero point
+//           times the negated sum of codes. The instruction set determines its form.
+//   sums: for types with a minimum. Simple types: [k / 32][n] float32, the sum of codes times their scale.
+//         K-quants: [k / 64][n], two int16, the sums of codes of two parts.
 struct Columns {
     int n;
     int32_t *codes;
     float *scales;
+    int32_t *starts;
     int32_t *sums;
 };
 
 // Number of int32 per block and column in `Columns::sums`.
-static constexpr int sums_per_block(Type t) { return t == Type::Q6_K ? 8 : is_k_quant(t) ? 4 : 1; }
+static constexpr int sums_per_block(Type t) { return has_minimum(t) ? (parts_per_block(t) + 1) / 2 : 0; }
 
 // Bytes of one column of `Columns`.
 static constexpr size_t column_bytes(Type t, int64_t k) {
-    return k + k / block_length(t) * (sizeof(float) + sums_per_block(t) * sizeof(int32_t));
+    return k + k / block_length(t) * (sizeof(float) + (parts_per_block(t) + sums_per_block(t)) * sizeof(int32_t));
+}
+
+// `Columns` in memory of n times `column_bytes`.
+inline Columns columns_at(void *memory, Type t, int64_t k, int n) {
+    const int64_t blocks = k / block_length(t);
+    auto *codes = (int32_t *)memory;
+    auto *scales = (float *)(codes + k / CODES * n);
+    auto *starts = (int32_t *)(scales + blocks * n);
+    return {n, codes, scales, starts, starts + blocks * parts_per_block(t) * n};
 }
 
 enum class FloatType { F32, F16 };

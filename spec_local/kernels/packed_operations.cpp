@@ -108,9 +108,7 @@ struct PackedTraits : ggml::cpu::tensor_traits {
         auto *work = (char *)rounded_up((size_t)params->wdata);
         GGML_ASSERT(work + column_bytes(type, k) * call.x.size() <= (char *)params->wdata + params->wsize);
         auto columns = [&](const Group &group) {
-            auto *codes = (int32_t *)(work + column_bytes(type, k) * group.first);
-            auto *scales = (float *)(codes + k / CODES * group.n);
-            return Columns{group.n, codes, scales, (int32_t *)(scales + blocks * group.n)};
+            return columns_at(work + column_bytes(type, k) * group.first, type, k, group.n);
         };
         const int64_t first = params->ith * blocks / params->nth, last = (params->ith + 1) * blocks / params->nth;
         for (const Group &group : call.groups)

@@ -234,9 +234,7 @@ const char *specdec_kernels_multiply(const char *instruction_set, int type, int6
     for (int first = 0; first < n; first += kernels->max_columns) {
         const int some = std::min(kernels->max_columns, n - first);
         std::vector<uint8_t> work(column_bytes(packed, k) * some + LINE);
-        auto *codes = (int32_t *)aligned(work);
-        auto *scales = (float *)(codes + k / CODES * some);
-        const Columns columns = {some, codes, scales, (int32_t *)(scales + blocks * some)};
+        const Columns columns = columns_at(aligned(work), packed, k, some);
         for (int j = 0; j < some; j++) kernels->quantize(packed, from[first + j], columns, j, 0, blocks);
         for (int64_t t = 0; t < tiles; t++) {
             std::vector<float *> at(to.begin() + first, to.begin() + first + some);

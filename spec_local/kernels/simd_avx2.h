@@ -10,8 +10,9 @@ namespace {
 
 struct Simd {
     static constexpr int lanes = 8;
-    // Four sums, their four totals and the temporaries of unpacking fill the 16 registers.
-    static constexpr int max_columns = 4;
+    // The sums of eight columns, four registers of codes, a scale and temporaries fill the 16 registers.
+    static constexpr int max_columns = 8;
+    static constexpr int held = 4;  // registers of codes
 
     using Int = __m256i;
     using Float = __m256;
@@ -24,20 +25,60 @@ struct Simd {
         return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)pattern));
     }
     static Int shuffle(Int table, Int indices) { return _mm256_shuffle_epi8(table, indices); }
+    static Int right(Int v, int bits) { return _mm256_srli_epi16(v, bits); }
+    static Int left(Int v, int bits) { return _mm256_slli_epi16(v, bits); }
+    static Int right_by(Int v, int bits) { return _mm256_srl_epi16(v, _mm_cvtsi32_si128(bits)); }
+    // The compiler must have computed the value here. Otherwise it would reassociate sums: compute all products of a
+    // part first, keep them on the stack, and add them up in a tree.
+    template <class T>
+    static void keep(T &value) {
+        __asm__("" : "+x"(value));
+    }
 #ifdef __AVXVNNI__
     static constexpr int zero_of_bytes = 128;
+    static constexpr int held_signed = held;
     static Int dot(Int sum, Int codes, const int32_t *x) { return _mm256_dpbusd_avx_epi32(sum, codes, broadcast(x)); }
     static Int dot_bytes(Int sum, Int codes, const int32_t *x) { return dot(sum, codes, x); }
+    static int32_t start(int first, int second) { return first + second; }
+    static Int widened(Int sum) { return sum; }
+
+    using Scaled = Float;
+    using Scale = Float;
+    static Scaled no_parts() { return _mm256_setzero_ps(); }
+    static Scale scale(Int v, int which) { return floats(byte(v, which)); }
+    static Scale signed_scale(Int v, int which) { return floats(signed_byte(v, which)); }
+    static Scaled add_scaled(Scaled total, Int sum, Scale scale) { return fma(floats(sum), scale, total); }
+    static Float floats(Float v) { return v; }
 #else
     // maddubs adds two products in 16 bits, which codes of 0 ... 255 would overflow: 8-bit codes stay signed.
     static constexpr int zero_of_bytes = 0;
+    static constexpr int held_signed = 2;  // each with its magnitudes
+    // The sums of a part stay in 16 bits, modulo 2^16: the final ones are in range, because `start` subtracts the zero
+    // point. At most 16 products of a lane are added: 16 * 16 * 127 for 5-bit codes, 16 * 15 * 127 for 4-bit codes
+    // without a zero point, 8 * 32 * 127 for 6-bit codes.
     static Int dot(Int sum, Int codes, const int32_t *x) {
-        const Int pairs = _mm256_maddubs_epi16(codes, broadcast(x));
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, broadcast(x)));
     }
     static Int dot_bytes(Int sum, Int codes, const int32_t *x) {
         const Int pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(broadcast(x), codes));
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        return _mm256_add_epi32(sum, widened(pairs));
+    }
+    static int32_t start(int first, int second) { return int32_t(uint32_t(second) << 16 | uint16_t(first)); }
+    static Int widened(Int sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+
+    using Scaled = Int;
+    using Scale = Int;  // twice in each lane
+    static Scaled no_parts() { return zero(); }
+    static Scale scale(Int v, int which) {
+        const Int s = byte(v, which);
+        return _mm256_or_si256(s, _mm256_slli_epi32(s, 16));
+    }
+    static Scale signed_scale(Int v, int which) {
+        const Int s = _mm256_slli_epi32(v, 24 - 8 * which);
+        return _mm256_blend_epi16(_mm256_srai_epi32(s, 24), _mm256_srai_epi16(s, 8), 0xaa);
+    }
+    static Scaled add_scaled(Scaled total, Int sum, Scale scale) {
+        return _mm256_add_epi32(total, _mm256_madd_epi16(sum, scale));
     }
 #endif
     static Int dot_pairs(Int sum, Int a, const int32_t *x) {
@@ -45,12 +86,6 @@ struct Simd {
     }
     static Int byte(Int v, int which) { return _mm256_and_si256(_mm256_srli_epi32(v, 8 * which), _mm256_set1_epi32(255)); }
     static Int signed_byte(Int v, int which) { return _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * which), 24); }
-    static Int signed_pair(Int v, int half) {
-        const Int low = _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 16 * half), 24);
-        const Int high = _mm256_srai_epi32(_mm256_slli_epi32(v, 16 - 16 * half), 24);
-        return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
-    }
-
     static Float floats(Int v) { return _mm256_cvtepi32_ps(v); }
     static Float all(float v) { return _mm256_set1_ps(v); }
     static Float none() { return _mm256_setzero_ps(); }

@@ -12,6 +12,7 @@ struct Simd {
     static constexpr int lanes = 16;
     // 12 sums, their 12 totals and the temporaries of unpacking fill the 32 registers.
     static constexpr int max_columns = 12;
+    static constexpr int held = 8, held_signed = held;  // registers of codes
     // 8-bit codes are read as 0 ... 255, with a zero point of 128.
     static constexpr int zero_of_bytes = 128;
 
@@ -34,13 +35,28 @@ struct Simd {
     // Byte `which` of each lane, zero-extended or sign-extended.
     static Int byte(Int v, int which) { return _mm512_and_si512(_mm512_srli_epi32(v, 8 * which), _mm512_set1_epi32(255)); }
     static Int signed_byte(Int v, int which) { return _mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 8 * which), 24); }
-    // Bytes 2 * `half` and 2 * `half` + 1 of each lane, sign-extended to 16 bits.
-    static Int signed_pair(Int v, int half) {
-        const Int low = _mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 16 * half), 24);
-        const Int high = _mm512_srai_epi32(_mm512_slli_epi32(v, 16 - 16 * half), 24);
-        return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
-    }
 
+    static Int right(Int v, int bits) { return _mm512_srli_epi16(v, bits); }
+    static Int left(Int v, int bits) { return _mm512_slli_epi16(v, bits); }
+    static Int right_by(Int v, int bits) { return _mm512_srl_epi16(v, _mm_cvtsi32_si128(bits)); }
+    // The compiler must have computed the value here (see simd_avx2.h).
+    template <class T>
+    static void keep(T &value) {
+        __asm__("" : "+v"(value));
+    }
+    // What the sum of a part begins with, from the contributions of the first two and of the last two codes of a step.
+    static int32_t start(int first, int second) { return first + second; }
+    static Int widened(Int sum) { return sum; }
+
+    // The sums of parts times their scales, the scale of a part, and their product.
+    using Scaled = Float;
+    using Scale = Float;
+    static Scaled no_parts() { return _mm512_setzero_ps(); }
+    static Scale scale(Int v, int which) { return floats(byte(v, which)); }
+    static Scale signed_scale(Int v, int which) { return floats(signed_byte(v, which)); }
+    static Scaled add_scaled(Scaled total, Int sum, Scale scale) { return fma(floats(sum), scale, total); }
+
+    static Float floats(Float v) { return v; }
     static Float floats(Int v) { return _mm512_cvtepi32_ps(v); }
     static Float all(float v) { return _mm512_set1_ps(v); }
     static Float none() { return _mm512_setzero_ps(); }
