@@ -16,13 +16,15 @@ constexpr int SUPER_BLOCK = 256;
 // Bytes of a cache line, and the alignment of packed weights and work buffers.
 constexpr size_t LINE = 64;
 
-enum class Type { Q4_0, Q4_1, Q5_0, Q8_0, IQ4_NL, Q4_K, Q5_K, Q6_K };
+enum class Type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS };
 
-static constexpr bool is_k_quant(Type t) { return t == Type::Q4_K || t == Type::Q5_K || t == Type::Q6_K; }
-static constexpr bool has_minimum(Type t) { return t == Type::Q4_1 || t == Type::Q4_K || t == Type::Q5_K; }
+static constexpr bool is_k_quant(Type t) { return t >= Type::Q2_K; }  // including IQ4_XS, which is built like them
+static constexpr bool has_minimum(Type t) {
+    return t == Type::Q4_1 || t == Type::Q5_1 || t == Type::Q2_K || t == Type::Q4_K || t == Type::Q5_K;
+}
 static constexpr int block_length(Type t) { return is_k_quant(t) ? SUPER_BLOCK : BLOCK; }
 // Weights of a row that share a scale. A super-block has several of these parts, with an integer scale each.
-static constexpr int part_length(Type t) { return t == Type::Q6_K ? 16 : 32; }
+static constexpr int part_length(Type t) { return t == Type::Q2_K || t == Type::Q3_K || t == Type::Q6_K ? 16 : 32; }
 static constexpr int parts_per_block(Type t) { return block_length(t) / part_length(t); }
 static constexpr size_t rounded_up(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
@@ -30,17 +32,22 @@ static constexpr size_t rounded_up(size_t bytes) { return (bytes + LINE - 1) / L
 static constexpr size_t block_bytes(Type t) {
     switch (t) {
         case Type::Q8_0: return ROWS * BLOCK;
-        case Type::Q5_0: return ROWS * (BLOCK / 2 + BLOCK / 8);
+        case Type::Q5_0:
+        case Type::Q5_1: return ROWS * (BLOCK / 2 + BLOCK / 8);
+        case Type::Q2_K: return ROWS * (4 + 16 + SUPER_BLOCK / 4);
+        case Type::Q3_K: return LINE + ROWS * (12 + SUPER_BLOCK / 4 + SUPER_BLOCK / 8);
         case Type::Q4_K: return ROWS * (4 + 12 + SUPER_BLOCK / 2);
         case Type::Q5_K: return ROWS * (4 + 12 + SUPER_BLOCK / 8 + SUPER_BLOCK / 2);
         case Type::Q6_K: return LINE + ROWS * (16 + SUPER_BLOCK / 2 + SUPER_BLOCK / 4);
-        default: return ROWS * BLOCK / 2;  // Q4_0, Q4_1, IQ4_NL
+        case Type::IQ4_XS: return ROWS * (4 + 4 + SUPER_BLOCK / 2);
+        default: return ROWS * BLOCK / 2;  // Q4_0, Q4_1, IQ4_NL, MXFP4
     }
 }
 
 // Bytes of the scales (and minima) that precede the blocks of ROWS rows of k weights; 0 for K-quants.
 static constexpr size_t header_bytes(Type t, int64_t k) {
-    return is_k_quant(t) ? 0 : rounded_up(k / BLOCK * ROWS * sizeof(uint16_t)) * (has_minimum(t) ? 2 : 1);
+    const size_t scales = rounded_up(k / BLOCK * ROWS * (t == Type::MXFP4 ? 1 : sizeof(uint16_t)));
+    return is_k_quant(t) ? 0 : has_minimum(t) ? 2 * scales : scales;
 }
 
 // Bytes of ROWS packed rows of k weights.
@@ -63,7 +70,7 @@ void pack(Type type, int64_t rows, int64_t k, const uint8_t *source, uint8_t *pa
 //   starts: [k / part][n], for types whose codes have a zero point: what the sum of a part begins with, the zero point
 //           times the negated sum of codes. The instruction set determines its form.
 //   sums: for types with a minimum. Simple types: [k / 32][n] float32, the sum of codes times their scale.
-//         K-quants: [k / 64][n], two int16, the sums of codes of two parts.
+//         K-quants: [k / part / 2][n], two int16, the sums of codes of two parts.
 struct Columns {
     int n;
     int32_t *codes;

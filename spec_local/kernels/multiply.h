@@ -25,16 +25,22 @@ inline void prefetch(const uint8_t *p) { _mm_prefetch((const char *)p + AHEAD, _
 // The code that stands for zero. 8-bit codes are signed where the dot product cannot read them as unsigned.
 constexpr int zero_point(Type t) {
     switch (t) {
+        case Type::Q3_K: return 4;
         case Type::Q4_0: return 8;
-        case Type::Q5_0: return 16;
+        case Type::MXFP4: return 12;
+        case Type::Q5_0:
+        case Type::Q5_1: return 16;
         case Type::Q6_K: return 32;
         case Type::Q8_0:
-        case Type::IQ4_NL: return Simd::zero_of_bytes;
+        case Type::IQ4_NL:
+        case Type::IQ4_XS: return Simd::zero_of_bytes;
         default: return 0;
     }
 }
 
-constexpr bool is_signed(Type t) { return (t == Type::Q8_0 || t == Type::IQ4_NL) && zero_point(t) == 0; }
+constexpr bool is_signed(Type t) {
+    return (t == Type::Q8_0 || t == Type::IQ4_NL || t == Type::IQ4_XS) && zero_point(t) == 0;
+}
 
 // ---- activations ----
 
@@ -108,37 +114,52 @@ void write_totals(const Total (&totals)[N], float *const *y, int rows) {
 
 // ---- simple types: blocks of 32 weights with one scale each ----
 
+// The values that the nibbles of IQ4_NL and IQ4_XS stand for, plus their zero point.
+inline Int iq4_values(Int nibbles) {
+    constexpr int z = Simd::zero_of_bytes;
+    static const int8_t values[16] = {int8_t(z - 127), int8_t(z - 104), int8_t(z - 83), int8_t(z - 65),
+                                      int8_t(z - 49),  int8_t(z - 35),  int8_t(z - 22), int8_t(z - 10),
+                                      int8_t(z + 1),   int8_t(z + 13),  int8_t(z + 25), int8_t(z + 38),
+                                      int8_t(z + 53),  int8_t(z + 69),  int8_t(z + 89), int8_t(z + 113)};
+    return Simd::shuffle(Simd::words(values), nibbles);
+}
+
+// Twice the values that the nibbles of MXFP4 stand for, plus their zero point.
+inline Int mxfp4_values(Int nibbles) {
+    constexpr int z = zero_point(Type::MXFP4);
+    static const int8_t values[16] = {z, z + 1, z + 2, z + 3, z + 4, z + 6, z + 8, z + 12,
+                                      z, z - 1, z - 2, z - 3, z - 4, z - 6, z - 8, z - 12};
+    return Simd::shuffle(Simd::words(values), nibbles);
+}
+
 // The codes of step i of a block, in one register: half a line or a line. A block has eight steps of four weights.
 template <Type T>
 Int codes_of(const uint8_t *block, int i) {
-    const Int low = Simd::bytes(15);
     if constexpr (T == Type::Q8_0) {
         const Int v = Simd::load(block + i * LINE);
         return Simd::zero_of_bytes ? v : v ^ Simd::bytes(0x80);
-    } else {
-        const Int line = Simd::load(block + (i & 3) * LINE);
-        const Int nibbles = (i < 4 ? line : Simd::right(line, 4)) & low;
-        if constexpr (T == Type::IQ4_NL) {
-            constexpr int z = Simd::zero_of_bytes;
-            static const int8_t values[16] = {int8_t(z - 127), int8_t(z - 104), int8_t(z - 83), int8_t(z - 65),
-                                              int8_t(z - 49),  int8_t(z - 35),  int8_t(z - 22), int8_t(z - 10),
-                                              int8_t(z + 1),   int8_t(z + 13),  int8_t(z + 25), int8_t(z + 38),
-                                              int8_t(z + 53),  int8_t(z + 69),  int8_t(z + 89), int8_t(z + 113)};
-            return Simd::shuffle(Simd::words(values), nibbles);
-        } else if constexpr (T == Type::Q5_0) {
-            const Int bits = Simd::load(block + 4 * LINE);
-            return nibbles | ((i < 4 ? Simd::left(bits, 4 - i) : Simd::right(bits, i - 4)) & Simd::bytes(16));
-        } else {
-            return nibbles;
-        }
     }
+    const Int line = Simd::load(block + (i & 3) * LINE);
+    const Int nibbles = (i < 4 ? line : Simd::right(line, 4)) & Simd::bytes(15);
+    if constexpr (T == Type::IQ4_NL) return iq4_values(nibbles);
+    if constexpr (T == Type::MXFP4) return mxfp4_values(nibbles);
+    if constexpr (T != Type::Q5_0 && T != Type::Q5_1) return nibbles;
+    const Int bits = Simd::load(block + 4 * LINE);
+    return nibbles | ((i < 4 ? Simd::left(bits, 4 - i) : Simd::right(bits, i - 4)) & Simd::bytes(16));
+}
+
+// The scales of half a tile's rows, of block b.
+template <Type T>
+Float simple_scales(const uint8_t *header, int64_t b, int h) {
+    if constexpr (T == Type::MXFP4) return Simd::half_powers(header + (b * HALVES + h) * Simd::lanes);
+    return Simd::load_halves(header + (b * HALVES + h) * Simd::lanes * 2);
 }
 
 template <Type T, int N>
 void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
     constexpr int steps = BLOCK / CODES, held = is_signed(T) ? Simd::held_signed : Simd::held;
     const size_t header = header_bytes(T, k);
-    const uint8_t *scales = tile, *minima = tile + header / 2, *block = tile + header;
+    const uint8_t *minima = tile + header / 2, *block = tile + header;
     const int32_t *xq = x.codes, *starts = x.starts;
     const float *xd = x.scales, *xs = (const float *)x.sums;
     Total totals[N] = {};
@@ -156,181 +177,224 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
                 for (int i = 0; i < held; i++) codes[i] = codes_of<T>(block + h * STEP, first + i);
                 for (int j = 0; j < N; j++) sums[j] = add_products<is_signed(T), N>(sums[j], codes, xq + first * N + j);
             }
-            const Float d = Simd::load_halves(scales + h * Simd::lanes * 2);
+            const Float d = simple_scales<T>(tile, b, h);
+            Float m = Simd::none();
+            if constexpr (has_minimum(T)) m = simple_scales<T>(minima, b, h);
+            if constexpr (has_minimum(T) && zero_point(T) != 0) m = Simd::fma(d, Simd::all(zero_point(T)), m);
             for (int j = 0; j < N; j++) {
                 float *total = totals[j].of + h * Simd::lanes;
                 const Int whole = is_signed(T) ? sums[j] : Simd::widened(sums[j]);
                 Float sum = Simd::fma(Simd::floats(whole), Simd::times(d, Simd::all(xd[j])), Simd::load_floats(total));
-                if constexpr (has_minimum(T))
-                    sum = Simd::fma(Simd::load_halves(minima + h * Simd::lanes * 2), Simd::all(xs[j]), sum);
+                if constexpr (has_minimum(T)) sum = Simd::fma(m, Simd::all(xs[j]), sum);
                 Simd::store(total, sum);
             }
         }
-        block += block_bytes(T), scales += 2 * ROWS, minima += 2 * ROWS;
-        xq += steps * N, xd += N, starts += N, xs += N;
+        block += block_bytes(T), xq += steps * N, xd += N, starts += N, xs += N;
     }
     write_totals(totals, y, rows);
 }
 
 // ---- K-quants: super-blocks of 256 weights, in parts with an integer scale each ----
+//
+// A super-block has 64 steps of four weights, in four groups of 16: two parts of eight steps or four parts of four.
 
-// The sums of one half of a super-block: for each column, those of its parts times their scales.
-template <int N>
-struct Parts {
-    Simd::Scaled of[N];
-
-    Parts() {
-        for (int j = 0; j < N; j++) of[j] = Simd::no_parts();
-    }
-
-    // Add (a piece of) a part: the products of codes and columns, times its scale. `starts` is null if they begin with 0.
-    template <bool Signed = false, int Steps>
-    void add(const Int (&codes)[Steps], const int32_t *x, const int32_t *starts, Simd::Scale scale) {
-        for (int j = 0; j < N; j++) {
-            const Int start = starts ? Simd::broadcast(starts + j) : Simd::zero();
-            of[j] = Simd::add_scaled(of[j], add_products<Signed, N>(start, codes, x + j), scale);
-            Simd::keep(of[j]);
-        }
-    }
-};
-
-// Q4_K and Q5_K: weight = d * scale * code - dmin * minimum. Eight 6-bit scales and eight 6-bit minima fill 12 bytes.
-// Bytes 0-3 hold the scales of parts 0-3, bytes 4-7 their minima. Those of parts 4-7 are in bytes 8-11 and the upper
-// bits of bytes 0-7.
-template <Type T, int N>
-void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
-    constexpr bool five = T == Type::Q5_K;
-    constexpr size_t lines_before = five ? 12 : 4;  // of scales and fifth bits
-    constexpr int held = Simd::held;
-    Total totals[N] = {};
-    const int32_t *xq = x.codes, *xs = x.sums;
-    const float *xd = x.scales;
-    // Bytes 0 and 1, and bytes 2 and 3, of each lane as two 16-bit numbers.
-    static const int8_t first_pair[16] = {0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1};
-    static const int8_t second_pair[16] = {2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1};
-    for (int64_t b = 0; b < k / SUPER_BLOCK; b++) {
-#pragma GCC unroll 1
-        for (int h = 0; h < HALVES; h++) {
-            const uint8_t *in = tile + h * STEP, *codes = in + lines_before * LINE;
-            for (size_t i = h; i < lines_before; i += HALVES) prefetch(tile + i * LINE);
-            const Int low = Simd::bytes(15), six = Simd::bytes(63), top = Simd::bytes(0x30);
-            const Int a = Simd::load(in + LINE), m = Simd::load(in + 2 * LINE), c = Simd::load(in + 3 * LINE);
-            const Int scales[2] = {a & six, (c & low) | (Simd::right(a, 2) & top)};
-            const Int minima[2] = {m & six, (Simd::right(c, 4) & low) | (Simd::right(m, 2) & top)};
-            Simd::Scale scale[8];
-            for (int p = 0; p < 8; p++) scale[p] = Simd::scale(scales[p / 4], p % 4);
-            Parts<N> parts;
-#pragma GCC unroll 1
-            for (int g = 0; g < 4; g++) {  // a line holds the codes of two parts
-                const uint8_t *lines = codes + g * 8 * LINE;
-                for (int i = h; i < 8; i += HALVES) prefetch(tile + lines_before * LINE + (g * 8 + i) * LINE);
-                for (int part = 0; part < 2; part++)
-                    for (int first = 0; first < 8; first += held) {
-                        forget_loads();
-                        Int v[held];
-                        for (int i = 0; i < held; i++) {
-                            const Int line = Simd::load(lines + (first + i) * LINE);
-                            v[i] = (part ? Simd::right(line, 4) : line) & low;
-                            if constexpr (five) {
-                                const Int bits = Simd::right_by(Simd::load(in + (4 + first + i) * LINE), 2 * g + part);
-                                v[i] = v[i] | (Simd::left(bits, 4) & Simd::bytes(16));
-                            }
-                        }
-                        parts.add(v, xq + ((2 * g + part) * 8 + first) * N, nullptr, scale[2 * g + part]);
-                    }
-            }
-            forget_loads();
-            const Int words1 = Simd::words(first_pair), words2 = Simd::words(second_pair);
-            const Int pairs[4] = {Simd::shuffle(minima[0], words1), Simd::shuffle(minima[0], words2),
-                                  Simd::shuffle(minima[1], words1), Simd::shuffle(minima[1], words2)};
-            const Float d = Simd::load_halves(tile + h * Simd::lanes * 2);
-            const Float dmin = Simd::times(Simd::load_halves(tile + 2 * ROWS + h * Simd::lanes * 2), Simd::all(-1.f));
-            for (int j = 0; j < N; j++) {
-                Int sum = Simd::zero();
-                for (int i = 0; i < 4; i++) sum = Simd::dot_pairs(sum, pairs[i], xs + i * N + j);
-                float *total = totals[j].of + h * Simd::lanes;
-                const Float scale = Simd::all(xd[j]);
-                const Float both = Simd::fma(Simd::floats(parts.of[j]), d, Simd::times(Simd::floats(sum), dmin));
-                Simd::store(total, Simd::fma(both, scale, Simd::load_floats(total)));
-            }
-        }
-        tile += block_bytes(T), xq += SUPER_BLOCK / CODES * N, xs += sums_per_block(T) * N, xd += N;
-    }
-    write_totals(totals, y, rows);
+// Which step of the super-block is step i of a group.
+template <Type T>
+constexpr int step_of(int group, int i) {
+    return part_length(T) == 32 ? group * 16 + i : i / 4 * 16 + group * 4 + i % 4;
 }
 
-// Q6_K: weight = d * scale * (code - 32), with sixteen int8 scales.
-template <int N>
-void multiply_q6_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
+// Half `h` of lines of a super-block.
+struct Lines {
+    const uint8_t *block;
+    int h;
+
+    Int operator[](int i) const { return Simd::load(block + i * LINE + h * STEP); }
+    // Of two bytes per row, the first of which are those of row 0.
+    const uint8_t *pairs(int at) const { return block + at + h * Simd::lanes * 2; }
+};
+
+// The codes of step i of a group.
+template <Type T>
+Int super_codes(Lines lines, int group, int i) {
+    const Int low = Simd::bytes(15);
+    const int part = i / (part_length(T) / CODES);  // within the group
+    if constexpr (T == Type::Q4_K || T == Type::Q5_K) {  // a line holds the codes of two parts
+        const Int line = lines[(T == Type::Q5_K ? 12 : 4) + group * 8 + i % 8];
+        const Int four = (part ? Simd::right(line, 4) : line) & low;
+        if constexpr (T == Type::Q4_K) return four;
+        const Int bits = Simd::right_by(lines[4 + i % 8], 2 * group + part);
+        return four | (Simd::left(bits, 4) & Simd::bytes(16));
+    } else if constexpr (T == Type::IQ4_XS) {  // a line holds two steps of a part
+        const Int line = lines[2 + (2 * group + part) * 4 + i % 4];
+        return iq4_values((i % 8 < 4 ? line : Simd::right(line, 4)) & low);
+    } else if constexpr (T == Type::Q6_K) {
+        const Int four = lines[5 + part % 2 * 16 + group * 4 + i % 4], bits = lines[37 + group * 4 + i % 4];
+        const Int two = part < 2 ? Simd::left(bits, 4 - 2 * part) : Simd::right(bits, 2 * part - 4);
+        return ((part < 2 ? four : Simd::right(four, 4)) & low) | (two & Simd::bytes(0x30));
+    } else {
+        static_assert(T == Type::Q2_K || T == Type::Q3_K);
+        const Int line = lines[(T == Type::Q2_K ? 5 : 4) + group * 4 + i % 4];
+        const Int two = (part ? Simd::right(line, 2 * part) : line) & Simd::bytes(3);
+        if constexpr (T == Type::Q2_K) return two;
+        const Int bit = Simd::right_by(lines[20 + group % 2 * 4 + i % 4], 2 * part + group / 2);
+        return two | (Simd::left(bit, 2) & Simd::bytes(4));
+    }
+}
+
+// The scales of a super-block's parts.
+template <Type T>
+void unpack_scales(Lines lines, Simd::Scale (&scales)[parts_per_block(T)]) {
+    const Int low = Simd::bytes(15), upper = Simd::bytes(0x30);
+    if constexpr (T == Type::Q4_K || T == Type::Q5_K) {
+        // Eight 6-bit scales and eight 6-bit minima fill 12 bytes. Bytes 0-3 hold the scales of parts 0-3, bytes 4-7
+        // their minima. Those of parts 4-7 are in bytes 8-11 and the upper bits of bytes 0-7.
+        const Int first = lines[1], last = (lines[3] & low) | (Simd::right(first, 2) & upper);
+        for (int p = 0; p < 8; p++) scales[p] = Simd::scale(p < 4 ? first & Simd::bytes(63) : last, p % 4);
+    } else if constexpr (T == Type::Q2_K) {
+        for (int p = 0; p < 16; p++) scales[p] = Simd::scale(lines[1 + p / 4] & low, p % 4);
+    } else if constexpr (T == Type::Q3_K) {
+        // The low four bits of scales 0-7 and 8-15 fill bytes 0-7, the high two bytes 8-11. 32 stands for zero.
+        for (int q = 0; q < 4; q++) {
+            const Int four = q < 2 ? lines[1 + q] : Simd::right(lines[1 + q % 2], 4);
+            const Int two = q < 2 ? Simd::left(lines[3], 4 - 2 * q) : Simd::right(lines[3], 2 * q - 4);
+            const Int six = Simd::minus_bytes((four & low) | (two & upper), Simd::bytes(32));
+            for (int p = 0; p < 4; p++) scales[4 * q + p] = Simd::signed_scale(six, p);
+        }
+    } else if constexpr (T == Type::Q6_K) {
+        for (int p = 0; p < 16; p++) scales[p] = Simd::signed_scale(lines[1 + p / 4], p % 4);
+    } else {
+        static_assert(T == Type::IQ4_XS);  // four bits and two bits of each. 32 stands for zero.
+        const Int four = lines[1], two = Simd::load_words(lines.pairs(2 * ROWS));
+        for (int p = 0; p < 8; p++) scales[p] = Simd::six_bit_scale(four, two, p);
+    }
+}
+
+// The minima of a super-block's parts, as pairs of 16-bit numbers in each lane.
+template <Type T>
+void unpack_minima(Lines lines, Int (&pairs)[sums_per_block(T)]) {
+    // Bytes 0 and 1, and bytes 2 and 3, of each lane.
+    static const int8_t first_pair[16] = {0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1};
+    static const int8_t second_pair[16] = {2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1};
+    const Int low = Simd::bytes(15), first = Simd::words(first_pair), second = Simd::words(second_pair);
+    for (int i = 0; i < sums_per_block(T); i += 2) {
+        Int four;
+        if constexpr (T == Type::Q2_K) {
+            four = Simd::right(lines[1 + i / 2], 4) & low;
+        } else {
+            const Int m = lines[2];
+            four = i == 0 ? m & Simd::bytes(63) : (Simd::right(lines[3], 4) & low) | (Simd::right(m, 2) & Simd::bytes(0x30));
+        }
+        pairs[i] = Simd::shuffle(four, first), pairs[i + 1] = Simd::shuffle(four, second);
+    }
+}
+
+template <Type T, int N>
+void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
+    constexpr int parts = parts_per_block(T), n_sums = sums_per_block(T), lines_per_block = block_bytes(T) / LINE;
+    constexpr int steps = part_length(T) / CODES, most = is_signed(T) ? Simd::held_signed : Simd::held;
+    constexpr int held = most < steps ? most : steps;
     Total totals[N] = {};
-    const int32_t *xq = x.codes, *starts = x.starts;
+    const int32_t *xq = x.codes, *xs = x.sums, *starts = x.starts;
     const float *xd = x.scales;
     for (int64_t b = 0; b < k / SUPER_BLOCK; b++) {
 #pragma GCC unroll 1
         for (int h = 0; h < HALVES; h++) {
-            const uint8_t *in = tile + h * STEP, *lows = in + 5 * LINE, *highs = lows + 32 * LINE;
-            for (int i = h; i < 5; i += HALVES) prefetch(tile + i * LINE);
-            const Int low = Simd::bytes(15), upper = Simd::bytes(0x30);
-            Parts<N> parts;
+            const Lines lines = {tile, h};
+            forget_loads();
+            Simd::Scale scales[parts];
+            unpack_scales<T>(lines, scales);
+            Simd::Scaled scaled[N];  // the sums of parts times their scales
+            for (int j = 0; j < N; j++) scaled[j] = Simd::no_parts();
 #pragma GCC unroll 1
-            for (int z = 0; z < 4; z++) {  // a line of high bits holds those of four parts
-                for (int i = h; i < 8; i += HALVES) prefetch(tile + (5 + z * 8 + i) * LINE);
-                for (int i = h; i < 4; i += HALVES) prefetch(tile + (37 + z * 4 + i) * LINE);
-                for (int quarter = 0; quarter < 4; quarter++) {
+            for (int group = 0; group < 4; group++) {
+                for (int i = group * lines_per_block / 4 + h; i < (group + 1) * lines_per_block / 4; i += HALVES)
+                    prefetch(tile + i * LINE);
+#pragma GCC unroll 16
+                for (int first = 0; first < 16; first += held) {
                     forget_loads();
-                    const int part = 4 * quarter + z;
-                    Int v[4];
-                    for (int i = 0; i < 4; i++) {
-                        const Int l = Simd::load(lows + ((quarter & 1) * 16 + z * 4 + i) * LINE);
-                        const Int u = Simd::load(highs + (z * 4 + i) * LINE);
-                        const Int two = quarter < 2 ? Simd::left(u, 4 - 2 * quarter) : Simd::right(u, 2 * quarter - 4);
-                        v[i] = ((quarter < 2 ? l : Simd::right(l, 4)) & low) | (two & upper);
+                    const int step = step_of<T>(group, first), part = step / steps;
+                    Int codes[held];
+                    for (int i = 0; i < held; i++) codes[i] = super_codes<T>(lines, group, first + i);
+                    for (int j = 0; j < N; j++) {
+                        Int sum = Simd::zero();
+                        if (zero_point(T) && first % steps == 0) sum = Simd::broadcast(starts + part * N + j);
+                        sum = add_products<is_signed(T), N>(sum, codes, xq + step * N + j);
+                        scaled[j] = is_signed(T) ? Simd::add_scaled_wide(scaled[j], sum, scales[part])
+                                                 : Simd::add_scaled(scaled[j], sum, scales[part]);
+                        Simd::keep(scaled[j]);
                     }
-                    const Simd::Scale scale = Simd::signed_scale(Simd::load(in + (1 + quarter) * LINE), z);
-                    parts.add(v, xq + part * 4 * N, starts + part * N, scale);
                 }
             }
-            const Float d = Simd::load_halves(tile + h * Simd::lanes * 2);
+            forget_loads();
+            const Float d = Simd::load_halves(lines.pairs(0));
+            Float minimum = Simd::none();
+            Int minima[n_sums ? n_sums : 1];
+            if constexpr (has_minimum(T)) {
+                minimum = Simd::times(Simd::load_halves(lines.pairs(2 * ROWS)), Simd::all(-1.f));
+                unpack_minima<T>(lines, minima);
+            }
             for (int j = 0; j < N; j++) {
                 float *total = totals[j].of + h * Simd::lanes;
-                const Float scale = Simd::times(d, Simd::all(xd[j]));
-                Simd::store(total, Simd::fma(Simd::floats(parts.of[j]), scale, Simd::load_floats(total)));
+                Float sum = Simd::times(Simd::floats(scaled[j]), d);
+                if constexpr (has_minimum(T)) {
+                    Int of_minima = Simd::zero();
+                    for (int i = 0; i < n_sums; i++) of_minima = Simd::dot_pairs(of_minima, minima[i], xs + i * N + j);
+                    sum = Simd::fma(Simd::floats(of_minima), minimum, sum);
+                }
+                Simd::store(total, Simd::fma(sum, Simd::all(xd[j]), Simd::load_floats(total)));
             }
         }
-        tile += block_bytes(Type::Q6_K), xq += SUPER_BLOCK / CODES * N, starts += 16 * N, xd += N;
+        tile += block_bytes(T), xq += SUPER_BLOCK / CODES * N, xd += N;
+        xs += n_sums * N, starts += parts * N;
     }
     write_totals(totals, y, rows);
 }
 
 // ---- dispatch to template instances ----
 
+// F::of<T>(arguments...) for a type that is known at run time.
+template <class F, class... Arguments>
+void with_type(Type t, Arguments... arguments) {
+    switch (t) {
+        case Type::Q4_0: return F::template of<Type::Q4_0>(arguments...);
+        case Type::Q4_1: return F::template of<Type::Q4_1>(arguments...);
+        case Type::Q5_0: return F::template of<Type::Q5_0>(arguments...);
+        case Type::Q5_1: return F::template of<Type::Q5_1>(arguments...);
+        case Type::Q8_0: return F::template of<Type::Q8_0>(arguments...);
+        case Type::IQ4_NL: return F::template of<Type::IQ4_NL>(arguments...);
+        case Type::MXFP4: return F::template of<Type::MXFP4>(arguments...);
+        case Type::Q2_K: return F::template of<Type::Q2_K>(arguments...);
+        case Type::Q3_K: return F::template of<Type::Q3_K>(arguments...);
+        case Type::Q4_K: return F::template of<Type::Q4_K>(arguments...);
+        case Type::Q5_K: return F::template of<Type::Q5_K>(arguments...);
+        case Type::Q6_K: return F::template of<Type::Q6_K>(arguments...);
+        case Type::IQ4_XS: return F::template of<Type::IQ4_XS>(arguments...);
+    }
+}
+
 template <int N>
 struct MultiplyTile {
     static void run(Type t, int64_t k, const uint8_t *tile, const Columns *x, float *const *y, int rows) {
-        switch (t) {
-            case Type::Q4_0: return multiply_simple<Type::Q4_0, N>(k, tile, *x, y, rows);
-            case Type::Q4_1: return multiply_simple<Type::Q4_1, N>(k, tile, *x, y, rows);
-            case Type::Q5_0: return multiply_simple<Type::Q5_0, N>(k, tile, *x, y, rows);
-            case Type::Q8_0: return multiply_simple<Type::Q8_0, N>(k, tile, *x, y, rows);
-            case Type::IQ4_NL: return multiply_simple<Type::IQ4_NL, N>(k, tile, *x, y, rows);
-            case Type::Q4_K: return multiply_k<Type::Q4_K, N>(k, tile, *x, y, rows);
-            case Type::Q5_K: return multiply_k<Type::Q5_K, N>(k, tile, *x, y, rows);
-            case Type::Q6_K: return multiply_q6_k<N>(k, tile, *x, y, rows);
-        }
+        with_type<MultiplyTile>(t, k, tile, x, y, rows);
+    }
+
+    template <Type T>
+    static void of(int64_t k, const uint8_t *tile, const Columns *x, float *const *y, int rows) {
+        if constexpr (is_k_quant(T)) multiply_k<T, N>(k, tile, *x, y, rows);
+        else multiply_simple<T, N>(k, tile, *x, y, rows);
+    }
+};
+
+struct Quantize {
+    template <Type T>
+    static void of(const float *x, const Columns *columns, int column, int64_t first, int64_t last) {
+        quantize_as<T>(x, *columns, column, first, last);
     }
 };
 
 void quantize(Type t, const float *x, const Columns &columns, int column, int64_t first, int64_t last) {
-    switch (t) {
-        case Type::Q4_0: return quantize_as<Type::Q4_0>(x, columns, column, first, last);
-        case Type::Q4_1: return quantize_as<Type::Q4_1>(x, columns, column, first, last);
-        case Type::Q5_0: return quantize_as<Type::Q5_0>(x, columns, column, first, last);
-        case Type::Q8_0: return quantize_as<Type::Q8_0>(x, columns, column, first, last);
-        case Type::IQ4_NL: return quantize_as<Type::IQ4_NL>(x, columns, column, first, last);
-        case Type::Q4_K: return quantize_as<Type::Q4_K>(x, columns, column, first, last);
-        case Type::Q5_K: return quantize_as<Type::Q5_K>(x, columns, column, first, last);
-        case Type::Q6_K: return quantize_as<Type::Q6_K>(x, columns, column, first, last);
-    }
+    with_type<Quantize>(t, x, &columns, column, first, last);
 }
 
 void multiply(Type t, int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {

@@ -19,11 +19,16 @@ constexpr Source source_of(Type t) {
         case Type::Q4_0: return {18, 0, 0, 2};
         case Type::Q4_1: return {20, 0, 2, 4};
         case Type::Q5_0: return {22, 0, 0, 6};
+        case Type::Q5_1: return {24, 0, 2, 8};
         case Type::Q8_0: return {34, 0, 0, 2};
         case Type::IQ4_NL: return {18, 0, 0, 2};
+        case Type::MXFP4: return {17, 0, 0, 1};
+        case Type::Q2_K: return {84, 80, 82, 16};
+        case Type::Q3_K: return {110, 108, 0, 32};
         case Type::Q4_K: return {144, 0, 2, 16};
         case Type::Q5_K: return {176, 0, 2, 48};
         case Type::Q6_K: return {210, 208, 0, 0};
+        case Type::IQ4_XS: return {136, 0, 2, 8};
     }
     return {};
 }
@@ -33,7 +38,8 @@ void put(uint8_t *line, int row, const uint8_t *four) { std::memcpy(line + row *
 
 void pack_simple(Type t, int row, const uint8_t *block, uint8_t *scales, uint8_t *minima, uint8_t *codes) {
     const Source s = source_of(t);
-    std::memcpy(scales + row * 2, block + s.scale, 2);
+    if (t == Type::MXFP4) scales[row] = block[s.scale];
+    else std::memcpy(scales + row * 2, block + s.scale, 2);
     if (has_minimum(t)) std::memcpy(minima + row * 2, block + s.second, 2);
     if (t == Type::Q8_0) {
         for (int i = 0; i < BLOCK; i++) codes[i / CODES * LINE + row * CODES + i % CODES] = block[s.codes + i] ^ 0x80;
@@ -41,50 +47,81 @@ void pack_simple(Type t, int row, const uint8_t *block, uint8_t *scales, uint8_t
     }
     // A byte holds codes i and i + 16, as in ggml's block.
     for (int i = 0; i < BLOCK / 2; i += CODES) put(codes + i / CODES * LINE, row, block + s.codes + i);
-    if (t == Type::Q5_0) {
+    if (t == Type::Q5_0 || t == Type::Q5_1) {
         uint32_t bits;
-        std::memcpy(&bits, block + 2, sizeof bits);
+        std::memcpy(&bits, block + s.codes - sizeof bits, sizeof bits);
         uint8_t four[CODES] = {};  // bit i of byte c is the fifth bit of code 4 i + c
         for (int i = 0; i < BLOCK; i++) four[i % CODES] |= (bits >> i & 1) << (i / CODES);
         put(codes + BLOCK / 2 / CODES * LINE, row, four);
     }
 }
 
-// Q4_K and Q5_K: scales, scales of the minima, 12 bytes of 6-bit scales and minima, fifth bits (Q5_K), codes.
-void pack_k(Type t, int row, const uint8_t *block, uint8_t *tile) {
+// The half-precision scale and, 32 bytes later, what follows it in ggml's block: the scale of the minima, or two bits of
+// each scale of IQ4_XS.
+void pack_scales(Type t, int row, const uint8_t *block, uint8_t *tile) {
     const Source s = source_of(t);
     std::memcpy(tile + row * 2, block + s.scale, 2);
-    std::memcpy(tile + 2 * ROWS + row * 2, block + s.second, 2);
+    if (s.second) std::memcpy(tile + 2 * ROWS + row * 2, block + s.second, 2);
+}
+
+// Q4_K and Q5_K: 12 bytes of 6-bit scales and minima, fifth bits (Q5_K), codes. IQ4_XS: four bits of each scale, codes.
+void pack_k(Type t, int row, const uint8_t *block, uint8_t *tile) {
     for (size_t i = 4; i < source_of(t).bytes; i += CODES) put(tile + i / CODES * LINE, row, block + i);
 }
 
-// Q6_K: scales, 16 int8 scales, the low four bits, the high two bits. A step is four weights. Line z of the low bits
-// holds steps z and z + 32; line z of the high bits holds steps z, z + 16, z + 32 and z + 48.
+// Store `bits` of each code of a super-block, beginning at bit `from`. Line z holds steps z, z + n, z + 2 n ... for n
+// lines, from its low bits up.
+void put_bits(uint8_t *lines, int row, const uint8_t (&codes)[SUPER_BLOCK], int from, int bits) {
+    const int n = SUPER_BLOCK / CODES * bits / 8;
+    for (int z = 0; z < n; z++)
+        for (int c = 0; c < CODES; c++) {
+            uint8_t byte = 0;
+            for (int i = 0; i < 8 / bits; i++)
+                byte |= (codes[(z + i * n) * CODES + c] >> from & ((1 << bits) - 1)) << (i * bits);
+            lines[z * LINE + row * CODES + c] = byte;
+        }
+}
+
+// Q2_K: 16 bytes of 4-bit scales and minima, two bits of each code. Q3_K: 12 bytes of 6-bit scales, two bits and the
+// third bit of each code.
+void pack_q2_k_or_q3_k(Type t, int row, const uint8_t *block, uint8_t *tile) {
+    const bool three = t == Type::Q3_K;
+    const uint8_t *third = block, *twos = block + source_of(t).codes, *scales = three ? block + 96 : block;
+    const int n_scales = three ? 12 : 16;
+    for (int i = 0; i < n_scales; i += CODES) put(tile + LINE + i / CODES * LINE, row, scales + i);
+    uint8_t codes[SUPER_BLOCK];
+    for (int i = 0; i < SUPER_BLOCK; i++) {
+        const int half = i / 128, quarter = i / 32 % 4, at = i % 32;
+        codes[i] = twos[half * 32 + at] >> (2 * quarter) & 3;
+        if (three) codes[i] |= (third[at] >> (4 * half + quarter) & 1) << 2;
+    }
+    uint8_t *lines = tile + LINE + n_scales / CODES * LINE;
+    put_bits(lines, row, codes, 0, 2);
+    if (three) put_bits(lines + 16 * LINE, row, codes, 2, 1);
+}
+
+// Q6_K: 16 int8 scales, the low four bits and the high two bits of each code.
 void pack_q6_k(int row, const uint8_t *block, uint8_t *tile) {
     const uint8_t *low = block, *high = block + 128, *scales = block + 192;
-    std::memcpy(tile + row * 2, block + 208, 2);
     for (int i = 0; i < 16; i += CODES) put(tile + LINE + i / CODES * LINE, row, scales + i);
-    uint8_t code[SUPER_BLOCK];
-    for (int half = 0; half < 2; half++)
-        for (int i = 0; i < 32; i++) {
-            const uint8_t a = low[half * 64 + i], b = low[half * 64 + i + 32], h = high[half * 32 + i];
-            uint8_t *out = code + half * 128 + i;
-            out[0] = (a & 15) | (h & 3) << 4;
-            out[32] = (b & 15) | (h >> 2 & 3) << 4;
-            out[64] = a >> 4 | (h >> 4 & 3) << 4;
-            out[96] = b >> 4 | (h >> 6) << 4;
-        }
-    uint8_t *lows = tile + 5 * LINE, *highs = lows + 32 * LINE;
-    for (int z = 0; z < 32; z++)
-        for (int c = 0; c < CODES; c++)
-            lows[z * LINE + row * CODES + c] = (code[z * 4 + c] & 15) | (code[(z + 32) * 4 + c] & 15) << 4;
-    for (int z = 0; z < 16; z++)
-        for (int c = 0; c < CODES; c++) {
-            uint8_t bits = 0;
-            for (int quarter = 0; quarter < 4; quarter++)
-                bits |= (code[(z + quarter * 16) * 4 + c] >> 4) << (2 * quarter);
-            highs[z * LINE + row * CODES + c] = bits;
-        }
+    uint8_t codes[SUPER_BLOCK];
+    for (int i = 0; i < SUPER_BLOCK; i++) {
+        const int half = i / 128, quarter = i / 32 % 4, at = i % 32;
+        const uint8_t four = low[half * 64 + quarter % 2 * 32 + at] >> (quarter / 2 * 4) & 15;
+        codes[i] = four | (high[half * 32 + at] >> (2 * quarter) & 3) << 4;
+    }
+    put_bits(tile + 5 * LINE, row, codes, 0, 4);
+    put_bits(tile + 37 * LINE, row, codes, 4, 2);
+}
+
+void pack_super_block(Type t, int row, const uint8_t *block, uint8_t *tile) {
+    pack_scales(t, row, block, tile);
+    switch (t) {
+        case Type::Q2_K:
+        case Type::Q3_K: return pack_q2_k_or_q3_k(t, row, block, tile);
+        case Type::Q6_K: return pack_q6_k(row, block, tile);
+        default: return pack_k(t, row, block, tile);
+    }
 }
 
 }  // namespace
@@ -104,13 +141,11 @@ void pack(Type t, int64_t rows, int64_t k, const uint8_t *source, uint8_t *packe
             for (int64_t b = 0; b < blocks; b++) {
                 uint8_t *block = out + header + b * block_bytes(t);
                 const uint8_t *from = in + b * bytes;
-                if (t == Type::Q6_K) {
+                if (is_k_quant(t)) {
                     if (row == 0) std::memset(block, 0, LINE);
-                    pack_q6_k(row, from, block);
-                } else if (is_k_quant(t)) {
-                    pack_k(t, row, from, block);
+                    pack_super_block(t, row, from, block);
                 } else {
-                    uint8_t *scales = out + b * 2 * ROWS;
+                    uint8_t *scales = out + b * ROWS * (t == Type::MXFP4 ? 1 : 2);
                     pack_simple(t, row, from, scales, scales + header / 2, block);
                 }
             }

@@ -153,11 +153,16 @@ bool packed_type_of(ggml_type type, Type &packed) {
         case GGML_TYPE_Q4_0: packed = Type::Q4_0; return true;
         case GGML_TYPE_Q4_1: packed = Type::Q4_1; return true;
         case GGML_TYPE_Q5_0: packed = Type::Q5_0; return true;
+        case GGML_TYPE_Q5_1: packed = Type::Q5_1; return true;
         case GGML_TYPE_Q8_0: packed = Type::Q8_0; return true;
         case GGML_TYPE_IQ4_NL: packed = Type::IQ4_NL; return true;
+        case GGML_TYPE_MXFP4: packed = Type::MXFP4; return true;
+        case GGML_TYPE_Q2_K: packed = Type::Q2_K; return true;
+        case GGML_TYPE_Q3_K: packed = Type::Q3_K; return true;
         case GGML_TYPE_Q4_K: packed = Type::Q4_K; return true;
         case GGML_TYPE_Q5_K: packed = Type::Q5_K; return true;
         case GGML_TYPE_Q6_K: packed = Type::Q6_K; return true;
+        case GGML_TYPE_IQ4_XS: packed = Type::IQ4_XS; return true;
         default: return false;
     }
 }

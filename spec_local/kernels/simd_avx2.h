@@ -24,6 +24,8 @@ struct Simd {
     static Int words(const int8_t (&pattern)[16]) {
         return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)pattern));
     }
+    static Int load_words(const void *p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)); }
+    static Int minus_bytes(Int a, Int b) { return _mm256_sub_epi8(a, b); }
     static Int shuffle(Int table, Int indices) { return _mm256_shuffle_epi8(table, indices); }
     static Int right(Int v, int bits) { return _mm256_srli_epi16(v, bits); }
     static Int left(Int v, int bits) { return _mm256_slli_epi16(v, bits); }
@@ -33,6 +35,12 @@ struct Simd {
     template <class T>
     static void keep(T &value) {
         __asm__("" : "+x"(value));
+    }
+    // Number `part` of eight 6-bit numbers in each lane, of which four and two bits are given, less 32.
+    static Int six_bits(Int four, Int two, int part) {
+        const Int low = _mm256_and_si256(_mm256_srli_epi32(four, 4 * part), _mm256_set1_epi32(15));
+        const Int high = _mm256_and_si256(_mm256_srli_epi32(two, 2 * part), _mm256_set1_epi32(3));
+        return _mm256_sub_epi32(_mm256_or_si256(low, _mm256_slli_epi32(high, 4)), _mm256_set1_epi32(32));
     }
 #ifdef __AVXVNNI__
     static constexpr int zero_of_bytes = 128;
@@ -47,7 +55,9 @@ struct Simd {
     static Scaled no_parts() { return _mm256_setzero_ps(); }
     static Scale scale(Int v, int which) { return floats(byte(v, which)); }
     static Scale signed_scale(Int v, int which) { return floats(signed_byte(v, which)); }
+    static Scale six_bit_scale(Int four, Int two, int part) { return floats(six_bits(four, two, part)); }
     static Scaled add_scaled(Scaled total, Int sum, Scale scale) { return fma(floats(sum), scale, total); }
+    static Scaled add_scaled_wide(Scaled total, Int sum, Scale scale) { return add_scaled(total, sum, scale); }
     static Float floats(Float v) { return v; }
 #else
     // maddubs adds two products in 16 bits, which codes of 0 ... 255 would overflow: 8-bit codes stay signed.
@@ -80,6 +90,11 @@ struct Simd {
     static Scaled add_scaled(Scaled total, Int sum, Scale scale) {
         return _mm256_add_epi32(total, _mm256_madd_epi16(sum, scale));
     }
+    // Of sums in 32 bits, with a scale once in each lane.
+    static Scale six_bit_scale(Int four, Int two, int part) { return six_bits(four, two, part); }
+    static Scaled add_scaled_wide(Scaled total, Int sum, Scale scale) {
+        return _mm256_add_epi32(total, _mm256_mullo_epi32(sum, scale));
+    }
 #endif
     static Int dot_pairs(Int sum, Int a, const int32_t *x) {
         return _mm256_add_epi32(sum, _mm256_madd_epi16(a, broadcast(x)));
@@ -91,6 +106,12 @@ struct Simd {
     static Float none() { return _mm256_setzero_ps(); }
     static Float load_floats(const float *p) { return _mm256_loadu_ps(p); }
     static Float load_halves(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+    // 2^(byte - 128), half of what the scale byte of an MX format stands for. Below 2^-126, 0.
+    static Float half_powers(const uint8_t *bytes) {
+        const Int exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes));
+        const Int one = _mm256_set1_epi32(1);
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_sub_epi32(_mm256_max_epi32(exponents, one), one), 23));
+    }
     static void store(float *p, Float v) { _mm256_storeu_ps(p, v); }
     static Float times(Float a, Float b) { return _mm256_mul_ps(a, b); }
     static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }

@@ -26,6 +26,8 @@ struct Simd {
     static Int words(const int8_t (&pattern)[16]) {  // the same 16 bytes in each 128-bit lane
         return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)pattern));
     }
+    static Int load_words(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
+    static Int minus_bytes(Int a, Int b) { return _mm512_sub_epi8(a, b); }
     static Int shuffle(Int table, Int indices) { return _mm512_shuffle_epi8(table, indices); }
     // sum + the four products in each lane of unsigned weight codes and signed activation codes.
     static Int dot(Int sum, Int codes, const int32_t *x) { return _mm512_dpbusd_epi32(sum, codes, broadcast(x)); }
@@ -54,7 +56,14 @@ struct Simd {
     static Scaled no_parts() { return _mm512_setzero_ps(); }
     static Scale scale(Int v, int which) { return floats(byte(v, which)); }
     static Scale signed_scale(Int v, int which) { return floats(signed_byte(v, which)); }
+    // Number `part` of eight 6-bit numbers in each lane, of which four and two bits are given, less 32.
+    static Scale six_bit_scale(Int four, Int two, int part) {
+        const Int low = _mm512_and_si512(_mm512_srli_epi32(four, 4 * part), _mm512_set1_epi32(15));
+        const Int high = _mm512_and_si512(_mm512_srli_epi32(two, 2 * part), _mm512_set1_epi32(3));
+        return floats(_mm512_sub_epi32(_mm512_or_si512(low, _mm512_slli_epi32(high, 4)), _mm512_set1_epi32(32)));
+    }
     static Scaled add_scaled(Scaled total, Int sum, Scale scale) { return fma(floats(sum), scale, total); }
+    static Scaled add_scaled_wide(Scaled total, Int sum, Scale scale) { return add_scaled(total, sum, scale); }
 
     static Float floats(Float v) { return v; }
     static Float floats(Int v) { return _mm512_cvtepi32_ps(v); }
@@ -62,6 +71,12 @@ struct Simd {
     static Float none() { return _mm512_setzero_ps(); }
     static Float load_floats(const float *p) { return _mm512_loadu_ps(p); }
     static Float load_halves(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+    // 2^(byte - 128), half of what the scale byte of an MX format stands for. Below 2^-126, 0.
+    static Float half_powers(const uint8_t *bytes) {
+        const Int exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)bytes));
+        const Int one = _mm512_set1_epi32(1);
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_max_epi32(exponents, one), one), 23));
+    }
     static void store(float *p, Float v) { _mm512_storeu_ps(p, v); }
     static Float times(Float a, Float b) { return _mm512_mul_ps(a, b); }
     static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }

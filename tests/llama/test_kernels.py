@@ -20,13 +20,16 @@ from spec_local.llama.quantize import quantize
 from spec_local.llama.tiny import write_tiny_model
 from tests.unfiltered import unfiltered
 
-SIMPLE = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q8_0, Type.IQ4_NL)
-K_QUANTS = (Type.Q4_K, Type.Q5_K, Type.Q6_K)
+SIMPLE = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.IQ4_NL, Type.MXFP4)
+K_QUANTS = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS)
 PLAIN = (Type.F32, Type.F16)
 # Offsets of the half-precision numbers in a block, where random bits would be infinite or NaN.
 SCALES = {
-    **dict.fromkeys((Type.Q4_0, Type.Q5_0, Type.Q8_0, Type.IQ4_NL), (0,)),
-    **dict.fromkeys((Type.Q4_1, Type.Q4_K, Type.Q5_K), (0, 2)),
+    **dict.fromkeys((Type.Q4_0, Type.Q5_0, Type.Q8_0, Type.IQ4_NL, Type.IQ4_XS), (0,)),
+    **dict.fromkeys((Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K), (0, 2)),
+    Type.MXFP4: (),
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
     Type.Q6_K: (208,),
 }
 
@@ -83,6 +86,8 @@ def random_matrix(rng, kind, rows, k):
         return weights.view(np.uint8), weights.astype(np.float64)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows, k // block, size), np.uint8)
+    if kind == Type.MXFP4:  # its scales are powers of two
+        blocks[:, :, 0] = rng.integers(118, 132, blocks.shape[:2])
     for at in SCALES[kind]:
         scales = (rng.normal(size=blocks.shape[:2]) * 0.1).astype(np.float16)
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
