@@ -3,6 +3,8 @@
 // single copy of each function, compiled for an arbitrary instruction set, for all of them.
 #pragma once
 
+#include <utility>
+
 #include "layout.h"
 
 namespace specdec {
@@ -10,6 +12,17 @@ namespace {
 
 using Int = Simd::Int;
 using Float = Simd::Float;
+
+// Call `f` with the constants 0 ... n-1.
+template <class F, int... I>
+[[gnu::always_inline]] inline void unrolled(F f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>{}), ...);
+}
+
+template <int n, class F>
+[[gnu::always_inline]] inline void unrolled(F f) {
+    unrolled(f, std::make_integer_sequence<int, n>{});
+}
 
 // F<n>::run(arguments...) for n = 1 ... Most, which is 4, 8 or 12.
 template <int Most, template <int> class F, class... Arguments>

@@ -2,6 +2,8 @@
 //
 // A part is what shares a scale: 32 or 16 weights of each of 16 rows. Its codes are unpacked a few registers at a time,
 // and those are multiplied by one column after the other. What limits the number of columns is that each has a sum.
+//
+// The compiler must inline what unpacks codes: their number is a constant for it then, and they stay in registers.
 #pragma once
 
 #include "columns.h"
@@ -93,7 +95,7 @@ void quantize_as(const float *x, const Columns &columns, int column, int64_t fir
 // sum + the products of several registers of codes with one column. `x` is the column's first code; the next ones are n
 // int32 apart.
 template <bool Signed, int N, int Steps>
-Int add_products(Int sum, const Int (&codes)[Steps], const int32_t *x) {
+[[gnu::always_inline]] inline Int add_products(Int sum, const Int (&codes)[Steps], const int32_t *x) {
     for (int i = 0; i < Steps; i++) {
         sum = Signed ? Simd::dot_bytes(sum, codes[i], x + i * N) : Simd::dot(sum, codes[i], x + i * N);
         Simd::keep(sum);
@@ -115,7 +117,7 @@ void write_totals(const Total (&totals)[N], float *const *y, int rows) {
 // ---- simple types: blocks of 32 weights with one scale each ----
 
 // The values that the nibbles of IQ4_NL and IQ4_XS stand for, plus their zero point.
-inline Int iq4_values(Int nibbles) {
+[[gnu::always_inline]] inline Int iq4_values(Int nibbles) {
     constexpr int z = Simd::zero_of_bytes;
     static const int8_t values[16] = {int8_t(z - 127), int8_t(z - 104), int8_t(z - 83), int8_t(z - 65),
                                       int8_t(z - 49),  int8_t(z - 35),  int8_t(z - 22), int8_t(z - 10),
@@ -125,7 +127,7 @@ inline Int iq4_values(Int nibbles) {
 }
 
 // Twice the values that the nibbles of MXFP4 stand for, plus their zero point.
-inline Int mxfp4_values(Int nibbles) {
+[[gnu::always_inline]] inline Int mxfp4_values(Int nibbles) {
     constexpr int z = zero_point(Type::MXFP4);
     static const int8_t values[16] = {z, z + 1, z + 2, z + 3, z + 4, z + 6, z + 8, z + 12,
                                       z, z - 1, z - 2, z - 3, z - 4, z - 6, z - 8, z - 12};
@@ -134,7 +136,7 @@ inline Int mxfp4_values(Int nibbles) {
 
 // The codes of step i of a block, in one register: half a line or a line. A block has eight steps of four weights.
 template <Type T>
-Int codes_of(const uint8_t *block, int i) {
+[[gnu::always_inline]] inline Int codes_of(const uint8_t *block, int i) {
     if constexpr (T == Type::Q8_0) {
         const Int v = Simd::load(block + i * LINE);
         return Simd::zero_of_bytes ? v : v ^ Simd::bytes(0x80);
@@ -150,7 +152,7 @@ Int codes_of(const uint8_t *block, int i) {
 
 // The scales of half a tile's rows, of block b.
 template <Type T>
-Float simple_scales(const uint8_t *header, int64_t b, int h) {
+[[gnu::always_inline]] inline Float simple_scales(const uint8_t *header, int64_t b, int h) {
     if constexpr (T == Type::MXFP4) return Simd::half_powers(header + (b * HALVES + h) * Simd::lanes);
     return Simd::load_halves(header + (b * HALVES + h) * Simd::lanes * 2);
 }
@@ -170,13 +172,13 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
             forget_loads();
             Int sums[N];
             for (int j = 0; j < N; j++) sums[j] = zero_point(T) ? Simd::broadcast(starts + j) : Simd::zero();
-#pragma GCC unroll 8
-            for (int first = 0; first < steps; first += held) {
+            unrolled<steps / held>([&](auto piece) __attribute__((always_inline)) {
+                constexpr int first = piece * held;
                 if (first > 0) forget_loads();
                 Int codes[held];
                 for (int i = 0; i < held; i++) codes[i] = codes_of<T>(block + h * STEP, first + i);
                 for (int j = 0; j < N; j++) sums[j] = add_products<is_signed(T), N>(sums[j], codes, xq + first * N + j);
-            }
+            });
             const Float d = simple_scales<T>(tile, b, h);
             Float m = Simd::none();
             if constexpr (has_minimum(T)) m = simple_scales<T>(minima, b, h);
@@ -216,7 +218,7 @@ struct Lines {
 
 // The codes of step i of a group.
 template <Type T>
-Int super_codes(Lines lines, int group, int i) {
+[[gnu::always_inline]] inline Int super_codes(Lines lines, int group, int i) {
     const Int low = Simd::bytes(15);
     const int part = i / (part_length(T) / CODES);  // within the group
     if constexpr (T == Type::Q4_K || T == Type::Q5_K) {  // a line holds the codes of two parts
@@ -244,7 +246,7 @@ Int super_codes(Lines lines, int group, int i) {
 
 // The scales of a super-block's parts.
 template <Type T>
-void unpack_scales(Lines lines, Simd::Scale (&scales)[parts_per_block(T)]) {
+[[gnu::always_inline]] inline void unpack_scales(Lines lines, Simd::Scale (&scales)[parts_per_block(T)]) {
     const Int low = Simd::bytes(15), upper = Simd::bytes(0x30);
     if constexpr (T == Type::Q4_K || T == Type::Q5_K) {
         // Eight 6-bit scales and eight 6-bit minima fill 12 bytes. Bytes 0-3 hold the scales of parts 0-3, bytes 4-7
@@ -272,7 +274,7 @@ void unpack_scales(Lines lines, Simd::Scale (&scales)[parts_per_block(T)]) {
 
 // The minima of a super-block's parts, as pairs of 16-bit numbers in each lane.
 template <Type T>
-void unpack_minima(Lines lines, Int (&pairs)[sums_per_block(T)]) {
+[[gnu::always_inline]] inline void unpack_minima(Lines lines, Int (&pairs)[sums_per_block(T)]) {
     // Bytes 0 and 1, and bytes 2 and 3, of each lane.
     static const int8_t first_pair[16] = {0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1};
     static const int8_t second_pair[16] = {2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1};
@@ -310,21 +312,21 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
             for (int group = 0; group < 4; group++) {
                 for (int i = group * lines_per_block / 4 + h; i < (group + 1) * lines_per_block / 4; i += HALVES)
                     prefetch(tile + i * LINE);
-#pragma GCC unroll 16
-                for (int first = 0; first < 16; first += held) {
+                unrolled<16 / held>([&](auto piece) __attribute__((always_inline)) {
+                    constexpr int first = piece * held;
                     forget_loads();
                     const int step = step_of<T>(group, first), part = step / steps;
                     Int codes[held];
                     for (int i = 0; i < held; i++) codes[i] = super_codes<T>(lines, group, first + i);
-                    for (int j = 0; j < N; j++) {
+                    unrolled<N>([&](int j) __attribute__((always_inline)) {
                         Int sum = Simd::zero();
                         if (zero_point(T) && first % steps == 0) sum = Simd::broadcast(starts + part * N + j);
                         sum = add_products<is_signed(T), N>(sum, codes, xq + step * N + j);
                         scaled[j] = is_signed(T) ? Simd::add_scaled_wide(scaled[j], sum, scales[part])
                                                  : Simd::add_scaled(scaled[j], sum, scales[part]);
                         Simd::keep(scaled[j]);
-                    }
-                }
+                    });
+                });
             }
             forget_loads();
             const Float d = Simd::load_halves(lines.pairs(0));
