@@ -7,8 +7,8 @@
 namespace specdec {
 namespace {
 
-// Products with more columns than this are left to ggml's tinyBLAS, which is then as fast (measured: 16).
-constexpr int64_t MOST_FLOAT_COLUMNS = 8;
+// Products with more columns than this are left to ggml's tinyBLAS. Calls of up to 64 tokens verify drafts.
+constexpr int64_t MOST_FLOAT_COLUMNS = 64;
 
 bool is_float_weights(const ggml_tensor *op) {
     FloatType type;
@@ -60,7 +60,8 @@ bool float_type(ggml_type from, FloatType &type) {
     switch (from) {
         case GGML_TYPE_F32: type = FloatType::F32; return true;
         case GGML_TYPE_F16: type = FloatType::F16; return true;
-        default: return false;  // BF16: tinyBLAS has an instruction for it and is faster
+        case GGML_TYPE_BF16: type = FloatType::BF16; return true;
+        default: return false;
     }
 }
 

@@ -96,7 +96,7 @@ inline Columns columns_at(void *memory, Type t, int64_t k, int n) {
     return {n, codes, scales, starts, starts + blocks * parts_per_block(t) * n};
 }
 
-enum class FloatType { F32, F16 };
+enum class FloatType { F32, F16, BF16 };
 
 // Number of floats that n columns of length k occupy in the layout that `multiply_floats` reads.
 static constexpr size_t packed_floats(int64_t k, int64_t n) { return rounded_up(k) * n; }

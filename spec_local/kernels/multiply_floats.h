@@ -1,4 +1,7 @@
 // Floating-point weights: a few rows, read in place, times a few columns.
+//
+// The sum of a product has one accumulator per lane, for stretches of CHUNK weights that are added up in order. It does
+// not depend on which rows and columns are computed together.
 #pragma once
 
 #include "columns.h"
@@ -6,86 +9,101 @@
 namespace specdec {
 namespace {
 
-// Prefetch distance of floating-point weights, into the second-level cache because the columns fill the first (a sixth
-// faster at four tokens).
-constexpr size_t FLOATS_AHEAD = 6 * 1024;
+// Rows that share each load of columns, and columns that share each load of rows. Their products, and what is loaded,
+// fill the 16 registers of AVX2: seven loads for twelve products.
+constexpr int FLOAT_ROWS = Simd::lanes == 16 ? 4 : 3;
+constexpr int FLOAT_COLUMNS = 4;
+
+// Weights of a row that are multiplied by all columns before the next ones: 8 columns fill a first-level cache of 32 kB.
+constexpr int64_t CHUNK = 1024;
+
+template <FloatType T>
+constexpr int float_bytes = T == FloatType::F32 ? 4 : 2;
 
 template <FloatType T>
 Float load_weights(const uint8_t *p) {
     if constexpr (T == FloatType::F32) return Simd::load_floats((const float *)p);
+    if constexpr (T == FloatType::BF16) return Simd::load_bfloats(p);
     return Simd::load_halves(p);
 }
 
-// Number of rows that share each load of a column, and of columns that share each load of a row. With two accumulators
-// per product, they fill the registers.
-constexpr int FLOAT_ROWS = Simd::lanes == 16 ? 2 : 1;
-constexpr int FLOAT_COLUMNS = 4;
-
-// Multiply R rows by N columns in the layout of `pack_floats`. The two accumulators of a product are summed in the same
-// order for every R and N. With only one, a single product would be limited by the latency of the addition.
+// Multiply the next `lanes` weights of R rows by those of N columns.
 template <FloatType T, int R, int N>
-void multiply_rows(int64_t k, const uint8_t *w, size_t row_bytes, const float *x, float *const *y, int row) {
-    constexpr int lanes = Simd::lanes, bytes = lanes * (T == FloatType::F32 ? 4 : 2);
-    Float sums[2][R][N];
-    for (int r = 0; r < R; r++)
-        for (int j = 0; j < N; j++) sums[0][r][j] = sums[1][r][j] = Simd::none();
-    const auto add = [&x](Float (&sums)[R][N], const Float (&v)[R]) {
-        for (int j = 0; j < N; j++) {
-            const Float c = Simd::load_floats(x + j * lanes);
-            for (int r = 0; r < R; r++) sums[r][j] = Simd::fma(v[r], c, sums[r][j]);
-        }
-        x += N * lanes;
-    };
-    const auto load = [&w, row_bytes](Float (&v)[R]) {
-        for (int r = 0; r < R; r++) v[r] = load_weights<T>(w + r * row_bytes);
-        w += bytes;
-    };
+[[gnu::always_inline]] inline void add_floats(Float (&sums)[R][N], const uint8_t *w, size_t row_bytes, const float *x) {
     Float v[R];
-    int64_t left = k;
-    for (; left >= 2 * lanes; left -= 2 * lanes) {
-        for (int r = 0; r < R; r++) _mm_prefetch((const char *)w + r * row_bytes + FLOATS_AHEAD, _MM_HINT_T1);
-        load(v), add(sums[0], v);
-        load(v), add(sums[1], v);
+    for (int r = 0; r < R; r++) v[r] = load_weights<T>(w + r * row_bytes);
+    for (int j = 0; j < N; j++) {
+        const Float c = Simd::load_floats(x + j * Simd::lanes);
+        for (int r = 0; r < R; r++) sums[r][j] = Simd::fma(v[r], c, sums[r][j]);
     }
-    if (left >= lanes) load(v), add(sums[0], v), left -= lanes;
-    if (left > 0) {  // the remainder, padded with zeros
-        for (int r = 0; r < R; r++) {
-            alignas(LINE) uint8_t rest[bytes] = {};
-            __builtin_memcpy(rest, w + r * row_bytes, left * (bytes / lanes));
-            v[r] = load_weights<T>(rest);
-        }
-        add(sums[1], v);
-    }
+}
+
+// Multiply a chunk of R rows by N columns in the layout of `pack_floats`, and add the products to `y` unless they are the
+// first. `next` is where the weights of the next rows begin, which are prefetched: into the second-level cache, because
+// the columns fill the first.
+template <FloatType T, int R, int N>
+void multiply_chunk(int64_t k, const uint8_t *w, size_t row_bytes, const uint8_t *next, const float *x, float *const *y,
+                    int row, bool first) {
+    constexpr int lanes = Simd::lanes, bytes = lanes * float_bytes<T>, steps = LINE / bytes;
+    Float sums[R][N];
     for (int r = 0; r < R; r++)
-        for (int j = 0; j < N; j++)
-            y[j][row + r] = Simd::total(Simd::fma(sums[0][r][j], Simd::all(1.f), sums[1][r][j]));
+        for (int j = 0; j < N; j++) sums[r][j] = Simd::none();
+    int64_t left = k / lanes;
+    for (; left >= steps; left -= steps, w += LINE, next += LINE, x += steps * N * lanes) {
+        for (int r = 0; r < R; r++) _mm_prefetch((const char *)next + r * row_bytes, _MM_HINT_T1);
+        for (int s = 0; s < steps; s++) add_floats<T, R, N>(sums, w + s * bytes, row_bytes, x + s * N * lanes);
+    }
+    for (; left > 0; left--, w += bytes, x += N * lanes) add_floats<T, R, N>(sums, w, row_bytes, x);
+    if (k % lanes > 0) {  // the remainder, padded with zeros
+        alignas(LINE) uint8_t rest[R][LINE] = {};
+        for (int r = 0; r < R; r++) __builtin_memcpy(rest[r], w + r * row_bytes, k % lanes * float_bytes<T>);
+        add_floats<T, R, N>(sums, rest[0], LINE, x);
+    }
+    for (int j = 0; j < N; j++)
+        for (int r = 0; r < R; r++) {
+            float &to = y[j][row + r];
+            to = (first ? 0.f : to) + Simd::total(sums[r][j]);
+        }
 }
 
 template <int N>
-struct MultiplyRows {
-    static void run(FloatType t, int rows, int64_t k, const uint8_t *w, size_t row_bytes, const float *x,
-                    float *const *y, int row) {
-        rows == 1 ? of<1>(t, k, w, row_bytes, x, y, row) : of<FLOAT_ROWS>(t, k, w, row_bytes, x, y, row);
+struct MultiplyChunk {
+    template <class... Arguments>
+    static void run(FloatType t, int rows, Arguments... arguments) {
+        rows == 1 ? of<1>(t, arguments...) : of<FLOAT_ROWS>(t, arguments...);
     }
 
-    template <int R>
-    static void of(FloatType t, int64_t k, const uint8_t *w, size_t row_bytes, const float *x, float *const *y, int row) {
+    template <int R, class... Arguments>
+    static void of(FloatType t, Arguments... arguments) {
         switch (t) {
-            case FloatType::F32: return multiply_rows<FloatType::F32, R, N>(k, w, row_bytes, x, y, row);
-            case FloatType::F16: return multiply_rows<FloatType::F16, R, N>(k, w, row_bytes, x, y, row);
+            case FloatType::F32: return multiply_chunk<FloatType::F32, R, N>(arguments...);
+            case FloatType::F16: return multiply_chunk<FloatType::F16, R, N>(arguments...);
+            case FloatType::BF16: return multiply_chunk<FloatType::BF16, R, N>(arguments...);
         }
     }
 };
 
-// Columns are stored in groups of FLOAT_COLUMNS. A group holds the first `lanes` floats of all its columns, then the
-// next `lanes` floats of all, and so on.
+// Columns are stored in groups of nearly equal size, at most FLOAT_COLUMNS. A group holds the first `lanes` floats of
+// all its columns, then the next `lanes` floats of all, and so on.
+struct FloatGroup {
+    int first, width;  // its columns
+};
+
+inline int float_groups(int n) { return (n + FLOAT_COLUMNS - 1) / FLOAT_COLUMNS; }
+
+inline FloatGroup float_group(int n, int i) {
+    const int count = float_groups(n), first = i * n / count;
+    return {first, (i + 1) * n / count - first};
+}
+
 void pack_floats(int64_t k, const float *x, int column, int n, float *packed) {
     constexpr int lanes = Simd::lanes;
     const int64_t steps = (k + lanes - 1) / lanes;
-    const int group = column / FLOAT_COLUMNS * FLOAT_COLUMNS;
-    const int width = n - group < FLOAT_COLUMNS ? n - group : FLOAT_COLUMNS;
-    float *out = packed + (group * steps + column - group) * lanes;
-    for (int64_t i = 0; i < k / lanes; i++, out += width * lanes) Simd::store(out, Simd::load_floats(x + i * lanes));
+    int i = column * float_groups(n) / n;
+    if (float_group(n, i).first + float_group(n, i).width <= column) i++;
+    const FloatGroup group = float_group(n, i);
+    float *out = packed + (group.first * steps + column - group.first) * lanes;
+    for (int64_t i = 0; i < k / lanes; i++, out += group.width * lanes) Simd::store(out, Simd::load_floats(x + i * lanes));
     if (k % lanes)
         for (int l = 0; l < lanes; l++) out[l] = l < k % lanes ? x[k / lanes * lanes + l] : 0.f;
 }
@@ -93,14 +111,25 @@ void pack_floats(int64_t k, const float *x, int column, int n, float *packed) {
 void multiply_floats(FloatType t, int64_t k, const uint8_t *w, size_t row_bytes, int rows, const float *packed, int n,
                      float *const *y) {
     const int64_t padded = (k + Simd::lanes - 1) / Simd::lanes * Simd::lanes;
-    for (int row = 0; row < rows;) {
-        // With a single column, one stream of reads is fastest.
-        const int some = n > 1 && rows - row >= FLOAT_ROWS ? FLOAT_ROWS : 1;
-        for (int j = 0; j < n; j += FLOAT_COLUMNS)
-            with_columns<FLOAT_COLUMNS, MultiplyRows>(n - j < FLOAT_COLUMNS ? n - j : FLOAT_COLUMNS, t, some, k, w + row * row_bytes,
-                                       row_bytes, packed + j * padded, y + j, row);
-        row += some;
-    }
+    const size_t bytes = t == FloatType::F32 ? 4 : 2;
+    const int groups = float_groups(n);
+    const auto multiply = [=](int row, int some, int64_t at) {
+        const uint8_t *from = w + row * row_bytes + at * bytes, *next = from + FLOAT_ROWS * row_bytes;
+        const int64_t length = k - at < CHUNK ? k - at : CHUNK;
+        for (int i = 0; i < groups; i++) {
+            const FloatGroup g = float_group(n, i);
+            const float *x = packed + g.first * padded + at * g.width;
+            with_columns<FLOAT_COLUMNS, MultiplyChunk>(g.width, t, some, length, from, row_bytes, next, x, y + g.first, row,
+                                                       at == 0);
+        }
+    };
+    // With one group, rows are read sequentially. With more, a chunk of all columns stays in the cache.
+    const int64_t stretch = groups == 1 ? k : CHUNK;
+    for (int64_t begin = 0; begin < k; begin += stretch)
+        for (int row = 0, some; row < rows; row += some) {
+            some = rows - row >= FLOAT_ROWS ? FLOAT_ROWS : 1;
+            for (int64_t at = begin; at < k && at < begin + stretch; at += CHUNK) multiply(row, some, at);
+        }
 }
 
 }  // namespace

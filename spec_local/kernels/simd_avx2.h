@@ -106,6 +106,9 @@ struct Simd {
     static Float none() { return _mm256_setzero_ps(); }
     static Float load_floats(const float *p) { return _mm256_loadu_ps(p); }
     static Float load_halves(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+    static Float load_bfloats(const void *p) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+    }
     // 2^(byte - 128), half of what the scale byte of an MX format stands for. Below 2^-126, 0.
     static Float half_powers(const uint8_t *bytes) {
         const Int exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes));

@@ -22,7 +22,7 @@ from tests.unfiltered import unfiltered
 
 SIMPLE = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.IQ4_NL, Type.MXFP4)
 K_QUANTS = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS)
-PLAIN = (Type.F32, Type.F16)
+PLAIN = (Type.F32, Type.F16, Type.BF16)
 # Offsets of the half-precision numbers in a block, where random bits would be infinite or NaN.
 SCALES = {
     **dict.fromkeys((Type.Q4_0, Type.Q5_0, Type.Q8_0, Type.IQ4_NL, Type.IQ4_XS), (0,)),
@@ -82,7 +82,10 @@ def multiply():
 def random_matrix(rng, kind, rows, k):
     """Return a matrix with random codes, and its weights in float64."""
     if kind in PLAIN:
-        weights = rng.normal(size=(rows, k)).astype(np.float32 if kind == Type.F32 else np.float16)
+        weights = rng.normal(size=(rows, k)).astype(np.float16 if kind == Type.F16 else np.float32)
+        if kind == Type.BF16:  # the upper half of a float32
+            weights = (weights.view(np.uint32) >> 16).astype(np.uint16)
+            return weights.view(np.uint8), (weights.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         return weights.view(np.uint8), weights.astype(np.float64)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows, k // block, size), np.uint8)
@@ -121,7 +124,7 @@ def test_random_matrices(multiply, instruction_sets, kind):
     step = 256 if kind in K_QUANTS else 1 if kind in PLAIN else 32
     for i in range(200):
         rows, n = int(rng.integers(1, 52)), int(rng.integers(1, 18))
-        k = step * int(rng.integers(1, 100 if kind in PLAIN else 5))
+        k = step * int(rng.integers(1, (3000 if i % 10 == 1 else 100) if kind in PLAIN else 5))
         matrix, weights = random_matrix(rng, kind, rows, k)
         x = (rng.normal(size=(n, k)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
         if i % 10 == 0:
