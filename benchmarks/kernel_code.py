@@ -250,13 +250,21 @@ def _kernels(path: Path, addresses: list[int], enumerators: dict[str, list[str]]
     output = subprocess.run(
         ["addr2line", "-afiC", "-e", str(path)], input=text, capture_output=True, text=True, check=True
     ).stdout
-    # After each address, a line with a function and one with its place in the sources, innermost first.
-    chains = [chain.splitlines()[1::2] for chain in re.split(r"^0x", output, flags=re.MULTILINE)[1:]]
-    return [_kernel([_short(name, enumerators) for name in chain if _is_ours(name)]) for chain in chains]
+    names = []
+    for chain in re.split(r"^0x", output, flags=re.MULTILINE)[1:]:
+        lines = chain.splitlines()[1:]  # a line with a function and one with its place in the sources
+        places = zip(lines[::2], lines[1::2], strict=True)
+        names.append(
+            _kernel([_short(name, enumerators) for name, place in places if _is_kernel(name, place)])
+        )
+    return names
 
 
-def _is_ours(function: str) -> bool:
-    return "specdec::" in function and "Simd::" not in function and "lambda" not in function
+def _is_kernel(function: str, place: str) -> bool:
+    """Whether a function is in one of the kernels' own headers, and not an intrinsic."""
+    file = Path(place.partition(":")[0]).name
+    ours = file.endswith(".h") and (build.SOURCES / file).exists() and not file.startswith("simd_")
+    return ours and "lambda" not in function and "operator()" not in function
 
 
 def _kernel(chain: list[str]) -> str:
