@@ -1,23 +1,41 @@
 """Measure the time of calls of n tokens with and without this project's CPU kernels.
 
     python benchmarks/kernels.py MODEL.gguf … [--sizes 1,2,4,8,16] [--context 0] [--rounds 9]
+        [--instruction-set avx2]
 
 Each model is loaded twice, and calls with and without the kernels alternate in one process. Times are
 medians; the speed-up has a 95 % confidence interval. `context` tokens of a real text precede the timed
 tokens.
+
+`--instruction-set` uses kernels of a lesser set than the processor has, so that a server with AVX-512 can
+stand for a laptop. llama.cpp uses what it was compiled for: compile it for the same set in another
+environment, and run the benchmark there; otherwise the output warns. For AVX2:
+
+    CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON \\
+        -DGGML_BMI2=ON" pip install --no-cache-dir --force-reinstall --no-deps llama-cpp-python
+
+For AVX-VNNI, add -DGGML_AVX_VNNI=ON; for AVX-512, also -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON.
 """
 
+import os
 import time
 from pathlib import Path
 
 from common import interval, machine, note, numbers, parser, ratio, table
 
 from spec_local import kernels
+from spec_local.llama import runtime
 from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
 from spec_local.machine import default_threads
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
+# Names of the instruction sets, and the features beyond them, as in llama.cpp's system information.
+_SETS = {
+    "avx2": ("avx2", ("AVX_VNNI", "AVX512", "AMX_INT8")),
+    "avxvnni": ("avx_vnni", ("AVX512", "AMX_INT8")),
+    "avx512": ("avx512_vnni", ("AMX_INT8",)),
+}
 _LOGITS = 16  # maximum number of rows of logits; those of a prompt are not needed
 
 
@@ -28,7 +46,10 @@ def main() -> None:
     arguments.add_argument("--context", type=int, default=0, help="tokens before those that are timed")
     arguments.add_argument("--rounds", type=int, default=9)
     arguments.add_argument("--threads", type=int, default=default_threads())
+    arguments.add_argument("--instruction-set", choices=_SETS)
     options = arguments.parse_args()
+    if options.instruction_set:
+        force(options.instruction_set)
     for path in options.models:
         contexts: dict[kernels.Mode, Context] = {}
         for mode in kernels.MODES:  # kernels that are off when llama.cpp is loaded stay off
@@ -49,6 +70,20 @@ def main() -> None:
             context.close()
             context.model.close()
     print(machine())
+
+
+def force(instruction_set: str) -> None:
+    """Use the kernels of an instruction set; warn if llama.cpp uses more.
+
+    Raises:
+        SystemExit: the kernels of that set cannot be used.
+    """
+    name, beyond = _SETS[instruction_set]
+    os.environ[kernels.INSTRUCTION_SET] = name
+    if not kernels.status().instruction_set:
+        raise SystemExit(f"kernels {kernels.status()}")
+    if more := [feature for feature in runtime.features() if feature in beyond]:
+        print(f"not the same instruction set: llama.cpp uses {', '.join(more)}, too (see kernels.py)")
 
 
 def measure(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from spec_local import kernels
 from spec_local.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ def _set_variable(option: Any) -> str:
 
 def unknown_variables(root: TyperGroup) -> list[str]:
     """Return a warning for each SPECDEC_* variable that sets no option."""
-    known = {variable(key) for _, command in runnable(root) for key in keys(command)} | {FILE_VARIABLE}
+    known = {variable(key) for _, command in runnable(root) for key in keys(command)}
+    known |= {FILE_VARIABLE, kernels.INSTRUCTION_SET}
     unknown = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
     return [f"{name} is not an option and is ignored{nearest(name, known)}" for name in unknown]
 

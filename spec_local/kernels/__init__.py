@@ -18,6 +18,8 @@ Mode = Literal["auto", "off"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 VARIABLE = "SPECDEC_KERNELS"
 """The environment variable that holds the mode; child processes inherit it."""
+INSTRUCTION_SET = "SPECDEC_INSTRUCTION_SET"
+"""The environment variable that names the instruction set to use, for measurements; else the best one."""
 
 _OFF = "--kernels off"
 _FIX = "run specdec doctor --fix"
@@ -138,6 +140,13 @@ def _look() -> tuple[Status, Path | None]:
     if library is None:
         what = "built for another version of specdec or llama.cpp" if build.outdated() else "not built"
         return Status(None, f"{what}: {_FIX}"), None
+    if forced := os.environ.get(INSTRUCTION_SET):
+        if forced not in build.INSTRUCTION_SETS:
+            return Status(None, f"{INSTRUCTION_SET} is none of {', '.join(build.INSTRUCTION_SETS)}"), None
+        reason = check.failure(library, forced)
+        return Status(
+            None if reason else forced, reason and f"the self-test failed with {forced}: {reason}"
+        ), library
     record = check.verdict(library)
     if record.instruction_set is None:
         tests = "; ".join(f"{name}: {result}" for name, result in record.self_tests.items())

@@ -110,13 +110,19 @@ def _name() -> str:
     return f"{_PREFIX}{digest()}{SUFFIX}"
 
 
+def compile_command(compiler: Sequence[str], headers: Path, source: Path, to: Path) -> list[str]:
+    """Return the command that compiles a source file to an object file."""
+    flags = [*_FLAGS, *_EXTRA_FLAGS.get(source.name, ()), f"-I{headers}"]
+    return [*compiler, *flags, "-c", str(source), "-o", str(to)]
+
+
 def _compile(compiler: Sequence[str], headers: Path, library: Path) -> str | None:
     """Compile all sources in parallel and link them. Returns None on success, otherwise the reason."""
     work = library.parent
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = [str(work / f"{source.stem}.o") for source in sources]
     commands = [
-        [*compiler, *_FLAGS, *_EXTRA_FLAGS.get(source.name, ()), f"-I{headers}", "-c", str(source), "-o", o]
+        compile_command(compiler, headers, source, Path(o))
         for source, o in zip(sources, objects, strict=True)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -71,6 +71,7 @@ def new_process(monkeypatch):
 
     def reset():
         monkeypatch.setenv(kernels.VARIABLE, "auto")
+        monkeypatch.delenv(kernels.INSTRUCTION_SET, raising=False)
         monkeypatch.setattr(kernels, "_state", kernels._State())
 
     return reset
@@ -128,6 +129,22 @@ def test_only_reported_instruction_sets_are_tested(library, processor, tested, n
     assert tested == ["avx2", "avx512_vnni", "avx512_vnni"]
     processor({"sse4_2"})
     assert "lacks AVX2" in kernels.status().reason
+
+
+@needs_compiler
+def test_an_instruction_set_can_be_forced(library, monkeypatch, new_process):
+    """It is tested, too, and nothing is recorded."""
+    monkeypatch.setenv(kernels.INSTRUCTION_SET, "avx2")
+    assert kernels.status() == kernels.Status("avx2")
+    assert kernels.identity().startswith("avx2:")
+    assert not library.with_suffix(".json").exists()
+    new_process()
+    monkeypatch.setenv(kernels.INSTRUCTION_SET, "avx2")
+    monkeypatch.setenv("FAKE_avx2", "crash")
+    assert kernels.status() == kernels.Status(None, "the self-test failed with avx2: SIGILL")
+    new_process()
+    monkeypatch.setenv(kernels.INSTRUCTION_SET, "sse4")
+    assert kernels.status().reason == "SPECDEC_INSTRUCTION_SET is none of avx512_vnni, avx_vnni, avx2"
 
 
 @needs_compiler
