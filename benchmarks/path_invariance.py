@@ -1,6 +1,7 @@
 """Measure how much a token's output distribution depends on what shares the cache with its path.
 
-    python benchmarks/path_invariance.py MODEL.gguf … [--steps 500] [--rows 1,8] [--kernels auto|off] [--threads N]
+    python benchmarks/path_invariance.py MODEL.gguf … [--steps 500] [--rows 1,8]
+        [--kernels auto|off] [--threads N]
 
 Rows evaluate random trees in shared calls, commit random paths and drop tokens at random. Each path is also
 evaluated alone, as a chain, in a context of its own. The result is the largest difference of a log

@@ -121,10 +121,18 @@ struct Progress {
     }
 };
 
-// Multiply Q queries by PRODUCT_KEYS keys.
+// With at most this many queries, halves are converted where they are used. With more, once for all of them.
+constexpr int FEW_QUERIES = 6;
+
+inline Float load_row(const float *p) { return Simd::load_floats(p); }
+inline Float load_row(const uint16_t *p) { return Simd::load_halves(p); }
+
+// Multiply Q queries by PRODUCT_KEYS keys, which are floats or halves.
 template <int Q>
 struct MultiplyKeys {
-    SPECDEC_ALONE static void run(int64_t length, const float *keys, const float *const *queries, float *const *products) {
+    template <class Element>
+    SPECDEC_ALONE static void run(int64_t length, const Element *const *keys, const float *const *queries,
+                                  float *const *products) {
         Float sums[Q][PRODUCT_KEYS];
         SPECDEC_UNROLLED for (int q = 0; q < Q; q++)
             SPECDEC_UNROLLED for (int k = 0; k < PRODUCT_KEYS; k++) sums[q][k] = Simd::none();
@@ -132,7 +140,7 @@ struct MultiplyKeys {
             Float x[Q];
             SPECDEC_UNROLLED for (int q = 0; q < Q; q++) x[q] = Simd::load_floats(queries[q] + i);
             SPECDEC_UNROLLED for (int k = 0; k < PRODUCT_KEYS; k++) {
-                const Float key = Simd::load_floats(keys + k * length + i);
+                const Float key = load_row(keys[k] + i);
                 SPECDEC_UNROLLED for (int q = 0; q < Q; q++) sums[q][k] = Simd::fma(x[q], key, sums[q][k]);
             }
         }
@@ -141,12 +149,15 @@ struct MultiplyKeys {
 };
 
 inline void prefetch(const uint8_t *row, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += LINE) _mm_prefetch((const char *)row + i, _MM_HINT_T0);
+    for (size_t i = 0; i < bytes; i += LINE) _mm_prefetch((const char *)row + i, _MM_HINT_T1);
 }
 
 template <CacheType T>
 void multiply_keys(const Attention &a, const Group &group, Progress &p) {
+    const bool direct = T == CacheType::F16 && group.n <= FEW_QUERIES && a.length == p.length;
     for (int first = 0; first < group.n_keys; first += PRODUCT_KEYS) {
+        const float *floats[PRODUCT_KEYS];
+        const uint16_t *halves[PRODUCT_KEYS];
         for (int k = 0; k < PRODUCT_KEYS; k++) {
             const int key = first + k < group.n_keys ? first + k : group.n_keys - 1;
             const uint8_t *row = group.keys[key];
@@ -154,6 +165,8 @@ void multiply_keys(const Attention &a, const Group &group, Progress &p) {
             prefetch(row + KEY_BLOCK * a.key_bytes, row_bytes(T, a.length));
             prefetch(group.values[key], row_bytes(a.value_type, a.value_length));
             float *out = p.keys + k * p.length;
+            floats[k] = out, halves[k] = (const uint16_t *)row;
+            if (direct) continue;
             for (int64_t i = 0, length = a.length; i < length; i += Simd::lanes)
                 Simd::store(out + i, load_cached<T>(row, i, length));
         }
@@ -165,7 +178,8 @@ void multiply_keys(const Attention &a, const Group &group, Progress &p) {
                 queries[q] = p.queries + group.queries[i + q] * p.length;
                 products[q] = p.products + (i + q) * KEY_BLOCK + first;
             }
-            with_queries<PRODUCT_QUERIES, MultiplyKeys>(n, p.length, (const float *)p.keys, queries, products);
+            if (direct) with_queries<PRODUCT_QUERIES, MultiplyKeys>(n, p.length, halves, queries, products);
+            else with_queries<PRODUCT_QUERIES, MultiplyKeys>(n, p.length, floats, queries, products);
         }
     }
 }
@@ -221,16 +235,37 @@ void soften_all(const Attention &a, const Group &group, int64_t first_key, Progr
     }
 }
 
-// Add the weighted values of n keys to the results of Q queries, in a slice of `lanes` columns.
+// A slice of `lanes` columns of all values, as doubles.
+struct Slice {
+    const double *values;
+    void load(int key, Double &low, Double &high) const {
+        low = Simd::load_doubles(values + key * Simd::lanes);
+        high = Simd::load_doubles(values + key * Simd::lanes + Simd::lanes / 2);
+    }
+};
+
+// The same in half precision, in the rows of the cache.
+struct HalfSlice {
+    const uint8_t *const *rows;
+    int64_t from;
+    void load(int key, Double &low, Double &high) const {
+        const Float v = Simd::load_halves((const uint16_t *)rows[key] + from);
+        low = Simd::low_doubles(v), high = Simd::high_doubles(v);
+    }
+};
+
+// Add the weighted values of n keys to the results of Q queries.
 template <int Q>
 struct AddValues {
-    SPECDEC_ALONE static void run(const double *values, int n_keys, const double *weights, double *const *results) {
+    template <class Values>
+    SPECDEC_ALONE static void run(Values values, int n_keys, const double *weights, double *const *results) {
         constexpr int half = Simd::lanes / 2;
         Double sums[Q][2];
         SPECDEC_UNROLLED for (int q = 0; q < Q; q++)
             SPECDEC_UNROLLED for (int c = 0; c < 2; c++) sums[q][c] = Simd::load_doubles(results[q] + c * half);
-        for (int i = 0; i < n_keys; i++, values += 2 * half) {
-            const Double low = Simd::load_doubles(values), high = Simd::load_doubles(values + half);
+        for (int i = 0; i < n_keys; i++) {
+            Double low, high;
+            values.load(i, low, high);
             SPECDEC_UNROLLED for (int q = 0; q < Q; q++) {
                 const Double weight = Simd::all(weights[q * KEY_BLOCK + i]);
                 sums[q][0] = Simd::fma(weight, low, sums[q][0]), sums[q][1] = Simd::fma(weight, high, sums[q][1]);
@@ -244,31 +279,41 @@ struct AddValues {
 // As `AddValues`, for a slice with infinite or NaN values, which must not reach queries from which they are masked.
 void add_careful(const double *values, int n_keys, const double *weights, double *result) {
     for (int i = 0; i < n_keys; i++)
-        if (weights[i] != 0.) AddValues<1>::run(values + i * Simd::lanes, 1, weights + i, &result);
+        if (weights[i] != 0.) AddValues<1>::run(Slice{values + i * Simd::lanes}, 1, weights + i, &result);
+}
+
+// Convert a slice of the values of a group. Returns whether all of them are finite.
+template <CacheType T>
+bool convert(const Group &group, int64_t from, int64_t length, double *slice) {
+    Float zero = Simd::none();  // NaN if a value is not finite
+    for (int i = 0; i < group.n_keys; i++) {
+        const Float v = load_cached<T>(group.values[i], from, length);
+        zero = Simd::fma(v, Simd::none(), zero);
+        Simd::store(slice + i * Simd::lanes, Simd::low_doubles(v));
+        Simd::store(slice + i * Simd::lanes + Simd::lanes / 2, Simd::high_doubles(v));
+    }
+    return Simd::total(zero) == 0.f;
 }
 
 template <CacheType T>
 void add_values(const Attention &a, const Group &group, Progress &p) {
-    const int n_keys = group.n_keys;
-    const int64_t length = a.value_length;
     const int n_parts = (group.n + VALUE_QUERIES - 1) / VALUE_QUERIES, part = (group.n + n_parts - 1) / n_parts;
+    // If no query has a masked key, no value must be kept from one.
+    bool direct = T == CacheType::F16 && group.n <= FEW_QUERIES && a.value_length == p.value_length;
+    for (int i = 0; i < group.n; i++) direct &= group.all[i];
     for (int64_t from = 0; from < p.value_length; from += Simd::lanes) {
-        Float zero = Simd::none();  // NaN if a value is not finite
-        double *slice = p.values;
-        for (int i = 0; i < n_keys; i++) {
-            const Float v = load_cached<T>(group.values[i], from, length);
-            zero = Simd::fma(v, Simd::none(), zero);
-            Simd::store(slice + i * Simd::lanes, Simd::low_doubles(v));
-            Simd::store(slice + i * Simd::lanes + Simd::lanes / 2, Simd::high_doubles(v));
-        }
-        const bool finite = Simd::total(zero) == 0.f;
+        const bool finite = direct || convert<T>(group, from, a.value_length, p.values);
         for (int i = 0; i < group.n; i += part) {
             const int n = group.n - i < part ? group.n - i : part;
             double *results[VALUE_QUERIES];
             for (int q = 0; q < n; q++) results[q] = p.results + group.queries[i + q] * p.value_length + from;
             const double *weights = p.weights + i * KEY_BLOCK;
-            if (finite) with_queries<VALUE_QUERIES, AddValues>(n, (const double *)slice, n_keys, weights, results);
-            else for (int q = 0; q < n; q++) add_careful(slice, n_keys, weights + q * KEY_BLOCK, results[q]);
+            if (direct)
+                with_queries<VALUE_QUERIES, AddValues>(n, HalfSlice{group.values, from}, group.n_keys, weights, results);
+            else if (finite)
+                with_queries<VALUE_QUERIES, AddValues>(n, Slice{p.values}, group.n_keys, weights, results);
+            else
+                for (int q = 0; q < n; q++) add_careful(p.values, group.n_keys, weights + q * KEY_BLOCK, results[q]);
         }
     }
 }
