@@ -1,6 +1,7 @@
 #include "simd_avx2.h"
 #include "attention.h"
 #include "multiply.h"
+#include "multiply_floats.h"
 
 const specdec::Kernels *specdec::kernels_avx2() {
     static const Kernels kernels = {"avx2", Simd::max_columns, quantize,       multiply,

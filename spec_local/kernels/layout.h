@@ -101,29 +101,52 @@ enum class FloatType { F32, F16, BF16 };
 // Number of floats that n columns of length k occupy in the layout that `multiply_floats` reads.
 static constexpr size_t packed_floats(int64_t k, int64_t n) { return rounded_up(k) * n; }
 
+// The types of cached keys and values.
+enum class CacheType { F16, Q8_0 };
+
+// Bytes of a block of Q8_0: a scale in half precision, and the codes.
+constexpr size_t CACHE_BLOCK_BYTES = sizeof(uint16_t) + BLOCK;
+// Minus infinity in half precision masks a key.
+constexpr uint16_t MASKED = 0xfc00;
+
+// Bytes of a cached key or value.
+static constexpr size_t row_bytes(CacheType t, int64_t length) {
+    return t == CacheType::F16 ? length * sizeof(uint16_t) : length / BLOCK * CACHE_BLOCK_BYTES;
+}
+
 // Arguments of `Kernels::attend`: some queries of one key-value head, over all keys.
 struct Attention {
-    int64_t length;          // of a key and a query
-    int64_t value_length;    // of a value and a result; a multiple of 16, as `length` is
+    int64_t length;          // of a key and a query; any number for F16, a multiple of BLOCK for Q8_0
+    int64_t value_length;    // of a value and a result; likewise
     int64_t n_keys;          // any number
-    const uint8_t *keys;     // half precision, one row per key
+    CacheType key_type, value_type;
+    const uint8_t *keys;     // one row per key
     size_t key_bytes;        // from one key to the next
-    const uint8_t *values;   // half precision
+    const uint8_t *values;
     size_t value_bytes;
     float scale;             // factor of the dot product of query and key
+    float soft_cap;          // c: a product x becomes c * tanh(x / c); 0: none
     int n;                   // number of queries, at most MOST_QUERIES
     const float *const *queries;
-    const uint16_t *const *masks;  // one per query: half precision, added to its products; -infinity masks a key
+    const uint16_t *const *masks;  // one per query: half precision, added to its products
+    const float *sinks;            // one per query: the product with a key that has no value; may be null
     float *const *results;
 };
 
-constexpr int MOST_QUERIES = 32;
-// Keys processed together. A query's sums follow the order of these blocks, whichever queries are computed with it.
+// Queries that are computed together. Their sums of values fill half of a second-level cache of 256 kB (value length
+// 128).
+constexpr int MOST_QUERIES = 48;
+// Keys that are processed together, one bit each of a 64-bit mask.
 constexpr int KEY_BLOCK = 64;
 
-// Floats of scratch memory that `attend` needs.
+// The length of a query or value in the scratch memory, a multiple of the lanes of any instruction set.
+static constexpr int64_t padded_length(int64_t length) { return (length + ROWS - 1) / ROWS * ROWS; }
+
+// Bytes of scratch memory that `attend` needs: see `Progress` in attention.h.
 static constexpr size_t attention_scratch(int64_t length, int64_t value_length) {
-    return MOST_QUERIES * (KEY_BLOCK + value_length) + packed_floats(length, MOST_QUERIES);
+    const size_t doubles = MOST_QUERIES * (padded_length(value_length) + KEY_BLOCK) + KEY_BLOCK * ROWS;
+    const size_t floats = (MOST_QUERIES + 4) * padded_length(length) + MOST_QUERIES * KEY_BLOCK;
+    return doubles * sizeof(double) + floats * sizeof(float);
 }
 
 // The kernels of one instruction set.
@@ -140,8 +163,8 @@ struct Kernels {
     // Multiply `rows` unpacked rows of floating-point weights, `row_bytes` apart, by n columns.
     void (*multiply_floats)(FloatType, int64_t k, const uint8_t *w, size_t row_bytes, int rows, const float *packed,
                             int n, float *const *y);
-    // Attention with a softmax over the unmasked keys. `scratch` has `attention_scratch` floats and is aligned to LINE.
-    void (*attend)(const Attention &, float *scratch);
+    // Attention with a softmax over the unmasked keys. `scratch` has `attention_scratch` bytes and is aligned to LINE.
+    void (*attend)(const Attention &, void *scratch);
 };
 
 const Kernels *kernels_avx512_vnni();

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 using namespace specdec;
@@ -49,62 +50,144 @@ std::vector<float> through_graph(ggml_backend_buffer_type_t buffer_type, ggml_ty
     return y;
 }
 
-constexpr int HEAD = 64, KEYS = 230, QUERY_HEADS = 4, KEY_HEADS = 2;
+constexpr int KEYS = 230, QUERY_HEADS = 4, KEY_HEADS = 2, QUERIES = 5;
 
-// Attention of the first n queries as llama.cpp would compute it, [n][QUERY_HEADS][HEAD].
-std::vector<float> attention(const std::vector<float> &q, const std::vector<ggml_fp16_t> &k,
-                             const std::vector<ggml_fp16_t> &v, const std::vector<ggml_fp16_t> &mask, int n) {
+// One variant of attention, and its operands. Queries are [QUERIES][QUERY_HEADS][head], keys and values
+// [KEY_HEADS][KEYS][head], masks [QUERIES][KEYS].
+struct AttentionCase {
+    const char *name;
+    ggml_type type;  // of keys and values
+    int head;
+    float soft_cap;
+    bool has_sinks;
+    std::vector<float> queries = {}, keys = {}, values = {}, masks = {};
+    float sinks[QUERY_HEADS] = {1.f, -2.f, 0.5f, 3.f};
+};
+constexpr float SCALE = 0.125f;
+
+// Fill in the operands, rounded to the types in which they are stored.
+void randomize(AttentionCase &c) {
+    std::mt19937 random(2);
+    std::normal_distribution<float> normal;
+    c.queries.resize(QUERIES * QUERY_HEADS * c.head);
+    for (float &x : c.queries) x = 2 * normal(random);
+    for (std::vector<float> *cached : {&c.keys, &c.values}) {
+        cached->resize(KEY_HEADS * KEYS * c.head);
+        for (float &x : *cached) x = normal(random);
+        std::vector<uint8_t> stored(ggml_row_size(c.type, c.head) * KEY_HEADS * KEYS);
+        ggml_quantize_chunk(c.type, cached->data(), stored.data(), 0, KEY_HEADS * KEYS, c.head, nullptr);
+        ggml_get_type_traits(c.type)->to_float(stored.data(), cached->data(), cached->size());
+    }
+    // Each block of keys is masked for some of the queries, and the last keys more or less for all.
+    c.masks.resize(QUERIES * KEYS);
+    for (int j = 0; j < QUERIES; j++)
+        for (int i = 0; i < KEYS; i++) {
+            const int block = i / KEY_BLOCK;
+            const bool hidden = (block < 3 && (j + block) % 3 == 0) || i > KEYS - 2 * QUERIES + j;
+            c.masks[j * KEYS + i] = hidden ? -INFINITY : 0.f;
+        }
+}
+
+// The attention of the first n queries as llama.cpp would compute it, [n][QUERY_HEADS][head].
+std::vector<float> attention(const AttentionCase &c, int n) {
     const ggml_init_params params = {ggml_tensor_overhead() * 16 + ggml_graph_overhead(), nullptr, true};
     Owned<ggml_context> context{ggml_init(params)};
-    ggml_tensor *queries = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, HEAD, QUERY_HEADS, n);
-    ggml_tensor *keys = ggml_new_tensor_3d(context.get(), GGML_TYPE_F16, HEAD, KEYS, KEY_HEADS);
-    ggml_tensor *values = ggml_new_tensor_3d(context.get(), GGML_TYPE_F16, HEAD, KEYS, KEY_HEADS);
+    ggml_tensor *queries = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, c.head, QUERY_HEADS, n);
+    ggml_tensor *keys = ggml_new_tensor_3d(context.get(), c.type, c.head, KEYS, KEY_HEADS);
+    ggml_tensor *values = ggml_new_tensor_3d(context.get(), c.type, c.head, KEYS, KEY_HEADS);
     ggml_tensor *masks = ggml_new_tensor_2d(context.get(), GGML_TYPE_F16, KEYS, n);
+    ggml_tensor *sinks = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, QUERY_HEADS);
     ggml_tensor *result = ggml_flash_attn_ext(context.get(), ggml_permute(context.get(), queries, 0, 2, 1, 3), keys, values,
-                                              masks, 0.125f, 0.f, 0.f);
+                                              masks, SCALE, 0.f, c.soft_cap);
+    if (c.has_sinks) ggml_flash_attn_ext_add_sinks(result, sinks);
     ggml_cgraph *graph = ggml_new_graph(context.get());
     ggml_build_forward_expand(graph, result);
     Owned<ggml_backend_buffer> buffer{
         ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_cpu_buffer_type())};
-    ggml_backend_tensor_set(queries, q.data(), 0, ggml_nbytes(queries));
-    ggml_backend_tensor_set(keys, k.data(), 0, ggml_nbytes(keys));
-    ggml_backend_tensor_set(values, v.data(), 0, ggml_nbytes(values));
-    ggml_backend_tensor_set(masks, mask.data(), 0, ggml_nbytes(masks));
+    const auto set = [](ggml_tensor *to, const std::vector<float> &from) {
+        std::vector<uint8_t> stored(ggml_nbytes(to));
+        ggml_quantize_chunk(to->type, from.data(), stored.data(), 0, ggml_nrows(to), to->ne[0], nullptr);
+        ggml_backend_tensor_set(to, stored.data(), 0, stored.size());
+    };
+    set(keys, c.keys), set(values, c.values), set(masks, c.masks);
+    ggml_backend_tensor_set(queries, c.queries.data(), 0, ggml_nbytes(queries));
+    ggml_backend_tensor_set(sinks, c.sinks, 0, sizeof c.sinks);
     Owned<ggml_backend> backend{ggml_backend_cpu_init()};
     ggml_backend_cpu_set_n_threads(backend.get(), 2);
-    std::vector<float> y(size_t(n) * QUERY_HEADS * HEAD);
+    std::vector<float> y(size_t(n) * QUERY_HEADS * c.head);
     if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) return {};
     ggml_backend_tensor_get(result, y.data(), 0, ggml_nbytes(result));
     return y;
 }
 
-const char *check_attention() {
-    constexpr int n = 5;
-    std::mt19937 random(2);
-    std::normal_distribution<float> normal;
-    std::vector<float> q(n * QUERY_HEADS * HEAD);
-    std::vector<ggml_fp16_t> k(KEY_HEADS * KEYS * HEAD), v(k.size()), mask(n * KEYS);
-    for (float &x : q) x = 2 * normal(random);
-    for (ggml_fp16_t &x : k) x = ggml_fp32_to_fp16(normal(random));
-    for (ggml_fp16_t &x : v) x = ggml_fp32_to_fp16(normal(random));
-    // Each block of keys is masked for some of the queries, and the last keys more or less for all.
-    const auto hidden = [](int query, int key) {
-        const int block = key / KEY_BLOCK;
-        return (block < 3 && (query + block) % 3 == 0) || key > KEYS - 2 * n + query;
+// The largest difference of `y` from attention in double precision.
+double attention_error(const AttentionCase &c, const std::vector<float> &y) {
+    double largest = 0;
+    for (int j = 0; j < QUERIES; j++)
+        for (int h = 0; h < QUERY_HEADS; h++) {
+            const float *query = &c.queries[(j * QUERY_HEADS + h) * c.head];
+            const int from = h / (QUERY_HEADS / KEY_HEADS) * KEYS * c.head;
+            double sum = c.has_sinks ? std::exp(double(c.sinks[h])) : 0.;
+            std::vector<double> expected(c.head);
+            for (int i = 0; i < KEYS; i++) {
+                double x = 0;
+                for (int d = 0; d < c.head; d++) x += double(query[d]) * c.keys[from + i * c.head + d];
+                x *= SCALE;
+                if (c.soft_cap != 0.f) x = c.soft_cap * std::tanh(x / c.soft_cap);
+                const double weight = std::exp(x + c.masks[j * KEYS + i]);
+                sum += weight;
+                for (int d = 0; d < c.head; d++) expected[d] += weight * c.values[from + i * c.head + d];
+            }
+            for (int d = 0; d < c.head; d++) {
+                const double apart = std::fabs(y[(j * QUERY_HEADS + h) * c.head + d] - expected[d] / sum);
+                if (!(apart <= largest)) largest = apart;  // also NaN
+            }
+        }
+    return largest;
+}
+
+// Move all keys to other places in the cache.
+AttentionCase reversed(AttentionCase c) {
+    const auto reverse = [](std::vector<float> &rows, int n, int length) {
+        for (int first = 0; first < n; first += KEYS)
+            for (int i = 0; i < KEYS / 2; i++)
+                for (int d = 0; d < length; d++)
+                    std::swap(rows[(first + i) * length + d], rows[(first + KEYS - 1 - i) * length + d]);
     };
-    for (int j = 0; j < n; j++)
-        for (int i = 0; i < KEYS; i++) mask[j * KEYS + i] = ggml_fp32_to_fp16(hidden(j, i) ? -INFINITY : 0.f);
-    const std::vector<float> ours = attention(q, k, v, mask, n);
-    specdec_kernels_enable(0);
-    const std::vector<float> ggmls = attention(q, k, v, mask, n);
-    specdec_kernels_enable(1);
-    if (ours.empty() || ggmls.empty()) return "attention: it could not be computed";
-    for (size_t i = 0; i < ours.size(); i++)  // ggml adds up values in half precision
-        if (!(std::fabs(ours[i] - ggmls[i]) < 0.02f)) return "attention: the result differs from ggml's";
-    for (int few = 1; few < n; few++) {
-        const std::vector<float> y = attention(q, k, v, mask, few);
-        if (std::memcmp(y.data(), ours.data(), y.size() * sizeof(float)) != 0)
-            return "attention: a query depends on how many are computed with it";
+    reverse(c.keys, KEY_HEADS * KEYS, c.head), reverse(c.values, KEY_HEADS * KEYS, c.head);
+    reverse(c.masks, QUERIES * KEYS, 1);
+    return c;
+}
+
+const char *check_attention() {
+    static char message[160];
+    AttentionCase cases[] = {{"attention", GGML_TYPE_F16, 64, 0.f, false},
+                             {"attention with an odd head size", GGML_TYPE_F16, 43, 0.f, false},
+                             {"attention to Q8_0", GGML_TYPE_Q8_0, 64, 0.f, false},
+                             {"attention with a soft cap", GGML_TYPE_F16, 64, 5.f, false},
+                             {"attention with sinks", GGML_TYPE_F16, 64, 0.f, true}};
+    for (AttentionCase &c : cases) {
+        const auto complaint = [&c](const char *what) {
+            std::snprintf(message, sizeof message, "%s: %s", c.name, what);
+            return message;
+        };
+        randomize(c);
+        const std::vector<float> ours = attention(c, QUERIES);
+        specdec_kernels_enable(0);
+        const std::vector<float> ggmls = attention(c, QUERIES);
+        specdec_kernels_enable(1);
+        if (ours.empty() || ggmls.empty()) return complaint("it could not be computed");
+        if (!(attention_error(c, ours) < 2e-5)) return complaint("inexact");
+        // ggml adds up values in half precision, and rounds queries to 8 bits for Q8_0.
+        if (!(attention_error(c, ggmls) < 0.1)) return complaint("ggml computes something else");
+        const std::vector<float> elsewhere = attention(reversed(c), QUERIES);
+        if (std::memcmp(elsewhere.data(), ours.data(), ours.size() * sizeof(float)) != 0)
+            return complaint("a query depends on the places of the keys");
+        for (int few = 1; few < QUERIES; few++) {
+            const std::vector<float> y = attention(c, few);
+            if (std::memcmp(y.data(), ours.data(), y.size() * sizeof(float)) != 0)
+                return complaint("a query depends on how many are computed with it");
+        }
     }
     return nullptr;
 }

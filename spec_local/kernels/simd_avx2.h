@@ -125,6 +125,8 @@ struct Simd {
     }
 
     static Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
+    static Float min(Float a, Float b) { return _mm256_min_ps(a, b); }
+    static Float divided(Float a, Float b) { return _mm256_div_ps(a, b); }
     static float highest(Float v) {
         __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
         four = _mm_max_ps(four, _mm_movehl_ps(four, four));
@@ -139,6 +141,29 @@ struct Simd {
     // v where x >= limit, 0 elsewhere.
     static Float where_not_below(Float x, float limit, Float v) {
         return _mm256_and_ps(_mm256_cmp_ps(x, all(limit), _CMP_NLT_UQ), v);
+    }
+
+    static Float load_bytes(const void *p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+    }
+    // Store the totals of four registers.
+    static void store_totals(float *p, const Float (&v)[4]) {
+        const Float pairs = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+        _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+    }
+
+    using Double = __m256d;
+    static Double no_doubles() { return _mm256_setzero_pd(); }
+    static Double all(double v) { return _mm256_set1_pd(v); }
+    static Double load_doubles(const double *p) { return _mm256_loadu_pd(p); }
+    static void store(double *p, Double v) { _mm256_storeu_pd(p, v); }
+    static Double low_doubles(Float v) { return _mm256_cvtps_pd(_mm256_castps256_ps128(v)); }
+    static Double high_doubles(Float v) { return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)); }
+    static Double plus(Double a, Double b) { return _mm256_add_pd(a, b); }
+    static Double fma(Double a, Double b, Double c) { return _mm256_fmadd_pd(a, b, c); }
+    static double total(Double v) {
+        const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+        return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
     }
 
     static Int magnitude(const float *p) {

@@ -86,6 +86,8 @@ struct Simd {
     static float total(Float v) { return _mm512_reduce_add_ps(v); }
 
     static Float max(Float a, Float b) { return _mm512_max_ps(a, b); }
+    static Float min(Float a, Float b) { return _mm512_min_ps(a, b); }
+    static Float divided(Float a, Float b) { return _mm512_div_ps(a, b); }
     static float highest(Float v) { return _mm512_reduce_max_ps(v); }
     static Float rounded(Float v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     // 2^v for integers v from -126 to 127.
@@ -97,6 +99,28 @@ struct Simd {
     static Float where_not_below(Float x, float limit, Float v) {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, all(limit), _CMP_NLT_UQ), v);
     }
+
+    static Float load_bytes(const void *p) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+    }
+    // Store the totals of four registers.
+    static void store_totals(float *p, const Float (&v)[4]) {
+        __m256 half[4];
+        for (int i = 0; i < 4; i++) half[i] = _mm256_add_ps(_mm512_castps512_ps256(v[i]), _mm512_extractf32x8_ps(v[i], 1));
+        const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+        _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+    }
+
+    using Double = __m512d;
+    static Double no_doubles() { return _mm512_setzero_pd(); }
+    static Double all(double v) { return _mm512_set1_pd(v); }
+    static Double load_doubles(const double *p) { return _mm512_loadu_pd(p); }
+    static void store(double *p, Double v) { _mm512_storeu_pd(p, v); }
+    static Double low_doubles(Float v) { return _mm512_cvtps_pd(_mm512_castps512_ps256(v)); }
+    static Double high_doubles(Float v) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)); }
+    static Double plus(Double a, Double b) { return _mm512_add_pd(a, b); }
+    static Double fma(Double a, Double b, Double c) { return _mm512_fmadd_pd(a, b, c); }
+    static double total(Double v) { return _mm512_reduce_add_pd(v); }
 
     // The absolute values as bits. As integers, those of NaN are the largest.
     static Int magnitude(const float *p) {

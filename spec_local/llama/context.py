@@ -122,9 +122,10 @@ class Context(ContextUser, RowMethods):
         if not path and not self._tree:
             return
         self._tree.check_path(path)
-        if self.pad_to and (n_first := _n_first(path)) < len(path):
-            # Later tokens would fill the cells of rejected nodes between those of the path, and attention
-            # adds up in the order of the cells. The nodes after the first gap are evaluated again.
+        if (self.pad_to or 1) > 1 and (n_first := _n_first(path)) < len(path):
+            # Later tokens would fill the cells of rejected nodes between those of the path, and llama.cpp's
+            # attention adds up in the order of the cells (specdec's does not depend on it, and needs no
+            # padding). The nodes after the first gap are evaluated again.
             tokens = [self._tree.nodes[node].token for node in path[n_first:]]
             self.commit(path[:n_first])
             self.evaluate(tokens, 0)

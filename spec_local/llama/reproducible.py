@@ -36,8 +36,8 @@ def open_reproducible_rows(
 ) -> Sequence[Context]:
     """Create contexts in which a token's logits depend only on the tokens before it.
 
-    Each row is a llama.cpp context of its own: in a shared cache, attention would add up in another order.
-    Several rows therefore take as long as one after another.
+    Each row is a llama.cpp context of its own: in a shared cache, llama.cpp's attention would add up in
+    another order. Several rows therefore take as long as one after another.
 
     The trial takes about as long as reading a prompt of 100 tokens (mixtures of experts: 600).
 
@@ -72,7 +72,8 @@ def open_reproducible_rows(
                 continue
             if trial.max_branches > 1 and not _same_rows_in_tree(trial, texts[0].tolist()):
                 raise InvalidRequest(
-                    "reproducible trees need llama.cpp's own kernels: add --kernels off, or --shape chain"
+                    f"reproducible trees are not possible with a {trial.cache_type} cache and specdec's "
+                    "kernels: add --kernels off, --cache-type f16 or --shape chain"
                 )
         finally:
             trial.close()

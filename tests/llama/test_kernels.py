@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import gguf
@@ -10,10 +11,11 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from spec_local import GenerationSettings, Session, kernels
+from spec_local.core.proposal import path_to
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.kernels import build
 from spec_local.llama import runtime
-from spec_local.llama.context import open_context
+from spec_local.llama.context import open_context, open_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
@@ -291,10 +293,59 @@ def test_reproducible_output_needs_no_padding(quantized, kind, most):
         assert (session.main.pad_to, session.main.max_tokens) == (1, most)
 
 
-def test_reproducible_trees_are_refused(quantized):
-    """The keys of a branch are at other positions in the cache, where they are summed in another order."""
+def test_reproducible_trees(quantized, folder):
+    """At any temperature, trees and beams give the text that is generated without a draft."""
+    draft = write_tiny_model(folder / "kernels-draft.gguf", n_embd=256, noise=0.05)
+    with Session.open(
+        quantized("Q4_K_M"), draft, n_ctx=512, threads=2, branches=16, reproducible=True
+    ) as session:
+        assert session.main.pad_to == 1
+        for temperature in (0.0, 1.0):
+
+            def answer(temperature=temperature, **settings):
+                how = GenerationSettings(
+                    unfiltered(temperature=temperature), seed=1, max_tokens=60, **settings
+                )
+                events = session.generate(text_of(20), how)
+                return [t for event in events for t in getattr(event, "tokens", ())]
+
+            plain = answer(policy="off")
+            for shape in ("tree", "beam", "chain"):
+                assert answer(policy="fixed", shape=shape, proposer="draft", verifier="exact-match") == plain
+
+
+def test_reproducible_trees_are_refused_where_attention_is_that_of_llama_cpp(quantized):
+    """It adds up in the order of the cells, and those of a branch are others."""
     with pytest.raises(InvalidRequest, match="--shape chain"):
-        Session.open(quantized("Q4_K_M"), threads=1, branches=8, reproducible=True)
+        Session.open(quantized("Q4_K_M"), threads=1, branches=8, cache_type="q4_0", reproducible=True)
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("n_rows", [1, 8])
+def test_trees_and_rows_have_the_logits_of_the_path_alone(quantized, make_context, n_rows, cache_type):
+    """Bit for bit, after random steps: paths are committed, and rejected nodes leave gaps in the cache."""
+    rng = random.Random(0)
+    model = Model(quantized("Q4_K_M"))
+    size = {"n_ctx": 200, "max_tokens": 64, "threads": 2, "cache_type": cache_type}
+    rows = open_rows(model, n_rows, max_branches=4, max_logits=64, **size)
+    alone = make_context(model, **size)
+    for _ in range(40):
+        calls = []
+        for row in rng.sample(rows, rng.randint(1, n_rows)):
+            if len(row.cached) > 100 or rng.random() < 0.1:
+                row.truncate(len(row.cached) // 2)
+            parents = [rng.randint(max(-1, i - 2), i - 1) for i in range(rng.randint(1, 5))]
+            tokens = [rng.randrange(5, 400) for _ in parents]
+            calls.append(row.call(tokens, parents, len(tokens)))
+        for call, logits in zip(calls, rows[0].shared.decode(calls), strict=True):
+            path = path_to(call.parents, len(call.tokens) - 1)
+            text = [*call.row.cached, *(call.tokens[node] for node in path)]
+            alone.truncate(0)
+            for start in range(0, len(text), 60):
+                expected = alone.evaluate(text[start : start + 60], 1)
+            assert np.array_equal(logits[path[-1]], expected[0])
+            call.row.commit(path)
+    rows[0].close()
 
 
 def test_two_models_at_once(quantized, make_context):
