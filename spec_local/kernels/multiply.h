@@ -182,7 +182,7 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
             const Float d = simple_scales<T>(tile, b, h);
             Float m = Simd::none();
             if constexpr (has_minimum(T)) m = simple_scales<T>(minima, b, h);
-            if constexpr (has_minimum(T) && zero_point(T) != 0) m = Simd::fma(d, Simd::all(zero_point(T)), m);
+            if constexpr (has_minimum(T) && zero_point(T) != 0) m = Simd::fma(d, Simd::all(float(zero_point(T))), m);
             for (int j = 0; j < N; j++) {
                 float *total = totals[j].of + h * Simd::lanes;
                 const Int whole = is_signed(T) ? sums[j] : Simd::widened(sums[j]);
