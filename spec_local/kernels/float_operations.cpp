@@ -7,8 +7,9 @@
 namespace specdec {
 namespace {
 
-// Products with more columns than this are left to ggml's tinyBLAS. Calls of up to 64 tokens verify drafts.
-constexpr int64_t MOST_FLOAT_COLUMNS = 64;
+// Products with more columns than this are left to ggml's tinyBLAS, which is then as fast or faster (measured on Zen 3:
+// 12 columns take 0.88 times as long as with tinyBLAS, 16 take 1.03 to 1.11 times as long).
+constexpr int64_t MOST_FLOAT_COLUMNS = 12;
 
 bool is_float_weights(const ggml_tensor *op) {
     FloatType type;
@@ -39,10 +40,12 @@ struct FloatTraits : ggml::cpu::tensor_traits {
         const int n = int(columns.size());
         auto *packed = (float *)rounded_up((size_t)params->wdata);
         if ((char *)(packed + packed_floats(k, n)) > (char *)params->wdata + params->wsize) return false;
-        for (int j = params->ith; j < n; j += params->nth) kernels()->pack_floats(k, columns[j], j, n, packed);
+        for (int j = params->ith * n / params->nth; j < (params->ith + 1) * n / params->nth; j++)
+            kernels()->pack_floats(k, columns[j], j, n, packed);
         if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
         ggml_barrier(params->threadpool);
-        const int64_t piece = std::clamp<int64_t>(rows / (params->nth * 8), 1, 64);
+        // A multiple of the rows that are multiplied together, three or four.
+        const int64_t piece = std::clamp<int64_t>(rows / (params->nth * 8) / 12, 1, 5) * 12;
         for (int64_t task = params->ith; task * piece < rows; task = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             const int64_t begin = task * piece, end = std::min(begin + piece, rows);
             float *y[MOST_FLOAT_COLUMNS];

@@ -177,19 +177,21 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
                 if (first > 0) forget_loads();
                 Int codes[held];
                 for (int i = 0; i < held; i++) codes[i] = codes_of<T>(block + h * STEP, first + i);
-                for (int j = 0; j < N; j++) sums[j] = add_products<is_signed(T), N>(sums[j], codes, xq + first * N + j);
+                unrolled<N>([&](int j) __attribute__((always_inline)) {
+                    sums[j] = add_products<is_signed(T), N>(sums[j], codes, xq + first * N + j);
+                });
             });
             const Float d = simple_scales<T>(tile, b, h);
             Float m = Simd::none();
             if constexpr (has_minimum(T)) m = simple_scales<T>(minima, b, h);
             if constexpr (has_minimum(T) && zero_point(T) != 0) m = Simd::fma(d, Simd::all(float(zero_point(T))), m);
-            for (int j = 0; j < N; j++) {
+            unrolled<N>([&](int j) __attribute__((always_inline)) {
                 float *total = totals[j].of + h * Simd::lanes;
                 const Int whole = is_signed(T) ? sums[j] : Simd::widened(sums[j]);
                 Float sum = Simd::fma(Simd::floats(whole), Simd::times(d, Simd::all(xd[j])), Simd::load_floats(total));
                 if constexpr (has_minimum(T)) sum = Simd::fma(m, Simd::all(xs[j]), sum);
                 Simd::store(total, sum);
-            }
+            });
         }
         block += block_bytes(T), xq += steps * N, xd += N, starts += N, xs += N;
     }
@@ -312,18 +314,23 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
             for (int group = 0; group < 4; group++) {
                 for (int i = group * lines_per_block / 4 + h; i < (group + 1) * lines_per_block / 4; i += HALVES)
                     prefetch(tile + i * LINE);
+                Int sums[N];
                 unrolled<16 / held>([&](auto piece) __attribute__((always_inline)) {
+                    // Sums in 16 bits are in range for a piece of a part. Those in 32 bits are scaled once per part.
                     constexpr int first = piece * held;
+                    constexpr bool begins = !is_signed(T) || first % steps == 0;
+                    constexpr bool ends = !is_signed(T) || (first + held) % steps == 0;
                     forget_loads();
                     const int step = step_of<T>(group, first), part = step / steps;
                     Int codes[held];
                     for (int i = 0; i < held; i++) codes[i] = super_codes<T>(lines, group, first + i);
                     unrolled<N>([&](int j) __attribute__((always_inline)) {
-                        Int sum = Simd::zero();
-                        if (zero_point(T) && first % steps == 0) sum = Simd::broadcast(starts + part * N + j);
-                        sum = add_products<is_signed(T), N>(sum, codes, xq + step * N + j);
-                        scaled[j] = is_signed(T) ? Simd::add_scaled_wide(scaled[j], sum, scales[part])
-                                                 : Simd::add_scaled(scaled[j], sum, scales[part]);
+                        if constexpr (begins) sums[j] = Simd::zero();
+                        if (zero_point(T) && first % steps == 0) sums[j] = Simd::broadcast(starts + part * N + j);
+                        sums[j] = add_products<is_signed(T), N>(sums[j], codes, xq + step * N + j);
+                        if constexpr (!ends) return;
+                        scaled[j] = is_signed(T) ? Simd::add_scaled_wide(scaled[j], sums[j], scales[part])
+                                                 : Simd::add_scaled(scaled[j], sums[j], scales[part]);
                         Simd::keep(scaled[j]);
                     });
                 });
@@ -336,7 +343,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
                 minimum = Simd::times(Simd::load_halves(lines.pairs(2 * ROWS)), Simd::all(-1.f));
                 unpack_minima<T>(lines, minima);
             }
-            for (int j = 0; j < N; j++) {
+            unrolled<N>([&](int j) __attribute__((always_inline)) {
                 float *total = totals[j].of + h * Simd::lanes;
                 Float sum = Simd::times(Simd::floats(scaled[j]), d);
                 if constexpr (has_minimum(T)) {
@@ -345,7 +352,7 @@ void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *
                     sum = Simd::fma(Simd::floats(of_minima), minimum, sum);
                 }
                 Simd::store(total, Simd::fma(sum, Simd::all(xd[j]), Simd::load_floats(total)));
-            }
+            });
         }
         tile += block_bytes(T), xq += SUPER_BLOCK / CODES * N, xd += N;
         xs += n_sums * N, starts += parts * N;

@@ -22,8 +22,8 @@ from spec_local.llama.model import Model
 
 # A multiple to fill calls up to, and the maximum number of tokens per call; the cheapest first. Apple's BLAS
 # is used from 32 tokens on, and attention differs from 64 on. specdec's kernels leave F16 matrices to
-# llama.cpp from 9 on.
-_SIZES = ((1, 24), (1, 8), (8, 24))
+# llama.cpp from 13 on.
+_SIZES = ((1, 24), (1, 12), (8, 24))
 _CALLS = (1, 2, 3, 5, 8, 5)  # sizes of the trial's calls, which put tokens at various places in a call
 _N = sum(_CALLS)
 # Texts of the trial for a mixture of experts: tokens are computed together if they select the same expert,

@@ -87,7 +87,9 @@ def random_matrix(rng, kind, rows, k):
         weights = rng.normal(size=(rows, k)).astype(np.float16 if kind == Type.F16 else np.float32)
         if kind == Type.BF16:  # the upper half of a float32
             weights = (weights.view(np.uint32) >> 16).astype(np.uint16)
-            return weights.view(np.uint8), (weights.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+            return weights.view(np.uint8), (weights.astype(np.uint32) << 16).view(np.float32).astype(
+                np.float64
+            )
         return weights.view(np.uint8), weights.astype(np.float64)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows, k // block, size), np.uint8)
@@ -287,10 +289,12 @@ def test_a_seed_gives_the_same_text_with_and_without_a_draft(quantized, folder, 
             assert answer("fixed") == answer("fixed", 7) == answer("adaptive") == plain
 
 
-@pytest.mark.parametrize(("kind", "most"), [("Q4_K_M", 24), ("F16", 8), ("experts Q4_K_M", 8)])
-def test_reproducible_output_needs_no_padding(quantized, kind, most):
+@pytest.mark.parametrize(("kind", "least"), [("Q4_K_M", 24), ("F16", 12), ("experts Q4_K_M", 12)])
+def test_reproducible_output_needs_no_padding(quantized, kind, least):
+    """For calls with more floating-point columns than 12, llama.cpp's kernels may happen to give the same bits."""
     with Session.open(quantized(kind), threads=1, reproducible=True) as session:
-        assert (session.main.pad_to, session.main.max_tokens) == (1, most)
+        assert session.main.pad_to == 1
+        assert session.main.max_tokens in (least, 24)
 
 
 def test_reproducible_trees(quantized, folder):

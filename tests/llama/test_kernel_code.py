@@ -1,0 +1,31 @@
+"""The compiler keeps what the kernels multiply in registers: no quiet machine is needed to see that it does."""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from spec_local import native_build
+from spec_local.kernels import build
+
+# A dot product of 32 pairs. The totals of simple types lie in memory: a load and a store for each eight of them.
+LIMIT = 0.4
+SEVERAL = 32  # dot products in a loop: more than in those that add up sums
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(build.INSTRUCTION_SETS))
+def test_kernels_do_not_spill(name, tmp_path, monkeypatch):
+    if build.unsupported() or not shutil.which("objdump") or not native_build.compiler():
+        pytest.skip("needs a compiler and objdump for x86-64")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    kernel_code = importlib.import_module("kernel_code")
+    objects = kernel_code.objects(build.SOURCES, tmp_path, [name])
+    found = [
+        loop
+        for loop in kernel_code.loops(name, objects[name])
+        if loop.kernel.startswith("multiply_") and loop.n_dots >= SEVERAL
+    ]
+    assert len(found) > 30  # most types, for several numbers of columns
+    assert [loop for loop in found if loop.stack_per_dot > LIMIT] == []
