@@ -19,6 +19,8 @@ class Native:
         self._install.argtypes, self._install.restype = [ctypes.c_char_p], ctypes.c_char_p
         self._enable.argtypes, self._enable.restype = [ctypes.c_int], None
         self._self_test.argtypes, self._self_test.restype = [], ctypes.c_char_p
+        self._experts_read = loaded.specdec_kernels_experts_read
+        self._experts_read.argtypes, self._experts_read.restype = [], ctypes.c_int64
         self._capture = loaded.specdec_capture_tensor
 
     def install(self, instruction_set: str) -> str | None:
@@ -41,6 +43,15 @@ class Native:
         Returns None if they pass, otherwise the error.
         """
         return _text(self._self_test())
+
+    @property
+    def experts_read(self) -> int:
+        """Matrices of experts that all calls up to now have read, in packed models.
+
+        Of each call these are the gate, up and down matrix of each expert that any of its tokens is routed
+        to, in each layer.
+        """
+        return int(self._experts_read())
 
     @property
     def capture(self) -> int:

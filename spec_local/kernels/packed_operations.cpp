@@ -1,7 +1,9 @@
 // Products of packed matrices: MUL_MAT, and MUL_MAT_ID for mixtures of experts.
+#include "expert_lists.h"
 #include "operations.h"
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 namespace specdec {
@@ -20,22 +22,28 @@ struct Group {
 
 // The work of one operation. Every thread builds its own copy.
 struct Call {
-    std::vector<const float *> x;
-    std::vector<float *> y;
+    std::vector<const float *> inputs;  // activations
+    size_t n_copies;                    // columns with the same input: experts of a token that share it
+    std::vector<size_t> columns;        // `n_copies` of each input, counted through all groups
+    std::vector<float *> y;             // results of each column
+    std::vector<size_t> group_of;       // each column
     std::vector<Group> groups;
     std::vector<Run> runs;
 
-    void clear() { x.clear(), y.clear(), groups.clear(), runs.clear(); }
-
-    void add(const float *from, float *to) { x.push_back(from), y.push_back(to); }
+    void clear(size_t copies) {
+        n_copies = copies;
+        inputs.clear(), columns.clear(), y.clear(), group_of.clear(), groups.clear(), runs.clear();
+    }
 
     // Assign the columns added since the last run to a matrix, in groups of nearly equal size, at most `most`.
     void close_run(int64_t matrix, int most) {
-        const size_t begin = groups.empty() ? 0 : groups.back().first + groups.back().n, n = x.size() - begin;
+        const size_t begin = groups.empty() ? 0 : groups.back().first + groups.back().n, n = y.size() - begin;
         if (n == 0) return;
         const size_t count = (n + most - 1) / most, first = groups.size();
-        for (size_t i = 0; i < count; i++)
+        for (size_t i = 0; i < count; i++) {
             groups.push_back({begin + i * n / count, int((i + 1) * n / count - i * n / count)});
+            group_of.resize(groups.back().first + groups.back().n, groups.size() - 1);
+        }
         runs.push_back({matrix, first, groups.size()});
     }
 };
@@ -45,43 +53,90 @@ const float *column(const ggml_tensor *x, int64_t i1, int64_t i2, int64_t i3) { 
 void list_columns(const ggml_tensor *op, Call &call) {
     const ggml_tensor *x = op->src[1];
     auto *y = (float *)op->data;
+    call.clear(1);
     for (int64_t i3 = 0; i3 < x->ne[3]; i3++)
         for (int64_t i2 = 0; i2 < x->ne[2]; i2++)
-            for (int64_t i1 = 0; i1 < x->ne[1]; i1++, y += op->ne[0]) call.add(column(x, i1, i2, i3), y);
+            for (int64_t i1 = 0; i1 < x->ne[1]; i1++, y += op->ne[0]) {
+                call.columns.push_back(call.inputs.size());
+                call.inputs.push_back(column(x, i1, i2, i3));
+                call.y.push_back(y);
+            }
 }
 
-// Mixtures of experts: slot s of token t is routed to expert ids[t][s].
+// Mixtures of experts: slot s of a token has input s % x->ne[1]. That is one input for all slots, or one for each.
 void list_experts(const ggml_tensor *op, Call &call, int most) {
-    const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
-    auto expert = [ids](int64_t slot, int64_t token) {
-        return *(const int32_t *)((const char *)ids->data + slot * ids->nb[0] + token * ids->nb[1]);
-    };
-    // A counting sort by expert, then by token.
-    static thread_local std::vector<size_t> next;
-    static thread_local std::vector<std::pair<int32_t, int32_t>> sorted;  // token, slot
-    next.assign(w->ne[2] + 1, 0);
+    const ggml_tensor *x = op->src[1], *ids = op->src[2];
+    const int64_t n_inputs = x->ne[1];
+    static thread_local std::vector<Slot> slots;
+    list_by_expert(ids, op->src[0]->ne[2], slots);
+    call.clear(ids->ne[0] / n_inputs);
     for (int64_t t = 0; t < ids->ne[1]; t++)
-        for (int64_t s = 0; s < ids->ne[0]; s++) {
-            GGML_ASSERT(expert(s, t) >= 0 && expert(s, t) < w->ne[2]);
-            next[expert(s, t) + 1]++;
-        }
-    for (int64_t e = 0; e < w->ne[2]; e++) next[e + 1] += next[e];
-    sorted.resize(ids->ne[0] * ids->ne[1]);
-    for (int64_t t = 0; t < ids->ne[1]; t++)
-        for (int64_t s = 0; s < ids->ne[0]; s++) sorted[next[expert(s, t)]++] = {int32_t(t), int32_t(s)};
-    size_t i = 0;
-    for (int64_t e = 0; e < w->ne[2]; e++) {  // `next[e]` is now the end of expert e's columns
-        for (; i < next[e]; i++) {
-            const auto [t, s] = sorted[i];
-            call.add(column(x, s % x->ne[1], t, 0), (float *)((char *)op->data + s * op->nb[1] + t * op->nb[2]));
-        }
-        call.close_run(e, most);
+        for (int64_t i = 0; i < n_inputs; i++) call.inputs.push_back(column(x, i, t, 0));
+    call.columns.resize(slots.size());
+    for (size_t i = 0; i < slots.size(); i++) {
+        const auto [expert, t, s] = slots[i];
+        call.columns[(t * n_inputs + s % n_inputs) * call.n_copies + s / n_inputs] = i;
+        call.y.push_back((float *)((char *)op->data + s * op->nb[1] + t * op->nb[2]));
+        if (i + 1 == slots.size() || slots[i + 1].expert != expert) call.close_run(expert, most);
     }
 }
+
+// The rounded activations of all groups, one after the other.
+struct WorkBuffer {
+    Type type;
+    int64_t k;
+    char *start;
+
+    int64_t blocks() const { return k / block_length(type); }
+
+    Columns columns(const Group &group) const {
+        return columns_at(start + column_bytes(type, k) * group.first, type, k, group.n);
+    }
+};
+
+// Copy blocks first ... last-1 of column i to column j of another group.
+void copy_column(Type type, const Columns &from, int i, const Columns &to, int j, int64_t first, int64_t last) {
+    const auto copy = [&](const auto *source, auto *target, int64_t per_block) {
+        for (int64_t c = first * per_block; c < last * per_block; c++) target[c * to.n + j] = source[c * from.n + i];
+    };
+    copy(from.codes, to.codes, block_length(type) / CODES);
+    copy(from.scales, to.scales, 1);
+    copy(from.starts, to.starts, parts_per_block(type));
+    copy(from.sums, to.sums, sums_per_block(type));
+}
+
+// Round a thread's share of the activations: each input once, then copy it to its other columns. The blocks are numbered
+// with the first of each input, then the second of each, so that threads share them equally, and rarely write to the same
+// cache lines.
+void round_inputs(const Call &call, const WorkBuffer &buffer, int thread, int n_threads) {
+    const int64_t n = call.inputs.size(), all = n * buffer.blocks();
+    const int64_t begin = thread * all / n_threads, end = (thread + 1) * all / n_threads;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t first = (begin + n - 1 - i) / n, last = (end + n - 1 - i) / n;
+        if (first == last) continue;
+        Columns rounded = {};
+        int from = 0;
+        for (size_t c = 0; c < call.n_copies; c++) {
+            const size_t column = call.columns[i * call.n_copies + c];
+            const Group &group = call.groups[call.group_of[column]];
+            const Columns to = buffer.columns(group);
+            const int j = int(column - group.first);
+            if (c == 0) {
+                kernels()->quantize(buffer.type, call.inputs[i], to, j, first, last);
+                rounded = to, from = j;
+            } else {
+                copy_column(buffer.type, rounded, from, to, j, first, last);
+            }
+        }
+    }
+}
+
+std::atomic<int64_t> experts_read = 0;
 
 int64_t n_columns(const ggml_tensor *op) {
     return op->op == GGML_OP_MUL_MAT_ID ? ggml_nelements(op->src[2]) : ggml_nrows(op->src[1]);
 }
+
 struct PackedTraits : ggml::cpu::tensor_traits {
     bool work_size(int, const ggml_tensor *op, size_t &size) override {
         Type type;
@@ -95,35 +150,29 @@ struct PackedTraits : ggml::cpu::tensor_traits {
         const ggml_tensor *w = op->src[0];
         GGML_ASSERT(fits_packed(op) && packed_type(w, type));
         const int64_t k = w->ne[0], rows = w->ne[1], tiles = (rows + ROWS - 1) / ROWS;
-        const int64_t blocks = k / block_length(type);
         static thread_local Call call;
-        call.clear();
         if (op->op == GGML_OP_MUL_MAT) {
             list_columns(op, call);
             call.close_run(0, kernels()->max_columns);
         } else {
             list_experts(op, call, kernels()->max_columns);
+            if (params->ith == 0) experts_read += call.runs.size();
         }
 
-        auto *work = (char *)rounded_up((size_t)params->wdata);
-        GGML_ASSERT(work + column_bytes(type, k) * call.x.size() <= (char *)params->wdata + params->wsize);
-        auto columns = [&](const Group &group) {
-            return columns_at(work + column_bytes(type, k) * group.first, type, k, group.n);
-        };
-        const int64_t first = params->ith * blocks / params->nth, last = (params->ith + 1) * blocks / params->nth;
-        for (const Group &group : call.groups)
-            for (int j = 0; j < group.n; j++)
-                kernels()->quantize(type, call.x[group.first + j], columns(group), j, first, last);
+        const WorkBuffer buffer = {type, k, (char *)rounded_up((size_t)params->wdata)};
+        GGML_ASSERT(buffer.start + column_bytes(type, k) * call.y.size() <= (char *)params->wdata + params->wsize);
+        round_inputs(call, buffer, params->ith, params->nth);
         if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
         ggml_barrier(params->threadpool);
 
-        // Threads take pieces of the rows as they become free: eight pieces per thread, to balance cores of different
-        // speeds. A piece and a group's columns must fit in the second-level cache, since a long prompt reads a piece
-        // many times.
-        constexpr size_t piece_bytes = 256 * 1024;
-        const int64_t most = std::max<int64_t>(1, piece_bytes / tile_bytes(type, k));
-        const int64_t share = std::max<int64_t>(1, tiles / (params->nth * 8));
-        const int64_t piece = std::min({most, share, int64_t(64)}), pieces = (tiles + piece - 1) / piece;
+        // Threads take pieces of a matrix's rows as they become free: eight pieces per thread, to balance cores of
+        // different speeds. A piece and a group's columns must fit in the second-level cache, since a long prompt reads
+        // a piece many times. Small pieces are slow: the first lines of each are not prefetched (2 to 4 % of a token).
+        constexpr int64_t piece_bytes = 256 * 1024;
+        const int64_t most = std::max<int64_t>(1, std::min<int64_t>(piece_bytes / tile_bytes(type, k), 64));
+        const int64_t share = std::max<int64_t>(1, tiles * int64_t(call.runs.size()) / (params->nth * 8));
+        const int64_t wanted = std::min(most, share), pieces = (tiles + wanted - 1) / wanted;
+        const int64_t piece = (tiles + pieces - 1) / pieces;
         const size_t tile = tile_bytes(type, k), matrix = packed_bytes(type, rows, k);
         for (int64_t task = params->ith; task < pieces * int64_t(call.runs.size());
              task = ggml_threadpool_chunk_add(params->threadpool, 1)) {
@@ -134,7 +183,7 @@ struct PackedTraits : ggml::cpu::tensor_traits {
                 float *y[16];
                 GGML_ASSERT(group.n <= 16);
                 for (int j = 0; j < group.n; j++) y[j] = call.y[group.first + j] + t * ROWS;
-                kernels()->multiply(type, k, data + t * tile, columns(group), y, int(std::min<int64_t>(ROWS, rows - t * ROWS)));
+                kernels()->multiply(type, k, data + t * tile, buffer.columns(group), y, int(std::min<int64_t>(ROWS, rows - t * ROWS)));
             };
             // With few groups, a tile is read from memory once and used while it is cached. With many, the columns of a
             // group are reused from the cache too.
@@ -167,3 +216,5 @@ ggml::cpu::tensor_traits *packed_traits() {
 }
 
 }  // namespace specdec
+
+int64_t specdec_kernels_experts_read(void) { return specdec::experts_read; }

@@ -27,6 +27,10 @@ const char *specdec_kernels_install(const char *instruction_set);
 // Must not be called during a computation.
 void specdec_kernels_enable(int on);
 
+// The number of experts' packed matrices that all calls up to now have read: of each call, gate, up and down of each
+// expert that any of its tokens is routed to, in each layer.
+int64_t specdec_kernels_experts_read(void);
+
 // Compare the installed kernels with a float64 reference and with ggml's own. Returns null if they
 // pass, otherwise the error.
 const char *specdec_kernels_self_test(void);

@@ -50,6 +50,63 @@ std::vector<float> through_graph(ggml_backend_buffer_type_t buffer_type, ggml_ty
     return y;
 }
 
+constexpr int EXPERTS = 5, USED = 3, TOKENS = 7;
+
+// The products of a mixture of experts as llama.cpp would compute them, [TOKENS][USED][ROWS_TESTED]. Each token has an
+// input for all of its experts, or one for each.
+std::vector<float> through_experts(ggml_type type, const std::vector<uint8_t> &matrices, const std::vector<float> &x,
+                                   int n_inputs, const std::vector<int32_t> &experts) {
+    const ggml_init_params params = {ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true};
+    Owned<ggml_context> weights{ggml_init(params)}, context{ggml_init(params)};
+    ggml_tensor *w = ggml_new_tensor_3d(weights.get(), type, LENGTH, ROWS_TESTED, EXPERTS);
+    Owned<ggml_backend_buffer> weights_buffer{ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), packed_buffer_type())};
+    ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    ggml_backend_tensor_set(w, matrices.data(), 0, matrices.size());
+    ggml_tensor *inputs = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, LENGTH, n_inputs, TOKENS);
+    ggml_tensor *ids = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, USED, TOKENS);
+    ggml_tensor *product = ggml_mul_mat_id(context.get(), w, inputs, ids);
+    ggml_cgraph *graph = ggml_new_graph(context.get());
+    ggml_build_forward_expand(graph, product);
+    Owned<ggml_backend_buffer> buffer{
+        ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_cpu_buffer_type())};
+    ggml_backend_tensor_set(inputs, x.data(), 0, ggml_nbytes(inputs));
+    ggml_backend_tensor_set(ids, experts.data(), 0, ggml_nbytes(ids));
+    Owned<ggml_backend> backend{ggml_backend_cpu_init()};
+    ggml_backend_cpu_set_n_threads(backend.get(), 2);
+    std::vector<float> y(TOKENS * USED * ROWS_TESTED);
+    if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) return {};
+    ggml_backend_tensor_get(product, y.data(), 0, ggml_nbytes(product));
+    return y;
+}
+
+// Compare a mixture of experts with products by each expert's matrix alone.
+const char *check_experts(ggml_type type) {
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    const size_t matrix_bytes = ggml_row_size(type, LENGTH) * ROWS_TESTED;
+    std::vector<float> dense(EXPERTS * ROWS_TESTED * LENGTH), x(TOKENS * USED * LENGTH), alone(ROWS_TESTED);
+    std::vector<uint8_t> matrices(EXPERTS * matrix_bytes);
+    for (float &v : dense) v = normal(random);
+    for (float &v : x) v = normal(random);
+    ggml_quantize_chunk(type, dense.data(), matrices.data(), 0, EXPERTS * ROWS_TESTED, LENGTH, nullptr);
+    // Expert 0 has most tokens, which need several passes, and expert 3 none.
+    const std::vector<int32_t> experts = {0, 1, 2, 2, 0, 4, 0, 4, 1, 1, 2, 0, 0, 2, 4, 4, 0, 1, 2, 1, 0};
+    for (const int n_inputs : {1, USED}) {
+        const int64_t read = specdec_kernels_experts_read();
+        const std::vector<float> together = through_experts(type, matrices, x, n_inputs, experts);
+        if (together.empty()) return "experts: they could not be computed";
+        if (specdec_kernels_experts_read() - read != EXPERTS - 1) return "experts: each is not read once";
+        for (int i = 0; i < TOKENS * USED; i++) {
+            const float *input = x.data() + (n_inputs == 1 ? i / USED : i) * LENGTH;
+            specdec_kernels_multiply(kernels()->name, type, ROWS_TESTED, LENGTH, 1, matrices.data() + experts[i] * matrix_bytes,
+                                     input, alone.data());
+            if (std::memcmp(alone.data(), together.data() + i * ROWS_TESTED, alone.size() * sizeof(float)) != 0)
+                return "experts: a product differs from that of the expert alone";
+        }
+    }
+    return nullptr;
+}
+
 constexpr int KEYS = 230, QUERY_HEADS = 4, KEY_HEADS = 2, QUERIES = 5;
 
 // One variant of attention, and its operands. Queries are [QUERIES][QUERY_HEADS][head], keys and values
@@ -248,5 +305,7 @@ const char *specdec_kernels_self_test() {
                                  GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS, GGML_TYPE_F16, GGML_TYPE_BF16,
                                  GGML_TYPE_F32})
         if (const char *why = check(type)) return why;
+    for (const ggml_type type : {GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K})
+        if (const char *why = check_experts(type)) return why;
     return check_attention();
 }

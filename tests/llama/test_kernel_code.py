@@ -1,4 +1,4 @@
-"""The compiler keeps what the kernels multiply in registers: no quiet machine is needed to see that it does."""
+"""The compiler keeps what the kernels multiply in registers, which the code shows without measuring."""
 
 import importlib
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from spec_local import native_build
 from spec_local.kernels import build
 
-# A dot product of 32 pairs. The totals of simple types lie in memory: a load and a store for each eight of them.
+# The totals of simple types lie in memory: a load and a store for each eight dot products.
 LIMIT = 0.4
 SEVERAL = 32  # dot products in a loop: more than in those that add up sums
 

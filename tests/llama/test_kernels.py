@@ -291,7 +291,7 @@ def test_a_seed_gives_the_same_text_with_and_without_a_draft(quantized, folder, 
 
 @pytest.mark.parametrize(("kind", "least"), [("Q4_K_M", 24), ("F16", 12), ("experts Q4_K_M", 12)])
 def test_reproducible_output_needs_no_padding(quantized, kind, least):
-    """For calls with more floating-point columns than 12, llama.cpp's kernels may happen to give the same bits."""
+    """For more than 12 floating-point columns, llama.cpp may happen to give the same bits."""
     with Session.open(quantized(kind), threads=1, reproducible=True) as session:
         assert session.main.pad_to == 1
         assert session.main.max_tokens in (least, 24)
