@@ -61,7 +61,7 @@ def f16(specdec):
     return write_tiny_model(specdec.folder / "f16.gguf", n_layers=4, n_ctx=1 << 15)
 
 
-@pytest.mark.xfail(reason="differs by .005 on Zen 3 (AVX2), also with --kernels off: not explained", strict=False)
+@pytest.mark.xfail(reason="differs by .005 on Zen 3, also with --kernels off: not explained", strict=False)
 @needs_backend
 def test_logits_are_those_of_this_machine(specdec, pair, f16):
     """Bit for bit, with trees and rollbacks, over two workers and on one."""
