@@ -31,7 +31,8 @@ for where in (addresses, addresses[:1], ()):
     # llama.cpp chooses flash attention by the device.
     options = {"n_ctx": 64, "max_tokens": 32, "max_logits": 32, "max_branches": 4}
     context = open_context(model, **options, flash_attention=False)
-    logits = [context.evaluate([5, 6, 7, 8], 4).copy()]
+    logits = [context.evaluate([5, 6, 7, 8], 4).copy(), context.evaluate([9], 1).copy()]
+    context.truncate(4)
     # A tree: two branches after the same token; the second one is committed, and then taken back.
     call = context.call([9, 10, 11], [-1, 0, 0], 3)
     (nodes,) = context.shared.decode([call])
@@ -44,7 +45,9 @@ for where in (addresses, addresses[:1], ()):
 for remote in found[:2]:
     for a, b in zip(remote, found[2]):
         np.testing.assert_array_equal(a, b)
-np.testing.assert_array_equal(found[0][3][0], found[0][1][0])  # the rollback left no trace
+# The rollback left no trace. The same token in the tree may have other bits: with llama.cpp's kernels, they
+# depend on the number of tokens in a call, on AVX2 also for these few.
+np.testing.assert_array_equal(found[0][4], found[0][1])
 print("equal")
 """
 
@@ -61,7 +64,6 @@ def f16(specdec):
     return write_tiny_model(specdec.folder / "f16.gguf", n_layers=4, n_ctx=1 << 15)
 
 
-@pytest.mark.xfail(reason="differs by .005 on Zen 3, also with --kernels off: not explained", strict=False)
 @needs_backend
 def test_logits_are_those_of_this_machine(specdec, pair, f16):
     """Bit for bit, with trees and rollbacks, over two workers and on one."""
