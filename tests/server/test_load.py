@@ -14,7 +14,8 @@ def test_rude_clients(specdec, arguments):
     try:
         seen, before, after = asyncio.run(load.run(server.address, server.process.pid, SECONDS, N_CLIENTS))
         assert seen.failures == []
-        assert {"whole", "stream", "give_up", "garbage"} <= set(seen.counts)
+        kinds = {"whole", "stream", "stay_away", "give_up", "give_up_waiting", "garbage", "no_http", "ask"}
+        assert kinds <= set(seen.counts)
         assert server.metric("num_requests_running") == server.metric("num_requests_waiting") == 0
         assert after.threads <= before.threads
         assert after.files <= before.files + 2  # a connection that is just being closed
