@@ -8,7 +8,7 @@ import argparse
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -17,6 +17,7 @@ import numpy as np
 from spec_local.bench import report
 from spec_local.bench.figures import Estimate
 from spec_local.chat.template import ChatTemplate
+from spec_local.kernels import Mode
 from spec_local.llama.model import Model
 from spec_local.machine import default_threads
 
@@ -87,6 +88,20 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def interval(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+COSTS = ("tokens", "T(n) / T(1), without", "with", "speed-up")
+"""Head of the columns of `costs`."""
+
+
+def costs(seconds: Mapping[tuple[Mode, int], Sequence[float]], n: int, first: int) -> list[str]:
+    """A line of a table of calls of n tokens, relative to calls of `first`, without and with the kernels.
+
+    Args:
+        seconds: of paired runs, by the mode of the kernels and the number of tokens.
+    """
+    without, with_ = (ratio(seconds[mode, n], seconds[mode, first]).value for mode in ("off", "auto"))
+    return [str(n), f"{without:.2f}", f"{with_:.2f}", interval(ratio(seconds["off", n], seconds["auto", n]))]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import interval, machine, note, numbers, parser, ratio, table
+from common import COSTS, costs, machine, note, numbers, parser, table
 from expert_models import SHAPES, TYPES, write
 
 from spec_local import kernels
@@ -87,11 +87,9 @@ def measure(contexts: dict[kernels.Mode, Context], n_layers: int, sizes: list[in
     note("")
     rows = []
     for n in sizes:
-        without, with_ = (ratio(seconds[mode, n], seconds[mode, sizes[0]]).value for mode in ("off", "auto"))
-        speedup = interval(ratio(seconds["off", n], seconds["auto", n]))
         experts = f"{np.mean(n_read[n]):.1f}" if n_read[n] else "unknown"
-        rows.append([str(n), f"{without:.2f}", f"{with_:.2f}", speedup, experts])
-    table(["tokens", "T(n) / T(1), without", "with", "speed-up", "experts read per layer"], rows)
+        rows.append([*costs(seconds, n, sizes[0]), experts])
+    table([*COSTS, "experts read per layer"], rows)
 
 
 def _tokens(rng: np.random.Generator, context: Context, n: int) -> list[int]:

@@ -269,7 +269,7 @@ def _is_kernel(function: str, place: str) -> bool:
 
 def _kernel(chain: list[str]) -> str:
     """Choose the name of a loop from its functions, innermost first: what multiplies, not a part of it."""
-    templates = [name for name in chain if name.endswith(">") and not name.startswith("with_columns")]
+    templates = [name for name in chain if name.endswith(">") and not name.startswith("with_number")]
     multiplies = [name for name in templates if name.startswith("multiply_")]
     return (multiplies or templates or chain or ["?"])[0]
 

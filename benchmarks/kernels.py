@@ -21,7 +21,7 @@ import os
 import time
 from pathlib import Path
 
-from common import interval, machine, note, numbers, parser, ratio, table
+from common import COSTS, costs, machine, note, numbers, parser, table
 
 from spec_local import kernels
 from spec_local.llama import runtime
@@ -106,12 +106,7 @@ def measure(
                 if round_ >= 0:
                     seconds[mode, n].append(took)
     note("")
-    rows = []
-    for n in sizes:
-        without, with_ = (ratio(seconds[mode, n], seconds[mode, sizes[0]]).value for mode in ("off", "auto"))
-        speedup = interval(ratio(seconds["off", n], seconds["auto", n]))
-        rows.append([str(n), f"{without:.2f}", f"{with_:.2f}", speedup])
-    table(["tokens", "T(n) / T(1), without", "with", "speed-up"], rows)
+    table(COSTS, [costs(seconds, n, sizes[0]) for n in sizes])
 
 
 if __name__ == "__main__":

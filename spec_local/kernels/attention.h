@@ -28,14 +28,6 @@ constexpr float HIDDEN = -3.4e38f;
 // Before it decides what to keep in registers, GCC unrolls a short loop only if it is told to.
 #define SPECDEC_UNROLLED _Pragma("GCC unroll 8")
 
-// F<n>::run(arguments...) for n = 1 ... Most.
-template <int Most, template <int> class F, class... Arguments>
-void with_queries(int n, Arguments... arguments) {
-    if constexpr (Most > 1)
-        if (n < Most) return with_queries<Most - 1, F>(n, arguments...);
-    F<Most>::run(arguments...);
-}
-
 // 2^x as mantissa * 2^exponent, with a Taylor series: its relative error is that of rounding to single precision.
 // Not finite if x is not finite.
 struct Power {
@@ -178,8 +170,8 @@ void multiply_keys(const Attention &a, const Group &group, Progress &p) {
                 queries[q] = p.queries + group.queries[i + q] * p.length;
                 products[q] = p.products + (i + q) * KEY_BLOCK + first;
             }
-            if (direct) with_queries<PRODUCT_QUERIES, MultiplyKeys>(n, p.length, halves, queries, products);
-            else with_queries<PRODUCT_QUERIES, MultiplyKeys>(n, p.length, floats, queries, products);
+            if (direct) with_number<PRODUCT_QUERIES, MultiplyKeys>(n, p.length, halves, queries, products);
+            else with_number<PRODUCT_QUERIES, MultiplyKeys>(n, p.length, floats, queries, products);
         }
     }
 }
@@ -309,9 +301,9 @@ void add_values(const Attention &a, const Group &group, Progress &p) {
             for (int q = 0; q < n; q++) results[q] = p.results + group.queries[i + q] * p.value_length + from;
             const double *weights = p.weights + i * KEY_BLOCK;
             if (direct)
-                with_queries<VALUE_QUERIES, AddValues>(n, HalfSlice{group.values, from}, group.n_keys, weights, results);
+                with_number<VALUE_QUERIES, AddValues>(n, HalfSlice{group.values, from}, group.n_keys, weights, results);
             else if (finite)
-                with_queries<VALUE_QUERIES, AddValues>(n, Slice{p.values}, group.n_keys, weights, results);
+                with_number<VALUE_QUERIES, AddValues>(n, Slice{p.values}, group.n_keys, weights, results);
             else
                 for (int q = 0; q < n; q++) add_careful(p.values, group.n_keys, weights + q * KEY_BLOCK, results[q]);
         }

@@ -24,27 +24,12 @@ template <int n, class F>
     unrolled(f, std::make_integer_sequence<int, n>{});
 }
 
-// F<n>::run(arguments...) for n = 1 ... Most, which is 4, 8 or 12.
+// F<n>::run(arguments...) for n = 1 ... Most.
 template <int Most, template <int> class F, class... Arguments>
-void with_columns(int n, Arguments... arguments) {
-    switch (n) {
-        case 1: return F<1>::run(arguments...);
-        case 2: return F<2>::run(arguments...);
-        case 3: return F<3>::run(arguments...);
-        case 4: return F<4>::run(arguments...);
-    }
-    if constexpr (Most > 4) switch (n) {
-            case 5: return F<5>::run(arguments...);
-            case 6: return F<6>::run(arguments...);
-            case 7: return F<7>::run(arguments...);
-            case 8: return F<8>::run(arguments...);
-        }
-    if constexpr (Most > 8) switch (n) {
-            case 9: return F<9>::run(arguments...);
-            case 10: return F<10>::run(arguments...);
-            case 11: return F<11>::run(arguments...);
-            case 12: return F<12>::run(arguments...);
-        }
+void with_number(int n, Arguments... arguments) {
+    if constexpr (Most > 1)
+        if (n < Most) return with_number<Most - 1, F>(n, arguments...);
+    F<Most>::run(arguments...);
 }
 
 }  // namespace

@@ -17,8 +17,7 @@ constexpr int FLOAT_COLUMNS = 4;
 // Weights of a row that are multiplied by all columns before the next ones: 8 columns fill a first-level cache of 32 kB.
 constexpr int64_t CHUNK = 1024;
 
-template <FloatType T>
-constexpr int float_bytes = T == FloatType::F32 ? 4 : 2;
+constexpr int float_bytes(FloatType t) { return t == FloatType::F32 ? 4 : 2; }
 
 template <FloatType T>
 Float load_weights(const uint8_t *p) {
@@ -44,7 +43,7 @@ template <FloatType T, int R, int N>
 template <FloatType T, int R, int N>
 void multiply_chunk(int64_t k, const uint8_t *w, size_t row_bytes, const uint8_t *next, const float *x, float *const *y,
                     int row, bool first) {
-    constexpr int lanes = Simd::lanes, bytes = lanes * float_bytes<T>, steps = LINE / bytes;
+    constexpr int lanes = Simd::lanes, bytes = lanes * float_bytes(T), steps = LINE / bytes;
     Float sums[R][N];
     for (int r = 0; r < R; r++)
         for (int j = 0; j < N; j++) sums[r][j] = Simd::none();
@@ -56,7 +55,7 @@ void multiply_chunk(int64_t k, const uint8_t *w, size_t row_bytes, const uint8_t
     for (; left > 0; left--, w += bytes, x += N * lanes) add_floats<T, R, N>(sums, w, row_bytes, x);
     if (k % lanes > 0) {  // the remainder, padded with zeros
         alignas(LINE) uint8_t rest[R][LINE] = {};
-        for (int r = 0; r < R; r++) __builtin_memcpy(rest[r], w + r * row_bytes, k % lanes * float_bytes<T>);
+        for (int r = 0; r < R; r++) __builtin_memcpy(rest[r], w + r * row_bytes, k % lanes * float_bytes(T));
         add_floats<T, R, N>(sums, rest[0], LINE, x);
     }
     for (int j = 0; j < N; j++)
@@ -111,15 +110,14 @@ void pack_floats(int64_t k, const float *x, int column, int n, float *packed) {
 void multiply_floats(FloatType t, int64_t k, const uint8_t *w, size_t row_bytes, int rows, const float *packed, int n,
                      float *const *y) {
     const int64_t padded = (k + Simd::lanes - 1) / Simd::lanes * Simd::lanes;
-    const size_t bytes = t == FloatType::F32 ? 4 : 2;
     const int groups = float_groups(n);
     const auto multiply = [=](int row, int some, int64_t at) {
-        const uint8_t *from = w + row * row_bytes + at * bytes, *next = from + some * row_bytes;
+        const uint8_t *from = w + row * row_bytes + at * float_bytes(t), *next = from + some * row_bytes;
         const int64_t length = k - at < CHUNK ? k - at : CHUNK;
         for (int i = 0; i < groups; i++) {
             const FloatGroup g = float_group(n, i);
             const float *x = packed + g.first * padded + at * g.width;
-            with_columns<FLOAT_COLUMNS, MultiplyChunk>(g.width, t, some, length, from, row_bytes, next, x, y + g.first, row,
+            with_number<FLOAT_COLUMNS, MultiplyChunk>(g.width, t, some, length, from, row_bytes, next, x, y + g.first, row,
                                                        at == 0);
         }
     };

@@ -9,6 +9,10 @@ namespace specdec {
 bool fits_packed(const ggml_tensor *op);
 ggml::cpu::tensor_traits *packed_traits();
 
+// Products of floating-point weights with more columns than this are left to ggml's tinyBLAS, which is then as fast or
+// faster (measured on Zen 3: 12 columns take 0.88 times as long as with tinyBLAS, 16 take 1.03 to 1.11 times as long).
+constexpr int64_t MOST_FLOAT_COLUMNS = 12;
+
 // Set `type` to that of floating-point weights. Returns false if there are no kernels for it.
 bool float_type(ggml_type from, FloatType &type);
 
@@ -21,6 +25,14 @@ ggml::cpu::tensor_traits *attention_traits(const ggml_tensor *op);
 // The start of a row of a tensor.
 inline const char *row(const ggml_tensor *x, int64_t i1, int64_t i2, int64_t i3) {
     return (const char *)x->data + i1 * x->nb[1] + i2 * x->nb[2] + i3 * x->nb[3];
+}
+
+// Call `f` with the start of each row of a tensor, in order.
+template <class F>
+void for_each_row(const ggml_tensor *x, F f) {
+    for (int64_t i3 = 0; i3 < x->ne[3]; i3++)
+        for (int64_t i2 = 0; i2 < x->ne[2]; i2++)
+            for (int64_t i1 = 0; i1 < x->ne[1]; i1++) f(row(x, i1, i2, i3));
 }
 
 }  // namespace specdec

@@ -16,7 +16,7 @@ struct Run {
 };
 
 struct Group {
-    size_t first;  // index into `Call::x` of its first column
+    size_t first;  // its first column, counted through all groups
     int n;
 };
 
@@ -48,19 +48,15 @@ struct Call {
     }
 };
 
-const float *column(const ggml_tensor *x, int64_t i1, int64_t i2, int64_t i3) { return (const float *)row(x, i1, i2, i3); }
-
 void list_columns(const ggml_tensor *op, Call &call) {
-    const ggml_tensor *x = op->src[1];
     auto *y = (float *)op->data;
     call.clear(1);
-    for (int64_t i3 = 0; i3 < x->ne[3]; i3++)
-        for (int64_t i2 = 0; i2 < x->ne[2]; i2++)
-            for (int64_t i1 = 0; i1 < x->ne[1]; i1++, y += op->ne[0]) {
-                call.columns.push_back(call.inputs.size());
-                call.inputs.push_back(column(x, i1, i2, i3));
-                call.y.push_back(y);
-            }
+    for_each_row(op->src[1], [&call, &y, op](const char *x) {
+        call.columns.push_back(call.inputs.size());
+        call.inputs.push_back((const float *)x);
+        call.y.push_back(y);
+        y += op->ne[0];
+    });
 }
 
 // Mixtures of experts: slot s of a token has input s % x->ne[1]. That is one input for all slots, or one for each.
@@ -71,7 +67,7 @@ void list_experts(const ggml_tensor *op, Call &call, int most) {
     list_by_expert(ids, op->src[0]->ne[2], slots);
     call.clear(ids->ne[0] / n_inputs);
     for (int64_t t = 0; t < ids->ne[1]; t++)
-        for (int64_t i = 0; i < n_inputs; i++) call.inputs.push_back(column(x, i, t, 0));
+        for (int64_t i = 0; i < n_inputs; i++) call.inputs.push_back((const float *)row(x, i, t, 0));
     call.columns.resize(slots.size());
     for (size_t i = 0; i < slots.size(); i++) {
         const auto [expert, t, s] = slots[i];

@@ -1,6 +1,6 @@
 // Self-test: checks the kernels on this machine before they are used. It runs in a child process, since a kernel that
 // does not work may also crash.
-#include "plugin.h"
+#include "operations.h"
 
 #include <cmath>
 #include <cstdio>
@@ -288,7 +288,7 @@ const char *check(ggml_type type) {
     // The absolute term allows for rounding to float32.
     if (!(error(direct, expected) <= 1.02 * error(ggmls, expected) + 1e-4)) return complaint("less exact than ggml's own");
     for (const int n : {1, 2, 3, 4, 5, 8, 12, 16, COLUMNS_TESTED}) {
-        if (plain && n > 12) continue;  // computed by ggml
+        if (plain && n > MOST_FLOAT_COLUMNS) continue;  // computed by ggml
         const std::vector<float> y = through_graph(ours, type, matrix, x, n);
         if (y.size() != size_t(n) * ROWS_TESTED || std::memcmp(y.data(), direct.data(), y.size() * sizeof(float)) != 0)
             return complaint("a column depends on how many are computed with it");

@@ -289,12 +289,12 @@ def test_a_seed_gives_the_same_text_with_and_without_a_draft(quantized, folder, 
             assert answer("fixed") == answer("fixed", 7) == answer("adaptive") == plain
 
 
-@pytest.mark.parametrize(("kind", "least"), [("Q4_K_M", 24), ("F16", 12), ("experts Q4_K_M", 12)])
-def test_reproducible_output_needs_no_padding(quantized, kind, least):
-    """For more than 12 floating-point columns, llama.cpp may happen to give the same bits."""
+@pytest.mark.parametrize(("kind", "sizes"), [("Q4_K_M", {24}), ("F16", {12}), ("experts Q4_K_M", {12, 24})])
+def test_reproducible_output_needs_no_padding(quantized, kind, sizes):
+    """For an F32 router this narrow, llama.cpp may happen to add up as specdec does, above 12 tokens, too."""
     with Session.open(quantized(kind), threads=1, reproducible=True) as session:
         assert session.main.pad_to == 1
-        assert session.main.max_tokens in (least, 24)
+        assert session.main.max_tokens in sizes
 
 
 def test_reproducible_trees(quantized, folder):
