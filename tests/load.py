@@ -4,9 +4,9 @@
 
 The server must run on this machine. Each client does one thing after another, at random: it reads an answer
 whole or as a stream, stays away for a while in the middle of one, disconnects early, or sends garbage. Eight
-clients do each of these at least once. An answer that was not given up must be complete, or refused because too
-many wait; the processes' memory, files and threads must be after the clients what they were after the first
-fifth of the time.
+clients do each of these at least once. An answer that was not given up must be complete, or refused because
+too many wait; the processes' memory, files and threads must be after the clients what they were after the
+first fifth of the time.
 """
 
 import argparse
