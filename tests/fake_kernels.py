@@ -6,6 +6,8 @@ from pathlib import Path
 
 # FAKE_<instruction set>: "crash", "refuse", or the error that the self-test returns.
 # FAKE_LOG: a file to which each installation appends a line.
+# FAKE_SLOW: a type whose products take twice as long as llama.cpp's from eight tokens on, or "refuse". All
+# others take half as long.
 SOURCE = r"""
 #include <csignal>
 #include <cstdio>
@@ -28,6 +30,17 @@ const char *specdec_kernels_install(const char *instruction_set) {
 }
 void specdec_kernels_enable(int on) { enabled = on; }
 long long specdec_kernels_experts_read() { return 0; }
+void specdec_kernels_limit(const char *, long long) {}
+const char *specdec_kernels_time(const char *type, long long, long long, const int *sizes, int n_sizes, int,
+                                 int rounds, double *seconds) {
+    const char *slow = std::getenv("FAKE_SLOW");
+    if (slow && std::string(slow) == "refuse") return "there is not enough memory";
+    for (int i = 0; i < rounds * n_sizes; i++) {
+        const bool loses = slow && slow == std::string(type) && sizes[i % n_sizes] >= 8;
+        seconds[2 * i] = loses ? 2.0 : 0.5, seconds[2 * i + 1] = 1.0;
+    }
+    return nullptr;
+}
 const char *specdec_kernels_self_test() {
     if (wanted && std::string(wanted) == "crash") std::raise(SIGILL);
     return wanted;

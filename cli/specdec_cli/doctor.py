@@ -101,4 +101,15 @@ def _kernels(fix: bool) -> None:
             render.write(f"CPU kernels: not used (not built: {reason})\n")
             return
         render.write(f"compiled in {time.perf_counter() - started:.0f} s\n")
-    render.write(f"CPU kernels: {kernels.status()}\n")
+    status = kernels.status()
+    render.write(f"CPU kernels: {status}\n")
+    if not status.instruction_set:
+        return
+    if fix and not status.measured:
+        render.write("comparing them with llama.cpp's kernels; this takes about half a minute\n")
+        if reason := kernels.measure_limits():
+            render.write(f"not compared: {reason}\n")
+        status = kernels.status()
+    note = "" if status.measured else " (not measured on this machine; specdec doctor --fix does it)"
+    left = [f"{kind} from {n + 1} tokens on" if n else kind for kind, n in status.limits.items()]
+    render.write(f"left to llama.cpp's kernels: {'; '.join(left) or 'nothing'}{note}\n")

@@ -7,7 +7,8 @@ and llama.cpp uses its own.
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -27,10 +28,16 @@ _FIX = "run specdec doctor --fix"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The instruction set whose kernels are used, or None and a one-line reason."""
+    """The instruction set whose kernels are used, or None and a one-line reason.
+
+    limits: the most tokens per call of products that the kernels compute, for types of weights that have such
+    a limit. measured: whether the limits were measured on this machine.
+    """
 
     instruction_set: str | None
     reason: str | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    measured: bool = False
 
     def __str__(self) -> str:
         return self.instruction_set or f"not used ({self.reason})"
@@ -81,6 +88,8 @@ def load() -> None:
                 found = Status(None, reason)
             else:
                 _state.native = native
+                for kind, most in found.limits.items():
+                    native.limit(kind, most)
         except Exception as error:  # the library cannot be opened or lacks a function
             found = Status(None, _one_line(error))
     _state.loaded = found
@@ -122,6 +131,24 @@ def rebuild() -> str | None:
         return _one_line(error)
 
 
+def measure_limits() -> str | None:
+    """Measure which products llama.cpp's kernels compute faster, for processes that have not loaded them yet.
+
+    Returns None on success, otherwise the reason for the failure.
+    """
+    from spec_local.kernels import measure
+
+    if mode() == "off":
+        return _OFF
+    found, library = _found()
+    if not found.instruction_set or not library:
+        return found.reason
+    try:
+        return measure.measure(library, found.instruction_set)
+    finally:
+        _state.found = None
+
+
 def _found() -> tuple[Status, Path | None]:
     if _state.found is None:
         try:
@@ -143,15 +170,23 @@ def _look() -> tuple[Status, Path | None]:
     if forced := os.environ.get(INSTRUCTION_SET):
         if forced not in build.INSTRUCTION_SETS:
             return Status(None, f"{INSTRUCTION_SET} is none of {', '.join(build.INSTRUCTION_SETS)}"), None
-        reason = check.failure(library, forced)
-        return Status(
-            None if reason else forced, reason and f"the self-test failed with {forced}: {reason}"
-        ), library
+        if reason := check.failure(library, forced):
+            return Status(None, f"the self-test failed with {forced}: {reason}"), None
+        return _with_limits(forced, library), library
     record = check.verdict(library)
     if record.instruction_set is None:
         tests = "; ".join(f"{name}: {result}" for name, result in record.self_tests.items())
         return Status(None, f"the self-test failed with {tests}"), None
-    return Status(record.instruction_set), library
+    return _with_limits(record.instruction_set, library), library
+
+
+def _with_limits(instruction_set: str, library: Path) -> Status:
+    from spec_local.kernels import measure
+
+    limits = measure.recorded(library, instruction_set)
+    if limits is None:
+        return Status(instruction_set, None, measure.UNMEASURED)
+    return Status(instruction_set, None, limits, measured=True)
 
 
 def _one_line(error: Exception) -> str:

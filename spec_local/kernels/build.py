@@ -101,8 +101,9 @@ def _make(compiler: Sequence[str], library: Path) -> str | None:
         return "llama-cpp-python was installed without its headers: reinstall it"
     if reason := _compile(compiler, headers, library):
         return reason
-    # So that the self-test runs again.
-    (library.parent.parent / library.name).with_suffix(".json").unlink(missing_ok=True)
+    # So that the self-test and the measurements run again.
+    for path in library.parent.parent.glob(f"{library.stem}*.json"):
+        path.unlink(missing_ok=True)
     return None
 
 

@@ -42,7 +42,7 @@ def verdict(library: Path) -> Record:
 
     Tests that have not been run on it yet are run now, which takes about a second each.
     """
-    path, processor = library.with_suffix(".json"), _processor()
+    path, processor = library.with_suffix(".json"), processor_digest()
     with contextlib.suppress(OSError, ValidationError):
         known = Record.model_validate_json(path.read_bytes())
         if known.processor == processor:
@@ -66,7 +66,8 @@ def failure(library: Path, instruction_set: str) -> str | None:
     return result.crash or result.error
 
 
-def _processor() -> str:
+def processor_digest() -> str:
+    """Return a digest of the features that the processor reports, as 16 hexadecimal digits."""
     return hashlib.sha256(" ".join(sorted(machine.processor_features())).encode()).hexdigest()[:16]
 
 

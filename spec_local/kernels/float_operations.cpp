@@ -13,7 +13,7 @@ bool is_float_weights(const ggml_tensor *op) {
     return op->op == GGML_OP_MUL_MAT && float_type(w->type, type) && w->buffer && ggml_is_contiguous(w) &&
            w->ne[2] * w->ne[3] == 1 && ggml_backend_buffer_get_usage(w->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
            x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && ggml_is_contiguous(op) &&
-           ggml_nrows(x) <= MOST_FLOAT_COLUMNS && op->op_params[1] == 0;
+           ggml_nrows(x) <= std::min(most_columns(w->type), MOST_FLOAT_COLUMNS) && op->op_params[1] == 0;
 }
 
 struct FloatTraits : ggml::cpu::tensor_traits {

@@ -1,7 +1,13 @@
 """Bindings to the compiled library, as declared in plugin.h and capture.h."""
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.errors import SpecLocalError
 
 
 class Native:
@@ -19,6 +25,13 @@ class Native:
         self._install.argtypes, self._install.restype = [ctypes.c_char_p], ctypes.c_char_p
         self._enable.argtypes, self._enable.restype = [ctypes.c_int], None
         self._self_test.argtypes, self._self_test.restype = [], ctypes.c_char_p
+        self._limit, self._time = loaded.specdec_kernels_limit, loaded.specdec_kernels_time
+        self._limit.argtypes, self._limit.restype = [ctypes.c_char_p, ctypes.c_int64], None
+        self._time.argtypes = [
+            *(ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_int), ctypes.c_int),
+            *(ctypes.c_int, ctypes.c_int, ctypes.c_void_p),
+        ]
+        self._time.restype = ctypes.c_char_p
         self._experts_read = loaded.specdec_kernels_experts_read
         self._experts_read.argtypes, self._experts_read.restype = [], ctypes.c_int64
         self._capture = loaded.specdec_capture_tensor
@@ -43,6 +56,32 @@ class Native:
         Returns None if they pass, otherwise the error.
         """
         return _text(self._self_test())
+
+    def limit(self, kind: str, most: int) -> None:
+        """Leave products of more than `most` tokens with weights of a type, such as Q4_K, to llama.cpp.
+
+        A type that is packed is left to it as a whole if `most` is 0, when models are opened from now on.
+        """
+        self._limit(kind.encode(), most)
+
+    def time(
+        self, kind: str, rows: int, length: int, sizes: Sequence[int], threads: int, rounds: int
+    ) -> NDArray[np.float64]:
+        """Time products of a matrix with various numbers of tokens.
+
+        Returns seconds, float64 (rounds, sizes, 2): with the kernels, and with what llama.cpp would use
+        without them.
+
+        Raises:
+            SpecLocalError: there is not enough memory, or the shape is not possible.
+        """
+        seconds = np.zeros((rounds, len(sizes), 2))
+        numbers = (ctypes.c_int * len(sizes))(*sizes)
+        if reason := _text(
+            self._time(kind.encode(), rows, length, numbers, len(sizes), threads, rounds, seconds.ctypes.data)
+        ):
+            raise SpecLocalError(f"products could not be timed: {reason}")
+        return seconds
 
     @property
     def experts_read(self) -> int:

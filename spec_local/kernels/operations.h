@@ -9,9 +9,9 @@ namespace specdec {
 bool fits_packed(const ggml_tensor *op);
 ggml::cpu::tensor_traits *packed_traits();
 
-// Products of floating-point weights with more columns than this are left to ggml's tinyBLAS, which is then as fast or
-// faster (measured on Zen 3: 12 columns take 0.88 times as long as with tinyBLAS, 16 take 1.03 to 1.11 times as long).
-constexpr int64_t MOST_FLOAT_COLUMNS = 12;
+// Products of floating-point weights with more columns than this are left to ggml, which reads a tile of several columns
+// once, and is faster on any processor.
+constexpr int64_t MOST_FLOAT_COLUMNS = 64;
 
 // Set `type` to that of floating-point weights. Returns false if there are no kernels for it.
 bool float_type(ggml_type from, FloatType &type);

@@ -7,11 +7,14 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <iterator>
+#include <limits>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include <strings.h>
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -23,12 +26,16 @@ const Kernels *chosen = nullptr;
 bool enabled = false;
 ggml_backend_buffer_type buffer_type;
 
+int64_t limits[GGML_TYPE_COUNT];  // see `most_columns`
+
 bool is_packed(const ggml_tensor *matrix) { return matrix->buffer && matrix->buffer->buft == &buffer_type; }
 
 struct ExtraBufferType : ggml::cpu::extra_buffer_type {
     // The model loader passes an empty buffer; the scheduler, the buffer that holds the weights.
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *op) override {
-        return is_packed(op->src[0]) && (enabled || op->src[0]->buffer->size > 0) && fits_packed(op);
+        const ggml_tensor *matrix = op->src[0];
+        const bool is_loaded = is_packed(matrix) && matrix->buffer->size > 0;
+        return is_packed(matrix) && (is_loaded || (enabled && most_columns(matrix->type) > 0)) && fits_packed(op);
     }
 
     ggml::cpu::tensor_traits *get_tensor_traits(const ggml_tensor *op) override {
@@ -175,6 +182,14 @@ bool packed_type(const ggml_tensor *matrix, Type &type) {
 
 const Kernels *kernels() { return chosen; }
 
+int64_t most_columns(ggml_type type) { return limits[type]; }
+
+ggml_type type_named(const char *name) {
+    int i = 0;
+    while (i < GGML_TYPE_COUNT && !(ggml_type_name(ggml_type(i)) && strcasecmp(ggml_type_name(ggml_type(i)), name) == 0)) i++;
+    return ggml_type(i);
+}
+
 ggml_backend_buffer_type_t packed_buffer_type() { return &buffer_type; }
 
 }  // namespace specdec
@@ -207,12 +222,17 @@ const char *specdec_kernels_install(const char *instruction_set) {
         types.erase(types.begin());
         return "a model was loaded before them";
     }
+    std::fill(std::begin(limits), std::end(limits), std::numeric_limits<int64_t>::max());
     chosen = wanted;
     enabled = true;
     return nullptr;
 }
 
 void specdec_kernels_enable(int on) { enabled = on && chosen; }
+
+void specdec_kernels_limit(const char *type, int64_t most) {
+    if (type_named(type) != GGML_TYPE_COUNT) limits[type_named(type)] = most;
+}
 
 const char *specdec_kernels_multiply(const char *instruction_set, int type, int64_t rows, int64_t k, int n,
                                      const void *matrix, const float *x, float *y) {

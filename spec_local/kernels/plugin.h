@@ -12,6 +12,12 @@ bool packed_type(const ggml_tensor *matrix, Type &type);
 // The installed kernels, or null before `specdec_kernels_install`.
 const Kernels *kernels();
 
+// The most columns that products with weights of a type have if the kernels compute them: 0 if llama.cpp does.
+int64_t most_columns(ggml_type type);
+
+// The type of this name, such as "Q4_K", or GGML_TYPE_COUNT if there is none.
+ggml_type type_named(const char *name);
+
 // The buffer type that holds packed matrices.
 ggml_backend_buffer_type_t packed_buffer_type();
 
@@ -26,6 +32,15 @@ const char *specdec_kernels_install(const char *instruction_set);
 // Enable or disable the packing of models loaded from now on, and the kernels for floating-point weights and attention.
 // Must not be called during a computation.
 void specdec_kernels_enable(int on);
+
+// Leave products of more than `most` columns with weights of a type, such as "Q4_K", to llama.cpp. A type that is packed is
+// left to it as a whole if `most` is 0, when models are loaded from now on; other numbers have no effect on it.
+void specdec_kernels_limit(const char *type, int64_t most);
+
+// Time products of a matrix with `sizes[0 ... n_sizes-1]` columns, with the kernels and without them, one after the other.
+// seconds[round][size][2]: with, without. Returns null on success, otherwise the reason for the failure.
+const char *specdec_kernels_time(const char *type, int64_t rows, int64_t k, const int *sizes, int n_sizes, int threads,
+                                 int rounds, double *seconds);
 
 // The number of experts' packed matrices that all calls up to now have read: of each call, gate, up and down of each
 // expert that any of its tokens is routed to, in each layer.

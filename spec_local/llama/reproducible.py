@@ -20,10 +20,9 @@ from spec_local.llama import runtime
 from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
 
-# A multiple to fill calls up to, and the maximum number of tokens per call; the cheapest first. Apple's BLAS
-# is used from 32 tokens on, and attention differs from 64 on. specdec's kernels leave F16 matrices to
-# llama.cpp from 13 on.
-_SIZES = ((1, 24), (1, 12), (8, 24))
+# The maximum number of tokens per call. Apple's BLAS is used from 32 tokens on; attention differs from 64 on.
+_MOST = 24
+_MULTIPLE = 8  # to fill calls up to
 _CALLS = (1, 2, 3, 5, 8, 5)  # sizes of the trial's calls, which put tokens at various places in a call
 _N = sum(_CALLS)
 # Texts of the trial for a mixture of experts: tokens are computed together if they select the same expert,
@@ -52,7 +51,7 @@ def open_reproducible_rows(
     if model.gpu_layers and runtime.library().llama_supports_gpu_offload():
         raise InvalidRequest("reproducible output is supported on the CPU only: add --gpu-layers 0")
     options = {name: value for name, value in options.items() if name not in ("max_tokens", "max_logits")}
-    for pad_to, max_tokens in _SIZES:
+    for pad_to, max_tokens in _sizes():
         # With llama.cpp's kernels, attention differs for a single token after 512 others, which is more than
         # the trial has. Padding does not determine the number of tokens that select an expert.
         # Nor do a recurrent model's calls with dummy tokens: llama.cpp divides them by sequence.
@@ -84,6 +83,15 @@ def open_reproducible_rows(
         f"the output of {model.path.name} cannot be made reproducible on this machine: use Q4_K_M, Q6_K or "
         "Q8_0 weights, with specdec's CPU kernels (see specdec doctor)"
     )
+
+
+def _sizes() -> list[tuple[int, int]]:
+    """Return multiples to fill calls up to, and the maximum number of tokens per call; the cheapest first.
+
+    Calls that are not filled up are no larger than specdec's kernels compute for all of the model's types.
+    """
+    limits = {most for most in kernels.status().limits.values() if _MULTIPLE <= most < _MOST}
+    return [*((1, most) for most in sorted({_MOST, *limits}, reverse=True)), (_MULTIPLE, _MOST)]
 
 
 def _same_rows(context: Context, text: list[int]) -> bool:

@@ -76,10 +76,30 @@ def test_doctor_compiles(bare, compiled, tmp_path):
     env = {"CXX": fake_kernels.compiler(tmp_path, copy)}
     done = bare("doctor", "--fix", env=env)
     lines = done.stdout.decode().splitlines()
-    assert lines[-3] == "compiling the CPU kernels; this takes about half a minute"
-    assert lines[-2].startswith("compiled in ")
+    assert lines[-5] == "compiling the CPU kernels; this takes about half a minute"
+    assert lines[-4].startswith("compiled in ")
+    assert lines[-2:] == [
+        "comparing them with llama.cpp's kernels; this takes about half a minute",
+        "left to llama.cpp's kernels: nothing",
+    ]
     assert kernels_line(done) == f"CPU kernels: {build.reported()[0]}"
     assert kernels_line(bare("doctor")) == kernels_line(done)
+
+
+def limits_line(done):
+    assert done.returncode == 0, done
+    (line,) = (line for line in done.stdout.decode().splitlines() if line.startswith("left to llama.cpp"))
+    return line.removeprefix("left to llama.cpp's kernels: ")
+
+
+def test_doctor_measures_what_is_left_to_llama_cpp_once(built):
+    hint = "(not measured on this machine; specdec doctor --fix does it)"
+    assert limits_line(built("doctor")).endswith(hint)
+    refused = built("doctor", "--fix", env={"FAKE_SLOW": "refuse"})
+    assert b"not compared: products could not be timed: there is not enough memory\n" in refused.stdout
+    assert limits_line(refused).endswith(hint)
+    assert limits_line(built("doctor", "--fix", env={"FAKE_SLOW": "BF16"})) == "BF16 from 5 tokens on"
+    assert limits_line(built("doctor", "--fix", env={"FAKE_SLOW": "Q4_K"})) == "BF16 from 5 tokens on"
 
 
 def test_everything_works_without_kernels(bare, main, tmp_path):

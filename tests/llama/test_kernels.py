@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -13,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from spec_local import GenerationSettings, Session, kernels
 from spec_local.core.proposal import path_to
 from spec_local.errors import BackendError, InvalidRequest
-from spec_local.kernels import build
+from spec_local.kernels import build, measure
 from spec_local.llama import runtime
 from spec_local.llama.context import open_context, open_rows
 from spec_local.llama.hidden_states import HiddenStates
@@ -43,6 +44,22 @@ def in_use():
         pytest.skip(f"kernels {kernels.status()}")
     yield
     kernels.use("auto")
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """A function that sets limits as if they had been measured."""
+    native, status = kernels.installed(), kernels.status()
+    none = dict.fromkeys((*measure.PACKED, *measure.FLOATS), 1 << 40)
+
+    def limit(limits):
+        for kind, most in (none | limits).items():
+            native.limit(kind, most)
+        monkeypatch.setattr(kernels._state, "loaded", replace(status, limits=limits))
+
+    yield limit
+    for kind, most in (none | status.limits).items():
+        native.limit(kind, most)
 
 
 @pytest.fixture(scope="module")
@@ -289,12 +306,39 @@ def test_a_seed_gives_the_same_text_with_and_without_a_draft(quantized, folder, 
             assert answer("fixed") == answer("fixed", 7) == answer("adaptive") == plain
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [("Q4_K_M", {24}), ("F16", {12}), ("experts Q4_K_M", {12, 24})])
-def test_reproducible_output_needs_no_padding(quantized, kind, sizes):
-    """For an F32 router this narrow, llama.cpp may happen to add up as specdec does, above 12 tokens, too."""
+@pytest.mark.parametrize(("kind", "sizes"), [("Q4_K_M", {24}), ("F16", {9}), ("experts Q4_K_M", {9, 24})])
+def test_reproducible_output_needs_no_padding(quantized, limited, kind, sizes):
+    """For an F32 router this narrow, llama.cpp may happen to add up as specdec does, above 9 tokens, too."""
+    limited({"F16": 9, "F32": 9})
     with Session.open(quantized(kind), threads=1, reproducible=True) as session:
         assert session.main.pad_to == 1
         assert session.main.max_tokens in sizes
+
+
+def test_what_is_left_to_llama_cpp(quantized, make_context, limited):
+    """As without the kernels, and only from a number of tokens on."""
+    text = np.random.default_rng(4).integers(0, 300, 12).tolist()
+
+    def last(kind, n):
+        """The logits after the last token of a call of n tokens, all of which have logits."""
+        context = make_context(Model(quantized(kind)), n_ctx=64)
+        return context.evaluate(text[:n], n)[-1].copy()
+
+    limited({"F16": 8})
+    ours, theirs = last("F16", 8), last("F16", 9)
+    limited({"F16": 0})
+    assert (last("F16", 8) != ours).any()
+    assert (last("F16", 9) == theirs).all()
+    packed = last("Q4_K_M", 4)
+    limited({"Q4_K": 0, "Q6_K": 0})
+    left = last("Q4_K_M", 4)
+    limited({})
+    assert (last("Q4_K_M", 4) == packed).all()
+    kernels.use("off")
+    context = make_context(Model(quantized("Q4_K_M")), n_ctx=64)
+    kernels.use("auto")  # attention and the other types are computed as before
+    assert (context.evaluate(text[:4], 4)[-1] == left).all()
+    assert (left != packed).any()
 
 
 def test_reproducible_trees(quantized, folder):

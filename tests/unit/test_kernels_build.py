@@ -10,7 +10,7 @@ import pytest
 
 from spec_local import kernels, machine
 from spec_local.child_process import ChildResult, run_child
-from spec_local.kernels import build, check
+from spec_local.kernels import build, check, measure
 from spec_local.llama import runtime
 from tests import fake_kernels
 
@@ -88,7 +88,7 @@ def test_the_build_leaves_one_library(compiled):
 
 @needs_compiler
 def test_the_best_set_that_passes_is_selected(library):
-    assert kernels.status() == kernels.Status("avx512_vnni")
+    assert kernels.status() == kernels.Status("avx512_vnni", limits=measure.UNMEASURED)
     assert str(kernels.status()) == "avx512_vnni"
     assert kernels.identity() == f"avx512_vnni:{build.digest()}"
     record = json.loads(library.with_suffix(".json").read_text())
@@ -135,7 +135,7 @@ def test_only_reported_instruction_sets_are_tested(library, processor, tested, n
 def test_an_instruction_set_can_be_forced(library, monkeypatch, new_process):
     """It is tested, too, and nothing is recorded."""
     monkeypatch.setenv(kernels.INSTRUCTION_SET, "avx2")
-    assert kernels.status() == kernels.Status("avx2")
+    assert kernels.status().instruction_set == "avx2"
     assert kernels.identity().startswith("avx2:")
     assert not library.with_suffix(".json").exists()
     new_process()
@@ -162,6 +162,46 @@ def test_results_are_recorded_for_one_processor(library, processor, tested, new_
     new_process()
     assert kernels.status().instruction_set == "avx512_vnni"
     assert len(tested) == 3
+
+
+@needs_compiler
+def test_limits_are_measured_for_one_machine(library, processor, monkeypatch, new_process):
+    def limits():
+        new_process()
+        return dict(kernels.status().limits) if kernels.status().measured else None
+
+    assert limits() is None
+    monkeypatch.setenv("FAKE_SLOW", "Q4_K")
+    assert kernels.measure_limits() is None
+    assert limits() == {"Q4_K": 0}
+    monkeypatch.setenv("FAKE_SLOW", "F16")
+    new_process()
+    monkeypatch.setenv(kernels.INSTRUCTION_SET, "avx2")
+    assert not kernels.status().measured
+    assert kernels.measure_limits() is None
+    assert kernels.status().limits == {"F16": 4}
+    assert limits() == {"Q4_K": 0}
+    monkeypatch.setattr(machine, "default_threads", lambda: 99)
+    assert limits() is None
+    monkeypatch.undo()
+
+
+@needs_compiler
+def test_limits_that_cannot_be_used(library, monkeypatch, new_process):
+    monkeypatch.setenv("FAKE_SLOW", "refuse")
+    assert kernels.measure_limits() == "products could not be timed: there is not enough memory"
+    monkeypatch.setenv("FAKE_SLOW", "Q4_K")
+    assert kernels.measure_limits() is None
+    (path,) = library.parent.glob("*-threads.json")
+    for text in ("", '{"limits": {"Q9": 1}}', '{"limits": 1}'):
+        path.write_text(text)
+        new_process()
+        assert (kernels.status().limits, kernels.status().measured) == (measure.UNMEASURED, False)
+    path.unlink()
+    path.mkdir()
+    assert kernels.measure_limits() == f"{path} cannot be written: Is a directory"
+    kernels.use("off")
+    assert kernels.measure_limits() == "--kernels off"
 
 
 @needs_compiler
@@ -293,7 +333,7 @@ def test_a_read_only_environment(processor, tmp_path, monkeypatch):
 def test_loading_and_switching_off(library, tested):
     loaded = ctypes.CDLL(str(library))
     kernels.load()
-    assert kernels.status() == kernels.Status("avx512_vnni")
+    assert kernels.status().instruction_set == "avx512_vnni"
     assert loaded.fake_enabled() == -1  # unchanged since the installation
     kernels.use("off")
     assert loaded.fake_enabled() == 0
