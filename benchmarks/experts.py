@@ -35,8 +35,8 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=default_threads())
     options = arguments.parse_args()
     for name in options.shapes:
-        # The width of gpt-oss is no multiple of a K-quant's block.
-        kind = "Q4_0" if options.type == "Q4_K_M" and SHAPES[name].width % 256 else options.type
+        # gpt-oss is published in MXFP4, and its width is no multiple of a K-quant's block.
+        kind = "MXFP4" if options.type == "Q4_K_M" and SHAPES[name].width % 256 else options.type
         path = options.folder / f"random-{name}-{kind.lower()}.gguf"
         if not path.exists():
             note(f"writing {path}")
@@ -71,7 +71,8 @@ def measure(contexts: dict[kernels.Mode, Context], n_layers: int, sizes: list[in
     for round_ in range(-1, rounds):  # the first is the warm-up
         for n in sizes:
             tokens = _tokens(rng, contexts["auto"], n)
-            for mode, context in contexts.items():
+            for mode in kernels.MODES if round_ % 2 else kernels.MODES[::-1]:
+                context = contexts[mode]
                 note(f"round {round_ + 1}/{rounds}: {n} tokens, {mode}")
                 kernels.use(mode)
                 native = kernels.installed()

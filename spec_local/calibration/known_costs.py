@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
+from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama.context import Context
 from spec_local.llama.llama_head import LlamaHead
@@ -41,7 +42,8 @@ class KnownCosts:
             return None  # it has logits for one place of a call
         if not self.levels and draft and draft.n_ctx - len(draft.cached) > _LEVELS[-1]:
             with _known_states(draft):
-                self.levels = measure(draft, _LEVELS if draft.max_branches > 1 else _LEVELS[:-1], 2)
+                sizes = _LEVELS if draft.max_branches > 1 else _LEVELS[:-1]
+                self.levels = measure(draft, sizes, 2, text=sample_tokens(draft))
         return self.levels
 
     def save(self, main: Context, draft: Context | LlamaHead | None) -> None:
@@ -54,20 +56,20 @@ class KnownCosts:
     def _known(self, context: Context | LlamaHead, budget: float, rows: int | None = None) -> CostModel:
         if context.n_ctx - len(context.cached) < MAX_DRAFT:
             context.truncate(0)  # too little room for a good measurement; the history is evaluated again
-        known = cost_store.load(context)
+        known, text = cost_store.load(context), sample_tokens(context)
         if known:
             # The machine may have been busy or on battery then, and sizes that seem expensive are not tried
             # again.
             for _ in range(2):
                 with _known_states(context):
-                    now = measure(context, (1, 8), 1, rows)
+                    now = measure(context, (1, 8), 1, rows, text)
                 if known.agrees_with(now):
                     known.observe(1, now.seconds(1))  # scales the costs of all sizes to the current speed
                     return known
         else:
             self.log(f"measuring {context.model.path.name} (first use with these settings)")
         with _known_states(context):
-            return measure(context, rows=rows, budget=budget)
+            return measure(context, rows=rows, text=text, budget=budget)
 
 
 def _known_states(context: Context | LlamaHead) -> AbstractContextManager[None]:

@@ -1,5 +1,6 @@
 """Measure how long calls of a model take, by number of tokens."""
 
+import itertools
 import math
 import time
 from collections import defaultdict
@@ -18,6 +19,7 @@ def measure(
     sizes: Sequence[int] = (1, 2, 4, 8, 16, 3, 5, 32, 64),
     rounds: int = 3,
     rows: int | None = None,
+    text: Sequence[int] = (),
     budget: float = math.inf,
     precision: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
@@ -38,6 +40,9 @@ def measure(
             the first and one of the third size come before and do not count: they touch memory for the first
             time.
         rows: rows of logits a call, for its last tokens; None: one for each token.
+        text: tokens that the calls evaluate in turn, again and again; empty: only the last one of the
+            history. In a mixture of experts, equal tokens use the same few experts, so that a call of them
+            takes less time than one of a text.
         budget: seconds after which no further call starts, except in the first round of the first three
             sizes.
         precision: sizes whose median time is less certain than this share of it, by the calls' spread, are
@@ -59,15 +64,16 @@ def measure(
         raise ContextOverflow(
             f"no room to measure: all {model.n_ctx} tokens of the context are used; measure before prefill"
         )
-    token = cached[-1] if cached else 0
+    tokens = itertools.cycle(text or [cached[-1] if cached else 0])
     costs = CostModel()
     model.commit(())
     model.checkpoint()
 
     def call(n: int) -> float:
+        called = list(itertools.islice(tokens, n))
         start = clock()
         try:
-            model.decode_tree([token] * n, range(-1, n - 1), rows)
+            model.decode_tree(called, range(-1, n - 1), rows)
             return clock() - start
         finally:
             model.commit(())
@@ -136,8 +142,13 @@ def _still_unclear(impossible: Sequence[int]) -> str:
     )
 
 
-def measure_prefill(model: LanguageModel, clock: Callable[[], float] = time.perf_counter) -> float:
+def measure_prefill(
+    model: LanguageModel, text: Sequence[int] = (), clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Tokens per second of prompt processing: the faster of two full calls. The history is unchanged.
+
+    Args:
+        text: see `measure`.
 
     Raises:
         ContextOverflow: the context is full.
@@ -151,9 +162,10 @@ def measure_prefill(model: LanguageModel, clock: Callable[[], float] = time.perf
             f"no room to measure: all {model.n_ctx} tokens of the context are used; measure before prefill"
         )
     seconds = []
+    prompt = list(itertools.islice(itertools.cycle(text or [0]), n))
     for _ in range(2):
         start = clock()
-        model.evaluate([0] * n, 0)
+        model.evaluate(prompt, 0)
         seconds.append(clock() - start)
         model.truncate(length)
     return n / min(seconds) if min(seconds) else math.inf

@@ -8,6 +8,7 @@ import psutil
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure, measure_prefill
+from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama.choose_head import Chosen
 from spec_local.llama.context import open_context
@@ -80,9 +81,10 @@ def tune(
             )
             stack.callback(context.close)
             rows = 1 if max_logits == 1 else None
-            costs = measure(context, SIZES, rounds, rows, precision=_PRECISION, log=log)
+            text = sample_tokens(context)
+            costs = measure(context, SIZES, rounds, rows, text, precision=_PRECISION, log=log)
             cost_store.save(context, costs)
-            prefill = measure_prefill(context)
+            prefill = measure_prefill(context, text)
             of_head = None
             if head:
                 (row,) = head.open([context])

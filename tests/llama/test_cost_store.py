@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.core.sampling import SamplingSettings
+from spec_local.llama.context import Context
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies.cost_model import CostModel
@@ -69,6 +70,22 @@ def test_each_model_is_measured_once(answer, own_cache):
     assert answer("draft") == (text, [])
     assert answer() == (text, [])  # the main model costs the same without a draft model
     assert len(files(own_cache)) == 2  # no temporary files
+
+
+def test_the_timed_calls_evaluate_a_text(open_session, own_cache, monkeypatch):
+    """In a mixture of experts, calls of equal tokens are faster than those of an answer."""
+    calls = []
+    decode_tree = Context.decode_tree
+
+    def recorded(context, tokens, *arguments):
+        calls.append(tuple(tokens))
+        return decode_tree(context, tokens, *arguments)
+
+    monkeypatch.setattr(Context, "decode_tree", recorded)
+    with open_session("draft") as session:
+        session.costs()
+    assert all(len(set(call)) >= 5 for call in calls if len(call) >= 8)
+    assert len({call for call in calls if len(call) == 1}) > 3
 
 
 def test_the_contents_of_a_file(answer, own_cache):

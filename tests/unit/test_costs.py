@@ -398,12 +398,30 @@ def test_measuring_one_row_of_logits():
     assert tuple(measure(model, tuple(F16), clock=model.clock).costs) == (1,)
 
 
+class ExpertsModel(TimedModel):
+    """Calls take as many seconds as they have different tokens: each token uses an expert of its own."""
+
+    def fill(self, call, rows):
+        super().fill(call, rows)
+        self.now += len(set(call.tokens))
+
+
+def test_calls_evaluate_the_given_text():
+    text = [*range(40), *range(20)]  # its last tokens were there before
+    model = ExpertsModel(lambda n, call: 0.0, n_vocab=40, max_tokens=64, max_logits=64)
+    costs = measure(model, (1, 2, 8, 64), text=text, clock=model.clock)
+    assert [costs.seconds(n) for n in (1, 2, 8, 64)] == [1.0, 2.0, 8.0, 40.0]
+    assert measure_prefill(model, text, model.clock) == pytest.approx(64 / 40)
+    repeated = measure(model, (1, 2, 8, 64), clock=model.clock)
+    assert repeated.seconds(64) == 1.0
+
+
 def test_prompt_processing_speed():
     model = TimedModel(lambda n, call: 3.0 if call == 1 else 0.5, max_tokens=8)
-    assert measure_prefill(model, model.clock) == 16
+    assert measure_prefill(model, clock=model.clock) == 16
     assert list(model.cached) == []
     model.evaluate([1, 2, 3], 0)
-    measure_prefill(model, model.clock)
+    measure_prefill(model, clock=model.clock)
     assert list(model.cached) == [1, 2, 3]
     full = FakeModel(n_ctx=2)
     full.evaluate([1, 2], 0)
