@@ -92,15 +92,46 @@ void quantize_as(const float *x, const Columns &columns, int column, int64_t fir
 
 // ---- what simple types and K-quants share ----
 
-// sum + the products of several registers of codes with one column. `x` is the column's first code; the next ones are n
+// Up to so many columns, both halves of a line are multiplied together and share the loads of activations: as long as the
+// registers suffice for what the type needs. Measured on Zen 3 with four columns: 0.86 of the time for Q4_0, 0.90 for Q4_K,
+// 0.93 for Q6_K; with more columns than this, the other K-quants are not faster, and Q3_K spills with any number.
+constexpr int most_of_both_halves(Type t) {
+    return !is_k_quant(t) || t == Type::Q4_K || t == Type::Q6_K ? 4 : t == Type::Q3_K ? 0 : 2;
+}
+
+// Halves that are multiplied together, and the registers of codes of each.
+template <Type T, int N>
+constexpr int WIDTH = HALVES == 2 && N <= most_of_both_halves(T) ? 2 : 1;
+template <Type T, int N>
+constexpr int HELD = (is_signed(T) ? Simd::held_signed : Simd::held) / WIDTH<T, N>;
+
+// sum + the products of several registers of codes with one column. `x` is the column's first code; the next ones are N
 // int32 apart.
 template <bool Signed, int N, int Steps>
 [[gnu::always_inline]] inline Int add_products(Int sum, const Int (&codes)[Steps], const int32_t *x) {
     for (int i = 0; i < Steps; i++) {
-        sum = Signed ? Simd::dot_bytes(sum, codes[i], x + i * N) : Simd::dot(sum, codes[i], x + i * N);
+        const Int activations = Simd::broadcast(x + i * N);
+        sum = Signed ? Simd::dot_bytes(sum, codes[i], activations) : Simd::dot(sum, codes[i], activations);
         Simd::keep(sum);
     }
     return sum;
+}
+
+// The same for one half or both. (One loop for any number of halves would be unrolled too late, and spill.)
+template <bool Signed, int N, int Steps>
+[[gnu::always_inline]] inline void add_products(Int (&sums)[1], const Int (&codes)[1][Steps], const int32_t *x) {
+    sums[0] = add_products<Signed, N>(sums[0], codes[0], x);
+}
+
+template <bool Signed, int N, int Steps>
+[[gnu::always_inline]] inline void add_products(Int (&sums)[2], const Int (&codes)[2][Steps], const int32_t *x) {
+    unrolled<Steps>([&](int i) __attribute__((always_inline)) {
+        const Int activations = Simd::broadcast(x + i * N);
+        unrolled<2>([&](int w) __attribute__((always_inline)) {
+            sums[w] = Signed ? Simd::dot_bytes(sums[w], codes[w][i], activations) : Simd::dot(sums[w], codes[w][i], activations);
+            Simd::keep(sums[w]);
+        });
+    });
 }
 
 // Totals of a tile are kept in memory between blocks: the registers are needed for the sums within a block.
@@ -159,7 +190,7 @@ template <Type T>
 
 template <Type T, int N>
 void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
-    constexpr int steps = BLOCK / CODES, held = is_signed(T) ? Simd::held_signed : Simd::held;
+    constexpr int steps = BLOCK / CODES, width = WIDTH<T, N>, held = HELD<T, N>;
     const size_t header = header_bytes(T, k);
     const uint8_t *minima = tile + header / 2, *block = tile + header;
     const int32_t *xq = x.codes, *starts = x.starts;
@@ -167,30 +198,34 @@ void multiply_simple(int64_t k, const uint8_t *tile, const Columns &x, float *co
     Total totals[N] = {};
     for (int64_t b = 0; b < k / BLOCK; b++) {
 #pragma GCC unroll 1
-        for (int h = 0; h < HALVES; h++) {
-            for (size_t i = h; i < block_bytes(T) / LINE; i += HALVES) prefetch(block + i * LINE);
+        for (int h = 0; h < HALVES; h += width) {
+            for (size_t i = h; i < block_bytes(T) / LINE; i += HALVES / width) prefetch(block + i * LINE);
             forget_loads();
-            Int sums[N];
-            for (int j = 0; j < N; j++) sums[j] = zero_point(T) ? Simd::broadcast(starts + j) : Simd::zero();
+            Int sums[N][width];
+            for (int j = 0; j < N; j++)
+                for (int w = 0; w < width; w++) sums[j][w] = zero_point(T) ? Simd::broadcast(starts + j) : Simd::zero();
             unrolled<steps / held>([&](auto piece) __attribute__((always_inline)) {
                 constexpr int first = piece * held;
                 if (first > 0) forget_loads();
-                Int codes[held];
-                for (int i = 0; i < held; i++) codes[i] = codes_of<T>(block + h * STEP, first + i);
+                Int codes[width][held];
+                for (int i = 0; i < held; i++)
+                    for (int w = 0; w < width; w++) codes[w][i] = codes_of<T>(block + (h + w) * STEP, first + i);
                 unrolled<N>([&](int j) __attribute__((always_inline)) {
-                    sums[j] = add_products<is_signed(T), N>(sums[j], codes, xq + first * N + j);
+                    add_products<is_signed(T), N>(sums[j], codes, xq + first * N + j);
                 });
             });
-            const Float d = simple_scales<T>(tile, b, h);
-            Float m = Simd::none();
-            if constexpr (has_minimum(T)) m = simple_scales<T>(minima, b, h);
-            if constexpr (has_minimum(T) && zero_point(T) != 0) m = Simd::fma(d, Simd::all(float(zero_point(T))), m);
-            unrolled<N>([&](int j) __attribute__((always_inline)) {
-                float *total = totals[j].of + h * Simd::lanes;
-                const Int whole = is_signed(T) ? sums[j] : Simd::widened(sums[j]);
-                Float sum = Simd::fma(Simd::floats(whole), Simd::times(d, Simd::all(xd[j])), Simd::load_floats(total));
-                if constexpr (has_minimum(T)) sum = Simd::fma(m, Simd::all(xs[j]), sum);
-                Simd::store(total, sum);
+            unrolled<width>([&](int w) __attribute__((always_inline)) {
+                const Float d = simple_scales<T>(tile, b, h + w);
+                Float m = Simd::none();
+                if constexpr (has_minimum(T)) m = simple_scales<T>(minima, b, h + w);
+                if constexpr (has_minimum(T) && zero_point(T) != 0) m = Simd::fma(d, Simd::all(float(zero_point(T))), m);
+                unrolled<N>([&](int j) __attribute__((always_inline)) {
+                    float *total = totals[j].of + (h + w) * Simd::lanes;
+                    const Int whole = is_signed(T) ? sums[j][w] : Simd::widened(sums[j][w]);
+                    Float sum = Simd::fma(Simd::floats(whole), Simd::times(d, Simd::all(xd[j])), Simd::load_floats(total));
+                    if constexpr (has_minimum(T)) sum = Simd::fma(m, Simd::all(xs[j]), sum);
+                    Simd::store(total, sum);
+                });
             });
         }
         block += block_bytes(T), xq += steps * N, xd += N, starts += N, xs += N;
@@ -293,65 +328,80 @@ template <Type T>
     }
 }
 
+// Steps whose products are added before they are scaled. Sums in 32 bits are in range for a part, sums in 16 bits for four
+// steps, or, of 4-bit codes, for eight. Few columns leave registers for the latter. Where totals are floating-point
+// numbers, it must not depend on the number of columns.
+template <Type T, int N>
+constexpr int steps_per_sum() {
+    constexpr int steps = part_length(T) / CODES;
+    if (is_signed(T)) return steps;
+    const int most = Simd::integer_totals ? (T == Type::Q4_K && WIDTH<T, N> > 1 ? 8 : 4) : Simd::held;
+    return most < steps ? most : steps;
+}
+
 template <Type T, int N>
 void multiply_k(int64_t k, const uint8_t *tile, const Columns &x, float *const *y, int rows) {
     constexpr int parts = parts_per_block(T), n_sums = sums_per_block(T), lines_per_block = block_bytes(T) / LINE;
-    constexpr int steps = part_length(T) / CODES, most = is_signed(T) ? Simd::held_signed : Simd::held;
-    constexpr int held = most < steps ? most : steps;
+    constexpr int steps = part_length(T) / CODES, width = WIDTH<T, N>, held = HELD<T, N> < steps ? HELD<T, N> : steps;
+    constexpr int summed = steps_per_sum<T, N>();
     Total totals[N] = {};
     const int32_t *xq = x.codes, *xs = x.sums, *starts = x.starts;
     const float *xd = x.scales;
     for (int64_t b = 0; b < k / SUPER_BLOCK; b++) {
 #pragma GCC unroll 1
-        for (int h = 0; h < HALVES; h++) {
-            const Lines lines = {tile, h};
+        for (int h = 0; h < HALVES; h += width) {
             forget_loads();
-            Simd::Scale scales[parts];
-            unpack_scales<T>(lines, scales);
-            Simd::Scaled scaled[N];  // the sums of parts times their scales
-            for (int j = 0; j < N; j++) scaled[j] = Simd::no_parts();
+            Simd::Scale scales[width][parts];
+            for (int w = 0; w < width; w++) unpack_scales<T>(Lines{tile, h + w}, scales[w]);
+            Simd::Scaled scaled[N][width];  // the sums of parts times their scales
+            for (int j = 0; j < N; j++)
+                for (int w = 0; w < width; w++) scaled[j][w] = Simd::no_parts();
 #pragma GCC unroll 1
             for (int group = 0; group < 4; group++) {
-                for (int i = group * lines_per_block / 4 + h; i < (group + 1) * lines_per_block / 4; i += HALVES)
+                for (int i = group * lines_per_block / 4 + h; i < (group + 1) * lines_per_block / 4; i += HALVES / width)
                     prefetch(tile + i * LINE);
-                Int sums[N];
+                Int sums[N][width];
                 unrolled<16 / held>([&](auto piece) __attribute__((always_inline)) {
-                    // Sums in 16 bits are in range for a piece of a part. Those in 32 bits are scaled once per part.
                     constexpr int first = piece * held;
-                    constexpr bool begins = !is_signed(T) || first % steps == 0;
-                    constexpr bool ends = !is_signed(T) || (first + held) % steps == 0;
                     forget_loads();
                     const int step = step_of<T>(group, first), part = step / steps;
-                    Int codes[held];
-                    for (int i = 0; i < held; i++) codes[i] = super_codes<T>(lines, group, first + i);
+                    Int codes[width][held];
+                    for (int i = 0; i < held; i++)
+                        for (int w = 0; w < width; w++) codes[w][i] = super_codes<T>(Lines{tile, h + w}, group, first + i);
                     unrolled<N>([&](int j) __attribute__((always_inline)) {
-                        if constexpr (begins) sums[j] = Simd::zero();
-                        if (zero_point(T) && first % steps == 0) sums[j] = Simd::broadcast(starts + part * N + j);
-                        sums[j] = add_products<is_signed(T), N>(sums[j], codes, xq + step * N + j);
-                        if constexpr (!ends) return;
-                        scaled[j] = is_signed(T) ? Simd::add_scaled_wide(scaled[j], sums[j], scales[part])
-                                                 : Simd::add_scaled(scaled[j], sums[j], scales[part]);
-                        Simd::keep(scaled[j]);
+                        const bool has_start = zero_point(T) && first % steps == 0;
+                        for (int w = 0; w < width && first % summed == 0; w++)
+                            sums[j][w] = has_start ? Simd::broadcast(starts + part * N + j) : Simd::zero();
+                        add_products<is_signed(T), N>(sums[j], codes, xq + step * N + j);
+                        if constexpr ((first + held) % summed != 0) return;
+                        for (int w = 0; w < width; w++) {
+                            scaled[j][w] = is_signed(T) ? Simd::add_scaled_wide(scaled[j][w], sums[j][w], scales[w][part])
+                                                        : Simd::add_scaled(scaled[j][w], sums[j][w], scales[w][part]);
+                            Simd::keep(scaled[j][w]);
+                        }
                     });
                 });
             }
             forget_loads();
-            const Float d = Simd::load_halves(lines.pairs(0));
-            Float minimum = Simd::none();
-            Int minima[n_sums ? n_sums : 1];
-            if constexpr (has_minimum(T)) {
-                minimum = Simd::times(Simd::load_halves(lines.pairs(2 * ROWS)), Simd::all(-1.f));
-                unpack_minima<T>(lines, minima);
-            }
-            unrolled<N>([&](int j) __attribute__((always_inline)) {
-                float *total = totals[j].of + h * Simd::lanes;
-                Float sum = Simd::times(Simd::floats(scaled[j]), d);
+            unrolled<width>([&](int w) __attribute__((always_inline)) {
+                const Lines lines = {tile, h + w};
+                const Float d = Simd::load_halves(lines.pairs(0));
+                Float minimum = Simd::none();
+                Int minima[n_sums ? n_sums : 1];
                 if constexpr (has_minimum(T)) {
-                    Int of_minima = Simd::zero();
-                    for (int i = 0; i < n_sums; i++) of_minima = Simd::dot_pairs(of_minima, minima[i], xs + i * N + j);
-                    sum = Simd::fma(Simd::floats(of_minima), minimum, sum);
+                    minimum = Simd::times(Simd::load_halves(lines.pairs(2 * ROWS)), Simd::all(-1.f));
+                    unpack_minima<T>(lines, minima);
                 }
-                Simd::store(total, Simd::fma(sum, Simd::all(xd[j]), Simd::load_floats(total)));
+                unrolled<N>([&](int j) __attribute__((always_inline)) {
+                    float *total = totals[j].of + (h + w) * Simd::lanes;
+                    Float sum = Simd::times(Simd::floats(scaled[j][w]), d);
+                    if constexpr (has_minimum(T)) {
+                        Int of_minima = Simd::zero();
+                        for (int i = 0; i < n_sums; i++) of_minima = Simd::dot_pairs(of_minima, minima[i], xs + i * N + j);
+                        sum = Simd::fma(Simd::floats(of_minima), minimum, sum);
+                    }
+                    Simd::store(total, Simd::fma(sum, Simd::all(xd[j]), Simd::load_floats(total)));
+                });
             });
         }
         tile += block_bytes(T), xq += SUPER_BLOCK / CODES * N, xd += N;

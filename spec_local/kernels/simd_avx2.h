@@ -45,11 +45,12 @@ struct Simd {
 #ifdef __AVXVNNI__
     static constexpr int zero_of_bytes = 128;
     static constexpr int held_signed = held;
-    static Int dot(Int sum, Int codes, const int32_t *x) { return _mm256_dpbusd_avx_epi32(sum, codes, broadcast(x)); }
-    static Int dot_bytes(Int sum, Int codes, const int32_t *x) { return dot(sum, codes, x); }
+    static Int dot(Int sum, Int codes, Int x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
+    static Int dot_bytes(Int sum, Int codes, Int x) { return dot(sum, codes, x); }
     static int32_t start(int first, int second) { return first + second; }
     static Int widened(Int sum) { return sum; }
 
+    static constexpr bool integer_totals = false;
     using Scaled = Float;
     using Scale = Float;
     static Scaled no_parts() { return _mm256_setzero_ps(); }
@@ -66,16 +67,15 @@ struct Simd {
     // The sums of a part stay in 16 bits, modulo 2^16: the final ones are in range, because `start` subtracts the zero
     // point. At most 16 products of a lane are added: 16 * 16 * 127 for 5-bit codes, 16 * 15 * 127 for 4-bit codes
     // without a zero point, 8 * 32 * 127 for 6-bit codes.
-    static Int dot(Int sum, Int codes, const int32_t *x) {
-        return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, broadcast(x)));
-    }
-    static Int dot_bytes(Int sum, Int codes, const int32_t *x) {
-        const Int pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(broadcast(x), codes));
+    static Int dot(Int sum, Int codes, Int x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x)); }
+    static Int dot_bytes(Int sum, Int codes, Int x) {
+        const Int pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
         return _mm256_add_epi32(sum, widened(pairs));
     }
     static int32_t start(int first, int second) { return int32_t(uint32_t(second) << 16 | uint16_t(first)); }
     static Int widened(Int sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
 
+    static constexpr bool integer_totals = true;
     using Scaled = Int;
     using Scale = Int;  // twice in each lane
     static Scaled no_parts() { return zero(); }

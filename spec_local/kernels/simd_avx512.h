@@ -30,8 +30,8 @@ struct Simd {
     static Int minus_bytes(Int a, Int b) { return _mm512_sub_epi8(a, b); }
     static Int shuffle(Int table, Int indices) { return _mm512_shuffle_epi8(table, indices); }
     // sum + the four products in each lane of unsigned weight codes and signed activation codes.
-    static Int dot(Int sum, Int codes, const int32_t *x) { return _mm512_dpbusd_epi32(sum, codes, broadcast(x)); }
-    static Int dot_bytes(Int sum, Int codes, const int32_t *x) { return dot(sum, codes, x); }
+    static Int dot(Int sum, Int codes, Int x) { return _mm512_dpbusd_epi32(sum, codes, x); }
+    static Int dot_bytes(Int sum, Int codes, Int x) { return dot(sum, codes, x); }
     // sum + the two 16-bit products in each lane.
     static Int dot_pairs(Int sum, Int a, const int32_t *x) { return _mm512_dpwssd_epi32(sum, a, broadcast(x)); }
     // Byte `which` of each lane, zero-extended or sign-extended.
@@ -51,6 +51,7 @@ struct Simd {
     static Int widened(Int sum) { return sum; }
 
     // The sums of parts times their scales, the scale of a part, and their product.
+    static constexpr bool integer_totals = false;
     using Scaled = Float;
     using Scale = Float;
     static Scaled no_parts() { return _mm512_setzero_ps(); }

