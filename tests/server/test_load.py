@@ -1,6 +1,7 @@
 """Some seconds of what `tests.load` does for minutes."""
 
 import asyncio
+import os
 import re
 
 from tests import load
@@ -17,7 +18,8 @@ def test_rude_clients(specdec, arguments):
         kinds = {"whole", "stream", "stay_away", "give_up", "give_up_waiting", "garbage", "no_http", "ask"}
         assert kinds <= set(seen.counts)
         assert server.metric("num_requests_running") == server.metric("num_requests_waiting") == 0
-        assert after.threads <= before.threads
+        # asyncio's pool, which prepares requests, starts a thread only when all others are busy.
+        assert after.threads <= before.threads + min(32, (os.cpu_count() or 1) + 4)
         assert after.files <= before.files + 2  # a connection that is just being closed
         # Nothing was lost: what was answered is counted, and nothing more than was asked for.
         ends = re.findall(
