@@ -33,6 +33,7 @@ UNMEASURED = {"F16": 8, "F32": 32}
 
 LEAST_SPEED = 0.98
 """Of llama.cpp's, in the median. Medians of repeated measurements differ by about a hundredth."""
+_MOST_OTHERS = 0.5  # cores that other programs use: with more, rounds disagree, and losses are not seen
 _FEW_ROUNDS, _MANY_ROUNDS = 3, 15  # the latter for sizes at which the former found less than a clear gain
 _CLEAR = 1.05
 _MANY_LOST = 0.8  # of the many rounds, each slower than llama.cpp's; by chance half of them are
@@ -71,9 +72,12 @@ def measure(library: Path, instruction_set: str) -> str | None:
 
     Returns None on success, otherwise the reason for the failure in one line.
     """
+    others = machine.OtherPrograms()
     result = run_child("spec_local.kernels.measure", str(library), instruction_set)
     if not result.works:
         return result.error or f"the measurement crashed: {result.crash}"
+    if (cores := others.cores()) > _MOST_OTHERS:
+        return f"other programs used {cores:.1f} cores meanwhile: try again when the machine is idle"
     path = _path(library, instruction_set)
     try:
         write_atomically(path, _Record(limits=result.facts["limits"]).model_dump_json().encode())

@@ -93,10 +93,10 @@ void quantize_as(const float *x, const Columns &columns, int column, int64_t fir
 // ---- what simple types and K-quants share ----
 
 // Up to so many columns, both halves of a line are multiplied together and share the loads of activations: as long as the
-// registers suffice for what the type needs. Measured on Zen 3 with four columns: 0.86 of the time for Q4_0, 0.90 for Q4_K,
-// 0.93 for Q6_K; with more columns than this, the other K-quants are not faster, and Q3_K spills with any number.
+// registers suffice for what the type needs. Measured on Zen 3 with four columns: 0.87 of the time for Q4_0, 0.90 for Q4_K.
+// The other K-quants spill with more than two: Q6_K took 1.7 times as long with four. Q3_K spills with any number.
 constexpr int most_of_both_halves(Type t) {
-    return !is_k_quant(t) || t == Type::Q4_K || t == Type::Q6_K ? 4 : t == Type::Q3_K ? 0 : 2;
+    return !is_k_quant(t) || t == Type::Q4_K ? 4 : t == Type::Q3_K ? 0 : 2;
 }
 
 // Halves that are multiplied together, and the registers of codes of each.

@@ -170,6 +170,7 @@ def test_limits_are_measured_for_one_machine(library, processor, monkeypatch, ne
         new_process()
         return dict(kernels.status().limits) if kernels.status().measured else None
 
+    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda programs: 0.0)
     assert limits() is None
     monkeypatch.setenv("FAKE_SLOW", "Q4_K")
     assert kernels.measure_limits() is None
@@ -191,6 +192,11 @@ def test_limits_that_cannot_be_used(library, monkeypatch, new_process):
     monkeypatch.setenv("FAKE_SLOW", "refuse")
     assert kernels.measure_limits() == "products could not be timed: there is not enough memory"
     monkeypatch.setenv("FAKE_SLOW", "Q4_K")
+    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda programs: 0.6)
+    busy = "other programs used 0.6 cores meanwhile: try again when the machine is idle"
+    assert kernels.measure_limits() == busy
+    assert not kernels.status().measured
+    monkeypatch.setattr(machine.OtherPrograms, "cores", lambda programs: 0.4)
     assert kernels.measure_limits() is None
     (path,) = library.parent.glob("*-threads.json")
     for text in ("", '{"limits": {"Q9": 1}}', '{"limits": 1}'):
