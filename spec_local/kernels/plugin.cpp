@@ -141,10 +141,7 @@ bool layout_agrees() {
 
 // Whether models loaded from now on can use the buffer type: ggml copies its list when it is first requested.
 bool is_offered() {
-    auto get = (ggml_backend_dev_get_extra_bufts_t)ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(),
-                                                                                    "ggml_backend_dev_get_extra_bufts");
-    if (!get) return false;
-    for (ggml_backend_buffer_type_t *t = get(buffer_type.device); t && *t; t++)
+    for (ggml_backend_buffer_type_t *t = extra_buffer_types(); t && *t; t++)
         if (*t == &buffer_type) return true;
     return false;
 }
@@ -181,6 +178,12 @@ bool packed_type(const ggml_tensor *matrix, Type &type) {
 }
 
 const Kernels *kernels() { return chosen; }
+
+ggml_backend_buffer_type_t *extra_buffer_types() {
+    auto get = (ggml_backend_dev_get_extra_bufts_t)ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(),
+                                                                                    "ggml_backend_dev_get_extra_bufts");
+    return get ? get(buffer_type.device) : nullptr;
+}
 
 int64_t most_columns(ggml_type type) { return limits[type]; }
 

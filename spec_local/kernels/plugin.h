@@ -18,6 +18,9 @@ int64_t most_columns(ggml_type type);
 // The type of this name, such as "Q4_K", or GGML_TYPE_COUNT if there is none.
 ggml_type type_named(const char *name);
 
+// ggml's list of extra buffer types, which ends with null; null if there is none.
+ggml_backend_buffer_type_t *extra_buffer_types();
+
 // The buffer type that holds packed matrices.
 ggml_backend_buffer_type_t packed_buffer_type();
 

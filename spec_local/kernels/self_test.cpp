@@ -1,11 +1,11 @@
 // Self-test: checks the kernels on this machine before they are used. It runs in a child process, since a kernel that
 // does not work may also crash.
 #include "operations.h"
+#include "owned.h"
 
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <utility>
 #include <vector>
@@ -17,14 +17,6 @@ namespace {
 constexpr int ROWS_TESTED = 37;  // not a multiple of a tile
 constexpr int LENGTH = 768;
 constexpr int COLUMNS_TESTED = 17;  // more than any kernel multiplies at once
-
-struct Freed {
-    void operator()(ggml_context *p) const { ggml_free(p); }
-    void operator()(ggml_backend *p) const { ggml_backend_free(p); }
-    void operator()(ggml_backend_buffer *p) const { ggml_backend_buffer_free(p); }
-};
-template <class T>
-using Owned = std::unique_ptr<T, Freed>;
 
 // Multiply a matrix by columns through a ggml graph, as llama.cpp does, with the matrix in a buffer of the given type.
 std::vector<float> through_graph(ggml_backend_buffer_type_t buffer_type, ggml_type type, const std::vector<uint8_t> &matrix,

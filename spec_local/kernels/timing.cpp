@@ -1,23 +1,15 @@
 // Times products with the installed kernels and with what llama.cpp would use without them.
+#include "owned.h"
 #include "plugin.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 using namespace specdec;
 
 namespace {
-
-struct Freed {
-    void operator()(ggml_context *p) const { ggml_free(p); }
-    void operator()(ggml_backend *p) const { ggml_backend_free(p); }
-    void operator()(ggml_backend_buffer *p) const { ggml_backend_buffer_free(p); }
-};
-template <class T>
-using Owned = std::unique_ptr<T, Freed>;
 
 ggml_init_params room_for(int64_t n_tensors) {
     return {size_t(n_tensors) * (ggml_tensor_overhead() + ggml_graph_overhead()), nullptr, true};
@@ -35,9 +27,7 @@ bool is_usable(ggml_backend_buffer_type_t buffer_type, ggml_type type, int64_t r
 
 // The buffer type that the loader selects for a matrix, with the kernels or without.
 ggml_backend_buffer_type_t selected(bool ours, ggml_type type, int64_t rows, int64_t k) {
-    auto get = (ggml_backend_dev_get_extra_bufts_t)ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(),
-                                                                                    "ggml_backend_dev_get_extra_bufts");
-    for (ggml_backend_buffer_type_t *t = get(packed_buffer_type()->device); t && *t; t++)
+    for (ggml_backend_buffer_type_t *t = extra_buffer_types(); t && *t; t++)
         if ((ours || *t != packed_buffer_type()) && is_usable(*t, type, rows, k)) return *t;
     return ggml_backend_cpu_buffer_type();
 }
@@ -48,16 +38,16 @@ struct Products {
     Owned<ggml_backend_buffer> buffer, matrix_buffer;
     std::vector<ggml_cgraph *> graphs;
 
-    Products(ggml_backend_buffer_type_t type, ggml_tensor shape, const std::vector<uint8_t> &data, const int *sizes,
+    Products(bool ours, ggml_type type, int64_t rows, int64_t k, const std::vector<uint8_t> &data, const int *sizes,
              int n_sizes)
         : context(ggml_init(room_for(3 * n_sizes))), matrix_context(ggml_init(room_for(1))) {
-        ggml_tensor *matrix = ggml_new_tensor_2d(matrix_context.get(), shape.type, shape.ne[0], shape.ne[1]);
-        matrix_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(matrix_context.get(), type));
+        ggml_tensor *matrix = ggml_new_tensor_2d(matrix_context.get(), type, k, rows);
+        matrix_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(matrix_context.get(), selected(ours, type, rows, k)));
         if (!matrix_buffer) return;
         ggml_backend_buffer_set_usage(matrix_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         ggml_backend_tensor_set(matrix, data.data(), 0, data.size());
         for (int i = 0; i < n_sizes; i++) {
-            ggml_tensor *x = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, shape.ne[0], sizes[i]);
+            ggml_tensor *x = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, k, sizes[i]);
             graphs.push_back(ggml_new_graph(context.get()));
             ggml_build_forward_expand(graphs.back(), ggml_mul_mat(context.get(), matrix, x));
         }
@@ -83,10 +73,7 @@ const char *specdec_kernels_time(const char *name, int64_t rows, int64_t k, cons
     ggml_quantize_chunk(type, dense.data(), data.data(), 0, SOME, k, nullptr);
     const size_t some = ggml_row_size(type, k) * SOME;
     for (size_t i = some; i < data.size(); i += some) std::memcpy(&data[i], data.data(), std::min(some, data.size() - i));
-    ggml_tensor shape = {};
-    shape.type = type, shape.ne[0] = k, shape.ne[1] = rows;
-    const Products with(selected(true, type, rows, k), shape, data, sizes, n_sizes);
-    const Products without(selected(false, type, rows, k), shape, data, sizes, n_sizes);
+    const Products with(true, type, rows, k, data, sizes, n_sizes), without(false, type, rows, k, data, sizes, n_sizes);
     if (!with.buffer || !without.buffer) return "there is not enough memory";
     const Owned<ggml_backend> backend(ggml_backend_cpu_init());
     ggml_backend_cpu_set_n_threads(backend.get(), threads);
