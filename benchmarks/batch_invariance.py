@@ -16,15 +16,16 @@ from common import machine, numbers, parser, table
 from numpy.typing import NDArray
 
 from spec_local import kernels
-from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
 from spec_local.llama.reproducible import open_reproducible_rows
+from spec_local.llama.row import LlamaRow
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
 _TOKENS = 40  # a multiple of the usual sizes
 
 
-def distributions(context: Context, text: list[int], start: int, n: int) -> NDArray[np.float64]:
+def distributions(context: LlamaRow, text: list[int], start: int, n: int) -> NDArray[np.float64]:
     """Probabilities after each token, float64 (tokens, vocabulary), from calls of n tokens."""
     rows = [
         context.evaluate(part, len(part)).copy()
@@ -55,7 +56,7 @@ def main() -> None:
         if options.reproducible:
             (context,) = open_reproducible_rows(model, 1, n_ctx=n_ctx, threads=options.threads)
         else:
-            context = open_context(model, n_ctx=n_ctx, threads=options.threads)
+            context = open_row(model, n_ctx=n_ctx, threads=options.threads)
         text = model.vocabulary.tokenize(_TEXT.read_text(), add_special=True)
         for i in range(0, options.context, context.max_tokens):
             context.evaluate(text[i : min(i + context.max_tokens, options.context)], 0)

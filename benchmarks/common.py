@@ -19,7 +19,7 @@ from spec_local.bench.figures import Estimate
 from spec_local.chat.template import ChatTemplate
 from spec_local.kernels import Mode
 from spec_local.llama.model import Model
-from spec_local.machine import default_threads
+from spec_local.system.machine import default_threads
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.files import replacing
 from spec_local.llama import runtime, tiny
+from spec_local.system.files import replacing
 
 _N_ROWS = 4096  # different rows of a length: 4 MB or more, which is far more than a core's cache
 _Kind = gguf.GGMLQuantizationType

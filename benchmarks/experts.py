@@ -17,9 +17,10 @@ from common import COSTS, costs, machine, note, numbers, parser, table
 from expert_models import SHAPES, TYPES, write
 
 from spec_local import kernels
-from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
-from spec_local.machine import default_threads
+from spec_local.llama.open import open_row
+from spec_local.llama.row import LlamaRow
+from spec_local.system.machine import default_threads
 
 _LOGITS = 16  # maximum number of rows of logits; those of a prompt are not needed
 _CONTEXT = 64  # tokens before those that are timed
@@ -41,10 +42,10 @@ def main() -> None:
         if not path.exists():
             note(f"writing {path}")
             write(path, SHAPES[name], kind)
-        contexts: dict[kernels.Mode, Context] = {}
+        contexts: dict[kernels.Mode, LlamaRow] = {}
         for mode in kernels.MODES:  # kernels that are off when llama.cpp is loaded stay off
             kernels.use(mode)
-            contexts[mode] = open_context(
+            contexts[mode] = open_row(
                 Model(path),
                 n_ctx=_CONTEXT + max(options.sizes),
                 max_tokens=512,
@@ -60,7 +61,7 @@ def main() -> None:
     print(machine())
 
 
-def measure(contexts: dict[kernels.Mode, Context], n_layers: int, sizes: list[int], rounds: int) -> None:
+def measure(contexts: dict[kernels.Mode, LlamaRow], n_layers: int, sizes: list[int], rounds: int) -> None:
     rng = np.random.default_rng(0)
     before = _tokens(rng, contexts["auto"], _CONTEXT)
     for mode, context in contexts.items():
@@ -93,7 +94,7 @@ def measure(contexts: dict[kernels.Mode, Context], n_layers: int, sizes: list[in
     table([*COSTS, "experts read per layer"], rows)
 
 
-def _tokens(rng: np.random.Generator, context: Context, n: int) -> list[int]:
+def _tokens(rng: np.random.Generator, context: LlamaRow, n: int) -> list[int]:
     """Random tokens, without those that end an answer."""
     tokens: list[int] = rng.integers(5, context.n_vocab, n).tolist()
     return tokens

@@ -1,4 +1,4 @@
-"""How often a head's draft tokens are the main model's, at every position of its answers.
+"""Measure how often a head's draft tokens are the main model's, at every position of its answers.
 
     python benchmarks/head_acceptance.py MAIN.gguf HEAD.gguf [--max-tokens N] [--per-category N]
 
@@ -18,10 +18,10 @@ from common import parser, table
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench import prompts
 from spec_local.bench.runner import tokenize
-from spec_local.llama.choose_head import choose_head
-from spec_local.llama.context import open_context
-from spec_local.llama.llama_head import LlamaHead
+from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
 
 DEPTH = 3
 N_CTX = 4096
@@ -33,7 +33,7 @@ def outcomes(main: Path, head: Path, answers: Sequence[_Answer]) -> Iterator[tup
     model, draft = Model(main), Model(head)
     chosen = choose_head(model, draft)
     assert chosen
-    context = open_context(model, n_ctx=N_CTX, hidden=chosen.hidden)
+    context = open_row(model, n_ctx=N_CTX, hidden=chosen.hidden)
     (row,) = chosen.open([context])
     for category, prompt, answer in answers:
         tokens = [*prompt, *answer]
@@ -51,7 +51,7 @@ def outcomes(main: Path, head: Path, answers: Sequence[_Answer]) -> Iterator[tup
                 row.receive(i, [token], states[i - start : i - start + 1])
 
 
-def drafted(row: LlamaHead, history: Sequence[int], wanted: Sequence[int]) -> Iterator[bool]:
+def drafted(row: HeadRow, history: Sequence[int], wanted: Sequence[int]) -> Iterator[bool]:
     """Yield whether each of successive draft tokens is the main model's, up to the first that is not."""
     unread = history[len(row.cached) :]
     for start in range(0, len(unread), row.max_tokens):

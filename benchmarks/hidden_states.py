@@ -1,4 +1,4 @@
-"""What keeping hidden states of three layers, as an EAGLE-3 head needs them, adds to a call.
+"""Measure what keeping hidden states of three layers, as an EAGLE-3 head needs them, adds to a call.
 
     python benchmarks/hidden_states.py MODEL.gguf [--rounds N] [--threads N]
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 from common import interval, machine, numbers, parser, ratio, table
 
-from spec_local.llama.context import Context, open_context
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.machine import default_threads
+from spec_local.llama.open import open_row
+from spec_local.llama.row import LlamaRow
+from spec_local.system.machine import default_threads
 
 
-def seconds(context: Context, n: int, *, keeps: bool) -> float:
+def seconds(context: LlamaRow, n: int, *, keeps: bool) -> float:
     """Time of a call of n tokens after a short history, with the copy of its states."""
     started = time.perf_counter()
     context.decode_tree(range(5, 5 + n), range(-1, n - 1))
@@ -39,7 +40,7 @@ def main() -> None:
     model = Model(given.model, gpu_layers=0)
     layers = (2, model.n_layers // 2, model.n_layers - 3)
     contexts = {
-        keeps: open_context(
+        keeps: open_row(
             model, n_ctx=512, threads=given.threads, hidden=HiddenStates(layers) if keeps else None
         )
         for keeps in (True, False)

@@ -23,13 +23,13 @@ import numpy as np
 from common import machine, note, parser, table
 
 from spec_local import kernels
-from spec_local import machine as processor
 from spec_local.errors import BackendError
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
 from spec_local.llama.model import Model
 from spec_local.policies.adaptive import _BY_RANK
 from spec_local.policies.cost_model import CostModel
+from spec_local.system import machine as processor
 
 _HISTORY, _BRANCHES, _MAX_TOKENS = 64, 4, 32
 Entry = tuple[int, int, Sequence[int]]

@@ -33,8 +33,8 @@ from pathlib import Path
 
 from common import table
 
-from spec_local import native_build
 from spec_local.kernels import build
+from spec_local.system import native_build
 
 LIMIT = 0.2  # stack accesses per dot product: at most one for each pass over five columns
 
@@ -261,7 +261,7 @@ def _kernels(path: Path, addresses: list[int], enumerators: dict[str, list[str]]
 
 
 def _is_kernel(function: str, place: str) -> bool:
-    """Whether a function is in one of the kernels' own headers, and not an intrinsic."""
+    """Return whether a function is in one of the kernels' own headers, and not an intrinsic."""
     file = Path(place.partition(":")[0]).name
     ours = file.endswith(".h") and (build.SOURCES / file).exists() and not file.startswith("simd_")
     return ours and "lambda" not in function and "operator()" not in function

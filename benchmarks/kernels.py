@@ -27,9 +27,10 @@ from common import COSTS, costs, machine, note, numbers, parser, table
 
 from spec_local import kernels
 from spec_local.llama import runtime
-from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
-from spec_local.machine import default_threads
+from spec_local.llama.open import open_row
+from spec_local.llama.row import LlamaRow
+from spec_local.system.machine import default_threads
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
 # Names of the instruction sets, and the features beyond them, as in llama.cpp's system information.
@@ -54,14 +55,14 @@ def main() -> None:
     if options.instruction_set:
         force(options.instruction_set)
     for path in options.models:
-        contexts: dict[kernels.Mode, Context] = {}
+        contexts: dict[kernels.Mode, LlamaRow] = {}
         for mode in kernels.MODES:  # kernels that are off when llama.cpp is loaded stay off
             kernels.use(mode)
             started = time.perf_counter()
             model = Model(path)
             loading = time.perf_counter() - started
             n_ctx = options.context + max(options.sizes)
-            contexts[mode] = open_context(
+            contexts[mode] = open_row(
                 model, n_ctx=n_ctx, max_tokens=512, max_logits=_LOGITS, threads=options.threads
             )
             print(f"{path.name}: kernels {kernels.status()}, loaded in {loading:.1f} s")
@@ -90,7 +91,7 @@ def force(instruction_set: str) -> None:
 
 
 def measure(
-    contexts: dict[kernels.Mode, Context], text: list[int], sizes: list[int], length: int, rounds: int
+    contexts: dict[kernels.Mode, LlamaRow], text: list[int], sizes: list[int], length: int, rounds: int
 ) -> None:
     for mode, context in contexts.items():
         kernels.use(mode)

@@ -14,7 +14,9 @@ import numpy as np
 from common import machine, note, parser, table
 
 from spec_local.core.proposal import Limit
-from spec_local.lookups import Lookup, PromptLookup, SuffixLookup
+from spec_local.lookups.base import Lookup
+from spec_local.lookups.prompt_lookup import PromptLookup
+from spec_local.lookups.suffixes import SuffixLookup
 
 CHAIN, TREE = Limit(63, 63, 1), Limit(16, 32, 16)
 

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from spec_local import kernels
 from spec_local.core.language_model import common_prefix
 from spec_local.core.proposal import path_to
-from spec_local.llama.context import Context, open_context, open_rows
 from spec_local.llama.model import Model
-from spec_local.machine import default_threads
+from spec_local.llama.open import open_row, open_rows
+from spec_local.llama.row import LlamaRow
+from spec_local.system.machine import default_threads
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
 _CONTEXT = 120  # tokens of a row: longer ones are cut to half
@@ -31,7 +32,7 @@ _TOP = 5
 
 
 class Differences:
-    """What has been compared so far."""
+    """The differences found so far."""
 
     def __init__(self) -> None:
         self.n = self.n_identical = 0
@@ -49,7 +50,7 @@ class Differences:
         self.all = max(self.all, float(each.max()))
 
 
-def walk(rows: Sequence[Context], alone: Sequence[Context], text: list[int], steps: int) -> Differences:
+def walk(rows: Sequence[LlamaRow], alone: Sequence[LlamaRow], text: list[int], steps: int) -> Differences:
     """Take random steps, and compare every node with its path in another context.
 
     Args:
@@ -68,8 +69,8 @@ def walk(rows: Sequence[Context], alone: Sequence[Context], text: list[int], ste
             parents = [rng.randint(max(-1, i - 3), i - 1) for i in range(rng.randint(1, n_nodes))]
             tokens = [text[len(row.cached)] if rng.random() < 0.5 else rng.choice(text) for _ in parents]
             calls.append(row.call(tokens, parents, len(tokens)))
-        for call, logits in zip(calls, rows[0].shared.decode(calls), strict=True):
-            row = rows[list(rows).index(call.row)]  # type: ignore[arg-type]  # a Context
+        for call, logits in zip(calls, rows[0].context.decode(calls), strict=True):
+            row = rows[list(rows).index(call.row)]
             logits, other = logits.copy(), alone[list(rows).index(row)]
             leaves = set(range(len(call.tokens))) - set(call.parents)
             seen = set[int]()
@@ -102,7 +103,7 @@ def main() -> None:
         for n_rows in options.rows:
             size = {"n_ctx": 2 * _CONTEXT, "threads": options.threads, "max_tokens": 2 * _CONTEXT}
             rows = open_rows(model, n_rows, max_branches=_NODES, max_logits=64, **size)
-            alone = [open_context(model, **size) for _ in rows]
+            alone = [open_row(model, **size) for _ in rows]
             found = walk(rows, alone, text, options.steps)
             same = f"{found.n_identical / found.n:.4%}"
             lines.append([path.stem, n_rows, found.n, f"{found.top:.2g}", f"{found.all:.2g}", same])

@@ -19,7 +19,7 @@ from common import chat_text, note, parser, tokens_of
 
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench.prompts import load, select
-from spec_local.llama.context import Context
+from spec_local.llama.row import LlamaRow
 
 TRACES = Path(__file__).with_name("traces.json")
 
@@ -34,7 +34,7 @@ def answer_of(session: Session, prompt: Sequence[int], n: int) -> list[int]:
     return answer
 
 
-def predict(draft: Context, prompt: Sequence[int], answer: Sequence[int]) -> tuple[list[int], list[float]]:
+def predict(draft: LlamaRow, prompt: Sequence[int], answer: Sequence[int]) -> tuple[list[int], list[float]]:
     """The draft model's most probable token at each position of the answer, and its probability."""
     best: list[int] = []
     confidences: list[float] = []

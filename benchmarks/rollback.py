@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from spec_local import kernels
 from spec_local.llama import runtime
-from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
+from spec_local.llama.row import LlamaRow
 
 _TEXTS = Path(__file__).parent.parent / "docs"
 _NODES = 12
@@ -39,13 +40,13 @@ _DISTANCES = (1, 8, 64, 512)
 Rows = NDArray[np.float32]
 
 
-def read(context: Context, text: list[int]) -> None:
+def read(context: LlamaRow, text: list[int]) -> None:
     """Commit the tokens of the text that follow those in the context."""
     while rest := text[len(context.cached) :][: context.max_tokens]:
         context.evaluate(rest, 0)
 
 
-def read_in_calls(context: Context, text: list[int], largest: int) -> Rows:
+def read_in_calls(context: LlamaRow, text: list[int], largest: int) -> Rows:
     """Read the rest of the text in calls of up to `largest` tokens; return the logits after each token."""
     rng, rows = random.Random(0), []
     while rest := text[len(context.cached) :][: rng.randint(1, largest)]:
@@ -71,7 +72,7 @@ def draft(
 
 
 def read_with_drafts(
-    context: Context, text: list[int], first: int, shape: str, rounds: int
+    context: LlamaRow, text: list[int], first: int, shape: str, rounds: int
 ) -> Iterator[tuple[int, Rows]]:
     """Read the text in rounds, again and again from `first` on; yield positions and the logits after them."""
     rng = random.Random(0)
@@ -107,8 +108,8 @@ def measure(
         settings: of all contexts.
     """
 
-    def new() -> Context:
-        context = open_context(model, n_ctx=len(text) + 2 * _NODES, max_branches=_NODES, **settings)
+    def new() -> LlamaRow:
+        context = open_row(model, n_ctx=len(text) + 2 * _NODES, max_branches=_NODES, **settings)
         read(context, text[:first])
         return context
 

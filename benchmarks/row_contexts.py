@@ -11,15 +11,16 @@ from pathlib import Path
 
 from common import machine, note, numbers, parser, table, tokens_of
 
-from spec_local.llama.context import Context, open_rows
 from spec_local.llama.model import Model
-from spec_local.machine import default_threads
+from spec_local.llama.open import open_rows
+from spec_local.llama.row import LlamaRow
+from spec_local.system.machine import default_threads
 
 _TEXT = Path(__file__).parent.parent / "docs/training.md"
 _CALL = 96  # tokens a call, when the rows read their contexts
 
 
-def shortest(rows: list[Context], tokens: list[int], context: int, rounds: int) -> float:
+def shortest(rows: list[LlamaRow], tokens: list[int], context: int, rounds: int) -> float:
     """Seconds of a call with one token of each row, after `context` tokens in each."""
     for i, row in enumerate(rows):
         row.truncate(0)
@@ -31,7 +32,7 @@ def shortest(rows: list[Context], tokens: list[int], context: int, rounds: int) 
     for _ in range(rounds):
         calls = [row.call(tokens[:1], (-1,), 1) for row in rows]
         started = time.perf_counter()
-        rows[0].shared.decode(calls)
+        rows[0].context.decode(calls)
         seconds.append(time.perf_counter() - started)
         for row in rows:
             row.commit(())

@@ -26,8 +26,9 @@ from spec_local.core.language_model import prefill, run
 from spec_local.core.proposal import MAX_DRAFT, ROOT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import UNCHANGED, Distribution, Sampler
-from spec_local.proposers import Limit, Proposer
-from spec_local.verifiers import VERIFIERS, Verifier
+from spec_local.proposers.base import Limit, Proposer
+from spec_local.verifiers import VERIFIERS
+from spec_local.verifiers.base import Verifier
 
 
 @dataclass(frozen=True, slots=True)

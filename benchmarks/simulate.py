@@ -33,10 +33,16 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Prefilled, Step
-from spec_local.lookups import PromptLookup, SuffixLookup
-from spec_local.policies import Adaptive, Experience, Policy
+from spec_local.lookups.prompt_lookup import PromptLookup
+from spec_local.lookups.suffixes import SuffixLookup
+from spec_local.policies.adaptive import Adaptive
+from spec_local.policies.base import Policy
 from spec_local.policies.cost_model import CostModel
-from spec_local.proposers import Chain, CombinedProposer, DraftModel, Proposer
+from spec_local.policies.experience import Experience
+from spec_local.proposers.base import Proposer
+from spec_local.proposers.combined import CombinedProposer
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
 
 Role = Literal["main", "draft"]
@@ -166,15 +172,15 @@ class Replay(RowMethods):
         self._before = before - self._start
 
     @property
-    def shared(self) -> "Replay":
+    def context(self) -> "Replay":
         return self
 
-    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["Replay"]:
         known = len(self._tree)
         assert list(parents) == list(range(known - 1, known - 1 + len(tokens)))
         return Call(self, tokens, parents, n_logits)
 
-    def decode(self, calls: Sequence[Call]) -> Sequence[Logits]:
+    def decode(self, calls: Sequence[Call["Replay"]]) -> Sequence[Logits]:
         (call,) = calls
         self._tree += call.tokens
         end = len(self.cached) + len(self._tree)

@@ -27,7 +27,7 @@ from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
-from spec_local.registry import SHAPE_NAMES
+from spec_local.proposers import SHAPE_NAMES
 
 MODELS = ("main model", "draft model")
 

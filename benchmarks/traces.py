@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from spec_local.bench.theory import lookup_run_lengths
 from spec_local.core.language_model import Logits
 from spec_local.core.proposal import MAX_DRAFT
-from spec_local.lookups import PromptLookup, SuffixLookup
+from spec_local.lookups.prompt_lookup import PromptLookup
+from spec_local.lookups.suffixes import SuffixLookup
 
 Floats = NDArray[np.float64]
 
@@ -71,7 +72,7 @@ def _text(rng: np.random.Generator, n: int) -> list[int]:
 def _predictions(
     rng: np.random.Generator, accepted: Sequence[float], believed: Sequence[float] | None = None
 ) -> tuple[list[bool], list[float]]:
-    """Whether each draft token is right, and the draft model's confidence in it.
+    """Draw for each draft token whether it is right, and the draft model's confidence in it.
 
     accepted: mean acceptance rate at each position. believed: mean confidence there; None: the confidences
     are the acceptance rates.

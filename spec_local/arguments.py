@@ -122,7 +122,7 @@ def _all_fit(values: Any, hint: Any) -> bool:
 
 
 def _kind(value: object) -> str:
-    """What a value of the wrong type is: never the value itself, which can be long or impossible to print."""
+    """Describe a value of the wrong type, without the value: it can be long, or impossible to print."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _MAX_BITS:
         return f"an integer of {value.bit_length()} bits"
     name = type(value).__name__

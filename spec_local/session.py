@@ -15,9 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spec_local.answer_text import Done, RowEvent, Text
+from spec_local.answers.assembly import ProposerFactory, Slot
+from spec_local.answers.loading import LoadSettings, load
+from spec_local.answers.lock import Answer, SessionLock
+from spec_local.answers.running import RunningAnswers
+from spec_local.answers.text import Done, RowEvent, Text
 from spec_local.arguments import checked
-from spec_local.assembly import ProposerFactory, Slot
 from spec_local.calibration.known_costs import KnownCosts
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message, Tool
@@ -27,27 +30,26 @@ from spec_local.chat.tool_use import ToolUse
 from spec_local.core.language_model import LanguageModel
 from spec_local.core.reasoning import Splitter
 from spec_local.datastore.datastore import Datastore, open_datastore
+from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
-from spec_local.engine.scheduler import Engine
 from spec_local.errors import InvalidRequest
 from spec_local.llama import state
 from spec_local.llama.compatibility import difference
-from spec_local.llama.context import MAX_SEQUENCES, Context
-from spec_local.llama.llama_head import LlamaHead
+from spec_local.llama.context import MAX_SEQUENCES
+from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.row import LlamaRow
 from spec_local.llama.workers import parse as parse_workers
-from spec_local.loading import LoadSettings, load
-from spec_local.lookups import Lookup, Recycling
+from spec_local.lookups.base import Lookup
+from spec_local.lookups.recycling import Recycling
 from spec_local.models.names import NO_DRAFT, resolve_pair
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import best_rows
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
-from spec_local.running_answers import RunningAnswers
 from spec_local.settings import GenerationSettings
-from spec_local.turns import Answer, Turns
 
 __all__ = ["Done", "RowEvent", "Session", "Text"]
 
-_USUAL = GenerationSettings()
+_DEFAULTS = GenerationSettings()
 
 
 class Session:
@@ -70,13 +72,13 @@ class Session:
     @checked
     def __init__(
         self,
-        main: Context,
-        draft: Context | LlamaHead | None = None,
-        more: Sequence[tuple[Context, Context | LlamaHead | None]] = (),
+        main: LlamaRow,
+        draft: LlamaRow | HeadRow | None = None,
+        more: Sequence[tuple[LlamaRow, LlamaRow | HeadRow | None]] = (),
     ) -> None:
         self.vocabulary_map: VocabularyMap | None = None
         """Maps between the vocabularies of the two models, if they differ."""
-        if isinstance(draft, Context):
+        if isinstance(draft, LlamaRow):
             ours, theirs = main.model.vocabulary, draft.model.vocabulary
             if difference(ours, theirs):
                 self.vocabulary_map = VocabularyMap(ours, theirs)
@@ -97,12 +99,12 @@ class Session:
             lambda slot: self._costs.of_levels(slot.draft),
         )
         self._resources = ExitStack()
-        self._turns = Turns[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
-        self._answers = RunningAnswers(self._slots, self._factory, lambda: self._turns.ending)
+        self._lock = SessionLock[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
+        self._answers = RunningAnswers(self._slots, self._factory, lambda: self._lock.ending)
         self._chat: Conversation | None = None  # the last one, whose tokens the next one may begin with
         self._chat_is_constrained = False
 
-    def _drafter(self, main: Context, draft: Context | LlamaHead | None) -> LanguageModel | None:
+    def _drafter(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> LanguageModel | None:
         if draft and self.vocabulary_map:
             return IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
         return draft
@@ -196,11 +198,11 @@ class Session:
 
     def close(self) -> None:
         """End the answer that any thread is reading, and free the models' memory; later uses raise errors."""
-        self._turns.close()
+        self._lock.close()
 
     def check_open(self) -> None:
         """Raise InvalidRequest if the session is closed, or this process was forked."""
-        self._turns.check_open()
+        self._lock.check_open()
 
     def _free(self) -> None:
         self._costs.save(self.main, self.draft)
@@ -216,7 +218,7 @@ class Session:
     def generate(
         self,
         prompt: str | Sequence[int],
-        settings: GenerationSettings = _USUAL,
+        settings: GenerationSettings = _DEFAULTS,
         *,
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
@@ -238,13 +240,13 @@ class Session:
             BackendError: a model call failed, or the grammar allows no token.
             ContextOverflow: the prompt is too long; see `spec_local.engine.decoding.decode`.
         """
-        return self._turns.run(lambda: self._start(prompt, settings, cancelled, clock))
+        return self._lock.run(lambda: self._start(prompt, settings, cancelled, clock))
 
     @checked
     def chat(
         self,
         messages: Sequence[Mapping[str, object]],
-        settings: GenerationSettings = _USUAL,
+        settings: GenerationSettings = _DEFAULTS,
         *,
         tools: Sequence[Tool] = (),
         tool_choice: str = "auto",
@@ -279,7 +281,7 @@ class Session:
         if json_schema is not None:
             schema = json_schema if isinstance(json_schema, str) else _json_of(json_schema)
             settings = replace(settings, json_schema=schema)
-        return self._turns.run(
+        return self._lock.run(
             lambda: self._start_chat(messages, settings, tools, tool_choice, cancelled, clock)
         )
 
@@ -331,19 +333,19 @@ class Session:
         clock: Callable[[], float],
         chat: Conversation | None = None,
     ) -> Answer[Prefilled | Text | Done]:
-        request = self._answers.request(0, prompt, settings, cancelled)
+        checked = self._answers.checked(0, prompt, settings, cancelled)
         self._end_answer()
-        running = self._answers.begin(request, self._slots[0], clock)
+        running = self._answers.begin(checked, self._slots[0], clock)
         events = self._answers.one(running, clock)
         if chat:
             events = chat.answered(events, Splitter() if settings.constrained else chat.splitter())
-        return self._turns.start(events)
+        return self._lock.start(events)
 
     @checked
     def generate_many(
         self,
         prompts: Iterable[str | Sequence[int] | None],
-        settings: GenerationSettings | Iterable[GenerationSettings] = _USUAL,
+        settings: GenerationSettings | Iterable[GenerationSettings] = _DEFAULTS,
         *,
         max_rows: int | None = None,
         keep_caches: bool = False,
@@ -389,18 +391,18 @@ class Session:
         def start() -> Answer[RowEvent]:
             self._end_answer()
             many = self._answers.many(engine, requests, n_rows, cancelled, clock, keep_caches=keep_caches)
-            return self._turns.start(many)
+            return self._lock.start(many)
 
-        return self._turns.run(start)
+        return self._lock.run(start)
 
     def _end_answer(self) -> None:
-        self._turns.end()  # ended later, it would roll back the caches of the new answer
+        self._lock.end()  # ended later, it would roll back the caches of the new answer
         if self.datastore:
             self.datastore.refresh()
 
     def state_size(self) -> int:
         """Number of bytes that `save_state` would write now."""
-        return self._turns.run(lambda: state.size(self._saved_contexts()))
+        return self._lock.run(lambda: state.size(self._saved_contexts()))
 
     @checked
     def save_state(self, path: Path | str) -> int:
@@ -413,7 +415,7 @@ class Session:
             InvalidRequest: the file cannot be written; an existing file is unchanged.
             ContextOverflow: there is not enough memory for a copy of the KV cache.
         """
-        return self._turns.run(lambda: state.save(Path(path), self._saved_contexts()))
+        return self._lock.run(lambda: state.save(Path(path), self._saved_contexts()))
 
     @checked
     def load_state(self, path: Path | str) -> int:
@@ -429,23 +431,23 @@ class Session:
                 has changed.
             ContextOverflow: the context is too short, or there is not enough memory; nothing has changed.
         """
-        return self._turns.run(lambda: self._load_state(Path(path)))
+        return self._lock.run(lambda: self._load_state(Path(path)))
 
     def _load_state(self, path: Path) -> int:
-        self._turns.end()
+        self._lock.end()
         loaded = state.load(path, self._contexts)
         if "draft" in loaded and isinstance(self.drafter, IntersectionModel):
             self.drafter.restore(self.main.cached)
         return len(self.main.cached)
 
-    def _saved_contexts(self) -> dict[str, Context]:
+    def _saved_contexts(self) -> dict[str, LlamaRow]:
         if self.n_rows > 1:
-            self._turns.end()  # a saved state has one row
+            self._lock.end()  # a saved state has one row
         return self._contexts
 
     @property
-    def _contexts(self) -> dict[str, Context]:
-        return {"main": self.main} | ({"draft": self.draft} if isinstance(self.draft, Context) else {})
+    def _contexts(self) -> dict[str, LlamaRow]:
+        return {"main": self.main} | ({"draft": self.draft} if isinstance(self.draft, LlamaRow) else {})
 
     @property
     def datastore(self) -> Datastore | None:
@@ -465,7 +467,7 @@ class Session:
     @checked
     def lookups(self, settings: GenerationSettings) -> list[Lookup]:
         """The lookups among the proposers in use."""
-        return self._turns.run(lambda: self._factory.lookups(settings))
+        return self._lock.run(lambda: self._factory.lookups(settings))
 
     def best_rows(self) -> int:
         """The number of answers at the same time, up to `n_rows`, that gives the most tokens per second.
@@ -491,7 +493,7 @@ class Session:
 
         The adaptive policy keeps them up to date; closing the session writes them to disk.
         """
-        return self._turns.run(lambda: self._costs.of(self.main, self.draft))
+        return self._lock.run(lambda: self._costs.of(self.main, self.draft))
 
 
 def _json_of(schema: Mapping[str, object]) -> str:

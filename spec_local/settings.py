@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spec_local import registry
 from spec_local.arguments import check_fields
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
+from spec_local.policies import POLICIES, POLICY_NAMES
+from spec_local.proposers import CROSS_VOCAB_NAMES, PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIERS
 
 MAX_LOGPROBS = 20
@@ -45,7 +46,7 @@ class GenerationSettings:
             policy chooses between chains and trees.
         tree_nodes: maximum number of nodes in a tree or in all beams together.
         beam_width: number of beams.
-        verifier: a name in `spec_local.registry.VERIFIERS`; all of them are lossless. ``auto``:
+        verifier: a name in `spec_local.VERIFIERS`; all of them are lossless. ``auto``:
             ``exact-match``, with which draft tokens change what a seed gives only through the logits.
         greedy_draft: draft the most probable token instead of drawing from the draft model's distribution.
         cross_vocab: how to draft with a different vocabulary. ``tli``: token-level intersection, for any
@@ -85,19 +86,15 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.proposer not in registry.PROPOSER_NAMES:
-            raise InvalidRequest(
-                f"proposer {self.proposer!r} is unknown: give {', '.join(registry.PROPOSER_NAMES)}"
-            )
-        if self.policy not in registry.POLICY_NAMES:
-            raise InvalidRequest(
-                f"policy {self.policy!r} is unknown: give {', '.join(registry.POLICY_NAMES)}"
-            )
+        if self.proposer not in PROPOSER_NAMES:
+            raise InvalidRequest(f"proposer {self.proposer!r} is unknown: give {', '.join(PROPOSER_NAMES)}")
+        if self.policy not in POLICY_NAMES:
+            raise InvalidRequest(f"policy {self.policy!r} is unknown: give {', '.join(POLICY_NAMES)}")
         if self.shape == "auto" and self.policy not in ("adaptive", "off"):
             raise InvalidRequest(f"shape auto needs policy adaptive: with {self.policy} give chain or tree")
-        if self.cross_vocab not in registry.CROSS_VOCAB_NAMES:
+        if self.cross_vocab not in CROSS_VOCAB_NAMES:
             raise InvalidRequest(
-                f"cross-vocab {self.cross_vocab!r} is unknown: give {', '.join(registry.CROSS_VOCAB_NAMES)}"
+                f"cross-vocab {self.cross_vocab!r} is unknown: give {', '.join(CROSS_VOCAB_NAMES)}"
             )
         if self.cross_vocab == "slem" and (
             self.shape != "chain" or self.verifier not in ("auto", "exact-match")
@@ -107,8 +104,8 @@ class GenerationSettings:
             )
         if not 0 <= self.draft_p_min <= 1:  # catches NaN too
             raise InvalidRequest(f"draft-p-min is {self.draft_p_min}: give 0 to 1")
-        if self.shape not in registry.SHAPE_NAMES:
-            raise InvalidRequest(f"shape {self.shape!r} is unknown: give {', '.join(registry.SHAPE_NAMES)}")
+        if self.shape not in SHAPE_NAMES:
+            raise InvalidRequest(f"shape {self.shape!r} is unknown: give {', '.join(SHAPE_NAMES)}")
         if self.verifier != "auto" and self.verifier not in VERIFIERS:
             raise InvalidRequest(f"verifier {self.verifier!r} is unknown: give auto, {', '.join(VERIFIERS)}")
         if self.shape == "tree" and self.verifier in CHAIN_VERIFIERS:
@@ -143,7 +140,7 @@ class GenerationSettings:
 
     @property
     def constrained(self) -> bool:
-        """Whether the answer must follow a grammar."""
+        """True if the answer must follow a grammar."""
         return self.grammar is not None or self.json_schema is not None
 
     @property
@@ -164,5 +161,5 @@ class GenerationSettings:
             return _TREE_DEPTH
         if self.policy == "off":
             return 0
-        default: int = registry.load(registry.POLICIES[self.policy]).draft_max
+        default: int = POLICIES[self.policy].draft_max
         return default

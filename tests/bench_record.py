@@ -1,4 +1,4 @@
-"""What a benchmark recorded about its machine and models."""
+"""The record of a benchmark about its machine and models."""
 
 RECORD = {
     "specdec": "0.1.0",

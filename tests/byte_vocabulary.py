@@ -35,6 +35,6 @@ def after(grammar, text):
 
 
 def accepts(grammar, text):
-    """Whether a text is allowed and complete."""
+    """Return whether a text is allowed and complete."""
     state = after(grammar, text)
     return state is not None and bool(state.allows(END)[0])

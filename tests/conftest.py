@@ -1,4 +1,4 @@
-"""What holds for all tests.
+"""Fixtures and settings of all tests.
 
 Property tests try the same examples in every run: a new defect must not stop an unrelated change. To search
 with other examples: ``pytest --hypothesis-profile=default``.

@@ -43,7 +43,7 @@ BYTES = (
 
 @dataclass
 class Load:
-    """What the clients saw. failures: what must not happen."""
+    """The observations of the clients. failures: what must not happen."""
 
     address: str
     counts: Counter = field(default_factory=Counter)

@@ -5,16 +5,17 @@ from functools import partial
 import numpy as np
 import pytest
 
-from spec_local import registry
 from spec_local.core.fake import FakeModel
 from spec_local.core.proposal import Proposal
 from spec_local.datastore.context_index import ContextIndex
 from spec_local.datastore.lookup import DatastoreLookup
+from spec_local.lookups import LOOKUPS
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
-from spec_local.policies import Policy
-from spec_local.proposers import Beam, BestFirst, Chain, Coupled, DraftModel, Drawn
+from spec_local.policies.base import Policy
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
 
 
@@ -140,10 +141,8 @@ PROPOSERS = {
     "perfect coupled tree": draft(0.0, lambda: Coupled(4, 2)),
     "unrelated coupled tree": draft(5.0, lambda: Coupled(4, 2)),
 }
-for _name, _target in registry.LOOKUPS.items():
-    PROPOSERS.setdefault(
-        _name, lambda sampler, n_vocab, is_end=None, target=_target: LookupProposer(registry.load(target)())
-    )
+for _name, _kind in LOOKUPS.items():
+    PROPOSERS.setdefault(_name, lambda sampler, n_vocab, is_end=None, kind=_kind: LookupProposer(kind()))
 DRAWN = {name: v.drawing for name, v in VERIFIERS.items() if v.drawing not in ("chosen", "one")}
 # Every verifier is lossless for a drawn chain; a drawn tree needs one of its own.
 CASES = {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}

@@ -16,7 +16,7 @@ def record_calls(context):
 
     It replaces the list of an earlier recording.
     """
-    calls, shared = [], context.shared
+    calls, shared = [], context.context
     original = getattr(shared.decode, "original", shared.decode)
 
     def decode(parts):

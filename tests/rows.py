@@ -2,8 +2,8 @@
 
 from spec_local.core.sampling import UNCHANGED, Sampler
 from spec_local.engine.events import Step
-from spec_local.engine.row import Row
-from spec_local.proposers import DraftModel
+from spec_local.engine.request import Request
+from spec_local.proposers.draft_model import DraftModel
 from spec_local.verifiers import VERIFIERS
 
 
@@ -29,7 +29,7 @@ def new_row(main, prompt, make=None, rule="exact-match", *, rng, how=None, draft
     sampler = Sampler(how or UNCHANGED)
     given = {"model": draft.new_row()} if draft else {}
     proposer = make(sampler, main.n_vocab, **given) if make else None
-    return Row(
+    return Request(
         main.new_row(),
         prompt,
         sampler=sampler,
@@ -46,7 +46,7 @@ def finish(engine, answers=None):
     answers: receives the tokens of each row.
     """
     ends = {}
-    while engine.rows:
+    while engine.requests:
         for row, event in engine.step():
             if isinstance(event, Step):
                 if answers is not None:

@@ -88,7 +88,7 @@ def written(value: Any) -> Any:
 
 
 def check_requests(requests: list[AnswerRequest]) -> None:
-    """What holds for any request that is accepted."""
+    """Check what holds for any request that is accepted."""
     assert 0 < len(requests) <= 128
     for request in requests:
         assert isinstance(request, AnswerRequest)

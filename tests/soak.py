@@ -31,17 +31,19 @@ import numpy as np
 import platformdirs
 import psutil
 
-from spec_local import registry
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat_session import ChatSession
 from spec_local.engine.events import Failed
 from spec_local.errors import SpecLocalError
-from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.policies import POLICY_NAMES
+from spec_local.proposers import CROSS_VOCAB_NAMES, PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
+from spec_local.verifiers import VERIFIER_NAMES
 from tests.unfiltered import unfiltered
 
 PERIOD_S = 10.0  # between two records
@@ -116,17 +118,17 @@ def settings_of(rng, n_vocab):
         seed=rng.choice([None, 0, rng.randrange(2**32)]),
         max_tokens=rng.choice([0, 1, 8, 32, 32, 100, None]),
         stops=rng.choice([(), (), ("e",), ("the ", "\n")]),
-        proposer=rng.choice(["auto", "auto", *registry.PROPOSER_NAMES]),
-        policy=rng.choice(registry.POLICY_NAMES),
+        proposer=rng.choice(["auto", "auto", *PROPOSER_NAMES]),
+        policy=rng.choice(POLICY_NAMES),
         draft_max=rng.choice([None, None, 0, 1, 4, 16]),
         draft_p_min=rng.choice([0.75, 0.0, 1.0]),
         staged=rng.choice([None, None, 0, 3, 8]),
-        shape=rng.choice(registry.SHAPE_NAMES),
+        shape=rng.choice(SHAPE_NAMES),
         tree_nodes=rng.choice([16, 1, 64]),
         beam_width=rng.choice([4, 1, 8]),
-        verifier=rng.choice(["auto", "auto", *registry.VERIFIER_NAMES]),
+        verifier=rng.choice(["auto", "auto", *VERIFIER_NAMES]),
         greedy_draft=rng.random() < 0.2,
-        cross_vocab=rng.choice(registry.CROSS_VOCAB_NAMES),
+        cross_vocab=rng.choice(CROSS_VOCAB_NAMES),
         grammar=rng.choice(GRAMMARS) if constraint == "grammar" else None,
         json_schema=json.dumps(rng.choice(SCHEMAS)) if constraint == "schema" else None,
         logprobs=rng.choice([None, None, 0, 5]),
@@ -150,7 +152,7 @@ def open_session(rng, models, threads):
     parts = []
     for path in filter(None, (main, draft)):
         parts.append(Model(path))
-        parts.append(open_context(parts[-1], max_branches=branches, **known))
+        parts.append(open_row(parts[-1], max_branches=branches, **known))
     return [*parts, Session(*parts[1::2])]
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from spec_local.llama import rpc_backend
+from spec_local.llama import rpc as rpc_backend
 from spec_local.llama.workers import silent
 
 needs_backend = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from specdec_cli.wrapping import Unwrapped, Wrapped
 if TYPE_CHECKING:
     from rich.text import Text as Styled
 
-    from spec_local.marked_text import Span
+    from spec_local.answers.marked import Span
     from spec_local.session import Text
 
 
@@ -80,7 +80,7 @@ class Drafts:
         marks: Marks | None = _COLOURS,
         write: Wrapped | Unwrapped | None = None,
     ) -> None:
-        from spec_local.marked_text import MarkedText
+        from spec_local.answers.marked import MarkedText
 
         self._text = MarkedText(piece)
         self._write = write or Unwrapped(render.answer)

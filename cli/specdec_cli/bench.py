@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from spec_local.bench.report import Results
     from spec_local.bench.runner import Outcome, TokenizedPrompt
     from spec_local.bench.variants import Variant
-    from spec_local.machine import OtherPrograms
     from spec_local.session import Session
+    from spec_local.system.machine import OtherPrograms
 
 _PROMPTS, _VARIANTS, _RESULTS = "Prompts", "Variants", "Results"
 
@@ -202,7 +202,7 @@ def _rows(parallel: str | None, prompts: "Sequence[Prompt]", plot: Path | None) 
 
 def _writable(path: Path | None) -> Path | None:
     """A path that a user gave for a file, with ~ expanded."""
-    from spec_local.files import expanded
+    from spec_local.system.files import expanded
 
     if not path:
         return None
@@ -267,7 +267,7 @@ def _session_options(models: ModelOptions, variants: "Sequence[Variant]") -> Mod
 
 @dataclasses.dataclass(frozen=True)
 class _Conditions:
-    """How a benchmark runs; see `spec_local.bench.runner.measure`.
+    """The plan of a benchmark; see `spec_local.bench.runner.measure`.
 
     runs: None: one, and more while the result is unclear. shows_progress: on stderr.
     """
@@ -390,7 +390,7 @@ def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -
 def _other_programs() -> "OtherPrograms":
     """Count what other programs use from now on; write a note if it is too much already."""
     from spec_local.bench.conclusions import is_busy
-    from spec_local.machine import OtherPrograms, default_threads
+    from spec_local.system.machine import OtherPrograms, default_threads
 
     if is_busy(cores := OtherPrograms.now()):
         render.note(

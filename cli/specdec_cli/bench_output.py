@@ -133,7 +133,7 @@ def file_format(path: Path, form: FormatChoice | None) -> FormatChoice:
 
 
 def shows_lines(path: Path | None, form: FormatChoice | None) -> bool:
-    """Whether lines of results appear on a terminal during the benchmark."""
+    """Return whether lines of results appear on a terminal during the benchmark."""
     return _stdout_format(path, form) == FormatChoice.jsonl and sys.stdout.isatty()
 
 
@@ -173,7 +173,7 @@ def sink(formats: Formats, path: Path | None, form: FormatChoice | None) -> Iter
 @contextlib.contextmanager
 def replacing(path: Path | None) -> Iterator[Path | None]:
     """A temporary file that replaces `path` if the block succeeds; errors are raised at its start."""
-    from spec_local.files import replacing as replacing_file
+    from spec_local.system.files import replacing as replacing_file
 
     if not path:
         yield None

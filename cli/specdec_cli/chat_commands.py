@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import expanded, read_text
+from spec_local.system.files import expanded, read_text
 from specdec_cli import chat_settings, render, terminal
 from specdec_cli.chat_input import Command, EndOfChat
 

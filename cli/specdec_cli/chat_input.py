@@ -36,7 +36,7 @@ class Command:
 
 
 def interactive() -> bool:
-    """Whether standard input is a terminal; Ctrl-C then stops an answer, not the program."""
+    """Return whether standard input is a terminal; Ctrl-C then stops an answer, not the program."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import format_size
 from spec_local.models.names import paired, resolve_pair
+from spec_local.system.files import format_size
 from specdec_cli import completion, exits, render
 from specdec_cli.options import (
     CacheChoice,

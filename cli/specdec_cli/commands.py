@@ -13,7 +13,7 @@ import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from specdec_cli import effects, exits, own_process, render, settings
+from specdec_cli import exits, option_conflicts, own_process, render, settings
 
 _WITH_CHILD = ("serve",)  # keep models in a child process of their own
 SAMPLING, MACHINE, GENERAL, SPECULATION = SHARED = ("Sampling", "Machine", "General", "Speculation")
@@ -38,7 +38,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         with exits.guarded():
-            effects.check(ctx)
+            option_conflicts.check(ctx)
             if (workers := ctx.params.get("workers")) and self.name not in _WITH_CHILD:
                 code = own_process.run(workers)
                 if code is not None:

@@ -99,7 +99,7 @@ def _toml(text: str) -> bool | int | float | str:
 def _edit(place: Path, change: "Callable[[TOMLDocument], None]") -> None:
     import tomlkit
 
-    from spec_local.files import replacing
+    from spec_local.system.files import replacing
 
     document = tomlkit.parse(place.read_text(encoding="utf-8")) if place.exists() else tomlkit.document()
     change(document)

@@ -8,8 +8,8 @@ import typer
 from typer import Argument, Option
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import format_size
 from spec_local.models.names import resolve
+from spec_local.system.files import format_size
 from specdec_cli import exits, progress, render
 from specdec_cli.options import MainArgument
 
@@ -61,8 +61,8 @@ def add(
     """
     with exits.guarded():
         from spec_local.datastore import datastore, text_files
-        from spec_local.files import expanded
         from spec_local.llama.headers import open_header
+        from spec_local.system.files import expanded
 
         files = text_files.list_files([expanded(path) for path in paths])
         model = open_header(resolve(main))

@@ -37,8 +37,8 @@ def doctor(
     with exits.guarded():
         from importlib.metadata import PackageNotFoundError, version
 
-        from spec_local.llama.build import recipes, repair
-        from spec_local.llama.probe import probe_build
+        from spec_local.llama.setup.build import recipes, repair
+        from spec_local.llama.setup.probe import probe_build
 
         try:
             binding = version("llama-cpp-python")
@@ -75,7 +75,7 @@ def doctor(
 
 def _rpc_backend(fix: bool) -> None:
     """Show whether the RPC backend is there; with `fix`, compile it if it is missing."""
-    from spec_local.llama import rpc_backend
+    from spec_local.llama import rpc as rpc_backend
 
     if not rpc_backend.built() and fix:
         render.write("compiling llama.cpp's RPC backend; this takes about a minute\n")

@@ -12,8 +12,8 @@ import typer
 from typer import Argument, Option
 
 from spec_local.errors import SpecLocalError
-from spec_local.files import format_size
 from spec_local.models.names import resolve
+from spec_local.system.files import format_size
 from specdec_cli import completion, draft_train, exits, progress, render, terminal
 from specdec_cli.options import CacheChoice, KernelsOption
 
@@ -91,8 +91,8 @@ def quantize(
       specdec draft quantize main-f16.gguf --type Q2_K --output draft.gguf
     """
     with exits.guarded():
-        from spec_local.files import expanded
         from spec_local.models import quantized_copy
+        from spec_local.system.files import expanded
 
         copy = quantized_copy.plan(
             resolve(model),

@@ -107,7 +107,7 @@ def train(
     """
     with exits.guarded():
         from spec_local import training
-        from spec_local.files import expanded, saving
+        from spec_local.system.files import expanded, saving
 
         training.check_torch()
         if plot:
@@ -122,7 +122,7 @@ def train(
         for option, value in (("minutes", minutes), ("disk", disk)):
             if value is not None and not 0 < value < float("inf"):
                 raise InvalidRequest(f"--{option} {value:g} is not a positive number: give, for example, 60")
-        from spec_local.llama.probe import check_model_file
+        from spec_local.llama.setup.probe import check_model_file
         from spec_local.models.quantized_copy import check_target
         from spec_local.training import pipeline
         from spec_local.training.prompts import read_user_texts

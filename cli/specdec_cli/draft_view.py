@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from spec_local.files import format_size
+from spec_local.system.files import format_size
 from specdec_cli import render, terminal
 from specdec_cli.progress import LINE_INTERVAL, clock, live
 
@@ -83,7 +83,7 @@ class _Lines:
 
 
 def plan(recipe: "Recipe", bytes_per_token: int) -> str:
-    """What a run will put on the disk."""
+    """Describe what a run will put on the disk."""
     n = recipe.max_bytes // bytes_per_token
     return (
         f"training data: at most {format_size(recipe.max_bytes)} in {recipe.folder}, "
@@ -119,7 +119,7 @@ def _draft_tokens(n: int) -> str:
 
 
 def _verdict(head: "TrainedHead", recipe: "Recipe") -> str:
-    """Whether the head pays, from the benchmark with the adaptive policy if it was run, and what to do next.
+    """Say whether the head pays, by the benchmark with the adaptive policy if it ran, and what to do next.
 
     The benchmark counts more than the expected speed-up: its prompts are new to the head, and its steps
     include everything.

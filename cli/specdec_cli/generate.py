@@ -27,7 +27,7 @@ from specdec_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from spec_local import answer_json
+    from spec_local.answers import json as answer_json
     from spec_local.chat.request import Request
     from spec_local.core.reasoning import Splitter
     from spec_local.engine.events import Prefilled
@@ -293,7 +293,7 @@ def _in_json(
     streamed: bool,
 ) -> "Done":
     """Print one object, or one per step if streamed; the last one includes `more`."""
-    from spec_local import answer_json
+    from spec_local.answers import json as answer_json
     from spec_local.session import Done, Text
 
     steps: list[Text] = []
@@ -301,14 +301,14 @@ def _in_json(
         if not isinstance(event, Text):
             continue
         if streamed:
-            _print_object(answer_json.step(session, event, splitter))
+            _print_object(answer_json.step(session.main.model, event, splitter))
         else:
             steps.append(event)
     assert isinstance(event, Done)
     if streamed:
-        last = answer_json.end(session, event, splitter)
+        last = answer_json.end(session.main.model, event, splitter)
     else:
-        last = answer_json.whole(session, steps, event, splitter)
+        last = answer_json.whole(session.main.model, steps, event, splitter)
     _print_object(more | last)
     return event
 
@@ -342,7 +342,7 @@ def _request(
 
 def _text(path: Path) -> str:
     """Return the text of a file, or of standard input for -."""
-    from spec_local.files import decoded, read_text
+    from spec_local.system.files import decoded, read_text
 
     if path != STANDARD:
         return read_text(path, _MAX_PROMPT)

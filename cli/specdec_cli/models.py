@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from spec_local.errors import DownloadError, InvalidRequest
-from spec_local.files import format_size
+from spec_local.system.files import format_size
 from specdec_cli import completion, exits, progress, render
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spec_local.files import format_size
+from spec_local.system.files import format_size
 from specdec_cli import render, terminal
 
 _GAP = 2  # columns between two cells

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from typer import Argument, Option
 
-from spec_local import kernels, registry
+from spec_local import kernels
 from spec_local.errors import InvalidRequest
 from spec_local.models.names import NO_DRAFT, STARTER, resolve_pair
+from spec_local.policies import POLICY_NAMES
+from spec_local.proposers import CROSS_VOCAB_NAMES, PROPOSER_NAMES, SHAPE_NAMES
+from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import commands, completion
 
 if TYPE_CHECKING:
@@ -62,11 +65,11 @@ if TYPE_CHECKING:  # type checkers accept no computed Literal
     ShapeChoice: TypeAlias = Any
     CrossVocabChoice: TypeAlias = Any
 else:
-    ProposerChoice = Literal[registry.PROPOSER_NAMES]
-    PolicyChoice = Literal[registry.POLICY_NAMES]
-    VerifierChoice = Literal[registry.VERIFIER_NAMES]
-    ShapeChoice = Literal[registry.SHAPE_NAMES]
-    CrossVocabChoice = Literal[registry.CROSS_VOCAB_NAMES]
+    ProposerChoice = Literal[PROPOSER_NAMES]
+    PolicyChoice = Literal[POLICY_NAMES]
+    VerifierChoice = Literal[VERIFIER_NAMES]
+    ShapeChoice = Literal[SHAPE_NAMES]
+    CrossVocabChoice = Literal[CROSS_VOCAB_NAMES]
 
 _Machine = functools.partial(Option, rich_help_panel=commands.MACHINE)
 _Speculation = functools.partial(Option, rich_help_panel=commands.SPECULATION)
@@ -170,13 +173,11 @@ class ModelOptions:
     no_spec: Annotated[bool, _Speculation("--no-spec", help="Decode without speculation.")] = False
     proposer: Annotated[
         ProposerChoice,
-        _choice("Source of draft tokens", registry.PROPOSER_NAMES, "auto lets the policy choose"),
+        _choice("Source of draft tokens", PROPOSER_NAMES, "auto lets the policy choose"),
     ] = "auto"
     policy: Annotated[
         PolicyChoice,
-        _choice(
-            "Draft-length policy", registry.POLICY_NAMES, "adaptive drafts as much as measured costs justify"
-        ),
+        _choice("Draft-length policy", POLICY_NAMES, "adaptive drafts as much as measured costs justify"),
     ] = "adaptive"
     draft_max: Annotated[
         int | None, _Speculation(help="Maximum draft length in tokens (default: depends on the policy).")
@@ -192,7 +193,7 @@ class ModelOptions:
     ] = None
     shape: Annotated[
         ShapeChoice,
-        _choice("Draft shape", registry.SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree"),
+        _choice("Draft shape", SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree"),
     ] = "chain"
     tree_nodes: Annotated[
         int, _Speculation(help="Maximum number of draft tokens per step in a tree or beams.")
@@ -200,7 +201,7 @@ class ModelOptions:
     beam_width: Annotated[int, _Speculation(help="Number of beams.")] = 4
     verifier: Annotated[
         VerifierChoice,
-        _choice("Acceptance rule", registry.VERIFIER_NAMES, "all are exact, auto selects the best"),
+        _choice("Acceptance rule", VERIFIER_NAMES, "all are exact, auto selects the best"),
     ] = "auto"
     greedy_draft: Annotated[
         bool, _Speculation("--greedy-draft", help="Draft the most probable token instead of sampling.")
@@ -222,7 +223,7 @@ class ModelOptions:
         CrossVocabChoice,
         _choice(
             "Method for a draft model with a different vocabulary",
-            registry.CROSS_VOCAB_NAMES,
+            CROSS_VOCAB_NAMES,
             "tli drafts shared tokens, slem drafts text",
         ),
     ] = "auto"
@@ -237,7 +238,7 @@ class ModelOptions:
 
     @property
     def _drafting(self) -> bool:
-        """Whether a draft model may be used."""
+        """True if a draft model may be used."""
         is_asked = self.proposer in ("auto", "draft") and self.draft != NO_DRAFT
         return is_asked and not self.no_spec and self.policy != "off"
 
@@ -260,7 +261,7 @@ class ModelOptions:
         if self._drafting and self.shape in ("tree", "beam") and not session.draft:
             session.close()
             raise InvalidRequest(
-                f"--shape {self.shape} has no effect without a draft model: add --draft, or remove it"
+                f"--shape {self.shape} has no effect without a draft model: use --draft, or remove --shape"
             )
         return session
 
@@ -397,7 +398,7 @@ def _schema(given: str) -> str:
 
 
 def _text_of(path: Path) -> str:
-    from spec_local.files import read_text
+    from spec_local.system.files import read_text
 
     return read_text(path, _MAX_TEXT)
 

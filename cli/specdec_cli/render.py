@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from spec_local.engine.events import Statistics
-    from spec_local.llama.context import Context
+    from spec_local.llama.row import LlamaRow
     from spec_local.session import Done, Session
     from spec_local.settings import GenerationSettings
 
@@ -114,14 +114,14 @@ def console(stream: TextIO, **options: Any) -> "Console":
     return Console(file=terminal.raw(stream), markup=False, emoji=False, highlight=False, **options)
 
 
-def device(main: "Context") -> str:
+def device(main: "LlamaRow") -> str:
     """Return the device that runs the main model, as llama.cpp names it."""
     from spec_local.llama import runtime
 
     return runtime.devices()[0 if main.model.gpu_layers else -1]
 
 
-def threads(main: "Context") -> str:
+def threads(main: "LlamaRow") -> str:
     """Return the number of threads of the main model, with its unit."""
     return f"{main.threads} thread{'s' * (main.threads > 1)}"
 

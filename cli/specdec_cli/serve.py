@@ -72,9 +72,9 @@ def serve(
     """
     with exits.guarded():
         try:
-            from spec_local.machine import is_loopback
             from spec_local.server import run
             from spec_local.server.app import Access
+            from spec_local.system.machine import is_loopback
         except ModuleNotFoundError as error:
             raise InvalidRequest(
                 f"the server needs {error.name}: install it with pip install 'spec-local[serve]'"

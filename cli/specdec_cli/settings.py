@@ -26,7 +26,7 @@ from spec_local import kernels
 from spec_local.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
-    from spec_local.toml_file import ConfigFile, Location
+    from spec_local.system.toml_file import ConfigFile, Location
 
 FILE_VARIABLE = "SPECDEC_CONFIG"
 _PREFIX = "SPECDEC_"
@@ -34,7 +34,7 @@ _PREFIX = "SPECDEC_"
 
 def path(given: str | None = None) -> Path:
     """Return the path of the config file: the given one, or the one in the user's config folder."""
-    from spec_local.files import expanded
+    from spec_local.system.files import expanded
 
     if given:
         return expanded(given)
@@ -73,7 +73,7 @@ class Config:
     """The config file, checked for unknown tables and keys."""
 
     def __init__(self, place: Path, commands: dict[str, TyperCommand]) -> None:
-        from spec_local.toml_file import ConfigFile
+        from spec_local.system.toml_file import ConfigFile
 
         self._folder, self._commands = place.absolute().parent, commands
         self._file = file = ConfigFile(place, str(place), "correct it")
@@ -126,7 +126,7 @@ class Config:
 
     def _resolved(self, text: str, is_path: bool) -> str:
         """Resolve a path against the config file's folder, or a possible model name if such a file exists."""
-        from spec_local.files import expanded
+        from spec_local.system.files import expanded
 
         if text == "-":
             return text

@@ -41,7 +41,7 @@ def answer(
     Raises:
         SpecLocalError: an answer has failed.
     """
-    from spec_local import answer_json
+    from spec_local.answers import json as answer_json
     from spec_local.engine.events import Failed
     from spec_local.session import Done, Text
 
@@ -60,7 +60,7 @@ def answer(
             raise event.error
         if isinstance(event, Text):
             if as_jsonl:
-                _print({"index": index} | answer_json.step(session, event, splitters[index]))
+                _print({"index": index} | answer_json.step(session.main.model, event, splitters[index]))
             elif as_json:
                 steps[index].append(event)
             else:
@@ -68,9 +68,9 @@ def answer(
         elif isinstance(event, Done):
             ends.append(event)
             if as_jsonl:
-                _print({"index": index} | answer_json.end(session, event, splitters[index]))
+                _print({"index": index} | answer_json.end(session.main.model, event, splitters[index]))
             elif as_json:
-                whole = answer_json.whole(session, steps[index], event, splitters[index])
+                whole = answer_json.whole(session.main.model, steps[index], event, splitters[index])
                 _print({"index": index} | whole)
             else:
                 texts.add(index, splitters[index].finish(event.text).answer, is_last=True)

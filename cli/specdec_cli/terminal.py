@@ -1,4 +1,4 @@
-r"""What text may do to a terminal: be shown, start a line, and advance to a tab stop.
+r"""Restricts what text does to a terminal: it is shown, starts a line, or advances to a tab stop.
 
 Texts of models, files, servers and users may contain characters that change a terminal's colours, title or
 clipboard, overwrite what it shows, or reverse the order of what follows. A `Screen` shows them as escapes,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_local.calibration.tuning import Measurement
-    from spec_local.llama.choose_head import Chosen
+    from spec_local.llama.heads.choose import Chosen
     from spec_local.llama.model import Model
     from spec_local.policies.cost_model import CallCosts
 
@@ -71,9 +71,9 @@ def tune(
         from spec_local.bench.conclusions import is_busy
         from spec_local.calibration.tuning import thread_choices
         from spec_local.core.proposal import MAX_DRAFT
-        from spec_local.llama.choose_head import choose_head
-        from spec_local.llama.probe import check_model_file
-        from spec_local.machine import OtherPrograms, default_threads
+        from spec_local.llama.heads.choose import choose_head
+        from spec_local.llama.setup.probe import check_model_file
+        from spec_local.system.machine import OtherPrograms, default_threads
 
         # Report invalid values before starting anything slow.
         choices = sorted(set(threads)) if threads else thread_choices()
@@ -127,7 +127,7 @@ def tune(
 
 def _opened(path: "Path", gpu_layers: int, stack: ExitStack, *, load_mtp: bool = False) -> "Model":
     from spec_local.llama.model import Model
-    from spec_local.llama.probe import check_model_file
+    from spec_local.llama.setup.probe import check_model_file
 
     check_model_file(path, gpu_layers=gpu_layers, log=render.note)
     model = Model(path, gpu_layers=gpu_layers, load_mtp=load_mtp)

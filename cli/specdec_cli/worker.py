@@ -36,7 +36,7 @@ def worker(
     """
     with exits.guarded():
         from spec_local.llama import workers
-        from spec_local.machine import default_threads, is_loopback
+        from spec_local.system.machine import default_threads, is_loopback
 
         host = workers.private(host)
         workers.check_free(host, port)

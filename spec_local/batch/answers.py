@@ -17,13 +17,13 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 from filelock import FileLock, Timeout
 
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.files import replacing
+from spec_local.system.files import replacing
 
 _LINE_START = b'{"index": '
 
 
 class Keyed(Protocol):
-    """What identifies a prompt in the output file: its index and its key, as in `runner.Entry`."""
+    """The identity of a prompt in the output file: its index and its key, as in `runner.Entry`."""
 
     @property
     def index(self) -> int: ...

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from spec_local import answer_json
+from spec_local.answers import json as answer_json
 from spec_local.batch.answers import Answers
 from spec_local.chat.messages import Message
 from spec_local.chat.request import Request
@@ -219,7 +219,7 @@ def run(
                 yield from failed()
             elif isinstance(event, Done) and event.reason != "cancelled":
                 seed = {} if entry.settings.seed is None else {"seed": entry.settings.seed}
-                answer = answer_json.whole(session, steps.pop(index, []), event, splitters[index])
+                answer = answer_json.whole(session.main.model, steps.pop(index, []), event, splitters[index])
                 answers.append(_head(entry) | seed | answer)
                 yield Outcome(entry, event.statistics, event.cut_short)
     if not cancelled():

@@ -1,4 +1,4 @@
-"""What a benchmark shows, in words, and whether more runs could show more."""
+"""Conclusions of a benchmark, in words, and whether more runs could show more."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -6,7 +6,7 @@ from statistics import median
 from spec_local.bench.figures import Estimate, decode_rate, speedups
 from spec_local.bench.runner import Outcome
 from spec_local.bench.variants import PLAIN, Variant
-from spec_local.machine import default_threads
+from spec_local.system.machine import default_threads
 
 MOST_RUNS = 3
 """Runs of each prompt and variant, at most, when a benchmark repeats unclear ones by itself."""
@@ -22,7 +22,7 @@ _BUSY = 0.1
 
 
 def conclusion(e: Estimate, unit: str = "prompt", units: str = "prompts") -> str:
-    """What a speed-up shows, as the end of a sentence; e: an estimate over several `units`."""
+    """Describe a speed-up, as the end of a sentence; e: an estimate over several `units`."""
     times = f"{e.value:.2f} times as fast as plain decoding"
     if e.n == 1:
         return f"{times} on this {unit}; one {unit} is too few to conclude more."
@@ -41,12 +41,12 @@ def conclusion(e: Estimate, unit: str = "prompt", units: str = "prompts") -> str
 
 
 def _is_undecided(e: Estimate) -> bool:
-    """Whether the interval includes 1 and differences that matter."""
+    """Return whether the interval includes 1 and differences that matter."""
     return e.low <= 1 <= e.high and (e.low < 1 / _SMALL or e.high > _SMALL)
 
 
 def reason_to_repeat(outcomes: Sequence[Outcome], variants: Sequence[Variant], other_programs: float) -> str:
-    """Why another run of each prompt would make the result clearer; "": it would not.
+    """Return the reason why another run of each prompt would make the result clearer; "": it would not.
 
     It would not where repeated runs are steady already: then the prompts differ, not the runs.
 
@@ -98,5 +98,5 @@ def _others(cores: float) -> str:
 
 
 def is_busy(other_programs: float) -> bool:
-    """Whether other programs use so many cores that they disturb measurements."""
+    """Return whether other programs use so many cores that they disturb measurements."""
     return other_programs > _BUSY * default_threads()

@@ -22,7 +22,7 @@ from spec_local.bench.runner import (
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.engine.events import Failed, Statistics
 from spec_local.errors import InvalidRequest
-from spec_local.llama.shared_context import MAX_SEQUENCES
+from spec_local.llama.context import MAX_SEQUENCES
 from spec_local.session import Done, Session, Text
 
 Key = tuple[str, int]

@@ -12,11 +12,12 @@ from typing import Any
 import psutil
 
 import spec_local
-from spec_local import kernels, machine
-from spec_local.files import format_size, sha256
+from spec_local import kernels
 from spec_local.llama import runtime
-from spec_local.machine import default_threads
 from spec_local.session import Session
+from spec_local.system import machine
+from spec_local.system.files import format_size, sha256
+from spec_local.system.machine import default_threads
 
 
 def record(

@@ -15,14 +15,14 @@ from spec_local.bench.runner import Difference, Outcome, Run
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.core.text import printable
 from spec_local.engine.events import Statistics
-from spec_local.files import format_size
+from spec_local.system.files import format_size
 
 _POSITIONS = 16  # positions of draft tokens shown in Markdown
 _NAMED = 5  # differing outputs listed in Markdown
 
 
 class Measured(Protocol):
-    """What every benchmark records: from `spec_local.bench.record.record`, variants, and bytes."""
+    """The record of every benchmark: from `spec_local.bench.record.record`, variants, and bytes."""
 
     @property
     def record(self) -> Mapping[str, Any]: ...

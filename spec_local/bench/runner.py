@@ -19,9 +19,10 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.core.language_model import LanguageModel, Logits, common_prefix, prefill, run
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.engine.events import FinishReason, Statistics
-from spec_local.llama.llama_head import LlamaHead
+from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.model import Model
-from spec_local.lookups import Lookup, Recycling
+from spec_local.lookups.base import Lookup
+from spec_local.lookups.recycling import Recycling
 from spec_local.session import Done, Session, Text
 
 _WARM_UP = 16  # tokens
@@ -234,7 +235,7 @@ def _theory(
                 if not isinstance(lookup, Recycling)
             }
             drafts = [name for name in session.proposers(variant.settings) if name == "draft"]
-            if drafts and isinstance(session.draft, LlamaHead):
+            if drafts and isinstance(session.draft, HeadRow):
                 continue  # so are the hidden states that a head needs
             sources[variant.name] = [*found, *drafts]
             lookups |= found

@@ -8,11 +8,11 @@ from typing import Annotated
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from spec_local.files import write_atomically
-from spec_local.llama.context import Context
-from spec_local.llama.llama_head import LlamaHead
+from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.row import LlamaRow
 from spec_local.llama.runtime import fingerprint
 from spec_local.policies.cost_model import CostModel, without_falls
+from spec_local.system.files import write_atomically
 
 _MAX_BYTES = 1 << 16  # of a file; one for every call of up to 512 tokens has 15 kB
 _Size = Annotated[int, Field(ge=1, le=1 << 16)]  # the largest batch
@@ -31,7 +31,7 @@ class _CostFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a model's costs depend on, besides the machine.
+    """The conditions that a model's costs depend on, besides the machine.
 
     path: the model's file. max_tokens: maximum number of tokens a call; never more than n_ctx. branching:
     whether the context can evaluate trees. is_head: whether it evaluates a head, whose layer may be in the
@@ -49,7 +49,7 @@ class Conditions:
     workers: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, context: Context | LlamaHead) -> "Conditions":
+    def of(cls, context: LlamaRow | HeadRow) -> "Conditions":
         """The conditions of a context."""
         return cls(
             context.model.path,
@@ -59,12 +59,12 @@ class Conditions:
             context.cache_type,
             context.max_tokens,
             context.max_branches > 1,
-            isinstance(context, LlamaHead),
+            isinstance(context, HeadRow),
             context.model.workers,
         )
 
 
-def path_of(conditions: Context | LlamaHead | Conditions) -> Path:
+def path_of(conditions: LlamaRow | HeadRow | Conditions) -> Path:
     """The file for costs measured under these conditions.
 
     Raises:
@@ -85,7 +85,7 @@ def path_of(conditions: Context | LlamaHead | Conditions) -> Path:
     return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
 
 
-def load(conditions: Context | LlamaHead | Conditions) -> CostModel | None:
+def load(conditions: LlamaRow | HeadRow | Conditions) -> CostModel | None:
     """Costs measured earlier, without what is impossible; None if there are none or their file is damaged."""
     with contextlib.suppress(OSError, ValueError, ValidationError):
         with path_of(conditions).open("rb") as file:  # larger ones are cut, and thereby invalid
@@ -95,7 +95,7 @@ def load(conditions: Context | LlamaHead | Conditions) -> CostModel | None:
     return None
 
 
-def save(conditions: Context | LlamaHead | Conditions, costs: CostModel) -> None:
+def save(conditions: LlamaRow | HeadRow | Conditions, costs: CostModel) -> None:
     """Write costs for later sessions, without what is impossible (`without_falls`).
 
     Nothing happens if the cache folder is not writable.
@@ -105,5 +105,5 @@ def save(conditions: Context | LlamaHead | Conditions, costs: CostModel) -> None
         write_atomically(path_of(conditions), content.model_dump_json().encode())
 
 
-def _conditions(conditions: Context | LlamaHead | Conditions) -> Conditions:
+def _conditions(conditions: LlamaRow | HeadRow | Conditions) -> Conditions:
     return conditions if isinstance(conditions, Conditions) else Conditions.of(conditions)

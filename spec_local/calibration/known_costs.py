@@ -7,8 +7,8 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure
 from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
-from spec_local.llama.context import Context
-from spec_local.llama.llama_head import LlamaHead
+from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.row import LlamaRow
 from spec_local.policies.cost_model import CostModel
 
 # Tokens of draft calls whose cost with all logits is measured; the last only for trees.
@@ -29,16 +29,16 @@ class KnownCosts:
         self.levels: CostModel | None = None
         self.log: Callable[[str], None] = lambda line: None
 
-    def of(self, main: Context, draft: Context | LlamaHead | None) -> tuple[CostModel, CostModel | None]:
+    def of(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> tuple[CostModel, CostModel | None]:
         """`calls`; if need be, from disk or measured in these contexts, which must not be in use."""
         if not self.calls:
             drafting = self._known(draft, 0.5, 1) if draft else None
             self.calls = self._known(main, 1.5), drafting
         return self.calls
 
-    def of_levels(self, draft: Context | LlamaHead | None) -> CostModel | None:
+    def of_levels(self, draft: LlamaRow | HeadRow | None) -> CostModel | None:
         """`levels`, measured once in this context; None: there is no room, or no draft that can do it."""
-        if isinstance(draft, LlamaHead) and draft.drafts_blocks:
+        if isinstance(draft, HeadRow) and draft.drafts_blocks:
             return None  # it has logits for one place of a call
         if not self.levels and draft and draft.n_ctx - len(draft.cached) > _LEVELS[-1]:
             with _known_states(draft):
@@ -46,14 +46,14 @@ class KnownCosts:
                 self.levels = measure(draft, sizes, 2, text=sample_tokens(draft))
         return self.levels
 
-    def save(self, main: Context, draft: Context | LlamaHead | None) -> None:
+    def save(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> None:
         """Write `calls` to disk, if they are known, and forget them."""
         for context, table in zip((main, draft), self.calls or (), strict=False):
             if context and table:
                 cost_store.save(context, table)
         self.calls = None
 
-    def _known(self, context: Context | LlamaHead, budget: float, rows: int | None = None) -> CostModel:
+    def _known(self, context: LlamaRow | HeadRow, budget: float, rows: int | None = None) -> CostModel:
         if context.n_ctx - len(context.cached) < MAX_DRAFT:
             context.truncate(0)  # too little room for a good measurement; the history is evaluated again
         known, text = cost_store.load(context), sample_tokens(context)
@@ -72,6 +72,6 @@ class KnownCosts:
             return measure(context, rows=rows, text=text, budget=budget)
 
 
-def _known_states(context: Context | LlamaHead) -> AbstractContextManager[None]:
+def _known_states(context: LlamaRow | HeadRow) -> AbstractContextManager[None]:
     """Within the block, a head evaluates tokens as it does those whose states it has received."""
-    return context.known_states() if isinstance(context, LlamaHead) else nullcontext()
+    return context.known_states() if isinstance(context, HeadRow) else nullcontext()

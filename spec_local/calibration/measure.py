@@ -32,7 +32,7 @@ def measure(
     the larger one, unless they may really be slower: see `without_falls`.
 
     Args:
-        model: must be able to take tokens back. One that has rolled back since its last call may go back to
+        model: must be able to roll back. One that has rolled back since its last call may go back to
             a checkpoint instead.
         sizes: tokens a call, the most important first; sizes that are too large for the model or its context
             are replaced by the largest possible one.
@@ -53,7 +53,7 @@ def measure(
     Raises:
         ValueError: no sizes, one below 1, or no rounds.
         ContextOverflow: the context has no room for a single token.
-        BackendError, ModelError: the model failed, or cannot take tokens back.
+        BackendError, ModelError: the model failed, or cannot roll back.
     """
     if not sizes or min(sizes) < 1 or rounds < 1:
         raise ValueError(f"cannot measure {rounds} rounds of {list(sizes)} tokens")

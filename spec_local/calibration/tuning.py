@@ -10,14 +10,14 @@ from spec_local.calibration import cost_store
 from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
-from spec_local.llama.choose_head import Chosen
-from spec_local.llama.context import open_context
+from spec_local.llama.heads.choose import Chosen
 from spec_local.llama.model import Model
-from spec_local.machine import default_threads
+from spec_local.llama.open import open_row
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.planner import Plan, plan_chain
 from spec_local.policies.sharing import RowCosts
+from spec_local.system.machine import default_threads
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 32, 33, 48, 63, 64)
 """Tokens a call: where kernels change their tile size, up to the longest draft and one more."""
@@ -71,7 +71,7 @@ def tune(
     for n in threads:
         log(f"measuring {model.path.name} with {n} thread{'s' if n > 1 else ''}")
         with ExitStack() as stack:
-            context = open_context(
+            context = open_row(
                 model,
                 n_ctx=n_ctx,
                 max_logits=max_logits,

@@ -169,7 +169,7 @@ def _read_gemma(text: str, start: int, end: int, tools: Sequence[Tool]) -> Read 
 
 
 class _Tags(NamedTuple):
-    """How calls in tags are written.
+    """The format of calls in tags.
 
     Attributes:
         head: the name of the tool. parameter: the name of a parameter, before its value. value_end: what

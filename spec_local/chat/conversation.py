@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from spec_local.answer_text import Done, Text
+from spec_local.answers.text import Done, Text
 from spec_local.arguments import check_fields, checked
 from spec_local.chat.messages import Message, check_last, messages_of
 from spec_local.chat.rendered import Rendered
@@ -51,7 +51,7 @@ class _Segment:
     answer: int = -1
 
     def is_still(self, part: Rendered) -> bool:
-        """Whether the tokens are those of a part of the conversation as it is now."""
+        """Return whether the tokens are those of a part of the conversation as it is now."""
         return part == self.part if self.answer < 0 else part.text == self.part.text
 
 

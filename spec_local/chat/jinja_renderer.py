@@ -123,7 +123,7 @@ def _tracing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _text_of = _tracing(str)
-"""What a template prints of a value, which can be a whole message or tool."""
+"""A template's rendering of a value, which can be a whole message or tool."""
 
 
 class _Generator(CodeGenerator):

@@ -54,7 +54,7 @@ class Request:
             raise InvalidRequest("tools need a chat template: remove them, or give messages")
 
     def is_plain(self, model: Model) -> bool:
-        """Whether this model reads the prompt without a chat template."""
+        """Return whether this model reads the prompt without a chat template."""
         return self.raw or self.suffix is not None or not model.chat_template
 
     def tokens(self, model: Model) -> list[int]:

@@ -17,8 +17,8 @@ from spec_local.chat.messages import Role, messages_of
 from spec_local.chat.template import ChatTemplate
 from spec_local.core.text import bytes_of, printable
 from spec_local.errors import InvalidRequest
-from spec_local.files import reading, saving
 from spec_local.llama.model import Model
+from spec_local.system.files import reading, saving
 from spec_local.validation import describe
 
 _VERSION: Final = 1

@@ -21,7 +21,7 @@ NO_TOOLS = (
 _TAIL = 64
 """Tokens of a prompt that may be a marker: more than the characters of the longest."""
 _SHORT_IDS = "length != 9"
-"""What templates of Mistral contain that reject other ids of calls."""
+"""A string in those templates of Mistral that reject other ids of calls."""
 _PROBE: list[Message] = [{"role": "system", "content": "?"}, {"role": "user", "content": "?"}]
 _PROBE_TOOLS = tools_of([{"type": "function", "function": {"name": "probe"}}])
 
@@ -67,7 +67,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def has_tools(self) -> bool:
-        """Whether the template shows tools to the model."""
+        """True if the template shows tools to the model."""
         for messages in (_PROBE, _PROBE[1:]):  # some templates support no system message
             try:
                 texts = [self._request(messages, tools)["text"] for tools in ([], _PROBE_TOOLS)]

@@ -32,7 +32,7 @@ class ToolCallParser:
         self._form, self._tools = form, tools
         self._held = ""
         self._before: Literal["nothing", "text", "call", "call without its closing"] = "nothing"
-        """What precedes the text that is held back."""
+        """The text before the part that is held back."""
 
     def feed(self, text: str) -> Found:
         """The text and the calls that are certain now."""

@@ -67,7 +67,7 @@ class ToolUse:
 
     @property
     def required(self) -> bool:
-        """Whether the answer must be a call."""
+        """True if the answer must be a call."""
         return bool(self._callable)
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> Rendered:

@@ -19,10 +19,10 @@ class State(Protocol):
     """The set of tokens that may follow an output. Immutable."""
 
     def allows(self, tokens: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Whether each of these tokens, (n,), may follow."""
+        """Return whether each of these tokens, (n,), may follow."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Whether each token of the vocabulary may follow, (V,); slower than `allows` for a few tokens."""
+        """Return whether each token of the vocabulary may follow, (V,); slower than `allows` for a few."""
 
     def after(self, token: int) -> "State | None":
         """The state after a token; None: any token may follow (after an end token, or one not allowed)."""
@@ -64,7 +64,7 @@ class Constraint:
         return self._node.follow(history[self._length :]).state
 
     def is_complete(self, is_end: Callable[[int], bool]) -> bool:
-        """Whether only an end token may follow the committed history; False if computing it is too slow."""
+        """Return whether only an end token may follow the committed history; False if it takes too long."""
         with suppress(InvalidRequest):
             state = self._node.state
             following = state.allowed().nonzero()[0].tolist() if state else []

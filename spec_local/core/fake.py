@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,8 @@ from spec_local.errors import ContextOverflow, InvalidRequest
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 
-class FakeShared:
-    """A `SharedModel` of fake rows.
+class FakeContext:
+    """A `Context` of fake rows.
 
     Args:
         max_tokens, max_logits: limits of a call.
@@ -37,7 +37,7 @@ class FakeShared:
         self.calls: list[list[int]] = []
         self._buffer = np.full((max_logits, n_vocab), np.nan, np.float32)
 
-    def decode(self, calls: Sequence[Call]) -> Sequence[Logits]:
+    def decode(self, calls: Sequence[Call["FakeModel"]]) -> Sequence[Logits]:
         n_logits = sum(call.n_logits for call in calls)
         if sum(len(call.tokens) for call in calls) > self.max_tokens or n_logits > self.max_logits:
             raise InvalidRequest("too many tokens or rows of logits in one call")
@@ -48,7 +48,7 @@ class FakeShared:
         found, start = [], 0
         for call in calls:
             end = start + call.n_logits
-            call.row.fill(call, self._buffer[start:end])  # type: ignore[attr-defined]  # a FakeModel
+            call.row.fill(call, self._buffer[start:end])
             found.append(self._buffer[start:end])
             start = end
         return found
@@ -71,7 +71,7 @@ class FakeModel(RowMethods):
         scale: standard deviation of the logits; a large one gives confident predictions.
         order: number of tokens that the next one depends on.
         n_ctx, max_tokens, max_logits, max_branches: limits, see `LanguageModel`.
-        rollback, max_rollback: how it takes tokens back, see `LanguageModel`.
+        rollback, max_rollback: how it rolls back, see `LanguageModel`.
 
     Attributes:
         calls: number of tokens of each call of this row.
@@ -102,14 +102,14 @@ class FakeModel(RowMethods):
         self._tokens: list[int] = []
         self._tree: list[tuple[int, int]] = []  # token and parent of each node
         self.calls: list[int] = []
-        self.shared = FakeShared(n_vocab, max_tokens, max_logits)
-        self.shared.rows.append(self)
+        self.context = FakeContext(n_vocab, max_tokens, max_logits)
+        self.context.rows.append(self)
 
     def new_row(self) -> "FakeModel":
         """Another row of the same model, which shares its calls."""
         row = copy.copy(self)
         row._tokens, row._tree, row.calls, row._states = [], [], [], KeptStates(self._max_rollback)
-        self.shared.rows.append(row)
+        self.context.rows.append(row)
         return row
 
     @property
@@ -125,7 +125,7 @@ class FakeModel(RowMethods):
             values += self._noise * np.random.default_rng([*key, 1]).normal(size=self.n_vocab)
         return (values * self._scale).astype(np.float32)
 
-    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["FakeModel"]:
         if not 1 <= len(tokens) <= self.max_tokens or not 0 <= n_logits <= min(len(tokens), self.max_logits):
             raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} rows of logits in one call")
         if min(tokens) < 0 or max(tokens) >= self.n_vocab:
@@ -144,7 +144,7 @@ class FakeModel(RowMethods):
             raise ContextOverflow("the context is full")
         return Call(self, tokens, parents, n_logits)
 
-    def fill(self, call: Call, rows: Logits) -> None:
+    def fill(self, call: Call[Any], rows: Logits) -> None:
         """Add the nodes of a call to the tree, and write their logits."""
         self.calls.append(len(call.tokens))
         self._states.on_evaluated(len(call.tokens))
@@ -202,7 +202,7 @@ class FakeModel(RowMethods):
         return True
 
     def _take_back(self, length: int) -> None:
-        """As `spec_local.llama.recurrent_context.RecurrentContext` does."""
+        """As `spec_local.llama.recurrent.RecurrentRow` does."""
         self._tokens.extend(token for token, _ in self._tree)  # the tree is a chain
         self._tree.clear()
         n = len(self._tokens) - length
@@ -217,7 +217,7 @@ class FakeModel(RowMethods):
         del self._tokens[length:]
 
     def reuse(self, tokens: Sequence[int]) -> None:
-        best = max(self.shared.rows, key=lambda row: common_prefix(row._tokens, tokens))
+        best = max(self.context.rows, key=lambda row: common_prefix(row._tokens, tokens))
         n = common_prefix(best._tokens, tokens)
         if self.rollback == "any" and n > common_prefix(self._tokens, tokens):
             self._tokens[:] = tokens[:n]

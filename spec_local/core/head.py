@@ -23,7 +23,7 @@ class Head(LanguageModel, Protocol):
 
     @property
     def drafts_blocks(self) -> bool:
-        """Whether the call for the first draft token of a step also returns the logits for all later ones.
+        """True if the call for the first draft token of a step also returns the logits for all later ones.
 
         Its time grows with the number of tokens given to `begin_draft`. To measure that, n tokens that are
         evaluated within `known_states` stand for a block of n draft tokens.

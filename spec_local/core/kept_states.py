@@ -1,4 +1,4 @@
-"""Which states of a recurrent model's history exist, and how its last tokens can therefore be taken back.
+"""Bookkeeping of the kept states of a recurrent model's history, which determine how it can roll back.
 
 A recurrent layer has one state for the whole history instead of cells with positions, so that its last tokens
 cannot simply be removed. There are two substitutes:
@@ -50,7 +50,7 @@ class KeptStates:
         self._n_removable, self.has_rolled_back = 0, False
 
     def can_remove(self, n: int) -> bool:
-        """Whether the last n tokens can be removed by a kept state."""
+        """Return whether the last n tokens can be removed by a kept state."""
         return 0 < n <= self._n_removable
 
     def on_removed(self, length: int) -> None:
@@ -59,7 +59,7 @@ class KeptStates:
         self._forget(length)
 
     def lacks(self, length: int, kind: Kind) -> bool:
-        """Whether the state of a history of `length` tokens must be copied for a checkpoint of this kind.
+        """Return whether a checkpoint of this kind needs a copy of the state of `length` tokens.
 
         An empty history needs none.
         """

@@ -8,7 +8,7 @@ whoever drives it decides which calls are made together (`run_together`).
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ Logits = NDArray[np.float32]
 States = NDArray[np.float32]
 
 Rollback = Literal["any", "bounded", "fork", "none"]
-"""How a model can take tokens back.
+"""The ways in which a model can roll back.
 
 any: the last ones, as many as wanted.
 bounded: up to `LanguageModel.max_rollback` of the last call's tokens, but not all of them; else as fork.
@@ -28,24 +28,25 @@ none: only all tokens.
 """
 
 _Result = TypeVar("_Result")
+_Row = TypeVar("_Row", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Generic[_Row]):
     """A row's part of a model call: nodes to add to its tree. Create it with `Row.call`.
 
     Attributes:
-        row: the row that the nodes belong to.
+        row: the row that the nodes belong to; its context knows what kind of row it is.
         tokens, parents, n_logits: see `Row.call`.
     """
 
-    row: "Row"
+    row: _Row
     tokens: Sequence[int]
     parents: Sequence[int]
     n_logits: int
 
 
-Calls = Generator[Call, Logits, _Result]
+Calls = Generator[Call[Any], Logits, _Result]
 """A computation that needs model calls.
 
 It yields each `Call` and receives its logits, or the error of the call as an exception. The logits are a
@@ -53,8 +54,8 @@ view, which the next call of the same model overwrites: they are used before the
 """
 
 
-class SharedModel(Protocol):
-    """What the rows of a model share: weights, a KV cache, and calls."""
+class Context(Protocol):
+    """A ``llama_context``: weights, a KV cache, and calls that its rows share."""
 
     @property
     def max_tokens(self) -> int:
@@ -64,7 +65,7 @@ class SharedModel(Protocol):
     def max_logits(self) -> int:
         """Maximum number of rows of logits that one call returns, for all rows of the model together."""
 
-    def decode(self, calls: Sequence[Call]) -> Sequence[Logits]:
+    def decode(self, calls: Sequence[Call[Any]]) -> Sequence[Logits]:
         """Make one call for some of the rows.
 
         Args:
@@ -109,7 +110,7 @@ class LanguageModel(Protocol):
 
     @property
     def rollback(self) -> Rollback:
-        """How it can take tokens back: what `commit` and `truncate` keep."""
+        """The way in which it can roll back: what `commit` and `truncate` keep."""
 
     @property
     def max_rollback(self) -> int:
@@ -120,15 +121,15 @@ class LanguageModel(Protocol):
         """The tokens of the history, without the tree. Do not change it."""
 
     def checkpoint(self, *, lasting: bool = False) -> bool:
-        """Keep the state of the history, so that any later tokens can be taken back; it must have no tree.
+        """Keep the state of the history, to roll back to it from any later one; it must have no tree.
 
-        Nothing is done if the model can take back any tokens.
+        Nothing is done if the model can roll back to any length.
 
         Args:
             lasting: keep it next to the usual one, until the next lasting one.
 
         Returns:
-            whether they can be; False after a rollback by `max_rollback`, until the next call.
+            whether it can; False after a rollback by `max_rollback`, until the next call.
         """
 
     def evaluate(self, tokens: Sequence[int], n_logits: int) -> Logits:
@@ -198,10 +199,10 @@ class Row(LanguageModel, Protocol):
     """One row of a model: a history of its own, and calls that it shares with the model's other rows."""
 
     @property
-    def shared(self) -> SharedModel:
-        """What this row shares with the others."""
+    def context(self) -> Context:
+        """The context that this row shares with others."""
 
-    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call[Any]:
         """Prepare a call that adds nodes to the tree; valid until this row changes.
 
         Args:
@@ -227,7 +228,7 @@ class Row(LanguageModel, Protocol):
 
 
 class RowMethods:
-    """The methods of a `Row` that follow from its others, and those of one that can take back any tokens."""
+    """The methods of a `Row` that follow from others, and those of one that can always roll back."""
 
     @property
     def max_rollback(self: LanguageModel) -> int:
@@ -270,13 +271,17 @@ class RowMethods:
         self.truncate(common_prefix(self.cached, tokens))
 
 
+_Waiting = tuple[int, Call[Any]]
+"""A computation, by its number, that waits for a call."""
+
+
 def run(calls: Calls[_Result]) -> _Result:
     """Make the calls of a computation, each by itself, and return its result."""
     try:
         call = next(calls)
         while True:
             try:
-                logits = call.row.shared.decode([call])[0]
+                logits = call.row.context.decode([call])[0]
             except SpecLocalError as error:
                 call = calls.throw(error)
             else:
@@ -293,7 +298,7 @@ def run_together(tasks: Sequence[Calls[_Result]]) -> list[_Result | SpecLocalErr
         the result of each, or its error, which does not affect the others.
     """
     results: list[_Result | SpecLocalError | None] = [None] * len(tasks)
-    waiting: deque[tuple[int, Call]] = deque()
+    waiting: deque[_Waiting] = deque()
 
     def resume(i: int, answer: Logits | SpecLocalError | None) -> None:
         try:
@@ -316,7 +321,7 @@ def run_together(tasks: Sequence[Calls[_Result]]) -> list[_Result | SpecLocalErr
         waiting = deque(rest)
         answers: Sequence[Logits | SpecLocalError]
         try:
-            answers = group[0][1].row.shared.decode([call for _, call in group])
+            answers = group[0][1].row.context.decode([call for _, call in group])
         except SpecLocalError as error:
             answers = [error] * len(group)
         for (i, _), answer in zip(group, answers, strict=True):
@@ -324,17 +329,17 @@ def run_together(tasks: Sequence[Calls[_Result]]) -> list[_Result | SpecLocalErr
     return results  # type: ignore[return-value]  # None is a result only if the computation returned it
 
 
-def _that_fit(waiting: Sequence[tuple[int, Call]]) -> tuple[list[tuple[int, Call]], list[tuple[int, Call]]]:
+def _that_fit(waiting: Sequence[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
     """The calls that can be made together with the first one, and the others."""
-    shared = waiting[0][1].row.shared
+    context = waiting[0][1].row.context
     n_tokens = n_logits = 0
-    group: list[tuple[int, Call]] = []
-    rest: list[tuple[int, Call]] = []
+    group: list[_Waiting] = []
+    rest: list[_Waiting] = []
     for i, call in waiting:
         fits = (
-            call.row.shared is shared
-            and n_tokens + len(call.tokens) <= shared.max_tokens
-            and n_logits + call.n_logits <= shared.max_logits
+            call.row.context is context
+            and n_tokens + len(call.tokens) <= context.max_tokens
+            and n_logits + call.n_logits <= context.max_logits
         )
         if fits or not group:
             group.append((i, call))

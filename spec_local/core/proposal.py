@@ -17,7 +17,7 @@ MAX_STAGED = 8
 """Maximum number of staged tokens per call: the draft model's context reserves a row of logits for each."""
 
 Drawing = Literal["chosen", "one", "with replacement", "without replacement", "top and one"]
-"""How the children of a node were selected, which determines the verifiers that are lossless for them.
+"""The way in which the children of a node were selected; it determines the verifiers that are lossless.
 
 chosen: by any method (most probable tokens, a lookup, a beam), without probabilities.
 one: at most one child per node, drawn from q.
@@ -63,7 +63,7 @@ def depth_of(parents: Sequence[int]) -> int:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Whether no node has siblings; True if there are no nodes."""
+    """Return whether no node has siblings; True if there are no nodes."""
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 

@@ -8,7 +8,7 @@ from spec_local.core.text import overlap
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """What a model writes before its reasoning, and between reasoning and answer.
+    """The markers that a model writes before its reasoning, and between reasoning and answer.
 
     The first closing also precedes an answer without reasoning. calls: what tool calls begin with; one also
     ends the reasoning, and is part of the answer.

@@ -92,7 +92,7 @@ class SamplingSettings:
 
     @property
     def has_memory(self) -> bool:
-        """Whether the distribution depends on earlier tokens."""
+        """True if the distribution depends on earlier tokens."""
         penalized = self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         return penalized and self.penalty_window > 0
 

@@ -24,7 +24,7 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._held = ""
         self.stopped = False
-        """Whether a stop string was found; if so, no more text follows."""
+        """Return whether a stop string was found; if so, no more text follows."""
         self.stopping_word = ""
         """The stop string that was found."""
 

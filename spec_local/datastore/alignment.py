@@ -30,12 +30,12 @@ class Alignment:
 
     @property
     def in_sync(self) -> bool:
-        """Whether the last token was the expected one and the text has not ended."""
+        """True if the last token was the expected one and the text has not ended."""
         return not self._diverged and self._position < len(self._text)
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the output has diverged from the text, so that a search may have a different result."""
+        """True if the output has diverged from the text, so that a search may have a different result."""
         return bool(self._diverged or self._in_place is not None or self._substitutions)
 
     @property
@@ -92,7 +92,7 @@ class Alignment:
             self._text, self._diverged = [], []
 
     def _is_in_place(self, skipped: int) -> bool:
-        """Whether about as many text tokens were skipped as were output since the divergence."""
+        """Return whether about as many text tokens were skipped as were output since the divergence."""
         return abs(skipped - len(self._diverged)) < 2
 
     def _longest_match(self) -> tuple[int, int]:

@@ -28,8 +28,8 @@ from spec_local.datastore import file_format
 from spec_local.datastore.context_index import SEPARATOR, ContextIndex
 from spec_local.datastore.file_format import Text, Tokens, joined
 from spec_local.errors import SpecLocalError
-from spec_local.files import write_atomically
 from spec_local.llama.model import Model
+from spec_local.system.files import write_atomically
 
 MAX_TOKENS = 1_000_000
 """Capacity of a datastore in tokens, at 8 bytes each on disk; the oldest texts are dropped first."""
@@ -75,7 +75,7 @@ class Datastore:
     ) -> None:
         self.folder = folder
         self.read_only = False
-        """Whether `add_answer` does nothing."""
+        """True if `add_answer` does nothing."""
         self._n_vocab, self._max_tokens, self._log = n_vocab, max_tokens, log
         self._key = hashlib.sha256(folder.name.encode()).digest()[:16]
         self._logged: set[str] = set()

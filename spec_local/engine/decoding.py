@@ -1,13 +1,13 @@
-"""Decode one row: the engine with a single answer."""
+"""Decode one request: the engine with a single answer."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from spec_local.core import language_model
+from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed
-from spec_local.engine.row import Row, check_prompt
-from spec_local.engine.scheduler import Engine
+from spec_local.engine.request import Request, check_prompt
 
 __all__ = ["check_prompt", "decode"]
 
@@ -22,27 +22,27 @@ def decode(
     """Continue a prompt with exactly the main model's distribution.
 
     Args:
-        main, prompt, options: see `Row`.
+        main, prompt, options: see `Request`.
 
     Yields:
         one `Prefilled`, a `Step` per call of the main model, one `Finished`. The iterator may be closed
         early: both caches then contain only tokens of the history.
 
     Raises:
-        InvalidRequest, ContextOverflow: see `Row`; raised before anything is evaluated.
+        InvalidRequest, ContextOverflow: see `Request`; raised before anything is evaluated.
         BackendError: a call of a model failed; the caches contain a prefix of the history.
     """
-    row = Row(main, prompt, clock=clock, **options)
-    return _events(row, Engine(clock=clock))
+    request = Request(main, prompt, clock=clock, **options)
+    return _events(request, Engine(clock=clock))
 
 
-def _events(row: Row, engine: Engine) -> Iterator[Event]:
-    engine.add(row)
+def _events(request: Request, engine: Engine) -> Iterator[Event]:
+    engine.add(request)
     try:
-        while engine.rows:
+        while engine.requests:
             for _, event in engine.step():
                 if isinstance(event, Failed):
                     raise event.error
                 yield event
     finally:
-        engine.remove(row)
+        engine.remove(request)

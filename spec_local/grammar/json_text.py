@@ -1,4 +1,4 @@
-"""What a grammar cannot check in JSON: the names of an object differ, and numbers fit into a float.
+"""Checks that a grammar cannot make in JSON: distinct names in an object, and numbers that fit into a float.
 
 Strict parsers reject other texts; the rest read infinities, or keep one value of a repeated name. Names have
 one spelling here, without ``\\u``, so that a name cannot pass for another one in the grammar either.
@@ -214,7 +214,7 @@ class JsonState:
         return allowed
 
     def _has_a_name(self) -> bool:
-        """Whether the next name, or the rest of this one, can be one that is not used yet."""
+        """Return whether the next name, or the rest of this one, can be one that is not used yet."""
         allowed = self._fitting()
         if self._text.expects_name:
             self._pieces.clear_space(allowed)

@@ -11,10 +11,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from spec_local.core.constraint import State
-from spec_local.deep_stack import call_with_stack
 from spec_local.errors import InvalidRequest
 from spec_local.grammar import gbnf, json_schema
 from spec_local.grammar.json_text import JsonPieces, JsonState, JsonText
+from spec_local.system.deep_stack import call_with_stack
 
 _STACK = 256 << 20
 """Stack size in bytes: llguidance recurses along chains of up to 65,000 rules, with 3.3 KB for each."""
@@ -187,7 +187,7 @@ class _Tokens:
 
 
 class _Tables:
-    """What grammars need from a vocabulary; creating it, on first use, takes some tenths of a second."""
+    """The tokenizer data that grammars need; creating it, on first use, takes some tenths of a second."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         tokens = _Tokens(vocabulary)

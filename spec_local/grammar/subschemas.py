@@ -78,7 +78,7 @@ class Subschemas:
         return schema
 
     def exclude(self, a: Any, b: Any, depth: int = 0) -> bool:
-        """Whether no value is valid under both schemas; False if that is not obvious."""
+        """Return whether no value is valid under both schemas; False if that is not obvious."""
         self._comparisons += 1
         if a is False or b is False:
             return True

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from spec_local import machine, native_build
-from spec_local.native_build import SUFFIX
+from spec_local.system import machine, native_build
+from spec_local.system.native_build import SUFFIX
 
 SOURCES = Path(__file__).parent
 _PREFIX = "specdec-kernels-"

@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from spec_local import machine
-from spec_local.child_process import child_main, run_child
-from spec_local.files import write_atomically
 from spec_local.kernels.build import reported
 from spec_local.kernels.native import Native
+from spec_local.system import machine
+from spec_local.system.child_process import child_main, run_child
+from spec_local.system.files import write_atomically
 
 _PASSED = "passed"
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from spec_local import machine
-from spec_local.child_process import child_main, run_child
-from spec_local.files import write_atomically
 from spec_local.kernels.check import processor_digest
 from spec_local.kernels.native import Native
+from spec_local.system import machine
+from spec_local.system.child_process import child_main, run_child
+from spec_local.system.files import write_atomically
 
 PACKED = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),

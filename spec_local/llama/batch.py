@@ -1,10 +1,33 @@
 """The input of a llama_decode call."""
 
 import ctypes
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from spec_local.core.language_model import Call
+
+
+class BatchRow(Protocol):
+    """A row of a llama.cpp context, as the context sees it in a call."""
+
+    def fill_batch(self, batch: "Batch", start: int, call: Call[Any], n_logits: int) -> None:
+        """Add the nodes of a call to the row's tree and to a batch, which has `start` entries already.
+
+        Args:
+            n_logits: number of the last nodes whose logits are computed.
+        """
+
+    def on_evaluated(self, n: int) -> None:
+        """Note that llama.cpp has evaluated a call with n tokens of this row."""
+
+    def resync(self, *, unchanged: bool = False) -> None:
+        """Discard the tree after a failed or interrupted call, and take the length from llama.cpp's cache.
+
+        Args:
+            unchanged: whether llama.cpp has not begun to evaluate the call.
+        """
 
 
 class Batch:

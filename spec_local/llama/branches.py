@@ -8,7 +8,7 @@ in the row's first sequence.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from spec_local.core.language_model import Call
 from spec_local.core.proposal import check_path
@@ -77,7 +77,7 @@ class Branches:
             ends.add(node)
         return n_branches
 
-    def add(self, batch: Batch, start: int, call: Call, n_logits: int, n_history: int) -> None:
+    def add(self, batch: Batch, start: int, call: Call[Any], n_logits: int, n_history: int) -> None:
         """Add a call's nodes to the tree and to a batch, and fork sequences where they branch off.
 
         Args:

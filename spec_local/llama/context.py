@@ -1,315 +1,307 @@
-"""One row of a llama.cpp context: the KV cache of one token sequence, extended by a tree of draft tokens.
+"""A llama.cpp context, whose rows share each call: weights and KV cache in one llama_decode.
 
-The sequences of the tree are those of `spec_local.llama.branches`; the committed tokens are always in the
-row's first one. Rows of recurrent and hybrid models take tokens back in another way:
-`spec_local.llama.recurrent_context`.
-
-llama.cpp aborts the process when it is called with wrong arguments, so all of them are checked here first.
-Positions are not passed in: they follow from the tree.
+Each row has sequence ids of its own (see `spec_local.llama.row`), and all rows use one pool of cells:
+with a cache for each row, llama.cpp evaluates rows with different numbers of tokens one after another, and
+reads the weights each time.
 """
 
-import contextlib
-import ctypes
-from collections.abc import Iterator, Sequence
-from typing import Any
+import weakref
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spec_local.core.language_model import Call, RowMethods, States, common_prefix
-from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
+from spec_local.core.kept_states import KINDS
+from spec_local.core.language_model import Call, Logits, Rollback, States
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
-from spec_local.llama.batch import Batch
-from spec_local.llama.branches import Branches
-from spec_local.llama.memory import check_free_memory
+from spec_local.llama.batch import Batch, BatchRow
+from spec_local.llama.float_rows import FloatRows
+from spec_local.llama.hidden_states import HiddenStates
+from spec_local.llama.memory import check_free_memory, free_memory
 from spec_local.llama.model import Model
-from spec_local.llama.native_object import ContextUser, Pointer
-from spec_local.llama.shared_context import CACHE_TYPES, MAX_SEQUENCES, SharedContext
+from spec_local.llama.native_object import ContextOwner, NativeObject, Pointer
+from spec_local.llama.ubatch_order import evaluation_order
+from spec_local.system import machine
 
-__all__ = ["CACHE_TYPES", "MAX_SEQUENCES", "Context", "open_context", "open_rows"]
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+_CACHE_STEP = 256  # llama.cpp rounds each row's cache up to a multiple of this
+CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes per value
 
 
-class Context(ContextUser, RowMethods):
-    """One row of a llama.cpp context: a `Row`. Created by `open_context` or `open_rows`.
+class LlamaContext(ContextOwner):
+    """A llama.cpp context with a number of rows: a `Context`.
+
+    Only one thread may use it at a time, which `spec_local.session.Session` ensures.
 
     Args:
-        shared: what the rows have in common; most attributes are documented there.
-        index: number of this row.
+        model: kept open as long as the context.
+        n_ctx: maximum number of tokens of a row, committed tokens and tree nodes together.
+        n_rows: number of rows, 1 to 256; there is room in the cache for all of them at their maximum.
+        max_branches: maximum number of leaves of a row's tree, 1 to 256. llama.cpp has 256 sequence ids,
+            which the rows divide among themselves.
+        max_tokens: maximum number of tokens per call. It is also llama.cpp's physical batch size, so that
+            each call reads the weights once. On a CPU, a larger value does not make prefill faster; compute
+            buffers grow with it, and Ctrl-C waits for the call to end.
+        max_logits: maximum number of rows of logits per call; llama.cpp reserves memory for them.
+        threads: number of threads, for single tokens and batches; None: one per physical core.
+        cache_type: type of keys and values, ``f16``, ``q8_0`` or ``q4_0``.
+        flash_attention: None lets llama.cpp choose; a quantized cache requires it.
+        pad_to: fill up each call with dummy tokens to a multiple of this number, so that logits depend only
+            on the tokens before them (see `spec_local.llama.reproducible`). Only for a single row. `n_ctx` is
+            reduced to leave room for them; `max_tokens` must be a multiple of it, and `max_logits` is the
+            same number.
+        max_rollback: of a recurrent model, keep the states before so many of a call's last tokens, so that
+            these can be rolled back without evaluating others again; fewer if the states would take more than
+            an eighth of the free memory, and none where llama.cpp does not support it. Only for a single
+            row: where several share a call, llama.cpp moves the state of a row, but not those kept for it.
+        unified: False: a cache for each row. It is for many rows that are evaluated in ascending order and
+            with the same number of tokens: attention then does not read the cells of other rows. Such rows
+            cannot roll back, and share no cells.
+        hidden: the hidden states to keep from each call; None: none.
+
+    Attributes:
+        rollback, max_rollback: how the rows can roll back: see `LanguageModel`.
+        rows: the `LlamaRow` of each row (weak references).
+
+    Raises:
+        InvalidRequest: an argument is out of range.
+        ContextOverflow: the cache does not fit into free memory.
+        BackendError: llama.cpp could not create the context.
     """
 
-    shared: SharedContext
-
-    def __init__(self, shared: SharedContext, index: int) -> None:
-        self.shared, self.model = shared, shared.model
-        self.threads, self.cache_type = shared.threads, shared.cache_type
-        self.flash_attention, self.pad_to = shared.flash_attention, shared.pad_to
-        self.n_vocab, self.n_ctx = shared.n_vocab, shared.n_ctx
-        self.max_tokens, self.max_logits = shared.max_tokens, shared.max_logits
-        self.max_branches, self.rollback = shared.max_branches, shared.rollback
-        self._sequence = index * shared.max_branches  # the first of this row's sequence ids
-        self._cached: list[int] = []
-        guard = shared.first_other + index if shared.has_guard else None
-        self._tree = Branches(shared, self._sequence, shared.max_branches, guard)
-        self._batch_start = 0  # of the entries of the last call
-        shared.rows.add(self)
-
-    @property
-    def _lib(self) -> Any:
-        return self.shared.lib
-
-    @property
-    def _memory(self) -> Pointer:
-        return self.shared.memory
-
-    @property
-    def max_rollback(self) -> int:
-        """See `LanguageModel.max_rollback`."""
-        return self.shared.max_rollback
-
-    @property
-    def cached(self) -> Sequence[int]:
-        """The committed tokens. Do not change them."""
-        return self._cached
-
-    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call:
-        """Prepare a call: see `Row.call`."""
-        self._check(tokens, parents, n_logits)
-        return Call(self, tokens, parents, n_logits)
-
-    def _check(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> None:
-        self._check_open()
-        n = len(tokens)
-        if not 1 <= n <= self.max_tokens:
-            raise InvalidRequest(f"{n} tokens in one call: give 1 to {self.max_tokens}")
-        if not 0 <= n_logits <= min(n, self.max_logits):
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 4096,
+        n_rows: int = 1,
+        max_branches: int = 1,
+        max_tokens: int = 96,
+        max_logits: int = 65,
+        threads: int | None = None,
+        cache_type: str = "f16",
+        flash_attention: bool | None = None,
+        pad_to: int | None = None,
+        max_rollback: int = 8,
+        unified: bool = True,
+        hidden: HiddenStates | None = None,
+    ) -> None:
+        threads = machine.default_threads() if threads is None else threads
+        for name, value, low, high in [
+            ("the context length", n_ctx, pad_to or 1, 1 << 24),
+            ("the number of rows", n_rows, 1, 1 if pad_to else MAX_SEQUENCES),
+            ("the number of branches", max_branches, 1, MAX_SEQUENCES),
+            ("the batch size", max_tokens, 1, 1 << 16),
+            ("the number of logit rows", max_logits, 1, 1 << 16),
+            ("the number of threads", threads, 1, 512),
+            ("the number of kept states", max_rollback, 0, 64),
+        ]:
+            if not low <= value <= high:
+                raise InvalidRequest(f"{name} is {value}: give {low} to {high}")
+        if cache_type not in CACHE_TYPES:
+            raise InvalidRequest(f"cache type {cache_type!r} is unknown: give {', '.join(CACHE_TYPES)}")
+        if cache_type != "f16" and flash_attention is False:
+            raise InvalidRequest(f"a {cache_type} cache requires flash attention: leave it on")
+        if hidden:
+            hidden.check(model)
+        if not unified:
+            n_ctx = -(-n_ctx // _CACHE_STEP) * _CACHE_STEP
+        n_cells = n_rows * n_ctx
+        self.max_tokens = max_tokens = min(max_tokens, n_cells - n_cells % (pad_to or 1))
+        if unified and n_rows > 1 and n_ctx <= (model.n_ctx_original or n_cells) < n_cells:
             raise InvalidRequest(
-                f"{n_logits} rows of logits for {n} tokens: give 0 to {min(n, self.max_logits)}"
+                f"{n_rows} rows of {n_ctx} tokens exceed the {model.n_ctx_original} tokens beyond which this "
+                "model rotates positions differently: give fewer rows or a smaller --ctx"
             )
-        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
-        if len(self._cached) + len(self._tree) + n > self.n_ctx:
+        # With a sliding window, llama.cpp reuses a cell that has left the window of its only
+        # sequence, and the holes that a tree leaves make it search there. A second sequence, the
+        # guard, keeps the committed tokens.
+        self.has_guard = unified and model.has_window and not model.is_recurrent
+        n_checkpoints = len(KINDS) if unified and model.is_recurrent else 0
+        # Sequence ids: those of the rows' branches, of the guards or checkpoints, and of the dummy tokens.
+        n_ids = MAX_SEQUENCES - bool(pad_to)
+        n_others = self.has_guard + n_checkpoints
+        if n_rows * (1 + n_others) > n_ids:
+            raise InvalidRequest(f"the number of rows is {n_rows}: give 1 to {n_ids // (1 + n_others)}")
+        max_branches = 1 if model.is_recurrent or not unified else max_branches
+        self.max_branches = max_branches = min(max_branches, n_ids // n_rows - n_others)
+        self.first_other = n_rows * max_branches
+        self.padding = self.first_other + n_rows * n_others
+        self.n_sequences = n_sequences = self.padding + bool(pad_to)
+        state_bytes = n_sequences * model.state_bytes
+        if n_checkpoints and n_rows == 1:
+            # llama.cpp asserts that a physical batch is larger than what it keeps together of a sequence.
+            max_rollback = max(0, min(max_rollback, max_tokens - 2, _kept_states(state_bytes)))
+        else:
+            max_rollback = 0
+        self.kv_bytes = model.kv_bytes(n_cells, CACHE_TYPES[cache_type]) + state_bytes * (1 + max_rollback)
+        need = self.kv_bytes + 2 * n_cells * min(max_tokens, n_cells)  # the attention mask, in f16
+        if n_rows == 1:
+            check_free_memory(need, f"for a context of {n_ctx} tokens")
+        else:
+            purpose = f"for {n_rows} answers at the same time, in contexts of {n_ctx} tokens"
+            check_free_memory(need, purpose, "let fewer run at the same time, or give a smaller --ctx")
+        self.model, self._unified = model, unified
+        self.threads, self.cache_type, self.flash_attention = threads, cache_type, flash_attention
+        self.pad_to = pad_to
+        self.n_vocab = model.vocabulary.n_tokens
+        self.n_ctx = n_ctx - (pad_to or 1) + 1
+        self.max_logits = max_tokens if pad_to else min(max_logits, max_tokens)
+        self.lib = lib = runtime.library()
+        params = lib.llama_context_default_params()
+        params.n_ctx = n_cells
+        params.n_batch = params.n_ubatch = max_tokens
+        # llama.cpp reserves a buffer of n_outputs_max rows, asserts that it suffices, and requires
+        # at least one row per sequence.
+        params.n_outputs_max = max(self.max_logits, n_sequences)
+        params.n_seq_max = n_sequences
+        params.n_rs_seq = max_rollback
+        params.n_threads = params.n_threads_batch = threads
+        params.kv_unified = unified
+        params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
+        if pad_to:
+            params.op_offload = False  # a GPU would compute large calls of a model in main memory
+        if flash_attention is not None:
+            params.flash_attn_type = int(flash_attention)
+        elif cache_type != "f16":
+            params.flash_attn_type = 1
+        params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{cache_type.upper()}")
+        self._capture = hidden.capture(model, max_tokens) if hidden else None
+        if self._capture:
+            self._capture.prepare(params)
+        runtime.clear_log()
+        with runtime.deferred_signals():
+            handle: int = lib.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise BackendError(
+                f"llama.cpp could not create a context of {n_cells} tokens "
+                f"({runtime.failure_reason()}): give a smaller --ctx or another --cache-type"
+            )
+        self.native = NativeObject(lib.llama_free, handle, "context", model.handle)
+        if self._capture:
+            self._capture.attach(self.native)
+        self._memory_address: int = lib.llama_get_memory(self.handle)
+        self.rollback, self.max_rollback = self._ways_back(unified)
+        self._batch = Batch(lib, max_tokens, max_branches)
+        self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
+        self.rows: weakref.WeakSet[BatchRow] = weakref.WeakSet()
+
+    def _ways_back(self, unified: bool) -> tuple[Rollback, int]:
+        """Return `LanguageModel.rollback` and `LanguageModel.max_rollback` of the rows."""
+        if not unified:
+            return "none", 0
+        if not self.model.is_recurrent:
+            return "any", self.n_ctx
+        n = int(self.lib.llama_n_rs_seq(self.handle))  # 0 for most architectures, whatever was asked for
+        return ("bounded", n) if n else ("fork", 0)
+
+    @property
+    def memory(self) -> Pointer:
+        """llama.cpp's pointer to the KV cache."""
+        return self.native.inner(self._memory_address)
+
+    def copy(self, source: int, sequence: int, start: int, end: int) -> None:
+        """Add the cells of a sequence at positions from `start` to `end` − 1 to another one; −1: all."""
+        self.lib.llama_memory_seq_cp(self.memory, source, sequence, start, end)
+
+    def remove(self, sequence: int, start: int) -> bool:
+        """Remove a sequence's cells from a position on; returns whether llama.cpp did so."""
+        return bool(self.lib.llama_memory_seq_rm(self.memory, sequence, start, -1))
+
+    def length(self, sequence: int) -> int:
+        """Number of tokens of a sequence in the cache."""
+        return int(self.lib.llama_memory_seq_pos_max(self.memory, sequence)) + 1
+
+    def decode(self, calls: Sequence[Call[BatchRow]]) -> Sequence[Logits]:
+        """Evaluate nodes of some of the rows in one llama_decode call: see `Context.decode`."""
+        n_tokens = sum(len(call.tokens) for call in calls)
+        n_logits = sum(call.n_logits for call in calls)
+        if not 1 <= n_tokens <= self.max_tokens:
+            raise InvalidRequest(f"{n_tokens} tokens in one call: give 1 to {self.max_tokens}")
+        if n_logits > self.max_logits:
+            raise InvalidRequest(f"{n_logits} rows of logits in one call: give at most {self.max_logits}")
+        code, done = -1, False
+        try:
+            self._fill_batch(calls)
+            runtime.clear_log()
+            if self._capture:
+                self._capture.begin()
+            code = self.lib.llama_decode(self.handle, self._batch.native)
+            if self._capture and not code:
+                self._capture.finish(self._batch.native.n_tokens, self._order(calls))
+            if self.pad_to:
+                self.remove(self.padding, 0)
+            done = not code
+        finally:
+            if not done:  # failed, or interrupted by a signal handler
+                if self.pad_to:
+                    self.remove(self.padding, 0)
+                for call in calls:
+                    call.row.resync(unchanged=code == 1)
+        if code == 1:
             raise ContextOverflow(
-                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
+                f"the KV cache has no room for {n_tokens} more tokens: "
+                "start a new conversation or give a larger --ctx"
             )
-        if len(parents) != n:
-            raise InvalidRequest(f"{n} tokens with {len(parents)} parents: give one parent per token")
-        n_branches = self._tree.count(parents)
-        if n_branches > self.max_branches:
-            if self.model.is_recurrent:
-                raise ModelError("a recurrent model cannot evaluate a tree: draft chains (--shape chain)")
-            raise InvalidRequest(f"a tree with {n_branches} branches: give at most {self.max_branches}")
+        if code:
+            raise BackendError(
+                f"llama.cpp could not evaluate {n_tokens} tokens "
+                f"(code {code}, {runtime.failure_reason()}): try again, and run specdec doctor if it persists"
+            )
+        return self._split_logits(calls)
 
-    def fill_batch(self, batch: Batch, start: int, call: Call, n_logits: int) -> None:
-        """Add new nodes to the tree and to a batch, and fork sequences where they branch off.
+    def _order(self, calls: Sequence[Call[BatchRow]]) -> Sequence[int] | None:
+        """The order in which llama.cpp evaluated the tokens of the batch; None: that of the batch."""
+        if len(calls) == 1 or (self._unified and not self.model.is_recurrent):
+            return None
+        adjacent = not self._unified or not self.model.is_hybrid
+        return evaluation_order(self._batch.sequences(), adjacent=adjacent)
 
-        Args:
-            start: number of entries that the batch already has.
-            n_logits: number of the last nodes whose logits are computed.
-        """
-        self._batch_start = start
-        self._tree.add(batch, start, call, n_logits, len(self._cached))
-
-    def states(self, nodes: Sequence[int]) -> States:
-        """Hidden states of tokens of the last call: see `Row.states`."""
-        return self.shared.states([self._batch_start + node for node in nodes])
-
-    def on_evaluated(self, n: int) -> None:
-        """Note that llama.cpp has evaluated a call with n tokens of this row."""
-
-    def commit(self, path: Sequence[int]) -> None:
-        """Commit a path of the tree and discard the rest: see `LanguageModel.commit`."""
-        self._check_open()
-        if not path and not self._tree:
-            return
-        self._tree.check_path(path)
-        if (self.pad_to or 1) > 1 and (n_first := _n_first(path)) < len(path):
-            # Later tokens would fill the cells of rejected nodes between those of the path, and llama.cpp's
-            # attention adds up in the order of the cells (specdec's does not depend on it, and needs no
-            # padding). The nodes after the first gap are evaluated again.
-            tokens = [self._tree.nodes[node].token for node in path[n_first:]]
-            self.commit(path[:n_first])
-            self.evaluate(tokens, 0)
-            return
-        self._commit(path)
-
-    def _commit(self, path: Sequence[int]) -> None:
-        """`commit` of a path that has been checked."""
-        start = len(self._cached)
-        try:
-            self._tree.take(path, start)
-        except BaseException:  # from a signal handler
-            self.resync()
-            raise
-        self._cut(start + len(path), [self._tree.nodes[node].token for node in path])
-
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` committed tokens, and discard the tree: see `LanguageModel.truncate`."""
-        self._check_open()
-        if not 0 <= length <= len(self._cached):
-            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
-        self._keep(length)
-
-    def _keep(self, length: int) -> None:
-        """Reduce the history to `length` tokens, and discard the tree."""
-        self._cut(length)
-
-    def checkpoint(self, *, lasting: bool = False) -> bool:
-        """See `LanguageModel.checkpoint`: no checkpoints are needed, or possible."""
-        self._check_open()
-        return self.rollback == "any"
-
-    def reuse(self, tokens: Sequence[int]) -> None:
-        """Make the history a prefix of `tokens`, the longest that is cached: see `LanguageModel.reuse`.
-
-        Cells of another row are shared, not copied.
-        """
-        own = common_prefix(self._cached, tokens)
-        if self.rollback == "none":
-            self.truncate(own if own == len(self._cached) else 0)
-            return
-        best = max(self.shared.rows, key=lambda row: common_prefix(row._cached, tokens))
-        n = common_prefix(best._cached, tokens)
-        if n <= own:
-            self.truncate(own)
-            return
-        self._copy(best._sequence, tokens[:n])
-
-    def _copy(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Replace the history with the first tokens of a sequence of another row; their cells are shared."""
-        self.truncate(0)
-        try:
-            self.shared.copy(sequence, self._sequence, 0, len(tokens))
-            self._tree.guard(0, len(tokens))
-            self._cached.extend(tokens)
-        finally:
-            if len(self._cached) < len(tokens):  # interrupted by a signal handler
-                self.resync()
-
-    def state_size(self) -> int:
-        """Return the size of `state` in bytes."""
-        with self._only_committed():
-            return int(self._lib.llama_state_get_size(self.handle))
-
-    def state(self) -> NDArray[np.uint8]:
-        """Return a copy of the cached state of the committed tokens; the tree is discarded.
-
-        The other rows must be empty.
-
-        Returns:
-            uint8 (n,), in llama.cpp's format. It is the state of the whole context: the state of a single
-            sequence lacks the tokens outside a sliding window, to which the cache may be rolled back.
+    def states(self, indices: Sequence[int]) -> States:
+        """A copy of the hidden states of the last call's tokens at these indices of its batch.
 
         Raises:
-            ContextOverflow: there is no memory for the copy.
-            BackendError: llama.cpp could not write the state.
+            InvalidRequest: the context keeps none.
+            BackendError: llama.cpp returned none.
         """
-        with self._only_committed():
-            n = int(self._lib.llama_state_get_size(self.handle))
-            check_free_memory(n, "to save the state")
-            state = np.empty(n, np.uint8)
-            runtime.clear_log()
-            if self._lib.llama_state_get_data(self.handle, _bytes(state), n) != n:
-                raise BackendError(
-                    f"llama.cpp could not save its state ({runtime.failure_reason()}): continue without it"
-                )
-        return state
+        if not self._capture:
+            raise InvalidRequest("this context keeps no hidden states: open it with hidden=HiddenStates(…)")
+        return self._capture.rows(indices)
 
-    def restore(self, tokens: Sequence[int], state: NDArray[np.uint8]) -> None:
-        """Replace the cache with a state saved from a context with the same model and settings.
+    def _fill_batch(self, calls: Sequence[Call[BatchRow]]) -> None:
+        n = 0
+        for call in calls:
+            # The kernel of the output matrix, too, depends on the number of rows: padded calls compute all.
+            n_logits = len(call.tokens) if self.pad_to and call.n_logits else call.n_logits
+            call.row.fill_batch(self._batch, n, call, n_logits)
+            n += len(call.tokens)
+        if self.pad_to:
+            # The dummy tokens are a sequence of their own, and come last so that the cells of the others are
+            # consecutive. Any token will do.
+            for i in range(-n % self.pad_to):
+                self._batch.put(n + i, calls[0].tokens[0], i, self.padding, calls[0].n_logits > 0)
+            n += -n % self.pad_to
+        self._batch.native.n_tokens = n
 
-        Args:
-            tokens: the tokens that were committed when the state was saved.
-            state: uint8 (n,), the unmodified result of `state`. llama.cpp does not validate it.
+    def _split_logits(self, calls: Sequence[Call[BatchRow]]) -> Sequence[Logits]:
+        """The logits of each call, which llama.cpp stores in the order of the batch."""
+        rows: list[Logits] = []
+        end = 0
+        for call in calls:
+            call.row.on_evaluated(len(call.tokens))
+            end += len(call.tokens) if self.pad_to and call.n_logits else call.n_logits
+            rows.append(self._read_logits(end)[end - call.n_logits :])
+        return rows
 
-        Raises:
-            ContextOverflow: there are more tokens than `n_ctx`; nothing has changed.
-            BackendError: llama.cpp rejected the state; the context is empty.
-        """
-        self._check_open()
-        if len(tokens) > self.n_ctx:
-            raise ContextOverflow(f"{len(tokens)} tokens do not fit into a context of {self.n_ctx}")
-        self._tree.clear()
-        self._cached.clear()
-        done = False
-        try:
-            runtime.clear_log()
-            n = self._lib.llama_state_set_data(self.handle, _bytes(state), len(state))
-            end = self._lib.llama_memory_seq_pos_max(self._memory, self._sequence) + 1
-            if n != len(state) or end != len(tokens):
-                raise BackendError(
-                    f"llama.cpp rejected a saved state ({runtime.failure_reason()}): continue without it"
-                )
-            self._tree.guard(0, end)
-            self._cached.extend(tokens)
-            done = True
-        finally:
-            if not done:
-                self._lib.llama_memory_clear(self._memory, True)
-
-    @contextlib.contextmanager
-    def _only_committed(self) -> Iterator[None]:
-        """Keep only sequence 0 in the cache within the block: its state does not depend on `max_branches`."""
-        self.truncate(len(self._cached))
-        try:
-            self._tree.guard(0, 0)
-            yield
-        finally:
-            self._tree.guard(0, len(self._cached))
-
-    def _cut(self, length: int, kept: Sequence[int] = ()) -> None:
-        """Reduce the cache to `length` tokens in sequence 0, the last of which, `kept`, are new."""
-        self._cached.extend(kept)
-        removed, done = True, False
-        try:
-            if length < self._tree.end(len(self._cached)):
-                # llama.cpp may say that it has dropped tokens whose cells other tokens have overwritten.
-                may_drop = not length or self.rollback != "none"
-                removed = may_drop and self.shared.remove(self._sequence, length)
-            self._tree.free()
-            self._tree.guard(length - len(kept), length)
-            done = removed
-        finally:
-            if not done:
-                self.resync()
-        if not removed:
-            raise BackendError("llama.cpp could not discard the last tokens: please report it")
-        del self._cached[length:]
-        self._tree.clear()
-
-    def _check_open(self) -> None:
-        _ = self.handle, self.model.handle
-
-    def resync(self, *, unchanged: bool = False) -> None:
-        """Discard the tree after a failed or interrupted call, and take the length from llama.cpp's cache.
-
-        Args:
-            unchanged: whether llama.cpp has not begun to evaluate the call.
-        """
-        self._tree.free(all_ids=True)
-        self._tree.clear()
-        del self._cached[self.shared.length(self._sequence) :]
-        self.shared.remove(self._sequence, len(self._cached))
-        self._tree.guard(0, len(self._cached))
+    def _read_logits(self, n: int) -> Logits:
+        if not n:
+            return np.empty((0, self.n_vocab), np.float32)
+        pointer = self.lib.llama_get_logits(self.handle)
+        if not pointer:
+            raise BackendError("llama.cpp returned no logits: use a model that generates text")
+        return self._logits.at(pointer)[:n]
 
 
-def _n_first(path: Sequence[int]) -> int:
-    """Return how many nodes of a path are the first ones of the tree, in order."""
-    return next((i for i, node in enumerate(path) if node != i), len(path))
-
-
-def _bytes(array: NDArray[np.uint8]) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
-
-
-def open_context(model: Model, **options: Any) -> Context:
-    """Create a llama.cpp context with one row; see `SharedContext` for the options and errors."""
-    return open_rows(model, 1, **options)[0]
-
-
-def open_rows(model: Model, n_rows: int, **options: Any) -> Sequence[Context]:
-    """Create a llama.cpp context and return its rows; see `SharedContext` for the options and errors."""
-    from spec_local.llama.recurrent_context import RecurrentContext  # a subclass
-
-    shared = SharedContext(model, n_rows=n_rows, **options)
-    kind = RecurrentContext if model.is_recurrent else Context
-    return [kind(shared, i) for i in range(n_rows)]
+def _kept_states(one: int) -> int:
+    """Return the number of states of `one` bytes that fit into an eighth of the free memory."""
+    return free_memory() // (8 * one) if one else 0

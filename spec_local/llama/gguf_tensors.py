@@ -43,7 +43,7 @@ def parts(path: Path) -> list[Path]:
 
 
 def has_tensor(path: Path, name: str) -> bool:
-    """Whether a file, which must be valid, has a tensor of this name."""
+    """Return whether a file, which must be valid, has a tensor of this name."""
     with _opened(path) as (gguf, file):
         return bool(gguf.gguf_find_tensor(file, name.encode()) >= 0)
 

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spec_local.child_process import child_main, run_child
 from spec_local.errors import ModelFileError
 from spec_local.llama.model import Model, check_header
+from spec_local.system.child_process import child_main, run_child
 
 
 def open_header(path: Path) -> Model:

@@ -51,8 +51,8 @@ def check_header(path: Path) -> None:
 class Model:
     """The weights and the vocabulary of a GGUF file.
 
-    A damaged file can crash llama.cpp, and with it this process: `spec_local.llama.probe.check_model_file`
-    tests it in a child process first. Any number of threads may use a model at the same time.
+    A damaged file can crash llama.cpp, and with it this process: `setup.probe.check_model_file` tests
+    it in a child process first. Any number of threads may use a model at the same time.
 
     Args:
         path: the file; for a split model, its first part.
@@ -124,7 +124,7 @@ class Model:
         return found
 
     def _damage(self) -> str | None:
-        """What would make llama.cpp hang or crash later, because it does not check it; else None."""
+        """Return what llama.cpp does not check, and would hang or crash on later; else None."""
         lib = self._lib
         if not self.vocabulary.can_tokenize:
             return "its tokenizer would not end"
@@ -169,12 +169,12 @@ class Model:
 
     @property
     def is_head(self) -> bool:
-        """Whether it is a head: it reads another model's hidden states and shares its tokens."""
+        """True if it is a head: it reads another model's hidden states and shares its tokens."""
         return self.architecture in _HEADS or self.is_mtp_file
 
     @functools.cached_property
     def is_mtp_file(self) -> bool:
-        """Whether its only layers are those for multi-token prediction of a model in another file."""
+        """True if its only layers are those for multi-token prediction of a model in another file."""
         return bool(self.number("nextn_predict_layers")) and not self._has_tensor("blk.0.attn_norm.weight")
 
     def _has_tensor(self, name: str) -> bool:
@@ -238,12 +238,12 @@ class Model:
 
     @functools.cached_property
     def is_recurrent(self) -> bool:
-        """Whether some layers are recurrent: they have one state for all tokens, which has no positions."""
+        """True if some layers are recurrent: they have one state for all tokens, which has no positions."""
         return self.is_hybrid or bool(self._lib.llama_model_is_recurrent(self.handle))
 
     @functools.cached_property
     def is_hybrid(self) -> bool:
-        """Whether some layers are recurrent, and others are not."""
+        """True if some layers are recurrent, and others are not."""
         return bool(self._lib.llama_model_is_hybrid(self.handle))
 
     @functools.cached_property
@@ -266,7 +266,7 @@ class Model:
 
     @functools.cached_property
     def has_window(self) -> bool:
-        """Whether some layers use sliding-window attention."""
+        """True if some layers use sliding-window attention."""
         return bool(self._lib.llama_model_n_swa(self.handle) > 0)
 
     @functools.cached_property

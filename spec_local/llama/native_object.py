@@ -25,7 +25,7 @@ def watch_forks() -> None:
 
 
 def is_forked() -> bool:
-    """Whether this process was forked after llama.cpp was loaded.
+    """Return whether this process was forked after llama.cpp was loaded.
 
     llama.cpp's threads do not exist in such a process: a call would wait for them forever.
     """
@@ -115,20 +115,20 @@ class ContextOwner:
 class ContextUser:
     """The same of a row of a context."""
 
-    shared: ContextOwner
+    context: ContextOwner
 
     def close(self) -> None:
         """Free the memory of all rows; logits that were returned must not be used any more."""
-        self.shared.close()
+        self.context.close()
 
     @property
     def is_open(self) -> bool:
-        return self.shared.native.is_open
+        return self.context.native.is_open
 
     @property
     def handle(self) -> Pointer:
         """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
-        return self.shared.handle
+        return self.context.handle
 
 
 def _free(

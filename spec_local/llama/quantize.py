@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spec_local.child_process import child_main
 from spec_local.errors import BackendError, InvalidRequest
-from spec_local.files import replacing
 from spec_local.llama import runtime
 from spec_local.llama.model import check_header
-from spec_local.machine import default_threads
+from spec_local.system.child_process import child_main
+from spec_local.system.files import replacing
+from spec_local.system.machine import default_threads
 
 KINDS = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
 """Quantization types for quantized copies."""

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from spec_local import kernels
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import runtime
-from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
+from spec_local.llama.row import LlamaRow
 
 # The maximum number of tokens per call. Apple's BLAS is used from 32 tokens on; attention differs from 64 on.
 _MOST = 24
@@ -32,7 +33,7 @@ _EXPERT_TEXTS = 6
 
 def open_reproducible_rows(
     model: Model, n_rows: int, *, n_ctx: int, max_branches: int = 1, **options: Any
-) -> Sequence[Context]:
+) -> Sequence[LlamaRow]:
     """Create contexts in which a token's logits depend only on the tokens before it.
 
     Each row is a llama.cpp context of its own: in a shared cache, llama.cpp's attention would add up in
@@ -41,12 +42,12 @@ def open_reproducible_rows(
     The trial takes about as long as reading a prompt of 100 tokens (mixtures of experts: 600).
 
     Args:
-        options: of `SharedContext`; `max_tokens` and `max_logits` are not used, as they are chosen here.
+        options: of `LlamaContext`; `max_tokens` and `max_logits` are not used, as they are chosen here.
 
     Raises:
         InvalidRequest: layers are on a GPU, or trees need other kernels.
         ModelError: no size of calls works for this model.
-        SpecLocalError: see `SharedContext`.
+        SpecLocalError: see `LlamaContext`.
     """
     if model.gpu_layers and runtime.library().llama_supports_gpu_offload():
         raise InvalidRequest("reproducible output is supported on the CPU only: add --gpu-layers 0")
@@ -60,7 +61,7 @@ def open_reproducible_rows(
         ):
             continue
         create = partial(
-            open_context, model, pad_to=pad_to, max_tokens=max_tokens, max_branches=max_branches, **options
+            open_row, model, pad_to=pad_to, max_tokens=max_tokens, max_branches=max_branches, **options
         )
         trial = create(n_ctx=4 * _N)
         try:
@@ -77,8 +78,8 @@ def open_reproducible_rows(
         finally:
             trial.close()
         return [create(n_ctx=n_ctx) for _ in range(n_rows)]
-    if model.is_recurrent:  # rows that take no tokens back, for which nothing is drafted
-        return [open_context(model, n_ctx=n_ctx, unified=False, **options) for _ in range(n_rows)]
+    if model.is_recurrent:  # rows that cannot roll back, for which nothing is drafted
+        return [open_row(model, n_ctx=n_ctx, unified=False, **options) for _ in range(n_rows)]
     raise ModelError(
         f"the output of {model.path.name} cannot be made reproducible on this machine: use Q4_K_M, Q6_K or "
         "Q8_0 weights, with specdec's CPU kernels (see specdec doctor)"
@@ -94,13 +95,13 @@ def _sizes() -> list[tuple[int, int]]:
     return [*((1, most) for most in sorted({_MOST, *limits}, reverse=True)), (_MULTIPLE, _MOST)]
 
 
-def _same_rows(context: Context, text: list[int]) -> bool:
+def _same_rows(context: LlamaRow, text: list[int]) -> bool:
     """Return whether calls of the largest size and of various sizes give the same logits."""
     calls = [0, *accumulate(_CALLS)]
     return _same(_rows(context, text, calls), _rows(context, text, _largest_calls(context, 0)))
 
 
-def _same_rows_in_tree(context: Context, text: list[int]) -> bool:
+def _same_rows_in_tree(context: LlamaRow, text: list[int]) -> bool:
     """Return whether a path through a tree, and the tokens after it, have the same logits as a chain.
 
     The path's nodes have 1, 2, 0, 1, 2, 0 … siblings.
@@ -123,16 +124,16 @@ def _same_rows_in_tree(context: Context, text: list[int]) -> bool:
     return _same(np.concatenate(found), expected)
 
 
-def _largest_calls(context: Context, start: int) -> list[int]:
+def _largest_calls(context: LlamaRow, start: int) -> list[int]:
     return [*range(start, _N, context.max_tokens), _N]
 
 
-def _rows(context: Context, text: list[int], ends: list[int]) -> NDArray[np.float32]:
+def _rows(context: LlamaRow, text: list[int], ends: list[int]) -> NDArray[np.float32]:
     """Return the logits after each token from ends[0] on, from calls that end at the other lengths."""
     context.truncate(ends[0])
     return np.concatenate([context.evaluate(text[a:b], b - a).copy() for a, b in pairwise(ends)])
 
 
 def _same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """Whether the bits are the same."""
+    """Return whether the bits are the same."""
     return bool(np.array_equal(a.view(np.uint32), b.view(np.uint32)))

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spec_local import kernels, machine
+from spec_local import kernels
 from spec_local.llama.native_object import check_process, watch_forks
+from spec_local.system import machine
 
 # ggml_log_level of the bundled llama.cpp; the constants in llama-cpp-python are outdated.
 _DEBUG, _INFO, _WARN, _ERROR, _CONTINUE = 1, 2, 3, 4, 5

@@ -5,7 +5,7 @@ restored if its hash is correct and it was saved with the same model file, build
 against accidents but not against malicious files: do not load files from untrusted sources.
 
 File format: `_MAGIC`, the length of the header (8 bytes, little-endian), the header (JSON), its hash; then,
-for each part, the bytes of `Context.state` and their hash.
+for each part, the bytes of `LlamaRow.state` and their hash.
 """
 
 import hashlib
@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from spec_local import kernels, machine
+from spec_local import kernels
 from spec_local.errors import ContextOverflow, InvalidRequest
-from spec_local.files import reading, saving
-from spec_local.llama.context import Context
 from spec_local.llama.memory import check_free_memory
+from spec_local.llama.row import LlamaRow
+from spec_local.system import machine
+from spec_local.system.files import reading, saving
 
 _FAMILY, _MAGIC = b"specdec state ", b"specdec state 1\n"
 _HASH_BYTES = 32
@@ -53,14 +54,14 @@ class _Header(BaseModel):
     parts: list[_Part]
 
 
-def size(contexts: Mapping[str, Context]) -> int:
+def size(contexts: Mapping[str, LlamaRow]) -> int:
     """Return the size in bytes of the file that `save` would write now."""
     header = _header(contexts)
     frame = len(_MAGIC) + 8 + len(header.model_dump_json().encode())
     return frame + sum(part.size for part in header.parts) + _HASH_BYTES * (len(header.parts) + 1)
 
 
-def save(path: Path, contexts: Mapping[str, Context]) -> int:
+def save(path: Path, contexts: Mapping[str, LlamaRow]) -> int:
     """Write the states of contexts to a file, atomically. Needs memory for the largest state.
 
     Args:
@@ -89,7 +90,7 @@ def save(path: Path, contexts: Mapping[str, Context]) -> int:
         return file.tell()
 
 
-def load(path: Path, contexts: Mapping[str, Context]) -> list[str]:
+def load(path: Path, contexts: Mapping[str, LlamaRow]) -> list[str]:
     """Restore the states of contexts from a file. Needs memory for the whole file.
 
     Args:
@@ -127,7 +128,7 @@ def load(path: Path, contexts: Mapping[str, Context]) -> list[str]:
     return list(states)
 
 
-def _header(contexts: Mapping[str, Context]) -> _Header:
+def _header(contexts: Mapping[str, LlamaRow]) -> _Header:
     return _Header(
         parts=[
             _Part(
@@ -177,7 +178,7 @@ def _read_state(file: BufferedReader, n: int, path: Path) -> NDArray[np.uint8]:
     return state
 
 
-def _check(path: Path, part: _Part, context: Context) -> None:
+def _check(path: Path, part: _Part, context: LlamaRow) -> None:
     """Raise an error if a part cannot be restored into a context."""
     conditions = _conditions(context)
     for name in conditions | part.conditions:
@@ -191,7 +192,7 @@ def _check(path: Path, part: _Part, context: Context) -> None:
         raise _damaged(path)
 
 
-def _fits(part: _Part, context: Context) -> bool:
+def _fits(part: _Part, context: LlamaRow) -> bool:
     try:
         _check(Path(), part, context)
     except (InvalidRequest, ContextOverflow):
@@ -203,7 +204,7 @@ def _damaged(path: Path) -> InvalidRequest:
     return InvalidRequest(f"{path} is damaged: the prompt must be evaluated again")
 
 
-def _conditions(context: Context) -> dict[str, str]:
+def _conditions(context: LlamaRow) -> dict[str, str]:
     """Return everything that a state depends on. It does not depend on `n_ctx` and `max_branches`."""
     model = context.model
     facts: dict[str, Any] = {

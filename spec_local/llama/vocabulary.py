@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spec_local.core.text import bytes_of
-from spec_local.deep_stack import call_with_stack
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama.native_object import NativeObject, Pointer
+from spec_local.system.deep_stack import call_with_stack
 
 # llama.cpp counts bytes in int32, and its tokenizer needs many times the size of the text.
 _MAX_TEXT_BYTES = 1 << 24
@@ -49,7 +49,7 @@ class Vocabulary:
 
     @functools.cached_property
     def is_end(self) -> Callable[[int], bool]:
-        """Whether a token ends the answer (end of sequence, of turn, of message)."""
+        """True if a token ends the answer (end of sequence, of turn, of message)."""
         # Without `self`: a reference cycle would keep the weights until the garbage collector runs.
         is_eog, address, weights = self._lib.llama_vocab_is_eog, self._address, self._weights
 
@@ -65,19 +65,19 @@ class Vocabulary:
         return tokens if len(tokens) == 1 and self.is_control(tokens[0]) else []
 
     def is_control(self, token: int) -> bool:
-        """Whether `tokenize` returns a token for its name with `parse_special` only."""
+        """Return whether `tokenize` returns a token for its name with `parse_special` only."""
         hidden = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
         return bool(self._lib.llama_vocab_get_attr(self._handle, token) & hidden) or self._is_marker(token)
 
     def _is_marker(self, token: int) -> bool:
-        """Whether a token that llama.cpp finds in any text marks turns, such as gpt-oss's ``<|start|>``."""
+        """Return whether a token that llama.cpp finds in any text marks turns, as gpt-oss's ``<|start|>``."""
         user_defined = self._lib.LLAMA_TOKEN_ATTR_USER_DEFINED
         is_found = self._lib.llama_vocab_get_attr(self._handle, token) & user_defined
         return bool(is_found and _MARKER.fullmatch(self.text(token)))
 
     @property
     def can_tokenize(self) -> bool:
-        """Whether llama.cpp's tokenizer ends on every text.
+        """True if llama.cpp's tokenizer ends on every text.
 
         That of RWKV starts again, without end, after the beginning of a token that is not itself a token.
         """

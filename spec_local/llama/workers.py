@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spec_local.errors import BackendError, InvalidRequest
-from spec_local.llama import rpc_backend
+from spec_local.llama import rpc as rpc_backend
 
 PORT = 50052
 """The port of a worker, as that of llama.cpp's rpc-server."""

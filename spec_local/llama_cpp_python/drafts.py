@@ -30,13 +30,15 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.errors import InvalidRequest
 from spec_local.llama.compatibility import difference
-from spec_local.llama.context import open_context
 from spec_local.llama.headers import open_header
 from spec_local.llama.model import Model
-from spec_local.llama.probe import check_model_file
+from spec_local.llama.open import open_row
+from spec_local.llama.setup.probe import check_model_file
 from spec_local.lookups.base import Lookup
-from spec_local.policies import Confidence
-from spec_local.proposers import Chain, DraftModel, Limit
+from spec_local.policies.thresholds import Confidence
+from spec_local.proposers.base import Limit
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Chain
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 
 _MAX_DRAFT = 64
@@ -117,7 +119,7 @@ class GGUFDraft(_Draft):
         n: maximum number of draft tokens per call.
         p_min: a draft ends before a token whose probability under the draft model is lower than this.
         n_ctx: context length of the draft model, in tokens; nothing is drafted for a longer history.
-        threads, gpu_layers: see `Context` and `Model`.
+        threads, gpu_layers: see `LlamaRow` and `Model`.
 
     Raises:
         ModelFileError, ModelError: a file cannot be used, or the draft model is recurrent.
@@ -146,9 +148,7 @@ class GGUFDraft(_Draft):
             check_model_file(Path(draft), gpu_layers=gpu_layers)
             model = Model(draft, gpu_layers=gpu_layers)
             stack.callback(model.close)
-            context = open_context(
-                model, n_ctx=model.n_ctx(n_ctx), max_logits=1, threads=threads, max_rollback=0
-            )
+            context = open_row(model, n_ctx=model.n_ctx(n_ctx), max_logits=1, threads=threads, max_rollback=0)
             stack.callback(context.close)
             drafter: LanguageModel = context
             if difference(vocabulary, model.vocabulary):

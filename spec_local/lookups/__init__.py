@@ -1,12 +1,21 @@
 """Proposers that need no model: they predict the next tokens from earlier tokens or earlier logits.
 
-To add one: write a module here with a class that implements `spec_local.lookups.base.Lookup`, and add its
-line to `LOOKUPS` in `spec_local.registry`.
+To add one: write a module here with a class that implements `Lookup`, and add its line to `LOOKUPS`.
 """
 
-from spec_local.lookups.base import Candidates, Lookup
-from spec_local.lookups.prompt_lookup import PromptLookup
-from spec_local.lookups.recycling import Recycling
-from spec_local.lookups.suffixes import SuffixLookup
+from typing import TYPE_CHECKING
 
-__all__ = ["Candidates", "Lookup", "PromptLookup", "Recycling", "SuffixLookup"]
+from spec_local.core.lazy_table import LazyTable
+
+if TYPE_CHECKING:
+    from spec_local.lookups.base import Lookup
+
+LOOKUPS: LazyTable["type[Lookup]"] = LazyTable(
+    {
+        "suffix": "spec_local.lookups.suffixes:SuffixLookup",
+        "lookup": "spec_local.lookups.prompt_lookup:PromptLookup",
+        "recycling": "spec_local.lookups.recycling:Recycling",
+    }
+)
+"""Implementations of `Lookup` with a classmethod ``create(calibrated)``, which is called for each answer.
+Recycling is one object per session."""

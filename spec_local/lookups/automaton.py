@@ -116,7 +116,7 @@ class SuffixAutomaton:
         return self.text[end : end + n]
 
     def _cut(self, state: int) -> tuple[int, int]:
-        """How often the last `longest` tokens of a context occur in the text, and their state."""
+        """Return how often the last `longest` tokens of a context occur in the text, and their state."""
         while self._length[self._link[state]] >= self.longest:
             state = self._link[state]
         return self._count[state], state

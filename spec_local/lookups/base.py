@@ -29,7 +29,7 @@ class Lookup(Protocol):
 
     name: str
     needs_logits: bool
-    """Whether `observe` must be called."""
+    """True if `observe` must be called."""
 
     def find(self, history: Sequence[int], limit: Limit) -> Candidates:
         """Candidates after `history` within the limit; often none.

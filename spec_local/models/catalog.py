@@ -23,9 +23,9 @@ import platformdirs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from spec_local.errors import DownloadError, InvalidRequest, SpecLocalError
-from spec_local.files import format_size, replacing, sha256
 from spec_local.models import ollama
-from spec_local.toml_file import ConfigFile, Location
+from spec_local.system.files import format_size, replacing, sha256
+from spec_local.system.toml_file import ConfigFile, Location
 
 # huggingface-hub is imported only where a model of the Hub is used, so that --help is fast.
 if TYPE_CHECKING:
@@ -176,12 +176,12 @@ def folder() -> Path:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name has the form of a file on the Hub, user/repo:quant."""
+    """Return whether a name has the form of a file on the Hub, user/repo:quant."""
     return _ON_HUB.fullmatch(name) is not None
 
 
 def is_known(name: str) -> bool:
-    """Whether it names a model: one of `models`, a file on the Hub, or a model of ollama on this machine."""
+    """Return whether it names a model: one of `models`, on the Hub, or of ollama on this machine."""
     return name in models() or is_hub_name(name) or ollama.find(name) is not None
 
 
@@ -366,7 +366,7 @@ def _held(name: str) -> tuple[str, list[Path]] | None:
 
 
 def _has_hash(name: str, paths: list[Path]) -> bool:
-    """Whether a model's files have the hash that models.toml gives, if it gives one."""
+    """Return whether a model's files have the hash that models.toml gives, if it gives one."""
     wanted = models().get(name)
     return wanted is None or wanted.sha256 is None or sha256(paths[0]) == wanted.sha256
 

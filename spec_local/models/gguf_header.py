@@ -45,7 +45,7 @@ def read_metadata(path: Path) -> Metadata:
 
 
 def generates_text(metadata: Metadata) -> bool:
-    """Whether it is a model or a head, and not an adapter, a projector for images or an embedding model."""
+    """Return whether it is a model or a head, not an adapter, image projector or embedding model."""
     architecture = str(metadata.get("general.architecture", ""))
     return bool(
         architecture

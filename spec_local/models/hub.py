@@ -12,7 +12,6 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from spec_local.errors import DownloadError, InvalidRequest
-from spec_local.files import format_size, write_atomically
 from spec_local.models.hub_cache import (
     SHA256,
     HubModel,
@@ -30,6 +29,7 @@ from spec_local.models.hub_cache import (
     shortened,
 )
 from spec_local.models.hub_client import RemoteFile, download, download_errors, list_files
+from spec_local.system.files import format_size, write_atomically
 
 Log = Callable[[str], None]
 Progress = Callable[[int, int], None]

@@ -194,12 +194,12 @@ def blob_of(pointer: Path) -> Path:
 
 
 def is_key(name: str) -> bool:
-    """Whether a name can be that of a blob."""
+    """Return whether a name can be that of a blob."""
     return bool(SHA256.fullmatch(name) or COMMIT.fullmatch(name))
 
 
 def matches(path: Path, key: str) -> bool:
-    """Whether a file has the hash that is the name of its blob: a SHA-256, or the hash of a blob of git."""
+    """Return whether a file has the hash that its blob's name gives: a SHA-256, or that of a blob of git."""
     with path.open("rb") as file:
         if SHA256.fullmatch(key):
             return hashlib.file_digest(file, "sha256").hexdigest() == key

@@ -94,7 +94,7 @@ def list_files(repo: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
 
 
 def _is_safe(name: str) -> bool:
-    """Whether a name is a path below its repository that a terminal can show."""
+    """Return whether a name is a path below its repository that a terminal can show."""
     return name.isprintable() and not {"", ".", ".."} & set(name.split("/"))
 
 

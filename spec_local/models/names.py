@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 from spec_local.errors import DownloadError
-from spec_local.files import expanded, format_size
+from spec_local.system.files import expanded, format_size
 
 # The catalog is imported only where a name is not a file: it would double the time of importing a session.
 
 STARTER = "starter-pair"
-"""What commands use without --main: the starter model and the draft model that comes with specdec."""
+"""The default of --main: the starter model, and the draft model that comes with specdec."""
 NO_DRAFT = "none"
 """In place of a draft model: use neither the draft model of a pair nor the main model's MTP layers."""
 

@@ -27,7 +27,7 @@ _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 
 def is_name(name: str) -> bool:
-    """Whether a name can only be one of ollama: it has a tag or the prefix, and is not user/repo:quant."""
+    """Return whether a name can only be one of ollama: with a tag or the prefix, not user/repo:quant."""
     if name.startswith(PREFIX):
         return _NAME.fullmatch(name.removeprefix(PREFIX)) is not None
     return ":" in name and name.count("/") != 1 and _NAME.fullmatch(name) is not None
@@ -87,7 +87,7 @@ def models() -> Iterator[tuple[str, Path]]:
 
 
 def keeps(path: Path) -> bool:
-    """Whether a file is one of ollama's blobs, or a link to one."""
+    """Return whether a file is one of ollama's blobs, or a link to one."""
     blob = path.resolve()
     return blob.parent.name == "blobs" and _DIGEST.fullmatch(blob.name) is not None
 

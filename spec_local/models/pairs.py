@@ -10,16 +10,16 @@ import psutil
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.calibration.tuning import chain_plans
-from spec_local.llama.choose_head import choose_head
 from spec_local.llama.compatibility import difference
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.headers import open_header
+from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.vocabulary import Vocabulary
-from spec_local.machine import default_threads
 from spec_local.policies.adaptive import MAX_CALLS
 from spec_local.policies.cost_model import CallCosts
 from spec_local.policies.sharing import RowCosts
 from spec_local.proposers.vocabulary_map import VocabularyMap
+from spec_local.system.machine import default_threads
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance rates that a report shows."""
@@ -30,7 +30,7 @@ _NEARLY = 0.01  # maximum share of different ids
 
 @dataclass(frozen=True, slots=True)
 class VocabularyMatch:
-    """How the vocabulary of a draft model compares with that of the main model.
+    """The comparison of a draft model's vocabulary with that of the main model.
 
     verdict: ``same``: token ids need no translation; ``nearly the same``: at most one id in a hundred
         differs, or special tokens are treated differently; ``other``.

@@ -1,4 +1,4 @@
-"""Where other programs keep their models on this machine, and how to read these folders without failing."""
+"""The folders in which other programs keep models on this machine, read without failing."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import expanded, read_text
+from spec_local.system.files import expanded, read_text
 
 _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # of ollama as a service on Linux
 _MAX_BYTES = 1 << 20  # of a settings file or a manifest; usual ones have a few thousand
@@ -37,7 +37,7 @@ def llama_cpp() -> list[Path]:
 
 
 def content(folder: Path, pattern: str = "*") -> list[Path]:
-    """What is in a folder and matches a pattern, sorted; nothing if it cannot be read."""
+    """Return the entries of a folder that match a pattern, sorted; none if it cannot be read."""
     try:
         return sorted(folder.glob(pattern))
     except (OSError, ValueError):  # the latter: a name with a null character

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
-from spec_local.child_process import DEADLINE_S, run_child
 from spec_local.errors import BackendError, InvalidRequest, ModelError, SpecLocalError
-from spec_local.files import format_size, replacing
 from spec_local.llama.headers import open_header
-from spec_local.machine import default_threads
 from spec_local.models import ollama
 from spec_local.models.pairs import ExpectedSpeedup, expected_speedups
 from spec_local.policies.cost_model import CostModel
+from spec_local.system.child_process import DEADLINE_S, run_child
+from spec_local.system.files import format_size, replacing
+from spec_local.system.machine import default_threads
 
 ACCEPTANCE_RATES = (0.8, 0.9, 0.95)
 """Usual acceptance rates of copies, and one that few of them reach."""
@@ -52,7 +52,7 @@ class CopyPlan:
 
     @property
     def cannot_pay(self) -> bool:
-        """Whether measured costs rule out a gain even at the highest acceptance rate."""
+        """True if measured costs rule out a gain even at the highest acceptance rate."""
         return self.expected_speedups is not None and not self.expected_speedups[-1].draft_length
 
 

@@ -1,21 +1,21 @@
 """Draft-length policies: what drafts in each step, and how many tokens.
 
-To add one, subclass `Policy` in a module here and add its line to `spec_local.registry.POLICIES`.
+To add one, subclass `Policy` in a module here and add its line to `POLICIES`.
 """
 
-from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import DraftOutput, Offer, Policy, PolicyOptions, Source
-from spec_local.policies.experience import Experience
-from spec_local.policies.thresholds import Confidence, Entropy
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Adaptive",
-    "Confidence",
-    "DraftOutput",
-    "Entropy",
-    "Experience",
-    "Offer",
-    "Policy",
-    "PolicyOptions",
-    "Source",
-]
+from spec_local.core.lazy_table import LazyTable
+
+if TYPE_CHECKING:
+    from spec_local.policies.base import Policy
+
+POLICIES: LazyTable["type[Policy]"] = LazyTable(
+    {
+        "adaptive": "spec_local.policies.adaptive:Adaptive",
+        "fixed": "spec_local.policies.base:Policy",
+        "confidence": "spec_local.policies.thresholds:Confidence",
+        "entropy": "spec_local.policies.thresholds:Entropy",
+    }
+)
+POLICY_NAMES = (*POLICIES, "off")

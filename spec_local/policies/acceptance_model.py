@@ -1,4 +1,4 @@
-"""How likely draft tokens are to be accepted, learned from what became of earlier ones."""
+"""Acceptance probabilities of draft tokens, learned from earlier ones."""
 
 import math
 from bisect import bisect_right
@@ -130,7 +130,7 @@ def _lookup() -> Calibration:
 
 @dataclass(slots=True)
 class AcceptanceModel:
-    """What a session has learned about each drafter.
+    """The acceptance rates of each drafter, as learned in a session.
 
     Attributes:
         draft: the draft model's tokens, by its confidence.

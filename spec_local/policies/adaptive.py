@@ -34,7 +34,7 @@ _MAX_OBSERVED = 64  # of a draft call whose cost is observed: longer ones read p
 _MAX_TRIAL = 16  # that the draft model may read although only this step is known to repay it
 # Shares and ratios:
 _TREE_MARGIN = 1.03  # of a chain's speed that a tree must promise: trees cost the caches a copy
-_USUAL_ACCEPTANCE = 0.85  # of an untried draft model: 0.5B for 1.5B Qwen2.5-Coder at temperature 0
+_DEFAULT_ACCEPTANCE = 0.85  # of an untried draft model: 0.5B for 1.5B Qwen2.5-Coder at temperature 0
 _BY_RANK = (0.34, 0.14, 0.09)  # of rejected tokens: the draft model's second to fourth choice was right
 
 
@@ -311,7 +311,7 @@ class Adaptive(Policy):
         return step
 
     def _asks_draft(self, rate: float) -> bool:
-        """Whether the draft model promises more tokens per second, in a step that the budget allows."""
+        """Return whether the draft model promises more tokens per second, if the budget allows the step."""
         if not self._draft or not self._offer.n_unread:
             return False
         if self._max_tree and self._n_steps - self._planned >= _REPLANNED_EVERY:
@@ -328,7 +328,7 @@ class Adaptive(Policy):
         return step.rate > rate and loss <= self._budget.may_lose("draft") * self._plain
 
     def _draft_step(self, acceptance: float, n_unread: int = 1) -> Step:
-        """What asking the draft model is expected to bring."""
+        """Return the expected outcome of asking the draft model."""
         return best_chain(acceptance, self._main, self._draft, self._max_calls, n_unread)
 
     def _usual_gain(self, main: CallCosts, draft: CallCosts) -> float:
@@ -393,10 +393,10 @@ def usual_gain(main: CallCosts, draft: CallCosts, max_draft: int = MAX_CALLS) ->
     """Plain steps that a draft model of usual acceptance saves per token; 0 if it never gains."""
     if not could_gain(main, draft, max_draft):
         return 0.0
-    usual = best_chain(_USUAL_ACCEPTANCE, main, draft, max_draft)
+    usual = best_chain(_DEFAULT_ACCEPTANCE, main, draft, max_draft)
     return 1.0 - 1.0 / (usual.rate * main.seconds(1))
 
 
 def could_gain(main: CallCosts, draft: CallCosts, max_draft: int = MAX_CALLS) -> bool:
-    """Whether a draft model would gain at 95 % acceptance; one that would not is never asked."""
+    """Return whether a draft model would gain at 95 % acceptance; one that would not is never asked."""
     return best_chain(0.95, main, draft, max_draft).rate > 1.02 / main.seconds(1)

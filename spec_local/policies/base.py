@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spec_local.policies.experience import Experience
 
 Source = Literal["none", "lookup", "draft", "tree"]
-"""What drafts in a step: nothing, a lookup, or the draft model (a chain or a tree)."""
+"""The source of a step's draft: nothing, a lookup, or the draft model (a chain or a tree)."""
 
 
 class DraftOutput(Protocol):
@@ -39,7 +39,7 @@ class DraftOutput(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a policy can choose from in one step.
+    """The choices of a policy in one step.
 
     Attributes:
         limit: the largest proposal allowed.
@@ -72,7 +72,7 @@ def _unknown_costs() -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """What policies are created from; each takes what it needs.
+    """The arguments for creating policies; each takes what it needs.
 
     Attributes:
         may_truncate: see `Policy`.
@@ -127,7 +127,7 @@ class Policy:
     tree_depth = 0
     """Limits of the tree when `choose` returns ``tree``."""
     lookup_proposal = Proposal()
-    """What to propose when `choose` returns ``lookup``."""
+    """The candidates to propose when `choose` returns ``lookup``."""
 
     def __init__(self, may_truncate: bool = True, n_staged: int = 0) -> None:
         self.may_truncate = may_truncate
@@ -139,11 +139,11 @@ class Policy:
         return cls(options.may_truncate, options.n_staged or 0)
 
     def reads_prompt(self, n_unread: int) -> bool:
-        """Whether the draft model shall read this many tokens of the prompt; asked before the first step."""
+        """Return whether the draft model should read this many tokens of the prompt before the first step."""
         return True
 
     def choose(self, offer: Offer) -> Source:
-        """What drafts in this step."""
+        """Choose what drafts in this step."""
         if offer.n_unread:
             return "draft"
         if not offer.candidates:
@@ -153,15 +153,15 @@ class Policy:
         return "lookup"
 
     def should_continue(self) -> bool:
-        """Whether to call the draft model for another token."""
+        """Return whether to call the draft model for another token."""
         return True
 
     def should_draft(self, output: DraftOutput) -> bool:
-        """Whether to draw a draft token from this output."""
+        """Return whether to draw a draft token from this output."""
         return True
 
     def truncate(self, n: int) -> int:
-        """How many of n draft tokens to verify; n where none may be dropped."""
+        """Return how many of n draft tokens to verify; n where none may be dropped."""
         return n
 
     def values(self, proposal: Proposal) -> Sequence[float]:
@@ -181,7 +181,7 @@ class Policy:
         """
 
     def could_pay(self, candidates: Candidates) -> bool:
-        """Whether verifying these candidates may be worth the main model's time."""
+        """Return whether verifying these candidates may be worth the main model's time."""
         return True
 
     def observe_skipped(self, steps: Sequence[tuple[Sequence[Candidates], int]]) -> None:
@@ -189,11 +189,11 @@ class Policy:
 
     @property
     def may_stage(self) -> bool:
-        """Whether the draft model may read lookup tokens ahead."""
+        """True if the draft model may read lookup tokens ahead."""
         return self._max_staged > 0
 
     def n_staged(self, confidence: Sequence[float], n_unread: int) -> int:
-        """How many lookup tokens the draft model's next call shall read ahead.
+        """Return how many lookup tokens the draft model's next call should read ahead.
 
         Args:
             confidence: of each the probability that the draft model drafts it, given those before.

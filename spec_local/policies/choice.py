@@ -10,7 +10,7 @@ from spec_local.policies.cost_model import CallCosts, chain_seconds
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step is expected to bring.
+    """The expected tokens and time of a step.
 
     Attributes:
         tokens: generated, the main model's own included.

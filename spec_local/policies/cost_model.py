@@ -26,7 +26,7 @@ class CallCosts(Protocol):
 
     @property
     def drafts_blocks(self) -> bool:
-        """Whether these are of a draft model that drafts n tokens in one call; see `Head.drafts_blocks`."""
+        """True if these are of a draft model that drafts n tokens in one call; see `Head.drafts_blocks`."""
 
     def seconds(self, n: int) -> float:
         """Seconds of a call of n tokens."""
@@ -140,11 +140,11 @@ class CostModel:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the last calls were unusual, so that a one-token call should check the machine's speed."""
+        """True if the last calls were unusual, so that a one-token call should check the machine's speed."""
         return self._n_unusual > 1 and bool(self._open)
 
     def agrees_with(self, other: "CostModel") -> bool:
-        """Whether both agree on relative costs, at the sizes observed by the other."""
+        """Return whether both agree on relative costs, at the sizes observed by the other."""
         return all(
             1.0 / _UNUSUAL < self.seconds(n) / self.seconds(1) * other.seconds(1) / seconds < _UNUSUAL
             for n, seconds in other.costs.items()

@@ -1,4 +1,4 @@
-"""What one answer teaches the next."""
+"""State carried between answers."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ _RETRY_RATE = 0.01  # the same where the draft was not asked: a bad record fades
 
 @dataclass(slots=True)
 class Answers:
-    """What whole answers teach: those of all rows, if as many are generated at the same time.
+    """State carried between whole answers: of all rows, if as many are generated at the same time.
 
     Attributes:
         n_rows: maximum number of answers at the same time.
@@ -32,7 +32,7 @@ class Answers:
 
 @dataclass(slots=True)
 class Experience:
-    """What the adaptive policy keeps from answer to answer.
+    """The state that the adaptive policy carries between answers.
 
     Attributes:
         acceptance: how often draft tokens are accepted.

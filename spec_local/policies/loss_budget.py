@@ -1,4 +1,4 @@
-"""How much time speculation may lose: a budget that bounds what wrong estimates cost.
+"""A budget of the time that speculation may lose: it bounds what wrong estimates cost.
 
 All amounts are in plain steps: the time of one token without speculation.
 """

@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def is_chain(self) -> bool:
-        """Whether no node has siblings; true without nodes."""
+        """True if no node has siblings, or there are no nodes."""
         return is_chain(self.parents)
 
     @property
@@ -206,7 +206,7 @@ def plan_chain(
 
 
 def worth_verifying(values: Sequence[float], spent: float, main: CallCosts) -> int:
-    """How many of the most valuable nodes to verify; 0: none.
+    """Return how many of the most valuable nodes to verify; 0: none.
 
     OPT-Tree (Wang et al. 2024, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858) verify the n
     best nodes of a drafted tree; here n maximizes expected tokens per second. Of equal n the smallest is

@@ -53,12 +53,12 @@ class RowCosts:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing but one row's call happens in a step."""
+        """True if nothing but one row's call happens in a step."""
         return self.n_rows == 1 and not self.n_read and not self.n_others
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether a call without draft tokens should check the machine's speed."""
+        """True if a call without draft tokens should check the machine's speed."""
         if self.n_rows > 1 and self._n_speculative >= _PLAIN_AFTER:
             return True
         return self._table.is_in_doubt
@@ -112,7 +112,7 @@ class RowCosts:
         return plain + (extra if self._max_rollback else 2 * extra)
 
     def seconds_again(self, n_rejected: int, n_kept: int) -> float:
-        """How much longer the next call takes because it evaluates tokens of this one again.
+        """Return the extra seconds of the next call because it evaluates tokens of this one again.
 
         Args:
             n_rejected, n_kept: rejected draft tokens, and other tokens of this call.
@@ -142,7 +142,7 @@ class RowCosts:
 
 
 class SharedCalls:
-    """Divides the main model's calls among rows: a `spec_local.engine.scheduler.Planner`.
+    """Divides the main model's calls among rows: a `spec_local.engine.engine.Planner`.
 
     Each row's policy proposes what would pay if the others did the same. Of all that is proposed, `choose`
     keeps the part with the highest expected tokens per second.
@@ -155,7 +155,7 @@ class SharedCalls:
         self._main, self._draft = main, draft
 
     def begin(self, n_rows: int, n_read: int, n_others: int, n_running: int) -> None:
-        """See `spec_local.engine.scheduler.Planner`."""
+        """See `spec_local.engine.engine.Planner`."""
         self._main.share(n_rows, n_read, n_others, n_running)
         if self._draft:
             self._draft.share(n_rows, 0, n_others, n_running)
@@ -186,7 +186,7 @@ class SharedCalls:
         return found
 
     def observe(self, n_drafted: int, seconds: float) -> None:
-        """See `spec_local.engine.scheduler.Planner`."""
+        """See `spec_local.engine.engine.Planner`."""
         self._main.observe_shared(n_drafted, seconds)
 
 

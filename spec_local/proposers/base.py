@@ -26,11 +26,11 @@ class Proposer(Protocol):
 
     @property
     def needs_logits(self) -> bool:
-        """Whether `observe` must be called."""
+        """True if `observe` must be called."""
 
     @property
     def head(self) -> Head | None:
-        """What reads the main model's hidden states, which it must receive; None: nothing does."""
+        """The head that reads the main model's hidden states, which it must receive; None: there is none."""
 
     def prefill(self, history: Sequence[int]) -> Calls[None]:
         """Read a prompt. The caller may stop after any of the calls."""

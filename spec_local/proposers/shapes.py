@@ -50,7 +50,7 @@ class DraftTree(Protocol):
         """Add a node; returns its number."""
 
     def is_end(self, token: int) -> bool:
-        """Whether nothing can follow a token."""
+        """Return whether nothing can follow a token."""
 
     def next_output(self) -> Calls[ChainOutput]:
         """The output after a tree that is a chain."""
@@ -63,7 +63,7 @@ class DraftTree(Protocol):
 
 
 class Shape(ABC):
-    """Which tree to draft.
+    """Chooses the tree to draft.
 
     Attributes:
         policy: decides how many tokens to stage with a chain.

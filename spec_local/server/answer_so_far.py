@@ -1,4 +1,4 @@
-"""What the events of an answer add up to, while they come."""
+"""Accumulates a streaming answer."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

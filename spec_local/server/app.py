@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from spec_local import registry
+from spec_local.core.lazy_table import LazyTable
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import error_responses
@@ -28,14 +28,16 @@ from spec_local.server.guard import Guard
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
 from spec_local.server.protocol import Exchange
 
-PROTOCOLS = {
-    "/v1/chat/completions": "spec_local.server.chat_completions:ChatCompletions",
-    "/v1/completions": "spec_local.server.completions:Completions",
-    "/v1/messages": "spec_local.server.messages:Messages",
-    "/v1/responses": "spec_local.server.responses:Responses",
-    "/completion": "spec_local.server.llama_completion:LlamaCompletion",
-    "/completions": "spec_local.server.llama_completion:LlamaCompletion",
-}
+PROTOCOLS: LazyTable[type[Exchange]] = LazyTable(
+    {
+        "/v1/chat/completions": "spec_local.server.chat_completions:ChatCompletions",
+        "/v1/completions": "spec_local.server.completions:Completions",
+        "/v1/messages": "spec_local.server.messages:Messages",
+        "/v1/responses": "spec_local.server.responses:Responses",
+        "/completion": "spec_local.server.llama_completion:LlamaCompletion",
+        "/completions": "spec_local.server.llama_completion:LlamaCompletion",
+    }
+)
 """The kind of `Exchange` for each path."""
 PAGE = Path(__file__).with_name("page")
 _PAGE_HEADERS = {
@@ -49,7 +51,7 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use the server: see `Guard`."""
+    """Access rules of the server: see `Guard`."""
 
     api_key: str | None = None
     local_only: bool = True
@@ -71,7 +73,7 @@ def create(
     """
     metrics = Metrics(lambda: engine.n_running, lambda: engine.n_unfinished - engine.n_running)
     engine.observe = metrics.observe
-    kinds = kinds or {path: registry.load(target) for path, target in PROTOCOLS.items()}
+    kinds = kinds or PROTOCOLS
     started = int(time.time())
     watchers: set[asyncio.Task[None]] = set()
 

@@ -133,7 +133,7 @@ def messages_of(messages: Sequence[ChatMessage]) -> Sequence[Message]:
 
 
 def choice_of(given: object, tools: Sequence[Function]) -> str:
-    """Which tools the answer may or must call: see `AnswerRequest.tool_choice`.
+    """Return the tools that the answer may or must call: see `AnswerRequest.tool_choice`.
 
     Raises:
         InvalidRequest: it is not valid, or there is no such tool.

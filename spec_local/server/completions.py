@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spec_local import answer_json
+from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest
 from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token

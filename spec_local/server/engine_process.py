@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from spec_local import __version__
+from spec_local.answers.marked import MarkedText
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.recent import RecentChats
 from spec_local.chat.request import Request
@@ -23,7 +24,6 @@ from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.marked_text import MarkedText
 from spec_local.server.events import (
     AnswerRequest,
     Delta,

@@ -1,13 +1,13 @@
-"""What the server and the process with the models tell each other. All of it can be pickled."""
+"""Messages between the server and the process with the models. All can be pickled."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spec_local.answers.marked import Span
 from spec_local.chat.messages import Message
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.errors import SpecLocalError
-from spec_local.marked_text import Span
 from spec_local.settings import GenerationSettings
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """What to answer: a chat, or a text to continue.
+    """A chat to answer, or a text to continue.
 
     Args:
         settings: of the answer.
@@ -60,7 +60,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a step adds; any part may be empty.
+    """The parts that a step adds; any may be empty.
 
     Attributes:
         content, reasoning: text of the answer, and of the reasoning before it.

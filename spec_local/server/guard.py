@@ -1,4 +1,4 @@
-"""What every request must pass: its host and origin, the API key, and limits of size and time."""
+"""Request checks: host, origin, API key, and limits of size and time."""
 
 import asyncio
 import hmac
@@ -7,8 +7,8 @@ from collections.abc import Collection
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spec_local.machine import is_loopback
 from spec_local.server import error_responses
+from spec_local.system.machine import is_loopback
 
 _BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s
 _STALL_S = 60  # for a client to read what it was sent

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from spec_local import answer_json
+from spec_local.answers import json as answer_json
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
@@ -34,7 +34,7 @@ class _Body(SamplingBody):
 class LlamaCompletion:
     """An exchange: see `spec_local.server.protocol.Exchange`.
 
-    The objects are those of ``specdec generate --json``: see `spec_local.answer_json`.
+    The objects are those of ``specdec generate --json``: see `spec_local.answers.json`.
     """
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:

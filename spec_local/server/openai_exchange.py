@@ -1,4 +1,4 @@
-"""What OpenAI's two kinds of completions have in common: choices, their streams and their usage."""
+"""The base of OpenAI's two kinds of completions: choices, their streams and their usage."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class OpenAIExchange(ABC):
 
     @abstractmethod
     def _whole(self, answer: AnswerSoFar) -> dict[str, Any]:
-        """What a choice has for a whole answer."""
+        """Return the fields of a choice for a whole answer."""
 
     @abstractmethod
     def _logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spec_local import __version__, answer_json
+from spec_local import __version__
+from spec_local.answers import json as answer_json
 from spec_local.core.text import printable
 from spec_local.errors import SpecLocalError
 from spec_local.server import errors
@@ -49,7 +50,7 @@ def failure(error: SpecLocalError) -> str:
 
 
 def finish_reason(answer: AnswerSoFar) -> str:
-    """Why an answer ended."""
+    """The reason why an answer ended."""
     if answer.ended and answer.ended.reason in ("length", "context"):
         return "length"
     return "tool_calls" if answer.calls else "stop"
@@ -81,7 +82,7 @@ def timings(ended: Ended) -> dict[str, Any]:
 
 
 def marks(added: Delta) -> dict[str, Any]:
-    """Which text was drafted, and by what."""
+    """The spans of text that were drafted, and by what."""
     return {
         "spans": [
             {

@@ -1,4 +1,4 @@
-"""What a protocol is: how one kind of HTTP body asks for answers, and how their events are written."""
+"""The interface of a protocol: how one kind of HTTP body asks for answers, and how events are written."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol

@@ -11,9 +11,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from spec_local.errors import InvalidRequest
-from spec_local.machine import is_loopback
 from spec_local.server import app
 from spec_local.server.engine import Engine
+from spec_local.system.machine import is_loopback
 
 GRACE_S = 8
 """Seconds for answers to finish after a signal; then they are cut. Docker kills a process after 10."""

@@ -75,7 +75,7 @@ class DataStage:
         self._delete_copies()
 
     def _has_enough(self) -> bool:
-        """Whether a limit of time, disk space or tokens has been reached, also in an earlier run."""
+        """Return whether a limit of time, disk space or tokens has been reached, also in an earlier run."""
         recipe, journal = self._recipe, self._journal
         return (
             journal.generation_seconds >= recipe.generation_seconds

@@ -161,7 +161,7 @@ def batches(
 
 
 def _expected_counts(documents: Sequence[Document], n_vocab: int) -> NDArray[np.float64]:
-    """How often each token occurs in answers, on average over what the main model could have sampled."""
+    """Return the frequency of each token in answers, averaged over what the main model could have sampled."""
     counts = np.zeros(n_vocab)
     for document in documents:
         probs = np.exp(document.top_logprobs.astype(np.float64))

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import replacing
+from spec_local.system.files import replacing
 from spec_local.training import network
 from spec_local.training.dataset import Batch, Dataset, batches
 from spec_local.training.evaluation import Evaluation, evaluate, predictions

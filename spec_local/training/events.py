@@ -1,4 +1,4 @@
-"""What happens while a head is trained, for the display of its progress."""
+"""The events of a training run, for the display of its progress."""
 
 from dataclasses import dataclass
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 import spec_local
 from spec_local.errors import BackendError, InvalidRequest, ModelFileError
-from spec_local.files import saving, sha256
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
+from spec_local.system.files import saving, sha256
 from spec_local.training.head_shape import HeadShape, Weights
 
 _OUTPUT, _DRAFTED = "output.weight", "d2t"

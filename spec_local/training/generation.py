@@ -107,7 +107,7 @@ class DataGenerator:
         threads: number of threads; None: one per physical core.
 
     Raises:
-        ContextOverflow, BackendError: as `spec_local.llama.context.open_rows`.
+        ContextOverflow, BackendError: as `spec_local.llama.row.open_rows`.
         InvalidRequest: a shard is damaged.
         ModelError: the chat template leaves no room for a prompt and an answer.
     """

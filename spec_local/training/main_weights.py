@@ -1,4 +1,4 @@
-"""What a head takes from the main model's file: embeddings, output rows and norm, and a feed-forward part."""
+"""Weights that a head takes from the main model's file: embeddings, output rows, norm, feed-forward part."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

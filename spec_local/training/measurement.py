@@ -10,11 +10,11 @@ from spec_local.bench.runner import Outcome, measure, tokenize
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.calibration.tuning import tune
 from spec_local.core.sampling import SamplingSettings
-from spec_local.llama.choose_head import choose_head
+from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.model import Model
-from spec_local.machine import default_threads
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
+from spec_local.system.machine import default_threads
 
 VARIANTS = ("3 draft tokens", "adaptive")
 _MAX_DRAFT = 7  # maximum number of draft tokens per step for the expected speed-up
@@ -24,7 +24,7 @@ _N_CTX, _MAX_LOGITS = 4096, 65  # as by default in sessions, which then start wi
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a head is expected to bring.
+    """The expected cost and speed-up of a head.
 
     cost: time of a call of the head, as a share of one of the main model. n_draft: best number of draft
     tokens. speedup: over plain decoding, with this number; below 1, the head does not pay.

@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from spec_local.core.language_model import Calls, run_together
 from spec_local.errors import SpecLocalError
-from spec_local.llama.context import Context, open_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_rows
+from spec_local.llama.row import LlamaRow
 from spec_local.training import bfloat16
 
 _MAX_PROMPT_TOKENS = 512  # maximum number of prompt tokens per call
@@ -17,7 +18,7 @@ _MAX_PROMPT_TOKENS = 512  # maximum number of prompt tokens per call
 
 def open_parallel_rows(
     model: Model, n: int, n_ctx: int, threads: int | None, hidden: HiddenStates | None = None
-) -> Sequence[Context]:
+) -> Sequence[LlamaRow]:
     """Create a llama.cpp context for `n` texts of up to `n_ctx` tokens; see `open_rows` for the errors.
 
     hidden: the states that `next_outputs` returns; None: none.
@@ -35,7 +36,7 @@ def open_parallel_rows(
 
 
 def next_outputs(
-    rows: Sequence[Context],
+    rows: Sequence[LlamaRow],
     tokens: Sequence[Sequence[int]],
     *,
     with_states: bool,
@@ -69,9 +70,9 @@ def next_outputs(
         if isinstance(result, SpecLocalError):
             raise result
     calls = [row.call(new[-1:], [-1], 1) for row, new in zip(rows, tokens, strict=True)]
-    logits = np.concatenate(rows[0].shared.decode(calls), out=logits)
+    logits = np.concatenate(rows[0].context.decode(calls), out=logits)
     if with_states:
-        last = bfloat16.encode(rows[0].shared.states(range(len(rows))))
+        last = bfloat16.encode(rows[0].context.states(range(len(rows))))
         for i, found in enumerate(states):
             found.append(last[i : i + 1])
     for row in rows:
@@ -80,7 +81,7 @@ def next_outputs(
     return logits, joined
 
 
-def _append(row: Context, tokens: Sequence[int], states: list[NDArray[np.uint16]] | None) -> Calls[None]:
+def _append(row: LlamaRow, tokens: Sequence[int], states: list[NDArray[np.uint16]] | None) -> Calls[None]:
     for start in range(0, len(tokens), row.max_tokens):
         part = tokens[start : start + row.max_tokens]
         yield from row.evaluate_calls(part, 0)

@@ -13,12 +13,12 @@ import numpy as np
 
 from spec_local.bench.figures import VariantFigures
 from spec_local.errors import BackendError, InvalidRequest, ModelError
-from spec_local.files import format_size, sha256
-from spec_local.llama.context import open_context
 from spec_local.llama.headers import open_header
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.machine import default_threads
+from spec_local.llama.open import open_row
+from spec_local.system.files import format_size, sha256
+from spec_local.system.machine import default_threads
 from spec_local.training import distillation, measurement
 from spec_local.training.data_stage import DataStage
 from spec_local.training.dataset import Dataset, batches
@@ -96,7 +96,7 @@ def check(recipe: Recipe) -> int:
             f"free some, or give --disk {1.1e-9 * bytes_per_token * _MIN_TOKENS:.2g} or more"
         )
     model = Model(recipe.main, gpu_layers=recipe.gpu_layers)
-    context = open_context(model, n_ctx=64, threads=recipe.threads, hidden=HiddenStates(layers))
+    context = open_row(model, n_ctx=64, threads=recipe.threads, hidden=HiddenStates(layers))
     try:
         context.evaluate([0] * 8, 1)
         why = "" if np.isfinite(context.states(range(8))).all() else "they are not finite"

@@ -136,7 +136,7 @@ def _pack(text: str, separators: Sequence[str]) -> list[str]:
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a prompt or passage is held out; depends on the text alone."""
+    """Return whether a prompt or passage is held out; depends on the text alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % HOLD_OUT_EVERY == 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import replacing, sha256
+from spec_local.system.files import replacing, sha256
 from spec_local.training.prompts import Prompt, UserTexts, synthetic_prompt
 
 GENERATION_SHARE = 0.6

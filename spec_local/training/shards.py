@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import replacing
+from spec_local.system.files import replacing
 
 TOP_K = 16
 """Number of candidates stored per token."""

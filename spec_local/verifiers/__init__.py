@@ -2,13 +2,27 @@
 
 A verifier receives a proposal and the distributions p (main model) and q (draft model), and returns the
 accepted path and the token after it. The output then has exactly the distribution p, whatever q is. To add a
-verifier, write a module here that defines `VERIFIER`, and add a line to `VERIFIERS` in `spec_local.registry`.
-The tests enumerate every verifier of that table.
+verifier, write a module here that defines `VERIFIER`, and add a line to `VERIFIERS`. The tests enumerate
+every verifier of that table.
 """
 
-from spec_local import registry
-from spec_local.verifiers.base import Verifier
+from typing import TYPE_CHECKING
 
-VERIFIERS: dict[str, Verifier] = {name: registry.load(target) for name, target in registry.VERIFIERS.items()}
+from spec_local.core.lazy_table import LazyTable
 
-__all__ = ["VERIFIERS", "Verifier"]
+if TYPE_CHECKING:
+    from spec_local.verifiers.base import Verifier
+
+VERIFIERS: LazyTable["Verifier"] = LazyTable(
+    {
+        "token": "spec_local.verifiers.token:VERIFIER",
+        "block": "spec_local.verifiers.block:VERIFIER",
+        "exact-match": "spec_local.verifiers.exact_match:VERIFIER",
+        "specinfer": "spec_local.verifiers.specinfer:VERIFIER",
+        "sequoia": "spec_local.verifiers.sequoia:VERIFIER",
+        "spectr": "spec_local.verifiers.spectr:VERIFIER",
+        "top-one": "spec_local.verifiers.top_one:VERIFIER",
+        "traversal": "spec_local.verifiers.traversal:VERIFIER",
+    }
+)
+VERIFIER_NAMES = ("auto", *VERIFIERS)

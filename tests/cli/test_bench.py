@@ -16,7 +16,7 @@ import pexpect
 import pytest
 
 from spec_local.bench import runner
-from spec_local.machine import OtherPrograms
+from spec_local.system.machine import OtherPrograms
 from specdec_cli import progress
 
 IGNORED = re.compile("(checking|measuring) .* \\(first use|other programs use ")

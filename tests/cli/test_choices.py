@@ -7,13 +7,9 @@ from typing import get_args
 
 from spec_local import kernels
 from spec_local.llama.context import CACHE_TYPES
-from spec_local.registry import (
-    CROSS_VOCAB_NAMES,
-    POLICY_NAMES,
-    PROPOSER_NAMES,
-    SHAPE_NAMES,
-    VERIFIER_NAMES,
-)
+from spec_local.policies import POLICY_NAMES
+from spec_local.proposers import CROSS_VOCAB_NAMES, PROPOSER_NAMES, SHAPE_NAMES
+from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli.options import (
     CacheChoice,
     CrossVocabChoice,
@@ -36,12 +32,13 @@ def test_choices():
 
 
 def test_help_lists_new_names():
-    """A line in the registry is all that a new proposer, policy or verifier needs on the command line."""
+    """A new proposer, policy or verifier needs nothing but a line in the table of its package."""
     script = (
-        "from spec_local import registry\n"
-        "for kind in ('PROPOSER', 'POLICY', 'VERIFIER', 'SHAPE', 'CROSS_VOCAB'):\n"
-        "    names = getattr(registry, f'{kind}_NAMES')\n"
-        "    setattr(registry, f'{kind}_NAMES', (*names, f'new-{kind.lower()}'))\n"
+        "from spec_local import policies, proposers, verifiers\n"
+        "for package in (policies, proposers, verifiers):\n"
+        "    for name in [n for n in vars(package) if n.endswith('_NAMES')]:\n"
+        "        new = 'new-' + name.removesuffix('_NAMES').lower()\n"
+        "        setattr(package, name, (*getattr(package, name), new))\n"
         "import sys\n"
         "sys.argv = ['specdec', 'generate', '--help']\n"
         "from specdec_cli.__main__ import main\n"

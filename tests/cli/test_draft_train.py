@@ -344,7 +344,7 @@ def test_a_full_disk_is_one_line(quick, inside, short_main, target, training):
 
 
 def test_half_of_the_disk_is_left_free(target, training, monkeypatch):
-    """What an earlier run has written counts as free, and the limit thus stays the same."""
+    """Space that an earlier run has written counts as free, and the limit thus stays the same."""
     monkeypatch.setattr(draft_train.shutil, "disk_usage", lambda folder: SimpleNamespace(free=7_000_000))
     assert draft_train._max_bytes(None, training) == 3_500_000
     (training / "data").mkdir(parents=True)

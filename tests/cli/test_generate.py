@@ -29,7 +29,7 @@ def options(main, n=24):
 @pytest.fixture
 def library_text(main, monkeypatch):
     """Generate the same answer with the library, as bytes."""
-    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
 
     def text(prompt, n):
         with Session.open(main, threads=1, n_ctx=256) as session:
@@ -217,7 +217,7 @@ def test_interrupt_while_a_model_is_checked(fresh, main, tmp_path):
     env = fresh.sabotaged(
         tmp_path / "slow",
         "import sys, time\n"
-        "if 'spec_local.llama.probe' in sys.orig_argv:\n"
+        "if 'spec_local.llama.setup.probe' in sys.orig_argv:\n"
         "    print('started', file=open('started', 'w'))\n"
         "    time.sleep(60)\n",
     )
@@ -334,7 +334,7 @@ def test_a_crashing_build_is_not_reported_as_a_bad_model(fresh, main, tmp_path):
     env = fresh.sabotaged(
         tmp_path / "sabotage",
         "import os, signal, sys\n"
-        "if 'spec_local.llama.probe' in sys.orig_argv:\n"
+        "if 'spec_local.llama.setup.probe' in sys.orig_argv:\n"
         "    os.kill(os.getpid(), signal.SIGILL)\n",
     )
     error = fresh.one_line(fresh(*options(main), "x", env=env), 1)

@@ -23,7 +23,7 @@ def compiled(tmp_path_factory):
 @pytest.fixture
 def bare(fresh, tmp_path):
     """The command in a Python environment in which no kernels are built, on a machine that is idle."""
-    idle = "from spec_local import machine\nmachine.OtherPrograms.cores = lambda programs: 0.0\n"
+    idle = "from spec_local.system import machine\nmachine.OtherPrograms.cores = lambda programs: 0.0\n"
     fresh.environment |= fresh.sabotaged(
         tmp_path / "site", f"import sys\nsys.prefix = {str(tmp_path)!r}\n{idle}"
     )

@@ -8,7 +8,7 @@ from spec_local.models import catalog
 
 CRASH_UNTIL_FIXED = (
     "import os, signal, sys\n"
-    "if 'spec_local.llama.probe' in sys.orig_argv and not os.path.exists({flag!r}):\n"
+    "if 'spec_local.llama.setup.probe' in sys.orig_argv and not os.path.exists({flag!r}):\n"
     "    os.kill(os.getpid(), signal.SIGILL)\n"
 )
 

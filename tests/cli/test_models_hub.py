@@ -6,8 +6,8 @@ import sys
 import pexpect
 import pytest
 
-from spec_local.files import format_size
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.system.files import format_size
 from tests.hub_server import HubServer, Refusal
 
 REPO = "someone/toy-GGUF"

@@ -134,13 +134,13 @@ VALID = [
 
 
 NO_EFFECT = [
-    (["--tree-nodes", "4"], "--tree-nodes has no effect here: it needs --shape tree"),
-    (["--beam-width", "4", "--shape", "auto"], "--beam-width has no effect here: it needs --shape beam"),
-    (["--draft-p-min", "0.5"], "--draft-p-min has no effect here: it needs --policy confidence"),
+    (["--tree-nodes", "4"], "--tree-nodes has no effect here: use --shape tree"),
+    (["--beam-width", "4", "--shape", "auto"], "--beam-width has no effect here: use --shape beam"),
+    (["--draft-p-min", "0.5"], "--draft-p-min has no effect here: use --policy confidence"),
     (["--shape", "tree"], "--shape tree has no effect without a draft model"),
-    (["--shape", "tree", "--proposer", "lookup"], "--shape has no effect here: it needs --proposer auto"),
+    (["--shape", "tree", "--proposer", "lookup"], "--shape has no effect here: use --proposer auto"),
     (["--cross-vocab", "tli", "--policy", "off"], "--cross-vocab has no effect here"),
-    (["--draft-max", "4", "--proposer", "none"], "--draft-max has no effect here: it needs a --proposer"),
+    (["--draft-max", "4", "--proposer", "none"], "--draft-max has no effect here: use a --proposer"),
 ]
 
 

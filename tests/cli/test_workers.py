@@ -20,7 +20,7 @@ SCRIPT = """
 import sys
 import numpy as np
 from spec_local import kernels
-from spec_local.llama.context import open_context
+from spec_local.llama.open import open_row
 from spec_local.llama.model import Model
 
 path, *addresses = sys.argv[1:]
@@ -30,12 +30,12 @@ for where in (addresses, addresses[:1], ()):
     model = Model(path, workers=where)
     # llama.cpp chooses flash attention by the device.
     options = {"n_ctx": 64, "max_tokens": 32, "max_logits": 32, "max_branches": 4}
-    context = open_context(model, **options, flash_attention=False)
+    context = open_row(model, **options, flash_attention=False)
     logits = [context.evaluate([5, 6, 7, 8], 4).copy(), context.evaluate([9], 1).copy()]
     context.truncate(4)
-    # A tree: two branches after the same token; the second one is committed, and then taken back.
+    # A tree: two branches after the same token; the second one is committed, and then rolled back.
     call = context.call([9, 10, 11], [-1, 0, 0], 3)
-    (nodes,) = context.shared.decode([call])
+    (nodes,) = context.context.decode([call])
     logits.append(np.array([nodes[i] for i in range(3)]))
     context.commit([0, 2])
     logits.append(context.evaluate([12], 1).copy())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from spec_local.llama import runtime
-from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import catalog
 
@@ -92,7 +92,7 @@ def make_context():
 
     def make(model, **kwargs):
         made.append(
-            open_context(model, **{"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1} | kwargs)
+            open_row(model, **{"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1} | kwargs)
         )
         return made[-1]
 

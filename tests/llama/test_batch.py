@@ -8,9 +8,9 @@ import pytest
 from spec_local.batch.answers import open_answers
 from spec_local.batch.runner import read_entries, run
 from spec_local.chat.request import Request
-from spec_local.engine.row import Row
+from spec_local.engine import request as engine_request
 from spec_local.errors import DeadEnd, InvalidRequest
-from spec_local.llama.context import open_rows
+from spec_local.llama.open import open_rows
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
 from tests.unfiltered import unfiltered
@@ -65,14 +65,14 @@ def test_an_answer_does_not_depend_on_those_before_it(batch):
     "error", [DeadEnd("no token may follow"), InvalidRequest("the grammar takes too long")]
 )
 def test_an_answer_without_a_next_token_is_an_error_of_its_own(batch, tiny_model, monkeypatch, error):
-    commit, prompt = Row.commit, list(Request(TEXTS[1]).tokens(tiny_model))
+    commit, prompt = engine_request.Request.commit, list(Request(TEXTS[1]).tokens(tiny_model))
 
     def fails(row, call, logits):
         if row.history[: len(prompt)] == prompt and row.statistics.n_steps == 2:
             raise error
         return commit(row, call, logits)
 
-    monkeypatch.setattr(Row, "commit", fails)
+    monkeypatch.setattr(engine_request.Request, "commit", fails)
     records, outcomes = batch(*TEXTS)
     assert {outcome.entry.index: outcome.error for outcome in outcomes} == {
         0: "", 1: str(error), 2: "", 3: ""

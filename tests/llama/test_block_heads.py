@@ -10,10 +10,10 @@ from spec_local.calibration.measure import measure
 from spec_local.core.language_model import run, run_together
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama import runtime
-from spec_local.llama.choose_head import choose_head
-from spec_local.llama.dflash import block_format
+from spec_local.llama.heads.block import BlockFormat
+from spec_local.llama.heads.choose import choose_head
+from spec_local.llama.heads.dflash import block_format
 from spec_local.llama.model import Model
-from spec_local.llama.shared_block_head import BlockFormat
 from tests.broken_llama import FAILURES, Broken
 from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, Walk, answers, walk_together
 from tests.tiny_block_heads import MASK, write_tiny_block_head
@@ -108,7 +108,7 @@ def test_states_have_a_position_for_each_axis(open_pair):
     """llama.cpp would read beyond the array."""
     (main,), (head,) = open_pair(several_positions=True).open()
     begin(main, head, PROMPT[:6])
-    positions = head.shared._states._arrays["pos"]
+    positions = head.context._states._arrays["pos"]
     assert len(positions) == 4 * head.max_tokens
     assert positions[:20].tolist() == [*range(5)] * 3 + [0] * 5
 
@@ -122,7 +122,7 @@ def test_a_tree_takes_no_further_call(open_pair, kind):
     (main,), (head,) = open_pair(kind).open()
     rows = [begin(main, head)[0].copy(), *(head.evaluate([token], 1)[0].copy() for token in (20, 30, 40))]
     head.truncate(len(PROMPT))
-    n_calls = head.shared.n_calls
+    n_calls = head.context.n_calls
     assert np.array_equal(head.decode_tree([20, 21], [-1, -1]), [rows[1], rows[1]])
     expected = [rows[1], rows[2], rows[2], rows[3]]
     assert np.array_equal(head.decode_tree([22, 30, 31, 41], [-1, 0, 1, 4]), expected)
@@ -130,7 +130,7 @@ def test_a_tree_takes_no_further_call(open_pair, kind):
     head.commit([0, 3])
     assert head.cached == [*PROMPT, 20, 30]
     assert np.array_equal(head.evaluate([41], 1)[0], rows[3])
-    assert head.shared.n_calls == n_calls
+    assert head.context.n_calls == n_calls
 
 
 def test_what_a_tree_must_not_be(open_pair):
@@ -163,9 +163,9 @@ def test_a_block_that_was_overwritten_is_evaluated_again(open_pair):
     head.truncate(len(PROMPT))
     assert np.array_equal(head.evaluate([20], 1)[0], rows[1])
     begin(other, another, [1, 50, 60, 70])
-    n_calls = head.shared.n_calls
+    n_calls = head.context.n_calls
     assert np.allclose(head.evaluate([30], 1)[0], rows[2], atol=NOISE)
-    assert head.shared.n_calls == n_calls + 1
+    assert head.context.n_calls == n_calls + 1
 
 
 def test_a_block_that_is_too_short_is_evaluated_again(open_pair):
@@ -177,11 +177,11 @@ def test_a_block_that_is_too_short_is_evaluated_again(open_pair):
     head.receive(0, PROMPT[:-1], walk.states)
     head.begin_draft(1)
     head.evaluate(PROMPT, 1)
-    n_calls = head.shared.n_calls
+    n_calls = head.context.n_calls
     found = head.evaluate([20], 1)[0].copy()
     walk.reference.n_drafted = 2
     assert np.allclose(found, walk.reference.logits(PROMPT, walk.states, [20])[1], atol=NOISE)
-    assert head.shared.n_calls == n_calls + 1
+    assert head.context.n_calls == n_calls + 1
 
 
 def test_measuring_leaves_no_wrong_states(open_pair):
@@ -203,8 +203,10 @@ def test_measuring_leaves_no_wrong_states(open_pair):
 def test_measured_calls_are_blocks_of_as_many_draft_tokens(open_pair, monkeypatch):
     (main,), (head,) = open_pair("dflash").open()
     begin(main, head, PROMPT[:20])
-    sizes, decode = [], head.shared.decode
-    monkeypatch.setattr(head.shared, "decode", lambda calls: sizes.append(calls[0].n_logits) or decode(calls))
+    sizes, decode = [], head.context.decode
+    monkeypatch.setattr(
+        head.context, "decode", lambda calls: sizes.append(calls[0].n_logits) or decode(calls)
+    )
     with head.known_states():
         measure(head, (1, 4, 7, 8, 64), 1, rows=1)
     # With the anchor; after these, unclear sizes may be measured again.
@@ -214,14 +216,14 @@ def test_measured_calls_are_blocks_of_as_many_draft_tokens(open_pair, monkeypatc
 def test_a_block_is_as_long_as_the_draft(open_pair, monkeypatch):
     """Or as the longest one of those that share the call, but never longer than in training."""
     mains, heads = open_pair().open(2)
-    sizes, fill = [], heads[0].shared._blocks.put
+    sizes, fill = [], heads[0].context._blocks.put
     states = np.zeros((1, 192), np.float32)
 
     def put(i, *args):
         sizes[-1] = i + 1
         fill(i, *args)
 
-    monkeypatch.setattr(heads[0].shared._blocks, "put", put)
+    monkeypatch.setattr(heads[0].context._blocks, "put", put)
     for n, m in ((1, None), (2, None), (100, None), (2, 5)):
         for row, main in zip(heads, mains, strict=True):
             row.truncate(0)
@@ -246,7 +248,7 @@ def test_memory_does_not_grow_with_the_prompt(open_pair):
         run(head.read_calls())
         assert not len(head._received)
     assert head.cached == tokens
-    assert head.n_stored == head.shared.length(0) == 900
+    assert head.n_stored == head.context.length(0) == 900
 
 
 @pytest.mark.parametrize("n_kept", [0, 10, 30, len(PROMPT) - 1])
@@ -291,7 +293,7 @@ def test_a_failed_call_loses_no_states(open_pair, monkeypatch, failure, failing)
         return decode(lib, handle, batch) if len(calls) == failing else lib.llama_decode(handle, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(heads[0].shared, "_lib", Broken(runtime.library(), sometimes))
+        patch.setattr(heads[0].context, "_lib", Broken(runtime.library(), sometimes))
         tasks = [row.head.evaluate_calls(prompt, 1) for row in rows]
         if error is KeyboardInterrupt:
             with pytest.raises(error):
@@ -301,7 +303,7 @@ def test_a_failed_call_loses_no_states(open_pair, monkeypatch, failure, failing)
     assert len(calls) == failing
     for row in rows:
         assert row.head.cached == prompt[: row.head.n_stored]
-        assert row.head.shared.length(row.head.sequence) == row.head.n_stored
+        assert row.head.context.length(row.head.sequence) == row.head.n_stored
         reference.n_drafted = 3
         run(row.draft(3, random.Random(0)))
 
@@ -443,7 +445,9 @@ def test_further_heads_that_do_not_fit(main_path, tmp_path, fact, value, why):
 
 def test_a_head_of_a_kind_that_is_not_supported(main_path, tmp_path, monkeypatch):
     main, head = Model(main_path), Model(write_tiny_block_head(tmp_path / "head.gguf"))
-    monkeypatch.setattr("spec_local.llama.dflash.has_tensor", lambda path, name: name.startswith("selector"))
+    monkeypatch.setattr(
+        "spec_local.llama.heads.dflash.has_tensor", lambda path, name: name.startswith("selector")
+    )
     with pytest.raises(ModelError, match=r"head\.gguf is a DFlash2 head, which is not supported: use"):
         choose_head(main, head)
     head.close()
@@ -452,7 +456,7 @@ def test_a_head_of_a_kind_that_is_not_supported(main_path, tmp_path, monkeypatch
 
 def test_the_memory_for_the_cache_is_checked(open_pair, monkeypatch):
     pair, needs = open_pair(), []
-    monkeypatch.setattr("spec_local.llama.llama_head.check_free_memory", lambda *args: needs.append(args))
+    monkeypatch.setattr("spec_local.llama.heads.base.check_free_memory", lambda *args: needs.append(args))
     pair.open(3)
     cache = pair.head.kv_bytes(3 * (256 + 8))
     assert needs == [(cache + 3 * 8 * 823 * 4, "for the cache of 0.gguf")]

@@ -9,8 +9,8 @@ import pytest
 
 from spec_local.core.language_model import prefill, run
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
-from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
 from tests.broken_llama import FAILURES, Broken
 from tests.tiny_architectures import write_tiny
 
@@ -169,7 +169,7 @@ def test_a_full_context_stays_usable(make_context, fresh_logits, tiny_model, n_c
 
 def test_a_closed_context(tiny_path):
     model = Model(tiny_path)
-    context = open_context(model, n_ctx=64, threads=1)
+    context = open_row(model, n_ctx=64, threads=1)
     context.evaluate([1, 2], 1)
     context.close()
     context.close()
@@ -185,7 +185,7 @@ def test_a_closed_context(tiny_path):
 
 def test_closing_the_model_first(tiny_path):
     model = Model(tiny_path)
-    context = open_context(model, n_ctx=64, threads=1)
+    context = open_row(model, n_ctx=64, threads=1)
     model.close()
     with pytest.raises(InvalidRequest, match="closed"):
         context.evaluate([1], 1)
@@ -193,10 +193,10 @@ def test_closing_the_model_first(tiny_path):
 
 
 def test_contexts_keep_their_model_and_logits_keep_their_context(tiny_path):
-    logits = open_context(Model(tiny_path), n_ctx=64, threads=1).evaluate([1, 2, 3], 3)[1:]
+    logits = open_row(Model(tiny_path), n_ctx=64, threads=1).evaluate([1, 2, 3], 3)[1:]
     before = logits.copy()
     gc.collect()
-    others = [open_context(Model(tiny_path), n_ctx=64, threads=1).evaluate([4, 5], 2) for _ in range(3)]
+    others = [open_row(Model(tiny_path), n_ctx=64, threads=1).evaluate([4, 5], 2) for _ in range(3)]
     np.testing.assert_array_equal(logits, before)
     assert all(np.isfinite(other).all() for other in others)
 
@@ -321,7 +321,7 @@ def test_the_cache_is_consistent_after_a_failure(
     context.evaluate(TEXT, 0)
     if on_a_tree:
         context.decode_tree([40, 41], [-1, -1] if not model.is_recurrent else [-1, 0])
-    monkeypatch.setattr(context.shared, "lib", Broken(context.shared.lib, decode))
+    monkeypatch.setattr(context.context, "lib", Broken(context.context.lib, decode))
     n = len(context._tree)
     parents = [-1, n - 1, n, n, n - 1] if not model.is_recurrent else range(n - 1, n + 4)
     with pytest.raises(error):
@@ -340,7 +340,7 @@ def test_tokens_of_a_failed_call_are_not_committed(
     context = make_context(model)
     decode, error = FAILURES[failure]
     context.evaluate(TEXT, 0)
-    monkeypatch.setattr(context.shared, "lib", Broken(context.shared.lib, decode))
+    monkeypatch.setattr(context.context, "lib", Broken(context.context.lib, decode))
     with pytest.raises(error):
         context.evaluate([50, 51, 52], 3)
     monkeypatch.undo()
@@ -354,7 +354,7 @@ def test_abort_within_llama_cpp(request, make_context, fresh_logits, model_name,
     """llama.cpp stops in the middle of its compute graph."""
     model = request.getfixturevalue(model_name)
     context = make_context(model, max_branches=3)
-    lib = context.shared.lib
+    lib = context.context.lib
     calls = []
     abort = lib.ggml_abort_callback(lambda _: len(calls) >= n_nodes or calls.append(1) or False)
     never = lib.ggml_abort_callback(lambda _: False)
@@ -376,8 +376,8 @@ def test_interrupted_truncate(
     context = make_context(tiny_model, max_branches=3)
     context.evaluate(TEXT, 0)
     context.decode_tree([20, 21, 22], [-1, -1, -1])
-    interrupted = Interrupted(context.shared.lib, "llama_memory_seq_rm", n_before, works_first)
-    monkeypatch.setattr(context.shared, "lib", interrupted)
+    interrupted = Interrupted(context.context.lib, "llama_memory_seq_rm", n_before, works_first)
+    monkeypatch.setattr(context.context, "lib", interrupted)
     with pytest.raises(KeyboardInterrupt):
         context.truncate(length)
     monkeypatch.undo()
@@ -394,7 +394,7 @@ def test_interrupted_commit(make_context, fresh_logits, tiny_model, monkeypatch,
     context = make_context(tiny_model, max_branches=4)
     context.evaluate(TEXT, 0)
     context.decode_tree([20, 21, 22, 23, 24, 25], [-1, 0, -1, 2, 3, 2])
-    monkeypatch.setattr(context.shared, "lib", Interrupted(context.shared.lib, name, n_before, works_first))
+    monkeypatch.setattr(context.context, "lib", Interrupted(context.context.lib, name, n_before, works_first))
     with pytest.raises(KeyboardInterrupt):
         context.commit([2, 3])
     monkeypatch.undo()
@@ -409,7 +409,7 @@ def test_interrupted_fork(make_context, fresh_logits, tiny_model, monkeypatch, w
     context.evaluate(TEXT, 0)
     context.decode_tree([20, 21], [-1, 0])
     monkeypatch.setattr(
-        context.shared, "lib", Interrupted(context.shared.lib, "llama_memory_seq_cp", n_before, works_first)
+        context.context, "lib", Interrupted(context.context.lib, "llama_memory_seq_cp", n_before, works_first)
     )
     with pytest.raises(KeyboardInterrupt):
         context.decode_tree([30, 31], [0, -1])
@@ -476,7 +476,7 @@ def kept_states_model(folder):
 
 
 def test_llama_cpp_does_not_notice_wrong_rollbacks(make_context, fresh_logits, kept_states_model):
-    """Why `Context` checks them: llama.cpp returns True, and the state is wrong."""
+    """llama.cpp returns True, and the state is wrong: `LlamaRow` therefore checks them."""
     context = make_context(kept_states_model, max_rollback=4)
     context.evaluate(TEXT, 0)
     context.evaluate([5, 6, 7], 0)
@@ -520,7 +520,7 @@ def test_a_recurrent_model_without_rollback(kept_states_model, make_context):
     assert context.rollback == "none"
     context.evaluate(TEXT, 0)
     assert not context.checkpoint()
-    with pytest.raises(ModelError, match="take no tokens back"):
+    with pytest.raises(ModelError, match="cannot roll back"):
         context.truncate(3)
     context.truncate(0)
 
@@ -540,9 +540,7 @@ def test_states_are_kept_in_an_eighth_of_the_free_memory(kept_states_model, make
     state = kept_states_model.state_bytes
     assert state > 0
     for n, expected in ((100, 8), (5, 5), (0.5, 0)):
-        monkeypatch.setattr(
-            "spec_local.llama.shared_context.free_memory", lambda n=n: int(8 * (3 * state) * n) + 8
-        )
+        monkeypatch.setattr("spec_local.llama.context.free_memory", lambda n=n: int(8 * (3 * state) * n) + 8)
         assert make_context(kept_states_model).max_rollback == expected
 
 

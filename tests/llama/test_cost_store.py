@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.core.sampling import SamplingSettings
-from spec_local.llama.context import Context
 from spec_local.llama.model import Model
+from spec_local.llama.row import LlamaRow
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
@@ -32,7 +32,7 @@ def paths(tmp_path_factory):
 
 @pytest.fixture
 def open_session(paths, own_cache, monkeypatch):
-    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
 
     def open_session(draft=None, **kwargs):
         kwargs = {"n_ctx": 128, "threads": 1} | kwargs
@@ -75,13 +75,13 @@ def test_each_model_is_measured_once(answer, own_cache):
 def test_the_timed_calls_evaluate_a_text(open_session, own_cache, monkeypatch):
     """In a mixture of experts, calls of equal tokens are faster than those of an answer."""
     calls = []
-    decode_tree = Context.decode_tree
+    decode_tree = LlamaRow.decode_tree
 
     def recorded(context, tokens, *arguments):
         calls.append(tuple(tokens))
         return decode_tree(context, tokens, *arguments)
 
-    monkeypatch.setattr(Context, "decode_tree", recorded)
+    monkeypatch.setattr(LlamaRow, "decode_tree", recorded)
     with open_session("draft") as session:
         session.costs()
     assert all(len(set(call)) >= 5 for call in calls if len(call) >= 8)
@@ -253,7 +253,7 @@ def test_files_depend_on_everything_that_costs_depend_on(paths, make_context, ow
         path(Model(paths["draft"])),
     ]
     assert path(max_branches=64) == path(max_branches=2)
-    monkeypatch.setattr("spec_local.machine.llama_cpp_build", lambda: "another build")
+    monkeypatch.setattr("spec_local.system.machine.llama_cpp_build", lambda: "another build")
     others.append(path())
     monkeypatch.undo()
     stat = paths["main"].stat()

@@ -119,7 +119,7 @@ def test_answering_a_batch(session, tiny_path, tmp_path, code, killed):
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_adding_to_the_datastore(tmp_path, code, killed, merged):
-    """What was there before stays; the new text is there or not, and can be added later."""
+    """The old text stays; the new text is there or not, and can be added later."""
     folder = tmp_path / "texts"
     old, new = [list(range(n, n + 20)) for n in (10, 40)], list(range(80, 100))
 

@@ -10,10 +10,10 @@ import pytest
 
 from spec_local.core.language_model import run_together
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama.context import open_rows
-from spec_local.llama.gemma_assistant import hidden_states, open_assistant_rows
+from spec_local.llama.heads.gemma import hidden_states, open_assistant_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_rows
 from tests.llama.test_heads import NOISE, PROMPTS, Pair, answers
 from tests.reference_head import ReferenceAssistant
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
@@ -98,7 +98,7 @@ def test_logits_are_those_of_a_reference(pair, reference, n_rows, n_branches):
         while len(main.cached) < len(walk.tokens) - 1:
             part = walk.tokens[len(main.cached) : -1][:16]
             call = main.call(part, range(-1, len(part) - 1), 0)
-            main.shared.decode([call])
+            main.context.decode([call])
             walk.read(call, range(len(part)))
         walks.append(walk)
     for _ in range(20):
@@ -107,7 +107,7 @@ def test_logits_are_those_of_a_reference(pair, reference, n_rows, n_branches):
         for result in run_together(tasks):
             assert result is None, result
         calls = [walk.verify_call(rng) for walk in active]
-        mains[0].shared.decode(calls)
+        mains[0].context.decode(calls)
         for walk, call in zip(active, calls, strict=True):
             walk.accept(call, rng.randint(0, len(walk.drafted)), rng.randrange(5, 800))
 
@@ -125,7 +125,7 @@ def test_drafting_leaves_the_main_models_logits_unchanged(pair):
                 row.call([*t, 7], [*range(-1, len(t) - 1), -1], len(t) + 1)
                 for row, t in zip(rows, tokens, strict=True)
             ]
-            results.append([logits.copy() for logits in rows[0].shared.decode(calls)])
+            results.append([logits.copy() for logits in rows[0].context.decode(calls)])
             n_kept = [rng.randint(1, len(t)) for t in tokens] if rows is drafting else n_kept  # noqa: F821
             for i, (row, n) in enumerate(zip(rows, n_kept, strict=True)):
                 start, states = len(row.cached), row.states(range(n)) if rows is drafting else None

@@ -41,7 +41,7 @@ def paths(tmp_path_factory):
 
 @pytest.fixture
 def open_session(paths, monkeypatch):
-    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
     opened = []
 
     def make(*, draft=True, **options):
@@ -76,11 +76,11 @@ def alone(session, prompt, settings):
 
 
 def is_empty(session):
-    """Whether no sequence of either cache has tokens."""
+    """Return whether no sequence of either cache has tokens."""
     found = []
     for context in (session.main, session.draft):
         if context:
-            lib, memory = context.shared.lib, context.shared.memory
+            lib, memory = context.context.lib, context.context.memory
             found += [
                 lib.llama_memory_seq_pos_max(memory, s) for s in range(lib.llama_n_seq_max(context.handle))
             ]
@@ -277,7 +277,7 @@ def test_too_little_memory_for_so_many(paths, monkeypatch):
 
 @pytest.mark.parametrize(("free", "expected"), [(1 << 40, 8), (1 << 10, 1)])
 def test_the_number_of_rows_that_fit(paths, monkeypatch, free, expected):
-    monkeypatch.setattr("spec_local.loading.free_memory", lambda: free)
+    monkeypatch.setattr("spec_local.answers.loading.free_memory", lambda: free)
     with Session.open(paths[0], n_ctx=128, threads=1, parallel=None) as session:
         assert session.n_rows == expected
         assert 1 <= session.best_rows() <= expected

@@ -23,15 +23,16 @@ DEADLINE = 30.0  # seconds for a file; it takes about 0.05
 WORKER = """
 import json, resource, sys
 from pathlib import Path
-import spec_local.machine
-from spec_local import loading, session
+import spec_local.system.machine
+from spec_local import session
+from spec_local.answers import loading
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import SpecLocalError
-from spec_local.llama.probe import _exercise
+from spec_local.llama.setup.probe import _exercise
 from spec_local.settings import GenerationSettings
 from tests.unfiltered import unfiltered
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-spec_local.machine.default_threads = lambda: 1
+spec_local.system.machine.default_threads = lambda: 1
 loading.check_model_file = lambda *args, **kwargs: None
 sampling = unfiltered(temperature=0.8)
 plain = GenerationSettings(sampling, max_tokens=8, proposer="none", policy="fixed")

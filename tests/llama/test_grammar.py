@@ -18,7 +18,7 @@ from tests.unfiltered import unfiltered
 
 
 def follows(grammar, text):
-    """Whether a text is the beginning of a text that a grammar accepts."""
+    """Return whether a text is the beginning of a text that a grammar accepts."""
     state = grammar.start()
     for byte in text.encode():
         state = state.after(FIRST_BYTE + byte) if state else None

@@ -423,7 +423,7 @@ def test_a_head_without_room_for_a_level_drafts_what_it_has(files, monkeypatch, 
     with Session.open(*files["eagle"], n_ctx=512, threads=1, parallel=1, branches=64) as session:
         how = replace(DRAFT, shape=shape, draft_max=6)
         expected = answer(session, LONG, PLAIN)[0]
-        decode, n_calls = session.draft.shared.decode, 0
+        decode, n_calls = session.draft.context.decode, 0
 
         def fail_often(calls):
             nonlocal n_calls
@@ -434,7 +434,7 @@ def test_a_head_without_room_for_a_level_drafts_what_it_has(files, monkeypatch, 
                 raise ContextOverflow("no room")
             return decode(calls)
 
-        monkeypatch.setattr(session.draft.shared, "decode", fail_often)
+        monkeypatch.setattr(session.draft.context, "decode", fail_often)
         text, statistics = answer(session, LONG, how)
         assert text == expected
         assert statistics.draft_n > 10

@@ -177,7 +177,7 @@ class Walk:
         for row in active:
             if rng.random() < 0.06 or len(row.text) > N_CTX - 16:
                 self.begin(row)
-        shared = active[0].head.shared
+        shared = active[0].head.context
         with self.patch.context() as patch:
             may_fail = rng.random() < 0.1
             if may_fail:
@@ -218,11 +218,11 @@ def test_logits_are_those_of_a_reference(pair, n_rows, monkeypatch):
 
 
 def test_a_second_sequence_keeps_the_history_of_a_model_with_a_window(pair, monkeypatch):
-    """Of a single one, llama.cpp reuses cells that have left the window, although drafts are taken back."""
+    """Of a single one, llama.cpp reuses cells that have left the window, although drafts are rolled back."""
     monkeypatch.setattr(Model, "has_window", True)
     mains, heads = pair.open(3, BRANCHES, n_ctx=N_CTX, max_tokens=48)
     walk = Walk(mains, heads, pair.reference(mains[0]), random.Random(0), monkeypatch)
-    shared = heads[0].shared
+    shared = heads[0].context
 
     def ends(sequence):
         lib, memory = shared._lib, shared._memory
@@ -241,8 +241,10 @@ def test_a_level_is_one_call(pair, monkeypatch):
     main.evaluate(PROMPT[:-1], 0)
     head.receive(0, PROMPT[:-1], main.states(range(len(PROMPT) - 1)))
     head.evaluate(PROMPT, 1)
-    calls, decode = [], head.shared.decode
-    monkeypatch.setattr(head.shared, "decode", lambda each: calls.append(len(each[0].tokens)) or decode(each))
+    calls, decode = [], head.context.decode
+    monkeypatch.setattr(
+        head.context, "decode", lambda each: calls.append(len(each[0].tokens)) or decode(each)
+    )
     levels = head.decode_tree([10, 11, 12, 13], [-1, -1, -1, -1])
     assert calls == [4]
     again = levels.copy()
@@ -302,5 +304,5 @@ def test_branches_free_their_entries(pair):
         head.decode_tree([10, 11, 12], [-1, -1, -1])
         head.decode_tree([13, 14], [0, 1])
         changes[i % 4]()
-        assert [head.shared.length(sequence) for sequence in range(1, 4)] == [0, 0, 0]
+        assert [head.context.length(sequence) for sequence in range(1, 4)] == [0, 0, 0]
         head.truncate(4)

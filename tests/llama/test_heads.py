@@ -10,18 +10,19 @@ from spec_local import kernels
 from spec_local.core.language_model import run, run_together
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
+from spec_local.engine.engine import Engine
 from spec_local.engine.events import Finished, Step
-from spec_local.engine.row import Row
-from spec_local.engine.scheduler import Engine
+from spec_local.engine.request import Request
 from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama.choose_head import choose_head
-from spec_local.llama.context import open_rows
-from spec_local.llama.dflash import block_format
-from spec_local.llama.eagle import hidden_states, open_eagle_rows
+from spec_local.llama.heads.choose import choose_head
+from spec_local.llama.heads.dflash import block_format
+from spec_local.llama.heads.eagle import hidden_states, open_eagle_rows
+from spec_local.llama.heads.mtp import HIDDEN_STATES, has_mtp, open_mtp_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
-from spec_local.llama.mtp import HIDDEN_STATES, has_mtp, open_mtp_rows
-from spec_local.proposers import Chain, DraftModel
+from spec_local.llama.open import open_rows
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
 from tests.record_llama_drafts import DATA, N_DRAFT, write_models
 from tests.reference_block_head import ReferenceBlockHead
@@ -149,7 +150,7 @@ def test_hidden_states_leave_the_logits_unchanged(pair):
                 row.call(t, range(-1, len(t) - 1), min(n_logits, len(t)))
                 for row, t in zip(rows, tokens, strict=True)
             ]
-            results.append(np.concatenate(rows[0].shared.decode(calls)))
+            results.append(np.concatenate(rows[0].context.decode(calls)))
             for row, t in zip(rows, tokens, strict=True):
                 row.commit(range(len(t)))
         assert np.array_equal(*results)
@@ -165,7 +166,7 @@ def test_states_belong_to_their_tokens(pair):
         expected.append(a.states([0])[0])
     a.truncate(0)
     calls = [a.call(PROMPT[5:7], (-1, 0), 1), b.call(PROMPT[:8], range(-1, 7), 0)]
-    a.shared.decode(calls)
+    a.context.decode(calls)
     assert np.allclose(b.states(range(8)), expected, atol=1e-4)
     assert np.allclose(b.states([6, 2]), [expected[6], expected[2]], atol=1e-4)
     width = 3 * pair.main.n_embd if pair.reads_layers else pair.main.n_embd
@@ -199,9 +200,9 @@ def test_an_error_while_states_are_copied_ends_the_call(eagle, monkeypatch, erro
     def fail(number, tensor):
         raise error
 
-    monkeypatch.setattr(a.shared._capture, "_copy", fail)
+    monkeypatch.setattr(a.context._capture, "_copy", fail)
     with pytest.raises(type(error)):
-        a.shared.decode([row.call(PROMPT[6:9], (-1, 0, 1), 3) for row in (a, b)])
+        a.context.decode([row.call(PROMPT[6:9], (-1, 0, 1), 3) for row in (a, b)])
     monkeypatch.undo()
     assert a.cached == b.cached == PROMPT[:6]
     for row in (a, b):
@@ -212,7 +213,7 @@ def test_missing_states_are_an_error(eagle, monkeypatch):
     monkeypatch.setattr(kernels, "installed", lambda: None)
     (main,), _ = eagle.open()
     main.evaluate(PROMPT[:3], 0)
-    monkeypatch.setattr(main.shared._capture, "_numbers", {})
+    monkeypatch.setattr(main.context._capture, "_numbers", {})
     with pytest.raises(Exception, match="0 of 2 states of layer 0 of head-main"):
         main.evaluate(PROMPT[3:5], 1)
     assert main.cached == PROMPT[:3]
@@ -292,7 +293,7 @@ def walk_together(pair, n_rows, rng, n_steps=25, n_drafts=(0, 1, 2, 5)):
         while len(main.cached) < len(walk.tokens) - 1:
             start = len(main.cached)
             call = main.call(walk.tokens[start:-1][:16], range(-1, len(walk.tokens[start:-1][:16]) - 1), 0)
-            main.shared.decode([call])
+            main.context.decode([call])
             walk.read(call, range(len(call.tokens)))
             run(head.read_calls())
         walks.append(walk)
@@ -308,7 +309,7 @@ def walk_together(pair, n_rows, rng, n_steps=25, n_drafts=(0, 1, 2, 5)):
         for walk, n in zip(active, n_drafted, strict=True):
             walk.drafted = walk.drafted[:n] if n else []
         calls = [walk.verify_call() for walk in active]
-        mains[0].shared.decode(calls)
+        mains[0].context.decode(calls)
         for walk, call in zip(active, calls, strict=True):
             walk.accept(call, rng.randint(0, len(walk.drafted)), rng.randrange(5, 800))
 
@@ -396,7 +397,7 @@ def answers(pair, mains, heads, prompts, *, temperature=0.0, rule="exact-match",
             kind = "greedy" if not temperature else "coupled" if rule == "exact-match" else "drawn"
             n_vocab = pair.main.vocabulary.n_tokens
             proposer = DraftModel(heads[i], sampler, Chain(kind), n_vocab=n_vocab, head=heads[i])
-        row = Row(
+        row = Request(
             mains[i],
             prompt,
             sampler=sampler,
@@ -408,7 +409,7 @@ def answers(pair, mains, heads, prompts, *, temperature=0.0, rule="exact-match",
         )
         rows.append(row)
         engine.add(row)
-    while engine.rows:
+    while engine.requests:
         assert engine.n_calls < 500
         for row, event in engine.step():
             if isinstance(event, Step):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spec_local import native_build
 from spec_local.kernels import build
+from spec_local.system import native_build
 
 # Totals of simple types lie in memory: a load and a store for each eight dot products. With up to four
 # columns, those of K-quants do, too, since both halves of a line are multiplied together: for each four.

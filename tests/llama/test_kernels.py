@@ -16,9 +16,9 @@ from spec_local.core.proposal import path_to
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.kernels import build, measure
 from spec_local.llama import runtime
-from spec_local.llama.context import open_context, open_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_row, open_rows
 from spec_local.llama.quantize import quantize
 from spec_local.llama.tiny import write_tiny_model
 from tests.unfiltered import unfiltered
@@ -385,7 +385,7 @@ def test_trees_and_rows_have_the_logits_of_the_path_alone(quantized, make_contex
             parents = [rng.randint(max(-1, i - 2), i - 1) for i in range(rng.randint(1, 5))]
             tokens = [rng.randrange(5, 400) for _ in parents]
             calls.append(row.call(tokens, parents, len(tokens)))
-        for call, logits in zip(calls, rows[0].shared.decode(calls), strict=True):
+        for call, logits in zip(calls, rows[0].context.decode(calls), strict=True):
             path = path_to(call.parents, len(call.tokens) - 1)
             text = [*call.row.cached, *(call.tokens[node] for node in path)]
             alone.truncate(0)
@@ -423,7 +423,7 @@ def test_states_captured_in_cpp_are_those_captured_in_python(tmp_path, monkeypat
         for python in (False, True):
             if python:
                 monkeypatch.setattr(kernels, "installed", lambda: None)
-            with contextlib.closing(open_context(model, n_ctx=64, threads=1, hidden=hidden)) as context:
+            with contextlib.closing(open_row(model, n_ctx=64, threads=1, hidden=hidden)) as context:
                 for tokens in ([5, 6, 7], [8], [9, 10]):
                     context.evaluate(tokens, 1)
                     found.append(context.states(range(len(tokens))))
@@ -436,9 +436,9 @@ def test_states_captured_in_cpp_are_those_captured_in_python(tmp_path, monkeypat
 def test_states_of_an_unexpected_size_end_the_call(tmp_path):
     write_tiny_model(tmp_path / "main.gguf", n_layers=4)
     with contextlib.closing(Model(tmp_path / "main.gguf")) as model:
-        context = open_context(model, n_ctx=64, threads=1, hidden=HiddenStates((1,)))
+        context = open_row(model, n_ctx=64, threads=1, hidden=HiddenStates((1,)))
         with contextlib.closing(context):
-            capture = context.shared._capture._native[1]
+            capture = context.context._capture._native[1]
             for field, value in (("width", model.n_embd + 1), ("n_rows", 2)):
                 usual = getattr(capture, field)
                 setattr(capture, field, value)

@@ -46,7 +46,7 @@ def files(folder):
 @pytest.fixture
 def make(files, monkeypatch):
     """A function that opens our `Llama` with a draft model, drafting in every step."""
-    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
     opened = []
 
     def make(path=files[0], **options):

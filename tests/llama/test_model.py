@@ -12,13 +12,13 @@ import pytest
 
 from spec_local.errors import InvalidRequest, ModelError, ModelFileError
 from spec_local.llama import runtime, tiny
-from spec_local.llama.context import open_context
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
 from spec_local.llama.tiny import CHAT_TEMPLATE, write_tiny_model
 
 
 def greedy(model, prompt, n):
-    context = open_context(model, n_ctx=512, max_logits=1, threads=1)
+    context = open_row(model, n_ctx=512, max_logits=1, threads=1)
     row = context.evaluate(model.vocabulary.tokenize(prompt, add_special=True), 1)
     output = []
     for _ in range(n):
@@ -184,7 +184,7 @@ def kv_cache_bytes(capsys, model, **kwargs):
     """The size of the KV cache that llama.cpp logs."""
     runtime.set_verbose(True)
     try:
-        open_context(model, threads=1, **kwargs).close()
+        open_row(model, threads=1, **kwargs).close()
     finally:
         runtime.set_verbose(False)
     (line,) = [x for x in capsys.readouterr().err.splitlines() if "KV buffer size" in x]
@@ -230,7 +230,7 @@ def test_the_size_of_a_recurrent_state_is_not_counted(recurrent_model):
 def test_the_log_is_printed_only_when_verbose(capfd, tiny_path, verbose):
     runtime.set_verbose(verbose)
     try:
-        open_context(Model(tiny_path), n_ctx=64, threads=1).evaluate([1], 1)
+        open_row(Model(tiny_path), n_ctx=64, threads=1).evaluate([1], 1)
     finally:
         runtime.set_verbose(False)
     out, err = capfd.readouterr()
@@ -266,9 +266,10 @@ def run_and_exit(path, start, end):
     code = f"""
 {start}
 from spec_local.llama.model import Model
-from spec_local.llama.context import Context, open_context
+from spec_local.llama.open import open_row
+from spec_local.llama.row import LlamaRow
 model = Model({str(path)!r})
-context = open_context(model, n_ctx=64, threads=1)
+context = open_row(model, n_ctx=64, threads=1)
 logits = context.evaluate([1, 2], 1)
 {end}
 """
@@ -311,7 +312,7 @@ def test_weights_are_freed_with_the_last_reference(tiny_path):
         lambda model: model.chat_template,
         lambda model: model.is_recurrent,
         lambda model: model.kv_bytes(16),
-        lambda model: open_context(model, n_ctx=16),
+        lambda model: open_row(model, n_ctx=16),
     ],
 )
 def test_a_closed_model(tiny_path, call):
@@ -367,7 +368,7 @@ def test_noise_lowers_the_agreement(tmp_path, tiny_model, extra_tokens):
     agreement = []
     for noise in (0.0, 0.05, 0.2, 1.0):
         path = write_tiny_model(tmp_path / f"{noise}.gguf", noise=noise, extra_tokens=extra_tokens)
-        draft = open_context(Model(path), n_ctx=512, threads=1, max_tokens=256, max_logits=256)
+        draft = open_row(Model(path), n_ctx=512, threads=1, max_tokens=256, max_logits=256)
         prompt = draft.model.vocabulary.tokenize("Hello, what is the time?", add_special=True)
         drafted = draft.evaluate(prompt + output, len(output) + 1)[:-1].argmax(axis=1)
         agreement.append(float((drafted == np.array(output)).mean()))

@@ -10,10 +10,10 @@ from spec_local.core.language_model import common_prefix
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import tiny
-from spec_local.llama.choose_head import choose_head
-from spec_local.llama.context import open_rows
+from spec_local.llama.heads.choose import choose_head
+from spec_local.llama.heads.mtp import HIDDEN_STATES, open_mtp_rows
 from spec_local.llama.model import Model
-from spec_local.llama.mtp import HIDDEN_STATES, open_mtp_rows
+from spec_local.llama.open import open_rows
 from spec_local.models import pairs
 from spec_local.session import Session, Text
 from spec_local.settings import GenerationSettings
@@ -198,7 +198,7 @@ def two_files(folder):
 )
 def test_layers_in_a_file_of_their_own_draft_the_same(two_files, monkeypatch, architecture, n_mtp):
     # The test in a child process takes seconds for each file; the next test includes it.
-    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **options: None)
+    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **options: None)
     main, layers, both = two_files(architecture, n_mtp)
     found = []
     for paths in ((main, layers), (both, None)):

@@ -11,7 +11,6 @@ import pytest
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
-from spec_local.child_process import run_child
 from spec_local.errors import ModelFileError
 from spec_local.llama import tiny
 from spec_local.llama.headers import open_header
@@ -20,6 +19,7 @@ from spec_local.llama.quantize import quantized_size
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import pairs
 from spec_local.policies.cost_model import CostModel
+from spec_local.system.child_process import run_child
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_a_child_ends_with_its_parent_and_deletes_its_partial_file(tmp_path):
     partial = tmp_path / "half"
     partial.touch()
     script = (
-        "import sys, time; from pathlib import Path; from spec_local.child_process import child_main\n"
+        "import sys, time; from pathlib import Path; from spec_local.system.child_process import child_main\n"
         "child_main(lambda: time.sleep(60) or {}, partial=Path(sys.argv[1]))"
     )
     child = subprocess.Popen([sys.executable, "-c", script, str(partial)], stdin=subprocess.PIPE)

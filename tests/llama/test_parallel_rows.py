@@ -118,7 +118,7 @@ def test_after_a_failure_the_rows_are_usable(make_context, make_rows, tiny_model
     rows = make_rows(tiny_model, 2)
     next_logits(rows, TEXTS[:2])
     with monkeypatch.context() as patch:
-        patch.setattr(rows[0].shared, "lib", Broken(rows[0].shared.lib, lambda *_: -3))
+        patch.setattr(rows[0].context, "lib", Broken(rows[0].context.lib, lambda *_: -3))
         with pytest.raises(BackendError, match="code -3"):
             next_logits(rows[:1], [[301]])
     texts = [[*text, 301] for text in TEXTS[:2]]

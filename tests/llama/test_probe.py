@@ -8,22 +8,22 @@ from collections import Counter
 import gguf
 import pytest
 
-from spec_local.child_process import ChildResult
 from spec_local.errors import BackendCrash, ModelFileError
-from spec_local.llama import probe
-from spec_local.llama.probe import check_model_file, probe_build, probe_file
+from spec_local.llama.setup import probe
+from spec_local.llama.setup.probe import check_model_file, probe_build, probe_file
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.system.child_process import ChildResult
 from tests.file_worker import FileWorker
 
 # Checks many files in one process, as the probe does with one; after a crash, a new process continues.
 WORKER = """
 import json, resource, sys
 from pathlib import Path
-import spec_local.machine
+import spec_local.system.machine
 from spec_local.errors import SpecLocalError
-from spec_local.llama.probe import _exercise
+from spec_local.llama.setup.probe import _exercise
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-spec_local.machine.default_threads = lambda: 1
+spec_local.system.machine.default_threads = lambda: 1
 for line in sys.stdin:
     try:
         _exercise(Path(line.strip()), -1)
@@ -163,9 +163,9 @@ def test_a_file_is_checked_again_after_a_change(whole, tmp_path, monkeypatch, ch
             stat = path.stat()
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1000))
         case "build":
-            monkeypatch.setattr("spec_local.machine.llama_cpp_build", lambda: "another")
+            monkeypatch.setattr("spec_local.system.machine.llama_cpp_build", lambda: "another")
         case "processor":
-            monkeypatch.setattr("spec_local.machine.processor_features", lambda: frozenset({"sse4_2"}))
+            monkeypatch.setattr("spec_local.system.machine.processor_features", lambda: frozenset({"sse4_2"}))
     check_model_file(path, gpu_layers=0 if change == "layers" else -1)
     assert len(tried) == 2
     assert tried[0] == (str(path), "-1")

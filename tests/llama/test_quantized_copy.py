@@ -9,13 +9,13 @@ import pytest
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
-from spec_local.child_process import run_child
 from spec_local.errors import BackendError, InvalidRequest, ModelError, ModelFileError, SpecLocalError
 from spec_local.llama.model import Model
 from spec_local.llama.quantize import KINDS, quantize, quantized_size
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import quantized_copy
 from spec_local.policies.cost_model import CostModel
+from spec_local.system.child_process import run_child
 
 
 @pytest.fixture(scope="module")

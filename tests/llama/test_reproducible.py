@@ -129,7 +129,7 @@ def test_an_interrupted_call_leaves_no_dummy_tokens(path_of, monkeypatch, moment
     text = text_of(40)
     expected = bits(feed(context, text, (5, 5, 5)))
     context.truncate(5)
-    lib = context.shared.lib
+    lib = context.context.lib
 
     class Interrupting:
         def __getattr__(self, name):
@@ -140,10 +140,10 @@ def test_an_interrupted_call_leaves_no_dummy_tokens(path_of, monkeypatch, moment
                 lib.llama_decode(*arguments)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(context.shared, "lib", Interrupting())
+    monkeypatch.setattr(context.context, "lib", Interrupting())
     with pytest.raises(KeyboardInterrupt):
         context.decode_tree(text[5:8], [-1, 0, 1])
-    monkeypatch.setattr(context.shared, "lib", lib)
+    monkeypatch.setattr(context.context, "lib", lib)
     context.truncate(5)
     for sequence in range(context.max_branches, context.max_branches + 2):
         assert lib.llama_memory_seq_pos_max(context._memory, sequence) == -1
@@ -259,7 +259,7 @@ def test_differences_are_noticed(path_of, make_context, monkeypatch):
         made.append(pad_to)
         return make_context(model, **options)
 
-    monkeypatch.setattr(reproducible, "open_context", unpadded)
+    monkeypatch.setattr(reproducible, "open_row", unpadded)
     with pytest.raises(ModelError, match="cannot be made reproducible"):
         open_row(Model(path_of("Q4_K_M")), n_ctx=64)
     assert made == [8]

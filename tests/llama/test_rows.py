@@ -13,9 +13,9 @@ import pytest
 
 from spec_local.core.language_model import common_prefix
 from spec_local.core.proposal import path_to
-from spec_local.llama.context import open_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_rows
 from spec_local.llama.tiny import SLIDING_WINDOW, write_tiny_model
 from tests import tiny_architectures
 from tests.broken_llama import FAILURES, Broken
@@ -139,9 +139,9 @@ class Walk:
 
     def __init__(self, rows, reference, rng, monkeypatch):
         self.rows = [Expected(row) for row in rows]
-        self.shared, self.reference, self.rng, self.patch = rows[0].shared, reference, rng, monkeypatch
+        self.context, self.reference, self.rng, self.patch = rows[0].context, reference, rng, monkeypatch
         self.is_recurrent = rows[0].model.is_recurrent
-        self.ways = Counter()  # how tokens were taken back
+        self.ways = Counter()  # of rolling back
         self.n_calls = self.n_failures = self.n_reused = self.n_checked = self.most_rows = 0
         self.largest = 0.0  # difference from the reference
 
@@ -158,7 +158,7 @@ class Walk:
         if rng.random() < 0.03:
             self.fail(calls)
             return
-        for (each, call), logits in zip(calls, self.shared.decode([c for _, c in calls]), strict=True):
+        for (each, call), logits in zip(calls, self.context.decode([c for _, c in calls]), strict=True):
             n = len(each.tokens)
             each.n_removable, each.can_copy = min(len(call.tokens) - 1, each.row.max_rollback), True
             each.tokens += call.tokens
@@ -241,11 +241,11 @@ class Walk:
         """A call that fails drops the trees of its rows, and changes no other row."""
         self.n_failures += 1
         decode, error = FAILURES[self.rng.choice(sorted(FAILURES))]
-        lib = self.shared.lib
+        lib = self.context.lib
         with self.patch.context() as patch:
-            patch.setattr(self.shared, "lib", Broken(lib, decode))
+            patch.setattr(self.context, "lib", Broken(lib, decode))
             with pytest.raises(error):
-                self.shared.decode([call for _, call in calls])
+                self.context.decode([call for _, call in calls])
         for each, _ in calls:
             each.follow()
             assert not each.row._tree
@@ -279,15 +279,15 @@ def test_random_steps(model, make_rows, monkeypatch):
     # All cells are free: each row has room for its maximum.
     for row in rows:
         row.truncate(0)
-    check_empty(rows[0].shared)
+    check_empty(rows[0].context)
     for start in range(0, N_CTX, 8):
         tokens = range(5 + start, 13 + start)
-        rows[0].shared.decode([row.call(tokens, range(-1, 7), 0) for row in rows])
+        rows[0].context.decode([row.call(tokens, range(-1, 7), 0) for row in rows])
         for row in rows:
             row.commit(range(8))
     for row in rows:
         row.truncate(0)
-    check_empty(rows[0].shared)
+    check_empty(rows[0].context)
 
 
 @pytest.mark.parametrize("model", ["lfm2", "qwen35", "nemotron_h"], indirect=True)
@@ -321,8 +321,8 @@ def test_states_of_layers_belong_to_their_tokens(model, make_rows, unified):
         texts = [[rng.randrange(model.vocabulary.n_tokens) for _ in range(rng.randint(1, 5))] for _ in chosen]
         before = [list(row.cached) for row in chosen]
         calls = [row.call(text, range(-1, len(text) - 1), 1) for row, text in zip(chosen, texts, strict=True)]
-        rows[0].shared.decode(calls)
-        found = rows[0].shared.states(range(sum(map(len, texts))))
+        rows[0].context.decode(calls)
+        found = rows[0].context.states(range(sum(map(len, texts))))
         for row, text, history in zip(chosen, texts, before, strict=True):
             row.commit(range(len(text)))
             alone.truncate(0)

@@ -18,15 +18,18 @@ from spec_local.errors import (
     InvalidRequest,
     ModelFileError,
 )
-from spec_local.llama.context import Context, open_context
 from spec_local.llama.model import Model
+from spec_local.llama.open import open_row
+from spec_local.llama.row import LlamaRow
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.policies import Adaptive, Policy
+from spec_local.policies import POLICY_NAMES
+from spec_local.policies.adaptive import Adaptive
+from spec_local.policies.base import Policy
 from spec_local.policies.cost_model import CostModel
-from spec_local.registry import POLICY_NAMES
 from spec_local.session import Done, Session, Text
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
-from spec_local.verifiers import VERIFIERS, Verifier
+from spec_local.verifiers import VERIFIERS
+from spec_local.verifiers.base import Verifier
 from tests.recorded_calls import record_calls
 from tests.unfiltered import unfiltered
 
@@ -97,13 +100,13 @@ def simulate_costs(session, main, draft=None):
     now = [0.0]
 
     def simulate(context, costs):
-        decode, model = context.shared.decode, CostModel(costs)
+        decode, model = context.context.decode, CostModel(costs)
 
         def timed(calls):
             now[0] += model.seconds(sum(len(call.tokens) for call in calls))
             return decode(calls)
 
-        context.shared.decode = timed
+        context.context.decode = timed
         return CostModel(costs)
 
     session._costs.calls = simulate(session.main, main), simulate(session.draft, draft) if draft else None
@@ -127,7 +130,7 @@ def check_caches(session, history, tolerance=GAP):
         n_vocab = context.n_vocab
         probe = history[len(cached)] if len(cached) < len(history) else 7
         ours = context.evaluate([probe], 1).copy()
-        fresh = open_context(context.model, n_ctx=context.n_ctx, max_tokens=64, max_logits=1, threads=1)
+        fresh = open_row(context.model, n_ctx=context.n_ctx, max_tokens=64, max_logits=1, threads=1)
         for start in range(0, len(cached), 64):
             fresh.evaluate(cached[start : start + 64], 0)
         theirs = fresh.evaluate([probe], 1).copy()
@@ -142,9 +145,7 @@ def check_equal_except_near_ties(session, prompt, ours, theirs, tolerance=GAP):
     if ours == theirs:
         return
     at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
-    context = open_context(
-        session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1
-    )
+    context = open_row(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
     logits = context.evaluate([*prompt, *theirs[:at]], 1)[0]
     gap = abs(float(logits[ours[at]] - logits[theirs[at]]))
     context.close()
@@ -156,9 +157,7 @@ def check_equal_except_near_draws(session, prompt, ours, theirs, sampling, seed,
     if ours == theirs:
         return
     at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
-    context = open_context(
-        session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1
-    )
+    context = open_row(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
     logits = context.evaluate([*prompt, *theirs[:at]], 1)[0].copy()
     context.close()
     for favourite, other in ((ours[at], theirs[at]), (theirs[at], ours[at])):
@@ -985,7 +984,7 @@ def test_the_end_token_is_reported(make_session):
 
 
 def test_opening(tmp_path, monkeypatch):
-    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
     path = write_tiny_model(tmp_path / "m.gguf", n_layers=1, n_ctx=96)
     notices = []
     with Session.open(path, path, log=notices.append, threads=1) as session:
@@ -1006,7 +1005,7 @@ def test_opening(tmp_path, monkeypatch):
 
 
 def test_opening_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
     found = {
         name: write_tiny_model(tmp_path / f"{name}.gguf", n_layers=1) for name in ("starter", "starter-draft")
     }
@@ -1028,10 +1027,10 @@ def test_opening_by_name(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("failure", ["draft model", "draft context"])
 def test_a_failed_open_frees_everything(tmp_path, monkeypatch, failure):
-    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
     good = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
     made = []
-    for kind in (Model, Context):
+    for kind in (Model, LlamaRow):
         original = kind.__init__
 
         def init(self, *args, original=original, **kwargs):
@@ -1045,7 +1044,7 @@ def test_a_failed_open_frees_everything(tmp_path, monkeypatch, failure):
         monkeypatch.setattr(Model, "kv_bytes", lambda model, *_: (model.path == draft) << 60)
     with pytest.raises(ModelFileError if failure == "draft model" else ContextOverflow):
         Session.open(good, draft, threads=1)
-    assert [type(each) for each in made] == [Model] + [Model, Context] * (failure == "draft context")
+    assert [type(each) for each in made] == [Model] + [Model, LlamaRow] * (failure == "draft context")
     assert not any(each.is_open for each in made)
 
 
@@ -1054,7 +1053,7 @@ def test_a_failed_open_frees_everything(tmp_path, monkeypatch, failure):
 
 @pytest.mark.starter
 def test_starter_lookup_repeats_a_list_without_changing_it(starter):
-    context = open_context(starter, n_ctx=512, threads=1, max_tokens=256)
+    context = open_row(starter, n_ctx=512, threads=1, max_tokens=256)
     session = Session(context)
     prompt = starter.vocabulary.tokenize("1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2,")
     plain, _, _ = run(session, prompt, proposer="none", max_tokens=24)
@@ -1070,7 +1069,7 @@ def test_starter_lookup_repeats_a_list_without_changing_it(starter):
 @pytest.mark.starter
 def test_starter_as_its_own_draft(starter):
     """The same model as main and draft: most draft tokens are accepted, and nothing is evaluated twice."""
-    contexts = [open_context(starter, n_ctx=512, threads=1, max_tokens=256) for _ in range(2)]
+    contexts = [open_row(starter, n_ctx=512, threads=1, max_tokens=256) for _ in range(2)]
     session = Session(*contexts)
     conversation = Conversation(starter, ChatTemplate(starter))
     first = conversation.ask("Tell me a long story about a lighthouse.")

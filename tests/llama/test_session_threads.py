@@ -20,7 +20,7 @@ from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore
 from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest
-from spec_local.llama.context import Context
+from spec_local.llama.row import LlamaRow
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.unfiltered import unfiltered
@@ -36,7 +36,7 @@ BUSY, CLOSED = "answering in another thread", "the session is closed"
 @pytest.fixture
 def unchecked(monkeypatch):
     """Open files without a test in a child process, which takes seconds."""
-    monkeypatch.setattr("spec_local.loading.check_model_file", lambda *args, **kwargs: None)
+    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_closing_within_a_step(tiny_path, n):
         reading = pool.submit(lambda: list(session.generate(PROMPT, SETTINGS, cancelled=gate)))
         assert gate.reached.wait(DEADLINE)
         closing = pool.submit(session.close)
-        while not session._turns.ending:
+        while not session._lock.ending:
             pass
         assert session.main.is_open
         assert not closing.done()
@@ -313,7 +313,7 @@ def test_an_unfinished_answer_is_deleted_during_another_use(make_session, elsewh
     kept = [session.generate(PROMPT, SETTINGS)]
     next(kept[0])
     before = len(session.main.cached)
-    session._turns.run(lambda: (kept.clear(), gc.collect()))
+    session._lock.run(lambda: (kept.clear(), gc.collect()))
     assert len(session.main.cached) == before
     assert elsewhere(lambda: answer(session, "and " + PROMPT)) == alone
 
@@ -428,5 +428,5 @@ def test_closing_costs_nothing_twice(make_session):
     answer(session)
     session.close()
     assert session.main.is_open
-    assert isinstance(session.main, Context)
+    assert isinstance(session.main, LlamaRow)
     check_closed(session)

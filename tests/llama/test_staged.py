@@ -7,8 +7,9 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Step
 from spec_local.lookups.base import Candidates
-from spec_local.policies import Policy
-from spec_local.proposers import Chain, DraftModel
+from spec_local.policies.base import Policy
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
 from tests.recorded_calls import record_calls
 

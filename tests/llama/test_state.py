@@ -152,7 +152,7 @@ def forbid(monkeypatch, context):
             assert name != "llama_state_set_data", "a bad state reached llama.cpp"
             return getattr(runtime.library(), name)
 
-    monkeypatch.setattr(context.shared, "lib", Library())
+    monkeypatch.setattr(context.context, "lib", Library())
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_another_build_or_number_of_gpu_layers(saved, reader, monkeypatch):
     monkeypatch.setattr(reader.model, "gpu_layers", 3)
     check_rejected(saved, {"main": reader}, "number of layers on the GPU")
     monkeypatch.undo()
-    monkeypatch.setattr("spec_local.machine.llama_cpp_build", lambda: "another")
+    monkeypatch.setattr("spec_local.system.machine.llama_cpp_build", lambda: "another")
     check_rejected(saved, {"main": reader}, "build of llama.cpp")
 
 
@@ -308,7 +308,7 @@ def test_the_context_is_usable_after_an_interrupt(make, fresh_logits, monkeypatc
                 raise KeyboardInterrupt
             return getattr(runtime.library(), attribute)
 
-    monkeypatch.setattr(context.shared, "lib", Interrupted())
+    monkeypatch.setattr(context.context, "lib", Interrupted())
     with pytest.raises(KeyboardInterrupt):
         context.state() if "get" in call else context.restore(TEXT, bits)
     monkeypatch.undo()
@@ -348,11 +348,11 @@ KILLED = """
 import sys
 from pathlib import Path
 from spec_local.llama import state
-from spec_local.llama.context import open_context
+from spec_local.llama.open import open_row
 from spec_local.llama.model import Model
 model, contexts = Model(sys.argv[1]), []
 for token in (300, 600):
-    contexts.append(open_context(model, n_ctx=4096, threads=1, max_tokens=512, max_logits=1))
+    contexts.append(open_row(model, n_ctx=4096, threads=1, max_tokens=512, max_logits=1))
     for _ in range(7):
         contexts[-1].evaluate([token] * 512, 0)
 while True:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from spec_local.answer_json import whole
+from spec_local.answers.json import whole
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.request import Request
 from spec_local.chat.template import ChatTemplate

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spec_local import deep_stack
 from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.native_object import NativeObject
 from spec_local.llama.vocabulary import Vocabulary
+from spec_local.system import deep_stack
 
 DEADLINE = 60  # seconds; what takes longer hangs
 
@@ -185,7 +185,8 @@ def test_closing_a_model_while_threads_use_it(tiny_path):
         """
 import sys, threading
 from spec_local.errors import InvalidRequest
-from spec_local.llama.context import Context, open_context
+from spec_local.llama.open import open_row
+from spec_local.llama.row import LlamaRow
 from spec_local.llama.model import Model
 
 def use(model):
@@ -209,7 +210,7 @@ errors = []
 for _ in range(5):
     counts = []
     model = Model(sys.argv[1])
-    context = open_context(model, n_ctx=128, max_tokens=96, max_logits=96, threads=1)
+    context = open_row(model, n_ctx=128, max_tokens=96, max_logits=96, threads=1)
     threads = [threading.Thread(target=use, args=[model]) for _ in range(2)]
     threads += [threading.Thread(target=decode, args=[context])]
     for thread in threads: thread.start()
@@ -230,7 +231,8 @@ def test_exit_while_a_daemon_thread_computes(tiny_path):
     done = run_script(
         """
 import sys, threading
-from spec_local.llama.context import Context, open_context
+from spec_local.llama.open import open_row
+from spec_local.llama.row import LlamaRow
 from spec_local.llama.model import Model
 
 def decode():
@@ -240,7 +242,7 @@ def decode():
         running.set()
 
 running = threading.Event()
-context = open_context(Model(sys.argv[1]), n_ctx=128, max_tokens=96, max_logits=96, threads=1)
+context = open_row(Model(sys.argv[1]), n_ctx=128, max_tokens=96, max_logits=96, threads=1)
 threading.Thread(target=decode, daemon=True).start()
 running.wait()
 """,

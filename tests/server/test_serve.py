@@ -224,7 +224,7 @@ def test_a_key(specdec, arguments):
 
 
 def raw(server, data, *, timeout=20):
-    """What the server answers to these bytes."""
+    """Return the server's answer to these bytes."""
     host, port = server.address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=timeout) as connection:
         connection.sendall(data)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spec_local.core.proposal import ROOT
-from spec_local.lookups import Candidates
+from spec_local.lookups.base import Candidates
 from spec_local.policies.acceptance_model import AcceptanceModel, Calibration, RecentRate, outcomes
 
 

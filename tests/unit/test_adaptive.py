@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from spec_local.core.proposal import Limit
-from spec_local.lookups import Candidates
-from spec_local.policies import Adaptive, Experience, adaptive
+from spec_local.lookups.base import Candidates
+from spec_local.policies import adaptive
+from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import Offer
 from spec_local.policies.choice import best_chain
 from spec_local.policies.cost_model import CostModel
+from spec_local.policies.experience import Experience
 from spec_local.policies.planner import Plan
 from spec_local.policies.sharing import RowCosts
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spec_local.assembly import ProposerFactory, Slot
+from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.core.proposal import Limit
 from spec_local.lookups.recycling import Recycling
 from spec_local.settings import GenerationSettings

@@ -1,16 +1,16 @@
-"""What a benchmark shows, in words, and whether it repeats unclear runs."""
+"""Conclusions of a benchmark, in words, and the repetition of unclear runs."""
 
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from spec_local import machine
 from spec_local.bench.conclusions import conclusion, disturbance, is_busy, plain_spread, reason_to_repeat
 from spec_local.bench.figures import Estimate
 from spec_local.bench.variants import Variant
-from spec_local.machine import OtherPrograms
 from spec_local.settings import GenerationSettings
+from spec_local.system import machine
+from spec_local.system.machine import OtherPrograms
 from tests.unit.test_bench_report import outcome
 
 VARIANTS = [Variant(name, GenerationSettings()) for name in ("plain", "speculative")]

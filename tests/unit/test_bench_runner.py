@@ -8,7 +8,7 @@ from spec_local.bench.runner import Difference, Outcome, Run, TokenizedPrompt, m
 from spec_local.bench.variants import variants
 from spec_local.core.fake import FakeModel
 from spec_local.engine.events import Statistics
-from spec_local.lookups import PromptLookup
+from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Text
 from spec_local.settings import GenerationSettings

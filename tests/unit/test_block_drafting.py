@@ -9,14 +9,15 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
-from spec_local.policies import Adaptive, Policy
-from spec_local.policies.adaptive import could_gain
-from spec_local.policies.base import Offer
+from spec_local.policies.adaptive import Adaptive, could_gain
+from spec_local.policies.base import Offer, Policy
 from spec_local.policies.choice import best_chain
 from spec_local.policies.cost_model import CostModel, chain_seconds
 from spec_local.policies.planner import plan
 from spec_local.policies.sharing import RowCosts
-from spec_local.proposers import BestFirst, Chain, CombinedProposer, Coupled, DraftModel, Drawn
+from spec_local.proposers.combined import CombinedProposer
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
 from tests.proposers import main_model

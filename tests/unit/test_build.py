@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from spec_local.llama import build
-from spec_local.llama.build import recipes, repair
-from spec_local.machine import processor_features
+from spec_local.llama.setup import build
+from spec_local.llama.setup.build import recipes, repair
+from spec_local.system.machine import processor_features
 
 HASWELL = {"sse4_2", "avx", "avx2", "fma", "f16c", "bmi2"}
 SAPPHIRE = HASWELL | {
@@ -19,7 +19,7 @@ SAPPHIRE = HASWELL | {
 @pytest.fixture
 def processor(monkeypatch):
     def replace(features, kind="x86_64"):
-        monkeypatch.setattr("spec_local.machine.processor_features", lambda: frozenset(features))
+        monkeypatch.setattr("spec_local.system.machine.processor_features", lambda: frozenset(features))
         monkeypatch.setattr("platform.machine", lambda: kind)
 
     return replace

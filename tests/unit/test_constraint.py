@@ -13,8 +13,9 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import BackendError, DeadEnd
-from spec_local.proposers import BestFirst, Chain, DraftModel, Drawn
 from spec_local.proposers.base import Limit
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import BestFirst, Chain, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.unfiltered import unfiltered
 
@@ -129,7 +130,7 @@ def test_the_constraint_applies_to_the_answer_only():
 
 @pytest.mark.parametrize(("n", "reason"), [(1, "length"), (2, "stop"), (3, "stop"), (0, "length")])
 def test_an_answer_after_which_only_an_end_token_may_follow_has_ended(n, reason):
-    """Whether or not there is still room for the end token."""
+    """It has ended with or without room for the end token."""
     rule = [(5, 6), (6, 7), (0, 3)]  # 0 and 3 are end tokens
     limited = Constraint(FakeState(9, lambda answer: rule[len(answer)]))
     events = decode(

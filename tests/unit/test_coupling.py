@@ -28,7 +28,7 @@ def draws(weights, tokens=None, seed=5, n=N_POSITIONS):
 
 
 def as_expected(observed, expected):
-    """Whether counts pass a chi-square test that random ones fail once in 100,000 times."""
+    """Return whether counts pass a chi-square test that random ones fail once in 100,000 times."""
     observed, expected = np.ravel(observed), np.ravel(expected)
     spread = 2 / (9 * (len(expected) - 1))  # Wilson and Hilferty 1931
     quantile = (len(expected) - 1) * (1 - spread + 4.26 * spread**0.5) ** 3

@@ -34,7 +34,7 @@ def opened(folder, log=None, **kwargs):
 
 
 def finds(datastore, text):
-    """Whether a search for the beginning of a text finds its end."""
+    """Return whether a search for the beginning of a text finds its end."""
     _, rows = datastore.find(text[:8], len(text) - 8)
     return any(row == text[8:] for row in rows.tolist())
 
@@ -286,7 +286,7 @@ def test_a_damaged_byte_of_the_journal_loses_only_its_record(folder, journal, ch
 
 
 def is_longer(damaged, content, ends):
-    """Whether the damage makes the last record longer, so that it looks incomplete."""
+    """Return whether the damage makes the last record longer, so that it looks incomplete."""
     length = slice(ends[-2] + 8, ends[-2] + 12)
     return int.from_bytes(damaged[length], "little") > int.from_bytes(content[length], "little")
 

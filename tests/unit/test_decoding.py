@@ -16,7 +16,8 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Prefilled, Step
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.proposers import Chain, DraftModel
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
 from tests.proposers import EVERY_CASE, EVERY_SHAPE, SHAPES, draft, main_model
@@ -365,7 +366,7 @@ def test_a_failing_verifier_leaves_no_draft_tokens_behind(shape, rule):
     name=st.sampled_from(sorted(SHAPES)),
 )
 def test_both_caches_are_reused_as_far_as_they_match(prompts, seed, name):
-    """Turns, edits and repetitions in any order give the output of a fresh model."""
+    """SessionLock, edits and repetitions in any order give the output of a fresh model."""
     how = SamplingSettings(temperature=0)
     shape, rule = SHAPES[name]
     main, small = FakeModel(5, max_tokens=7), FakeModel(5, noise=0.5, max_tokens=3)

@@ -1,8 +1,8 @@
-"""What one answer teaches the next."""
+"""State carried between answers."""
 
 import pytest
 
-from spec_local.policies import Experience
+from spec_local.policies.experience import Experience
 
 
 def test_the_first_answer_has_the_expected_gain_and_length():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spec_local.errors import InvalidRequest
-from spec_local.files import expanded, read_text, replacing, sha256, write_atomically
+from spec_local.system.files import expanded, read_text, replacing, sha256, write_atomically
 
 
 def test_expanded_replaces_home_directories(tmp_path, monkeypatch):

@@ -9,11 +9,13 @@ from spec_local.core.language_model import common_prefix
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
+from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
-from spec_local.engine.row import Row
-from spec_local.engine.scheduler import Engine
-from spec_local.policies import Policy
-from spec_local.proposers import Beam, BestFirst, Chain, CombinedProposer, Coupled, DraftModel, Drawn
+from spec_local.engine.request import Request
+from spec_local.policies.base import Policy
+from spec_local.proposers.combined import CombinedProposer
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
 from tests.proposers import main_model
@@ -77,7 +79,7 @@ class FakeHead(FakeModel):
 
     def reuse(self, tokens):
         tokens = list(tokens)
-        rows = [self, *self.shared.rows]
+        rows = [self, *self.context.rows]
         best = max(rows, key=lambda row: common_prefix(row._received, tokens))
         n = common_prefix(best._received, tokens)
         n_pairs = min(common_prefix(best.cached, tokens), n)
@@ -158,7 +160,7 @@ def test_the_distribution_with_trees_is_the_main_models(shape, rule):
         found = generate(
             main, head, prompt, rule=rule, shape=made, how=how, rng=rng, draft_max=2, max_tokens=3
         )
-        n_nodes.update(main.shared.calls[-1])
+        n_nodes.update(main.context.calls[-1])
         return tuple(found)
 
     assert_main_distribution(enumerate_outcomes(run), main_model(3), Sampler(how), prompt)
@@ -192,7 +194,7 @@ def test_rows_share_a_prompt(mode, forgetful):
         sampler = Sampler(SamplingSettings(temperature=0))
         own = head.new_row()
         engine.add(
-            Row(
+            Request(
                 main.new_row(),
                 prompt,
                 sampler=sampler,
@@ -202,8 +204,8 @@ def test_rows_share_a_prompt(mode, forgetful):
                 draft_max=4,
             )
         )
-    rows = list(engine.rows)
-    while engine.rows:
+    rows = list(engine.requests)
+    while engine.requests:
         assert engine.n_calls < 200
         for row, event in engine.step():
             assert not hasattr(event, "error"), event
@@ -212,7 +214,7 @@ def test_rows_share_a_prompt(mode, forgetful):
     for row, prompt in zip(rows, prompts, strict=True):
         assert found[row] == generate(main_model(8), FakeHead(8), prompt, draft_max=4, max_tokens=20)
     if mode == MODES["any"] and not forgetful:
-        assert main.shared.calls[0] == [32]
+        assert main.context.calls[0] == [32]
         assert engine.statistics.prompt_n < 60
 
 

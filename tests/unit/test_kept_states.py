@@ -1,4 +1,4 @@
-"""Which states of a recurrent model are kept, and when its last tokens can be removed."""
+"""The kept states of a recurrent model, and when its last tokens can be removed."""
 
 import pytest
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from spec_local import kernels, machine
-from spec_local.child_process import ChildResult, run_child
+from spec_local import kernels
 from spec_local.kernels import build, check, measure
 from spec_local.llama import runtime
+from spec_local.system import machine
+from spec_local.system.child_process import ChildResult, run_child
 from tests import fake_kernels
 
 ALL = frozenset().union(*build.INSTRUCTION_SETS.values())

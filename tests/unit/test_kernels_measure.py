@@ -1,4 +1,4 @@
-"""Which products are left to llama.cpp, decided from made-up measurements."""
+"""The products left to llama.cpp, decided from made-up measurements."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What all models share: the common beginning of two sequences of tokens."""
+"""The common beginning of two sequences of tokens."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -10,7 +10,8 @@ from spec_local.core.sampling import Sampler, logprob
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import InvalidRequest
-from spec_local.proposers import BestFirst, Chain, DraftModel
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import BestFirst, Chain
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
 from tests.unfiltered import unfiltered

@@ -54,7 +54,7 @@ def depths(parents):
 
 
 def fits(parents, acceptance):
-    """Whether no node has more children than there are ranks: others are never accepted."""
+    """Return whether no node has more children than there are ranks: others are never accepted."""
     return all(parents.count(p) <= len(acceptance) for p in parents)
 
 

@@ -20,11 +20,18 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Step
 from spec_local.errors import InvalidRequest
-from spec_local.lookups import Candidates, PromptLookup, Recycling, SuffixLookup
-from spec_local.policies import Adaptive, Confidence, Entropy, Experience, Policy
-from spec_local.policies.base import Offer
+from spec_local.lookups.base import Candidates
+from spec_local.lookups.prompt_lookup import PromptLookup
+from spec_local.lookups.recycling import Recycling
+from spec_local.lookups.suffixes import SuffixLookup
+from spec_local.policies.adaptive import Adaptive
+from spec_local.policies.base import Offer, Policy
 from spec_local.policies.cost_model import CostModel
-from spec_local.proposers import Chain, CombinedProposer, Coupled, DraftModel, Drawn
+from spec_local.policies.experience import Experience
+from spec_local.policies.thresholds import Confidence, Entropy
+from spec_local.proposers.combined import CombinedProposer
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Chain, Coupled, Drawn
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
 from tests.unfiltered import unfiltered

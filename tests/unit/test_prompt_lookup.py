@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.proposal import Limit, is_chain
-from spec_local.lookups import PromptLookup
+from spec_local.lookups.prompt_lookup import PromptLookup
 
 
 def propose(history, limit, longest, shortest):

@@ -1,4 +1,4 @@
-"""The decoding loop with models that cannot take back any tokens: lossless, and never stuck."""
+"""The decoding loop with models that cannot roll back to any length: lossless, and never stuck."""
 
 import pytest
 
@@ -7,12 +7,14 @@ from spec_local.core.proposal import Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
+from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
-from spec_local.engine.scheduler import Engine
-from spec_local.policies import Adaptive
+from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import RowCosts, SharedCalls
-from spec_local.proposers import Chain, CombinedProposer, DraftModel
+from spec_local.proposers.combined import CombinedProposer
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_independent, assert_main_distribution
 from tests.proposers import CASES, PROPOSERS, draft, main_model
@@ -122,7 +124,7 @@ def test_two_rows_are_independent(mode, later):
         ]
         engine, found, n_steps = Engine(SharedCalls(RowCosts(CostModel(costs), 0))), {}, 0
         engine.add(rows[0])
-        while len(engine.rows) or n_steps <= later:
+        while len(engine.requests) or n_steps <= later:
             if n_steps == later:
                 engine.add(rows[1])
             n_steps += 1

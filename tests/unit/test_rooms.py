@@ -13,24 +13,23 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("errors", "validation"),
-    ("deep_stack", "arguments"),
-    ("files", "toml_file", "registry", "machine", "child_process", "core"),
-    ("native_build",),
+    ("arguments", "system"),
+    ("core",),
     ("kernels", "verifiers", "lookups", "grammar"),
     ("llama", "policies"),
     ("datastore", "calibration", "proposers"),
-    ("settings", "engine", "models", "turns"),
-    ("assembly", "answer_text", "loading"),
-    ("running_answers", "chat", "marked_text"),
+    ("settings", "engine", "models"),
+    ("answers",),
+    ("chat",),
     ("session",),
-    ("answer_json", "chat_session", "llama_cpp_python"),
+    ("chat_session", "llama_cpp_python"),
     ("batch", "bench"),
     ("training",),
     ("server",),
 )
 """Packages and single modules of spec_local, lowest layer first; each imports only layers below its own."""
 
-BASE = {"errors", "validation", "files", "machine", "child_process", "native_build"}
+BASE = {"errors", "validation", "system"}
 WITHOUT_IO = ("core", "verifiers", "lookups", "policies", "proposers", "engine")
 IO_MODULES = {
     *("asyncio", "ctypes", "fcntl", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib"),
@@ -153,6 +152,37 @@ def test_verifiers_create_no_randomness_and_read_no_clock():
     assert found + attributes == []
 
 
+def test_no_import_circles_within_a_package():
+    """Of the modules of each package; imports in functions count, too."""
+    edges: dict[str, set[str]] = {}
+    for found in imports():
+        if part_of(found.importer) == part_of(found.imported) != "":
+            edges.setdefault(found.importer, set()).add(found.imported)
+
+    def reaches(start: str, goal: str) -> bool:
+        seen, waiting = set(), list(edges.get(start, ()))
+        while waiting:
+            module = waiting.pop()
+            if module == goal:
+                return True
+            if module not in seen:
+                seen.add(module)
+                waiting += edges.get(module, ())
+        return False
+
+    assert [module for module in edges if reaches(module, module)] == []
+
+
+@pytest.mark.parametrize(("below", "above"), [("spec_local.llama", "heads"), ("spec_local.llama", "setup")])
+def test_inner_packages_are_above_the_modules_beside_them(below, above):
+    found = [
+        i
+        for i in imports("spec_local/llama")
+        if i.importer.count(".") == 2 and i.imported.startswith(f"{below}.{above}")
+    ]
+    assert [str(i) for i in found] == []
+
+
 def test_kernels_import_base_modules_only():
     found = [i for i in imports("spec_local/kernels") if part_of(i.imported)]
     assert [str(i) for i in found if part_of(i.imported) not in {*BASE, "kernels"}] == []
@@ -165,7 +195,7 @@ def test_llama_cpp_is_wrapped_without_knowing_what_drafts(part):
 
 
 def test_the_engine_knows_no_files_and_no_llama_cpp():
-    parts = {"llama", "models", "files", "policies"}
+    parts = {"llama", "models", "system", "policies"}
     assert [str(i) for i in imports("spec_local/engine") if part_of(i.imported) in parts] == []
 
 
@@ -208,4 +238,4 @@ def test_the_library_does_not_import_the_command_or_write_to_the_terminal():
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"
     }
-    assert printing <= {"spec_local.child_process"}  # a child process prints its result for its parent
+    assert printing <= {"spec_local.system.child_process"}  # a child process prints its result for its parent

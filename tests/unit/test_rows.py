@@ -10,13 +10,13 @@ from spec_local.core.fake import FakeModel, FakeState
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
+from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Finished, Prefilled, Statistics, Step
-from spec_local.engine.row import Row
-from spec_local.engine.scheduler import Engine
+from spec_local.engine.request import Request
 from spec_local.errors import BackendError, DeadEnd, InvalidRequest
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import RowCosts, SharedCalls
-from spec_local.proposers import BestFirst, Chain, Coupled, Drawn
+from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.proposers import PROPOSERS, draft, main_model
 from tests.rows import check_caches, finish, new_row
@@ -102,11 +102,11 @@ def test_a_seeded_row_gives_the_same_tokens_in_any_company(rows, temperature, da
     victim = data.draw(st.sampled_from([None, *made]))
     last_step = data.draw(st.integers(0, 12))
     at = 0
-    while engine.rows or at <= max(row[-1] for row in rows):
+    while engine.requests or at <= max(row[-1] for row in rows):
         for row, (*_, first) in zip(made, rows, strict=True):
             if first == at:
                 engine.add(row)
-        if at == last_step and victim in engine.rows:
+        if at == last_step and victim in engine.requests:
             engine.remove(victim)
             removed.add(victim)
             assert list(victim.main.cached) == victim.history[: len(victim.main.cached)]
@@ -151,16 +151,16 @@ def test_one_main_call_per_step_for_all_rows(kind):
     for row in rows:
         engine.add(row)
     run_until(engine, Prefilled)
-    main.shared.calls.clear()
+    main.context.calls.clear()
     n_steps = 0
-    while engine.rows:
+    while engine.requests:
         events = engine.step()
         steps = [event for _, event in events if isinstance(event, Step)]
         if steps:
             n_steps += 1
             # In each row the last token of its history, and its draft tokens.
-            assert main.shared.calls[-1] == [1 + len(step.proposal.tokens) for step in steps]
-        assert len(main.shared.calls) == n_steps
+            assert main.context.calls[-1] == [1 + len(step.proposal.tokens) for step in steps]
+        assert len(main.context.calls) == n_steps
     assert all(row.statistics.n_steps <= n_steps for row in rows)
     assert n_steps == max(row.statistics.n_steps for row in rows)
 
@@ -174,9 +174,9 @@ def test_draft_calls_are_shared():
         engine.add(new_row(main, [1, 2, i], make, "block", rng=SeededRng(i), draft=small, draft_max=4))
     run_until(engine, Prefilled)
     for _ in range(5):
-        small.shared.calls.clear()
+        small.context.calls.clear()
         engine.step()
-        assert [len(call) for call in small.shared.calls] == [3] * 4
+        assert [len(call) for call in small.context.calls] == [3] * 4
     engine.close()
 
 
@@ -186,9 +186,9 @@ def test_rows_that_draft_less_drop_out_of_the_draft_calls():
     for depth in (1, 2, 5):
         engine.add(new_row(main, [1, 2], draft(0.4), "block", rng=SeededRng(0), draft=small, draft_max=depth))
     run_until(engine, Prefilled)
-    small.shared.calls.clear()
+    small.context.calls.clear()
     engine.step()
-    assert [len(call) for call in small.shared.calls] == [3, 2, 1, 1, 1]
+    assert [len(call) for call in small.context.calls] == [3, 2, 1, 1, 1]
     engine.close()
 
 
@@ -200,12 +200,12 @@ def test_a_prompt_is_read_in_the_calls_that_verify_other_rows():
     run_until(engine, Prefilled)
     second = new_row(main, [3] * 80, rng=SeededRng(1), max_tokens=3)
     engine.add(second)
-    main.shared.calls.clear()
+    main.context.calls.clear()
     events = run_until(engine, Prefilled)
     # 79 tokens in chunks of 32: the first row goes on in each call.
-    assert [call[1:] for call in main.shared.calls] == [[32], [32], [15], []]
+    assert [call[1:] for call in main.context.calls] == [[32], [32], [15], []]
     assert [1 + len(e.proposal.tokens) for row, e in events if row is first] == [
-        call[0] for call in main.shared.calls
+        call[0] for call in main.context.calls
     ]
     assert sum(isinstance(event, Step) for row, event in events if row is first) == 4
     assert second.statistics.prompt_n == 79
@@ -220,11 +220,11 @@ def test_several_prompts_share_the_part_of_a_call_that_is_for_prompts():
     run_until(engine, Prefilled)
     for i in range(3):
         engine.add(new_row(main, [3 + i] * 21, rng=SeededRng(0), max_tokens=1))
-    main.shared.calls.clear()
+    main.context.calls.clear()
     for _ in range(2):
         engine.step()
     # The first row's token, then 20 tokens of each prompt.
-    assert main.shared.calls == [[1, 20, 12], [1, 8, 20]]
+    assert main.context.calls == [[1, 20, 12], [1, 8, 20]]
     engine.close()
 
 
@@ -235,8 +235,8 @@ def test_a_prompt_is_read_in_large_calls_while_no_row_generates():
         engine.add(new_row(main, [i] * 100, rng=SeededRng(0), max_tokens=1))
     finish(engine)
     # The first row's 99 tokens fill the first call; the others follow in the rest of each.
-    assert main.shared.calls[:2] == [[64], [35, 29]]
-    assert sum(map(sum, main.shared.calls[:-1])) >= 3 * 99
+    assert main.context.calls[:2] == [[64], [35, 29]]
+    assert sum(map(sum, main.context.calls[:-1])) >= 3 * 99
 
 
 def test_proposals_are_divided_fairly_where_calls_are_small():
@@ -254,8 +254,8 @@ def test_proposals_are_divided_fairly_where_calls_are_small():
         engine.add(row)
     ends = finish(engine)
     assert all(end.reason == "length" for end in ends.values())
-    assert max(map(sum, limited.shared.calls)) <= 9
-    assert [3, 3, 3] in limited.shared.calls
+    assert max(map(sum, limited.context.calls)) <= 9
+    assert [3, 3, 3] in limited.context.calls
 
 
 def test_more_rows_than_fit_into_a_call_are_refused():
@@ -263,13 +263,13 @@ def test_more_rows_than_fit_into_a_call_are_refused():
     engine = Engine()
     for _ in range(3):
         engine.add(new_row(limited, [1], rng=SeededRng(0)))
-    with pytest.raises(InvalidRequest, match="4 rows"):
+    with pytest.raises(InvalidRequest, match="4 requests"):
         engine.add(new_row(limited, [1], rng=SeededRng(0)))
     other = new_row(main_model(V, max_logits=3), [1], rng=SeededRng(0), max_tokens=2)
     engine.add(other)  # has a model of its own
-    assert len(engine.rows) == 4
+    assert len(engine.requests) == 4
     engine.close()
-    assert engine.rows == []
+    assert engine.requests == []
 
 
 def test_rows_of_several_models_are_called_by_themselves():
@@ -282,7 +282,7 @@ def test_rows_of_several_models_are_called_by_themselves():
     finish(engine, answers)
     for row, main in zip(rows, mains, strict=True):
         assert answers[row] == reference(main, [1, 2], 7)
-        assert main.shared.calls == [[1]] * 8
+        assert main.context.calls == [[1]] * 8
 
 
 # A shared beginning ----------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_a_shared_beginning_is_read_once_although_the_rows_contain_other_texts()
         row.main.evaluate(old * 64, 0)
         row.main.evaluate(old * 64, 0)
         row.main.evaluate(old * 64, 0)
-    main.shared.calls.clear()
+    main.context.calls.clear()
     engine = Engine()
     for row in rows:
         engine.add(row)
@@ -331,7 +331,7 @@ def test_a_short_beginning_is_not_waited_for():
     for i in range(2):
         engine.add(new_row(main, [*[5] * 15, i, i, i], rng=SeededRng(0), max_tokens=1))
     engine.step()
-    assert main.shared.calls == [[17, 17]]
+    assert main.context.calls == [[17, 17]]
     engine.close()
 
 
@@ -343,7 +343,7 @@ def test_rows_that_wait_go_on_where_the_reader_is_removed():
         engine.add(row)
     engine.step()
     engine.step()
-    assert main.shared.calls == [[16], [16]]
+    assert main.context.calls == [[16], [16]]
     engine.remove(rows[0])
     finish(engine)
     assert rows[1].statistics.prompt_n == 80 - 32
@@ -379,7 +379,7 @@ def test_a_dead_end_fails_that_row_only(kind):
     make, rule = KINDS[kind]
     constraint = Constraint(FakeState(V, lambda answer: range(V) if len(answer) < 4 else ()))
     sampler = Sampler(unfiltered(), constraint)
-    dead = Row(
+    dead = Request(
         main.new_row(), [1, 2], sampler=sampler, rng=SeededRng(0), verifier=VERIFIERS[rule],
         proposer=make(sampler, V) if make else None,
     )  # fmt: skip
@@ -465,7 +465,7 @@ def test_counters_of_rows_and_of_the_engine():
     main, _ = models()
     costs = CostModel({1: 1.0, 8: 2.0, 64: 9.0})
     given = Statistics()
-    clock = lambda: sum(costs.seconds(sum(n)) for n in main.shared.calls)  # noqa: E731
+    clock = lambda: sum(costs.seconds(sum(n)) for n in main.context.calls)  # noqa: E731
     engine, events = Engine(clock=clock, statistics=given), []
     rows = [
         new_row(main, [1, 2, i], *KINDS[kind], rng=SeededRng(i), max_tokens=20 + i, clock=clock)
@@ -473,7 +473,7 @@ def test_counters_of_rows_and_of_the_engine():
     ]
     for row in rows:
         engine.add(row)
-    while engine.rows:
+    while engine.requests:
         events += engine.step()
     assert engine.statistics is given
     for i, row in enumerate(rows):
@@ -495,7 +495,7 @@ def test_counters_of_rows_and_of_the_engine():
     depths = [event.proposal.depth for _, event in events if isinstance(event, Step)]
     assert given.system_efficiency == given.predicted_n / sum(1 + depth for depth in depths)
     assert 0 < given.system_efficiency < 1
-    assert engine.n_calls == len(main.shared.calls)
+    assert engine.n_calls == len(main.context.calls)
     # The engine's time is that of the calls; a row's, that of the steps up to its end.
     assert given.prompt_s + given.predicted_s == pytest.approx(clock())
     assert max(row.statistics.predicted_s for row in rows) == pytest.approx(given.predicted_s)
@@ -543,7 +543,7 @@ def test_what_the_planner_learns():
     main, small = models()
     costs = CostModel({1: 1.0, 8: 2.0, 64: 9.0})
     clock = lambda: (  # noqa: E731
-        sum(costs.seconds(sum(n)) for n in main.shared.calls) + 0.1 * len(small.shared.calls)
+        sum(costs.seconds(sum(n)) for n in main.context.calls) + 0.1 * len(small.context.calls)
     )
     planner = Recording({1: 1.0, 8: 2.0, 64: 9.0})
     engine = Engine(planner, clock)
@@ -583,4 +583,4 @@ def test_logits_of_a_call_are_used_before_the_next_one():
     finish(engine, found)
     for i, row in enumerate(rows):
         assert found[row] == reference(main, [1, 2, i], 20)
-    assert np.isnan(main.shared._buffer).any()
+    assert np.isnan(main.context._buffer).any()

@@ -8,11 +8,11 @@ import pytest
 
 from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.sampling import Sampler
+from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
-from spec_local.engine.scheduler import Engine
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.sharing import RowCosts, SharedCalls
-from spec_local.proposers import BestFirst, Chain, Coupled, Drawn
+from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_independent
 from tests.proposers import PROPOSERS, draft, main_model
@@ -76,12 +76,12 @@ def joint(cases, planner=lambda: None, *, lengths=(3, 2), later=0, limits=None):
             for i, ((make, rule), prompt, n) in enumerate(zip(cases, PROMPTS, lengths, strict=True))
         ]
         # The clock of a machine on which the calls take what the planner expects.
-        engine = Engine(planner(), clock=lambda: sum(seconds(sum(n)) for n in main.shared.calls))
+        engine = Engine(planner(), clock=lambda: sum(seconds(sum(n)) for n in main.context.calls))
         engine.add(rows[0])
         found = {row: [] for row in rows}
         waiting, n_steps = [rows[1]], 0
-        while engine.rows or waiting:
-            if waiting and (n_steps >= later or not engine.rows):
+        while engine.requests or waiting:
+            if waiting and (n_steps >= later or not engine.requests):
                 engine.add(waiting.pop())
             for row, event in engine.step():
                 if isinstance(event, Step):

@@ -14,7 +14,9 @@ from spec_local.core.language_model import run
 from spec_local.core.proposal import ROOT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.proposers import Beam, BestFirst, Chain, DraftModel, Drawn, Limit
+from spec_local.proposers.base import Limit
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Beam, BestFirst, Chain, Drawn
 from tests.unfiltered import unfiltered
 
 V, PROMPT = 5, [1, 2, 3]

@@ -8,19 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.core.fake import FakeModel, FakeShared
+from spec_local.core.fake import FakeContext, FakeModel
 from spec_local.core.proposal import ROOT, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Distribution, Sampler
+from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
-from spec_local.engine.row import Row
-from spec_local.engine.scheduler import Engine
-from spec_local.lookups import PromptLookup, SuffixLookup
-from spec_local.policies import Adaptive, Experience
-from spec_local.policies.adaptive import usual_gain
+from spec_local.engine.request import Request
+from spec_local.lookups.prompt_lookup import PromptLookup
+from spec_local.lookups.suffixes import SuffixLookup
+from spec_local.policies.adaptive import Adaptive, usual_gain
 from spec_local.policies.cost_model import CostModel
+from spec_local.policies.experience import Experience
 from spec_local.policies.sharing import RowCosts, SharedCalls, best_rows
-from spec_local.proposers import Chain, CombinedProposer, DraftModel
+from spec_local.proposers.combined import CombinedProposer
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
 from tests.unfiltered import unfiltered
 
@@ -182,7 +185,7 @@ def _caches(cached_logits):
 # Never slower than plain decoding --------------------------------------------------------------------------
 
 
-class TimedShared(FakeShared):
+class TimedShared(FakeContext):
     """Calls advance a clock that several models share."""
 
     def __init__(self, costs, clock):
@@ -218,7 +221,7 @@ def answer(n_rows, machine, noise, n_prompt=3):
     models = []
     for costs, deviation in ((main_costs, 0.0), (draft_costs, noise or 0.0)):
         model = FakeModel(V, noise=deviation, order=2, scale=4.0, n_ctx=300, max_tokens=512, max_logits=512)
-        model.shared = TimedShared(costs, clock)
+        model.context = TimedShared(costs, clock)
         models.append(model)
     now = lambda: clock[0]  # noqa: E731
     shared = RowCosts(CostModel(main_costs)), RowCosts(CostModel(draft_costs))
@@ -230,7 +233,7 @@ def answer(n_rows, machine, noise, n_prompt=3):
         draft = DraftModel(small, sampler, Chain("coupled", policy), n_vocab=V)
         lookups = [SuffixLookup.create(True), PromptLookup.create(True)]
         engine.add(
-            Row(
+            Request(
                 main,
                 [1, i % V, *[3] * (n_prompt - 2)],
                 sampler=sampler,
@@ -242,7 +245,7 @@ def answer(n_rows, machine, noise, n_prompt=3):
             )
         )
     n_tokens = 0
-    while engine.rows:
+    while engine.requests:
         for _, event in engine.step():
             n_tokens += len(event.tokens) if isinstance(event, Step) else 0
     assert n_tokens == N_TOKENS * n_rows

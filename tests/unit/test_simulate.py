@@ -158,7 +158,7 @@ def test_trials_of_a_draft_model_that_is_always_wrong_cost_little(sim, traces, p
 
 
 def test_a_draft_model_that_becomes_good_is_used_again(sim, traces):
-    """Where trials are cheap; elsewhere the draft model may have too many tokens to read first."""
+    """Trials must be cheap: elsewhere the draft model may have too many tokens to read first."""
     pair = next(p for p in sim.PAIRS if p.name == METAL)
     group = sim.Group("good in the end", traces.drafted([0.02] * 256 + [0.9] * 256))
     last = [role for role, _, position in sim.adaptive_calls(pair, group) if position > group.n_tokens - 128]

@@ -16,8 +16,11 @@ from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Step
 from spec_local.errors import BackendError, ContextOverflow
 from spec_local.lookups.base import Candidates
-from spec_local.policies import Confidence, Policy
-from spec_local.proposers import BestFirst, Chain, DraftModel, StringLevelDraft
+from spec_local.policies.base import Policy
+from spec_local.policies.thresholds import Confidence
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import BestFirst, Chain
+from spec_local.proposers.string_level import StringLevelDraft
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution

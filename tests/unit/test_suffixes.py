@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.proposal import ROOT, Limit, is_chain, path_to
-from spec_local.lookups import SuffixLookup
 from spec_local.lookups.base import match_confidence
+from spec_local.lookups.suffixes import SuffixLookup
 
 CHAIN, TREE = Limit(8, 8, 1), Limit(8, 16, 8)
 

@@ -36,7 +36,7 @@ def samples():
 
 
 def start_states(shape, weights, states, embeddings):
-    """What the head predicts from, for each of some documents, before the output norm's weights."""
+    """Return the head's inputs to its prediction, for some documents, before the output norm's weights."""
     parameters = {name: torch.tensor(value) for name, value in weights.items()}
     (found,) = network.draft_states(parameters, shape, torch.tensor(states), torch.tensor(embeddings), 1)
     return found.numpy() / weights["output_norm.weight"]

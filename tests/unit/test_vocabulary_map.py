@@ -12,7 +12,10 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import ContextOverflow, InvalidRequest, VocabularyMismatch
-from spec_local.proposers import BestFirst, Chain, DraftModel, Drawn, Limit, StringLevelDraft
+from spec_local.proposers.base import Limit
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import BestFirst, Chain, Drawn
+from spec_local.proposers.string_level import StringLevelDraft
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.verifiers import VERIFIERS
 

@@ -1,0 +1,297 @@
+"""Assemble the proposer of an answer from settings, models and measured costs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from spec_local.core.language_model import LanguageModel
+from spec_local.core.proposal import MAX_DRAFT
+from spec_local.core.sampling import Sampler
+from spec_local.datastore.datastore import Datastore
+from spec_local.datastore.lookup import DatastoreLookup
+from spec_local.errors import InvalidRequest
+from spec_local.llama.heads.base import HeadRow
+from spec_local.llama.row import LlamaRow
+from spec_local.lookups import LOOKUPS
+from spec_local.lookups.base import Lookup
+from spec_local.lookups.prompt_lookup import PromptLookup
+from spec_local.lookups.recycling import Recycling
+from spec_local.policies import POLICIES
+from spec_local.policies.acceptance_model import AcceptanceModel
+from spec_local.policies.adaptive import could_gain
+from spec_local.policies.base import Policy, PolicyOptions
+from spec_local.policies.choice import best_chain
+from spec_local.policies.cost_model import CallCosts, CostModel, LevelCosts
+from spec_local.policies.experience import Answers, Experience
+from spec_local.policies.sharing import RowCosts, SharedCalls
+from spec_local.proposers.base import Proposer
+from spec_local.proposers.combined import CombinedProposer
+from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn, Shape
+from spec_local.proposers.string_level import StringLevelDraft
+from spec_local.proposers.vocabulary_map import VocabularyMap
+from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
+from spec_local.verifiers import VERIFIERS
+
+Kind = tuple[bool, str, bool]
+"""Of an answer: whether it is greedy, its shape, and whether it is constrained."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """The caches for one answer, and what is learned from one to the next.
+
+    main, draft: rows of both models. drafter: the draft model; it reads and drafts tokens of the main model's
+    vocabulary. recycling: knows this row's history. experience: by kind of answer and number of rows.
+    """
+
+    main: LlamaRow
+    draft: LlamaRow | HeadRow | None
+    drafter: LanguageModel | None
+    recycling: Recycling
+    experience: dict[tuple[Kind, int], Experience] = field(default_factory=dict)
+
+    @property
+    def head(self) -> HeadRow | None:
+        """The draft, if it is a head."""
+        return self.draft if isinstance(self.draft, HeadRow) else None
+
+    def clear(self) -> None:
+        """Free all cells."""
+        for context in (self.main, self.draft):
+            if context and context.cached:
+                context.truncate(0)
+
+
+class ProposerFactory:
+    """Creates the proposer of each answer in a session, and keeps what was learned from earlier answers.
+
+    Args:
+        slots: one for each answer that can be generated at the same time.
+        vocabulary_map: maps between the vocabularies, if they differ.
+        costs: returns the seconds per call of the main and the draft model; measured in a slot when first
+            called.
+        levels: the same for draft model calls that return logits for every token.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        vocabulary_map: VocabularyMap | None,
+        costs: Callable[[Slot], tuple[CostModel, CostModel | None]],
+        levels: Callable[[Slot], CostModel | None],
+    ) -> None:
+        self.datastore: Datastore | None = None
+        self._main, self._draft, self._map = slots[0].main, slots[0].draft, vocabulary_map
+        self._first = slots[0]
+        self._costs, self._levels = costs, levels
+        self._shared: tuple[RowCosts, RowCosts | None] | None = None
+        # What all rows learn, by kind of answer, and whole answers by the number of rows, too.
+        self._acceptance: dict[Kind, AcceptanceModel] = {}
+        self._answers: dict[tuple[Kind, int], Answers] = {}
+
+    def names(self, settings: GenerationSettings) -> list[str]:
+        """Names of the proposers in use; resolves ``auto``."""
+        if settings.policy == "off" or settings.draft_max == 0 or settings.proposer == "none":
+            return []
+        if settings.proposer != "auto":
+            return [settings.proposer]
+        if self._main.rollback == "none":
+            return []
+        if settings.policy != "adaptive":
+            return ["draft" if self._draft else "suffix"]
+        return ["draft", "suffix"] if self._draft else ["suffix"]
+
+    @property
+    def planner(self) -> SharedCalls | None:
+        """Divides calls among rows; None while costs are unknown, as no policy needs them."""
+        return SharedCalls(*self._shared) if self._shared else None
+
+    def _shared_costs(self, slot: Slot) -> tuple[RowCosts, RowCosts | None]:
+        main, draft = self._costs(slot)
+        if not self._shared:
+            blocks = slot.head is not None and slot.head.drafts_blocks
+            drafts = RowCosts(draft, drafts_blocks=blocks) if draft else None
+            self._shared = RowCosts(main, slot.main.max_rollback), drafts
+        return self._shared
+
+    def lookups(self, settings: GenerationSettings, slot: Slot | None = None) -> list[Lookup]:
+        """Lookups in use; the datastore is added to any other lookup.
+
+        ``auto`` adds recycling if the main model's calls take little longer with more tokens.
+        """
+        calibrated = settings.policy == "adaptive"
+        slot = slot or self._first
+        recycling = slot.recycling
+        found: list[Lookup] = [
+            self._lookup(name, calibrated, recycling) for name in self.names(settings) if name in LOOKUPS
+        ]
+        if self.datastore and found:
+            found.insert(1, DatastoreLookup(self.datastore))
+        if found and settings.proposer == "auto" and calibrated and self._recycling_pays(settings, slot):
+            found.append(recycling)
+        return found
+
+    def proposer(
+        self,
+        settings: GenerationSettings,
+        sampler: Sampler,
+        clock: Callable[[], float],
+        slot: Slot,
+        n_rows: int = 1,
+    ) -> Proposer | None:
+        """The proposer of one answer in a slot; None: plain decoding.
+
+        Args:
+            n_rows: maximum number of answers at the same time.
+
+        Raises:
+            InvalidRequest, ModelError: the settings are not possible with these models.
+        """
+        names = self.names(settings)
+        if not names:
+            return None
+        if "draft" in names and not self._draft:
+            raise InvalidRequest("the draft proposer needs a draft model: give --draft FILE")
+        if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
+            if slot.head and slot.head.max_branches < 2 <= self._main.max_branches:
+                raise InvalidRequest("this head drafts chains only: leave the shape at chain (--shape chain)")
+            if any(context.model.is_recurrent for context in (self._main, self._draft) if context):
+                raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
+            raise InvalidRequest("the session was opened for chains: open it with branches=64")
+        policy = self._policy(settings, clock, slot, n_rows)
+        if "draft" in names and settings.policy == "adaptive" and slot.head and not self._could_gain(slot):
+            names.remove("draft")  # the policy would never ask the head, which reads the main model's states
+        draft = self._draft_model(settings, sampler, policy, slot) if "draft" in names else None
+        may_branch = self._may_branch(settings)
+        return CombinedProposer(
+            policy,
+            draft,
+            self.lookups(settings, slot),
+            self._shape(replace(settings, shape="tree"), policy, slot) if may_branch else None,
+            branches=1 if settings.shape == "chain" else MAX_DRAFT,
+            nodes=MAX_DRAFT if may_branch else settings.tree_nodes,
+        )
+
+    def _could_gain(self, slot: Slot) -> bool:
+        """Return whether the adaptive policy may ask the head."""
+        main, draft = self._shared_costs(slot)
+        return not draft or not slot.head or could_gain(main.at(1), draft.at(1), slot.head.max_draft)
+
+    def _lookup(self, name: str, calibrated: bool, recycling: Recycling) -> Lookup:
+        if name == recycling.name:
+            return recycling
+        created: Lookup = LOOKUPS[name].create(calibrated)
+        return created
+
+    def _draft_model(
+        self, settings: GenerationSettings, sampler: Sampler, policy: Policy, slot: Slot
+    ) -> DraftModel:
+        assert slot.draft is not None
+        assert slot.drafter is not None
+        lookup = PromptLookup.create(calibrated=True) if policy.may_stage and not slot.head else None
+        if self._map and settings.cross_vocab == "slem":
+            return StringLevelDraft(
+                slot.draft,
+                # Logit biases and constraints refer to the main model's tokens: exact match enforces them.
+                Sampler(replace(settings.sampling, logit_bias={})),
+                Chain("greedy", policy),  # tokens of different vocabularies cannot be coupled
+                self._map,
+                is_end=slot.draft.model.vocabulary.is_end,
+                lookup=lookup,
+            )
+        vocabulary = self._main.model.vocabulary
+        return DraftModel(
+            slot.drafter,
+            sampler,
+            self._shape(settings, policy, slot),
+            n_vocab=vocabulary.n_tokens,
+            is_end=vocabulary.is_end,
+            lookup=lookup,
+            head=slot.head,
+        )
+
+    def _policy(
+        self, settings: GenerationSettings, clock: Callable[[], float], slot: Slot, n_rows: int
+    ) -> Policy:
+        greedy = settings.sampling.temperature == 0
+        policy: type[Policy] = POLICIES[settings.policy]
+        return policy.create(
+            PolicyOptions(
+                # A chain that is verified against q must not be truncated after it was drawn.
+                may_truncate=greedy or settings.greedy_draft or settings.rule == "exact-match",
+                n_staged=settings.staged,
+                p_min=settings.draft_p_min,
+                costs=lambda: self._shared_costs(slot),
+                staging=lambda: self._staging_costs(settings, slot),
+                levels=lambda: self._levels(slot) if self._may_branch(settings) else None,
+                experience=self._known(settings, slot, n_rows),
+                tree_nodes=settings.tree_nodes if self._may_branch(settings) else 0,
+                max_draft=slot.head.max_draft if slot.head else None,
+                max_tokens=settings.max_tokens,
+                clock=clock,
+            )
+        )
+
+    def _known(self, settings: GenerationSettings, slot: Slot, n_rows: int) -> Experience:
+        """Return the experience of earlier answers of the same kind, in all slots."""
+        kind = self._kind(settings)
+        answers = self._answers.setdefault((kind, n_rows), Answers(n_rows))
+        known = Experience(self._learned(settings), answers)
+        return slot.experience.setdefault((kind, n_rows), known)
+
+    def _learned(self, settings: GenerationSettings) -> AcceptanceModel:
+        return self._acceptance.setdefault(self._kind(settings), AcceptanceModel())
+
+    @staticmethod
+    def _kind(settings: GenerationSettings) -> Kind:
+        return settings.sampling.temperature == 0, settings.shape, settings.constrained
+
+    @property
+    def _branches(self) -> int:
+        """Maximum number of branches that both contexts support."""
+        return min(context.max_branches for context in (self._main, self._draft) if context)
+
+    def _may_branch(self, settings: GenerationSettings) -> bool:
+        """Return whether the policy may choose trees instead of chains."""
+        chains_only = settings.verifier in CHAIN_VERIFIERS or settings.greedy_draft
+        return settings.shape == "auto" and not chains_only and self._branches > 1
+
+    def _shape(self, settings: GenerationSettings, policy: Policy, slot: Slot) -> Shape:
+        if settings.shape == "beam":
+            return Beam(settings.beam_width, settings.tree_nodes)
+        exact_match = settings.rule == "exact-match"
+        if settings.shape == "tree":
+            if settings.sampling.temperature == 0 or settings.greedy_draft:
+                costs = self._tree_costs(slot) if settings.policy == "adaptive" else None
+                return BestFirst(settings.tree_nodes, costs=costs)
+            if exact_match:
+                return Coupled(settings.tree_nodes)
+            return Drawn(VERIFIERS[settings.rule].drawing, settings.tree_nodes)
+        if settings.greedy_draft:
+            return Chain("greedy", policy)
+        return Chain("coupled" if exact_match else "drawn", policy)
+
+    def _tree_costs(self, slot: Slot) -> tuple[CallCosts, CallCosts] | None:
+        """Seconds of the main model's calls, and of the draft model's for levels of a tree."""
+        main, draft = self._shared_costs(slot)
+        levels = self._levels(slot)
+        if not draft:
+            return None
+        return main, LevelCosts(draft, levels) if levels else draft
+
+    def _staging_costs(self, settings: GenerationSettings, slot: Slot) -> CostModel | None:
+        """The costs of staging; None if it would not pay even if every staged token were drafted."""
+        main, draft = self._costs(slot)
+        # A head evaluates staged tokens one by one.
+        if settings.staged == 0 or not draft or slot.head or not could_gain(main, draft):
+            return None
+        costs = self._levels(slot)
+        if costs and any(n * draft.seconds(1) > costs.seconds(1 + n) - costs.seconds(1) for n in (1, 3)):
+            return costs
+        return None
+
+    def _recycling_pays(self, settings: GenerationSettings, slot: Slot) -> bool:
+        """Return whether recycling pays at the measured costs and the acceptance rate learned so far."""
+        main, _ = self._costs(slot)
+        rate = self._learned(settings).recycled.mean
+        return best_chain(rate, main, None, MAX_DRAFT).rate > 1.05 / main.seconds(1)

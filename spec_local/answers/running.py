@@ -1,0 +1,245 @@
+"""The answers that a session is generating: from prompts and settings to events."""
+
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spec_local.answers.assembly import ProposerFactory, Slot
+from spec_local.answers.text import AnswerText, Done, RowEvent, Text
+from spec_local.arguments import check
+from spec_local.core.constraint import Constraint
+from spec_local.core.language_model import common_prefix
+from spec_local.core.rng import SeededRng
+from spec_local.core.sampling import Sampler
+from spec_local.engine.engine import Engine
+from spec_local.engine.events import Failed, Prefilled, Statistics
+from spec_local.engine.request import Request, check_prompt
+from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.settings import GenerationSettings
+from spec_local.verifiers import VERIFIERS
+
+if TYPE_CHECKING:  # llguidance is loaded at its first use
+    from spec_local.grammar.matcher import Grammar
+
+_BEFORE = 256  # tokens of the prompt stored with its answer in the datastore, to find similar prompts
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPrompt:
+    """A prompt to answer. index: its number. cancelled: called between calls; True ends the answer."""
+
+    index: int
+    tokens: Sequence[int]
+    settings: GenerationSettings
+    cancelled: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An answer that is being generated."""
+
+    prompt: CheckedPrompt
+    slot: Slot
+    request: Request
+    text: AnswerText
+
+
+class RunningAnswers:
+    """Generates answers in the slots of a session, one or several at the same time.
+
+    Args:
+        slots: the session's.
+        factory: creates the proposers.
+        ending: whether all answers are to end at their next step.
+    """
+
+    def __init__(self, slots: Sequence[Slot], factory: ProposerFactory, ending: Callable[[], bool]) -> None:
+        self._slots, self._factory, self._ending = slots, factory, ending
+        self._main = slots[0].main
+        self._grammar: tuple[object, Grammar] | None = None  # the most recent one, which most answers reuse
+
+    def checked(
+        self,
+        index: int,
+        prompt: str | Sequence[int],
+        settings: GenerationSettings,
+        cancelled: Callable[[], bool],
+    ) -> CheckedPrompt:
+        """Check a prompt and its settings, before costs are measured.
+
+        Raises:
+            InvalidRequest: a setting is not possible with these models, or the prompt is empty.
+            ContextOverflow: the prompt is too long.
+        """
+        vocabulary = self._main.model.vocabulary
+        tokens = vocabulary.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
+        unknown = [t for t in settings.sampling.logit_bias if not 0 <= t < vocabulary.n_tokens]
+        if unknown:
+            raise InvalidRequest(f"logit bias names token {unknown[0]}: give 0 to {vocabulary.n_tokens - 1}")
+        drawn = settings.sampling.temperature > 0 and VERIFIERS[settings.rule].drawing != "chosen"
+        if self._main.pad_to and drawn:
+            raise InvalidRequest(
+                "reproducible output above temperature 0 needs the verifier exact-match: give it"
+            )
+        check_prompt(self._main, tokens)
+        return CheckedPrompt(index, tokens, settings, lambda: self._ending() or cancelled())
+
+    def begin(
+        self, prompt: CheckedPrompt, slot: Slot, clock: Callable[[], float], n_rows: int = 1
+    ) -> Running:
+        """Prepare an answer in a slot that is not in use.
+
+        Args:
+            n_rows: maximum number of answers at the same time.
+
+        Raises:
+            InvalidRequest, ModelError: the settings are not possible, or the grammar cannot be used.
+        """
+        settings, vocabulary = prompt.settings, self._main.model.vocabulary
+        sampler = Sampler(settings.sampling, self._constraint(settings), n_prompt=len(prompt.tokens))
+        request = Request(
+            slot.main,
+            prompt.tokens,
+            sampler=sampler,
+            rng=SeededRng(settings.seed),
+            proposer=self._factory.proposer(settings, sampler, clock, slot, n_rows),
+            verifier=VERIFIERS[settings.rule],
+            draft_max=settings.longest_path,
+            max_tokens=settings.max_tokens,
+            is_end=vocabulary.is_end,
+            cancelled=prompt.cancelled,
+            clock=clock,
+            logprobs=settings.logprobs,
+        )
+        before = prompt.tokens[-_BEFORE:]
+        text = AnswerText(
+            vocabulary,
+            settings.stops,
+            settings.control_text,
+            lambda output: self._store(before, output),
+        )
+        return Running(prompt, slot, request, text)
+
+    def one(
+        self, running: Running, clock: Callable[[], float]
+    ) -> Generator[Prefilled | Text | Done, None, None]:
+        """The events of one answer; its errors are raised."""
+        if self._ending():  # before the first event was read
+            yield Done("", "cancelled", Statistics())
+            return
+        engine = Engine(self._factory.planner, clock)
+        engine.add(running.request)
+        try:
+            while not running.text.is_done:
+                for _, event in engine.step():
+                    for each in running.text.feed(event):
+                        if isinstance(each, Failed):
+                            raise each.error
+                        yield each
+        finally:
+            engine.close()
+
+    def many(
+        self,
+        engine: Engine,
+        prompts: Iterator[tuple[str | Sequence[int] | None, GenerationSettings]],
+        n_rows: int,
+        cancelled: Callable[[int], bool],
+        clock: Callable[[], float],
+        *,
+        keep_caches: bool = False,
+    ) -> Generator[RowEvent, None, None]:
+        """The events of several answers, in the order in which they happen: see `Session.generate_many`.
+
+        Args:
+            engine: without requests.
+            prompts: prompt and settings of each answer; taken when a slot is free.
+            n_rows: number of slots to use.
+            cancelled: called with the number of an answer.
+        """
+        free = list(self._slots[:n_rows])  # the one that was used last is the last one
+        running: dict[Request, Running] = {}
+        n_started, ready = 0, True
+        try:
+            while True:
+                while free and not self._ending() and (item := next(prompts, None)):
+                    prompt, settings = item
+                    if not (ready := prompt is not None):
+                        break
+                    index, n_started = n_started, n_started + 1
+                    try:
+                        check("a prompt", prompt, str | Sequence[int])
+                        check("settings", settings, GenerationSettings)
+                        checked = self.checked(index, prompt, settings, functools.partial(cancelled, index))
+                        slot = _best_slot(free, list(checked.tokens))
+                        started = self.begin(checked, slot, clock, n_rows)
+                        engine.planner = self._factory.planner
+                        engine.add(started.request)
+                    except SpecLocalError as error:
+                        yield RowEvent(index, Failed(error, Statistics()))
+                        continue
+                    free.remove(slot)
+                    running[started.request] = started
+                if not keep_caches:  # only now: a new request reuses the cache of the one that ended
+                    self._release(free)
+                if not running:
+                    if ready or self._ending():
+                        return
+                    ready = True
+                    continue
+                for request, event in engine.step():
+                    answer = running[request]
+                    for each in answer.text.feed(event):
+                        yield RowEvent(answer.prompt.index, each)
+                    if answer.text.is_done:
+                        engine.remove(request)
+                        free.append(running.pop(request).slot)
+        finally:
+            engine.close()
+            if not keep_caches:
+                self._release([answer.slot for answer in running.values()])
+
+    def _release(self, slots: Sequence[Slot]) -> None:
+        """Free the slots' parts of the cache; other rows have what they share with them."""
+        if len(self._slots) > 1:
+            with suppress(InvalidRequest):  # closed in the meantime, which has freed them
+                for slot in slots:
+                    slot.clear()
+
+    def _store(self, before: Sequence[int], output: Sequence[int]) -> None:
+        if self._factory.datastore:
+            self._factory.datastore.add_answer(output, before)
+
+    def _constraint(self, settings: GenerationSettings) -> Constraint | None:
+        if not settings.constrained:
+            return None
+        from spec_local.grammar.matcher import Grammar
+
+        key = settings.grammar, settings.json_schema
+        if not self._grammar or self._grammar[0] != key:
+            vocabulary = self._main.model.vocabulary
+            self._grammar = (
+                key,
+                (
+                    Grammar.from_gbnf(vocabulary, settings.grammar)
+                    if settings.grammar is not None
+                    else Grammar.from_json_schema(vocabulary, settings.json_schema or "")
+                ),
+            )
+        return Constraint(self._grammar[1].start())
+
+
+def _best_slot(free: Sequence[Slot], tokens: Sequence[int]) -> Slot:
+    """The slot for a prompt: one whose cache the prompt continues, or else the least recently used one.
+
+    A beginning that is shorter than half of a slot's cache, such as a system message, is shared with that
+    slot, which keeps the rest for its own conversation.
+
+    Args:
+        free: the least recently used one first.
+    """
+    best = max(free, key=lambda slot: common_prefix(slot.main.cached, tokens))
+    continues = 2 * common_prefix(best.main.cached, tokens) >= len(best.main.cached) > 0
+    return best if continues else free[0]

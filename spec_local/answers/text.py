@@ -1,0 +1,117 @@
+"""The text of an answer while it is generated, and the events that a session yields."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spec_local.core.proposal import Proposal
+from spec_local.core.sampling import TokenLogprob
+from spec_local.core.text import TextStream
+from spec_local.engine.events import Event, Failed, Finished, FinishReason, Prefilled, Statistics
+from spec_local.llama.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The text of one step; may be empty, as an incomplete character or a possible stop string is held back.
+
+    Attributes:
+        tokens: generated in this step, without the end token.
+        proposal: the draft tokens of this step.
+        n_accepted: number of accepted draft tokens at the start of `tokens`.
+        logprobs: log probability of each token, if requested.
+    """
+
+    text: str
+    tokens: Sequence[int] = ()
+    proposal: Proposal = field(default_factory=Proposal)
+    n_accepted: int = 0
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last event, with the text still held back.
+
+    Attributes:
+        stopping_word: the stop string that ended the answer, if any.
+        end_token: the token with which the model ended the answer, if it did.
+    """
+
+    text: str
+    reason: FinishReason
+    statistics: Statistics
+    stopping_word: str = ""
+    end_token: int | None = None
+
+    @property
+    def cut_short(self) -> bool:
+        """True if something other than the model ended the answer."""
+        return self.reason != "stop" or bool(self.stopping_word)
+
+
+class RowEvent(NamedTuple):
+    """An event of one of several answers, and the number of its prompt, from 0.
+
+    The last event of an answer is `Done`, or `Failed` if it could not be generated.
+    """
+
+    number: int
+    event: Prefilled | Text | Done | Failed
+
+
+class AnswerText:
+    """Converts the events of one row.
+
+    Args:
+        vocabulary: the main model's.
+        stops: strings that end the answer; they are not part of it.
+        control_text: names of control tokens that are part of the text.
+        on_output: called with the tokens of the answer when it ends.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        stops: Sequence[str],
+        control_text: Sequence[str],
+        on_output: Callable[[Sequence[int]], None],
+    ) -> None:
+        self.is_done = False
+        """True if the answer has ended, perhaps with a stop string that the engine does not know."""
+        self._vocabulary, self._on_output = vocabulary, on_output
+        shown = {token for name in control_text for token in vocabulary.control(name)}
+        self._stream = TextStream(lambda token: vocabulary.piece(token, special=token in shown), stops)
+        self._statistics = Statistics()
+        self._output: list[int] = []
+        self._end_token: int | None = None
+
+    def feed(self, event: Event) -> Iterator[Prefilled | Text | Done | Failed]:
+        """The events that follow from an event of the engine."""
+        stream, vocabulary = self._stream, self._vocabulary
+        if isinstance(event, Prefilled):
+            self._statistics = event.statistics
+            yield event
+        elif isinstance(event, Failed):
+            self.is_done = True
+            yield event
+        elif isinstance(event, Finished):
+            self.is_done = True
+            self._on_output(self._output)
+            yield Done(stream.finish(), event.reason, event.statistics, end_token=self._end_token)
+        else:
+            text, tokens = "", [t for t in event.tokens if not vocabulary.is_end(t)]
+            self._end_token = event.tokens[-1] if len(tokens) < len(event.tokens) else None
+            for i, token in enumerate(tokens):
+                text += stream.feed(token)
+                if stream.stopped:
+                    self._statistics.predicted_n -= len(event.tokens) - i - 1
+                    tokens = tokens[: i + 1]
+                    break
+            self._output += tokens
+            self.is_done = stream.stopped
+            n_accepted, logprobs = min(event.n_accepted, len(tokens)), event.logprobs[: len(tokens)]
+            yield Text(text, tokens, event.proposal, n_accepted, logprobs)
+            if stream.stopped:
+                self._on_output(self._output)
+                yield Done("", "stop", self._statistics, stream.stopping_word)

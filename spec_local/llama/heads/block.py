@@ -1,0 +1,418 @@
+"""Heads that draft a block of tokens in one call.
+
+The cache has an entry for each token of the history whose state the main model has computed. A block is
+evaluated after them: the last token of the history (the anchor), and mask tokens in place of those to draft.
+Its entries are removed again right after the call.
+
+One call returns the logits for all draft tokens of a block. They do not depend on which tokens are drafted,
+so a tree takes no more calls than a chain (Ringel and Romano 2026, arXiv 2604.12989).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spec_local.core.language_model import Call, Calls, Logits, States, common_prefix
+from spec_local.core.proposal import ROOT, check_path
+from spec_local.errors import ContextOverflow, InvalidRequest
+from spec_local.llama import runtime
+from spec_local.llama.batch import Batch
+from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, LlamaContext
+from spec_local.llama.float_rows import FloatRows
+from spec_local.llama.heads.base import HeadContext, HeadRow
+from spec_local.llama.heads.states import ReceivedStates, State
+from spec_local.llama.model import Model
+
+_MAX_UNREAD = 32  # tokens whose states are kept until they enter the cache in one call
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """The format of the blocks that a head drafts.
+
+    Attributes:
+        size: maximum number of tokens in a block, the anchor included.
+        n_skipped: number of first tokens of a block whose logits belong to no draft token: 1 if the output of
+            a mask token predicts the token at its own position, 0 if each output predicts the next token.
+        mask: the mask token.
+        is_causal: whether the tokens of a block attend only to those before them.
+    """
+
+    size: int
+    n_skipped: int
+    mask: int
+    is_causal: bool
+
+    @property
+    def n_drafted(self) -> int:
+        """Maximum number of draft tokens in a block."""
+        return self.size - self.n_skipped
+
+
+class BlockContext(HeadContext):
+    """The llama.cpp context of a head that drafts blocks: a `Context`.
+
+    The tokens of a row's call are those whose states enter the cache, in order. If it has rows of logits, its
+    last token is instead the anchor of a block of that many tokens.
+
+    Args:
+        model, main: see `HeadContext`.
+        n_rows: number of rows.
+        block: how the head drafts.
+
+    Attributes:
+        n_calls: number of calls so far. Each overwrites the logits of the one before.
+
+    Raises:
+        ContextOverflow: the cache does not fit into free memory.
+        BackendError: llama.cpp could not create the context.
+    """
+
+    def __init__(self, model: Model, main: LlamaContext, n_rows: int, block: BlockFormat) -> None:
+        self.block, self.n_calls = block, 0
+        self.max_logits = n_rows * block.size
+        n_cells = n_rows * (main.n_ctx + block.size)
+        width = len(model.target_layers) * model.n_embd
+        self.zeros = np.zeros(width, np.float32)
+        lib = runtime.library()
+        super().__init__(
+            model,
+            main,
+            n_cells=n_cells,
+            kv_bytes=model.kv_bytes(n_cells, CACHE_TYPES[main.cache_type])
+            + self.max_logits * model.vocabulary.n_tokens * np.dtype(np.float32).itemsize,
+            max_tokens=max(main.max_tokens, self.max_logits),  # all blocks must be in one physical batch
+            n_sequences=n_rows,
+            n_outputs=self.max_logits,
+            ctx_other=main.handle.address,
+        )
+        lib.llama_set_causal_attn(self.handle, block.is_causal)
+        rotates_by_several = lib.llama_model_rope_type(model.handle) == lib.LLAMA_ROPE_TYPE_MROPE
+        self._states = Batch(
+            lib, self.max_tokens, width=width, has_tokens=False, n_positions=4 if rotates_by_several else 1
+        )
+        self._blocks = Batch(lib, self.max_logits)
+        self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
+
+    def decode(self, calls: Sequence[Call["BlockRow"]]) -> Sequence[Logits]:
+        """Add states to the cache, and draft blocks, for some of the rows: see `Context.decode`."""
+        # All blocks of a call have the same size, as llama.cpp requires for DSpark.
+        size = max(call.n_logits for call in calls)
+        drafting = [call for call in calls if call.n_logits]
+        n_tokens = sum(len(call.tokens) for call in calls)
+        if size * len(drafting) > self.max_logits:
+            raise InvalidRequest(f"{len(drafting)} blocks of {size} tokens in one call of a head")
+        self.n_calls += 1
+        code, done = -1, False
+        try:
+            anchors = [call.row.n_stored + len(call.tokens) - 1 for call in drafting]
+            runtime.clear_log()
+            code = self._store_states(calls)
+            if not code and drafting:
+                code = self._decode_blocks(drafting, anchors, size)
+            done = not code
+        finally:
+            for call in calls:
+                self.remove(call.row.sequence, call.row.n_stored)
+                if not done:
+                    call.row.resync()
+        self._check_code(code, n_tokens)
+        return self._results(calls, size)
+
+    def _store_states(self, calls: Sequence[Call["BlockRow"]]) -> int:
+        """Add the rows' states to the cache, in as few calls as possible; returns llama.cpp's code."""
+        missing = [
+            (call.row, position)
+            for call in calls
+            for position in range(
+                call.row.n_stored, call.row.n_stored + len(call.tokens) - (call.n_logits > 0)
+            )
+        ]
+        for start in range(0, len(missing), self.max_tokens):
+            part = missing[start : start + self.max_tokens]
+            for i, (row, position) in enumerate(part):
+                self._states.put(i, 0, position, row.sequence, False)
+                self._states.vectors[i] = row.state(position)
+            self._states.set_size(len(part))
+            if code := int(self._lib.llama_decode(self.handle, self._states.native)):
+                return code
+            for row, position in dict(part).items():  # the last position of each row
+                row.on_stored(position + 1)
+        return 0
+
+    def _decode_blocks(self, calls: Sequence[Call["BlockRow"]], anchors: Sequence[int], size: int) -> int:
+        """Evaluate the rows' blocks in one call; returns llama.cpp's code."""
+        for i, (call, anchor) in enumerate(zip(calls, anchors, strict=True)):
+            for j in range(size):
+                token = self.block.mask if j else call.tokens[-1]
+                # Logits for all tokens: llama.cpp computes all, and would return the first rows otherwise.
+                self._blocks.put(i * size + j, token, anchor + j, call.row.sequence, True)
+        self._blocks.set_size(len(calls) * size)
+        return int(self._lib.llama_decode(self.handle, self._blocks.native))
+
+    def _results(self, calls: Sequence[Call["BlockRow"]], size: int) -> Sequence[Logits]:
+        nothing: Logits = np.empty((0, self.n_vocab), np.float32)
+        logits = self._logits.at(self._lib.llama_get_logits(self.handle)) if size else nothing
+        found: list[Logits] = []
+        n = 0
+        for call in calls:
+            found.append(logits[n : n + call.n_logits])
+            n += size if call.n_logits else 0
+        return found
+
+    def remove(self, sequence: int, start: int) -> None:
+        """Remove the entries of a row from a position on."""
+        self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1)
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let a row, which must be empty, share the first entries of another one."""
+        if length:
+            self._lib.llama_memory_seq_cp(self._memory, source, sequence, 0, length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The result of a call: logits (n, V) after the first `anchor` tokens and 0, 1, … draft tokens.
+
+    number: that of the call; the next call overwrites the logits.
+    """
+
+    anchor: int
+    number: int
+    logits: Logits
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    token: int
+    parent: int
+    depth: int
+
+
+class BlockRow(HeadRow):
+    """One row of a head that drafts blocks: a `Row` and a `Head`.
+
+    Args:
+        context, index: see `HeadRow`.
+    """
+
+    context: BlockContext
+    max_branches = MAX_SEQUENCES  # a node takes no cell of the cache
+    drafts_blocks = True
+
+    def __init__(self, context: BlockContext, index: int) -> None:
+        super().__init__(context, index)
+        self.max_logits = context.max_tokens
+        self.n_stored = 0
+        """Number of tokens, from the first one of the history, whose states are in the cache."""
+        self._tree: list[_Node] = []
+        self._received = ReceivedStates()  # keeps the states that are not in the cache yet
+        self._n_wanted = self.max_draft
+        self._block: _Block | None = None
+
+    @property
+    def sequence(self) -> int:
+        """Its sequence id in the cache."""
+        return self._sequence
+
+    @property
+    def n_received(self) -> int:
+        """See `Head.n_received`."""
+        return len(self._received.tokens)
+
+    def state(self, position: int) -> State:
+        """The main model's state of a token."""
+        state = self._received.get(position)
+        return self.context.zeros if state is None else state
+
+    def on_stored(self, n: int) -> None:
+        """Note that the states of the first `n` tokens are in the cache."""
+        self.n_stored = n
+        self._received.forget(n)
+
+    # Evaluating
+
+    @property
+    def max_draft(self) -> int:
+        """See `Head.max_draft`: as many as a block has."""
+        return self.context.block.n_drafted
+
+    def begin_draft(self, n: int) -> None:
+        """See `Head.begin_draft`: limits the length of the next block, since shorter ones take less time."""
+        self._n_wanted = max(1, min(n, self.max_draft))
+
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["BlockRow"]:
+        """Prepare a call: see `BlockContext`."""
+        return Call(self, tokens, parents, n_logits)
+
+    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+        """Append tokens to the history: see `LanguageModel.evaluate`.
+
+        With logits, the states of all tokens of the history but the last `max_draft` must be known.
+        """
+        self.commit(())
+        end = len(self._cached) + len(tokens)
+        self._check(tokens, n_logits, end)
+        logits: Logits = np.empty((0, self.n_vocab), np.float32)
+        if n_logits:
+            logits = yield from self._logits_after(tokens, range(end - n_logits + 1, end + 1))
+        elif (n := self._n_known(tokens) - self.n_stored) > 0:
+            yield self._call(tokens, n, 0)
+        self._cached += tokens
+        return logits
+
+    def decode_tree_calls(
+        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
+    ) -> Calls[Logits]:
+        """Add nodes to the tree: see `LanguageModel.decode_tree`."""
+        n_logits = len(tokens) if n_logits is None else n_logits
+        if len(tokens) != len(parents):
+            raise InvalidRequest(f"{len(tokens)} tokens with {len(parents)} parents: give one for each")
+        nodes = list(self._tree)
+        for token, parent in zip(tokens, parents, strict=True):
+            if not ROOT <= parent < len(nodes):
+                raise InvalidRequest(f"node {len(nodes)} has parent {parent}: give −1 or an earlier node")
+            nodes.append(_Node(token, parent, 1 if parent == ROOT else nodes[parent].depth + 1))
+        lengths = [len(self._cached) + node.depth for node in nodes]
+        self._check(tokens, n_logits, max(lengths, default=0))
+        logits: Logits = np.empty((0, self.n_vocab), np.float32)
+        if n_logits:
+            is_chain = all(node.depth == i + 1 for i, node in enumerate(nodes))
+            chain = [node.token for node in nodes] if is_chain else ()
+            logits = yield from self._logits_after(chain, lengths[-n_logits:])
+        self._tree = nodes
+        return logits
+
+    def _check(self, tokens: Sequence[int], n_logits: int, end: int) -> None:
+        _ = self.handle
+        if not 1 <= len(tokens) <= self.max_tokens or not 0 <= n_logits <= len(tokens):
+            raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} rows of logits in one call of a head")
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
+        if end > self.n_ctx:
+            raise ContextOverflow(
+                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
+            )
+
+    def _logits_after(self, new: Sequence[int], lengths: Sequence[int]) -> Calls[Logits]:
+        """The logits after the first `lengths` tokens of the history and a chain of new ones.
+
+        They are those of one block. Its anchor is the first token whose state is not known, or the last one.
+        """
+        anchor = min(max(lengths), self._n_known(new) + 1)
+        places, n_wanted = [length - anchor for length in lengths], self._n_wanted
+        if self._assumes_states:
+            places, n_wanted = [min(place, self.max_draft - 1) for place in places], 1
+        if anchor > len(self._cached) + len(new):
+            raise InvalidRequest("this head evaluates a tree after the last token of the history only")
+        if min(places) < 0 or max(places) >= self.max_draft:
+            raise InvalidRequest(f"this head drafts up to {self.max_draft} tokens after the main model's")
+        block = self._block
+        if (
+            not block
+            or (block.anchor, block.number) != (anchor, self.context.n_calls)
+            or len(block.logits) <= max(places)
+        ):
+            n_skipped = self.context.block.n_skipped
+            size = max(n_wanted, max(places) + 1) + n_skipped
+            logits = yield self._call(new, anchor - self.n_stored, size)
+            block = self._block = _Block(anchor, self.context.n_calls, logits[n_skipped:])
+        first = places[0]
+        if places == list(range(first, first + len(places))):
+            return block.logits[first : first + len(places)]
+        return block.logits[places]
+
+    def _call(self, new: Sequence[int], n: int, size: int) -> Call["BlockRow"]:
+        """A call for the next n tokens whose states are not in the cache, and for a block of this size."""
+        return self.call([*self._cached[self.n_stored :], *new][:n], range(ROOT, n - 1), size)
+
+    def _n_known(self, new: Sequence[int]) -> int:
+        """Number of the first tokens of the history and a chain of new ones whose states are known."""
+        start, tokens = len(self._cached), self._received.tokens
+        if self._assumes_states:
+            return start
+        if start >= len(tokens):
+            return len(tokens)
+        return start + common_prefix(tokens[start : start + len(new)], list(new))
+
+    # Changing the history
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
+        _ = self.handle
+        check_path(path, [node.parent for node in self._tree])
+        nodes = [self._tree[node] for node in path]
+        self._cut(len(self._cached))
+        self._cached += [node.token for node in nodes]
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
+        _ = self.handle
+        if not 0 <= length <= len(self._cached):
+            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
+        if length < self.n_stored:
+            self._received.truncate(length)
+        self._cut(length)
+
+    def _cut(self, length: int) -> None:
+        """Reduce the history to `length` tokens, and the cache to those of them whose states are known."""
+        self._tree = []
+        del self._cached[length:]
+        if self._block and self._block.anchor > length:
+            self._block = None
+        n = min(self.n_stored, length, len(self._received.tokens))
+        if n < self.n_stored:
+            self.n_stored = n
+            self.context.remove(self._sequence, n)
+
+    def reuse(self, tokens: Sequence[int]) -> None:
+        """Make the history a prefix of `tokens`, as long as `n_received` can be: see `LanguageModel.reuse`.
+
+        Entries of another row are shared, not copied.
+        """
+        tokens = list(tokens)
+        best = max(self.context.rows, key=lambda row: (row.known(tokens), row is self))
+        n = best.known(tokens)
+        if best is not self:
+            self.truncate(0)
+            self.n_stored = min(best.n_stored, n)
+            self.context.copy(best.sequence, self._sequence, self.n_stored)
+            self._cached, self._received = tokens[: self.n_stored], best._received.copy()
+        self._received.truncate(n)
+        self._cut(min(self.n_stored, n))
+
+    def known(self, tokens: Sequence[int]) -> int:
+        """Number of the first of these tokens whose states are in the cache, or have been received."""
+        return common_prefix(self._received.tokens, tokens)
+
+    def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
+        """Receive tokens of the main model's history: see `Head.receive`."""
+        received = self._received
+        tokens = list(tokens[: self.n_ctx - start])
+        n_known = received.n_known(start, tokens)
+        if n_known == len(tokens):  # a recurrent model has evaluated them again
+            return
+        n = start + n_known
+        received.truncate(n)
+        if n < self.n_stored:
+            self._cut(n)
+        received.append(tokens[n_known:], states[n_known : len(tokens)], are_raw=False)
+        # The token after those in the cache was the anchor of a block: it stays if it is the same.
+        end = self.n_stored
+        self._cut(end + (self._cached[end : end + 1] == received.tokens[end : end + 1]))
+
+    def resync(self) -> None:
+        """Discard the tree after a failed or interrupted call; tokens whose states are cached are kept."""
+        self._tree = []
+        stored = self._received.tokens[: self.n_stored]
+        if len(stored) > len(self._cached):
+            self._cached = stored
+
+    def read_calls(self) -> Calls[None]:
+        """Add the states that were received to the cache: see `Head.read_calls`."""
+        tokens = self._received.tokens
+        if len(tokens) - self.n_stored < min(_MAX_UNREAD, self.max_tokens):
+            return
+        while (start := len(self._cached)) < len(tokens):
+            yield from self.evaluate_calls(tokens[start : start + self.max_tokens], 0)

@@ -1,0 +1,175 @@
+"""Several layers for multi-token prediction (NextN), each of which drafts one token.
+
+The first layer drafts the first token, as a single one does. Layer i drafts token i: it also evaluates the
+draft tokens before its own, each together with the output of the layer that drafted it.
+
+Every layer has a context of its own. llama.cpp's own loop (common/speculative.cpp) uses one for all layers:
+for each layer, it removes tokens and evaluates them again. This preserves the other layers' entries only if
+all tokens get their old cells, which is not certain where rows share a cache. The price is memory: each
+context also has caches for the layers that it does not use.
+
+A later layer evaluates what the main model has evaluated when it is next used, in the same call as the draft
+tokens.
+"""
+
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.language_model import Calls, Logits, States
+from spec_local.errors import InvalidRequest
+from spec_local.llama.heads.one_token import OneTokenContext, OneTokenRow
+from spec_local.llama.heads.states import State
+
+
+class ChainedRow(OneTokenRow):
+    """One row of the first layer, with the rows of the later ones.
+
+    Args:
+        layers: what the rows of each layer have in common.
+        index: number of this row.
+    """
+
+    def __init__(self, layers: Sequence[OneTokenContext], index: int) -> None:
+        super().__init__(layers[0], index)
+        self._later = [_LaterRow(layer, index, self) for layer in layers[1:]]
+        self._drafted: list[int] = []  # draft tokens that later layers have evaluated
+        self._draft_outputs: list[State] = []  # their outputs
+
+    @property
+    def max_draft(self) -> int:
+        """See `Head.max_draft`: one for each layer."""
+        return 1 + len(self._later)
+
+    def close(self) -> None:
+        """See `OneTokenRow.close`."""
+        for row in self._later:
+            row.close()
+        super().close()
+
+    @property
+    def cached(self) -> Sequence[int]:
+        """See `OneTokenRow.cached`; includes the draft tokens."""
+        return [*self._cached, *self._drafted] if self._drafted else self._cached
+
+    @property
+    def n_received(self) -> int:
+        """See `Head.n_received`; a layer may lack states that others have."""
+        return min(len(row.received.tokens) for row in [self, *self._later])
+
+    def output(self, position: int) -> State | None:
+        """The output for a draft token, or for a token of the history; None: it is not known."""
+        n = position - len(self._cached)
+        if n < 0:
+            return self._own.get(position)
+        return self._draft_outputs[n] if n < len(self._draft_outputs) else None
+
+    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+        """Append tokens to the history: see `LanguageModel.evaluate`.
+
+        Raises:
+            InvalidRequest: there are more draft tokens than layers.
+        """
+        # The first layer evaluates all tokens of the history; later layers evaluate draft tokens.
+        n = len(self.received.tokens) + 1 - len(self.cached)
+        n = len(tokens) if self._assumes_states else max(0, min(len(tokens), n))
+        parts: list[Logits] = []
+        if n:
+            wanted = max(0, n_logits - (len(tokens) - n))
+            logits = yield from super().evaluate_calls(tokens[:n], wanted)
+            parts.append(logits if n == len(tokens) else logits.copy())
+        for i, token in enumerate(tokens[n:], n + 1):
+            logits = yield from self._evaluate_draft(token)
+            if i > len(tokens) - n_logits:
+                parts.append(logits if i == len(tokens) else logits.copy())
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
+
+    def _evaluate_draft(self, token: int) -> Calls[Logits]:
+        """Evaluate one more draft token with the next layer."""
+        n = len(self._drafted)
+        if n == len(self._later):
+            raise InvalidRequest(
+                f"{self.model.path.name} has {self.max_draft} layers for multi-token prediction, which draft "
+                "one token each: draft fewer tokens"
+            )
+        layer = self._later[n]
+        logits = yield from layer.predict([*self.cached, token])
+        self._drafted.append(token)
+        self._draft_outputs.append(layer.last_output)
+        return logits
+
+    def _drop(self, n_kept: int = 0) -> None:
+        """Drop all but the first draft tokens."""
+        del self._drafted[n_kept:], self._draft_outputs[n_kept:]
+
+    def truncate(self, length: int) -> None:
+        """See `OneTokenRow.truncate`."""
+        n_kept = length - len(self._cached)
+        if 0 <= n_kept <= len(self._drafted):
+            _ = self.handle
+            self._drop(n_kept)
+            return
+        self._drop()
+        super().truncate(length)
+        for row in self._later:
+            row.truncate(min(length, len(row.cached)))
+
+    def reuse(self, tokens: Sequence[int]) -> None:
+        """See `OneTokenRow.reuse`."""
+        self._drop()
+        super().reuse(tokens)
+        for row in self._later:
+            row.reuse(tokens)
+
+    def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
+        """See `Head.receive`."""
+        self._drop()
+        super().receive(start, tokens, states)
+        for row in self._later:
+            row.receive(start, tokens, states)
+
+    def read_calls(self) -> Calls[None]:
+        """See `Head.read_calls`."""
+        yield from super().read_calls()
+        for row in self._later:
+            yield from row.read_calls()
+
+
+class _LaterRow(OneTokenRow):
+    """One row of a layer after the first one.
+
+    Args:
+        context, index: see `OneTokenRow`.
+        chain: the row that keeps the outputs of the layers before this one.
+
+    Attributes:
+        last_output: for the last token of the last call.
+    """
+
+    def __init__(self, context: OneTokenContext, index: int, chain: ChainedRow) -> None:
+        super().__init__(context, index)
+        self._chain = weakref.proxy(chain)
+        self.last_output = context.zeros
+
+    def predict(self, tokens: Sequence[int]) -> Calls[Logits]:
+        """Evaluate the history and draft tokens, of which it has evaluated a part; returns one row of logits.
+
+        Draft tokens of an earlier step are removed first.
+        """
+        self.truncate(self._n_true)
+        while len(tokens) - len(self._cached) > self.max_tokens:
+            start = len(self._cached)
+            yield from self.evaluate_calls(tokens[start : start + self.max_tokens], 0)
+        return (yield from self.evaluate_calls(tokens[len(self._cached) :], 1))
+
+    def _known(self, token: int, position: int) -> State | None:
+        state = super()._known(token, position)
+        return self._chain.output(position) if state is None else state
+
+    def on_evaluated(self, outputs: NDArray[np.float32]) -> None:
+        """See `OneTokenRow.on_evaluated`; only the output for the last token, the draft token, is used."""
+        self.last_output = outputs[-1].copy()

@@ -1,0 +1,90 @@
+"""DFlash and DSpark heads, as GGUF files of llama.cpp's architecture ``dflash``.
+
+DFlash: Chen et al. 2026, arXiv 2602.06036. DSpark: DeepSeek-AI 2026, arXiv 2607.05147. Both draft a block of
+tokens in one call, by filling in mask tokens. They read the outputs of several of the main model's layers,
+which an encoder fuses and each layer of the head turns into keys and values of its own. The main model's
+token embeddings and output matrix are used if the file has none. In DSpark, a first-order Markov model
+corrects the logits of each draft token for the most probable token before it.
+"""
+
+from collections.abc import Sequence
+
+from spec_local.core.proposal import MAX_DRAFT
+from spec_local.errors import ModelError
+from spec_local.llama.gguf_tensors import has_tensor
+from spec_local.llama.heads.block import BlockContext, BlockFormat, BlockRow
+from spec_local.llama.heads.fit import difference, layer_inputs
+from spec_local.llama.hidden_states import HiddenStates
+from spec_local.llama.model import Model
+from spec_local.llama.row import LlamaRow
+
+_DEFAULT_SIZE = 16  # of a block, where a file does not state it; as in llama.cpp
+
+
+def kind_of(head: Model) -> str:
+    """The kind of head in a file, for messages."""
+    return "a DSpark head" if _is_dspark(head) else "a DFlash head"
+
+
+def _is_dspark(head: Model) -> bool:
+    return has_tensor(head.path, "markov_w1.weight")
+
+
+def hidden_states(head: Model, main: Model) -> HiddenStates:
+    """The hidden states of the main model that a head reads.
+
+    Raises:
+        ModelError: the head does not fit the main model, or is of a kind that is not supported.
+    """
+    block_format(head)
+    return layer_inputs(head, main, kind_of(head), difference(head, main, head.n_embd))
+
+
+def block_format(head: Model) -> BlockFormat:
+    """The format of the blocks that a head drafts.
+
+    Raises:
+        ModelError: its file is incomplete, or it is of a kind that is not supported.
+    """
+    name, is_dspark = head.path.name, _is_dspark(head)
+    if head.number("hyper_connection.count"):
+        raise ModelError(f"{name} is a DSpark head of DeepSeek-V4, which is not supported: use another draft")
+    if has_tensor(head.path, "selector_hidden.weight"):
+        raise ModelError(f"{name} is a DFlash2 head, which is not supported: use another draft")
+    size = head.number("block_size")
+    if size is None and not is_dspark:
+        size = _DEFAULT_SIZE
+    n_skipped = 0 if is_dspark and head.flag("sample_from_anchor", True) else 1
+    why = None
+    if head.vocabulary.mask < 0:
+        why = "no mask token"
+    elif size is None:
+        why = "no block size"
+    elif size <= n_skipped:
+        why = "blocks without draft tokens"
+    elif head.draft_tokens is not None and not has_tensor(head.path, "output.weight"):
+        why = "a draft vocabulary but no output matrix for it"
+    if why or size is None:
+        raise ModelError(f"{name} is an incomplete head ({why}): convert or download it again")
+    size = min(size, MAX_DRAFT + n_skipped)  # no more are drafted, and the batch has room for a block
+    return BlockFormat(size, n_skipped, head.vocabulary.mask, head.flag("attention.causal", False))
+
+
+def n_drafted(head: Model) -> int:
+    """Maximum number of draft tokens per call; raises the errors of `block_format`."""
+    return block_format(head).n_drafted
+
+
+def open_block_rows(head: Model, mains: Sequence[LlamaRow]) -> Sequence[BlockRow]:
+    """Create a context for a head, with a row for each row of the main model.
+
+    Args:
+        mains: opened with the `hidden_states` of this head.
+
+    Raises:
+        ModelError: the head does not fit.
+        ContextOverflow, BackendError: see `BlockContext`.
+    """
+    hidden_states(head, mains[0].model)
+    context = BlockContext(head, mains[0].context, len(mains), block_format(head))
+    return [BlockRow(context, i) for i in range(len(mains))]

@@ -1,0 +1,107 @@
+"""Layers for multi-token prediction (NextN), in the main model's own file or in one beside it.
+
+The input of such a layer is a token, and the main model's state of the token before it: the state that the
+output matrix reads.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from spec_local.errors import ModelError
+from spec_local.llama import runtime
+from spec_local.llama.context import CACHE_TYPES, LlamaContext
+from spec_local.llama.heads.chained import ChainedRow
+from spec_local.llama.heads.one_token import OneTokenContext, OneTokenRow
+from spec_local.llama.hidden_states import NEXTN_ARCHITECTURES, HiddenStates
+from spec_local.llama.model import Model
+from spec_local.llama.row import LlamaRow
+
+HIDDEN_STATES = HiddenStates()
+"""The hidden states that the layers read."""
+_SEVERAL = {"step35", "mimo2", "hy_v3"}
+"""Architectures of which llama.cpp evaluates several such layers."""
+_ONE = NEXTN_ARCHITECTURES - _SEVERAL - {"gemma4"}
+"""Architectures of which llama.cpp evaluates only one such layer."""
+_CROPPED = {"qwen3next", "step35", "mimo2"}
+"""Architectures of which llama.cpp computes a layer's output only for tokens whose logits are wanted."""
+
+
+def has_mtp(model: Model) -> bool:
+    """Return whether a model's file has usable layers for multi-token prediction, loaded or not."""
+    n = model.number("nextn_predict_layers") or 0
+    return (n > 0 and model.architecture in _SEVERAL) or (n == 1 and model.architecture in _ONE)
+
+
+def max_draft(model: Model) -> int:
+    """Maximum number of draft tokens: one for each of several layers; a single layer drafts any number."""
+    return model.n_nextn if model.n_nextn > 1 else sys.maxsize
+
+
+def hidden_states(head: Model, main: Model) -> HiddenStates:
+    """The hidden states of the main model that layers in a file of their own read.
+
+    Raises:
+        ModelError: they do not fit the main model.
+    """
+    if not has_mtp(head):
+        raise ModelError(
+            f"{head.path.name}: its layers for multi-token prediction are not supported; use another draft"
+        )
+    if why := _difference(head, main):
+        raise ModelError(
+            f"{head.path.name} has layers for multi-token prediction of another model ({why}): "
+            f"use the file that was made for {main.path.name}"
+        )
+    return HIDDEN_STATES
+
+
+def _difference(head: Model, main: Model) -> str | None:
+    """Return why layers do not fit, or None. llama.cpp would abort the process, or draft nonsense."""
+    for what, ours, theirs in (
+        ("architecture", head.architecture, main.architecture),
+        ("width", head.n_embd, main.n_embd),
+        ("number of layers", head.n_layers, main.n_layers),
+        ("number of tokens", head.vocabulary.n_tokens, main.vocabulary.n_tokens),
+    ):
+        if ours != theirs:
+            return f"{what} {ours} against {theirs}"
+    return None
+
+
+def open_mtp_rows(
+    mains: Sequence[LlamaRow], head: Model | None = None, *, max_branches: int | None = None
+) -> Sequence[OneTokenRow]:
+    """Create contexts for layers for multi-token prediction, with a row for each of the main model's rows.
+
+    Args:
+        mains: opened with `HIDDEN_STATES`.
+        head: the file with the layers; None: the main model's own, opened with ``load_mtp``.
+        max_branches: see `OneTokenContext`; None: as many as the main model's rows have. Several layers draft
+            chains only.
+
+    Raises:
+        ModelError: the file has no such layer, or it was not loaded, or does not fit.
+        ContextOverflow, BackendError: see `OneTokenContext`.
+    """
+    model = head or mains[0].model
+    if head:
+        hidden_states(head, mains[0].model)
+    if not model.n_nextn or not has_mtp(model):
+        raise ModelError(f"{model.path.name} has no layer for multi-token prediction: draft without it")
+    n_rows, n_layers = len(mains), model.n_nextn
+    max_branches = 1 if n_layers > 1 else max_branches or mains[0].max_branches
+    layers = [_MtpContext(model, mains[0].context, n_rows, max_branches, i) for i in range(n_layers)]
+    if n_layers == 1:
+        return [OneTokenRow(layers[0], i) for i in range(n_rows)]
+    return [ChainedRow(layers, i) for i in range(n_rows)]
+
+
+class _MtpContext(OneTokenContext):
+    def __init__(self, model: Model, main: LlamaContext, n_rows: int, max_branches: int, layer: int) -> None:
+        # llama.cpp gives each context a cache for all of these layers.
+        kv_bytes = model.kv_bytes(n_rows * main.n_ctx, CACHE_TYPES[main.cache_type])
+        kv_bytes = kv_bytes * model.n_nextn // model.n_layers
+        self.has_all_outputs = model.architecture not in _CROPPED
+        kind = runtime.library().LLAMA_CONTEXT_TYPE_MTP
+        super().__init__(model, main, n_rows, kv_bytes, max_branches=max_branches, ctx_type=kind)
+        self._extensions.llama_set_nextn_layer_offset(self.handle, layer)

@@ -1,0 +1,466 @@
+"""Heads that draft one token per call: EAGLE-3, and layers for multi-token prediction (MTP).
+
+Entry i of a head's cache is a pair: token i, and the state of token i − 1. This is how llama.cpp drafts with
+heads (common/speculative.cpp), except that the accepted tokens of a step are evaluated in the same call as
+the first draft token of the next one.
+
+In place of a draft token's state, the head reads its own output for that token, so a tree takes a call for
+each of its levels. Every branch has its own sequence: see `spec_local.llama.branches`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.language_model import Call, Calls, Logits, States, common_prefix
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.llama import runtime
+from spec_local.llama.batch import Batch
+from spec_local.llama.branches import Branches
+from spec_local.llama.context import MAX_SEQUENCES, LlamaContext
+from spec_local.llama.float_rows import FloatRows
+from spec_local.llama.heads.base import HeadContext, HeadRow
+from spec_local.llama.heads.states import ReceivedStates, State
+from spec_local.llama.model import Model
+
+_ROW_OUTPUTS, _MIN_OUTPUTS = 8, 32  # rows of logits per call: per row, and at least
+
+
+class OneTokenContext(HeadContext):
+    """The llama.cpp context of a head that drafts one token per call: a `Context`.
+
+    Args:
+        model, main, kv_bytes, params: see `HeadContext`.
+        n_rows: number of rows.
+        max_branches: maximum number of leaves of a row's tree; fewer if the rows together would have more of
+            them than sequence ids, or than a call has tokens.
+
+    Attributes:
+        zeros: takes the place of an unknown state.
+
+    Raises:
+        ContextOverflow: the cache does not fit into free memory.
+        BackendError: llama.cpp could not create the context.
+    """
+
+    encodes = False
+    """True if the main model's states are encoded before the head reads them."""
+    skips_first = False
+    """True if there is no pair for the first token."""
+    returns_all = False
+    """True if a call has logits for all tokens of a row or for none."""
+    has_all_outputs = True
+    """True if llama.cpp computes the head's output for all tokens. Otherwise it does so only for those with
+    logits, and the head drafts chains only."""
+
+    def __init__(
+        self,
+        model: Model,
+        main: LlamaContext,
+        n_rows: int,
+        kv_bytes: int,
+        *,
+        max_branches: int = 1,
+        **params: Any,
+    ) -> None:
+        self.has_guard = model.has_window
+        # llama.cpp reserves a row of logits for each id, and has at most one per token of a call.
+        most = min(MAX_SEQUENCES, main.max_tokens) - self.encodes
+        n_ids = most // n_rows  # per row
+        if n_ids < 1 + self.has_guard:
+            raise InvalidRequest(
+                f"{model.path.name} cannot draft for {n_rows} answers at the same time, but for "
+                f"{most // (1 + self.has_guard)}: let fewer run, give a larger --ctx, or --draft none"
+            )
+        if not self.has_all_outputs:
+            max_branches = 1  # else all leaves of a tree would need logits
+        self.max_branches = max(1, min(max_branches, n_ids - self.has_guard))
+        self.first_guard = n_rows * self.max_branches
+        n_outputs = n_rows * max(_ROW_OUTPUTS, self.max_branches)
+        self.max_logits = min(main.max_tokens, max(_MIN_OUTPUTS, n_outputs))
+        self.encoder_sequence = n_rows * (self.max_branches + self.has_guard)  # does not enter the cache
+        n_sequences = self.encoder_sequence + self.encodes
+        self.zeros = np.zeros(model.n_embd, np.float32)
+        # If outputs come only with logits, both are computed for the last token of each row.
+        n_outputs = (
+            self.max_logits if self.has_all_outputs else min(main.max_tokens, self.max_logits + n_rows)
+        )
+        super().__init__(
+            model,
+            main,
+            n_cells=n_rows * main.n_ctx,
+            kv_bytes=kv_bytes,
+            max_tokens=main.max_tokens,
+            n_sequences=n_sequences,
+            n_outputs=max(n_outputs, n_sequences),
+            **params,
+        )
+        # Masked, llama.cpp copies one output per token with logits, otherwise one per token. If the graph
+        # computes fewer, it returns those of other tokens, or aborts.
+        self._extensions.llama_set_embeddings_nextn(self.handle, True, not self.has_all_outputs)
+        self._batch = Batch(self._lib, self.max_tokens, self.max_branches, width=model.n_embd)
+        self._logits = FloatRows(self.native, n_outputs, self.n_vocab)
+        self._outputs = FloatRows(self.native, self.max_tokens, model.n_embd)
+
+    def remove(self, sequence: int, start: int) -> bool:
+        """Remove the entries of a row from a position on; returns whether llama.cpp did so."""
+        if self.skips_first and start == 1:
+            start = 0  # the first token has no pair: its entry, if any, is a placeholder
+        return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1))
+
+    def copy(self, source: int, sequence: int, start: int, end: int) -> None:
+        """Add the entries of a sequence at positions from `start` to `end` − 1 to another one."""
+        self._lib.llama_memory_seq_cp(self._memory, source, sequence, start, end)
+
+    def decode(self, calls: Sequence[Call["OneTokenRow"]]) -> Sequence[Logits]:
+        """Evaluate tokens of some of the rows in one call: see `Context.decode`."""
+        n_tokens = sum(len(call.tokens) for call in calls)
+        n_logits = sum(call.n_logits for call in calls)
+        if not 1 <= n_tokens <= self.max_tokens or n_logits > self.max_logits:
+            raise InvalidRequest(f"{n_tokens} tokens and {n_logits} rows of logits in one call of a head")
+        # If logits are computed for all tokens, llama.cpp returns the first rows of the batch.
+        ordered = sorted(calls, key=lambda call: not call.n_logits)
+        code, done = -1, False
+        try:
+            self._encode(calls)
+            self._fill_batch(ordered)
+            runtime.clear_log()
+            code = self._lib.llama_decode(self.handle, self._batch.native)
+            found = {} if code else self._results(ordered)
+            done = not code
+        finally:
+            if not done:
+                for call in calls:
+                    call.row.resync()
+        self._check_code(code, n_tokens)
+        return [found[id(call)] for call in calls]
+
+    def _encode(self, calls: Sequence[Call["OneTokenRow"]]) -> None:
+        """Encode the states that the rows have received."""
+
+    def _fill_batch(self, calls: Sequence[Call["OneTokenRow"]]) -> None:
+        n = 0
+        for call in calls:
+            n_logits = self._n_computed(call)
+            call.row.fill_batch(self._batch, n, call, n_logits)
+            n += len(call.tokens)
+        self._batch.native.n_tokens = n
+
+    def _n_computed(self, call: Call[Any]) -> int:
+        """Number of the last tokens of a call whose logits are computed."""
+        return call.n_logits if self.has_all_outputs else max(1, call.n_logits)
+
+    def _results(self, calls: Sequence[Call["OneTokenRow"]]) -> dict[int, Logits]:
+        """The logits of each call, in the order of the batch; hands their outputs to the rows."""
+        outputs = self._outputs.at(self._extensions.llama_get_embeddings_nextn(self.handle))
+        logits: Logits = np.empty((0, self.n_vocab), np.float32)
+        if any(call.n_logits for call in calls):
+            logits = self._logits.at(self._lib.llama_get_logits(self.handle))
+        found: dict[int, Logits] = {}
+        n_tokens = n_logits = 0
+        for call in calls:
+            n_tokens += len(call.tokens)
+            n_computed = self._n_computed(call)
+            n_logits += n_computed
+            end, n = (n_tokens, len(call.tokens)) if self.has_all_outputs else (n_logits, n_computed)
+            call.row.on_evaluated(outputs[end - n : end])
+            found[id(call)] = logits[n_logits - call.n_logits : n_logits]
+        return found
+
+
+_MAX_UNREAD = 32  # tokens whose states are kept until they are evaluated in one call
+_MAX_REREAD = 8  # tokens evaluated in the call of the first draft token, if the head returns all logits
+
+
+class OneTokenRow(HeadRow):
+    """One row of a head: a `Row` and a `Head`. Created by `heads.eagle` or `heads.mtp`.
+
+    Args:
+        context, index: see `HeadRow`.
+    """
+
+    context: OneTokenContext
+
+    def __init__(self, context: OneTokenContext, index: int) -> None:
+        super().__init__(context, index)
+        self.max_logits, self.max_branches = context.max_logits, context.max_branches
+        self._sequence = index * context.max_branches  # the first of this row's sequence ids
+        guard = context.first_guard + index if context.has_guard else None
+        self._tree = Branches(context, self._sequence, context.max_branches, guard)
+        self._n_true = 0  # the first entries of the cache, evaluated with the main model's states
+        self._received = ReceivedStates()
+        # The head's outputs, which take the place of unknown states: of tokens of the history by position, of
+        # the tree by node.
+        self._own: dict[int, State] = {}
+        self._outputs: dict[int, State] = {}
+
+    @property
+    def received(self) -> ReceivedStates:
+        """The states that it has received and may still need."""
+        return self._received
+
+    @property
+    def n_received(self) -> int:
+        """See `Head.n_received`."""
+        return len(self._received.tokens)
+
+    # Evaluating
+
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["OneTokenRow"]:
+        """Prepare a call: see `Row.call`. A token with a child in the same call must have a known state."""
+        _ = self.handle
+        n, start = len(tokens), len(self._cached) + len(self._tree)
+        if not 1 <= n <= self.max_tokens or not 0 <= n_logits <= min(n, self.max_logits):
+            raise InvalidRequest(f"{n} tokens and {n_logits} rows of logits in one call of a head")
+        if self.context.returns_all and n_logits not in (0, n):
+            raise InvalidRequest("this head returns logits for all tokens of a call, or for none")
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
+        if start + n > self.n_ctx:
+            raise ContextOverflow(
+                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
+            )
+        self._check_tree(tokens, parents)
+        if self._n_ready(tokens, parents) < n:
+            raise InvalidRequest("a head evaluates draft tokens level by level: give one level per call")
+        return Call(self, tokens, parents, n_logits)
+
+    def _check_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        if len(tokens) != len(parents):
+            raise InvalidRequest(
+                f"{len(tokens)} tokens with {len(parents)} parents: give one parent per token"
+            )
+        n_branches = self._tree.count(parents)
+        if n_branches > self.max_branches:
+            raise InvalidRequest(f"a tree with {n_branches} branches: give at most {self.max_branches}")
+
+    def _n_ready(self, tokens: Sequence[int], parents: Sequence[int]) -> int:
+        """Count the nodes, from the first one, that can be evaluated in one call."""
+        nodes, n_before = self._tree.nodes, len(self._tree)
+        positions: list[int] = []
+        for parent in parents:
+            position = len(self._cached)
+            if parent >= n_before:  # it is in the same call
+                token, before = tokens[parent - n_before], positions[parent - n_before]
+                if not self._assumes_states and self._known(token, before) is None:
+                    break
+                position = before + 1
+            elif parent >= 0:
+                position = nodes[parent].position + 1
+            positions.append(position)
+        return len(positions)
+
+    def fill_batch(self, batch: Batch, start: int, call: Call[Any], n_logits: int) -> None:
+        """Add the tokens of a call to the tree and to a batch.
+
+        Args:
+            start: number of entries that the batch already has.
+            n_logits: number of the last tokens whose logits are computed.
+        """
+        self._tree.add(batch, start, call, n_logits, len(self._cached))
+        for i, parent in enumerate(call.parents, start):
+            batch.vectors[i] = self._state(parent)
+
+    def _known(self, token: int, position: int) -> State | None:
+        """The main model's state of a token, if it is known."""
+        return self._received.of(token, position)
+
+    def _state(self, node: int) -> State:
+        """The state of a node's token, or the output in its place; −1: of the last token of the history."""
+        if node >= 0:
+            known = self._tree.nodes[node]
+            state, own = self._known(known.token, known.position), self._outputs.get(node)
+        elif self._cached:
+            position = len(self._cached) - 1
+            state, own = self._known(self._cached[-1], position), self._own.get(position)
+        else:
+            state = own = None
+        if state is None:
+            state = own
+        return self.context.zeros if state is None else state
+
+    def on_evaluated(self, outputs: NDArray[np.float32]) -> None:
+        """Note that the last nodes of the tree have been evaluated.
+
+        Args:
+            outputs: the head's, float32 (number of these nodes, width); overwritten by the next call.
+        """
+        first = len(self._tree) - len(outputs)
+        inner = {node.parent for node in self._tree.nodes[first:]}  # their states were known
+        for node, output in enumerate(outputs, first):
+            if node not in inner:
+                self._outputs[node] = output.copy()
+
+    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+        """Append tokens to the history: see `LanguageModel.evaluate`.
+
+        Tokens whose states are known are evaluated in one call, the others one by one.
+        """
+        self.commit(())
+        logits = yield from self._extend(tokens, range(-1, len(tokens) - 1), n_logits)
+        self.commit(range(len(tokens)))
+        return logits
+
+    def decode_tree_calls(
+        self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
+    ) -> Calls[Logits]:
+        """Add nodes to the tree, in a call for each of their levels: see `LanguageModel.decode_tree`."""
+        self._check_tree(tokens, parents)
+        return (yield from self._extend(tokens, parents, len(tokens) if n_logits is None else n_logits))
+
+    def _extend(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Calls[Logits]:
+        parts: list[Logits] = []
+        done = 0
+        if self.context.skips_first and not self._cached and not self._tree and n_logits < len(tokens):
+            self._tree.add_unevaluated(tokens[0])  # no state precedes it, so there is no pair
+            done = 1
+        while done < len(tokens):
+            n, wanted = self._next_part(tokens[done:], parents[done:], n_logits)
+            n_rows = n if wanted and self.context.returns_all else wanted
+            logits = yield self.call(tokens[done : done + n], parents[done : done + n], n_rows)
+            done += n
+            if wanted:  # a view, which the next call overwrites
+                found = logits[n_rows - wanted :]
+                parts.append(found if done == len(tokens) else found.copy())
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
+
+    def _next_part(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> tuple[int, int]:
+        """Return the number of next nodes to evaluate in one call, and of logits to keep."""
+        n = min(self.max_tokens, self._n_ready(tokens, parents))
+        wanted = min(n, max(0, n_logits - (len(tokens) - n)))
+        n_rows = n if self.context.returns_all else wanted
+        if not wanted or n_rows <= (_MAX_REREAD if wanted < n_rows else self.max_logits):
+            return n, wanted
+        return (n - wanted, 0) if wanted < n else (self.max_logits, self.max_logits)
+
+    # Changing the history
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
+        _ = self.handle
+        self._tree.check_path(path)
+        nodes, outputs, n_before = self._tree.nodes, self._outputs, len(self._cached)
+        try:
+            self._tree.take(path, n_before)
+            for node in path:
+                position, token = len(self._cached), nodes[node].token
+                if position == self._n_true and self._is_true(position, token):
+                    self._n_true += 1
+                if node in outputs:
+                    self._own[position] = outputs[node]
+                self._cached.append(token)
+            if len(path) < len(nodes):
+                self._cut(len(self._cached))
+            self._tree.guard(n_before, len(self._cached))
+        except BaseException:  # from a signal handler
+            self.resync()
+            raise
+        self._forget(len(self._cached))
+        start = self._n_true - 2  # one more than the next pair needs: the last one may be dropped
+        self._received.forget(start)
+        self._own = {position: output for position, output in self._own.items() if position >= start}
+
+    def _is_true(self, position: int, token: int) -> bool:
+        """Return whether the pair at a position is that of the main model's history."""
+        tokens = self._received.tokens
+        is_next = position == len(tokens)  # its own state is not known, nor needed
+        has_state = position == 0 or position - 1 in self._received
+        return has_state and (is_next or tokens[position : position + 1] == [token])
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
+        _ = self.handle
+        if not 0 <= length <= len(self._cached):
+            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
+        if length < len(self._cached) or self._tree:
+            self._cut(length)
+        self._follow(length)
+
+    def _follow(self, length: int) -> None:
+        """Note that the cache has been reduced to `length` tokens."""
+        if length < self._n_true:
+            self._n_true = length
+            self._received.truncate(self._received.n_usable(length, self._received.tokens))
+
+    def _cut(self, length: int) -> None:
+        """Reduce the cache to `length` tokens, and drop the tree."""
+        removed = done = False
+        try:
+            removed = self.context.remove(self._sequence, length)
+            self._tree.free()
+            self._tree.guard(length, length)
+            done = removed
+        finally:
+            if not done:
+                self.resync()
+        if not removed:
+            raise BackendError("llama.cpp could not discard the last tokens: please report it")
+        self._forget(length)
+
+    def _forget(self, length: int) -> None:
+        """Forget the tree, and the tokens from a position on."""
+        self._tree.clear()
+        self._outputs.clear()
+        del self._cached[length:]
+        self._own = {position: output for position, output in self._own.items() if position < length}
+
+    def reuse(self, tokens: Sequence[int]) -> None:
+        """Make the history a prefix of `tokens`, as long as `n_received` can be: see `LanguageModel.reuse`.
+
+        Entries of another row are shared, not copied.
+        """
+        tokens = list(tokens)
+        best = max(self.context.rows, key=lambda row: (row.known(tokens), row is self))
+        n_received, n_pairs = best.known(tokens)
+        if best is not self:
+            self._cut(0)
+            # The first token has no pair: its entry, if there is one, is only a placeholder.
+            if (start := int(self.context.skips_first)) < n_pairs:
+                self.context.copy(best._sequence, self._sequence, start, n_pairs)
+            self._tree.guard(0, n_pairs)
+            self._cached, self._received = tokens[:n_pairs], best._received.copy()
+        else:
+            self._cut(n_pairs)
+        self._n_true = n_pairs
+        self._received.truncate(n_received)
+        self._received.keep(len(tokens) - 1)  # for another answer to the same prompt
+
+    def known(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return what `reuse` of this row would give: `n_received`, and the length of the history."""
+        n_pairs = common_prefix(self._cached[: self._n_true], tokens)
+        return self._received.n_usable(n_pairs, tokens), n_pairs
+
+    def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
+        """Receive tokens of the main model's history: see `Head.receive`."""
+        received = self._received
+        tokens = list(tokens[: self.n_ctx - start])
+        n_known = received.n_known(start, tokens)
+        if n_known == len(tokens):  # a recurrent model has evaluated them again
+            return
+        n = start + n_known
+        is_cached = self._cached[n : n + 1] == tokens[n_known : n_known + 1]
+        self._n_true = min(self._n_true, n + is_cached)
+        received.truncate(n)
+        received.append(tokens[n_known:], states[n_known : len(tokens)], are_raw=self.context.encodes)
+        self._cut(self._n_true)  # the rest was evaluated with the head's own output
+
+    def read_calls(self) -> Calls[None]:
+        """Evaluate the tokens that were received: see `Head.read_calls`."""
+        tokens = self._received.tokens
+        if len(tokens) - len(self._cached) < min(_MAX_UNREAD, self.max_tokens):
+            return
+        while (start := len(self._cached)) < len(tokens):
+            yield from self.evaluate_calls(tokens[start : start + self.max_tokens], 0)
+
+    def resync(self) -> None:
+        """Discard the tree, and what llama.cpp's cache lacks, after a failed or interrupted call."""
+        length = min(len(self._cached), self.context.length(self._sequence))
+        self._tree.free(all_ids=True)
+        self.context.remove(self._sequence, length)
+        self._tree.guard(0, length)
+        self._forget(length)
+        self._follow(length)

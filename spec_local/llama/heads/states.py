@@ -1,0 +1,98 @@
+"""The main model's hidden states that a row of a head has received, as far as it may need them yet."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.language_model import common_prefix
+from spec_local.errors import InvalidRequest
+
+State = NDArray[np.float32]
+
+
+class ReceivedStates:
+    """States by the position of their token. Most are forgotten once the pair that they are for is evaluated.
+
+    Attributes:
+        tokens: the beginning of the main model's history whose states have been received.
+        raw: positions of the states that are not encoded.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.raw: set[int] = set()
+        self._states: dict[int, State] = {}
+        self._kept = -1  # a position whose state is not forgotten
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, position: int) -> bool:
+        return position in self._states
+
+    def get(self, position: int) -> State | None:
+        """The state at a position, if it is known."""
+        return self._states.get(position)
+
+    def of(self, token: int, position: int) -> State | None:
+        """The state at a position, if it is known and that of this token."""
+        state = self._states.get(position)
+        return None if state is None or self.tokens[position] != token else state
+
+    def replace(self, position: int, state: State) -> None:
+        """Replace a state by its encoded form."""
+        self._states[position] = state
+        self.raw.discard(position)
+
+    def n_usable(self, n_pairs: int, tokens: Sequence[int]) -> int:
+        """Number of the first of these tokens whose states are known, or not needed after `n_pairs` pairs."""
+        end, n = common_prefix(self.tokens, tokens), max(0, n_pairs - 1)
+        while n < end and n in self._states:
+            n += 1
+        return n
+
+    def n_known(self, start: int, tokens: Sequence[int]) -> int:
+        """Count the first of these tokens that have been received after `start` others.
+
+        Raises:
+            InvalidRequest: the states of tokens before them are missing.
+        """
+        if start > len(self.tokens):
+            raise InvalidRequest(f"the states of tokens {len(self.tokens)} to {start - 1} are missing")
+        return common_prefix(self.tokens[start:], tokens)
+
+    def append(self, tokens: Sequence[int], states: NDArray[np.float32], *, are_raw: bool) -> None:
+        """Add tokens and their states, float32 (len(tokens), width)."""
+        start = len(self.tokens)
+        self.tokens += tokens
+        self._states.update(enumerate(states, start))
+        if are_raw:
+            self.raw.update(range(start, start + len(tokens)))
+
+    def truncate(self, length: int) -> None:
+        """Forget tokens and states from a position on."""
+        del self.tokens[length:]
+        self._drop([position for position in self._states if position >= length])
+
+    def forget(self, start: int) -> None:
+        """Forget the states before a position."""
+        self._drop([position for position in self._states if position < start and position != self._kept])
+
+    def keep(self, position: int) -> None:
+        """Do not forget the state at a position, if it is known; instead of the one that was kept before."""
+        if position in self._states:
+            self._states[position] = self._states[position].copy()  # without those received with it
+            self._kept = position
+
+    def copy(self) -> "ReceivedStates":
+        """A copy that shares the states."""
+        found = ReceivedStates()
+        found.tokens, found.raw, found._states = list(self.tokens), set(self.raw), dict(self._states)
+        found._kept = self._kept
+        return found
+
+    def _drop(self, positions: Sequence[int]) -> None:
+        for position in positions:
+            del self._states[position]
+            self.raw.discard(position)

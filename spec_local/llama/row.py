@@ -1,0 +1,290 @@
+"""One row of a llama.cpp context: the KV cache of one token sequence, extended by a tree of draft tokens.
+
+The sequences of the tree are those of `spec_local.llama.branches`; the committed tokens are always in the
+row's first one. Rows of recurrent and hybrid models roll back in another way:
+`spec_local.llama.recurrent`.
+
+llama.cpp aborts the process when it is called with wrong arguments, so all of them are checked here first.
+Positions are not passed in: they follow from the tree.
+"""
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.language_model import Call, RowMethods, States, common_prefix
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
+from spec_local.llama import runtime
+from spec_local.llama.batch import Batch
+from spec_local.llama.branches import Branches
+from spec_local.llama.context import LlamaContext
+from spec_local.llama.memory import check_free_memory
+from spec_local.llama.native_object import ContextUser, Pointer
+
+
+class LlamaRow(ContextUser, RowMethods):
+    """One row of a llama.cpp context: a `Row`. Created by `spec_local.llama.open`.
+
+    Args:
+        context: what the rows have in common; most attributes are documented there.
+        index: number of this row.
+    """
+
+    context: LlamaContext
+
+    def __init__(self, context: LlamaContext, index: int) -> None:
+        self.context, self.model = context, context.model
+        self.threads, self.cache_type = context.threads, context.cache_type
+        self.flash_attention, self.pad_to = context.flash_attention, context.pad_to
+        self.n_vocab, self.n_ctx = context.n_vocab, context.n_ctx
+        self.max_tokens, self.max_logits = context.max_tokens, context.max_logits
+        self.max_branches, self.rollback = context.max_branches, context.rollback
+        self._sequence = index * context.max_branches  # the first of this row's sequence ids
+        self._cached: list[int] = []
+        guard = context.first_other + index if context.has_guard else None
+        self._tree = Branches(context, self._sequence, context.max_branches, guard)
+        self._batch_start = 0  # of the entries of the last call
+        context.rows.add(self)
+
+    @property
+    def _lib(self) -> Any:
+        return self.context.lib
+
+    @property
+    def _memory(self) -> Pointer:
+        return self.context.memory
+
+    @property
+    def max_rollback(self) -> int:
+        """See `LanguageModel.max_rollback`."""
+        return self.context.max_rollback
+
+    @property
+    def cached(self) -> Sequence[int]:
+        """The committed tokens. Do not change them."""
+        return self._cached
+
+    def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["LlamaRow"]:
+        """Prepare a call: see `Row.call`."""
+        self._check(tokens, parents, n_logits)
+        return Call(self, tokens, parents, n_logits)
+
+    def _check(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> None:
+        self._check_open()
+        n = len(tokens)
+        if not 1 <= n <= self.max_tokens:
+            raise InvalidRequest(f"{n} tokens in one call: give 1 to {self.max_tokens}")
+        if not 0 <= n_logits <= min(n, self.max_logits):
+            raise InvalidRequest(
+                f"{n_logits} rows of logits for {n} tokens: give 0 to {min(n, self.max_logits)}"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
+        if len(self._cached) + len(self._tree) + n > self.n_ctx:
+            raise ContextOverflow(
+                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
+            )
+        if len(parents) != n:
+            raise InvalidRequest(f"{n} tokens with {len(parents)} parents: give one parent per token")
+        n_branches = self._tree.count(parents)
+        if n_branches > self.max_branches:
+            if self.model.is_recurrent:
+                raise ModelError("a recurrent model cannot evaluate a tree: draft chains (--shape chain)")
+            raise InvalidRequest(f"a tree with {n_branches} branches: give at most {self.max_branches}")
+
+    def fill_batch(self, batch: Batch, start: int, call: Call[Any], n_logits: int) -> None:
+        """Add new nodes to the tree, and fork sequences where they branch off: see `BatchRow.fill_batch`."""
+        self._batch_start = start
+        self._tree.add(batch, start, call, n_logits, len(self._cached))
+
+    def states(self, nodes: Sequence[int]) -> States:
+        """Hidden states of tokens of the last call: see `Row.states`."""
+        return self.context.states([self._batch_start + node for node in nodes])
+
+    def on_evaluated(self, n: int) -> None:
+        """See `BatchRow.on_evaluated`."""
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Commit a path of the tree and discard the rest: see `LanguageModel.commit`."""
+        self._check_open()
+        if not path and not self._tree:
+            return
+        self._tree.check_path(path)
+        if (self.pad_to or 1) > 1 and (n_first := _n_first(path)) < len(path):
+            # Later tokens would fill the cells of rejected nodes between those of the path, and llama.cpp's
+            # attention adds up in the order of the cells (specdec's does not depend on it, and needs no
+            # padding). The nodes after the first gap are evaluated again.
+            tokens = [self._tree.nodes[node].token for node in path[n_first:]]
+            self.commit(path[:n_first])
+            self.evaluate(tokens, 0)
+            return
+        self._commit(path)
+
+    def _commit(self, path: Sequence[int]) -> None:
+        """`commit` of a path that has been checked."""
+        start = len(self._cached)
+        try:
+            self._tree.take(path, start)
+        except BaseException:  # from a signal handler
+            self.resync()
+            raise
+        self._cut(start + len(path), [self._tree.nodes[node].token for node in path])
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed tokens, and discard the tree: see `LanguageModel.truncate`."""
+        self._check_open()
+        if not 0 <= length <= len(self._cached):
+            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
+        self._keep(length)
+
+    def _keep(self, length: int) -> None:
+        """Reduce the history to `length` tokens, and discard the tree."""
+        self._cut(length)
+
+    def checkpoint(self, *, lasting: bool = False) -> bool:
+        """See `LanguageModel.checkpoint`: no checkpoints are needed, or possible."""
+        self._check_open()
+        return self.rollback == "any"
+
+    def reuse(self, tokens: Sequence[int]) -> None:
+        """Make the history a prefix of `tokens`, the longest that is cached: see `LanguageModel.reuse`.
+
+        Cells of another row are shared, not copied.
+        """
+        own = common_prefix(self._cached, tokens)
+        if self.rollback == "none":
+            self.truncate(own if own == len(self._cached) else 0)
+            return
+        rows = [row for row in self.context.rows if isinstance(row, LlamaRow)]
+        best = max(rows, key=lambda row: common_prefix(row._cached, tokens))
+        n = common_prefix(best._cached, tokens)
+        if n <= own:
+            self.truncate(own)
+            return
+        self._copy(best._sequence, tokens[:n])
+
+    def _copy(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Replace the history with the first tokens of a sequence of another row; their cells are shared."""
+        self.truncate(0)
+        try:
+            self.context.copy(sequence, self._sequence, 0, len(tokens))
+            self._tree.guard(0, len(tokens))
+            self._cached.extend(tokens)
+        finally:
+            if len(self._cached) < len(tokens):  # interrupted by a signal handler
+                self.resync()
+
+    def state_size(self) -> int:
+        """Return the size of `state` in bytes."""
+        with self._only_committed():
+            return int(self._lib.llama_state_get_size(self.handle))
+
+    def state(self) -> NDArray[np.uint8]:
+        """Return a copy of the cached state of the committed tokens; the tree is discarded.
+
+        The other rows must be empty.
+
+        Returns:
+            uint8 (n,), in llama.cpp's format. It is the state of the whole context: the state of a single
+            sequence lacks the tokens outside a sliding window, to which the cache may be rolled back.
+
+        Raises:
+            ContextOverflow: there is no memory for the copy.
+            BackendError: llama.cpp could not write the state.
+        """
+        with self._only_committed():
+            n = int(self._lib.llama_state_get_size(self.handle))
+            check_free_memory(n, "to save the state")
+            state = np.empty(n, np.uint8)
+            runtime.clear_log()
+            if self._lib.llama_state_get_data(self.handle, _bytes(state), n) != n:
+                raise BackendError(
+                    f"llama.cpp could not save its state ({runtime.failure_reason()}): continue without it"
+                )
+        return state
+
+    def restore(self, tokens: Sequence[int], state: NDArray[np.uint8]) -> None:
+        """Replace the cache with a state saved from a context with the same model and settings.
+
+        Args:
+            tokens: the tokens that were committed when the state was saved.
+            state: uint8 (n,), the unmodified result of `state`. llama.cpp does not validate it.
+
+        Raises:
+            ContextOverflow: there are more tokens than `n_ctx`; nothing has changed.
+            BackendError: llama.cpp rejected the state; the context is empty.
+        """
+        self._check_open()
+        if len(tokens) > self.n_ctx:
+            raise ContextOverflow(f"{len(tokens)} tokens do not fit into a context of {self.n_ctx}")
+        self._tree.clear()
+        self._cached.clear()
+        done = False
+        try:
+            runtime.clear_log()
+            n = self._lib.llama_state_set_data(self.handle, _bytes(state), len(state))
+            end = self._lib.llama_memory_seq_pos_max(self._memory, self._sequence) + 1
+            if n != len(state) or end != len(tokens):
+                raise BackendError(
+                    f"llama.cpp rejected a saved state ({runtime.failure_reason()}): continue without it"
+                )
+            self._tree.guard(0, end)
+            self._cached.extend(tokens)
+            done = True
+        finally:
+            if not done:
+                self._lib.llama_memory_clear(self._memory, True)
+
+    @contextlib.contextmanager
+    def _only_committed(self) -> Iterator[None]:
+        """Keep only sequence 0 in the cache within the block: its state does not depend on `max_branches`."""
+        self.truncate(len(self._cached))
+        try:
+            self._tree.guard(0, 0)
+            yield
+        finally:
+            self._tree.guard(0, len(self._cached))
+
+    def _cut(self, length: int, kept: Sequence[int] = ()) -> None:
+        """Reduce the cache to `length` tokens in sequence 0, the last of which, `kept`, are new."""
+        self._cached.extend(kept)
+        removed, done = True, False
+        try:
+            if length < self._tree.end(len(self._cached)):
+                # llama.cpp may say that it has dropped tokens whose cells other tokens have overwritten.
+                may_drop = not length or self.rollback != "none"
+                removed = may_drop and self.context.remove(self._sequence, length)
+            self._tree.free()
+            self._tree.guard(length - len(kept), length)
+            done = removed
+        finally:
+            if not done:
+                self.resync()
+        if not removed:
+            raise BackendError("llama.cpp could not discard the last tokens: please report it")
+        del self._cached[length:]
+        self._tree.clear()
+
+    def _check_open(self) -> None:
+        _ = self.handle, self.model.handle
+
+    def resync(self, *, unchanged: bool = False) -> None:
+        """See `BatchRow.resync`."""
+        self._tree.free(all_ids=True)
+        self._tree.clear()
+        del self._cached[self.context.length(self._sequence) :]
+        self.context.remove(self._sequence, len(self._cached))
+        self._tree.guard(0, len(self._cached))
+
+
+def _n_first(path: Sequence[int]) -> int:
+    """Return how many nodes of a path are the first ones of the tree, in order."""
+    return next((i for i, node in enumerate(path) if node != i), len(path))
+
+
+def _bytes(array: NDArray[np.uint8]) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

@@ -1,0 +1,176 @@
+"""Test llama.cpp builds and model files in a child process before they are used in this process.
+
+Two things crash llama.cpp without an error that could be caught: a damaged model file, and a build with
+instructions that this machine lacks (a virtual machine may report instructions that it does not support).
+Both are tested with ``python -m spec_local.llama.setup.probe``. A file that passes is not tested again until
+the file, the build or the processor changes.
+"""
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+
+from spec_local import kernels
+from spec_local.errors import BackendCrash, BackendError, ModelFileError
+from spec_local.llama import runtime
+from spec_local.llama.gguf_tensors import parts
+from spec_local.llama.model import check_header
+from spec_local.system.child_process import DEADLINE_S, ChildResult, child_main, run_child
+from spec_local.system.files import write_atomically
+
+if TYPE_CHECKING:
+    from spec_local.llama.model import Model
+
+_SLOWEST_DISK = 1e7
+"""Bytes per second, as of a network folder over Wi-Fi. A model that does not fit in the memory is read again
+for every token, and is unusable from such a disk anyway."""
+_WITHOUT_KERNELS, _MAIN = "--without-kernels", "--main="  # arguments of the child process
+
+
+def probe_build() -> ChildResult:
+    """Test the installed build of llama.cpp on tiny models with common quantizations."""
+    return _run_child()
+
+
+def probe_file(
+    path: Path, gpu_layers: int = -1, *, without_kernels: bool = False, main: Path | None = None
+) -> ChildResult:
+    """Test a model file: load it, evaluate a few tokens and read its vocabulary.
+
+    Args:
+        main: the main model of a head, which cannot be evaluated without it.
+    """
+    options = [_WITHOUT_KERNELS] * without_kernels + [f"{_MAIN}{main}"] * (main is not None)
+    return _run_child(str(path), str(gpu_layers), *options, deadline=DEADLINE_S + _size(path) / _SLOWEST_DISK)
+
+
+def _size(path: Path) -> int:
+    """Bytes of all parts of a model."""
+    return sum(part.stat().st_size for part in parts(path))
+
+
+def check_model_file(
+    path: Path,
+    *,
+    gpu_layers: int = -1,
+    main: Path | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Check that loading a model file does not crash the process; slow only for the first call per file.
+
+    Args:
+        main: of a head, the main model that it drafts for; None: the head is only loaded.
+
+    Raises:
+        ModelFileError: the file is damaged or cannot be used.
+        BackendCrash: llama.cpp or the CPU kernels crash on this machine.
+    """
+    check_header(path)
+    known = (
+        Path(platformdirs.user_cache_dir("specdec"))
+        / "checked-models"
+        / runtime.fingerprint(path, gpu_layers, *([runtime.fingerprint(main)] if main else []))
+    )
+    if known.exists():
+        return
+    log(f"checking {path.name} (first use on this machine)")
+    result = probe_file(path, gpu_layers, main=main)
+    if result.error:
+        raise ModelFileError(result.error)
+    if result.crash:
+        if not probe_build().works:
+            raise BackendCrash(
+                f"llama.cpp crashes on this machine ({result.crash}): run specdec doctor for a fix"
+            )
+        without = kernels.status().instruction_set and probe_file(
+            path, gpu_layers, without_kernels=True, main=main
+        )
+        if without and without.works:
+            raise BackendCrash(
+                f"the CPU kernels crash with {path} ({result.crash}): add --kernels off, and please report it"
+            )
+        raise ModelFileError(
+            f"{path} crashes llama.cpp ({result.crash}): the file is damaged, or too large for this machine; "
+            "download it again or use a smaller model"
+        )
+    with contextlib.suppress(OSError):  # without a cache folder, the file is tested again next time
+        write_atomically(known, str(path).encode())
+
+
+def _run_child(*arguments: str, deadline: float = DEADLINE_S) -> ChildResult:
+    return run_child("spec_local.llama.setup.probe", *arguments, deadline=deadline)
+
+
+def _exercise(path: Path, gpu_layers: int, main: Path | None = None) -> None:
+    """Use a model as a session does: evaluate single tokens and a batch, roll back, read and write text."""
+    import numpy as np
+
+    from spec_local.llama.model import Model
+    from spec_local.llama.open import open_row
+
+    model = Model(path, gpu_layers=gpu_layers, load_mtp=True)
+    if model.is_head:
+        if main:
+            _exercise_head(Model(main, gpu_layers=gpu_layers), model)
+        return
+    vocabulary = model.vocabulary
+    context = open_row(model, n_ctx=64, max_tokens=16, max_logits=16)
+    tokens = [vocabulary.bos if vocabulary.bos >= 0 else 0, *range(min(7, vocabulary.n_tokens))]
+    for batch in (tokens[:1], tokens[1:2], tokens):
+        if not np.isfinite(context.evaluate(batch, len(batch))).any(axis=1).all():
+            raise BackendError(f"{path} returns logits that are not numbers: download it again")
+    context.checkpoint()
+    length = len(context.cached)
+    context.evaluate(tokens[:2], 2)
+    context.truncate(length)
+    vocabulary.exercise()
+    _exercise_head(model)
+
+
+def _exercise_head(main: "Model", draft: "Model | None" = None) -> None:
+    """Evaluate a few tokens with the head that drafts for a main model, if there is one."""
+    from spec_local.llama.heads.choose import choose_head
+    from spec_local.llama.open import open_rows
+
+    if head := choose_head(main, draft):
+        mains = open_rows(main, 1, n_ctx=64, max_tokens=16, max_logits=16, hidden=head.hidden)
+        (row,) = head.open(mains)
+        tokens = list(range(min(8, main.vocabulary.n_tokens)))
+        mains[0].evaluate(tokens, 0)
+        row.receive(0, tokens, mains[0].states(range(len(tokens))))
+        # Of several layers, each drafts one token.
+        for new in (tokens, *[tokens[:1]] * min(row.max_draft, 8)):
+            row.evaluate(new, 1)
+
+
+def _exercise_build() -> None:
+    from spec_local.llama.quantize import quantize
+    from spec_local.llama.tiny import write_tiny_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        # K-quants and their kernels need a width of 256.
+        source = write_tiny_model(Path(folder) / "f16.gguf", n_embd=256)
+        _exercise(source, -1)
+        for kind in ("Q8_0", "Q4_0", "Q4_K_M"):
+            _exercise(quantize(source, Path(folder) / f"{kind}.gguf", kind), -1)
+
+
+def _work(arguments: list[str]) -> dict[str, Any]:
+    if arguments:
+        if _WITHOUT_KERNELS in arguments:
+            kernels.use("off")
+        main = next((Path(a.removeprefix(_MAIN)) for a in arguments[2:] if a.startswith(_MAIN)), None)
+        _exercise(Path(arguments[0]), int(arguments[1]), main)
+    else:
+        kernels.use("off")  # the kernels have their own self-test
+        _exercise_build()
+    return {"system": runtime.system_info(), "gpu": bool(runtime.library().llama_supports_gpu_offload())}
+
+
+if __name__ == "__main__":
+    child_main(lambda: _work(sys.argv[1:]))
