@@ -14,7 +14,7 @@ import numpy as np
 from common import chat_text, model_options, note, table, tokens_of
 
 from spec_local.bench.prompts import load, select
-from spec_local.core.language_model import Calls, Logits
+from spec_local.core.calls import Logits
 from spec_local.core.proposal import ROOT, Proposal, path_to
 from spec_local.core.rng import Rng, SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
@@ -24,7 +24,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
 from spec_local.lookups.base import Candidates
 from spec_local.lookups.recycling import Recycling
-from spec_local.proposers.base import Lap, Limit
+from spec_local.proposers.base import Limit
 from spec_local.verifiers import VERIFIERS
 
 COSTS = {  # of calls of 1, 2, 4, 8, 16 and 32 tokens, relative to a call of one
@@ -46,11 +46,10 @@ class Recorder:
         self.finding: list[float] = []
         self.observing: list[float] = []
 
-    def prefill(self, history: Sequence[int]) -> Calls[None]:
-        yield from ()
+    async def prefill(self, history: Sequence[int]) -> None:
+        pass
 
-    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Calls[Proposal]:
-        yield from ()
+    async def propose(self, history: Sequence[int], limit: Limit, rng: Rng) -> Proposal:
         started = time.perf_counter()
         self.found = self._lookup.find(
             history, Limit(limit.depth, min(limit.nodes, self._nodes), limit.branches)

@@ -22,7 +22,8 @@ from common import chat_text, interval, machine, model_options, note, numbers, t
 from spec_local import GenerationSettings, SamplingSettings, Session, Text
 from spec_local.bench.figures import Estimate
 from spec_local.bench.prompts import load, select
-from spec_local.core.language_model import prefill, run
+from spec_local.core.calls import run
+from spec_local.core.language_model import prefill
 from spec_local.core.proposal import MAX_DRAFT, ROOT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import UNCHANGED, Distribution, Sampler
@@ -147,7 +148,7 @@ def propose(session: Session, variant: Variant, sampler: Sampler, history: list[
     started = time.perf_counter()
     limit = Limit(variant.nodes, variant.nodes, main.max_branches)
     rng = SeededRng(seed)
-    proposal = run(proposer.propose(history, limit, rng, lambda part: None))
+    proposal = run(proposer.propose(history, limit, rng))
     logits = main.decode_tree([history[-1], *proposal.tokens], [ROOT, *(n + 1 for n in proposal.parents)])
     known: dict[int, Distribution] = {}
 

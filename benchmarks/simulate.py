@@ -27,7 +27,8 @@ from common import geometric_mean, note, parser, table
 from traces import TRACES, Floats, Group, Trace, groups
 
 from spec_local.bench.theory import best_seconds, run_lengths
-from spec_local.core.language_model import Call, Logits, Rollback, RowMethods
+from spec_local.core.calls import Call, Logits
+from spec_local.core.language_model import Rollback, RowMethods
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.bench.theory import lookup_run_lengths
-from spec_local.core.language_model import Logits
+from spec_local.core.calls import Logits
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup

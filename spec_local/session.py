@@ -384,7 +384,7 @@ class Session:
             raise InvalidRequest(
                 f"max_rows is {n_rows}: give 1 to {self.n_rows}, as the session was opened for"
             )
-        engine = Engine(clock=clock, statistics=totals)
+        engine = Engine(self._factory.planner, clock, totals)
         each = _of_each(settings) if isinstance(settings, GenerationSettings) else settings
         requests = zip(prompts, each, strict=False)
 

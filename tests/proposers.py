@@ -25,11 +25,10 @@ class AlwaysWrong:
     needs_logits = False
     head = None
 
-    def prefill(self, history):
-        yield from ()
+    async def prefill(self, history):
+        pass
 
-    def propose(self, history, limit, rng, lap):
-        yield from ()
+    async def propose(self, history, limit, rng):
         return Proposal.chain([(history[-1] + 1) % 3] * min(limit.depth, limit.nodes))
 
     def shorten(self, proposal):
@@ -66,11 +65,10 @@ class LookupProposer:
     def __init__(self, lookup):
         self.lookup = lookup
 
-    def prefill(self, history):
-        yield from ()
+    async def prefill(self, history):
+        pass
 
-    def propose(self, history, limit, rng, lap):
-        yield from ()
+    async def propose(self, history, limit, rng):
         found = self.lookup.find(history, limit)
         return Proposal(found.tokens, found.parents, source=found.source)
 

@@ -57,9 +57,9 @@ class Slot:
 
     def clear(self) -> None:
         """Free all cells."""
-        for context in (self.main, self.draft):
-            if context and context.cached:
-                context.truncate(0)
+        for row in (self.main, self.draft):
+            if row and row.cached:
+                row.truncate(0)
 
 
 class ProposerFactory:
@@ -85,6 +85,8 @@ class ProposerFactory:
         self._first = slots[0]
         self._costs, self._levels = costs, levels
         self._shared: tuple[RowCosts, RowCosts | None] | None = None
+        self.planner = SharedCalls(lambda: self._shared)
+        """Divides calls among requests."""
         # What all rows learn, by kind of answer, and whole answers by the number of rows, too.
         self._acceptance: dict[Kind, AcceptanceModel] = {}
         self._answers: dict[tuple[Kind, int], Answers] = {}
@@ -100,11 +102,6 @@ class ProposerFactory:
         if settings.policy != "adaptive":
             return ["draft" if self._draft else "suffix"]
         return ["draft", "suffix"] if self._draft else ["suffix"]
-
-    @property
-    def planner(self) -> SharedCalls | None:
-        """Divides calls among rows; None while costs are unknown, as no policy needs them."""
-        return SharedCalls(*self._shared) if self._shared else None
 
     def _shared_costs(self, slot: Slot) -> tuple[RowCosts, RowCosts | None]:
         main, draft = self._costs(slot)
@@ -155,7 +152,7 @@ class ProposerFactory:
         if settings.shape in ("tree", "beam") and self._branches < 2 <= settings.tree_nodes:
             if slot.head and slot.head.max_branches < 2 <= self._main.max_branches:
                 raise InvalidRequest("this head drafts chains only: leave the shape at chain (--shape chain)")
-            if any(context.model.is_recurrent for context in (self._main, self._draft) if context):
+            if any(row.model.is_recurrent for row in (self._main, self._draft) if row):
                 raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
         policy = self._policy(settings, clock, slot, n_rows)
@@ -207,7 +204,6 @@ class ProposerFactory:
             n_vocab=vocabulary.n_tokens,
             is_end=vocabulary.is_end,
             lookup=lookup,
-            head=slot.head,
         )
 
     def _policy(
@@ -249,7 +245,7 @@ class ProposerFactory:
     @property
     def _branches(self) -> int:
         """Maximum number of branches that both contexts support."""
-        return min(context.max_branches for context in (self._main, self._draft) if context)
+        return min(row.max_branches for row in (self._main, self._draft) if row)
 
     def _may_branch(self, settings: GenerationSettings) -> bool:
         """Return whether the policy may choose trees instead of chains."""

@@ -15,7 +15,8 @@ from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Prefilled, Statistics
-from spec_local.engine.request import Request, check_prompt
+from spec_local.engine.prefill import check_prompt
+from spec_local.engine.request import Request
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIERS
@@ -175,7 +176,6 @@ class RunningAnswers:
                         checked = self.checked(index, prompt, settings, functools.partial(cancelled, index))
                         slot = _best_slot(free, list(checked.tokens))
                         started = self.begin(checked, slot, clock, n_rows)
-                        engine.planner = self._factory.planner
                         engine.add(started.request)
                     except SpecLocalError as error:
                         yield RowEvent(index, Failed(error, Statistics()))

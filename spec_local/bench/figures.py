@@ -75,7 +75,7 @@ class VariantFigures:
         """Shares of the time after the prompt: drafting, calls of the main model, and the rest."""
         parts = {"drafting": 0.0, "main": 0.0, "rest": 0.0}
         for part, seconds in self.profile.items():
-            drafting = part.startswith(("draft", "lookup", "observe"))
+            drafting = part in ("propose", "draft model")
             parts["drafting" if drafting else "main" if part == "main model" else "rest"] += seconds
         total = sum(parts.values())
         return {part: seconds / total if total else 0.0 for part, seconds in parts.items()}

@@ -167,9 +167,9 @@ def _batch(
     on_progress: Callable[[float], None],
 ) -> Batch | None:
     """Answer prompts; None: cancelled."""
-    for context in (session.main, session.draft):
-        if context:
-            context.truncate(0)  # the time includes the whole prompts
+    for row in (session.main, session.draft):
+        if row:
+            row.truncate(0)  # the time includes the whole prompts
     seed = (variant.settings.seed or 0) + number
     settings = (replace(variant.settings, seed=seed + i) for i in count())
     limit = variant.settings.max_tokens or session.main.n_ctx

@@ -30,15 +30,15 @@ def record(
         log: receives a line before a slow operation.
     """
     models = {}
-    for role, context in (("main", session.main), ("draft", session.draft)):
-        if context:
-            path = context.model.path
+    for role, row in (("main", session.main), ("draft", session.draft)):
+        if row:
+            path = row.model.path
             size = path.stat().st_size
             if size > 500_000_000:
                 log(f"hashing {path.name} ({format_size(size)})")
             models[role] = {
                 "file": path.name,
-                "description": context.model.description,
+                "description": row.model.description,
                 "bytes": size,
                 "sha256": sha256(path),
             }

@@ -16,7 +16,8 @@ from spec_local.bench.prompts import Prompt
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
-from spec_local.core.language_model import LanguageModel, Logits, common_prefix, prefill, run
+from spec_local.core.calls import Logits, run
+from spec_local.core.language_model import LanguageModel, common_prefix, prefill
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.engine.events import FinishReason, Statistics
 from spec_local.llama.heads.base import HeadRow
@@ -164,9 +165,9 @@ def _run(
     cancelled: Callable[[], bool],
     on_progress: Callable[[float], None],
 ) -> Run:
-    for context in (session.main, session.draft):
-        if context:
-            context.truncate(0)  # the time to the first token includes the whole prompt
+    for row in (session.main, session.draft):
+        if row:
+            row.truncate(0)  # the time to the first token includes the whole prompt
     settings = replace(variant.settings, seed=(variant.settings.seed or 0) + number)
     limit = settings.max_tokens or session.main.n_ctx
     text, tokens = "", list[int]()

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from spec_local.core.language_model import LanguageModel, prefill, run
+from spec_local.core.calls import run
+from spec_local.core.language_model import LanguageModel, prefill
 from spec_local.core.proposal import Limit
 from spec_local.lookups.base import Lookup
 

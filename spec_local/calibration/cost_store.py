@@ -49,18 +49,18 @@ class Conditions:
     workers: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, context: LlamaRow | HeadRow) -> "Conditions":
+    def of(cls, row: LlamaRow | HeadRow) -> "Conditions":
         """The conditions of a context."""
         return cls(
-            context.model.path,
-            context.model.gpu_layers,
-            context.threads,
-            context.n_ctx,
-            context.cache_type,
-            context.max_tokens,
-            context.max_branches > 1,
-            isinstance(context, HeadRow),
-            context.model.workers,
+            row.model.path,
+            row.model.gpu_layers,
+            row.threads,
+            row.n_ctx,
+            row.cache_type,
+            row.max_tokens,
+            row.max_branches > 1,
+            isinstance(row, HeadRow),
+            row.model.workers,
         )
 
 

@@ -48,30 +48,30 @@ class KnownCosts:
 
     def save(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> None:
         """Write `calls` to disk, if they are known, and forget them."""
-        for context, table in zip((main, draft), self.calls or (), strict=False):
-            if context and table:
-                cost_store.save(context, table)
+        for row, table in zip((main, draft), self.calls or (), strict=False):
+            if row and table:
+                cost_store.save(row, table)
         self.calls = None
 
-    def _known(self, context: LlamaRow | HeadRow, budget: float, rows: int | None = None) -> CostModel:
-        if context.n_ctx - len(context.cached) < MAX_DRAFT:
-            context.truncate(0)  # too little room for a good measurement; the history is evaluated again
-        known, text = cost_store.load(context), sample_tokens(context)
+    def _known(self, row: LlamaRow | HeadRow, budget: float, rows: int | None = None) -> CostModel:
+        if row.n_ctx - len(row.cached) < MAX_DRAFT:
+            row.truncate(0)  # too little room for a good measurement; the history is evaluated again
+        known, text = cost_store.load(row), sample_tokens(row)
         if known:
             # The machine may have been busy or on battery then, and sizes that seem expensive are not tried
             # again.
             for _ in range(2):
-                with _known_states(context):
-                    now = measure(context, (1, 8), 1, rows, text)
+                with _known_states(row):
+                    now = measure(row, (1, 8), 1, rows, text)
                 if known.agrees_with(now):
                     known.observe(1, now.seconds(1))  # scales the costs of all sizes to the current speed
                     return known
         else:
-            self.log(f"measuring {context.model.path.name} (first use with these settings)")
-        with _known_states(context):
-            return measure(context, rows=rows, text=text, budget=budget)
+            self.log(f"measuring {row.model.path.name} (first use with these settings)")
+        with _known_states(row):
+            return measure(row, rows=rows, text=text, budget=budget)
 
 
-def _known_states(context: LlamaRow | HeadRow) -> AbstractContextManager[None]:
+def _known_states(row: LlamaRow | HeadRow) -> AbstractContextManager[None]:
     """Within the block, a head evaluates tokens as it does those whose states it has received."""
-    return context.known_states() if isinstance(context, HeadRow) else nullcontext()
+    return row.known_states() if isinstance(row, HeadRow) else nullcontext()

@@ -24,6 +24,6 @@ year, which explains why small owners shared vessels: a loss then ruined none of
 """
 
 
-def sample_tokens(context: LlamaRow | HeadRow) -> Sequence[int]:
+def sample_tokens(row: LlamaRow | HeadRow) -> Sequence[int]:
     """Prose and code as tokens of the context's model; empty for a head, whose file may have no tokenizer."""
-    return () if isinstance(context, HeadRow) else context.model.vocabulary.tokenize(_TEXT)
+    return () if isinstance(row, HeadRow) else row.model.vocabulary.tokenize(_TEXT)

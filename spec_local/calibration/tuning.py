@@ -71,7 +71,7 @@ def tune(
     for n in threads:
         log(f"measuring {model.path.name} with {n} thread{'s' if n > 1 else ''}")
         with ExitStack() as stack:
-            context = open_row(
+            row = open_row(
                 model,
                 n_ctx=n_ctx,
                 max_logits=max_logits,
@@ -79,15 +79,15 @@ def tune(
                 cache_type=cache_type,
                 hidden=head.hidden if head else None,
             )
-            stack.callback(context.close)
+            stack.callback(row.close)
             rows = 1 if max_logits == 1 else None
-            text = sample_tokens(context)
-            costs = measure(context, SIZES, rounds, rows, text, precision=_PRECISION, log=log)
-            cost_store.save(context, costs)
-            prefill = measure_prefill(context, text)
+            text = sample_tokens(row)
+            costs = measure(row, SIZES, rounds, rows, text, precision=_PRECISION, log=log)
+            cost_store.save(row, costs)
+            prefill = measure_prefill(row, text)
             of_head = None
             if head:
-                (row,) = head.open([context])
+                (row,) = head.open([row])
                 stack.callback(row.close)
                 with row.known_states():
                     of_head = measure(row, SIZES, rounds, 1, precision=_PRECISION, log=log)

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.calls import Call, Logits
 from spec_local.core.kept_states import KeptStates, Kind
-from spec_local.core.language_model import Call, Logits, Rollback, RowMethods, States, common_prefix
+from spec_local.core.language_model import Rollback, RowMethods, States, common_prefix
 from spec_local.core.proposal import check_path
 from spec_local.errors import ContextOverflow, InvalidRequest
 

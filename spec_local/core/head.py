@@ -7,14 +7,15 @@ states of all tokens of the history, and predict a block of tokens after the las
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Calls, LanguageModel, States
+from spec_local.core.language_model import LanguageModel, States
 
 
+@runtime_checkable
 class Head(LanguageModel, Protocol):
     """A `LanguageModel` for a row of the main model: a prefix of its history, followed by draft tokens."""
 
@@ -52,5 +53,5 @@ class Head(LanguageModel, Protocol):
             InvalidRequest: the states of tokens before them are missing.
         """
 
-    def read_calls(self) -> Calls[None]:
+    async def read(self) -> None:
         """Evaluate the tokens that were received, once there are enough of them for a call."""

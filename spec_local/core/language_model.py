@@ -1,21 +1,17 @@
-"""The interface to a model: what the decoding loop and the proposers call.
+"""The interface to a model: what the engine and the proposers call.
 
-Reading the weights takes most of the time of a small call. The rows of a model, one for each answer that is
-being generated, therefore share its calls. Code that needs a model's output is a generator of `Call` objects;
-whoever drives it decides which calls are made together (`run_together`).
+A context evaluates; its rows, one for each running request, share its calls (see `spec_local.core.calls`).
 """
 
-from collections import deque
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.core.calls import Call, Logits, run
+from spec_local.errors import InvalidRequest
 
-Logits = NDArray[np.float32]
 States = NDArray[np.float32]
 
 Rollback = Literal["any", "bounded", "fork", "none"]
@@ -25,32 +21,6 @@ any: the last ones, as many as wanted.
 bounded: up to `LanguageModel.max_rollback` of the last call's tokens, but not all of them; else as fork.
 fork: only all tokens after a checkpoint; those among them that are kept must be evaluated again.
 none: only all tokens.
-"""
-
-_Result = TypeVar("_Result")
-_Row = TypeVar("_Row", covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Call(Generic[_Row]):
-    """A row's part of a model call: nodes to add to its tree. Create it with `Row.call`.
-
-    Attributes:
-        row: the row that the nodes belong to; its context knows what kind of row it is.
-        tokens, parents, n_logits: see `Row.call`.
-    """
-
-    row: _Row
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    n_logits: int
-
-
-Calls = Generator[Call[Any], Logits, _Result]
-"""A computation that needs model calls.
-
-It yields each `Call` and receives its logits, or the error of the call as an exception. The logits are a
-view, which the next call of the same model overwrites: they are used before the next ``yield``.
 """
 
 
@@ -148,8 +118,8 @@ class LanguageModel(Protocol):
             BackendError: the call failed; the history is unchanged (a recurrent model's may be lost).
         """
 
-    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
-        """`evaluate`, in calls that may be shared with other rows."""
+    async def evaluate_async(self, tokens: Sequence[int], n_logits: int) -> Logits:
+        """`evaluate`, in calls that other rows may share."""
 
     def decode_tree(
         self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
@@ -171,10 +141,10 @@ class LanguageModel(Protocol):
             ContextOverflow, BackendError: as above; the tree is dropped.
         """
 
-    def decode_tree_calls(
+    async def decode_tree_async(
         self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Calls[Logits]:
-        """`decode_tree`, in calls that may be shared with other rows."""
+    ) -> Logits:
+        """`decode_tree`, in calls that other rows may share."""
 
     def commit(self, path: Sequence[int]) -> None:
         """Append a path of the tree, as nodes from the root down, to the history, and drop the others.
@@ -237,12 +207,12 @@ class RowMethods:
 
     def evaluate(self: LanguageModel, tokens: Sequence[int], n_logits: int) -> Logits:
         """See `LanguageModel.evaluate`."""
-        return run(self.evaluate_calls(tokens, n_logits))
+        return run(self.evaluate_async(tokens, n_logits))
 
-    def evaluate_calls(self: Row, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+    async def evaluate_async(self: Row, tokens: Sequence[int], n_logits: int) -> Logits:
         """See `LanguageModel.evaluate`."""
         self.commit(())
-        logits = yield self.call(tokens, range(-1, len(tokens) - 1), n_logits)
+        logits = await self.call(tokens, range(-1, len(tokens) - 1), n_logits)
         self.commit(range(len(tokens)))
         return logits
 
@@ -254,13 +224,13 @@ class RowMethods:
         self: LanguageModel, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
     ) -> Logits:
         """See `LanguageModel.decode_tree`."""
-        return run(self.decode_tree_calls(tokens, parents, n_logits))
+        return run(self.decode_tree_async(tokens, parents, n_logits))
 
-    def decode_tree_calls(
+    async def decode_tree_async(
         self: Row, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Calls[Logits]:
+    ) -> Logits:
         """See `LanguageModel.decode_tree`."""
-        return (yield self.call(tokens, parents, len(tokens) if n_logits is None else n_logits))
+        return await self.call(tokens, parents, len(tokens) if n_logits is None else n_logits)
 
     def states(self: LanguageModel, nodes: Sequence[int]) -> States:
         """See `Row.states`; this one keeps none."""
@@ -269,85 +239,6 @@ class RowMethods:
     def reuse(self: LanguageModel, tokens: Sequence[int]) -> None:
         """See `LanguageModel.reuse`; this one knows of no other rows."""
         self.truncate(common_prefix(self.cached, tokens))
-
-
-_Waiting = tuple[int, Call[Any]]
-"""A computation, by its number, that waits for a call."""
-
-
-def run(calls: Calls[_Result]) -> _Result:
-    """Make the calls of a computation, each by itself, and return its result."""
-    try:
-        call = next(calls)
-        while True:
-            try:
-                logits = call.row.context.decode([call])[0]
-            except SpecLocalError as error:
-                call = calls.throw(error)
-            else:
-                call = calls.send(logits)
-    except StopIteration as end:
-        result: _Result = end.value
-        return result
-
-
-def run_together(tasks: Sequence[Calls[_Result]]) -> list[_Result | SpecLocalError]:
-    """Make the calls of computations of several rows: one call for all that wait for the same model.
-
-    Returns:
-        the result of each, or its error, which does not affect the others.
-    """
-    results: list[_Result | SpecLocalError | None] = [None] * len(tasks)
-    waiting: deque[_Waiting] = deque()
-
-    def resume(i: int, answer: Logits | SpecLocalError | None) -> None:
-        try:
-            if isinstance(answer, SpecLocalError):
-                call = tasks[i].throw(answer)
-            else:
-                call = next(tasks[i]) if answer is None else tasks[i].send(answer)
-        except StopIteration as end:
-            results[i] = end.value
-        except SpecLocalError as error:
-            results[i] = error
-        else:
-            waiting.append((i, call))
-
-    for i in range(len(tasks)):
-        resume(i, None)
-    while waiting:
-        # Their logits are views: those that wait for the next call of the model must be resumed before it.
-        group, rest = _that_fit(waiting)
-        waiting = deque(rest)
-        answers: Sequence[Logits | SpecLocalError]
-        try:
-            answers = group[0][1].row.context.decode([call for _, call in group])
-        except SpecLocalError as error:
-            answers = [error] * len(group)
-        for (i, _), answer in zip(group, answers, strict=True):
-            resume(i, answer)
-    return results  # type: ignore[return-value]  # None is a result only if the computation returned it
-
-
-def _that_fit(waiting: Sequence[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
-    """The calls that can be made together with the first one, and the others."""
-    context = waiting[0][1].row.context
-    n_tokens = n_logits = 0
-    group: list[_Waiting] = []
-    rest: list[_Waiting] = []
-    for i, call in waiting:
-        fits = (
-            call.row.context is context
-            and n_tokens + len(call.tokens) <= context.max_tokens
-            and n_logits + call.n_logits <= context.max_logits
-        )
-        if fits or not group:
-            group.append((i, call))
-            n_tokens += len(call.tokens)
-            n_logits += call.n_logits
-        else:
-            rest.append((i, call))
-    return group, rest
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -368,7 +259,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return n_equal
 
 
-def prefill(model: LanguageModel, tokens: Sequence[int]) -> Calls[int]:
+async def prefill(model: LanguageModel, tokens: Sequence[int]) -> int:
     """Make the cache contain exactly `tokens`, reusing the longest prefix that is already cached.
 
     The caller may stop after any of the calls.
@@ -379,5 +270,5 @@ def prefill(model: LanguageModel, tokens: Sequence[int]) -> Calls[int]:
     model.reuse(tokens)
     n_cached = len(model.cached)
     while (start := len(model.cached)) < len(tokens):
-        yield from model.evaluate_calls(tokens[start : start + model.max_tokens], 0)
+        await model.evaluate_async(tokens[start : start + model.max_tokens], 0)
     return len(tokens) - n_cached

@@ -128,6 +128,12 @@ class Proposal:
         values = [self.values[node] for node in order] if self.values else ()
         return Proposal([self.tokens[node] for node in order], parents, source=self.source, values=values)
 
+    def without_distributions(self) -> "Proposal":
+        """The tokens, to keep: a distribution over a whole vocabulary takes a megabyte."""
+        if not self.tokens:
+            return EMPTY
+        return Proposal(self.tokens, self.parents, source=self.source, values=self.values)
+
     def follow(self, tokens: Sequence[int]) -> list[int]:
         """The longest path whose tokens are a prefix of these."""
         nodes = {

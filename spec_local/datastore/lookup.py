@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Logits
+from spec_local.core.calls import Logits
 from spec_local.core.proposal import ROOT, Limit
 from spec_local.datastore.alignment import Alignment
 from spec_local.lookups.base import Candidates

@@ -7,7 +7,8 @@ from typing import Any
 from spec_local.core import language_model
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Event, Failed
-from spec_local.engine.request import Request, check_prompt
+from spec_local.engine.prefill import check_prompt
+from spec_local.engine.request import Request
 
 __all__ = ["check_prompt", "decode"]
 

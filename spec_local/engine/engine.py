@@ -1,11 +1,6 @@
-"""The scheduler: in each step, one call of the main model for all requests.
+"""The engine: speculative decoding, one step after the other, for all requests at the same time.
 
-1. Propose: the draft model drafts for all requests in the same calls.
-2. Evaluate: the main model evaluates the proposals of all requests in ONE call, and in it a chunk of the
-   prompt of requests that have just started.
-3. Verify and commit: each request by itself, with its own rng.
-
-Requests advance at different rates. A request that fails or ends disturbs no other.
+Requests advance at different rates. One that fails or ends disturbs no other.
 """
 
 import time
@@ -13,9 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from spec_local.core.language_model import Call, Calls, Logits, run_together
+from spec_local.core.calls import Call, Calls, together
+from spec_local.core.language_model import Context
 from spec_local.core.proposal import Proposal
+from spec_local.core.timer import Timer
 from spec_local.engine.events import Event, Failed, Finished, Prefilled, Statistics
+from spec_local.engine.prefill import Prefill
 from spec_local.engine.request import Request
 from spec_local.errors import InvalidRequest, SpecLocalError
 
@@ -65,7 +63,7 @@ class Engine:
     ) -> None:
         self.requests: list[Request] = []
         self.statistics, self.n_calls = statistics or Statistics(), 0
-        self.planner, self._clock = planner, clock
+        self._planner, self._timer = planner, Timer(clock)
 
     def add(self, request: Request) -> None:
         """Start a request; its prompt is read in the next steps.
@@ -78,7 +76,8 @@ class Engine:
         if n > min(context.max_tokens, context.max_logits):
             raise InvalidRequest(f"{n} requests exceed the batch size of {context.max_tokens}: start fewer")
         self.requests.append(request)
-        request.start()
+        if request.prefill:
+            request.prefill.start()
 
     def remove(self, request: Request) -> None:
         """End a request: its caches then contain only its history."""
@@ -101,125 +100,151 @@ class Engine:
         Raises:
             BackendError: a call of the main model failed; the requests have not advanced.
         """
-        events: Events = []
-        for request in list(self.requests):
-            if reason := request.reason_to_end():
-                self.remove(request)
-                events.append((request, Finished(reason, request.statistics)))
+        events = self._finished()
         if not self.requests:
             return events
-        started = self._clock()
-        generating = self._generating()
-        reading = self._readers()
-        events += self._draft(generating, reading)
+        timer = self._timer
+        timer.start()
+        decoding, prefills = self._split()
+
+        # 1 Propose: the draft model drafts for all requests in the same calls, and reads prompts.
+        events += self._propose(decoding, prefills)
         failed = {request for request, event in events if isinstance(event, Failed)}
-        going_on = [request for request in generating if request not in failed]
-        self._shorten(going_on, started)
-        events += self._evaluate(going_on, [request for request in reading if request.n_unread])
-        seconds = self._clock() - started
-        for request in generating:
-            request.count_seconds(seconds)
-        if generating:
-            self.statistics.predicted_s += seconds
-        else:
-            self.statistics.prompt_s += seconds
+        going_on = [request for request in decoding if request not in failed]
+        unread = [p for request, p in prefills.items() if p.n_unread and request not in failed]
+        self._shorten(going_on)
+
+        mains = [*(request.main for request in going_on), *(prefill.main for prefill in unread)]
+        for context in dict.fromkeys(main.context for main in mains):
+            # 2 Evaluate: ONE call of the main model, with the proposals and chunks of new prompts.
+            started = timer.clock()
+            mine = [request for request in going_on if request.main.context is context]
+            steps = [(request, request.verify_call()) for request in mine]
+            n_tokens = sum(len(call.tokens) for _, call in steps)
+            chunks = self._chunks(context, unread, n_tokens)
+            answers = context.decode([call for _, call in [*steps, *chunks]])
+            self.n_calls += 1
+            timer.lap("main model")
+
+            for (request, call), logits in zip(steps, answers, strict=False):
+                try:
+                    # 3 Verify: the output has exactly the main model's distribution, whatever was drafted.
+                    verified = request.verify(logits)
+                    timer.lap("verify")
+                    # 4 Commit: the accepted path stays in the caches, all else is rolled back.
+                    step = request.commit(call, logits, verified)
+                except SpecLocalError as error:  # the grammar allows no token
+                    events.append((request, Failed(error, request.statistics)))
+                else:
+                    events.append((request, step))
+                    self.statistics.count_step(len(step.tokens), step.proposal, step.n_accepted)
+                    if request.has_ended:
+                        events.append((request, Finished("stop", request.statistics)))
+                timer.lap("commit")
+            for prefill, call in chunks:
+                prefill.commit(call)
+                self.statistics.prompt_n += len(call.tokens)
+            if self._planner and len(steps) > 1 and not chunks:
+                self._planner.observe(n_tokens - len(steps), timer.clock() - started)
+
+        self._count_time(decoding)
         for request, event in events:
             if isinstance(event, Failed | Finished):
                 self.remove(request)
         return events
 
-    def _generating(self) -> list[Request]:
-        """The requests that generate in this step: all whose unevaluated tokens fit in a call."""
-        left = {request.main.context: request.main.context.max_tokens for request in self.requests}
-        found: list[Request] = []
-        for request in self.requests:
-            if not request.is_reading and request.n_unevaluated <= left[request.main.context]:
-                left[request.main.context] -= request.n_unevaluated
-                found.append(request)
-        return found
-
-    def _readers(self) -> list[Request]:
-        """The requests that read their prompt in this step: one may wait for what another one is reading."""
-        reading = [request for request in self.requests if request.is_reading]
-        found = [request for i, request in enumerate(reading) if not any(map(request.waits_for, reading[:i]))]
-        for request in found:
-            request.reuse_cache()
-        return found
-
-    def _draft(self, generating: Sequence[Request], reading: Sequence[Request]) -> Events:
-        """Draft for all requests, and let the draft model read prompts that the main model has read."""
-        n_requests = Counter(request.main.context for request in self.requests)
-        if self.planner:
-            n_running = max(n_requests.values())
-            together = n_running > 1  # otherwise each has its own model
-            n = (len(generating) or n_running) if together else 1
-            n_unread = sum(request.n_unread for request in reading) if together and generating else 0
-            n_read = min(_CHUNK, n_unread)
-            n_read += sum(
-                request.n_unevaluated - 1 for request in (generating if together else generating[:1])
-            )
-            self.planner.begin(n, n_read, len(self.requests) - n, n_running)
-        tasks: list[Calls[bool]] = []
-        for request in generating:
-            context = request.main.context
-            share = min(context.max_tokens, context.max_logits) // n_requests[context]
-            tasks.append(request.propose(share))
-        with_draft = [request for request in reading if not request.n_unread]
-        tasks += [request.read_with_draft(with_draft[:i]) for i, request in enumerate(with_draft)]
-        with_head = [request for request in reading if request.n_unread and request.has_head]
-        tasks += [request.read_with_head() for request in with_head]
+    def _finished(self) -> Events:
+        """Remove the requests whose answers are over."""
         events: Events = []
-        drafting = [*generating, *with_draft, *with_head]
-        for request, result in zip(drafting, run_together(tasks), strict=True):
-            if isinstance(result, SpecLocalError):
-                events.append((request, Failed(result, request.statistics)))
-            elif result and request.is_reading:
-                request.end_reading()
+        for request in list(self.requests):
+            if reason := request.reason_to_end():
+                self.remove(request)
+                events.append((request, Finished(reason, request.statistics)))
+        return events
+
+    def _split(self) -> tuple[list[Request], dict[Request, Prefill]]:
+        """Return the requests that decode in this step, and those that read their prompt.
+
+        Those decode whose unevaluated tokens fit in a call. A prompt may wait for another one that is read.
+        """
+        left = {request.main.context: request.main.context.max_tokens for request in self.requests}
+        decoding: list[Request] = []
+        prefills: dict[Request, Prefill] = {}
+        for request in self.requests:
+            context = request.main.context
+            if request.prefill:
+                prefills[request] = request.prefill
+            elif request.n_unevaluated <= left[context]:
+                left[context] -= request.n_unevaluated
+                decoding.append(request)
+        reading = list(prefills.values())
+        for i, (request, prefill) in enumerate(list(prefills.items())):
+            if any(map(prefill.waits_for, reading[:i])):
+                del prefills[request]
+        for prefill in prefills.values():
+            prefill.reuse_cache()
+        return decoding, prefills
+
+    def _propose(self, decoding: Sequence[Request], prefills: dict[Request, Prefill]) -> Events:
+        """Draft for all requests, and let the draft model or head read what the main model has read."""
+        n_rows = Counter(request.main.context for request in self.requests)
+        self._announce(decoding, list(prefills.values()), max(n_rows.values()))
+        tasks: list[Calls[bool | None]] = []
+        for request in decoding:
+            context = request.main.context
+            tasks.append(request.propose(min(context.max_tokens, context.max_logits) // n_rows[context]))
+        read = [prefill for prefill in prefills.values() if not prefill.n_unread]
+        for prefill in prefills.values():
+            others = read[: read.index(prefill)] if prefill in read else ()
+            tasks.append(prefill.draft(others))
+        events: Events = []
+        for request, outcome in zip([*decoding, *prefills], together(tasks, self._timer), strict=True):
+            if isinstance(outcome, SpecLocalError):
+                events.append((request, Failed(outcome, request.statistics)))
+            elif outcome and request.prefill:
+                request.prefill.finish()
+                request.prefill = None
                 events.append((request, Prefilled(request.statistics)))
         return events
 
-    def _shorten(self, generating: Sequence[Request], started: float) -> None:
-        if self.planner and len({request.main.context for request in generating}) == 1 < len(generating):
-            proposals = self.planner.choose(
-                [request.proposal for request in generating], self._clock() - started
-            )
-            for request, proposal in zip(generating, proposals, strict=True):
-                request.shorten(proposal)
+    def _announce(self, decoding: Sequence[Request], prefills: Sequence[Prefill], n_running: int) -> None:
+        """Tell the planner what this step's call will evaluate."""
+        if not self._planner:
+            return
+        together = n_running > 1  # otherwise each has its own model
+        n = (len(decoding) or n_running) if together else 1
+        n_unread = sum(prefill.n_unread for prefill in prefills) if together and decoding else 0
+        n_again = sum(request.n_unevaluated - 1 for request in (decoding if together else decoding[:1]))
+        self._planner.begin(n, min(_CHUNK, n_unread) + n_again, len(self.requests) - n, n_running)
 
-    def _evaluate(self, generating: Sequence[Request], reading: Sequence[Request]) -> Events:
-        """Call the main model, once for all requests that share it, and commit the result."""
-        events: Events = []
-        for context in dict.fromkeys(request.main.context for request in [*generating, *reading]):
-            started = self._clock()
-            steps = [
-                (request, request.verify_call()) for request in generating if request.main.context is context
-            ]
-            n_tokens = sum(len(call.tokens) for _, call in steps)
-            n_drafted = n_tokens - len(steps)  # or tokens that are evaluated again
-            n_free = min(context.max_tokens - n_tokens, _CHUNK if steps else context.max_tokens)
-            prompts: list[tuple[Request, Call[Any]]] = []
-            for request in reading:
-                if request.main.context is context and n_free > 0:
-                    prompts.append((request, request.prompt_call(n_free)))
-                    n_free -= len(prompts[-1][1].tokens)
-            answers = context.decode([call for _, call in [*steps, *prompts]])
-            self.n_calls += 1
-            for (request, call), logits in zip(steps, answers, strict=False):
-                events += self._commit(request, call, logits)
-            for request, call in prompts:
-                request.commit_prompt(call)
-                self.statistics.prompt_n += len(call.tokens)
-            if self.planner and len(steps) > 1 and not prompts:
-                self.planner.observe(n_drafted, self._clock() - started)
-        return events
+    def _shorten(self, decoding: Sequence[Request]) -> None:
+        """Drop draft tokens that would not repay their time in the call that the requests share."""
+        if self._planner and len({request.main.context for request in decoding}) == 1 < len(decoding):
+            proposals = [request.proposal for request in decoding]
+            self._timer.lap("propose")
+            for request, kept in zip(
+                decoding, self._planner.choose(proposals, self._timer.seconds), strict=True
+            ):
+                request.shorten(kept)
 
-    def _commit(self, request: Request, call: Call[Any], logits: Logits) -> Events:
-        proposal = request.proposal
-        try:
-            step = request.commit(call, logits)
-        except SpecLocalError as error:  # the grammar allows no token
-            return [(request, Failed(error, request.statistics))]
-        self.statistics.count_step(len(step.tokens), proposal, step.n_accepted)
-        if request.has_ended:
-            return [(request, step), (request, Finished("stop", request.statistics))]
-        return [(request, step)]
+    def _chunks(
+        self, context: Context, unread: Sequence[Prefill], n_tokens: int
+    ) -> list[tuple[Prefill, Call[Any]]]:
+        """Return calls for the next parts of prompts, beside `n_tokens` of requests that decode."""
+        left = min(context.max_tokens - n_tokens, _CHUNK if n_tokens else context.max_tokens)
+        chunks: list[tuple[Prefill, Call[Any]]] = []
+        for prefill in unread:
+            if prefill.main.context is context and left > 0:
+                chunks.append((prefill, prefill.call(left)))
+                left -= len(chunks[-1][1].tokens)
+        return chunks
+
+    def _count_time(self, decoding: Sequence[Request]) -> None:
+        """Add the time of a step to the requests that decoded in it, and to the whole."""
+        self._timer.lap("commit")
+        for request in decoding:
+            request.count_time(self._timer)
+        if decoding:
+            self.statistics.predicted_s += self._timer.seconds
+        else:
+            self.statistics.prompt_s += self._timer.seconds

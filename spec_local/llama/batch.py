@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Call
+from spec_local.core.calls import Call
 
 
 class BatchRow(Protocol):

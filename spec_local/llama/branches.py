@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spec_local.core.language_model import Call
+from spec_local.core.calls import Call
 from spec_local.core.proposal import check_path
 from spec_local.errors import InvalidRequest
 from spec_local.llama.batch import Batch

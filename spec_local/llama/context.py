@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from spec_local.core.calls import Call, Logits
 from spec_local.core.kept_states import KINDS
-from spec_local.core.language_model import Call, Logits, Rollback, States
+from spec_local.core.language_model import Rollback, States
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch, BatchRow

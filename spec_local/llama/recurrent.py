@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.calls import Call
 from spec_local.core.kept_states import KINDS, KeptStates, Kind
-from spec_local.core.language_model import Call, common_prefix
+from spec_local.core.language_model import common_prefix
 from spec_local.errors import BackendError, InvalidRequest, ModelError
 from spec_local.llama.batch import Batch
 from spec_local.llama.context import LlamaContext

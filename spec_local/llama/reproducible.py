@@ -95,43 +95,43 @@ def _sizes() -> list[tuple[int, int]]:
     return [*((1, most) for most in sorted({_MOST, *limits}, reverse=True)), (_MULTIPLE, _MOST)]
 
 
-def _same_rows(context: LlamaRow, text: list[int]) -> bool:
+def _same_rows(row: LlamaRow, text: list[int]) -> bool:
     """Return whether calls of the largest size and of various sizes give the same logits."""
     calls = [0, *accumulate(_CALLS)]
-    return _same(_rows(context, text, calls), _rows(context, text, _largest_calls(context, 0)))
+    return _same(_rows(row, text, calls), _rows(row, text, _largest_calls(row, 0)))
 
 
-def _same_rows_in_tree(context: LlamaRow, text: list[int]) -> bool:
+def _same_rows_in_tree(row: LlamaRow, text: list[int]) -> bool:
     """Return whether a path through a tree, and the tokens after it, have the same logits as a chain.
 
     The path's nodes have 1, 2, 0, 1, 2, 0 … siblings.
     """
-    expected = _rows(context, text, _largest_calls(context, 0))
-    context.truncate(0)
+    expected = _rows(row, text, _largest_calls(row, 0))
+    row.truncate(0)
     tokens: list[int] = []
     parents: list[int] = []
     path: list[int] = []
-    while len(tokens) < context.max_tokens:
-        n_free = min(context.max_tokens - len(tokens), context.max_branches + len(path) - len(tokens)) - 1
+    while len(tokens) < row.max_tokens:
+        n_free = min(row.max_tokens - len(tokens), row.max_branches + len(path) - len(tokens)) - 1
         n_siblings = min((len(path) + 1) % 3, n_free)
         parents += [path[-1] if path else -1] * (n_siblings + 1)
         tokens += [*text[_N - n_siblings :][:n_siblings], text[len(path)]]
         path.append(len(tokens) - 1)
-    found = [context.decode_tree(tokens, parents)[path].copy()]
-    context.commit(path)
+    found = [row.decode_tree(tokens, parents)[path].copy()]
+    row.commit(path)
     if len(path) < _N:
-        found.append(_rows(context, text, _largest_calls(context, len(path))))
+        found.append(_rows(row, text, _largest_calls(row, len(path))))
     return _same(np.concatenate(found), expected)
 
 
-def _largest_calls(context: LlamaRow, start: int) -> list[int]:
-    return [*range(start, _N, context.max_tokens), _N]
+def _largest_calls(row: LlamaRow, start: int) -> list[int]:
+    return [*range(start, _N, row.max_tokens), _N]
 
 
-def _rows(context: LlamaRow, text: list[int], ends: list[int]) -> NDArray[np.float32]:
+def _rows(row: LlamaRow, text: list[int], ends: list[int]) -> NDArray[np.float32]:
     """Return the logits after each token from ends[0] on, from calls that end at the other lengths."""
-    context.truncate(ends[0])
-    return np.concatenate([context.evaluate(text[a:b], b - a).copy() for a, b in pairwise(ends)])
+    row.truncate(ends[0])
+    return np.concatenate([row.evaluate(text[a:b], b - a).copy() for a, b in pairwise(ends)])
 
 
 def _same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:

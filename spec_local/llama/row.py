@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Call, RowMethods, States, common_prefix
+from spec_local.core.calls import Call
+from spec_local.core.language_model import RowMethods, States, common_prefix
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch

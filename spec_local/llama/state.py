@@ -54,19 +54,19 @@ class _Header(BaseModel):
     parts: list[_Part]
 
 
-def size(contexts: Mapping[str, LlamaRow]) -> int:
+def size(rows: Mapping[str, LlamaRow]) -> int:
     """Return the size in bytes of the file that `save` would write now."""
-    header = _header(contexts)
+    header = _header(rows)
     frame = len(_MAGIC) + 8 + len(header.model_dump_json().encode())
     return frame + sum(part.size for part in header.parts) + _HASH_BYTES * (len(header.parts) + 1)
 
 
-def save(path: Path, contexts: Mapping[str, LlamaRow]) -> int:
+def save(path: Path, rows: Mapping[str, LlamaRow]) -> int:
     """Write the states of contexts to a file, atomically. Needs memory for the largest state.
 
     Args:
         path: an existing file is replaced when the new one is complete.
-        contexts: by role; empty ones are left out.
+        rows: by role; empty ones are left out.
 
     Returns:
         The size of the file in bytes.
@@ -75,12 +75,12 @@ def save(path: Path, contexts: Mapping[str, LlamaRow]) -> int:
         InvalidRequest: the file cannot be written.
         ContextOverflow: there is not enough memory.
     """
-    header = _header(contexts)
+    header = _header(rows)
     with saving(path) as temporary, temporary.open("wb") as file:
         text = header.model_dump_json().encode()
         file.write(_MAGIC + len(text).to_bytes(8, "little") + text + _hash(text))
         for part in header.parts:
-            state = contexts[part.role].state().data
+            state = rows[part.role].state().data
             digest = hashlib.blake2b(digest_size=_HASH_BYTES)
             for start in range(0, len(state), _CHUNK):
                 chunk = state[start : start + _CHUNK]
@@ -90,11 +90,11 @@ def save(path: Path, contexts: Mapping[str, LlamaRow]) -> int:
         return file.tell()
 
 
-def load(path: Path, contexts: Mapping[str, LlamaRow]) -> list[str]:
+def load(path: Path, rows: Mapping[str, LlamaRow]) -> list[str]:
     """Restore the states of contexts from a file. Needs memory for the whole file.
 
     Args:
-        contexts: by role. The state of the first one must be in the file and match the context; others that
+        rows: by role. The state of the first one must be in the file and match the context; others that
             are missing or do not match are left unchanged.
 
     Returns:
@@ -109,13 +109,13 @@ def load(path: Path, contexts: Mapping[str, LlamaRow]) -> list[str]:
     with reading(path) as file:
         header = _read_header(file, path)
         parts = {part.role: part for part in header.parts}
-        first = next(iter(contexts))
+        first = next(iter(rows))
         if first not in parts:
             raise InvalidRequest(
                 f"{path} has no state of the {first} model: the prompt must be evaluated again"
             )
-        _check(path, parts[first], contexts[first])
-        wanted = {first} | {role for role in contexts if role in parts and _fits(parts[role], contexts[role])}
+        _check(path, parts[first], rows[first])
+        wanted = {first} | {role for role in rows if role in parts and _fits(parts[role], rows[role])}
         check_free_memory(sum(parts[role].size for role in wanted), f"to load {path}")
         states = {}
         for part in header.parts:
@@ -124,21 +124,21 @@ def load(path: Path, contexts: Mapping[str, LlamaRow]) -> list[str]:
             else:
                 file.seek(part.size + _HASH_BYTES, os.SEEK_CUR)
     for role, state in states.items():
-        contexts[role].restore(parts[role].tokens, state)
+        rows[role].restore(parts[role].tokens, state)
     return list(states)
 
 
-def _header(contexts: Mapping[str, LlamaRow]) -> _Header:
+def _header(rows: Mapping[str, LlamaRow]) -> _Header:
     return _Header(
         parts=[
             _Part(
                 role=role,
-                conditions=_conditions(context),
-                tokens=list(context.cached),
-                size=context.state_size(),
+                conditions=_conditions(row),
+                tokens=list(row.cached),
+                size=row.state_size(),
             )
-            for role, context in contexts.items()
-            if context.cached
+            for role, row in rows.items()
+            if row.cached
         ]
     )
 
@@ -178,23 +178,23 @@ def _read_state(file: BufferedReader, n: int, path: Path) -> NDArray[np.uint8]:
     return state
 
 
-def _check(path: Path, part: _Part, context: LlamaRow) -> None:
+def _check(path: Path, part: _Part, row: LlamaRow) -> None:
     """Raise an error if a part cannot be restored into a context."""
-    conditions = _conditions(context)
+    conditions = _conditions(row)
     for name in conditions | part.conditions:
         if part.conditions.get(name) != conditions.get(name):
             raise InvalidRequest(f"{path} was saved with another {name}: the prompt must be evaluated again")
-    if len(part.tokens) > context.n_ctx:
+    if len(part.tokens) > row.n_ctx:
         raise ContextOverflow(
-            f"{path} has {len(part.tokens)} tokens, the context only {context.n_ctx}: give a larger --ctx"
+            f"{path} has {len(part.tokens)} tokens, the context only {row.n_ctx}: give a larger --ctx"
         )
-    if max(part.tokens, default=0) >= context.n_vocab:
+    if max(part.tokens, default=0) >= row.n_vocab:
         raise _damaged(path)
 
 
-def _fits(part: _Part, context: LlamaRow) -> bool:
+def _fits(part: _Part, row: LlamaRow) -> bool:
     try:
-        _check(Path(), part, context)
+        _check(Path(), part, row)
     except (InvalidRequest, ContextOverflow):
         return False
     return True
@@ -204,18 +204,18 @@ def _damaged(path: Path) -> InvalidRequest:
     return InvalidRequest(f"{path} is damaged: the prompt must be evaluated again")
 
 
-def _conditions(context: LlamaRow) -> dict[str, str]:
+def _conditions(row: LlamaRow) -> dict[str, str]:
     """Return everything that a state depends on. It does not depend on `n_ctx` and `max_branches`."""
-    model = context.model
+    model = row.model
     facts: dict[str, Any] = {
         "model file": _identity(model.path),
         "build of llama.cpp": machine.llama_cpp_build(),
-        "cache type": context.cache_type,
-        "setting of flash attention": context.flash_attention,
+        "cache type": row.cache_type,
+        "setting of flash attention": row.flash_attention,
         "number of layers on the GPU": model.gpu_layers,
-        "extension of the context": context.n_ctx > (model.n_ctx_original or context.n_ctx),
+        "extension of the context": row.n_ctx > (model.n_ctx_original or row.n_ctx),
     }
-    if context.pad_to:
+    if row.pad_to:
         facts["setting of --reproducible"] = True
     if used := kernels.identity():
         facts["set of CPU kernels"] = used

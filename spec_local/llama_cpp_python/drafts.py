@@ -25,7 +25,8 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import LanguageModel, run
+from spec_local.core.calls import run
+from spec_local.core.language_model import LanguageModel
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.errors import InvalidRequest
@@ -171,4 +172,4 @@ class GGUFDraft(_Draft):
 
     def _propose(self, history: Sequence[int], n: int) -> Sequence[int]:
         rng = SeededRng(0)  # not used at temperature 0
-        return run(self._draft.propose(history, Limit(n, n, 1), rng, lambda part: None)).tokens
+        return run(self._draft.propose(history, Limit(n, n, 1), rng)).tokens

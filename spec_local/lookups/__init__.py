@@ -3,14 +3,11 @@
 To add one: write a module here with a class that implements `Lookup`, and add its line to `LOOKUPS`.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from spec_local.core.lazy_table import LazyTable
 
-if TYPE_CHECKING:
-    from spec_local.lookups.base import Lookup
-
-LOOKUPS: LazyTable["type[Lookup]"] = LazyTable(
+LOOKUPS: LazyTable[Any] = LazyTable(
     {
         "suffix": "spec_local.lookups.suffixes:SuffixLookup",
         "lookup": "spec_local.lookups.prompt_lookup:PromptLookup",

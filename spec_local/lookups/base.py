@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spec_local.core.language_model import Logits
+from spec_local.core.calls import Logits
 from spec_local.core.proposal import Limit
 
 

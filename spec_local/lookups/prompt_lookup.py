@@ -7,7 +7,7 @@ Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding). Prompt lookup uses 
 from array import array
 from collections.abc import Sequence
 
-from spec_local.core.language_model import Logits
+from spec_local.core.calls import Logits
 from spec_local.core.proposal import ROOT, Limit
 from spec_local.lookups.base import ONCE, Candidates
 

@@ -19,7 +19,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from spec_local.core.language_model import Logits, common_prefix
+from spec_local.core.calls import Logits
+from spec_local.core.language_model import common_prefix
 from spec_local.core.proposal import Limit
 from spec_local.lookups.base import Candidates
 from spec_local.lookups.best_first import best_first

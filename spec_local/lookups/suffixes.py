@@ -7,7 +7,8 @@ a tree.
 
 from collections.abc import Sequence
 
-from spec_local.core.language_model import Logits, common_prefix
+from spec_local.core.calls import Logits
+from spec_local.core.language_model import common_prefix
 from spec_local.core.proposal import ROOT, Limit
 from spec_local.lookups.automaton import SuffixAutomaton
 from spec_local.lookups.base import ONCE, Candidates, match_confidence

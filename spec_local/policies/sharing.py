@@ -7,7 +7,7 @@ more rows, the fewer draft tokens pay.
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -148,17 +148,20 @@ class SharedCalls:
     keeps the part with the highest expected tokens per second.
 
     Args:
-        main, draft: what the rows' policies use; draft None: there is no draft model.
+        costs: returns those that the rows' policies use, of the main and the draft model (None: there is no
+            draft model); None: no policy needs costs, and all that is proposed is verified.
     """
 
-    def __init__(self, main: RowCosts, draft: RowCosts | None = None) -> None:
-        self._main, self._draft = main, draft
+    def __init__(self, costs: Callable[[], tuple[RowCosts, RowCosts | None] | None]) -> None:
+        self._costs = costs
 
     def begin(self, n_rows: int, n_read: int, n_others: int, n_running: int) -> None:
         """See `spec_local.engine.engine.Planner`."""
-        self._main.share(n_rows, n_read, n_others, n_running)
-        if self._draft:
-            self._draft.share(n_rows, 0, n_others, n_running)
+        if costs := self._costs():
+            main, draft = costs
+            main.share(n_rows, n_read, n_others, n_running)
+            if draft:
+                draft.share(n_rows, 0, n_others, n_running)
 
     def choose(self, proposals: Sequence[Proposal], spent: float) -> Sequence[Proposal]:
         """The parts of the rows' proposals to verify, `spent` seconds after the step began.
@@ -167,7 +170,8 @@ class SharedCalls:
         """
         found = list(proposals)
         rows = [i for i, p in enumerate(found) if p.values and p.drawing == "chosen"]
-        if not rows:
+        costs = self._costs()
+        if not rows or not costs:
             return found
         values = np.concatenate([found[i].values for i in rows])
         owners = np.repeat(rows, [len(found[i].tokens) for i in rows])
@@ -175,7 +179,7 @@ class SharedCalls:
         order = (-values).argsort(kind="stable")  # a parent comes before its equals
         n_fixed = sum(len(p.tokens) for p in found) - len(values)
         tokens = len(found) + np.concatenate(([0.0], values[order].cumsum()))
-        seconds = spent + self._main.shared(n_fixed + len(values))[n_fixed:]
+        seconds = spent + costs[0].shared(n_fixed + len(values))[n_fixed:]
         kept = order[: int((tokens / seconds).argmax())]
         for i in rows:
             mine = nodes[kept[owners[kept] == i]]
@@ -187,7 +191,8 @@ class SharedCalls:
 
     def observe(self, n_drafted: int, seconds: float) -> None:
         """See `spec_local.engine.engine.Planner`."""
-        self._main.observe_shared(n_drafted, seconds)
+        if costs := self._costs():
+            costs[0].observe_shared(n_drafted, seconds)
 
 
 def best_rows(costs: CallCosts, n_max: int) -> int:

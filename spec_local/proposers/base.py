@@ -1,24 +1,21 @@
 """The interface of a proposer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from spec_local.core.calls import Logits
 from spec_local.core.head import Head
-from spec_local.core.language_model import Calls, Logits
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import Rng
 
-__all__ = ["Lap", "Limit", "Proposer"]
-
-Lap = Callable[[str], None]
-"""``lap("draft model")`` adds the time since the last lap to that part of the profile."""
+__all__ = ["Limit", "Proposer"]
 
 
 class Proposer(Protocol):
     """Drafts tokens that may follow a history. Any draft is allowed: verification keeps the output exact.
 
-    `prefill` and `propose` are generators of model calls, which rows share (see `Calls`). A proposer that
-    calls no model begins them with ``yield from ()``.
+    `prefill` and `propose` are coroutines that await calls of models (see `spec_local.core.calls`), which
+    requests share.
 
     One rule applies to drawn tokens: whether one is proposed must not depend on tokens drawn after it, nor
     on its own probability. Stopping after a token is always allowed.
@@ -32,10 +29,10 @@ class Proposer(Protocol):
     def head(self) -> Head | None:
         """The head that reads the main model's hidden states, which it must receive; None: there is none."""
 
-    def prefill(self, history: Sequence[int]) -> Calls[None]:
+    async def prefill(self, history: Sequence[int]) -> None:
         """Read a prompt. The caller may stop after any of the calls."""
 
-    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Calls[Proposal]:
+    async def propose(self, history: Sequence[int], limit: Limit, rng: Rng) -> Proposal:
         """Draft tokens that may follow `history`, within the limit; possibly none."""
 
     def shorten(self, proposal: Proposal) -> None:

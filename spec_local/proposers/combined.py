@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spec_local.core.language_model import Calls, Logits
+from spec_local.core.calls import Logits
 from spec_local.core.proposal import EMPTY, Proposal
 from spec_local.core.rng import Rng
 from spec_local.lookups.base import Candidates, Lookup
 from spec_local.policies.base import Offer, Policy
-from spec_local.proposers.base import Lap, Limit
+from spec_local.proposers.base import Limit
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Shape
 
@@ -47,16 +47,16 @@ class CombinedProposer:
         self._skipped: list[tuple[Sequence[Candidates], int]] = []
         self._is_skipping = False  # in this step
 
-    def prefill(self, history: Sequence[int]) -> Calls[None]:
+    async def prefill(self, history: Sequence[int]) -> None:
         if not self._draft:
             return
         self._draft.commit(history)  # discards the cache of another history
         if self._policy.reads_prompt(self._draft.unread(history)):
-            yield from self._draft.prefill(history)
+            await self._draft.prefill(history)
 
-    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Calls[Proposal]:
+    async def propose(self, history: Sequence[int], limit: Limit, rng: Rng) -> Proposal:
         policy = self._policy
-        candidates = self._find(history, limit, lap) if self._lookups else []
+        candidates = self._find(history, limit) if self._lookups else []
         if len(self._skipped) < policy.n_skippable and not any(map(policy.could_pay, candidates)):
             self._skipped.append((candidates, len(history)))
             self._is_skipping = True
@@ -68,21 +68,19 @@ class CombinedProposer:
         if source == "lookup":
             proposal = policy.lookup_proposal
         elif source in self._shapes and self._draft:
-            self._draft.shape = self._shapes[source]
             depth = policy.chain_depth
             if source == "tree":
                 depth = policy.tree_depth
                 limit = replace(limit, nodes=min(limit.nodes, policy.tree_nodes))
             limit = replace(limit, depth=min(limit.depth, depth))
             self._draft_used = True
-            drafted = yield from self._draft.propose(history, limit, rng, lap)
+            drafted = await self._draft.propose(history, limit, rng, self._shapes[source])
             proposal = replace(drafted, source=source)
         values = policy.values(proposal) if proposal.tokens else ()
         if values:
             proposal = replace(proposal, values=values)
         self._proposal, self._length = proposal, len(history)
         policy.on_drafted()
-        lap("policy")
         return proposal
 
     def shorten(self, proposal: Proposal) -> None:
@@ -108,14 +106,12 @@ class CombinedProposer:
             self._report_skipped(history)  # the answer has ended
         self._length = None
 
-    def _find(self, history: Sequence[int], limit: Limit, lap: Lap) -> list[Candidates]:
+    def _find(self, history: Sequence[int], limit: Limit) -> list[Candidates]:
         if limit.branches > 1:
             branches = min(limit.branches, self._branches)
             nodes = min(limit.nodes, self._nodes if branches > 1 else limit.depth)
             limit = Limit(limit.depth, nodes, branches)
-        found = [c for lookup in self._lookups if (c := lookup.find(history, limit)).tokens]
-        lap("lookup")
-        return found
+        return [c for lookup in self._lookups if (c := lookup.find(history, limit)).tokens]
 
     def _report_skipped(self, history: Sequence[int]) -> None:
         if self._skipped:

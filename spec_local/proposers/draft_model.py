@@ -13,14 +13,16 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_local.core.calls import Logits
 from spec_local.core.head import Head
-from spec_local.core.language_model import Calls, LanguageModel, Logits, common_prefix, prefill
+from spec_local.core.language_model import LanguageModel, common_prefix, prefill
 from spec_local.core.proposal import ROOT, Proposal, is_chain, path_to
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler
 from spec_local.errors import ContextOverflow
 from spec_local.lookups.base import Lookup
-from spec_local.proposers.base import Lap, Limit
+from spec_local.policies.base import Policy
+from spec_local.proposers.base import Limit
 from spec_local.proposers.shapes import Ranked, Shape
 
 
@@ -28,14 +30,13 @@ class DraftModel:
     """Drafts with a language model through the same sampler as the main model.
 
     Args:
-        model: the draft model; its cache belongs to this proposer.
+        model: the draft model, or a head; its cache belongs to this proposer.
         sampler: the main model's, so that q has the same settings and constraint as p.
-        shape: a chain, a tree or beams.
+        shape: a chain, a tree or beams, unless `propose` is given another one.
         n_vocab: of the main model; padding of the draft model beyond it is never drafted.
         is_end: whether a token ends the draft.
         lookup: proposes tokens to stage with a chain, as many as the shape's policy decides. Its histories
             contain draft tokens, which may be gone from the next one.
-        head: the same object as `model`, if it reads the main model's hidden states.
     """
 
     needs_logits = False
@@ -49,26 +50,25 @@ class DraftModel:
         n_vocab: int,
         is_end: Callable[[int], bool] = lambda token: False,
         lookup: Lookup | None = None,
-        head: Head | None = None,
     ) -> None:
         self.model = model
-        self.head = head
-        self.shape = shape
+        self.head = model if isinstance(model, Head) else None
+        self.shape = self._used = shape
         self.is_end = is_end
         self.lookup = lookup
-        tokens = head.draft_tokens if head else None
+        tokens = self.head.draft_tokens if self.head else None
         self.sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True, tokens=tokens)
         self.n_vocab = n_vocab
         self._tree: _DraftTree | None = None
         self._proposal = Proposal()
 
-    def prefill(self, history: Sequence[int]) -> Calls[None]:
+    async def prefill(self, history: Sequence[int]) -> None:
         history = self._readable(history)
         # A prompt beyond the draft model's own context cannot be continued: see propose.
         if len(history) < self.model.n_ctx:
             # A draft model with a different vocabulary may need more tokens for the same text.
             with contextlib.suppress(ContextOverflow):
-                yield from prefill(self.model, history[:-1])
+                await prefill(self.model, history[:-1])
 
     def drafted(self, output: Sequence[int]) -> Sequence[int]:
         """Tokens drafted along the output's path, up to the first that differs from it.
@@ -90,7 +90,10 @@ class DraftModel:
         n = len(self._readable(history))
         return n - len(self.model.cached) if n <= self.model.n_ctx else 0
 
-    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Calls[Proposal]:
+    async def propose(
+        self, history: Sequence[int], limit: Limit, rng: Rng, shape: Shape | None = None
+    ) -> Proposal:
+        """See `Proposer.propose`. shape: of this draft."""
         model, history = self.model, self._readable(history)
         room = model.n_ctx - len(history) + 1
         if room < 1:
@@ -101,8 +104,9 @@ class DraftModel:
         if self.head:
             self.head.begin_draft(depth)
         model.truncate(common_prefix(model.cached, history[:-1]))
-        self._tree = _DraftTree(self, history, limit, lap)
-        proposal = yield from self.shape.build(self._tree, limit, rng)
+        self._used = shape or self.shape
+        self._tree = _DraftTree(self, self._used.policy, history, limit)
+        proposal = await self._used.build(self._tree, limit, rng)
         self._proposal = replace(proposal, source="draft")
         self._tree.report_staged()
         return self._proposal
@@ -120,7 +124,7 @@ class DraftModel:
             output = history[tree.n_history :]
             path = self._proposal.follow(output)
             end = path[-1] if path else ROOT
-            self.shape.observe(len(path), exhausted=end not in self._proposal.parents)
+            self._used.observe(len(path), exhausted=end not in self._proposal.parents)
             model.commit(tree.evaluated_path(output))
         model.truncate(common_prefix(model.cached, history))
         self._tree, self._proposal = None, Proposal()
@@ -160,15 +164,15 @@ class _ChainOutput:
 class _DraftTree:
     """A tree that a draft model evaluates: see `spec_local.proposers.shapes.DraftTree`."""
 
-    def __init__(self, draft: DraftModel, history: Sequence[int], limit: Limit, lap: Lap) -> None:
+    def __init__(self, draft: DraftModel, policy: Policy, history: Sequence[int], limit: Limit) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.n_history = len(history)
         self.is_end = draft.is_end
         self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
-        self._lookup, self._policy = draft.lookup, draft.shape.policy
+        self._lookup, self._policy = draft.lookup, policy
         self._drafts_blocks = draft.head is not None and draft.head.drafts_blocks
-        self._history, self._limit, self._lap = history, limit, lap
+        self._history, self._limit = history, limit
         self._recent = list(history[-self._sampler.window :]) if self._sampler.window else []
         self._evaluated = {ROOT: ROOT}  # the model's number of each evaluated node
         # A chain is evaluated without nodes, and rejected tokens are truncated. Of the last call for it:
@@ -182,27 +186,21 @@ class _DraftTree:
         self.parents.append(parent)
         return len(self.tokens) - 1
 
-    def next_output(self) -> Calls[_ChainOutput]:
+    async def next_output(self) -> _ChainOutput:
         drafted = self.tokens[self._n_before :]
         is_known = len(drafted) < len(self._rows) and drafted == self._staged[: len(drafted)]
-        n_read = 0 if is_known else (yield from self._extend())
+        n_read = 0 if is_known else await self._extend()
         logits = self._rows[len(self.tokens) - self._n_before]
         last = len(self.tokens) - 1
-        output = _ChainOutput(self._sampler.distribution(logits, self._sampler_history(last)), n_read, logits)
-        self._lap("draft sampling")
-        return output
+        return _ChainOutput(self._sampler.distribution(logits, self._sampler_history(last)), n_read, logits)
 
-    def distributions(self, nodes: Sequence[int]) -> Calls[list[Distribution]]:
-        rows = zip((yield from self._evaluate(nodes)), nodes, strict=True)
-        found = [self._sampler.distribution(row, self._sampler_history(n)) for row, n in rows]
-        self._lap("draft sampling")
-        return found
+    async def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
+        rows = zip(await self._evaluate(nodes), nodes, strict=True)
+        return [self._sampler.distribution(row, self._sampler_history(n)) for row, n in rows]
 
-    def most_probable(self, nodes: Sequence[int], k: int) -> Calls[list[Ranked]]:
-        rows = zip((yield from self._evaluate(nodes)), nodes, strict=True)
-        found = [self._sampler.most_probable(row, k, self._sampler_history(n)) for row, n in rows]
-        self._lap("draft sampling")
-        return found
+    async def most_probable(self, nodes: Sequence[int], k: int) -> list[Ranked]:
+        rows = zip(await self._evaluate(nodes), nodes, strict=True)
+        return [self._sampler.most_probable(row, k, self._sampler_history(n)) for row, n in rows]
 
     def evaluated_path(self, tokens: Sequence[int]) -> list[int]:
         """The model's numbers of the nodes on the longest evaluated path that is a prefix of these tokens."""
@@ -217,24 +215,23 @@ class _DraftTree:
         if n_reached:
             self._policy.observe_staged(self._confidence[:n_reached], common_prefix(self._staged, drafted))
 
-    def _evaluate(self, nodes: Sequence[int]) -> Calls[Logits]:
+    async def _evaluate(self, nodes: Sequence[int]) -> Logits:
         if nodes[0] == ROOT:  # comes first, and alone
-            unread = yield from self._unread()
-            logits = yield from self._model.evaluate_calls(unread, 1)
+            unread = await self._unread()
+            logits = await self._model.evaluate_async(unread, 1)
         else:
             tokens = [self.tokens[n] for n in nodes]
             parents = [self._evaluated[self.parents[n]] for n in nodes]
             try:
-                logits = yield from self._model.decode_tree_calls(tokens, parents)
+                logits = await self._model.decode_tree_async(tokens, parents)
             except ContextOverflow:  # the model has discarded all nodes
                 self._evaluated = {ROOT: ROOT}
                 raise
             n_evaluated = len(self._evaluated) - 1
             self._evaluated.update(zip(nodes, range(n_evaluated, n_evaluated + len(nodes)), strict=True))
-        self._lap("draft model")
         return logits[:, : self._n_vocab]
 
-    def _extend(self) -> Calls[int]:
+    async def _extend(self) -> int:
         """Evaluate the rest of the chain and staged tokens in one call; returns `n_read`."""
         model = self._model
         self.report_staged()
@@ -243,24 +240,23 @@ class _DraftTree:
         if len(self.tokens) == 1:
             model.checkpoint()  # of the history
         n_cached = len(model.cached)
-        unread = yield from self._unread()
+        unread = await self._unread()
         self._stage(len(unread))
         self._n_before = len(self.tokens)
         try:
-            logits = yield from model.evaluate_calls([*unread, *self._staged], 1 + len(self._staged))
+            logits = await model.evaluate_async([*unread, *self._staged], 1 + len(self._staged))
         except ContextOverflow:  # a main model token may be several tokens of a different vocabulary
             if not self._staged:
                 raise
             self._staged, self._confidence = [], ()
             model.truncate(n_cached)
-            logits = yield from model.evaluate_calls(unread, 1)
+            logits = await model.evaluate_async(unread, 1)
         self._rows = logits[:, : self._n_vocab]
-        self._lap("draft model")
         if self._drafts_blocks:
             return 0 if self.tokens else self._limit.depth
         return len(model.cached) - n_cached
 
-    def _unread(self) -> Calls[Sequence[int]]:
+    async def _unread(self) -> Sequence[int]:
         """The last tokens of history and chain, which fit in one call; reads those before them.
 
         Usually one token, or two after a draft that was accepted as a whole: its last token was not
@@ -271,8 +267,7 @@ class _DraftTree:
             return self.tokens[-1:]
         while self.n_history - len(model.cached) > model.max_tokens:
             start = len(model.cached)
-            yield from model.evaluate_calls(self._history[start : start + model.max_tokens], 0)
-            self._lap("draft model")
+            await model.evaluate_async(self._history[start : start + model.max_tokens], 0)
         return self._history[len(model.cached) :]
 
     def _stage(self, n_unread: int) -> None:
@@ -289,7 +284,6 @@ class _DraftTree:
         usable = list(takewhile(lambda t: 0 <= t < n_vocab and not self.is_end(t), found.tokens[:n_max]))
         confidence = found.confidence[: len(usable)]
         n = self._policy.n_staged(confidence, n_unread) if usable else 0
-        self._lap("lookup")
         self._staged, self._confidence = usable[:n], confidence[:n]
 
     def _sampler_history(self, node: int) -> Sequence[int]:

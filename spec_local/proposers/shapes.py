@@ -16,7 +16,6 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Calls
 from spec_local.core.proposal import ROOT, Drawing, Proposal, path_to
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution
@@ -52,13 +51,13 @@ class DraftTree(Protocol):
     def is_end(self, token: int) -> bool:
         """Return whether nothing can follow a token."""
 
-    def next_output(self) -> Calls[ChainOutput]:
+    async def next_output(self) -> ChainOutput:
         """The output after a tree that is a chain."""
 
-    def distributions(self, nodes: Sequence[int]) -> Calls[list[Distribution]]:
+    async def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
         """The draft model's distribution after each node, in ONE call; the first call is for `ROOT` alone."""
 
-    def most_probable(self, nodes: Sequence[int], k: int) -> Calls[list[Ranked]]:
+    async def most_probable(self, nodes: Sequence[int], k: int) -> list[Ranked]:
         """The k most probable tokens after each; at temperature 0 with the probabilities at temperature 1."""
 
 
@@ -72,7 +71,7 @@ class Shape(ABC):
     policy = Policy()
 
     @abstractmethod
-    def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Calls[Proposal]:
+    async def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
         """Grow a tree within the limit, and propose it or a part of it."""
 
     def observe(self, n_accepted: int, exhausted: bool) -> None:  # noqa: B027
@@ -100,12 +99,12 @@ class Chain(Shape):
     def __init__(self, selection: Selection = "drawn", policy: Policy | None = None) -> None:
         self._selection, self.policy = selection, policy or Policy()
 
-    def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Calls[Proposal]:
+    async def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
         distributions: list[Distribution] = []
         node = ROOT
         with suppress(ContextOverflow):
             while len(tree.tokens) < min(limit.depth, limit.nodes) and self.policy.should_continue():
-                output = yield from tree.next_output()
+                output = await tree.next_output()
                 if not self.policy.should_draft(output):
                     break
                 q = output.distribution
@@ -136,7 +135,7 @@ class _Divided(Shape):
         self._nodes, self._width = nodes, width
         self._accepted, self._tested = 8.0, 10.0  # prior: an acceptance rate of 0.8
 
-    def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Calls[Proposal]:
+    async def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
         distributions: dict[int, Distribution] = {}
         draws: list[int] = []
         level = {ROOT: min(limit.nodes, limit.branches, self._nodes)}
@@ -144,7 +143,7 @@ class _Divided(Shape):
         with suppress(ContextOverflow):
             while level and depth < limit.depth:
                 below: dict[int, int] = {}
-                after = yield from tree.distributions(list(level))
+                after = await tree.distributions(list(level))
                 for (parent, budget), q in zip(level.items(), after, strict=True):
                     if self._drawing != "chosen":
                         distributions[parent] = q
@@ -272,7 +271,7 @@ class BestFirst(Shape):
     def __init__(self, nodes: int, width: int = 8, costs: tuple[CallCosts, CallCosts] | None = None) -> None:
         self._nodes, self._width, self._costs = nodes, width, costs
 
-    def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Calls[Proposal]:
+    async def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
         n = min(limit.nodes, limit.branches, self._nodes)
         values: list[float] = []
         depths: list[int] = []
@@ -281,7 +280,7 @@ class BestFirst(Shape):
         best: list[int] = []
         with suppress(ContextOverflow):
             while level:
-                ranked = yield from tree.most_probable(level, min(n, self._width))
+                ranked = await tree.most_probable(level, min(n, self._width))
                 if self._costs:
                     draft = self._costs[1]
                     blocks = draft.drafts_blocks
@@ -317,7 +316,7 @@ class Beam(Shape):
     def __init__(self, width: int, nodes: int) -> None:
         self._width, self._nodes = width, nodes
 
-    def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Calls[Proposal]:
+    async def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
         max_nodes = min(limit.nodes, self._nodes)
         width = min(self._width, max_nodes, limit.branches)
         n_evaluated = 0
@@ -330,7 +329,7 @@ class Beam(Shape):
                 if not level or n_evaluated > limit.branches:
                     break
                 candidates = [(value, b, None) for b, value in beams.items() if b not in level]
-                ranked = yield from tree.most_probable(level, width)
+                ranked = await tree.most_probable(level, width)
                 for parent, (tokens, probs) in zip(level, ranked, strict=True):
                     for token, prob in zip(tokens.tolist(), probs.tolist(), strict=True):
                         candidates.append((beams[parent] * prob, parent, token))

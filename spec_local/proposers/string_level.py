@@ -7,14 +7,14 @@ text is verified with exact match, which needs no probabilities.
 
 from collections.abc import Callable, Sequence
 
-from spec_local.core.language_model import Calls, LanguageModel, common_prefix
+from spec_local.core.language_model import LanguageModel, common_prefix
 from spec_local.core.proposal import Proposal
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Sampler
 from spec_local.lookups.base import Lookup
-from spec_local.proposers.base import Lap, Limit
+from spec_local.proposers.base import Limit
 from spec_local.proposers.draft_model import DraftModel
-from spec_local.proposers.shapes import Chain
+from spec_local.proposers.shapes import Chain, Shape
 from spec_local.proposers.vocabulary_map import VocabularyMap
 
 _CONTEXT = 8
@@ -53,8 +53,10 @@ class StringLevelDraft(DraftModel):
     def drafted(self, output: Sequence[int]) -> Sequence[int]:
         return self._drafted
 
-    def propose(self, history: Sequence[int], limit: Limit, rng: Rng, lap: Lap) -> Calls[Proposal]:
-        proposal = yield from super().propose(history, limit, rng, lap)
+    async def propose(
+        self, history: Sequence[int], limit: Limit, rng: Rng, shape: Shape | None = None
+    ) -> Proposal:
+        proposal = await super().propose(history, limit, rng, shape)
         kept = proposal.tokens
         drafted = self._tree.tokens if self._tree else ()
 
@@ -63,7 +65,6 @@ class StringLevelDraft(DraftModel):
 
         self._drafted = retokenized(drafted)
         proposed = self._drafted if len(kept) == len(drafted) else retokenized(kept)
-        lap("draft sampling")
         return Proposal.chain(proposed, source="draft")
 
     def _readable(self, history: Sequence[int]) -> Sequence[int]:

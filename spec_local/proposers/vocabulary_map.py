@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Calls, LanguageModel, Logits, Rollback, RowMethods
+from spec_local.core.calls import Logits
+from spec_local.core.language_model import LanguageModel, Rollback, RowMethods
 from spec_local.errors import InvalidRequest, VocabularyMismatch
 
 _TURN_STARTS = (b"<|im_start|>", b"<start_of_turn>", b"<|start_header_id|>", b"<|turn>", b"[INST]")
@@ -211,7 +212,7 @@ class IntersectionModel(RowMethods):
             self._history.pop()
         return self._history
 
-    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+    async def evaluate_async(self, tokens: Sequence[int], n_logits: int) -> Logits:
         n_history = len(self.cached)
         self._model.truncate(self._ends[-1] if n_history else 0)
         n_cached = len(self._model.cached)
@@ -227,16 +228,16 @@ class IntersectionModel(RowMethods):
             chunk = converted[start : start + size]
             rows = [(row, i - start) for row, i in enumerate(wanted) if start <= i < start + len(chunk)]
             first = rows[0][1] if rows else len(chunk)
-            logits = yield from self._model.evaluate_calls(chunk, len(chunk) - first)
+            logits = await self._model.evaluate_async(chunk, len(chunk) - first)
             for row, i in rows:
                 self._set_row(row, logits[i - first])
         self._history += tokens
         self._ends += ends
         return self._logits[:n_logits]
 
-    def decode_tree_calls(
+    async def decode_tree_async(
         self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Calls[Logits]:
+    ) -> Logits:
         n_logits = len(tokens) if n_logits is None else n_logits
         n_before = sum(len(nodes) for _, nodes in self._nodes)
         converted: list[int] = []
@@ -250,7 +251,7 @@ class IntersectionModel(RowMethods):
             above += [tree[parent][1][-1] if parent >= 0 else -1, *nodes[:-1]]
             converted += own
             tree.append((token, nodes))
-        logits = yield from self._model.decode_tree_calls(converted, above)
+        logits = await self._model.decode_tree_async(converted, above)
         for row, (_, nodes) in enumerate(tree[len(tree) - n_logits :]):
             self._set_row(row, logits[nodes[-1] - n_before])
         self._nodes = tree

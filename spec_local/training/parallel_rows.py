@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Calls, run_together
+from spec_local.core.calls import together
 from spec_local.errors import SpecLocalError
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
@@ -66,7 +66,7 @@ def next_outputs(
         for row, new, found in zip(rows, tokens, states, strict=True)
         if len(new) > 1
     ]
-    for result in run_together(early):
+    for result in together(early):
         if isinstance(result, SpecLocalError):
             raise result
     calls = [row.call(new[-1:], [-1], 1) for row, new in zip(rows, tokens, strict=True)]
@@ -81,9 +81,9 @@ def next_outputs(
     return logits, joined
 
 
-def _append(row: LlamaRow, tokens: Sequence[int], states: list[NDArray[np.uint16]] | None) -> Calls[None]:
+async def _append(row: LlamaRow, tokens: Sequence[int], states: list[NDArray[np.uint16]] | None) -> None:
     for start in range(0, len(tokens), row.max_tokens):
         part = tokens[start : start + row.max_tokens]
-        yield from row.evaluate_calls(part, 0)
+        await row.evaluate_async(part, 0)
         if states is not None:
             states.append(bfloat16.encode(row.states(range(len(part)))))

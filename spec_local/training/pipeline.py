@@ -96,13 +96,13 @@ def check(recipe: Recipe) -> int:
             f"free some, or give --disk {1.1e-9 * bytes_per_token * _MIN_TOKENS:.2g} or more"
         )
     model = Model(recipe.main, gpu_layers=recipe.gpu_layers)
-    context = open_row(model, n_ctx=64, threads=recipe.threads, hidden=HiddenStates(layers))
+    row = open_row(model, n_ctx=64, threads=recipe.threads, hidden=HiddenStates(layers))
     try:
-        context.evaluate([0] * 8, 1)
-        why = "" if np.isfinite(context.states(range(8))).all() else "they are not finite"
+        row.evaluate([0] * 8, 1)
+        why = "" if np.isfinite(row.states(range(8))).all() else "they are not finite"
     except BackendError as error:
         why = str(error).partition(": ")[0]  # what to do there is not what to do here
-    context.close()
+    row.close()
     model.close()
     if why:
         raise ModelError(

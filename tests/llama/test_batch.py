@@ -67,10 +67,10 @@ def test_an_answer_does_not_depend_on_those_before_it(batch):
 def test_an_answer_without_a_next_token_is_an_error_of_its_own(batch, tiny_model, monkeypatch, error):
     commit, prompt = engine_request.Request.commit, list(Request(TEXTS[1]).tokens(tiny_model))
 
-    def fails(row, call, logits):
-        if row.history[: len(prompt)] == prompt and row.statistics.n_steps == 2:
+    def fails(request, call, logits, verified):
+        if request.history[: len(prompt)] == prompt and request.statistics.n_steps == 2:
             raise error
-        return commit(row, call, logits)
+        return commit(request, call, logits, verified)
 
     monkeypatch.setattr(engine_request.Request, "commit", fails)
     records, outcomes = batch(*TEXTS)

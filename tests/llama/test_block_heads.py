@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spec_local.calibration.measure import measure
-from spec_local.core.language_model import run, run_together
+from spec_local.core.calls import run, together
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama import runtime
 from spec_local.llama.heads.block import BlockFormat
@@ -234,8 +234,8 @@ def test_a_block_is_as_long_as_the_draft(open_pair, monkeypatch):
             if wanted:
                 row.receive(0, [1], states)
                 row.begin_draft(wanted)
-                tasks.append(row.evaluate_calls([1, 20], 1))
-        run_together(tasks)
+                tasks.append(row.evaluate_async([1, 20], 1))
+        together(tasks)
     assert sizes == [1, 2, 8, 2 * 5]
 
 
@@ -245,7 +245,7 @@ def test_memory_does_not_grow_with_the_prompt(open_pair):
     for start in range(0, 900, 50):
         main.evaluate(tokens[start : start + 50], 0)
         head.receive(start, tokens[start : start + 50], main.states(range(50)))
-        run(head.read_calls())
+        run(head.read())
         assert not len(head._received)
     assert head.cached == tokens
     assert head.n_stored == head.context.length(0) == 900
@@ -294,12 +294,12 @@ def test_a_failed_call_loses_no_states(open_pair, monkeypatch, failure, failing)
 
     with monkeypatch.context() as patch:
         patch.setattr(heads[0].context, "_lib", Broken(runtime.library(), sometimes))
-        tasks = [row.head.evaluate_calls(prompt, 1) for row in rows]
+        tasks = [row.head.evaluate_async(prompt, 1) for row in rows]
         if error is KeyboardInterrupt:
             with pytest.raises(error):
-                run_together(tasks)
+                together(tasks)
         else:
-            assert all(isinstance(result, error) for result in run_together(tasks))
+            assert all(isinstance(result, error) for result in together(tasks))
     assert len(calls) == failing
     for row in rows:
         assert row.head.cached == prompt[: row.head.n_stored]

@@ -7,7 +7,8 @@ import numpy as np
 import psutil
 import pytest
 
-from spec_local.core.language_model import prefill, run
+from spec_local.core.calls import run
+from spec_local.core.language_model import prefill
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_row

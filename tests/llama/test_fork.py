@@ -58,7 +58,7 @@ def in_child():
 
 held = sys.argv[2]
 if held == "the state":
-    session._turns._state.acquire()
+    session._lock._state.acquire()
     threading.Thread(target=lambda: None).start()
 child = os.fork()
 if not child:
@@ -72,7 +72,7 @@ if not child:
         sys.stderr.flush()
         os._exit(code)
 if held == "the state":
-    session._turns._state.release()
+    session._lock._state.release()
 code = os.waitpid(child, 0)[1]
 assert len(list(events)) == 9  # the parent goes on
 sys.exit(bool(code))

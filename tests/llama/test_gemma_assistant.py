@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from spec_local.core.language_model import run_together
+from spec_local.core.calls import together
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.heads.gemma import hidden_states, open_assistant_rows
 from spec_local.llama.hidden_states import HiddenStates
@@ -53,12 +53,12 @@ class Walk:
         self.main.commit(path)
         self.head.receive(start, [call.tokens[node] for node in path], states)
 
-    def draft(self, n, rng):
+    async def draft(self, n, rng):
         self.drafted, found = [], []
         for _ in range(n):
             new = self.drafted[-1:] or self.tokens[len(self.head.cached) :]
             assert len(new) == 1
-            logits = yield from self.head.evaluate_calls(new, 1)
+            logits = await self.head.evaluate_async(new, 1)
             found.append(logits[0].copy())
             self.drafted.append(rng.choice(np.argsort(logits[0])[-3:].tolist()))
         if n:
@@ -104,7 +104,7 @@ def test_logits_are_those_of_a_reference(pair, reference, n_rows, n_branches):
     for _ in range(20):
         active = [walk for walk in walks if rng.random() < 0.8] or walks[:1]
         tasks = [walk.draft(rng.choice((0, 1, 2, 5)), rng) for walk in active]
-        for result in run_together(tasks):
+        for result in together(tasks):
             assert result is None, result
         calls = [walk.verify_call(rng) for walk in active]
         mains[0].context.decode(calls)

@@ -359,8 +359,8 @@ def test_an_assistant_drafts_trees(files, how):
         prompts = ["the of and to", LONG]
         expected = [answer(session, p, replace(how, policy="off", proposer="auto"))[0] for p in prompts]
         widths = []
-        evaluate = session.draft.decode_tree_calls
-        session.draft.decode_tree_calls = lambda t, p, n=None: widths.append(len(t)) or evaluate(t, p, n)
+        evaluate = session.draft.decode_tree_async
+        session.draft.decode_tree_async = lambda t, p, n=None: widths.append(len(t)) or evaluate(t, p, n)
         assert [answer(session, p, how)[0] for p in prompts] == expected
         if how.shape != "auto":
             assert max(widths) > 1

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from spec_local.core.language_model import common_prefix, run, run_together
+from spec_local.core.calls import run, together
+from spec_local.core.language_model import common_prefix
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama.model import Model
 from tests.broken_llama import Broken, aborted_after, aborted_half_way
@@ -92,7 +93,7 @@ class Walk:
         while (start := len(row.main.cached)) < len(text) - 1:
             chunk = text[start:-1][: self.rng.randint(1, 32)]
             self.evaluate(row, chunk)
-            run(row.head.read_calls())
+            run(row.head.read())
 
     def evaluate(self, row, tokens):
         """Let the main model evaluate tokens, and hand their states to the head."""
@@ -115,11 +116,11 @@ class Walk:
         assert np.allclose(logits[finite], expected[finite], atol=NOISE)
         self.counts["checked"] += 1
 
-    def draft(self, row):
+    async def draft(self, row):
         """Draft a tree, in several additions: often a level, sometimes any nodes in any order."""
         rng, head = self.rng, row.head
         row.tokens, row.parents = [], []
-        logits = yield from head.evaluate_calls(row.text[len(head.cached) :], 1)
+        logits = await head.evaluate_async(row.text[len(head.cached) :], 1)
         self.check(row, -1, logits[0])
         for _ in range(rng.randint(0, 4)):
             n_before, parents = len(row.tokens), list(row.parents)
@@ -134,7 +135,7 @@ class Walk:
             tokens = self.random_tokens(len(new))
             n_logits = rng.choice([None, 0, 1, len(new)])
             row.tokens, row.parents = [*row.tokens, *tokens], parents
-            found = (yield from head.decode_tree_calls(tokens, new, n_logits)).copy()
+            found = (await head.decode_tree_async(tokens, new, n_logits)).copy()
             n_logits = len(new) if n_logits is None else n_logits
             assert len(found) == n_logits
             for node, logits in enumerate(found, len(parents) - n_logits):
@@ -182,7 +183,7 @@ class Walk:
             may_fail = rng.random() < 0.1
             if may_fail:
                 patch.setattr(shared, "_lib", Broken(shared._lib, self.decode))
-            results = run_together([self.draft(row) for row in active])
+            results = together([self.draft(row) for row in active])
         for row, result in zip(active, results, strict=True):
             if result is not None:
                 assert may_fail, result
@@ -264,11 +265,11 @@ def test_the_widest_trees_of_many_rows(pair, n_rows):
     width = heads[0].max_branches
     assert n_rows * width <= 96
 
-    def draft(head):
-        yield from head.evaluate_calls(PROMPT[:2], 1)
-        return (yield from head.decode_tree_calls(range(10, 10 + width), [-1] * width)).copy()
+    async def draft(head):
+        await head.evaluate_async(PROMPT[:2], 1)
+        return (await head.decode_tree_async(range(10, 10 + width), [-1] * width)).copy()
 
-    first, *others = run_together([draft(head) for head in heads])
+    first, *others = together([draft(head) for head in heads])
     assert first.shape == (width, pair.main.vocabulary.n_tokens)
     for logits in others:
         assert np.allclose(logits, first, atol=NOISE)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spec_local import kernels
-from spec_local.core.language_model import run, run_together
+from spec_local.core.calls import run, together
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
@@ -254,13 +254,13 @@ class Walk:
         self.head.receive(start, [call.tokens[node] for node in path], states)
         self.states[start:] = list(states)
 
-    def draft(self, n, rng):
+    async def draft(self, n, rng):
         """Draft n tokens, checking the head's logits."""
         self.drafted, found = [], []
         self.head.begin_draft(n)
         for _ in range(n):
             new = self.drafted[-1:] or self.tokens[len(self.head.cached) :]
-            logits = yield from self.head.evaluate_calls(new, 1)
+            logits = await self.head.evaluate_async(new, 1)
             found.append(logits[0].copy())
             best = np.argsort(logits[0])[-3:].tolist()
             self.drafted.append(rng.choice(best))
@@ -295,7 +295,7 @@ def walk_together(pair, n_rows, rng, n_steps=25, n_drafts=(0, 1, 2, 5)):
             call = main.call(walk.tokens[start:-1][:16], range(-1, len(walk.tokens[start:-1][:16]) - 1), 0)
             main.context.decode([call])
             walk.read(call, range(len(call.tokens)))
-            run(head.read_calls())
+            run(head.read())
         walks.append(walk)
     for _ in range(n_steps):
         active = [walk for walk in walks if rng.random() < 0.8] or walks[:1]
@@ -304,7 +304,7 @@ def walk_together(pair, n_rows, rng, n_steps=25, n_drafts=(0, 1, 2, 5)):
         n_drafted = [rng.choice(n_drafts) for _ in active]
         reference.n_drafted = max(n_drafted)  # those of a call are equally long
         tasks = [walk.draft(n, rng) for walk, n in zip(active, n_drafted, strict=True)]
-        for result in run_together(tasks):
+        for result in together(tasks):
             assert result is None, result
         for walk, n in zip(active, n_drafted, strict=True):
             walk.drafted = walk.drafted[:n] if n else []
@@ -349,7 +349,7 @@ def test_memory_does_not_grow_with_the_prompt(pair_reader):
         chunk = tokens[start : start + 50]
         main.evaluate(chunk, 0)
         head.receive(start, chunk, main.states(range(50)))
-        run(head.read_calls())
+        run(head.read())
         assert len(head.received) <= 4
         assert len(head._own) <= 4
     assert head.cached == tokens[: len(head.cached)]
@@ -396,7 +396,7 @@ def answers(pair, mains, heads, prompts, *, temperature=0.0, rule="exact-match",
         if heads:
             kind = "greedy" if not temperature else "coupled" if rule == "exact-match" else "drawn"
             n_vocab = pair.main.vocabulary.n_tokens
-            proposer = DraftModel(heads[i], sampler, Chain(kind), n_vocab=n_vocab, head=heads[i])
+            proposer = DraftModel(heads[i], sampler, Chain(kind), n_vocab=n_vocab)
         row = Request(
             mains[i],
             prompt,

@@ -226,7 +226,8 @@ def test_the_verifier_that_was_asked_for_verifies(make_session, monkeypatch, sha
         sizes.append(len(proposal.tokens))
         return verifier._rule(proposal, *args)
 
-    monkeypatch.setitem(VERIFIERS, name, Verifier(verifier.drawing, rule))
+    module = "spec_local.verifiers." + name.replace("-", "_")
+    monkeypatch.setattr(f"{module}.VERIFIER", Verifier(verifier.drawing, rule))
     session = make_session()
     prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     _, _, done = run(

@@ -128,7 +128,7 @@ def test_under_a_grammar_all_of_the_output_is_the_answer(chat, sessions, kind):
     request, session = Request("a"), sessions[kind]
     tokens = request.tokens(session.main.model)
     *steps, last = [e for e in session.generate(tokens, chat.settings) if isinstance(e, Text | Done)]
-    made = whole(session, steps, last, request.splitter(session.main.model, tokens, chat.settings))
+    made = whole(session.main.model, steps, last, request.splitter(session.main.model, tokens, chat.settings))
     assert made["content"] == "yes"
     assert "reasoning_content" not in made
 

@@ -51,7 +51,7 @@ DRAFTING = {
     "tested_at": [4, 4],
     "accepted_at": [3, 2],
     "steps_by": {"draft": 4, "none": 1},
-    "profile": {"draft model": 1.0, "draft sampling": 0.5, "main model": 2.0, "verify": 0.25, "commit": 0.25},
+    "profile": {"draft model": 1.0, "propose": 0.5, "main model": 2.0, "verify": 0.25, "commit": 0.25},
 }
 OUTCOMES = [
     outcome("code", "a", [10.0, 30.0, 11.0], [22.0, 1.0, 33.0], **DRAFTING),

@@ -67,7 +67,7 @@ SHAPES = {
 
 def generate(head, shape, how, rng, *, rule="block", max_tokens=3, draft_max=2, prompt=(0, 1, 2, 0, 1)):
     main, sampler, found = main_model(head.n_vocab), Sampler(how), []
-    made = DraftModel(head, sampler, shape, n_vocab=head.n_vocab, head=head)
+    made = DraftModel(head, sampler, shape, n_vocab=head.n_vocab)
     options = {"proposer": made, "verifier": VERIFIERS[rule], "rng": rng}
     for event in decode(
         main, list(prompt), sampler=sampler, draft_max=draft_max, max_tokens=max_tokens, **options
@@ -201,7 +201,7 @@ def test_the_chain_is_no_longer_than_the_policy_wants():
 
     head, how = FakeBlockHead(8), SamplingSettings(temperature=0)
     sampler = Sampler(how)
-    draft = DraftModel(head, sampler, Chain("greedy"), n_vocab=8, head=head)
+    draft = DraftModel(head, sampler, Chain("greedy"), n_vocab=8)
     made = CombinedProposer(Short(), draft)
     for _ in decode(main_model(8), [1, 2], sampler=sampler, rng=SeededRng(0), proposer=made, max_tokens=20):
         pass

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.core.calls import run
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
-from spec_local.core.language_model import run
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
@@ -171,7 +171,7 @@ def test_a_perfect_draft_model_obeys_the_constraint():
         limited = Constraint(FakeState(40, lambda answer: range(len(answer) % 3, 40, 3)))
         limited.commit([1, 2])
         proposer = DraftModel(FakeModel(40), Sampler(how, limited), Chain("greedy"), n_vocab=40)
-        proposal = run(proposer.propose([1, 2], Limit(6, 6, 1), SeededRng(0), lambda part: None))
+        proposal = run(proposer.propose([1, 2], Limit(6, 6, 1), SeededRng(0)))
         assert len(proposal.tokens) == 6
         assert [token % 3 for token in proposal.tokens] == [0, 1, 2, 0, 1, 2]
 

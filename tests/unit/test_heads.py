@@ -88,15 +88,15 @@ class FakeHead(FakeModel):
             n = max(n_pairs - 1, 0)  # the state before the next pair is forgotten
         self._tokens, self._received = tokens[:n_pairs], tokens[:n]
 
-    def read_calls(self):
+    async def read(self):
         while len(self._received) - len(self.cached) >= N_READ:
             start = len(self.cached)
-            yield from self.evaluate_calls(self._received[start : start + N_READ], 0)
+            await self.evaluate_async(self._received[start : start + N_READ], 0)
 
 
 def proposer(head, sampler, kind="greedy", policy=None):
     chain = Chain(kind, policy) if policy else Chain(kind)
-    made = DraftModel(head, sampler, chain, n_vocab=head.n_vocab, head=head)
+    made = DraftModel(head, sampler, chain, n_vocab=head.n_vocab)
     return CombinedProposer(policy, made) if policy else made
 
 

@@ -122,7 +122,8 @@ def test_two_rows_are_independent(mode, later):
             new_row(main, prompt, make, rule, rng=RowRng(rng, i), draft_max=2, max_tokens=n)
             for i, ((make, rule), prompt, n) in enumerate(zip(kinds, prompts, lengths, strict=True))
         ]
-        engine, found, n_steps = Engine(SharedCalls(RowCosts(CostModel(costs), 0))), {}, 0
+        shared = RowCosts(CostModel(costs), 0), None
+        engine, found, n_steps = Engine(SharedCalls(lambda: shared)), {}, 0
         engine.add(rows[0])
         while len(engine.requests) or n_steps <= later:
             if n_steps == later:
@@ -147,11 +148,10 @@ def wrong(n):
         def __init__(self, main):
             self._main = main
 
-        def prefill(self, history):
-            yield from ()
+        async def prefill(self, history):
+            pass
 
-        def propose(self, history, limit, rng, lap):
-            yield from ()
+        async def propose(self, history, limit, rng):
             token = (int(self._main.logits(history).argmax()) + 1) % 8
             return Proposal.chain([token] * min(n, limit.depth))
 
@@ -203,7 +203,7 @@ def test_the_policy_learns_what_evaluating_again_costs():
         shared = RowCosts(costs, main.max_rollback), RowCosts(CostModel({1: 0.05, 64: 3.2}))
         policy = Adaptive(*shared, clock=lambda: 0.0)
         proposer = CombinedProposer(policy, DraftModel(small, how, Chain(policy=policy), n_vocab=8))
-        engine = Engine(SharedCalls(*shared), clock=lambda: 0.0)
+        engine = Engine(SharedCalls(lambda: shared), clock=lambda: 0.0)
         row = new_row(main, [1], lambda sampler, n: proposer, "block", rng=SeededRng(1), max_tokens=400,
                       draft_max=16)  # fmt: skip
         engine.add(row)

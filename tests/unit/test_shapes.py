@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.core.calls import run
 from spec_local.core.fake import FakeModel
-from spec_local.core.language_model import run
 from spec_local.core.proposal import ROOT
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
@@ -35,7 +35,7 @@ def grow(shape, limit=WIDE, draft=None, *, sampling=None, ends=(), seed=0):
     proposer = DraftModel(draft, Sampler(sampling), shape, n_vocab=V, is_end=lambda token: token in ends)
     run(proposer.prefill(PROMPT))
     draft.calls.clear()
-    return run(proposer.propose(PROMPT, limit, SeededRng(seed), lambda part: None))
+    return run(proposer.propose(PROMPT, limit, SeededRng(seed)))
 
 
 def paths(proposal):
@@ -255,7 +255,7 @@ def test_a_shape_observes_how_much_of_its_proposal_is_accepted():
     for n_right, expected in [(2, (2, True)), (1, (1, False)), (0, (0, False))]:
         shape, draft = Recording(), model()
         proposer = DraftModel(draft, Sampler(unfiltered()), shape, n_vocab=V)
-        proposal = run(proposer.propose(PROMPT, Limit(2, 9, 9), SeededRng(0), lambda part: None))
+        proposal = run(proposer.propose(PROMPT, Limit(2, 9, 9), SeededRng(0)))
         drafted = list(proposal.tokens)
         next_token = (drafted[n_right] + 1) % V if n_right < 2 else 0
         output = [*drafted[:n_right], next_token]

@@ -86,8 +86,8 @@ class RecordingDraft(DraftModel):
         super().__init__(*args, **kwargs)
         self.proposals = []
 
-    def propose(self, history, limit, rng, lap):
-        found = yield from super().propose(history, limit, rng, lap)
+    async def propose(self, history, limit, rng, shape=None):
+        found = await super().propose(history, limit, rng, shape)
         rows = [found.distributions[i].dense(self.n_vocab).tolist() for i in sorted(found.distributions)]
         self.proposals.append((list(found.tokens), rows))
         return found

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.core.calls import run
 from spec_local.core.fake import FakeModel, enumerate_outcomes
-from spec_local.core.language_model import run
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
@@ -295,5 +295,5 @@ def test_a_policy_observes_string_level_drafts_in_main_model_tokens():
     text = "abcbaabbacabab" * 4
     greedy, model = Sampler(SamplingSettings(temperature=0)), OneText(DRAFT, text)
     proposer = StringLevelDraft(model, greedy, Chain("coupled"), VocabularyMap(MAIN, DRAFT))
-    proposal = run(proposer.propose([0], Limit(4, 4, 1), SeededRng(0), lambda part: None))
+    proposal = run(proposer.propose([0], Limit(4, 4, 1), SeededRng(0)))
     assert proposer.drafted([]) == proposal.tokens == [1, 3, 1, 0]

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from spec_local.core.language_model import Call, Calls, Rollback, RowMethods, States
+from spec_local.core.calls import Call
+from spec_local.core.language_model import Rollback, RowMethods, States
 from spec_local.errors import BackendError, ContextOverflow
 from spec_local.llama import runtime
 from spec_local.llama.context import CACHE_TYPES, LlamaContext
@@ -159,8 +160,8 @@ class HeadRow(ContextUser, RowMethods, ABC):
         """Receive tokens of the main model's history: see `Head.receive`."""
 
     @abstractmethod
-    def read_calls(self) -> Calls[None]:
-        """Evaluate the tokens that were received: see `Head.read_calls`."""
+    async def read(self) -> None:
+        """Evaluate the tokens that were received: see `Head.read`."""
 
     @abstractmethod
     def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call[Any]:

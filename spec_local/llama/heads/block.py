@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spec_local.core.language_model import Call, Calls, Logits, States, common_prefix
+from spec_local.core.calls import Call, Logits
+from spec_local.core.language_model import States, common_prefix
 from spec_local.core.proposal import ROOT, check_path
 from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
@@ -246,7 +247,7 @@ class BlockRow(HeadRow):
         """Prepare a call: see `BlockContext`."""
         return Call(self, tokens, parents, n_logits)
 
-    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+    async def evaluate_async(self, tokens: Sequence[int], n_logits: int) -> Logits:
         """Append tokens to the history: see `LanguageModel.evaluate`.
 
         With logits, the states of all tokens of the history but the last `max_draft` must be known.
@@ -256,15 +257,15 @@ class BlockRow(HeadRow):
         self._check(tokens, n_logits, end)
         logits: Logits = np.empty((0, self.n_vocab), np.float32)
         if n_logits:
-            logits = yield from self._logits_after(tokens, range(end - n_logits + 1, end + 1))
+            logits = await self._logits_after(tokens, range(end - n_logits + 1, end + 1))
         elif (n := self._n_known(tokens) - self.n_stored) > 0:
-            yield self._call(tokens, n, 0)
+            await self._call(tokens, n, 0)
         self._cached += tokens
         return logits
 
-    def decode_tree_calls(
+    async def decode_tree_async(
         self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Calls[Logits]:
+    ) -> Logits:
         """Add nodes to the tree: see `LanguageModel.decode_tree`."""
         n_logits = len(tokens) if n_logits is None else n_logits
         if len(tokens) != len(parents):
@@ -280,7 +281,7 @@ class BlockRow(HeadRow):
         if n_logits:
             is_chain = all(node.depth == i + 1 for i, node in enumerate(nodes))
             chain = [node.token for node in nodes] if is_chain else ()
-            logits = yield from self._logits_after(chain, lengths[-n_logits:])
+            logits = await self._logits_after(chain, lengths[-n_logits:])
         self._tree = nodes
         return logits
 
@@ -295,7 +296,7 @@ class BlockRow(HeadRow):
                 f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
             )
 
-    def _logits_after(self, new: Sequence[int], lengths: Sequence[int]) -> Calls[Logits]:
+    async def _logits_after(self, new: Sequence[int], lengths: Sequence[int]) -> Logits:
         """The logits after the first `lengths` tokens of the history and a chain of new ones.
 
         They are those of one block. Its anchor is the first token whose state is not known, or the last one.
@@ -316,7 +317,7 @@ class BlockRow(HeadRow):
         ):
             n_skipped = self.context.block.n_skipped
             size = max(n_wanted, max(places) + 1) + n_skipped
-            logits = yield self._call(new, anchor - self.n_stored, size)
+            logits = await self._call(new, anchor - self.n_stored, size)
             block = self._block = _Block(anchor, self.context.n_calls, logits[n_skipped:])
         first = places[0]
         if places == list(range(first, first + len(places))):
@@ -409,10 +410,10 @@ class BlockRow(HeadRow):
         if len(stored) > len(self._cached):
             self._cached = stored
 
-    def read_calls(self) -> Calls[None]:
-        """Add the states that were received to the cache: see `Head.read_calls`."""
+    async def read(self) -> None:
+        """Add the states that were received to the cache: see `Head.read`."""
         tokens = self._received.tokens
         if len(tokens) - self.n_stored < min(_MAX_UNREAD, self.max_tokens):
             return
         while (start := len(self._cached)) < len(tokens):
-            yield from self.evaluate_calls(tokens[start : start + self.max_tokens], 0)
+            await self.evaluate_async(tokens[start : start + self.max_tokens], 0)

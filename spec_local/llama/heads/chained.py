@@ -18,7 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Calls, Logits, States
+from spec_local.core.calls import Logits
+from spec_local.core.language_model import States
 from spec_local.errors import InvalidRequest
 from spec_local.llama.heads.one_token import OneTokenContext, OneTokenRow
 from spec_local.llama.heads.states import State
@@ -66,7 +67,7 @@ class ChainedRow(OneTokenRow):
             return self._own.get(position)
         return self._draft_outputs[n] if n < len(self._draft_outputs) else None
 
-    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+    async def evaluate_async(self, tokens: Sequence[int], n_logits: int) -> Logits:
         """Append tokens to the history: see `LanguageModel.evaluate`.
 
         Raises:
@@ -78,17 +79,17 @@ class ChainedRow(OneTokenRow):
         parts: list[Logits] = []
         if n:
             wanted = max(0, n_logits - (len(tokens) - n))
-            logits = yield from super().evaluate_calls(tokens[:n], wanted)
+            logits = await super().evaluate_async(tokens[:n], wanted)
             parts.append(logits if n == len(tokens) else logits.copy())
         for i, token in enumerate(tokens[n:], n + 1):
-            logits = yield from self._evaluate_draft(token)
+            logits = await self._evaluate_draft(token)
             if i > len(tokens) - n_logits:
                 parts.append(logits if i == len(tokens) else logits.copy())
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
 
-    def _evaluate_draft(self, token: int) -> Calls[Logits]:
+    async def _evaluate_draft(self, token: int) -> Logits:
         """Evaluate one more draft token with the next layer."""
         n = len(self._drafted)
         if n == len(self._later):
@@ -97,7 +98,7 @@ class ChainedRow(OneTokenRow):
                 "one token each: draft fewer tokens"
             )
         layer = self._later[n]
-        logits = yield from layer.predict([*self.cached, token])
+        logits = await layer.predict([*self.cached, token])
         self._drafted.append(token)
         self._draft_outputs.append(layer.last_output)
         return logits
@@ -132,11 +133,11 @@ class ChainedRow(OneTokenRow):
         for row in self._later:
             row.receive(start, tokens, states)
 
-    def read_calls(self) -> Calls[None]:
-        """See `Head.read_calls`."""
-        yield from super().read_calls()
+    async def read(self) -> None:
+        """See `Head.read`."""
+        await super().read()
         for row in self._later:
-            yield from row.read_calls()
+            await row.read()
 
 
 class _LaterRow(OneTokenRow):
@@ -155,7 +156,7 @@ class _LaterRow(OneTokenRow):
         self._chain = weakref.proxy(chain)
         self.last_output = context.zeros
 
-    def predict(self, tokens: Sequence[int]) -> Calls[Logits]:
+    async def predict(self, tokens: Sequence[int]) -> Logits:
         """Evaluate the history and draft tokens, of which it has evaluated a part; returns one row of logits.
 
         Draft tokens of an earlier step are removed first.
@@ -163,8 +164,8 @@ class _LaterRow(OneTokenRow):
         self.truncate(self._n_true)
         while len(tokens) - len(self._cached) > self.max_tokens:
             start = len(self._cached)
-            yield from self.evaluate_calls(tokens[start : start + self.max_tokens], 0)
-        return (yield from self.evaluate_calls(tokens[len(self._cached) :], 1))
+            await self.evaluate_async(tokens[start : start + self.max_tokens], 0)
+        return await self.evaluate_async(tokens[len(self._cached) :], 1)
 
     def _known(self, token: int, position: int) -> State | None:
         state = super()._known(token, position)

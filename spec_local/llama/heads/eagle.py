@@ -7,7 +7,7 @@ matrix for a part of the vocabulary only (the draft vocabulary); llama.cpp retur
 
 from collections.abc import Sequence
 
-from spec_local.core.language_model import Call
+from spec_local.core.calls import Call
 from spec_local.errors import BackendError
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch

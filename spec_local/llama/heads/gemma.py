@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spec_local.core.language_model import Call, Calls, Logits, States, common_prefix
+from spec_local.core.calls import Call, Logits
+from spec_local.core.language_model import States, common_prefix
 from spec_local.core.proposal import check_path
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama import runtime
@@ -223,7 +224,7 @@ class AssistantRow(HeadRow):
         """Note that the last nodes of the tree have been evaluated, and the head's output."""
         self._outputs.extend(outputs.copy())
 
-    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+    async def evaluate_async(self, tokens: Sequence[int], n_logits: int) -> Logits:
         """Append tokens to the history, one by one: see `LanguageModel.evaluate`.
 
         Tokens that are in the main model's cache need no call.
@@ -235,7 +236,7 @@ class AssistantRow(HeadRow):
             if len(self._cached) < self._n_received and not wanted:
                 self._cached.append(token)
                 continue
-            logits = yield self.call([token], [-1], 1)
+            logits = await self.call([token], [-1], 1)
             self.commit([0])
             if wanted:  # a view, which the next call overwrites
                 parts.append(logits if i == len(tokens) - 1 else logits.copy())
@@ -243,9 +244,8 @@ class AssistantRow(HeadRow):
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
 
-    def read_calls(self) -> Calls[None]:
-        """See `Head.read_calls`: there is nothing to evaluate."""
-        yield from ()
+    async def read(self) -> None:
+        """See `Head.read`: there is nothing to evaluate."""
 
     # Changing the history
 

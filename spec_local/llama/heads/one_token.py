@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.language_model import Call, Calls, Logits, States, common_prefix
+from spec_local.core.calls import Call, Logits
+from spec_local.core.language_model import States, common_prefix
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
@@ -293,24 +294,24 @@ class OneTokenRow(HeadRow):
             if node not in inner:
                 self._outputs[node] = output.copy()
 
-    def evaluate_calls(self, tokens: Sequence[int], n_logits: int) -> Calls[Logits]:
+    async def evaluate_async(self, tokens: Sequence[int], n_logits: int) -> Logits:
         """Append tokens to the history: see `LanguageModel.evaluate`.
 
         Tokens whose states are known are evaluated in one call, the others one by one.
         """
         self.commit(())
-        logits = yield from self._extend(tokens, range(-1, len(tokens) - 1), n_logits)
+        logits = await self._extend(tokens, range(-1, len(tokens) - 1), n_logits)
         self.commit(range(len(tokens)))
         return logits
 
-    def decode_tree_calls(
+    async def decode_tree_async(
         self, tokens: Sequence[int], parents: Sequence[int], n_logits: int | None = None
-    ) -> Calls[Logits]:
+    ) -> Logits:
         """Add nodes to the tree, in a call for each of their levels: see `LanguageModel.decode_tree`."""
         self._check_tree(tokens, parents)
-        return (yield from self._extend(tokens, parents, len(tokens) if n_logits is None else n_logits))
+        return await self._extend(tokens, parents, len(tokens) if n_logits is None else n_logits)
 
-    def _extend(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Calls[Logits]:
+    async def _extend(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Logits:
         parts: list[Logits] = []
         done = 0
         if self.context.skips_first and not self._cached and not self._tree and n_logits < len(tokens):
@@ -319,7 +320,7 @@ class OneTokenRow(HeadRow):
         while done < len(tokens):
             n, wanted = self._next_part(tokens[done:], parents[done:], n_logits)
             n_rows = n if wanted and self.context.returns_all else wanted
-            logits = yield self.call(tokens[done : done + n], parents[done : done + n], n_rows)
+            logits = await self.call(tokens[done : done + n], parents[done : done + n], n_rows)
             done += n
             if wanted:  # a view, which the next call overwrites
                 found = logits[n_rows - wanted :]
@@ -448,13 +449,13 @@ class OneTokenRow(HeadRow):
         received.append(tokens[n_known:], states[n_known : len(tokens)], are_raw=self.context.encodes)
         self._cut(self._n_true)  # the rest was evaluated with the head's own output
 
-    def read_calls(self) -> Calls[None]:
-        """Evaluate the tokens that were received: see `Head.read_calls`."""
+    async def read(self) -> None:
+        """Evaluate the tokens that were received: see `Head.read`."""
         tokens = self._received.tokens
         if len(tokens) - len(self._cached) < min(_MAX_UNREAD, self.max_tokens):
             return
         while (start := len(self._cached)) < len(tokens):
-            yield from self.evaluate_calls(tokens[start : start + self.max_tokens], 0)
+            await self.evaluate_async(tokens[start : start + self.max_tokens], 0)
 
     def resync(self) -> None:
         """Discard the tree, and what llama.cpp's cache lacks, after a failed or interrupted call."""

@@ -119,15 +119,15 @@ def _exercise(path: Path, gpu_layers: int, main: Path | None = None) -> None:
             _exercise_head(Model(main, gpu_layers=gpu_layers), model)
         return
     vocabulary = model.vocabulary
-    context = open_row(model, n_ctx=64, max_tokens=16, max_logits=16)
+    row = open_row(model, n_ctx=64, max_tokens=16, max_logits=16)
     tokens = [vocabulary.bos if vocabulary.bos >= 0 else 0, *range(min(7, vocabulary.n_tokens))]
     for batch in (tokens[:1], tokens[1:2], tokens):
-        if not np.isfinite(context.evaluate(batch, len(batch))).any(axis=1).all():
+        if not np.isfinite(row.evaluate(batch, len(batch))).any(axis=1).all():
             raise BackendError(f"{path} returns logits that are not numbers: download it again")
-    context.checkpoint()
-    length = len(context.cached)
-    context.evaluate(tokens[:2], 2)
-    context.truncate(length)
+    row.checkpoint()
+    length = len(row.cached)
+    row.evaluate(tokens[:2], 2)
+    row.truncate(length)
     vocabulary.exercise()
     _exercise_head(model)
 

@@ -1,0 +1,173 @@
+"""Calls of models that several computations share.
+
+Reading the weights takes most of the time of a small call: what several requests need of a model is
+therefore evaluated together. Code that needs a model's output is a coroutine that awaits a `Call`:
+
+    logits = await row.call(tokens, parents, n_logits)
+
+`together` runs several such coroutines: it collects the calls that all of them await, makes one call of the
+model, and resumes each with its logits. `run` runs one alone. There is no event loop.
+"""
+
+from collections.abc import Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local.core.timer import Timer
+from spec_local.errors import SpecLocalError
+
+Logits = NDArray[np.float32]
+
+_Row = TypeVar("_Row", covariant=True)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[_Row]):
+    """A row's part of a model call: nodes to add to its tree. Create it with `Row.call`.
+
+    Awaited, it gives its logits, or raises the error of the call. The logits are a view, which the next call
+    of the same model overwrites: they are used before the next ``await``.
+
+    Attributes:
+        row: the row that the nodes belong to; its context knows what kind of row it is.
+        tokens, parents, n_logits: see `Row.call`.
+    """
+
+    row: _Row
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    n_logits: int
+
+    def __await__(self) -> Generator["Call[_Row]", Logits, Logits]:
+        return (yield self)
+
+
+Calls = Coroutine[Call[Any], Logits, _Result]
+"""A coroutine that awaits calls of models, and nothing else."""
+
+
+class Task(Generic[_Result]):
+    """A coroutine on its way from call to call.
+
+    Attributes:
+        call: the one that it awaits; None: it has ended.
+    """
+
+    def __init__(self, calls: Calls[_Result]) -> None:
+        self._calls = calls
+        self._results: list[_Result] = []
+        self._error: SpecLocalError | None = None
+        self.call: Call[Any] | None = None
+        self.resume(None)
+
+    def resume(self, answer: Logits | SpecLocalError | None) -> None:
+        """Continue up to the next call, or the end.
+
+        Args:
+            answer: the logits of the call that it awaits, or the error of that call; None: begin.
+        """
+        self.call = None
+        try:
+            if isinstance(answer, SpecLocalError):
+                self.call = self._calls.throw(answer)
+            else:
+                self.call = self._calls.send(answer)  # type: ignore[arg-type]  # None begins it
+        except StopIteration as end:
+            self._results = [end.value]
+        except SpecLocalError as error:
+            self._error = error
+
+    @property
+    def outcome(self) -> _Result | SpecLocalError:
+        """What it returned or raised; only after its end."""
+        return self._error or self._results[0]
+
+    def result(self) -> _Result:
+        """What it returned; only after its end.
+
+        Raises:
+            SpecLocalError: what it raised.
+        """
+        if self._error:
+            raise self._error
+        return self._results[0]
+
+    def close(self) -> None:
+        """End it now."""
+        self._calls.close()
+        self.call = None
+
+
+def run(calls: Calls[_Result]) -> _Result:
+    """Run a coroutine alone, and return its result."""
+    task = Task(calls)
+    while call := task.call:
+        try:
+            logits = call.row.context.decode([call])[0]
+        except SpecLocalError as error:
+            task.resume(error)
+        else:
+            task.resume(logits)
+    return task.result()
+
+
+def together(several: Sequence[Calls[_Result]], timer: Timer | None = None) -> list[_Result | SpecLocalError]:
+    """Run coroutines of several rows: one call for all that await the same model.
+
+    Args:
+        timer: the time of calls is that of its part ``draft model``, the rest that of ``propose``.
+
+    Returns:
+        the result of each, or its error, which does not affect the others.
+    """
+    lap = (timer or Timer()).lap
+    try:
+        tasks = [Task(calls) for calls in several]
+    except BaseException:
+        for calls in several:  # Python would complain that those after the failing one were never awaited
+            calls.close()
+        raise
+    waiting = [task for task in tasks if task.call]
+    while waiting:
+        # Their logits are views: those that await the next call of the model must be resumed before it.
+        group, waiting = _that_fit(waiting)
+        made = [task.call for task in group if task.call]
+        lap("propose")
+        answers: Sequence[Logits | SpecLocalError]
+        try:
+            answers = made[0].row.context.decode(made)
+        except SpecLocalError as error:
+            answers = [error] * len(group)
+        lap("draft model")
+        for task, answer in zip(group, answers, strict=True):
+            task.resume(answer)
+        waiting += [task for task in group if task.call]
+    lap("propose")
+    return [task.outcome for task in tasks]
+
+
+def _that_fit(waiting: Sequence[Task[_Result]]) -> tuple[list[Task[_Result]], list[Task[_Result]]]:
+    """Split tasks into those whose calls can be made together with that of the first one, and the others."""
+    context, n_tokens, n_logits = None, 0, 0
+    group: list[Task[_Result]] = []
+    rest: list[Task[_Result]] = []
+    for task in waiting:
+        call = task.call
+        assert call
+        context = context or call.row.context
+        fits = (
+            call.row.context is context
+            and n_tokens + len(call.tokens) <= context.max_tokens
+            and n_logits + call.n_logits <= context.max_logits
+        )
+        if fits or not group:
+            group.append(task)
+            n_tokens += len(call.tokens)
+            n_logits += call.n_logits
+        else:
+            rest.append(task)
+    return group, rest

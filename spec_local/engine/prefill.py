@@ -1,0 +1,146 @@
+"""Reading a prompt into the caches of both models, before the first step of a request."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spec_local.core.calls import Call, Task
+from spec_local.core.language_model import LanguageModel, Row, common_prefix
+from spec_local.core.proposal import ROOT
+from spec_local.engine.events import Statistics
+from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
+from spec_local.proposers.base import Proposer
+
+_MIN_SHARED = 16  # tokens of another request's prompt that are worth waiting for
+
+
+def check_prompt(main: LanguageModel, prompt: Sequence[int]) -> None:
+    """Raise an error for a prompt that is empty or too long.
+
+    Raises:
+        InvalidRequest: it has no tokens.
+        ContextOverflow: it is longer than the context.
+    """
+    if not prompt:
+        raise InvalidRequest("the prompt is empty: give some text")
+    if len(prompt) > main.n_ctx:
+        raise ContextOverflow(
+            f"the prompt has {len(prompt)} tokens but the context only {main.n_ctx}: "
+            "shorten it or raise --ctx"
+        )
+
+
+class Prefill:
+    """A prompt that is being read: by the main model, by the head beside it, then by the draft model.
+
+    The last token of the prompt is not read: the first step evaluates it, and gets its logits.
+
+    Args:
+        main: the main model's row.
+        history: the prompt.
+        proposer: reads the prompt, too; None: plain decoding.
+        statistics: of the request.
+    """
+
+    def __init__(
+        self,
+        main: Row,
+        history: Sequence[int],
+        proposer: Proposer | None,
+        statistics: Statistics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.main = main
+        self._history, self._prompt = history, history[:-1]
+        self._proposer, self._head = proposer, proposer.head if proposer else None
+        self._statistics, self._clock = statistics, clock
+        self._started = 0.0
+        self._draft: Task[None] | None = None  # the draft model's part
+
+    def start(self) -> None:
+        """Note that the time to the first token begins."""
+        self._started = self._clock()
+
+    def waits_for(self, other: "Prefill") -> bool:
+        """Return whether another request is reading a beginning of the prompt that this one can share."""
+        if self.main.context is not other.main.context:
+            return False
+        known = max(len(self.main.cached), len(other.main.cached))
+        n = common_prefix(self._prompt, other._prompt)
+        if self.main.rollback != "any" and n < len(other._prompt):
+            return False  # it has only the state after its whole prompt
+        return n >= known + _MIN_SHARED
+
+    def reuse_cache(self) -> None:
+        """Take what is cached of the prompt, in this request's row or another one."""
+        main, head = self.main, self._head
+        if head and main.rollback != "any" and self._statistics.prompt_n:
+            return  # if the head lacked states of what is taken, all that was read would be lost again
+        main.reuse(self._prompt)
+        if head:
+            head.reuse(self._prompt)
+            if head.n_received < len(main.cached):
+                main.truncate(head.n_received)  # the states after it are evaluated again
+
+    @property
+    def n_unread(self) -> int:
+        """Tokens of the prompt that the main model has not evaluated."""
+        return len(self._prompt) - len(self.main.cached)
+
+    def call(self, n_max: int) -> Call[Any]:
+        """Return the main model's next call for the prompt, of 1 to `n_max` tokens."""
+        start = len(self.main.cached)
+        chunk = self._prompt[start : start + n_max]
+        return self.main.call(chunk, range(ROOT, len(chunk) - 1), 0)
+
+    def commit(self, call: Call[Any]) -> None:
+        """Commit the tokens of a call, and hand their hidden states to the head that reads them."""
+        start, nodes = len(self.main.cached), range(len(call.tokens))
+        states = self.main.states(nodes) if self._head else None  # a copy: committing may call the model
+        self.main.commit(nodes)
+        if self._head and states is not None:
+            self._head.receive(start, call.tokens, states)
+        self._statistics.prompt_n += len(call.tokens)
+
+    async def draft(self, others: "Sequence[Prefill]") -> bool:
+        """Make the next call of the head or draft model; returns whether the whole prompt has been read.
+
+        Args:
+            others: whose prompts the main model has read. If the draft model is reading a beginning of one of
+                them that this request can share, it waits for that.
+        """
+        if self.n_unread:
+            if self._head:
+                await self._head.read()
+            return False
+        if not self._proposer:
+            return True
+        if not self._draft:
+            if any(o._is_drafting and common_prefix(self._prompt, o._prompt) >= _MIN_SHARED for o in others):
+                return False
+            self._draft = Task(self._proposer.prefill(self._history))
+        if self._draft.call:
+            try:
+                logits = await self._draft.call
+            except SpecLocalError as error:
+                self._draft.resume(error)
+            else:
+                self._draft.resume(logits)
+        if self._draft.call:
+            return False
+        self._draft.result()  # raises its error, if it failed
+        return True
+
+    @property
+    def _is_drafting(self) -> bool:
+        return self._draft is not None and self._draft.call is not None
+
+    def finish(self) -> None:
+        """Note that both models have read the prompt."""
+        self.main.checkpoint(lasting=True)  # for another answer
+        self._statistics.cached_n = len(self._prompt) - self._statistics.prompt_n
+        self._statistics.prompt_s = self._clock() - self._started
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._draft:
+            self._draft.close()
