@@ -36,7 +36,7 @@ class GenerationSettings:
             those that may pay.
         policy: how many tokens to draft. ``adaptive``: as many as measured costs and learned acceptance rates
             justify; ``fixed``: always `draft_max`; ``confidence``: until the draft model's confidence falls
-            below `draft_p_min`; ``entropy``: AdaEDL; ``off``: none.
+            below `draft_p_min`; ``off``: none.
         draft_max: maximum number of draft tokens on a path; None: the policy's default.
         draft_p_min: minimum confidence for policy ``confidence``, 0 to 1.
         staged: maximum number of lookup tokens that the draft model reads ahead in one call (see

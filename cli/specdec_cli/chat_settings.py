@@ -120,7 +120,7 @@ SETTINGS = {
     "seed": _Setting("settings", "seed", "an integer, or none", _optional_int),
     "max-tokens": _Setting("settings", "max_tokens", "an integer, or none", _optional_int),
     "stop": _Setting("settings", "stops", "a text at which answers end (\\n: newline), or none", _stops),
-    "policy": _Setting("settings", "policy", "adaptive, fixed, confidence, entropy or off", str),
+    "policy": _Setting("settings", "policy", "adaptive, fixed, confidence or off", str),
     "draft-max": _Setting("settings", "draft_max", "an integer, or none", _optional_int),
     "when-full": _Setting("chat", "when_full", "stop or drop-oldest", _when_full),
     "show-drafts": _Setting("view", "show_drafts", "on or off", _switch),

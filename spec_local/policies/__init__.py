@@ -14,8 +14,7 @@ POLICIES: LazyTable["type[Policy]"] = LazyTable(
     {
         "adaptive": "spec_local.policies.adaptive:Adaptive",
         "fixed": "spec_local.policies.base:Policy",
-        "confidence": "spec_local.policies.thresholds:Confidence",
-        "entropy": "spec_local.policies.thresholds:Entropy",
+        "confidence": "spec_local.policies.confidence:Confidence",
     }
 )
 POLICY_NAMES = (*POLICIES, "off")

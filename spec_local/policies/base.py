@@ -26,10 +26,6 @@ class DraftOutput(Protocol):
         """Σ q², the chance that two draws agree; at temperature 0 the top probability of temperature 1."""
 
     @property
-    def entropy(self) -> float:
-        """−Σ q ln q, in nats; at temperature 0 that of the distribution at temperature 1."""
-
-    @property
     def n_read(self) -> int:
         """Tokens in the call that gave this output, staged ones included; 0: an earlier call gave it, too.
 

@@ -151,15 +151,6 @@ class _ChainOutput:
             return float(probs @ probs)
         return float(1.0 / np.exp(self._logits - self._logits.max()).sum(dtype=np.float64))
 
-    @property
-    def entropy(self) -> float:
-        probs = self.distribution.probs
-        if len(probs) == 1:
-            probs = np.exp(self._logits - self._logits.max(), dtype=np.float64)
-            probs /= probs.sum()
-        probs = probs[probs > 0]
-        return float(-(probs * np.log(probs)).sum())
-
 
 class _DraftTree:
     """A tree that a draft model evaluates: see `spec_local.proposers.shapes.DraftTree`."""

@@ -376,7 +376,6 @@ def test_speculation_does_not_change_the_answer_at_temperature_0(inside, main, d
         "draft": run("--draft", draft),
         "token": run("--draft", draft, "--verifier", "token"),
         "confidence": run("--draft", draft, "--draft-p-min", "0.3", policy="confidence"),
-        "entropy": run("--draft", draft, policy="entropy"),
         "adaptive": run("--draft", draft, policy="adaptive"),
         "adaptive lookup": run(policy="adaptive"),
     }
@@ -458,7 +457,7 @@ def test_seeds(inside, main, draft):
     for seed in (1, 2):  # the same output with and without speculation
         plain = answer(seed, "--no-spec")
         assert plain == answer(seed) == answer(seed, "--draft", draft)
-        for policy in ("fixed", "confidence", "entropy"):
+        for policy in ("fixed", "confidence"):
             assert answer(seed, "--draft", draft, "--policy", policy) == plain
         assert answer(seed, "--draft", draft, "--policy", "fixed", "--draft-max", 9) == plain
 

@@ -125,8 +125,8 @@ VALID = [
     ["--draft-p-min", "1", "--policy", "confidence"],
     ["--shape", "auto"],
     ["--shape", "auto", "--policy", "off"],
-    *(["--policy", policy] for policy in ("adaptive", "fixed", "confidence", "entropy", "off")),
-    *(["--policy", policy, "--draft-max", "3"] for policy in ("adaptive", "confidence", "entropy")),
+    *(["--policy", policy] for policy in ("adaptive", "fixed", "confidence", "off")),
+    *(["--policy", policy, "--draft-max", "3"] for policy in ("adaptive", "confidence")),
     ["--stop", ""],
     ["--cache-type", "q8_0"],
     ["--cache-type", "q4_0"],
@@ -180,7 +180,7 @@ OPTIONS = [
 
 
 def test_shape_auto_needs_the_adaptive_policy(invoke):
-    for policy in ("fixed", "confidence", "entropy"):
+    for policy in ("fixed", "confidence"):
         done = invoke("--shape", "auto", "--policy", policy)
         assert done.returncode == 2
         assert f"shape auto needs policy adaptive: with {policy} give chain or tree" in done.stderr.decode()
@@ -206,7 +206,7 @@ def _number(text):
         max_size=2,
     ),
     with_draft=st.booleans(),
-    policy=st.sampled_from(["adaptive", "fixed", "confidence", "entropy"]),
+    policy=st.sampled_from(["adaptive", "fixed", "confidence"]),
 )
 @example(chosen=[("--temp", "1e-30")], bias=[], with_draft=True, policy="fixed")
 def test_any_value_gives_an_answer_or_an_error(invoke, draft, chosen, bias, with_draft, policy):

@@ -468,7 +468,6 @@ def test_proposers_by_settings(make_session):
     for settings, expected, expected_alone in [
         ({}, ["draft", "suffix"], ["suffix"]),
         ({"policy": "fixed"}, ["draft"], ["suffix"]),
-        ({"policy": "entropy"}, ["draft"], ["suffix"]),
         ({"proposer": "recycling"}, ["recycling"], ["recycling"]),
         ({"proposer": "lookup"}, ["lookup"], ["lookup"]),
         ({"proposer": "draft"}, ["draft"], ["draft"]),
@@ -513,7 +512,6 @@ def test_policies_limit_the_draft_length(make_session):
     assert draft_length(policy="confidence", draft_p_min=0.0) == draft_length(draft_max=16)
     assert draft_length() == draft_length(draft_max=4) > 3.5  # the default
     assert draft_length(policy="confidence", draft_p_min=0.0, draft_max=3) <= 3
-    assert 0 < draft_length(policy="entropy") < draft_length(draft_max=16)
 
 
 VARIANTS = [
@@ -529,7 +527,6 @@ VARIANTS = [
     {"policy": "fixed", "shape": "beam"},
     {"policy": "fixed", "greedy_draft": True},
     {"policy": "confidence", "draft_p_min": 0.3},
-    {"policy": "entropy"},
     {"policy": "fixed", "draft_max": 0},
     {"policy": "fixed", "proposer": "none"},
 ]
@@ -577,7 +574,7 @@ def test_costs_are_measured_once_and_only_if_needed(make_session, monkeypatch):
     session = make_session()
     notes = []
     session._costs.log = notes.append
-    for policy in ("off", "fixed", "confidence", "entropy"):
+    for policy in ("off", "fixed", "confidence"):
         run(session, policy=policy, max_tokens=3)
     run(session, policy="adaptive", proposer="none", max_tokens=3)
     run(session, policy="adaptive", draft_max=0, max_tokens=3)
@@ -922,7 +919,6 @@ def test_a_recurrent_model_reuses_its_state(recurrent_model, make_context):
         {"policy": "best"},
         {"policy": "fixed", "shape": "auto"},
         {"policy": "confidence", "shape": "auto"},
-        {"policy": "entropy", "shape": "auto"},
         {"draft_p_min": -0.01},
         {"draft_p_min": 1.01},
         {"draft_p_min": float("nan")},

@@ -27,7 +27,6 @@ class Output:
 
     n_read: int = 1
     confidence: float = 1.0
-    entropy: float = 0.0
 
 
 class Clock:

@@ -26,9 +26,9 @@ from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive
 from spec_local.policies.base import Offer, Policy
+from spec_local.policies.confidence import Confidence
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
-from spec_local.policies.thresholds import Confidence, Entropy
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain, Coupled, Drawn
@@ -153,7 +153,7 @@ class RandomPolicy(Policy):
         return self._random(4) > 0
 
     def should_draft(self, output):
-        return self._random(4, output.confidence, output.entropy) > 0
+        return self._random(4, output.confidence) > 0
 
     def truncate(self, n):
         return self._random(n + 1, n) if self.may_truncate else n
@@ -188,7 +188,6 @@ SEEDS = (4, 9, 13)  # that draft chains long enough to be truncated
 CASES = {
     "fixed": (lambda world, may_truncate: Policy(may_truncate), {}, {"draft"}),
     "confidence": (lambda world, may_truncate: Confidence(0.4, may_truncate), {}, {"draft", "none"}),
-    "entropy": (lambda world, may_truncate: Entropy(may_truncate=may_truncate), {}, {"draft", "none"}),
     "late dropping": (LateDropping, {}, {"draft", "none"}),
     **{f"random {i}": (partial(RandomPolicy, seed=i), {}, {"draft", "lookup", "none"}) for i in SEEDS},
     "adaptive, all cheap": (adaptive, {}, {"draft", "lookup"}),
@@ -526,39 +525,6 @@ def test_p_min_stops_before_a_token_is_drawn():
         _, statistics = setup.generate([1, 2, 3], 20, 4, rng)
         assert bool(statistics.draft_n) == bool(rng.n_draws) == drafts
         assert len(setup.draft.calls) > 10  # it was called
-
-
-class OutputOfEntropy:
-    """A draft output with this entropy, in nats."""
-
-    confidence = 0.5
-
-    def __init__(self, entropy):
-        self.entropy = entropy
-
-
-def test_the_entropy_bound_is_adaedls():
-    """1 − √(γ·H) against a threshold that is 0.5 at first, with γ = 0.2."""
-    limit = 0.25 / 0.2
-    assert Entropy().should_draft(OutputOfEntropy(limit - 1e-9))
-    assert not Entropy().should_draft(OutputOfEntropy(limit + 1e-9))
-
-
-@pytest.mark.parametrize(("output", "expected"), [([1, 2, 3, 4], True), ([9], False), ([1, 9], False)])
-def test_the_entropy_threshold_adapts_to_the_wanted_acceptance_rate(output, expected):
-    policy = Entropy(wanted=0.9)
-    for _ in range(200):
-        policy.observe([1, 2, 3], output, 3)
-    assert policy.should_draft(OutputOfEntropy(1.4)) == expected
-    assert policy.should_draft(OutputOfEntropy(1.1)) == expected
-
-
-def test_the_entropy_threshold_falls_while_nothing_is_drafted():
-    policy = Entropy()
-    assert not policy.should_draft(OutputOfEntropy(3.0))
-    for _ in range(100):
-        policy.observe([], [1], 0)
-    assert policy.should_draft(OutputOfEntropy(3.0))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from spec_local.engine.events import Finished, Step
 from spec_local.errors import BackendError, ContextOverflow
 from spec_local.lookups.base import Candidates
 from spec_local.policies.base import Policy
-from spec_local.policies.thresholds import Confidence
+from spec_local.policies.confidence import Confidence
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain
 from spec_local.proposers.string_level import StringLevelDraft
@@ -60,7 +60,7 @@ class RecordingPolicy(Policy):
 
     def should_draft(self, output):
         self.n_read.append(output.n_read)
-        self.outputs.append((output.confidence, output.entropy))
+        self.outputs.append(output.confidence)
         return True
 
     def n_staged(self, confidence, n_unread):
