@@ -8,7 +8,7 @@ from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
 from spec_local.policies import POLICIES, POLICY_NAMES
-from spec_local.proposers import CROSS_VOCAB_NAMES, PROPOSER_NAMES, SHAPE_NAMES
+from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIERS
 
 MAX_LOGPROBS = 20
@@ -46,12 +46,8 @@ class GenerationSettings:
             policy chooses between chains and trees.
         tree_nodes: maximum number of nodes in a tree or in all beams together.
         beam_width: number of beams.
-        verifier: a name in `spec_local.VERIFIERS`; all of them are lossless. ``auto``:
+        verifier: a name in `spec_local.verifiers.VERIFIERS`; all of them are lossless. ``auto``:
             ``exact-match``, with which draft tokens change what a seed gives only through the logits.
-        greedy_draft: draft the most probable token instead of drawing from the draft model's distribution.
-        cross_vocab: how to draft with a different vocabulary. ``tli``: token-level intersection, for any
-            shape and verifier; ``slem``: string-level exact match, for chains with ``exact-match``; ``auto``:
-            ``tli``.
         grammar: GBNF that the whole answer must match (see `spec_local.grammar.gbnf`). An answer that is cut
             short by `max_tokens`, a stop string or a full context is the beginning of a matching one.
         json_schema: a JSON schema instead of a grammar (see `spec_local.grammar.json_schema`).
@@ -77,8 +73,6 @@ class GenerationSettings:
     tree_nodes: int = field(default=16, metadata=_SPEED)
     beam_width: int = field(default=4, metadata=_SPEED)
     verifier: str = field(default="auto", metadata=_SPEED)
-    greedy_draft: bool = field(default=False, metadata=_SPEED)
-    cross_vocab: str = field(default="auto", metadata=_SPEED)
     grammar: str | None = None
     json_schema: str | None = None
     control_text: Sequence[str] = ()
@@ -92,16 +86,6 @@ class GenerationSettings:
             raise InvalidRequest(f"policy {self.policy!r} is unknown: give {', '.join(POLICY_NAMES)}")
         if self.shape == "auto" and self.policy not in ("adaptive", "off"):
             raise InvalidRequest(f"shape auto needs policy adaptive: with {self.policy} give chain or tree")
-        if self.cross_vocab not in CROSS_VOCAB_NAMES:
-            raise InvalidRequest(
-                f"cross-vocab {self.cross_vocab!r} is unknown: give {', '.join(CROSS_VOCAB_NAMES)}"
-            )
-        if self.cross_vocab == "slem" and (
-            self.shape != "chain" or self.verifier not in ("auto", "exact-match")
-        ):
-            raise InvalidRequest(
-                "cross-vocab slem needs shape chain and verifier exact-match: give tli for others"
-            )
         if not 0 <= self.draft_p_min <= 1:  # catches NaN too
             raise InvalidRequest(f"draft-p-min is {self.draft_p_min}: give 0 to 1")
         if self.shape not in SHAPE_NAMES:

@@ -40,7 +40,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies import POLICY_NAMES
-from spec_local.proposers import CROSS_VOCAB_NAMES, PROPOSER_NAMES, SHAPE_NAMES
+from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from spec_local.verifiers import VERIFIER_NAMES
@@ -127,8 +127,6 @@ def settings_of(rng, n_vocab):
         tree_nodes=rng.choice([16, 1, 64]),
         beam_width=rng.choice([4, 1, 8]),
         verifier=rng.choice(["auto", "auto", *VERIFIER_NAMES]),
-        greedy_draft=rng.random() < 0.2,
-        cross_vocab=rng.choice(CROSS_VOCAB_NAMES),
         grammar=rng.choice(GRAMMARS) if constraint == "grammar" else None,
         json_schema=json.dumps(rng.choice(SCHEMAS)) if constraint == "schema" else None,
         logprobs=rng.choice([None, None, 0, 5]),

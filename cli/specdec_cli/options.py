@@ -17,7 +17,7 @@ from spec_local import kernels
 from spec_local.errors import InvalidRequest
 from spec_local.models.names import NO_DRAFT, STARTER, resolve_pair
 from spec_local.policies import POLICY_NAMES
-from spec_local.proposers import CROSS_VOCAB_NAMES, PROPOSER_NAMES, SHAPE_NAMES
+from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli import commands, completion
 
@@ -63,13 +63,11 @@ if TYPE_CHECKING:  # type checkers accept no computed Literal
     PolicyChoice: TypeAlias = Any
     VerifierChoice: TypeAlias = Any
     ShapeChoice: TypeAlias = Any
-    CrossVocabChoice: TypeAlias = Any
 else:
     ProposerChoice = Literal[PROPOSER_NAMES]
     PolicyChoice = Literal[POLICY_NAMES]
     VerifierChoice = Literal[VERIFIER_NAMES]
     ShapeChoice = Literal[SHAPE_NAMES]
-    CrossVocabChoice = Literal[CROSS_VOCAB_NAMES]
 
 _Machine = functools.partial(Option, rich_help_panel=commands.MACHINE)
 _Speculation = functools.partial(Option, rich_help_panel=commands.SPECULATION)
@@ -203,9 +201,6 @@ class ModelOptions:
         VerifierChoice,
         _choice("Acceptance rule", VERIFIER_NAMES, "all are exact, auto selects the best"),
     ] = "auto"
-    greedy_draft: Annotated[
-        bool, _Speculation("--greedy-draft", help="Draft the most probable token instead of sampling.")
-    ] = False
     datastore: Annotated[
         bool,
         _Speculation(
@@ -219,14 +214,6 @@ class ModelOptions:
             help="Make a seed give the same output with any draft, and with none (CPU only; may be slower).",
         ),
     ] = False
-    cross_vocab: Annotated[
-        CrossVocabChoice,
-        _choice(
-            "Method for a draft model with a different vocabulary",
-            CROSS_VOCAB_NAMES,
-            "tli drafts shared tokens, slem drafts text",
-        ),
-    ] = "auto"
 
     def with_main(self, model: str | None) -> "ModelOptions":
         """Return the options with another main model; None: with the same."""
@@ -386,8 +373,6 @@ def generation_settings(models: ModelOptions, sampling: SamplingOptions) -> "Gen
         tree_nodes=models.tree_nodes,
         beam_width=models.beam_width,
         verifier=models.verifier,
-        greedy_draft=models.greedy_draft,
-        cross_vocab=models.cross_vocab,
         grammar=_text_of(sampling.grammar_file) if sampling.grammar_file else None,
         json_schema=_schema(sampling.json_schema) if sampling.json_schema is not None else None,
     )

@@ -27,7 +27,6 @@ from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn, Shape
-from spec_local.proposers.string_level import StringLevelDraft
 from spec_local.proposers.vocabulary_map import VocabularyMap
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
@@ -186,16 +185,6 @@ class ProposerFactory:
         assert slot.draft is not None
         assert slot.drafter is not None
         lookup = PromptLookup.create(calibrated=True) if policy.may_stage and not slot.head else None
-        if self._map and settings.cross_vocab == "slem":
-            return StringLevelDraft(
-                slot.draft,
-                # Logit biases and constraints refer to the main model's tokens: exact match enforces them.
-                Sampler(replace(settings.sampling, logit_bias={})),
-                Chain("greedy", policy),  # tokens of different vocabularies cannot be coupled
-                self._map,
-                is_end=slot.draft.model.vocabulary.is_end,
-                lookup=lookup,
-            )
         vocabulary = self._main.model.vocabulary
         return DraftModel(
             slot.drafter,
@@ -214,7 +203,7 @@ class ProposerFactory:
         return policy.create(
             PolicyOptions(
                 # A chain that is verified against q must not be truncated after it was drawn.
-                may_truncate=greedy or settings.greedy_draft or settings.rule == "exact-match",
+                may_truncate=greedy or settings.rule == "exact-match",
                 n_staged=settings.staged,
                 p_min=settings.draft_p_min,
                 costs=lambda: self._shared_costs(slot),
@@ -249,7 +238,7 @@ class ProposerFactory:
 
     def _may_branch(self, settings: GenerationSettings) -> bool:
         """Return whether the policy may choose trees instead of chains."""
-        chains_only = settings.verifier in CHAIN_VERIFIERS or settings.greedy_draft
+        chains_only = settings.verifier in CHAIN_VERIFIERS
         return settings.shape == "auto" and not chains_only and self._branches > 1
 
     def _shape(self, settings: GenerationSettings, policy: Policy, slot: Slot) -> Shape:
@@ -257,14 +246,12 @@ class ProposerFactory:
             return Beam(settings.beam_width, settings.tree_nodes)
         exact_match = settings.rule == "exact-match"
         if settings.shape == "tree":
-            if settings.sampling.temperature == 0 or settings.greedy_draft:
+            if settings.sampling.temperature == 0:
                 costs = self._tree_costs(slot) if settings.policy == "adaptive" else None
                 return BestFirst(settings.tree_nodes, costs=costs)
             if exact_match:
                 return Coupled(settings.tree_nodes)
             return Drawn(VERIFIERS[settings.rule].drawing, settings.tree_nodes)
-        if settings.greedy_draft:
-            return Chain("greedy", policy)
         return Chain("coupled" if exact_match else "drawn", policy)
 
     def _tree_costs(self, slot: Slot) -> tuple[CallCosts, CallCosts] | None:

@@ -11,4 +11,3 @@ from spec_local.lookups import LOOKUPS
 
 PROPOSER_NAMES = ("auto", "draft", *LOOKUPS, "none")
 SHAPE_NAMES = ("chain", "tree", "beam", "auto")
-CROSS_VOCAB_NAMES = ("auto", "tli", "slem")

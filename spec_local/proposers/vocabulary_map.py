@@ -64,7 +64,6 @@ class VocabularyMap:
             )
         self.main_ids: NDArray[np.intp] = np.array(sorted(shared), np.intp)
         self.draft_ids: NDArray[np.intp] = np.array([shared[token] for token in sorted(shared)], np.intp)
-        self._to_main = dict(zip(self.draft_ids.tolist(), self.main_ids.tolist(), strict=True))
         self._to_draft: dict[int, tuple[int, ...]] = {token: (other,) for token, other in shared.items()}
 
     @property
@@ -87,25 +86,6 @@ class VocabularyMap:
             return (self._draft.bos, *found)
         return found
 
-    def to_main(self, before: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """Convert draft model tokens to main model tokens.
-
-        Args:
-            before: last main model tokens of the history. If the tokenizer would merge the draft with them,
-                the draft is tokenized without them.
-            drafted: draft model tokens. A control token is converted only as the last one, and only if it is
-                shared.
-        """
-        is_control = bool(drafted) and not self._draft.piece(drafted[-1])
-        end = self._to_main.get(drafted[-1], -1) if is_control else -1
-        text = b"".join(map(self._draft.piece, drafted))
-        controls = [i for i, token in enumerate(before) if not self._main.piece(token)]
-        known = b"".join(map(self._main.piece, before[controls[-1] + 1 if controls else 0 :]))
-        tokens = self._continuation(known, text)
-        if tokens is None:
-            tokens = self._continuation(b"", text) or []
-        return tokens if end < 0 else [*tokens, end]
-
     def _tokenize(self, piece: bytes) -> tuple[int, ...]:
         """Draft model tokens of a main model token."""
         try:
@@ -115,18 +95,6 @@ class VocabularyMap:
             if len(singles) == len(piece):
                 return singles
             return tuple(self._draft.tokenize(piece.decode("utf-8", "surrogateescape")))
-
-    def _continuation(self, before: bytes, text: bytes) -> list[int] | None:
-        """Main model tokens of a text after another; None if a token contains parts of both."""
-        if not text:
-            return []
-        tokens = self._main.tokenize((before + text).decode("utf-8", "surrogateescape"))
-        left = len(text)
-        for i in range(len(tokens) - 1, -1, -1):
-            left -= len(self._main.piece(tokens[i]))
-            if left <= 0:
-                return tokens[i:] if left == 0 else None
-        return None
 
 
 class _TokenIndex:

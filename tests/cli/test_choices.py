@@ -8,11 +8,10 @@ from typing import get_args
 from spec_local import kernels
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.policies import POLICY_NAMES
-from spec_local.proposers import CROSS_VOCAB_NAMES, PROPOSER_NAMES, SHAPE_NAMES
+from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
 from spec_local.verifiers import VERIFIER_NAMES
 from specdec_cli.options import (
     CacheChoice,
-    CrossVocabChoice,
     KernelsChoice,
     PolicyChoice,
     ProposerChoice,
@@ -26,7 +25,6 @@ def test_choices():
     assert get_args(ShapeChoice) == SHAPE_NAMES
     assert get_args(ProposerChoice) == PROPOSER_NAMES
     assert get_args(PolicyChoice) == POLICY_NAMES
-    assert get_args(CrossVocabChoice) == CROSS_VOCAB_NAMES
     assert set(get_args(CacheChoice)) == set(CACHE_TYPES)
     assert get_args(KernelsChoice) == tuple(kernels.MODES)
 
@@ -48,5 +46,5 @@ def test_help_lists_new_names():
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
-    for kind in ("proposer", "policy", "verifier", "shape", "cross_vocab"):
+    for kind in ("proposer", "policy", "verifier", "shape"):
         assert f"new-{kind}" in done.stdout

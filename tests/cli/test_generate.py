@@ -310,12 +310,11 @@ def test_draft_model_with_a_different_vocabulary(inside, main, tmp_path):
     plain = inside("generate", *arguments, "--no-spec")
     assert plain.returncode == 0
     assert b"vocabulary" not in plain.stderr  # a draft model that is not used is not loaded
-    for cross_vocab in ("auto", "tli", "slem"):
-        done = inside("generate", *arguments, "--cross-vocab", cross_vocab, "--policy", "fixed", "-v")
-        assert done.returncode == 0
-        assert done.stdout == plain.stdout
-        assert b"draft model: different vocabulary, which covers" in done.stderr
-        assert b"proposers: draft" in done.stderr
+    done = inside("generate", *arguments, "--policy", "fixed", "-v")
+    assert done.returncode == 0
+    assert done.stdout == plain.stdout
+    assert b"draft model: different vocabulary, which covers" in done.stderr
+    assert b"proposers: draft" in done.stderr
 
 
 def test_prompt_longer_than_the_context(inside, main):

@@ -139,7 +139,6 @@ NO_EFFECT = [
     (["--draft-p-min", "0.5"], "--draft-p-min has no effect here: use --policy confidence"),
     (["--shape", "tree"], "--shape tree has no effect without a draft model"),
     (["--shape", "tree", "--proposer", "lookup"], "--shape has no effect here: use --proposer auto"),
-    (["--cross-vocab", "tli", "--policy", "off"], "--cross-vocab has no effect here"),
     (["--draft-max", "4", "--proposer", "none"], "--draft-max has no effect here: use a --proposer"),
 ]
 

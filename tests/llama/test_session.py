@@ -173,7 +173,6 @@ def check_equal_except_near_draws(session, prompt, ours, theirs, sampling, seed,
 PROPOSERS = {
     "draft": {"proposer": "draft", "draft_max": 4},
     "long draft": {"proposer": "draft", "draft_max": 64},
-    "greedy draft": {"proposer": "draft", "greedy_draft": True},
     "lookup": {"proposer": "lookup"},
     "auto": {"proposer": "auto", "draft_max": 1},
 }
@@ -335,7 +334,6 @@ def test_adaptive_drafts_trees_where_they_pay(make_session, temperature):
         (make_session(), {"verifier": "block"}),
         (make_session(), {"verifier": "token"}),
         (make_session(), {"shape": "chain"}),
-        (make_session(), {"greedy_draft": True}),
         (make_session(max_branches=1), {}),
     ]:
         found = steps(session, FLAT, CHEAP, **kwargs)
@@ -525,7 +523,6 @@ VARIANTS = [
     {"policy": "adaptive", "shape": "auto"},
     {"policy": "fixed", "shape": "tree"},
     {"policy": "fixed", "shape": "beam"},
-    {"policy": "fixed", "greedy_draft": True},
     {"policy": "confidence", "draft_p_min": 0.3},
     {"policy": "fixed", "draft_max": 0},
     {"policy": "fixed", "proposer": "none"},
@@ -846,10 +843,9 @@ def test_conversations(make_session):
     assert len(conversation.messages) == 2
 
 
-@pytest.mark.parametrize("cross_vocab", ["tli", "slem"])
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
-def test_a_draft_model_with_another_vocabulary(make_session, cross_vocab, sampling, policy):
+def test_a_draft_model_with_another_vocabulary(make_session, sampling, policy):
     """Over several turns. With exact-match, a seed gives the same output for all proposers."""
     session, plain = make_session("other", "another"), make_session("other", None)
     assert session.vocabulary_map
@@ -858,21 +854,13 @@ def test_a_draft_model_with_another_vocabulary(make_session, cross_vocab, sampli
     tested = accepted = 0
     for seed in range(3):
         how = {"sampling": sampling, "seed": seed, "max_tokens": 20, "policy": policy, "proposer": "draft"}
-        tokens, text, done = run(session, history, cross_vocab=cross_vocab, **how)
+        tokens, text, done = run(session, history, **how)
         assert (tokens, text) == run(plain, history, **how | {"proposer": "none"})[:2]
         tested += done.statistics.draft_n
         accepted += done.statistics.draft_n_accepted
         history = [*history, *tokens, *session.main.model.vocabulary.tokenize(" and then")]
     if policy == "fixed":
         assert accepted > (0.2 if sampling is GREEDY else 0.0) * tested
-
-
-def test_settings_that_slem_does_not_support(make_session):
-    for kwargs in ({"shape": "tree"}, {"verifier": "block"}):
-        with pytest.raises(InvalidRequest, match="cross-vocab slem"):
-            run(make_session("other", "another"), cross_vocab="slem", **kwargs)
-    with pytest.raises(InvalidRequest, match="give auto, tli, slem"):
-        run(make_session("other", "another"), cross_vocab="letters")
 
 
 def test_recurrent_models_generate_with_drafts(recurrent_model, make_context):

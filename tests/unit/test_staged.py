@@ -20,7 +20,6 @@ from spec_local.policies.base import Policy
 from spec_local.policies.confidence import Confidence
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain
-from spec_local.proposers.string_level import StringLevelDraft
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
@@ -443,35 +442,6 @@ def test_staging_with_a_different_vocabulary(temperature, wrong_at):
 def _logits_after(model, history):
     model.truncate(0)
     return model.evaluate(history, 1)[0].copy()
-
-
-@pytest.mark.parametrize("wrong_at", [1, 2, NEVER])
-def test_string_level_drafts_stage_draft_model_tokens(wrong_at):
-    how, found, n_calls = SamplingSettings(temperature=0), [], []
-    for n_staged in (0, 3):
-        other = FakeModel(4, seed=5)
-        lookup = GreedyLookup(FakeModel(4, seed=5), wrong_at)
-        chain, vocabulary_map = Chain("greedy", Policy(True, n_staged)), VocabularyMap(MAIN, DRAFT)
-        proposer = StringLevelDraft(other, Sampler(how), chain, vocabulary_map, lookup=lookup)
-        steps = []
-        for event in decode(
-            FakeModel(4, seed=3),
-            [0, 2, 1],
-            sampler=Sampler(how),
-            proposer=proposer,
-            verifier=VERIFIERS["exact-match"],
-            rng=SeededRng(0),
-            draft_max=5,
-            max_tokens=40,
-        ):
-            if isinstance(event, Step):
-                steps.append((event.tokens, event.proposal.tokens))
-        found.append(steps)
-        n_calls.append(len(other.calls))
-    assert found[0] == found[1]
-    assert n_calls[1] <= n_calls[0]
-    if wrong_at == NEVER:
-        assert n_calls[1] < 0.6 * n_calls[0]
 
 
 def test_logits_are_used_before_the_next_call_overwrites_them():

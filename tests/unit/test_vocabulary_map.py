@@ -5,17 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.core.calls import run
 from spec_local.core.fake import FakeModel, enumerate_outcomes
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import ContextOverflow, InvalidRequest, VocabularyMismatch
-from spec_local.proposers.base import Limit
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain, Drawn
-from spec_local.proposers.string_level import StringLevelDraft
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from spec_local.verifiers import VERIFIERS
 
@@ -178,7 +175,6 @@ SHAPES = {
     "greedy": (lambda: Chain("greedy"), "exact-match"),
     "tree, traversal": (lambda: Drawn("without replacement", 3, 2), "traversal"),
     "best first": (lambda: BestFirst(3), "exact-match"),
-    "string level": (lambda: Chain("coupled"), "exact-match"),
 }
 
 
@@ -192,10 +188,8 @@ def test_the_output_has_exactly_the_main_distribution(name):
 
     def answer(rng):
         main.truncate(0)
-        model, draft = intersection(scale=1.0)
+        _, draft = intersection(scale=1.0)
         proposer = DraftModel(draft, sampler, shape(), n_vocab=MAIN.n_tokens)
-        if name == "string level":
-            proposer = StringLevelDraft(model, sampler, shape(), VocabularyMap(MAIN, DRAFT))
         output = []
         for event in decode(
             main, prompt, sampler=sampler, rng=rng, proposer=proposer,
@@ -229,71 +223,3 @@ def test_a_draft_model_drafts_nothing_if_its_longer_history_does_not_fit():
         if isinstance(event, Step):
             n_drafted.append(len(event.proposal.tokens))
     assert not any(n_drafted)
-
-
-TEXTS = st.lists(st.sampled_from("abc"), max_size=12).map("".join)
-
-
-@settings(deadline=None, max_examples=200)
-@given(TEXTS, TEXTS)
-def test_drafts_are_tokenized_as_the_main_model_does(before, text):
-    vocabulary_map = VocabularyMap(MAIN, DRAFT)
-    history, drafted = MAIN.tokenize(before), DRAFT.tokenize(text)
-    found = vocabulary_map.to_main(history, drafted)
-    assert "".join(MAIN.piece(token).decode() for token in found) == text
-    whole = MAIN.tokenize(before + text)
-    if whole[: len(history)] == history:
-        assert found == whole[len(history) :]
-    # Tokens do not extend across a control token; the end token is converted.
-    assert vocabulary_map.to_main([*history, 4], drafted) == MAIN.tokenize(text)
-    assert vocabulary_map.to_main(history, [*drafted, 0]) == [*found, 4]
-
-
-class OneText(FakeModel):
-    """Generates one text, whatever tokens its beginning consists of."""
-
-    def __init__(self, vocabulary, text, **limits):
-        super().__init__(vocabulary.n_tokens, **limits)
-        self._vocabulary, self._text = vocabulary, text
-
-    def logits(self, history):
-        known = b"".join(self._vocabulary.piece(token) for token in history).decode()
-        left = self._text[len(known) :] if self._text.startswith(known) else ""
-        row = np.zeros(self.n_vocab, np.float32)
-        row[self._vocabulary.tokenize(left)[0] if left else 0] = 9.0
-        return row
-
-
-def test_string_level_drafts_are_accepted_although_tokens_differ():
-    """The main model has no token "ba", the draft model no "ab": shared tokens are often wrong here."""
-    text = "abcbaabbacabab" * 4
-    greedy = Sampler(SamplingSettings(temperature=0))
-    counts = {}
-    for how in ("token level", "string level"):
-        main, model = OneText(MAIN, text, n_ctx=128), OneText(DRAFT, text, n_ctx=128)
-        proposer = StringLevelDraft(model, greedy, Chain("coupled"), VocabularyMap(MAIN, DRAFT))
-        if how == "token level":
-            draft = IntersectionModel(model, VocabularyMap(MAIN, DRAFT), MAIN.n_tokens)
-            proposer = DraftModel(draft, greedy, Chain("coupled"), n_vocab=MAIN.n_tokens)
-        history, tested, accepted = [0], 0, 0
-        for event in decode(
-            main, history, sampler=greedy, rng=SeededRng(0), proposer=proposer,
-            verifier=VERIFIERS["exact-match"], draft_max=4, max_tokens=30,
-        ):  # fmt: skip
-            if isinstance(event, Step):
-                history = [*history, *event.tokens]
-                tested += len(event.proposal.tokens)
-                accepted += event.n_accepted
-        assert text.startswith("".join(MAIN.piece(token).decode() for token in history))
-        counts[how] = accepted / tested
-    assert counts["string level"] > 0.9
-    assert counts["string level"] > counts["token level"]
-
-
-def test_a_policy_observes_string_level_drafts_in_main_model_tokens():
-    """So that they can be compared with the output."""
-    text = "abcbaabbacabab" * 4
-    greedy, model = Sampler(SamplingSettings(temperature=0)), OneText(DRAFT, text)
-    proposer = StringLevelDraft(model, greedy, Chain("coupled"), VocabularyMap(MAIN, DRAFT))
-    proposal = run(proposer.propose([0], Limit(4, 4, 1), SeededRng(0)))
-    assert proposer.drafted([]) == proposal.tokens == [1, 3, 1, 0]
