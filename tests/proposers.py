@@ -165,7 +165,7 @@ for _rule, _drawing in DRAWN.items():
         CASES[f"perfect tree, {_rule}"] = draft(0.0, partial(Drawn, _drawing, 3, 2)), _rule
     CASES[f"unrelated tree, {_rule}"] = draft(5.0, partial(Drawn, _drawing, 3, 2)), _rule
 CASES["staged coupled, exact-match"] = staged("coupled"), "exact-match"
-CASES["tree, exact-match"] = PROPOSERS["top and one"], "exact-match"
+CASES["tree, exact-match"] = PROPOSERS["without replacement"], "exact-match"
 CASES["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
 EVERY_CASE = pytest.mark.parametrize(("make", "rule"), CASES.values(), ids=CASES.keys())
 
@@ -175,7 +175,6 @@ SHAPES = {
     "best first": (partial(BestFirst, 12), "exact-match"),
     "beam": (partial(Beam, 4, 12), "exact-match"),
     "coupled tree": (partial(Coupled, 12), "exact-match"),
-    "tree": (partial(Drawn, "top and one", 12), "top-one"),
-    "traversal tree": (partial(Drawn, "without replacement", 12), "traversal"),
+    "tree": (partial(Drawn, "without replacement", 12), "traversal"),
 }
 EVERY_SHAPE = pytest.mark.parametrize(("shape", "rule"), SHAPES.values(), ids=SHAPES.keys())

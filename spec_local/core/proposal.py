@@ -16,14 +16,13 @@ MAX_DRAFT = 64
 MAX_STAGED = 8
 """Maximum number of staged tokens per call: the draft model's context reserves a row of logits for each."""
 
-Drawing = Literal["chosen", "one", "with replacement", "without replacement", "top and one"]
+Drawing = Literal["chosen", "one", "with replacement", "without replacement"]
 """The way in which the children of a node were selected; it determines the verifiers that are lossless.
 
 chosen: by any method (most probable tokens, a lookup, a beam), without probabilities.
 one: at most one child per node, drawn from q.
 with replacement: each drawn from q; a token drawn twice is one node that occurs twice in `draws`.
 without replacement: each drawn from q without the tokens drawn before it.
-top and one: the most probable tokens of q, then one drawn from the rest of q.
 """
 
 

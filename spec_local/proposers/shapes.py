@@ -232,9 +232,6 @@ class Drawn(_Divided):
         """Estimated acceptance of n children before they are drawn, from the largest probabilities of q."""
         # Fitted to a 0.5B draft model of a 1.5B main model (docs/trees.md) at an acceptance rate of 0.85.
         power = math.log(self._rate) / math.log(0.85)
-        if self._drawing == "top and one" and n > 1:
-            chosen = 0.9 * top[: n - 1]
-            return np.append(chosen, 0.7**power * (1.0 - chosen.sum()))
         confidence = float((top**2).sum())  # the probability that two draws agree
         first = (0.35 + 0.62 * confidence) ** power
         second = (1.0 - first) * 0.5 * first
@@ -245,9 +242,6 @@ def draw_children(q: Distribution, n: int, drawing: Drawing, rng: Rng) -> list[i
     """Draw n tokens for the children of a node; q must have as many tokens."""
     if drawing == "with replacement":
         return [q.draw(rng) for _ in range(n)]
-    if drawing == "top and one":
-        top = q.top(n - 1)[0].tolist() if n > 1 else []
-        return [*top, q.without(top).draw(rng)]
     drawn: list[int] = []
     for _ in range(n):
         drawn.append(q.without(drawn).draw(rng))

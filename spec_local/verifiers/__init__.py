@@ -18,10 +18,7 @@ VERIFIERS: LazyTable["Verifier"] = LazyTable(
         "token": "spec_local.verifiers.token:VERIFIER",
         "block": "spec_local.verifiers.block:VERIFIER",
         "exact-match": "spec_local.verifiers.exact_match:VERIFIER",
-        "specinfer": "spec_local.verifiers.specinfer:VERIFIER",
-        "sequoia": "spec_local.verifiers.sequoia:VERIFIER",
         "spectr": "spec_local.verifiers.spectr:VERIFIER",
-        "top-one": "spec_local.verifiers.top_one:VERIFIER",
         "traversal": "spec_local.verifiers.traversal:VERIFIER",
     }
 )

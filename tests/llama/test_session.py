@@ -434,7 +434,7 @@ class Random(Policy):
 
 @pytest.mark.parametrize("shape", ["chain", "auto"])
 @pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("verifier", ["auto", "block", "specinfer"])
+@pytest.mark.parametrize("verifier", ["auto", "block", "spectr"])
 def test_caches_with_random_decisions_of_the_policy(make_session, monkeypatch, shape, sampling, verifier):
     """After plain and lookup steps, the draft model has to catch up with the output."""
     monkeypatch.setattr(Adaptive, "create", Random.create)

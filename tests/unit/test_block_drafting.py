@@ -60,7 +60,7 @@ SHAPES = {
     "drawn chain, token by token": ("token", lambda: Chain("drawn")),
     "coupled chain": ("exact-match", lambda: Chain("coupled")),
     "greedy chain": ("block", lambda: Chain("greedy")),
-    "drawn tree": ("specinfer", lambda: Drawn("with replacement", 3, 2)),
+    "drawn tree": ("spectr", lambda: Drawn("with replacement", 3, 2)),
     "coupled tree": ("exact-match", lambda: Coupled(4)),
 }
 

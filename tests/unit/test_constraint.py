@@ -189,10 +189,9 @@ def _dead_after_one(answer):
         ("block", Chain("drawn")),
         ("exact-match", Chain("coupled")),
         ("exact-match", BestFirst(3)),
-        ("sequoia", Drawn("without replacement", 3)),
         ("traversal", Drawn("without replacement", 3)),
     ],
-    ids=["token", "block", "coupled", "best first", "sequoia", "traversal"],
+    ids=["token", "block", "coupled", "best first", "traversal"],
 )
 def test_dead_ends_are_as_frequent_as_in_plain_decoding(cached_logits, rule, shape):
     """After the same output; a rejected draft token that leads to one has no effect."""

@@ -158,7 +158,7 @@ def test_a_weight_of_0_is_never_ranked():
 
 @pytest.mark.slow
 def test_several_ranked_tokens_contain_the_draw_of_a_similar_distribution_more_often_than_drawn_ones():
-    """As often as the best rule for drawn children, which top-one reaches (within 4 %)."""
+    """As often as the best rule for drawn children (within 4 %)."""
     rng = np.random.default_rng(0)
     found, estimated, best = np.zeros(4), np.zeros(4), np.zeros(4)
     tokens = np.arange(40)

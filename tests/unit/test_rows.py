@@ -53,7 +53,7 @@ KINDS = {
     "coupled": (draft(0.4, lambda: Chain("coupled")), "exact-match"),
     "coupled tree": (draft(0.4, lambda: Coupled(6, 2)), "exact-match"),
     "best first": (draft(0.4, lambda: BestFirst(6, 3)), "traversal"),
-    "drawn tree": (draft(0.4, lambda: Drawn("top and one", 6, 3)), "top-one"),
+    "drawn tree": (draft(0.4, lambda: Drawn("without replacement", 6, 3)), "traversal"),
     "lookup": (PROPOSERS["suffix"], "token"),
     "recycling": (PROPOSERS["recycling"], "block"),
 }

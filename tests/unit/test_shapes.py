@@ -21,7 +21,7 @@ from tests.unfiltered import unfiltered
 
 V, PROMPT = 5, [1, 2, 3]
 WIDE = Limit(depth=4, nodes=200, branches=200)
-DRAWINGS = ["with replacement", "without replacement", "top and one"]
+DRAWINGS = ["with replacement", "without replacement"]
 
 
 def model(**kwargs):
@@ -196,10 +196,7 @@ def test_a_drawn_tree_uses_exactly_its_budget(drawing):
             Drawn(drawing, budget, width), Limit(depth, 200, 200), model(seed=seed, scale=1.0), seed=seed
         )
         largest = min(budget, width * depth)  # parallel chains
-        if drawing == "top and one":  # fewer children may be worth more than all nodes
-            assert min(budget, depth) <= len(proposal.draws) <= largest
-        else:
-            assert len(proposal.draws) == largest
+        assert len(proposal.draws) == largest
         assert len(proposal.tokens) == len(proposal.draws) or drawing == "with replacement"
         assert sorted(set(proposal.draws)) == list(range(len(proposal.tokens)))
 
@@ -211,13 +208,10 @@ def test_drawn_children_have_the_distribution_they_were_drawn_from(drawing, samp
     draft = model(scale=1.0)
     proposal = grow(Drawn(drawing, 9, 3), draft=draft, sampling=sampling, seed=3)
     assert proposal.drawing == drawing
-    for parent, children in proposal.children().items():
+    for parent in proposal.children():
         history = [*PROMPT, *(proposal.tokens[n] for n in proposal.path(parent))]
         expected = Sampler(sampling).distribution(draft.logits(history), history)
         assert proposal.distributions[parent].dense(V).tolist() == expected.dense(V).tolist()
-        if drawing == "top and one":
-            top = proposal.distributions[parent].top(len(children) - 1)[0].tolist()
-            assert [proposal.tokens[n] for n in children[:-1]] == top
 
 
 @pytest.mark.parametrize("drawing", DRAWINGS)
@@ -232,7 +226,7 @@ def test_a_drawn_tree_adapts_its_width_to_the_acceptance_rate(drawing):
 
 
 def test_a_drawn_tree_branches_where_the_draft_model_is_not_confident():
-    shape = Drawn("top and one", 4)
+    shape = Drawn("without replacement", 4)
     for i in range(200):  # one of five draft tokens is accepted
         shape.observe(int(i % 4 == 0), False)
     confident, unsure = (grow(shape, draft=model(scale=scale)) for scale in (40.0, 0.1))

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +12,12 @@ from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import ROOT, Proposal
 from spec_local.core.sampling import Distribution
 from spec_local.verifiers import VERIFIERS
-from spec_local.verifiers.bound import acceptance, acceptance_bound
-from spec_local.verifiers.sequoia import sequoia_rule
-from spec_local.verifiers.specinfer import specinfer_rule
-from spec_local.verifiers.spectr import spectr_rule
-from spec_local.verifiers.top_one import top_one_rule
+from spec_local.verifiers.base import residual
+from spec_local.verifiers.tree import normalized, ratio, tree_verifier, without
 
 TREE_RULES = [name for name, verifier in VERIFIERS.items() if verifier.drawing != "one"]
 DRAWN_RULES = [name for name in TREE_RULES if VERIFIERS[name].drawing != "chosen"]
-DRAWINGS = ["one", "with replacement", "without replacement", "top and one"]
+DRAWINGS = ["one", "with replacement", "without replacement"]
 KINDS = [
     "dense",
     "zeros",
@@ -152,9 +148,6 @@ def children_of(q, n, drawing, rng):
         return [q.draw(rng)]
     if drawing == "with replacement":
         return [q.draw(rng) for _ in range(n)]
-    if drawing == "top and one":
-        top = q.top(n - 1)[0].tolist() if n > 1 else []
-        return [*top, q.without(top).draw(rng)]
     drawn = []
     for _ in range(n):
         drawn.append(q.without(drawn).draw(rng))
@@ -162,8 +155,11 @@ def children_of(q, n, drawing, rng):
 
 
 def verdicts(rule, language, drawing, shape, grow=draw):
-    """The exact probability of each verdict: number of accepted draft tokens, and output."""
-    trees = {}
+    """The exact probability of each verdict: number of accepted draft tokens, and output.
+
+    rule: a verifier, or its name.
+    """
+    trees, verifier = {}, VERIFIERS[rule] if isinstance(rule, str) else rule
 
     def draw_tree(rng):
         tree = grow(language, drawing, shape, rng)
@@ -172,7 +168,7 @@ def verdicts(rule, language, drawing, shape, grow=draw):
         return key
 
     def verify(tree, rng):
-        path, token = VERIFIERS[rule](tree, p_by_node.__getitem__, language.v, rng)
+        path, token = verifier(tree, p_by_node.__getitem__, language.v, rng)
         assert [tree.parents[n] for n in path] == [ROOT, *path[:-1]][: len(path)]
         return len(path), (*(tree.tokens[n] for n in path), token)
 
@@ -305,12 +301,10 @@ def test_the_enumeration_detects_a_wrong_drawing(rule, drawing):
             verdicts(rule, language, declared, SHAPES["two"], mislabelled(drawing))
         return
     worst = loss(language, verdicts(rule, language, declared, SHAPES["two"], mislabelled(drawing)))
-    # Top-one is lossless for two children without replacement: its first child may be any token.
-    fits = drawing == declared or (rule, drawing) == ("top-one", "without replacement")
-    assert worst < 1e-12 if fits else worst > 1e-3
+    assert worst < 1e-12 if drawing == declared else worst > 1e-3
 
 
-@pytest.mark.parametrize("rule", ["specinfer", "sequoia", "spectr", "traversal"])
+@pytest.mark.parametrize("rule", ["spectr", "traversal"])
 def test_the_enumeration_detects_a_wrong_draw_order(rule):
     def grow(language, drawing, shape, rng):
         tree = draw(language, drawing, shape, rng)
@@ -374,7 +368,7 @@ def one_by_one(seed, n):
     return grow
 
 
-@pytest.mark.parametrize("rule", ["specinfer", "sequoia", "traversal", "spectr"])
+@pytest.mark.parametrize("rule", ["traversal", "spectr"])
 def test_a_tree_may_depend_on_earlier_draws(rule):
     """Except under SpecTr, which needs the number of children in advance."""
     worst = 0.0
@@ -411,17 +405,30 @@ def test_traversal_equals_block_on_chains(kind):
             assert traversal.get(verdict, 0.0) == pytest.approx(block.get(verdict, 0.0), abs=1e-12)
 
 
+def recursive_rejection(p, q, drawn, rng):
+    """Sequoia's rule for children without replacement (Chen et al. 2024, arXiv 2402.12374, algorithm 2)."""
+    for token in drawn:
+        if rng.accept(ratio(p, q, token)):
+            return token
+        p = normalized(residual(p, q))
+        q = without(q, token)
+    return rng.choose(p)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_traversal_accepts_at_least_as_many_tokens_as_sequoia(kind):
+def test_traversal_accepts_at_least_as_many_tokens_as_recursive_rejection(kind):
+    reference = tree_verifier("without replacement", recursive_rejection)
     for seed, name in enumerate(["two", "three", "chain", "one then two", "lopsided", "late"]):
         language = Language(seed, kind, 3, 2)
-        traversal, sequoia = (
-            mean_accepted(verdicts(rule, language, "without replacement", SHAPES[name]))
-            for rule in ("traversal", "sequoia")
+        traversal, recursive = (
+            verdicts(verifier, language, "without replacement", SHAPES[name])
+            for verifier in (VERIFIERS["traversal"], reference)
         )
-        assert traversal >= sequoia - 1e-12
+        assert loss(language, recursive) < 1e-12
+        traversal, recursive = mean_accepted(traversal), mean_accepted(recursive)
+        assert traversal >= recursive - 1e-12
         if name in ("two", "three"):  # equal for a single node
-            assert traversal == pytest.approx(sequoia, abs=1e-12)
+            assert traversal == pytest.approx(recursive, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -433,113 +440,3 @@ def test_one_drawn_child_is_accepted_with_one_minus_total_variation(rule, kind):
         assert mean_accepted(verdicts(rule, language, "one", fixed({(): 1}))) == pytest.approx(
             expected, abs=1e-12
         )
-
-
-def all_draws(q, k, drawing):
-    """The probability of each list of k children in draw order."""
-    return enumerate_outcomes(lambda rng: tuple(children_of(as_distribution(q), k, drawing, rng)))
-
-
-NODE_RULES = {
-    "exact-match": lambda p, q, drawn, rng: rng.choose(p),
-    "specinfer": specinfer_rule,
-    "sequoia": sequoia_rule,
-    "spectr": spectr_rule,
-    "top-one": top_one_rule,
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_acceptance_given_the_children_agrees_with_enumeration(kind):
-    for seed in range(3):
-        language = Language(seed, kind, 4, 1)
-        p, q = language.p(()), language.q(())
-        k = min(2, np.count_nonzero(q))
-        for rule, node_rule in NODE_RULES.items():
-            drawing = VERIFIERS[rule].drawing
-            mean = sum(
-                probability * acceptance(node_rule, p, q, drawn)
-                for drawn, probability in all_draws(q, k, drawing).items()
-            )
-            enumerated = mean_accepted(verdicts(rule, language, drawing, fixed({(): k})))
-            assert mean == pytest.approx(enumerated, abs=1e-12), rule
-
-
-def brute_force_bound(p, q, k, drawing):
-    """1 + the minimum of p(H) − Pr(all children in H) over all sets H, as bits."""
-    children = {}
-    for drawn, probability in all_draws(q, k, drawing).items():
-        bits = sum(1 << token for token in set(drawn))
-        children[bits] = children.get(bits, 0.0) + probability
-    return 1 + min(
-        sum(x for token, x in enumerate(p) if sets >> token & 1)
-        - sum(probability for bits, probability in children.items() if not bits & ~sets)
-        for sets in range(1 << len(p))
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("drawing", ["chosen", *DRAWINGS])
-def test_the_bound_is_the_minimum_over_all_sets(drawing, kind):
-    for seed, (v, k) in enumerate([(2, 1), (2, 2), (6, 1), (6, 2), (5, 3), (5, 4), (4, 4)]):
-        p, q = distribution_pair(np.random.default_rng(seed), kind, v)
-        k = 1 if drawing == "one" else min(k, np.count_nonzero(q))
-        expected = brute_force_bound(p, q, k, drawing)
-        assert acceptance_bound(p, q, k, drawing) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_rule_exceeds_the_bound_and_some_reach_it(kind):
-    for seed, k in [(0, 1), (1, 2), (2, 2), (3, 3)]:
-        p, q = distribution_pair(np.random.default_rng(seed), kind, 4)
-        k = min(k, np.count_nonzero(q))
-        for rule, node_rule in NODE_RULES.items():
-            drawing = VERIFIERS[rule].drawing
-            draws = all_draws(q, k, drawing).items()
-            mean = sum(probability * acceptance(node_rule, p, q, drawn) for drawn, probability in draws)
-            bound = acceptance_bound(p, q, k, drawing)
-            assert mean <= bound + 1e-12
-            if rule in ("top-one", "exact-match") or (k == 1 and rule != "exact-match"):
-                assert mean == pytest.approx(bound, abs=1e-12)
-            if k == 1 and rule != "exact-match":
-                assert bound == pytest.approx(np.minimum(p, q).sum(), abs=1e-12)
-
-
-def test_the_bound_of_a_large_vocabulary_agrees_with_closed_forms():
-    """Quadrature without replacement, for equal weights; and the order of bounds for k = 2."""
-    v, h = 1000, 400
-    p = np.append(np.zeros(h), np.full(v - h, 1 / (v - h)))
-    q = np.full(v, 1 / v)
-    for k in (2, 3, 5):
-        all_in = math.comb(h, k) / math.comb(v, k)
-        assert acceptance_bound(p, q, k, "without replacement") <= 1 - all_in + 1e-12
-        best = min(max(0, m - h) / (v - h) - math.comb(m, k) / math.comb(v, k) for m in range(v + 1))
-        assert acceptance_bound(p, q, k, "without replacement") == pytest.approx(1 + best, abs=1e-12)
-    generator = np.random.default_rng(0)
-    p, q = generator.dirichlet(np.full(150_000, 0.1), size=2)
-    fewer, more = (acceptance_bound(p, q, 2, d) for d in ("with replacement", "without replacement"))
-    assert np.minimum(p, q).sum() < fewer <= more < 1
-
-
-def test_acceptance_of_the_rules_for_a_large_vocabulary(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    from acceptance import RULES, acceptance_rate, pair
-
-    mean = {}
-    for temperature in (1.0, 0.3):
-        pairs = [pair(seed, temperature, 32_000) for seed in range(24)]
-        for rule, k in itertools.product(RULES, (1, 2, 4)):
-            values = [acceptance_rate(rule, p, q, k, 4, seed) for seed, (p, q) in enumerate(pairs)]
-            mean[temperature, rule, k] = np.mean(values)
-    for k in (1, 2, 4):
-        top_one, sequoia, exact_match = (mean[1.0, rule, k] for rule in ("top-one", "sequoia", "exact-match"))
-        assert top_one >= sequoia > exact_match
-        top_one, sequoia, exact_match = (mean[0.3, rule, k] for rule in ("top-one", "sequoia", "exact-match"))
-        assert top_one == pytest.approx(exact_match, abs=0.05)
-        assert exact_match >= sequoia - 0.01
-    for rule, values in [
-        ("top-one", (0.83, 0.97, 0.997)),
-        ("sequoia", (0.83, 0.93, 0.97)),
-        ("exact-match", (0.71, 0.84, 0.93)),
-    ]:
-        assert [mean[1.0, rule, k] for k in (1, 2, 4)] == pytest.approx(values, abs=0.06)
