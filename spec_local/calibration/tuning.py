@@ -87,11 +87,11 @@ def tune(
             prefill = measure_prefill(row, text)
             of_head = None
             if head:
-                (row,) = head.open([row])
-                stack.callback(row.close)
-                with row.known_states():
-                    of_head = measure(row, SIZES, rounds, 1, precision=_PRECISION, log=log)
-                cost_store.save(row, of_head)
+                (drafter,) = head.open([row])
+                stack.callback(drafter.close)
+                with drafter.known_states():
+                    of_head = measure(drafter, SIZES, rounds, 1, precision=_PRECISION, log=log)
+                cost_store.save(drafter, of_head)
             drafting = RowCosts(of_head, drafts_blocks=head.drafts_blocks) if head and of_head else None
             yield Measurement(n, costs, prefill, drafting)
 

@@ -1,4 +1,4 @@
-"""Calls of models that several computations share.
+"""Model calls shared by several coroutines.
 
 Reading the weights takes most of the time of a small call: what several requests need of a model is
 therefore evaluated together. Code that needs a model's output is a coroutine that awaits a `Call`:
@@ -9,7 +9,7 @@ therefore evaluated together. Code that needs a model's output is a coroutine th
 model, and resumes each with its logits. `run` runs one alone. There is no event loop.
 """
 
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -51,14 +51,14 @@ Calls = Coroutine[Call[Any], Logits, _Result]
 
 
 class Task(Generic[_Result]):
-    """A coroutine on its way from call to call.
+    """A coroutine suspended at a model call.
 
     Attributes:
         call: the one that it awaits; None: it has ended.
     """
 
-    def __init__(self, calls: Calls[_Result]) -> None:
-        self._calls = calls
+    def __init__(self, coroutine: Calls[_Result]) -> None:
+        self._coroutine = coroutine
         self._results: list[_Result] = []
         self._error: SpecLocalError | None = None
         self.call: Call[Any] | None = None
@@ -73,9 +73,9 @@ class Task(Generic[_Result]):
         self.call = None
         try:
             if isinstance(answer, SpecLocalError):
-                self.call = self._calls.throw(answer)
+                self.call = self._coroutine.throw(answer)
             else:
-                self.call = self._calls.send(answer)  # type: ignore[arg-type]  # None begins it
+                self.call = self._coroutine.send(answer)  # type: ignore[arg-type]  # None begins it
         except StopIteration as end:
             self._results = [end.value]
         except SpecLocalError as error:
@@ -97,14 +97,14 @@ class Task(Generic[_Result]):
         return self._results[0]
 
     def close(self) -> None:
-        """End it now."""
-        self._calls.close()
+        """Close the coroutine."""
+        self._coroutine.close()
         self.call = None
 
 
-def run(calls: Calls[_Result]) -> _Result:
+def run(coroutine: Calls[_Result]) -> _Result:
     """Run a coroutine alone, and return its result."""
-    task = Task(calls)
+    task = Task(coroutine)
     while call := task.call:
         try:
             logits = call.row.context.decode([call])[0]
@@ -115,39 +115,48 @@ def run(calls: Calls[_Result]) -> _Result:
     return task.result()
 
 
-def together(several: Sequence[Calls[_Result]], timer: Timer | None = None) -> list[_Result | SpecLocalError]:
+def together(
+    coroutines: Iterable[Calls[_Result]], timer: Timer | None = None
+) -> list[_Result | SpecLocalError]:
     """Run coroutines of several rows: one call for all that await the same model.
 
     Args:
-        timer: the time of calls is that of its part ``draft model``, the rest that of ``propose``.
+        coroutines: a generator may create each one right before it starts.
+        timer: calls are recorded as ``draft model``, everything else as ``propose``.
 
     Returns:
         the result of each, or its error, which does not affect the others.
     """
-    lap = (timer or Timer()).lap
+    lap = timer.lap if timer else _no_lap
+    tasks: list[Task[_Result]] = []
     try:
-        tasks = [Task(calls) for calls in several]
-    except BaseException:
-        for calls in several:  # Python would complain that those after the failing one were never awaited
-            calls.close()
+        for coroutine in coroutines:
+            tasks.append(Task(coroutine))
+        waiting = [task for task in tasks if task.call]
+        while waiting:
+            # Logits are views: resume these tasks before the model's next call.
+            group, waiting = _that_fit(waiting)
+            calls = [task.call for task in group if task.call]
+            answers: Sequence[Logits | SpecLocalError]
+            lap("propose")
+            try:
+                answers = calls[0].row.context.decode(calls)
+            except SpecLocalError as error:
+                answers = [error] * len(group)
+            lap("draft model")
+            for task, answer in zip(group, answers, strict=True):
+                task.resume(answer)
+            waiting += [task for task in group if task.call]
+    except BaseException:  # an interrupt, or an error of ours
+        for task in tasks:
+            task.close()
         raise
-    waiting = [task for task in tasks if task.call]
-    while waiting:
-        # Their logits are views: those that await the next call of the model must be resumed before it.
-        group, waiting = _that_fit(waiting)
-        made = [task.call for task in group if task.call]
-        lap("propose")
-        answers: Sequence[Logits | SpecLocalError]
-        try:
-            answers = made[0].row.context.decode(made)
-        except SpecLocalError as error:
-            answers = [error] * len(group)
-        lap("draft model")
-        for task, answer in zip(group, answers, strict=True):
-            task.resume(answer)
-        waiting += [task for task in group if task.call]
     lap("propose")
     return [task.outcome for task in tasks]
+
+
+def _no_lap(part: str) -> None:
+    pass
 
 
 def _that_fit(waiting: Sequence[Task[_Result]]) -> tuple[list[Task[_Result]], list[Task[_Result]]]:

@@ -1,4 +1,4 @@
-"""A table of objects that are imported on first use, so that its names cost nothing."""
+"""A table of objects that are imported on first use: listing the names imports nothing."""
 
 import importlib
 from collections.abc import Iterator, Mapping

@@ -21,7 +21,7 @@ class Timer:
         self._last = 0.0
 
     def start(self) -> None:
-        """Begin to measure; all parts are zero."""
+        """Reset all parts, and start timing."""
         self.parts.clear()
         self._last = self.clock()
 

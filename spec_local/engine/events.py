@@ -136,7 +136,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last event of an answer that cannot go on, as its grammar allows no token."""
+    """The last event of an answer that cannot go on: its grammar allows no token, or its proposer failed."""
 
     error: SpecLocalError
     statistics: Statistics

@@ -39,6 +39,7 @@ class Prefill:
         history: the prompt.
         proposer: reads the prompt, too; None: plain decoding.
         statistics: of the request.
+        clock: seconds.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class Prefill:
         self._draft: Task[None] | None = None  # the draft model's part
 
     def start(self) -> None:
-        """Note that the time to the first token begins."""
+        """Start timing the first token."""
         self._started = self._clock()
 
     def waits_for(self, other: "Prefill") -> bool:
-        """Return whether another request is reading a beginning of the prompt that this one can share."""
+        """Return whether another request is reading a prefix of the prompt that this one can share."""
         if self.main.context is not other.main.context:
             return False
         known = max(len(self.main.cached), len(other.main.cached))
@@ -71,10 +72,10 @@ class Prefill:
         return n >= known + _MIN_SHARED
 
     def reuse_cache(self) -> None:
-        """Take what is cached of the prompt, in this request's row or another one."""
+        """Reuse the longest cached prefix of the prompt, from this row or another one."""
         main, head = self.main, self._head
         if head and main.rollback != "any" and self._statistics.prompt_n:
-            return  # if the head lacked states of what is taken, all that was read would be lost again
+            return  # the head may lack the states of what is reused: all tokens read so far would be lost
         main.reuse(self._prompt)
         if head:
             head.reuse(self._prompt)
@@ -101,12 +102,12 @@ class Prefill:
             self._head.receive(start, call.tokens, states)
         self._statistics.prompt_n += len(call.tokens)
 
-    async def draft(self, others: "Sequence[Prefill]") -> bool:
+    async def read_draft(self, others: "Sequence[Prefill]") -> bool:
         """Make the next call of the head or draft model; returns whether the whole prompt has been read.
 
         Args:
-            others: whose prompts the main model has read. If the draft model is reading a beginning of one of
-                them that this request can share, it waits for that.
+            others: whose prompts the main model has read. The draft model waits while it is reading a prefix
+                of one of them that this request can share.
         """
         if self.n_unread:
             if self._head:
@@ -115,7 +116,8 @@ class Prefill:
         if not self._proposer:
             return True
         if not self._draft:
-            if any(o._is_drafting and common_prefix(self._prompt, o._prompt) >= _MIN_SHARED for o in others):
+            reading = (o for o in others if o._draft_is_reading)
+            if any(common_prefix(self._prompt, o._prompt) >= _MIN_SHARED for o in reading):
                 return False
             self._draft = Task(self._proposer.prefill(self._history))
         if self._draft.call:
@@ -131,11 +133,11 @@ class Prefill:
         return True
 
     @property
-    def _is_drafting(self) -> bool:
+    def _draft_is_reading(self) -> bool:
         return self._draft is not None and self._draft.call is not None
 
     def finish(self) -> None:
-        """Note that both models have read the prompt."""
+        """End reading: keep a checkpoint, and count the time."""
         self.main.checkpoint(lasting=True)  # for another answer
         self._statistics.cached_n = len(self._prompt) - self._statistics.prompt_n
         self._statistics.prompt_s = self._clock() - self._started

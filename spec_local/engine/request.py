@@ -50,10 +50,12 @@ class Request:
         sampler: the main model's sampler. A sampler with a constraint can be used for one answer only.
         rng: the source of all randomness.
         proposer: None for plain decoding.
+        verifier: the acceptance rule.
         draft_max: maximum number of draft tokens per step on one path.
         max_tokens: maximum number of tokens to generate; None: until an end token or a full context.
         is_end: whether a token ends the answer; the end token is the last one generated.
         cancelled: called before each call for this request; True ends the answer.
+        clock: seconds.
         logprobs: number of alternatives to report with the log probability of each token; None: report no
             log probabilities.
 
@@ -93,7 +95,8 @@ class Request:
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self._is_end, self._cancelled = is_end, cancelled
         self._n_logprobs = logprobs
-        self.prefill: Prefill | None = Prefill(main, list(prompt), self._proposer, self.statistics, clock)
+        read = Prefill(main, self.history.copy(), self._proposer, self.statistics, clock)
+        self.prefill: Prefill | None = read
         """The prompt, until both models have read it."""
         self.has_ended = False
         """True if the last token is an end token."""
@@ -118,15 +121,38 @@ class Request:
     def _n_left(self) -> int:
         return self._max_tokens - self.statistics.predicted_n
 
+    # The prompt
+
+    @property
+    def n_unread(self) -> int:
+        """Tokens of the prompt that the main model has not evaluated."""
+        return self.prefill.n_unread if self.prefill else 0
+
+    def prompt_call(self, n_max: int) -> Call[Any]:
+        """Return the main model's next call for the prompt: see `Prefill.call`."""
+        assert self.prefill
+        return self.prefill.call(n_max)
+
+    def commit_prompt(self, call: Call[Any]) -> None:
+        """Commit the tokens of a call for the prompt: see `Prefill.commit`."""
+        assert self.prefill
+        self.prefill.commit(call)
+
+    def end_prefill(self) -> None:
+        """Note that both models have read the prompt; the next step generates."""
+        if self.prefill:
+            self.prefill.finish()
+            self.prefill = None
+
+    # 1 Propose
+
     @property
     def n_unevaluated(self) -> int:
         """Tokens of the history that the next call evaluates before draft tokens."""
         return len(self.history) - len(self.main.cached)
 
-    # 1 Propose
-
     async def propose(self, max_tokens: int) -> None:
-        """Draft tokens for a call of up to so many tokens."""
+        """Draft tokens for a call of up to `max_tokens` tokens."""
         if self._head:  # steps without a draft may have left tokens to read
             await self._head.read()
         main, n_before = self.main, self.n_unevaluated
@@ -159,7 +185,7 @@ class Request:
     # 3 Verify
 
     def verify(self, logits: Logits) -> Verified:
-        """Choose the accepted path of the proposal, and the token after it; nothing else changes.
+        """Choose the accepted path of the proposal, and the token after it. Only the rng advances.
 
         Args:
             logits: of the verifying call, float32 (1 + nodes, V): after the history, then after each node.
@@ -226,7 +252,7 @@ class Request:
         statistics.predicted_s += timer.seconds
         for part, seconds in timer.parts.items():
             statistics.profile[part] += seconds
-        if statistics.n_steps == 1:
+        if statistics.n_steps and not statistics.first_token_s:
             statistics.first_token_s = statistics.prompt_s + statistics.predicted_s
 
     def roll_back(self) -> None:

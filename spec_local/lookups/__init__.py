@@ -15,4 +15,4 @@ LOOKUPS: LazyTable[Any] = LazyTable(
     }
 )
 """Implementations of `Lookup` with a classmethod ``create(calibrated)``, which is called for each answer.
-Recycling is one object per session."""
+Recycling is one object per slot, and is not created so."""

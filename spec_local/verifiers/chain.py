@@ -25,7 +25,8 @@ ChainRule = Callable[[Floats, Floats, Floats, Rng], tuple[list[bool], int, float
 
 p: (n+1, V). q: (n, V). ratio: (n,), p/q of each draft token.
 accepted: the decision at each position. n_accepted: length of the accepted prefix. scale: if the prefix
-is not the whole draft, the next token is drawn from the residual max(scale·p − q, 0) at its end.
+is not the whole draft, the next token is drawn from the residual max(scale·p − q, 0) at its end: the position
+there must have been rejected by a random test of the rule. Stopping without one biases the output.
 """
 
 

@@ -152,7 +152,7 @@ def test_verifiers_create_no_randomness_and_read_no_clock():
     assert found + attributes == []
 
 
-def test_no_import_circles_within_a_package():
+def test_no_import_cycles_within_a_package():
     """Of the modules of each package; imports in functions count, too."""
     edges: dict[str, set[str]] = {}
     for found in imports():
