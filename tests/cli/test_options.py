@@ -101,7 +101,7 @@ def test_invalid_value(invoke, option, value):
     error = done.stderr.decode().strip()
     assert error.startswith("specdec: ")
     assert "\n" not in error
-    assert "give" in error or error.endswith(": see specdec generate --help")
+    assert "give" in error or "use" in error or error.endswith(": see specdec generate --help")
 
 
 VALID = [
