@@ -104,15 +104,10 @@ class Task(Generic[_Result]):
 
 def run(coroutine: Calls[_Result]) -> _Result:
     """Run a coroutine alone, and return its result."""
-    task = Task(coroutine)
-    while call := task.call:
-        try:
-            logits = call.row.context.decode([call])[0]
-        except SpecLocalError as error:
-            task.resume(error)
-        else:
-            task.resume(logits)
-    return task.result()
+    (outcome,) = together([coroutine])
+    if isinstance(outcome, SpecLocalError):
+        raise outcome
+    return outcome
 
 
 def together(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spec_local.core.calls import Call, Task
+from spec_local.core.head import Head
 from spec_local.core.language_model import LanguageModel, Row, common_prefix
 from spec_local.core.proposal import ROOT
 from spec_local.engine.events import Statistics
@@ -27,6 +28,27 @@ def check_prompt(main: LanguageModel, prompt: Sequence[int]) -> None:
             f"the prompt has {len(prompt)} tokens but the context only {main.n_ctx}: "
             "shorten it or raise --ctx"
         )
+
+
+def commit_path(
+    main: Row,
+    head: Head | None,
+    call: Call[Any],
+    path: Sequence[int],
+    before_states: Callable[[], None] = lambda: None,
+) -> None:
+    """Commit a path of the main model's tree, and hand its hidden states to the head that reads them.
+
+    Args:
+        path: nodes of a call.
+        before_states: called between the two, for what must be rolled back before the head gets the states.
+    """
+    start = len(main.cached)
+    states = main.states(path) if head else None  # a copy: committing may call the model
+    main.commit(path)
+    before_states()
+    if head and states is not None:
+        head.receive(start, [call.tokens[node] for node in path], states)
 
 
 class Prefill:
@@ -94,12 +116,8 @@ class Prefill:
         return self.main.call(chunk, range(ROOT, len(chunk) - 1), 0)
 
     def commit(self, call: Call[Any]) -> None:
-        """Commit the tokens of a call, and hand their hidden states to the head that reads them."""
-        start, nodes = len(self.main.cached), range(len(call.tokens))
-        states = self.main.states(nodes) if self._head else None  # a copy: committing may call the model
-        self.main.commit(nodes)
-        if self._head and states is not None:
-            self._head.receive(start, call.tokens, states)
+        """Commit the tokens of a call."""
+        commit_path(self.main, self._head, call, range(len(call.tokens)))
         self._statistics.prompt_n += len(call.tokens)
 
     async def read_draft(self, others: "Sequence[Prefill]") -> bool:

@@ -14,7 +14,7 @@ from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler, TokenLogprob, logprob
 from spec_local.core.timer import Timer
 from spec_local.engine.events import FinishReason, Statistics, Step
-from spec_local.engine.prefill import Prefill, check_prompt
+from spec_local.engine.prefill import Prefill, check_prompt, commit_path
 from spec_local.errors import DeadEnd, InvalidRequest
 from spec_local.proposers.base import Proposer
 from spec_local.verifiers import VERIFIERS
@@ -235,16 +235,15 @@ class Request:
             self._sampler.constraint.commit(self.history)
         # The last token is not evaluated: it is the main model's own, or nothing follows it.
         nodes = [*range(n_before), *(node + n_before for node in verified.path[: len(output) - 1])]
-        start = len(self.main.cached)
-        states = self.main.states(nodes) if self._head else None  # a copy: committing may call the model
-        self.main.commit(nodes)
-        if proposer:
-            proposer.commit(self.history)
-        if self._head and states is not None:
-            self._head.receive(start, [call.tokens[node] for node in nodes], states)
+        commit_path(self.main, self._head, call, nodes, self._commit_draft)
         n_accepted = min(len(verified.path), len(output))
         self.statistics.count_step(len(output), proposal, n_accepted)
         return Step(output, proposal.without_distributions(), n_accepted, verified.logprobs)
+
+    def _commit_draft(self) -> None:
+        """Discard what the proposer has drafted beyond the history."""
+        if self._proposer:
+            self._proposer.commit(self.history)
 
     def count_time(self, timer: Timer) -> None:
         """Add the time of a step."""
@@ -261,5 +260,4 @@ class Request:
             self.prefill.close()
         with suppress(InvalidRequest):  # closed in mid-answer, or in a forked process: nothing to roll back
             self.main.truncate(min(len(self.main.cached), len(self.history) - 1))
-            if self._proposer:
-                self._proposer.commit(self.history)
+            self._commit_draft()
