@@ -248,8 +248,8 @@ def seconds(calls: Sequence[tuple[Role, int, int]], pair: Pair, group: Group) ->
     return total
 
 
-def _draft(model: Replay, policy: Policy) -> DraftModel:
-    return DraftModel(model, GREEDY, Chain("coupled", policy), n_vocab=model.n_vocab)
+def _draft(model: Replay) -> DraftModel:
+    return DraftModel(model, GREEDY, Chain("coupled"), n_vocab=model.n_vocab)
 
 
 def _plain(model: Replay) -> None:
@@ -257,8 +257,7 @@ def _plain(model: Replay) -> None:
 
 
 def _fixed_draft(model: Replay) -> Proposer:
-    policy = Policy()
-    return CombinedProposer(policy, _draft(model, policy))
+    return CombinedProposer(Policy(), _draft(model))
 
 
 def _fixed_lookup(model: Replay) -> Proposer:
@@ -297,7 +296,7 @@ def adaptive(machine: Machine) -> Variant:
 
     def variant(model: Replay) -> Proposer:
         policy = Adaptive(main, draft, experience, clock=machine.clock)
-        return CombinedProposer(policy, _draft(model, policy) if draft else None, [SuffixLookup()])
+        return CombinedProposer(policy, _draft(model) if draft else None, [SuffixLookup()])
 
     return variant
 

@@ -96,7 +96,6 @@ class Session:
             self._slots,
             self.vocabulary_map,
             lambda slot: self._costs.of(slot.main, slot.draft),
-            lambda slot: self._costs.of_levels(slot.draft),
         )
         self._resources = ExitStack()
         self._lock = SessionLock[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)

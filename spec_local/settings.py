@@ -40,8 +40,7 @@ class GenerationSettings:
         draft_max: maximum number of draft tokens on a path; None: the policy's default.
         draft_p_min: minimum confidence for policy ``confidence``, 0 to 1.
         staged: maximum number of lookup tokens that the draft model reads ahead in one call (see
-            `spec_local.proposers.draft_model`), 0 to 8; None: with policy ``adaptive`` as many as pay,
-            otherwise 0.
+            `spec_local.proposers.draft_model`), 0 to 8.
         shape: shape of the draft model's proposals: ``chain``, ``tree`` or ``beam``; ``auto``: the adaptive
             policy chooses between chains and trees.
         tree_nodes: maximum number of nodes in a tree or in all beams together.
@@ -68,7 +67,7 @@ class GenerationSettings:
     policy: str = field(default="adaptive", metadata=_SPEED)
     draft_max: int | None = field(default=None, metadata=_SPEED)
     draft_p_min: float = field(default=0.75, metadata=_SPEED)
-    staged: int | None = field(default=None, metadata=_SPEED)
+    staged: int = field(default=0, metadata=_SPEED)
     shape: str = field(default="chain", metadata=_SPEED)
     tree_nodes: int = field(default=16, metadata=_SPEED)
     beam_width: int = field(default=4, metadata=_SPEED)
@@ -107,7 +106,7 @@ class GenerationSettings:
         ]:
             if value is not None and not low <= value <= MAX_DRAFT:
                 raise InvalidRequest(f"{name} is {value}: give {low} to {MAX_DRAFT}")
-        if self.staged is not None and not 0 <= self.staged <= MAX_STAGED:
+        if not 0 <= self.staged <= MAX_STAGED:
             raise InvalidRequest(f"staged is {self.staged}: give 0 to {MAX_STAGED}")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise InvalidRequest(f"max-tokens is {self.max_tokens}: give 0 or more")

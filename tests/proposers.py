@@ -13,7 +13,6 @@ from spec_local.lookups import LOOKUPS
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
-from spec_local.policies.base import Policy
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
@@ -69,8 +68,7 @@ class LookupProposer:
         pass
 
     async def propose(self, history, limit, rng):
-        found = self.lookup.find(history, limit)
-        return Proposal(found.tokens, found.parents, source=found.source)
+        return self.lookup.find(history, limit)
 
     def shorten(self, proposal):
         pass
@@ -98,10 +96,11 @@ def staged(how):
     """A draft model with staged tokens from prompt lookup."""
 
     def make(sampler, n_vocab, is_end=lambda token: False):
-        chain = Chain(how, Policy(how != "drawn", n_staged=2))
         lookup = PromptLookup(longest=3, shortest=1)
         model = main_model(n_vocab, noise=0.5)
-        return DraftModel(model, sampler, chain, n_vocab=n_vocab, is_end=is_end, lookup=lookup)
+        return DraftModel(
+            model, sampler, Chain(how), n_vocab=n_vocab, is_end=is_end, lookup=lookup, n_staged=2
+        )
 
     return make
 

@@ -184,11 +184,8 @@ class ModelOptions:
         float, _Speculation(help="Confidence below which the confidence policy stops drafting.")
     ] = 0.75
     staged: Annotated[
-        int | None,
-        _Speculation(
-            help="Maximum number of lookup tokens staged for the draft model (default: as many as pay off)."
-        ),
-    ] = None
+        int, _Speculation(help="Maximum number of lookup tokens staged in a call of the draft model.")
+    ] = 0
     shape: Annotated[
         ShapeChoice,
         _choice("Draft shape", SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree"),

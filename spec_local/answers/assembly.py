@@ -20,7 +20,7 @@ from spec_local.policies.acceptance_model import AcceptanceModel
 from spec_local.policies.adaptive import could_gain
 from spec_local.policies.base import Policy, PolicyOptions
 from spec_local.policies.choice import best_chain
-from spec_local.policies.cost_model import CallCosts, CostModel, LevelCosts
+from spec_local.policies.cost_model import CallCosts, CostModel
 from spec_local.policies.experience import Answers, Experience
 from spec_local.policies.sharing import RowCosts, SharedCalls
 from spec_local.proposers.base import Proposer
@@ -69,7 +69,6 @@ class ProposerFactory:
         vocabulary_map: maps between the vocabularies, if they differ.
         costs: returns the seconds per call of the main and the draft model; measured in a slot when first
             called.
-        levels: the same for draft model calls that return logits for every token.
     """
 
     def __init__(
@@ -77,12 +76,11 @@ class ProposerFactory:
         slots: Sequence[Slot],
         vocabulary_map: VocabularyMap | None,
         costs: Callable[[Slot], tuple[CostModel, CostModel | None]],
-        levels: Callable[[Slot], CostModel | None],
     ) -> None:
         self.datastore: Datastore | None = None
         self._main, self._draft, self._map = slots[0].main, slots[0].draft, vocabulary_map
         self._first = slots[0]
-        self._costs, self._levels = costs, levels
+        self._costs = costs
         self._shared: tuple[RowCosts, RowCosts | None] | None = None
         self.planner = SharedCalls(lambda: self._shared)
         """Divides calls among requests."""
@@ -157,13 +155,13 @@ class ProposerFactory:
         policy = self._policy(settings, clock, slot, n_rows)
         if "draft" in names and settings.policy == "adaptive" and slot.head and not self._could_gain(slot):
             names.remove("draft")  # the policy would never ask the head, which reads the main model's states
-        draft = self._draft_model(settings, sampler, policy, slot) if "draft" in names else None
+        draft = self._draft_model(settings, sampler, slot) if "draft" in names else None
         may_branch = self._may_branch(settings)
         return CombinedProposer(
             policy,
             draft,
             self.lookups(settings, slot),
-            self._shape(replace(settings, shape="tree"), policy, slot) if may_branch else None,
+            self._shape(replace(settings, shape="tree"), slot) if may_branch else None,
             branches=1 if settings.shape == "chain" else MAX_DRAFT,
             nodes=MAX_DRAFT if may_branch else settings.tree_nodes,
         )
@@ -179,20 +177,19 @@ class ProposerFactory:
         created: Lookup = LOOKUPS[name].create(calibrated)
         return created
 
-    def _draft_model(
-        self, settings: GenerationSettings, sampler: Sampler, policy: Policy, slot: Slot
-    ) -> DraftModel:
-        assert slot.draft is not None
+    def _draft_model(self, settings: GenerationSettings, sampler: Sampler, slot: Slot) -> DraftModel:
         assert slot.drafter is not None
-        lookup = PromptLookup.create(calibrated=True) if policy.may_stage and not slot.head else None
+        # A head evaluates staged tokens one by one.
+        lookup = PromptLookup.create(calibrated=True) if settings.staged and not slot.head else None
         vocabulary = self._main.model.vocabulary
         return DraftModel(
             slot.drafter,
             sampler,
-            self._shape(settings, policy, slot),
+            self._shape(settings, slot),
             n_vocab=vocabulary.n_tokens,
             is_end=vocabulary.is_end,
             lookup=lookup,
+            n_staged=settings.staged,
         )
 
     def _policy(
@@ -204,11 +201,8 @@ class ProposerFactory:
             PolicyOptions(
                 # A chain that is verified against q must not be truncated after it was drawn.
                 may_truncate=greedy or settings.rule == "exact-match",
-                n_staged=settings.staged,
                 p_min=settings.draft_p_min,
                 costs=lambda: self._shared_costs(slot),
-                staging=lambda: self._staging_costs(settings, slot),
-                levels=lambda: self._levels(slot) if self._may_branch(settings) else None,
                 experience=self._known(settings, slot, n_rows),
                 tree_nodes=settings.tree_nodes if self._may_branch(settings) else 0,
                 max_draft=slot.head.max_draft if slot.head else None,
@@ -241,7 +235,7 @@ class ProposerFactory:
         chains_only = settings.verifier in CHAIN_VERIFIERS
         return settings.shape == "auto" and not chains_only and self._branches > 1
 
-    def _shape(self, settings: GenerationSettings, policy: Policy, slot: Slot) -> Shape:
+    def _shape(self, settings: GenerationSettings, slot: Slot) -> Shape:
         if settings.shape == "beam":
             return Beam(settings.beam_width, settings.tree_nodes)
         exact_match = settings.rule == "exact-match"
@@ -252,26 +246,12 @@ class ProposerFactory:
             if exact_match:
                 return Coupled(settings.tree_nodes)
             return Drawn(VERIFIERS[settings.rule].drawing, settings.tree_nodes)
-        return Chain("coupled" if exact_match else "drawn", policy)
+        return Chain("coupled" if exact_match else "drawn")
 
     def _tree_costs(self, slot: Slot) -> tuple[CallCosts, CallCosts] | None:
-        """Seconds of the main model's calls, and of the draft model's for levels of a tree."""
+        """Seconds of the main and the draft model's calls, to choose the nodes of a tree."""
         main, draft = self._shared_costs(slot)
-        levels = self._levels(slot)
-        if not draft:
-            return None
-        return main, LevelCosts(draft, levels) if levels else draft
-
-    def _staging_costs(self, settings: GenerationSettings, slot: Slot) -> CostModel | None:
-        """The costs of staging; None if it would not pay even if every staged token were drafted."""
-        main, draft = self._costs(slot)
-        # A head evaluates staged tokens one by one.
-        if settings.staged == 0 or not draft or slot.head or not could_gain(main, draft):
-            return None
-        costs = self._levels(slot)
-        if costs and any(n * draft.seconds(1) > costs.seconds(1 + n) - costs.seconds(1) for n in (1, 3)):
-            return costs
-        return None
+        return (main, draft) if draft else None
 
     def _recycling_pays(self, settings: GenerationSettings, slot: Slot) -> bool:
         """Return whether recycling pays at the measured costs and the acceptance rate learned so far."""

@@ -11,22 +11,17 @@ from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.policies.cost_model import CostModel
 
-# Tokens of draft calls whose cost with all logits is measured; the last only for trees.
-_LEVELS = (1, 2, 4, 8)
-
 
 class KnownCosts:
     """Seconds per call of the main and the draft model, which all of a session's rows share.
 
     Attributes:
         calls: of both models; None: not known yet. The adaptive policy keeps them up to date.
-        levels: of draft model calls that return logits for every token; None: not known yet.
         log: called with one line before a measurement that takes a second or two.
     """
 
     def __init__(self) -> None:
         self.calls: tuple[CostModel, CostModel | None] | None = None
-        self.levels: CostModel | None = None
         self.log: Callable[[str], None] = lambda line: None
 
     def of(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> tuple[CostModel, CostModel | None]:
@@ -35,16 +30,6 @@ class KnownCosts:
             drafting = self._known(draft, 0.5, 1) if draft else None
             self.calls = self._known(main, 1.5), drafting
         return self.calls
-
-    def of_levels(self, draft: LlamaRow | HeadRow | None) -> CostModel | None:
-        """`levels`, measured once in this context; None: there is no room, or no draft that can do it."""
-        if isinstance(draft, HeadRow) and draft.drafts_blocks:
-            return None  # it has logits for one place of a call
-        if not self.levels and draft and draft.n_ctx - len(draft.cached) > _LEVELS[-1]:
-            with _known_states(draft):
-                sizes = _LEVELS if draft.max_branches > 1 else _LEVELS[:-1]
-                self.levels = measure(draft, sizes, 2, text=sample_tokens(draft))
-        return self.levels
 
     def save(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> None:
         """Write `calls` to disk, if they are known, and forget them."""

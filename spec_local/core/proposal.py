@@ -4,7 +4,7 @@ A parent has a lower number than its children. The root, −1, stands for the co
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from spec_local.core.sampling import Distribution
@@ -63,18 +63,19 @@ def depth_of(parents: Sequence[int]) -> int:
 
 def is_chain(parents: Sequence[int]) -> bool:
     """Return whether no node has siblings; True if there are no nodes."""
-    return all(parent == node - 1 for node, parent in enumerate(parents))
+    return isinstance(parents, range) or all(parent == node - 1 for node, parent in enumerate(parents))
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A tree of draft tokens.
+    """A tree of draft tokens, whoever made it: candidates of a lookup, or drafts of a model.
 
-    tokens, parents: one of each per node.
+    tokens, parents: one of each per node; the parents of a chain are the range −1, 0, 1, …
     drawing: how siblings were selected.
     distributions: by parent, the q that its first child was drawn from; empty for chosen nodes.
     draws: nodes in the order in which they were drawn; None: in the order of their numbers.
     source: name of the proposer, for statistics.
+    confidence: estimated probability that each node is accepted if its parent is; empty: unknown.
     values: estimated probability that each node is accepted, at most its parent's; empty: unknown.
     """
 
@@ -84,11 +85,16 @@ class Proposal:
     distributions: Mapping[int, Distribution] = field(default_factory=dict)
     draws: Sequence[int] | None = None
     source: str = "none"
+    confidence: Sequence[float] = ()
     values: Sequence[float] = ()
 
     @classmethod
     def chain(
-        cls, tokens: Sequence[int], distributions: Sequence[Distribution] = (), source: str = "none"
+        cls,
+        tokens: Sequence[int],
+        distributions: Sequence[Distribution] = (),
+        source: str = "none",
+        confidence: Sequence[float] = (),
     ) -> "Proposal":
         """A single path. Token i was drawn from distribution i; without distributions, tokens were chosen."""
         return cls(
@@ -97,6 +103,7 @@ class Proposal:
             "one" if distributions else "chosen",
             dict(enumerate(distributions, ROOT)),
             source=source,
+            confidence=confidence,
         )
 
     @property
@@ -119,13 +126,34 @@ class Proposal:
             by_parent.setdefault(self.parents[node], []).append(node)
         return by_parent
 
+    def first(self, n: int) -> "Proposal":
+        """The first n nodes of a chain."""
+        return replace(
+            self,
+            tokens=self.tokens[:n],
+            parents=self.parents[:n],
+            distributions={node: q for node, q in self.distributions.items() if node < n - 1},
+            confidence=self.confidence[:n],
+            values=self.values[:n],
+        )
+
     def part(self, nodes: Iterable[int]) -> "Proposal":
         """The proposal of some chosen nodes, all of their ancestors among them."""
         order = sorted(nodes)  # parents come before their children
+        if self.is_chain:
+            return self.first(len(order))
         number = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
         parents = [number[self.parents[node]] for node in order]
-        values = [self.values[node] for node in order] if self.values else ()
-        return Proposal([self.tokens[node] for node in order], parents, source=self.source, values=values)
+        confidence, values = (
+            [each[node] for node in order] if each else () for each in (self.confidence, self.values)
+        )
+        return Proposal(
+            [self.tokens[node] for node in order],
+            parents,
+            source=self.source,
+            confidence=confidence,
+            values=values,
+        )
 
     def without_distributions(self) -> "Proposal":
         """The tokens, to keep: a distribution over a whole vocabulary takes a megabyte."""

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Logits
-from spec_local.core.proposal import ROOT, Limit
+from spec_local.core.proposal import EMPTY, ROOT, Limit, Proposal
 from spec_local.datastore.alignment import Alignment
-from spec_local.lookups.base import Candidates
 
 _DISCOUNT = 0.5  # factor on a position's weight for each token by which its match is shorter than the longest
 _NOVELTY = (
@@ -56,7 +55,7 @@ class DatastoreLookup:
         self._history: Sequence[int] = ()
         self._n_read = 0
 
-    def find(self, history: Sequence[int], limit: Limit) -> Candidates:
+    def find(self, history: Sequence[int], limit: Limit) -> Proposal:
         self._align(history)
         matches, rows = self._search(history, limit.depth + _LOOKAHEAD)
         rows = rows[:, : limit.depth]
@@ -68,7 +67,7 @@ class DatastoreLookup:
             rank = sum(each >= match for each in matches)
             matches = [*matches[:rank], match, *matches[rank:]]
             rows = np.insert(rows, rank, row, axis=0)
-        return _tree(matches, rows, limit, self.name) if matches else Candidates(source=self.name)
+        return _tree(matches, rows, limit, self.name) if matches else EMPTY
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         pass
@@ -97,7 +96,7 @@ class DatastoreLookup:
         return matches, rows
 
 
-def _tree(matches: Sequence[int], rows: NDArray[np.int32], limit: Limit, source: str) -> Candidates:
+def _tree(matches: Sequence[int], rows: NDArray[np.int32], limit: Limit, source: str) -> Proposal:
     """Merge continuations into a trie, and return its most probable nodes, the most probable first.
 
     Confidences are those of prediction by partial matching (Cleary and Witten 1984): the weight of the
@@ -155,4 +154,4 @@ def _tree(matches: Sequence[int], rows: NDArray[np.int32], limit: Limit, source:
         inner.update(range(first, first + n - 1))
         if depth + n < limit.depth:
             branch(positions, depth + n, first + n - 1, -negated * float(segment[1:n].prod()))
-    return Candidates(tokens, parents, confidences, source)
+    return Proposal(tokens, parents, source=source, confidence=confidences)

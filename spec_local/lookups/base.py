@@ -1,27 +1,10 @@
 """The interface of a lookup."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from spec_local.core.calls import Logits
-from spec_local.core.proposal import Limit
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """A tree of tokens that may come next; siblings are in descending order of confidence.
-
-    tokens, parents: one of each per node, parents before children; the parents of a chain are −1, 0, 1, …
-    confidence: for each node, the estimated probability (0 to 1) that it is accepted if its parent is;
-        policies calibrate these estimates with observed acceptance rates.
-    source: name of the lookup.
-    """
-
-    tokens: Sequence[int] = ()
-    parents: Sequence[int] = ()
-    confidence: Sequence[float] = ()
-    source: str = "none"
+from spec_local.core.proposal import Limit, Proposal
 
 
 class Lookup(Protocol):
@@ -31,8 +14,11 @@ class Lookup(Protocol):
     needs_logits: bool
     """True if `observe` must be called."""
 
-    def find(self, history: Sequence[int], limit: Limit) -> Candidates:
-        """Candidates after `history` within the limit; often none.
+    def find(self, history: Sequence[int], limit: Limit) -> Proposal:
+        """Candidates after `history` within the limit, with their confidence; often none.
+
+        Siblings are in descending order of confidence, which policies calibrate with observed acceptance
+        rates.
 
         A lookup may keep state about the history: the list that the decoding loop passes only grows. If
         another list is passed, it must be compared with the previous one.

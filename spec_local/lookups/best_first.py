@@ -4,8 +4,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from spec_local.core.proposal import ROOT, Limit
-from spec_local.lookups.base import Candidates
+from spec_local.core.proposal import EMPTY, ROOT, Limit, Proposal
 
 Child = TypeVar("Child", bound=tuple[Any, ...])
 
@@ -16,7 +15,7 @@ def best_first(
     limit: Limit,
     min_probability: float,
     source: str,
-) -> Candidates:
+) -> Proposal:
     """Repeatedly add the most probable node to a tree, as long as it reaches a minimum probability.
 
     Args:
@@ -50,4 +49,4 @@ def best_first(
         offer(parent, rank + 1, depth, siblings, reach)
         if depth < limit.depth:
             offer(len(tokens) - 1, 0, depth + 1, follow(child, depth), -probability)
-    return Candidates(tokens, parents, confidence, source) if tokens else Candidates()
+    return Proposal(tokens, parents, source=source, confidence=confidence) if tokens else EMPTY

@@ -8,8 +8,8 @@ from array import array
 from collections.abc import Sequence
 
 from spec_local.core.calls import Logits
-from spec_local.core.proposal import ROOT, Limit
-from spec_local.lookups.base import ONCE, Candidates
+from spec_local.core.proposal import EMPTY, Limit, Proposal
+from spec_local.lookups.base import ONCE
 
 _BYTES = array("i").itemsize
 _MAX_MATCH = 48  # longer matches are not better predictors
@@ -39,7 +39,7 @@ class PromptLookup:
         """
         return cls(shortest=2 if calibrated else 3)
 
-    def find(self, history: Sequence[int], limit: Limit) -> Candidates:
+    def find(self, history: Sequence[int], limit: Limit) -> Proposal:
         self._read(history)
         text = self._text.tobytes()  # bytes.rfind is fast
         start = match = 0
@@ -50,7 +50,7 @@ class PromptLookup:
                 break
             start, match = at // _BYTES + n, n
         if not match:
-            return Candidates()
+            return EMPTY
         if match == self._longest:
             while match < min(start, _MAX_MATCH) and self._text[start - match - 1] == self._text[-match - 1]:
                 match += 1
@@ -60,7 +60,7 @@ class PromptLookup:
             if at >= 0 and self._text[at // _BYTES + match] != self._text[start]:
                 match = 1 if match < 5 else 2
         tokens = self._text[start : start + min(limit.depth, limit.nodes)].tolist()
-        return Candidates(tokens, range(ROOT, len(tokens) - 1), ONCE[match : match + len(tokens)], self.name)
+        return Proposal.chain(tokens, source=self.name, confidence=ONCE[match : match + len(tokens)])
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
         pass

@@ -21,8 +21,7 @@ import numpy as np
 
 from spec_local.core.calls import Logits
 from spec_local.core.language_model import common_prefix
-from spec_local.core.proposal import Limit
-from spec_local.lookups.base import Candidates
+from spec_local.core.proposal import Limit, Proposal
 from spec_local.lookups.best_first import best_first
 
 _SUCCESSORS = 8  # kept per token; other tokens follow in 1 % of the cases
@@ -48,7 +47,7 @@ class Recycling:
         self._successors: dict[int, Successors] = others._successors if others else {}
         self._history: Sequence[int] = ()
 
-    def find(self, history: Sequence[int], limit: Limit) -> Candidates:
+    def find(self, history: Sequence[int], limit: Limit) -> Proposal:
         """The most probable nodes of the tree of successors after the last token."""
         self._read(history)
         first = self._after(history[-1])

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from spec_local.core.calls import Logits
 from spec_local.core.language_model import common_prefix
-from spec_local.core.proposal import ROOT, Limit
+from spec_local.core.proposal import EMPTY, Limit, Proposal
 from spec_local.lookups.automaton import SuffixAutomaton
-from spec_local.lookups.base import ONCE, Candidates, match_confidence
+from spec_local.lookups.base import ONCE, match_confidence
 from spec_local.lookups.best_first import best_first
 
 _LONGEST = 64  # tokens of context; longer matches are not better predictors
@@ -39,11 +39,11 @@ class SuffixLookup:
         """Create a lookup for one answer."""
         return cls()
 
-    def find(self, history: Sequence[int], limit: Limit) -> Candidates:
+    def find(self, history: Sequence[int], limit: Limit) -> Proposal:
         self._read(history)
         state, match = self._automaton.repeated()
         if match < self._shortest:
-            return Candidates()
+            return EMPTY
         return self._chain(state, match, limit) if limit.branches == 1 else self._tree(state, match, limit)
 
     def observe(self, tokens: Sequence[int], logits: Logits) -> None:
@@ -59,7 +59,7 @@ class SuffixLookup:
             self._history = history
         self._automaton.feed(history[len(self._automaton.text) :])
 
-    def _chain(self, state: int, match: int, limit: Limit) -> Candidates:
+    def _chain(self, state: int, match: int, limit: Limit) -> Proposal:
         """A chain of the most frequent follower at each step."""
         tokens: list[int] = []
         confidence: list[float] = []
@@ -74,9 +74,9 @@ class SuffixLookup:
         tokens += self._automaton.first_continuation(state, n_max - len(tokens)) if seen == 1 else ()
         reach = min(match + len(confidence), _LONGEST)
         confidence += ONCE[reach : reach + len(tokens) - len(confidence)]
-        return Candidates(tokens, range(ROOT, len(tokens) - 1), confidence, self.name)
+        return Proposal.chain(tokens, source=self.name, confidence=confidence)
 
-    def _tree(self, state: int, match: int, limit: Limit) -> Candidates:
+    def _tree(self, state: int, match: int, limit: Limit) -> Proposal:
         """A tree of the most probable nodes."""
 
         def followers(state: int, match: int) -> list[tuple[int, float, int]]:

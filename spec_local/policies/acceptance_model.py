@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_local.core.proposal import ROOT
-from spec_local.lookups.base import Candidates
+from spec_local.core.proposal import ROOT, Proposal
 
 Floats = NDArray[np.float64]
 
@@ -134,7 +133,6 @@ class AcceptanceModel:
 
     Attributes:
         draft: the draft model's tokens, by its confidence.
-        staged: lookup tokens that the draft model read ahead: whether it drafted them, too.
         lookups: candidates by their source and its confidence.
         recent: the draft model's tokens lately, whatever its confidence. Prior: 4 of 5, as usual pairs reach.
         recycled: the likeliest tokens of recycling, over many answers. Prior: 2 of 5, as a 1.5B main model's
@@ -142,7 +140,6 @@ class AcceptanceModel:
     """
 
     draft: Calibration = field(default_factory=_draft)
-    staged: Calibration = field(default_factory=_lookup)
     lookups: dict[str, Calibration] = field(default_factory=lambda: defaultdict(_lookup))
     recent: RecentRate = field(default_factory=lambda: RecentRate(4.0, 1.0, 32.0))
     recycled: RecentRate = field(default_factory=lambda: RecentRate(2.0, 3.0, 1000.0))
@@ -158,7 +155,7 @@ class AcceptanceModel:
             if token != generated:
                 break
 
-    def observe_lookups(self, candidates: Sequence[Candidates], output: Sequence[int]) -> None:
+    def observe_lookups(self, candidates: Sequence[Proposal], output: Sequence[int]) -> None:
         """Learn from what lookups found, whether or not it was verified."""
         for found in candidates:
             calibration = self.lookups[found.source]
@@ -170,7 +167,7 @@ class AcceptanceModel:
                     last_parent = found.parents[node]
 
 
-def outcomes(candidates: Candidates, output: Sequence[int]) -> Iterator[tuple[int, bool]]:
+def outcomes(candidates: Proposal, output: Sequence[int]) -> Iterator[tuple[int, bool]]:
     """Nodes whose parent was generated, and whether they were, too; those beyond the output are unknown."""
     position = {ROOT: 0}  # of each node's children in the output
     for node, (token, parent) in enumerate(zip(candidates.tokens, candidates.parents, strict=True)):

@@ -7,18 +7,18 @@ compares the options, and `LossBudget` bounds what wrong estimates may cost.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
 
-from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED, Proposal
-from spec_local.lookups.base import Candidates
+from spec_local.core.proposal import MAX_DRAFT, Limit, Proposal
 from spec_local.policies.acceptance_model import Floats
-from spec_local.policies.base import DraftOutput, Offer, Policy, PolicyOptions, Source
-from spec_local.policies.choice import Step, best_chain, best_size
-from spec_local.policies.cost_model import CallCosts, CostModel, LevelCosts, chain_seconds
+from spec_local.policies.base import NOTHING, Choice, DraftOutput, Offer, Policy, PolicyOptions
+from spec_local.policies.candidates import merged, path_values
+from spec_local.policies.choice import Step, best_chain, best_prefix
+from spec_local.policies.cost_model import CallCosts, CostModel, chain_seconds
 from spec_local.policies.experience import Experience
-from spec_local.policies.lookup_judge import Judged, merged
 from spec_local.policies.loss_budget import Kind
 from spec_local.policies.planner import plan
 from spec_local.policies.sharing import RowCosts
@@ -49,9 +49,6 @@ class Adaptive(Policy):
         tree: maximum nodes of a tree; 0: chains only.
         max_draft: maximum number of tokens that the draft model drafts in a row.
         max_tokens: of the answer, if known.
-        staging: seconds of draft calls that return logits for every token; None: nothing is staged.
-        levels: the same, for the levels of trees; None: as `draft`.
-        n_staged: see `Policy`.
         clock: seconds.
     """
 
@@ -67,16 +64,12 @@ class Adaptive(Policy):
         tree: int = 0,
         max_draft: int = MAX_CALLS,
         max_tokens: int | None = None,
-        staging: CostModel | None = None,
-        levels: CostModel | None = None,
-        n_staged: int = MAX_STAGED,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(may_truncate, n_staged)
+        super().__init__(may_truncate)
         self._main = RowCosts(main) if isinstance(main, CostModel) else main
         self._all_drafts = RowCosts(draft) if isinstance(draft, CostModel) else draft
-        self._staging, self._clock = staging, clock
-        self._levels = RowCosts(levels) if levels else None
+        self._clock = clock
         self._experience = known = experience or Experience()
         self._acceptance, self._budget = known.acceptance, known.budget
         self._max_tree, self._max_tokens = tree, max_tokens
@@ -88,18 +81,19 @@ class Adaptive(Policy):
         # Of the step at hand:
         self._asked = clock()  # when the call at hand began
         self._otherwise = 1.0 / self._plain  # tokens per second expected without the draft model
-        self._begin(Offer.none())
+        self._begin(Offer(Limit(1, 1, 1)))
         # Of steps up to now:
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
+        self._tree: tuple[int, int] | None = None  # its depth and nodes, if trees promise more than chains
         n_rows, drafts = known.answers.n_rows, self._all_drafts
         known.start(self._usual_gain(self._main.at(n_rows), drafts.at(n_rows)) if drafts else 0.0)
 
     def _begin(self, offer: Offer) -> None:
-        self._offer = offer
-        self._source: Source = "none"
+        self._offer, self._choice = offer, NOTHING
+        self._max_path = min(offer.limit.depth, offer.limit.nodes) if offer.limit else 0
         self._spent = 0.0  # seconds on drafting
-        self._n_calls = self._n_staged_now = 0  # calls of the draft model; tokens staged for the next one
+        self._n_calls = 0  # of the draft model
         self._confidence: list[float] = []
         self._values = [1.0]  # probability that draft tokens 1 … i are all accepted
 
@@ -112,46 +106,32 @@ class Adaptive(Policy):
             tree=options.tree_nodes,
             max_draft=MAX_CALLS if options.max_draft is None else options.max_draft,
             max_tokens=options.max_tokens,
-            staging=options.staging(),
-            levels=options.levels(),
-            n_staged=MAX_STAGED if options.n_staged is None else options.n_staged,
             clock=options.clock,
         )
 
-    def reads_prompt(self, n_unread: int) -> bool:
-        known = self._experience
-        # An answer that is already longer than usual is expected to double.
-        left = max(known.answers.length - known.n_tokens, known.n_tokens)
-        if self._max_tokens is not None:
-            left = min(left, self._max_tokens - known.n_tokens)
-        if not self._all_drafts:
-            return False
-        n_rows, gain = self._main.n_running, known.answers.gain or 0.0
-        main, draft = self._main.at(n_rows), self._all_drafts.at(n_rows)
-        if n_rows > 1:
-            gain = min(gain, self._usual_gain(main, draft))  # the last answers may have had fewer rows
-        elif not self._draft:
-            return False
-        return gain * left * main.seconds(1) > float(chain_seconds(draft, max(1, n_unread), 1)[0])
-
-    def choose(self, offer: Offer) -> Source:
+    def choose(self, offer: Offer) -> Choice:
+        if not offer.limit:
+            return Choice("draft") if self._repays_reading(offer.n_unread) else NOTHING
         self._begin(offer)
         self._n_steps += 1
         if self._version != self._main.version:
             self._take_costs()
         if self._n_speculative >= _PLAIN_AFTER or self._main.is_in_doubt:
-            return "none"  # the cost of a plain step must stay known
+            return NOTHING  # the cost of a plain step must stay known
         best = Step(1.0, self._plain)
-        for judged in self._judge([found for found in offer.candidates if self.could_pay(found)]):
-            best = self._take(judged, best)
+        for candidates in self._calibrated([found for found in offer.candidates if self._could_pay(found)]):
+            best = self._better(candidates, best)
         self._otherwise = best.rate
-        if self._asks_draft(best.rate):
-            self._source = "tree" if self.tree_nodes else "draft"
-        if self._source != "none":
+        drafting = self._draft_choice(best.rate)
+        if drafting.limit:
+            self._choice, self._max_path = drafting, min(drafting.limit.depth, drafting.limit.nodes)
+        if self._choice.source != "none":
             self._asked = self._clock()
-        return self._source
+        return self._choice
 
-    def should_continue(self) -> bool:
+    def wants_more(self, output: DraftOutput | None = None) -> bool:
+        if output:
+            return self._wants_token(output)
         if self._n_calls:
             ahead = self._ahead(self._values[-1], self._max_calls, 1)
             if not len(ahead) or self._rate_ahead(ahead, 1) <= self._rate_now():
@@ -159,14 +139,13 @@ class Adaptive(Policy):
         self._asked = self._clock()
         return True
 
-    def should_draft(self, output: DraftOutput) -> bool:
+    def _wants_token(self, output: DraftOutput) -> bool:
+        """Note the output of a call, and return whether to draw a draft token from it."""
         assert self._draft
         if output.n_read:
-            costs = self._staging if self._staging and self._n_staged_now else self._draft
             if output.n_read <= _MAX_OBSERVED:
-                costs.observe(output.n_read, self._clock() - self._asked)
-            self._spent += costs.seconds(output.n_read)
-            self._n_staged_now = 0
+                self._draft.observe(output.n_read, self._clock() - self._asked)
+            self._spent += self._draft.seconds(output.n_read)
         self._n_calls += 1
         self._confidence.append(output.confidence)
         value = self._values[-1] * self._acceptance.draft.rate(output.confidence)
@@ -177,21 +156,17 @@ class Adaptive(Policy):
         self._values.append(value)
         return True
 
-    def truncate(self, n: int) -> int:
-        if not self.may_truncate or not n:
-            return n
-        return best_size(np.array(self._values[1 : n + 1]), self._spent + self._seconds).n
-
-    def values(self, proposal: Proposal) -> Sequence[float]:
-        if self._source == "lookup":
-            return self._lookup_values
-        return self._values[1 : len(proposal.tokens) + 1] if self._source == "draft" else ()
-
-    def on_drafted(self) -> None:
-        now = self._clock()
-        if self._source == "tree":
+    def trim(self, proposal: Proposal) -> Proposal:
+        now, n = self._clock(), len(proposal.tokens)
+        if self._n_calls:  # a chain
+            values = np.array(self._values[1 : n + 1])
+            if self.may_truncate and n:
+                n = best_prefix(values, self._spent + self._seconds).n
+            proposal = replace(proposal, values=values.tolist()).first(n)
+        elif self._choice.source in ("draft", "tree"):
             self._spent = now - self._asked
         self._asked = now
+        return proposal
 
     def observe(self, drafted: Sequence[int], output: Sequence[int], n_verified: int) -> None:
         took = self._clock() - self._asked
@@ -207,8 +182,9 @@ class Adaptive(Policy):
             or self._n_steps - self._timed >= _TIMED_EVERY
         ):
             self._observe_costs(n_verified + 1, took)
-        known, asked_draft = self._experience, self._source in ("draft", "tree")
-        if asked_draft:
+        known, source = self._experience, self._choice.source
+        kind: Kind | None = "draft" if source == "tree" else None if source == "none" else source
+        if kind == "draft":
             self._acceptance.observe_draft(drafted, output, self._confidence)
         else:
             self._acceptance.recent.forget()
@@ -220,46 +196,33 @@ class Adaptive(Policy):
         seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if timed else usual)
         seconds += self._main.seconds_again(n_verified + 1 - len(output), len(output))
         gain = len(output) - seconds / self._plain
-        kind: Kind | None = "draft" if asked_draft else "lookup" if self._source == "lookup" else None
-        p_loss = 1.0 - self._acceptance.recent.mean if asked_draft else 1.0
+        p_loss = 1.0 - self._acceptance.recent.mean if kind == "draft" else 1.0
         self._budget.settle(kind, gain, seconds / self._plain, p_loss)
-        if asked_draft:
+        if kind == "draft":
             # Of each step only what it gained over the best option without the draft model.
             known.gained = (known.gained or 0.0) + (len(output) / self._otherwise - seconds) / self._plain
-        self.n_skippable = _TIMED_EVERY - 1 if self._as_usual and self._n_plain >= 3 else 0
 
-    def could_pay(self, candidates: Candidates) -> bool:
+    def _repays_reading(self, n_unread: int) -> bool:
+        """Return whether the rest of the answer repays the draft model's reading of so many tokens."""
+        known = self._experience
+        # An answer that is already longer than usual is expected to double.
+        left = max(known.answers.length - known.n_tokens, known.n_tokens)
+        if self._max_tokens is not None:
+            left = min(left, self._max_tokens - known.n_tokens)
+        if not self._all_drafts:
+            return False
+        n_rows, gain = self._main.n_running, known.answers.gain or 0.0
+        main, draft = self._main.at(n_rows), self._all_drafts.at(n_rows)
+        if n_rows > 1:
+            gain = min(gain, self._usual_gain(main, draft))  # the last answers may have had fewer rows
+        elif not self._draft:
+            return False
+        return gain * left * main.seconds(1) > float(chain_seconds(draft, max(1, n_unread), 1)[0])
+
+    def _could_pay(self, candidates: Proposal) -> bool:
+        """Return whether verifying these candidates may be worth the main model's time."""
         acceptance = self._acceptance.lookups[candidates.source].rate(candidates.confidence[0])
         return acceptance >= self._needed[min(len(candidates.tokens), len(self._needed)) - 1]
-
-    def observe_skipped(self, steps: Sequence[tuple[Sequence[Candidates], int]]) -> None:
-        n = len(steps)
-        for found, token in steps:
-            self._acceptance.observe_lookups(found, (token,))
-        self._acceptance.recent.forget(n)
-        self._n_steps += n
-        self._n_plain += n
-        self._n_speculative = 0
-        self._budget.settle(None, 0.0, n)
-        self._experience.n_tokens += n
-
-    @property
-    def may_stage(self) -> bool:
-        return self._staging is not None
-
-    def n_staged(self, confidence: Sequence[float], n_unread: int) -> int:
-        if not self._staging or not self._draft or n_unread > _MAX_OBSERVED or not self._main.is_alone:
-            return 0
-        accepted = self._acceptance.staged.rates(np.array(confidence[: self._max_staged])).cumprod()
-        # Each staged token that the draft model drafts, too, saves one of its calls.
-        saved = np.concatenate(([0.0], accepted.cumsum())) * self._draft.seconds(1)
-        costs = np.array([self._staging.seconds(n_unread + n) for n in range(len(accepted) + 1)])
-        self._n_staged_now = int((saved - costs).argmax())
-        return self._n_staged_now
-
-    def observe_staged(self, confidence: Sequence[float], n_accepted: int) -> None:
-        for i, x in enumerate(confidence):
-            self._acceptance.staged.observe(x, i < n_accepted)
 
     def _observe_costs(self, n: int, took: float) -> None:
         self._timed = self._n_steps
@@ -286,46 +249,52 @@ class Adaptive(Policy):
             (self._seconds[1:] / self._plain - 1.0) / gained
         ).tolist()
 
-    def _judge(self, candidates: Sequence[Candidates]) -> Sequence[Judged]:
+    def _calibrated(self, candidates: Sequence[Proposal]) -> Sequence[Proposal]:
         """Candidates with learned acceptance rates; in one tree where there may be branches."""
         lookups = self._acceptance.lookups
         found = [
-            Judged(c.tokens, c.parents, lookups[c.source].rates(np.array(c.confidence)), c.source)
+            replace(c, confidence=lookups[c.source].rates(np.array(c.confidence)).tolist())
             for c in candidates
         ]
         return [merged(found)] if self._max_tree and len(found) > 1 else found
 
-    def _take(self, judged: Judged, best: Step) -> Step:
-        """The better one of a step and the best part of these candidates."""
-        limit, values = self._offer.limit, judged.values
-        n_max = limit.nodes if judged.is_chain else min(limit.nodes, limit.branches)
+    def _better(self, candidates: Proposal, best: Step) -> Step:
+        """Return the better one of a step and the best part of these candidates, which is chosen then."""
+        limit, values = self._offer.limit, path_values(candidates)
+        assert limit
+        n_max = limit.nodes if candidates.is_chain else min(limit.nodes, limit.branches)
         order = (-values).argsort(kind="stable")[:n_max]  # a parent comes before its equals
-        n_max = self._affordable(self._budget.may_lose("lookup", 1.0 - float(judged.acceptance[0])), 0.0)
-        step = best_size(values[order], self._seconds[: n_max + 1])
+        n_max = self._affordable(self._budget.may_lose("lookup", 1.0 - candidates.confidence[0]), 0.0)
+        step = best_prefix(values[order], self._seconds[: n_max + 1])
         if step.rate <= best.rate:
             return best
-        chosen = order[: step.n]
-        self._source, self.lookup_proposal = "lookup", judged.part(chosen.tolist())
-        chosen.sort()
-        self._lookup_values: Sequence[float] = values[chosen].tolist()
+        self._choice = Choice(
+            "lookup", None, replace(candidates, values=values.tolist()).part(order[: step.n])
+        )
         return step
 
-    def _asks_draft(self, rate: float) -> bool:
-        """Return whether the draft model promises more tokens per second, if the budget allows the step."""
-        if not self._draft or not self._offer.n_unread:
-            return False
+    def _draft_choice(self, rate: float) -> Choice:
+        """Choose the draft model if it promises more tokens per second than `rate`, within the budget."""
+        limit, n_unread = self._offer.limit, self._offer.n_unread
+        if not self._draft or not n_unread or not limit:
+            return NOTHING
         if self._max_tree and self._n_steps - self._planned >= _REPLANNED_EVERY:
             self._plan_tree()
-        n_unread = self._offer.n_unread
-        if n_unread > _MAX_TRIAL and not self.reads_prompt(n_unread):
-            return False  # the rest of the answer would not repay reading so much
+        if n_unread > _MAX_TRIAL and not self._repays_reading(n_unread):
+            return NOTHING
         step = self._draft_step(self._acceptance.recent.upper, n_unread)
         n = 1  # tokens that the first call drafts
         if self._draft.drafts_blocks:
-            n = self.chain_depth = self._draft_step(self._acceptance.recent.mean).n
+            n = self._draft_step(self._acceptance.recent.mean).n
+            limit = replace(limit, depth=min(limit.depth, n))
         first = float(chain_seconds(self._draft, n_unread, n)[-1])
         loss = first + float(self._seconds[1]) - self._plain
-        return step.rate > rate and loss <= self._budget.may_lose("draft") * self._plain
+        if step.rate <= rate or loss > self._budget.may_lose("draft") * self._plain:
+            return NOTHING
+        if not self._tree:
+            return Choice("draft", limit)
+        depth, nodes = self._tree
+        return Choice("tree", replace(limit, depth=min(limit.depth, depth), nodes=min(limit.nodes, nodes)))
 
     def _draft_step(self, acceptance: float, n_unread: int = 1) -> Step:
         """Return the expected outcome of asking the draft model."""
@@ -340,14 +309,12 @@ class Adaptive(Policy):
         self._planned = self._n_steps
         first = self._acceptance.recent.mean
         ranks = [first, *((1.0 - first) * share for share in _BY_RANK)]
-        n_max = min(self._max_tree, self._offer.max_path)
+        n_max = min(self._max_tree, self._max_path)
         depth = min(n_max, self._max_calls)
-        levels = self._levels.at(self._draft.n_rows) if self._levels else None
-        drafts = LevelCosts(self._draft, levels) if levels else self._draft
-        tree = plan(ranks, self._main, drafts, n_max, depth)
+        tree = plan(ranks, self._main, self._draft, n_max, depth)
         chain = plan(ranks[:1], self._main, self._draft, n_max, depth)
         pays = not tree.is_chain and tree.speed > _TREE_MARGIN * chain.speed
-        self.tree_nodes, self.tree_depth = (len(tree.parents), tree.depth) if pays else (0, 0)
+        self._tree = (tree.depth, len(tree.parents)) if pays else None
 
     def _affordable(self, may_lose: float, spent: float) -> int:
         """The most draft tokens whose rejection the budget survives, after so many seconds of drafting."""
@@ -364,7 +331,7 @@ class Adaptive(Policy):
         """Tokens per second of verifying what is drafted, or its best part."""
         values = np.array(self._values[1:])
         if self.may_truncate:
-            return best_size(values, self._spent + self._seconds).rate
+            return best_prefix(values, self._spent + self._seconds).rate
         return float((1.0 + values.sum()) / (self._spent + self._seconds[len(values)]))
 
     def _ahead(self, value: float, n: int, n_calls: int) -> Floats:
@@ -372,7 +339,7 @@ class Adaptive(Policy):
         assert self._draft
         spent = self._spent + n_calls * self._later
         affordable = self._affordable(self._budget.may_lose("draft"), spent)
-        n_max = min(self._max_calls, self.chain_depth, self._offer.max_path, affordable)
+        n_max = min(self._max_calls, self._max_path, affordable)
         found: Floats = value * self._acceptance.recent.mean ** np.arange(
             1.0, min(n, n_max - len(self._values) + 1) + 1.0
         )

@@ -10,18 +10,18 @@ class Confidence(Policy):
 
     Args:
         p_min: minimum confidence, 0 to 1.
-        may_truncate, n_staged: see `Policy`.
+        may_truncate: see `Policy`.
     """
 
     draft_max = 16
 
-    def __init__(self, p_min: float = 0.75, may_truncate: bool = True, n_staged: int = 0) -> None:
-        super().__init__(may_truncate, n_staged)
+    def __init__(self, p_min: float = 0.75, may_truncate: bool = True) -> None:
+        super().__init__(may_truncate)
         self._p_min = p_min
 
     @classmethod
     def create(cls, options: PolicyOptions) -> Self:
-        return cls(options.p_min, options.may_truncate, options.n_staged or 0)
+        return cls(options.p_min, options.may_truncate)
 
-    def should_draft(self, output: DraftOutput) -> bool:
-        return output.confidence >= self._p_min
+    def wants_more(self, output: DraftOutput | None = None) -> bool:
+        return output is None or output.confidence >= self._p_min

@@ -5,7 +5,6 @@ smooth fit is wrong where it matters (llama.cpp #14132, #17034).
 """
 
 import math
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -170,8 +169,7 @@ class CostModel:
         """
         if n < 1 or not self.costs:
             raise ValueError(f"the cost of {n} tokens is unknown: {len(self.costs)} sizes have been observed")
-        known = self._costs.get(n)
-        return _interpolated(n, list(self._costs), list(self._costs.values())) if known is None else known
+        return float(self.first(n)[n])
 
     def first(self, n: int) -> NDArray[np.float64]:
         """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0; do not modify."""
@@ -195,51 +193,9 @@ def chain_seconds(draft: CallCosts, n_unread: int, n_max: int) -> NDArray[np.flo
     return draft.seconds(n_unread) + np.arange(n_max, dtype=np.float64) * draft.seconds(1)
 
 
-class LevelCosts:
-    """Seconds of the draft model's calls for levels of a tree, which return logits for all of their tokens.
-
-    Args:
-        draft: seconds of a call that returns logits for its last token, at the machine's current speed.
-        levels: the same for all of its tokens. Only ratios to a call of one token count.
-    """
-
-    drafts_blocks = False
-
-    def __init__(self, draft: CallCosts, levels: CallCosts) -> None:
-        self._draft, self._levels = draft, levels
-
-    def seconds(self, n: int) -> float:
-        """Seconds of a call of n tokens."""
-        return self._levels.seconds(n) * self._scale
-
-    def first(self, n: int) -> NDArray[np.float64]:
-        """`seconds` of 0 … n tokens: float64 (n + 1,), the first 0."""
-        found: NDArray[np.float64] = self._levels.first(n) * self._scale
-        return found
-
-    @property
-    def _scale(self) -> float:
-        return self._draft.seconds(1) / self._levels.seconds(1)
-
-
 def _median(several: Collection[float]) -> float:
     """The median, of an even number the lower middle value: disturbances only add time."""
     return sorted(several)[(len(several) - 1) // 2]
-
-
-def _interpolated(n: int, sizes: Sequence[int], costs: Sequence[float]) -> float:
-    if n <= sizes[0]:
-        return costs[0]
-    if n > sizes[-1]:
-        if len(sizes) == 1:
-            return costs[0] * n / sizes[0]
-        slope = (costs[-1] - costs[0]) / (sizes[-1] - sizes[0])
-        return costs[-1] + max(0.0, slope) * (n - sizes[-1])
-    at = bisect_left(sizes, n)
-    if sizes[at] == n:
-        return costs[at]
-    share = (n - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-    return costs[at - 1] + share * (costs[at] - costs[at - 1])
 
 
 def without_falls(costs: Mapping[int, float], uncertain: Collection[int] = ()) -> dict[int, float]:

@@ -205,32 +205,6 @@ def plan_chain(
     return _best(acceptance[:1], main, draft, max_nodes, max_depth)
 
 
-def worth_verifying(values: Sequence[float], spent: float, main: CallCosts) -> int:
-    """Return how many of the most valuable nodes to verify; 0: none.
-
-    OPT-Tree (Wang et al. 2024, arXiv 2406.17276) and EAGLE-2 (Li et al. 2024, arXiv 2406.16858) verify the n
-    best nodes of a drafted tree; here n maximizes expected tokens per second. Of equal n the smallest is
-    returned.
-
-    Args:
-        values: of each node the probability that it is accepted, in any order. A child's must not exceed its
-            parent's, so that the n best nodes, parents first, are a tree.
-        spent: seconds that the step has taken already.
-        main: seconds a call of the main model.
-
-    Raises:
-        ValueError: the cost model is empty.
-    """
-    tokens, best, least = 1.0, 0, spent + main.seconds(1)
-    for n, value in enumerate(sorted(values, reverse=True), 1):
-        tokens += value
-        # Not its inverse: the time may be 0.
-        per_token = (spent + main.seconds(n + 1)) / tokens
-        if per_token < least:
-            best, least = n, per_token
-    return best
-
-
 def _best(
     acceptance: Sequence[float], main: CallCosts, draft: CallCosts, max_nodes: int, max_depth: int
 ) -> Plan:

@@ -8,12 +8,12 @@ more rows, the fewer draft tokens pay.
 import copy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.proposal import Proposal
+from spec_local.policies.choice import best_prefix
 from spec_local.policies.cost_model import CallCosts, CostModel
 
 _PLAIN_AFTER = 32  # shared calls with draft tokens in a row, before one that shows what a plain one costs now
@@ -178,15 +178,12 @@ class SharedCalls:
         nodes = np.concatenate([np.arange(len(found[i].tokens)) for i in rows])
         order = (-values).argsort(kind="stable")  # a parent comes before its equals
         n_fixed = sum(len(p.tokens) for p in found) - len(values)
-        tokens = len(found) + np.concatenate(([0.0], values[order].cumsum()))
         seconds = spent + costs[0].shared(n_fixed + len(values))[n_fixed:]
-        kept = order[: int((tokens / seconds).argmax())]
+        kept = order[: best_prefix(values[order], seconds, len(found)).n]
         for i in rows:
             mine = nodes[kept[owners[kept] == i]]
             if len(mine) < len(found[i].tokens):
-                found[i] = (
-                    found[i].part(mine.tolist()) if len(mine) else replace(Proposal(), source=found[i].source)
-                )
+                found[i] = found[i].part(mine.tolist())
         return found
 
     def observe(self, n_drafted: int, seconds: float) -> None:

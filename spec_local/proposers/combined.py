@@ -6,7 +6,7 @@ from dataclasses import replace
 from spec_local.core.calls import Logits
 from spec_local.core.proposal import EMPTY, Proposal
 from spec_local.core.rng import Rng
-from spec_local.lookups.base import Candidates, Lookup
+from spec_local.lookups.base import Lookup
 from spec_local.policies.base import Offer, Policy
 from spec_local.proposers.base import Limit
 from spec_local.proposers.draft_model import DraftModel
@@ -17,10 +17,10 @@ class CombinedProposer:
     """Proposes what the policy chooses, and reports to it what was accepted.
 
     Args:
-        policy: the same object as that of the draft model's chain.
-        draft: a draft model whose shape is that chain; None: lookups only.
+        policy: chooses what drafts, and how much of it is verified.
+        draft: None: lookups only.
         lookups: searched in every step; the first one wins where candidates are equal.
-        tree: the draft model's shape when the policy chooses a tree.
+        tree: the draft model's shape when the policy chooses a tree; None: its usual one.
         branches: maximum number of branches of lookup candidates; 1: chains.
         nodes: maximum number of nodes of lookup candidates with branches.
     """
@@ -35,52 +35,36 @@ class CombinedProposer:
         branches: int = 1,
         nodes: int = 64,
     ) -> None:
-        self._policy, self._draft, self._lookups = policy, draft, lookups
-        self._shapes = {"draft": draft.shape, "tree": tree or draft.shape} if draft else {}
+        self._policy, self._draft, self._lookups, self._tree = policy, draft, lookups, tree
         self._branches, self._nodes = branches, nodes
         self.head = draft.head if draft else None
         self.needs_logits = any(lookup.needs_logits for lookup in lookups)
         self._proposal = EMPTY
         self._length: int | None = None  # of the history that was proposed for
         self._draft_used = False  # since the last commit
-        # Skipped steps that the policy has not observed: candidates, and the length of the history.
-        self._skipped: list[tuple[Sequence[Candidates], int]] = []
-        self._is_skipping = False  # in this step
 
     async def prefill(self, history: Sequence[int]) -> None:
         if not self._draft:
             return
         self._draft.commit(history)  # discards the cache of another history
-        if self._policy.reads_prompt(self._draft.unread(history)):
+        n_unread = max(1, self._draft.unread(history))  # the last token is always read again
+        if self._policy.choose(Offer(None, n_unread=n_unread)).source == "draft":
             await self._draft.prefill(history)
 
     async def propose(self, history: Sequence[int], limit: Limit, rng: Rng) -> Proposal:
-        policy = self._policy
-        candidates = self._find(history, limit) if self._lookups else []
-        if len(self._skipped) < policy.n_skippable and not any(map(policy.could_pay, candidates)):
-            self._skipped.append((candidates, len(history)))
-            self._is_skipping = True
-            return EMPTY
-        self._report_skipped(history)
-        n_unread = self._draft.unread(history) if self._draft else 0
-        source = policy.choose(Offer(limit, candidates, n_unread))
-        proposal = EMPTY
-        if source == "lookup":
-            proposal = policy.lookup_proposal
-        elif source in self._shapes and self._draft:
-            depth = policy.chain_depth
-            if source == "tree":
-                depth = policy.tree_depth
-                limit = replace(limit, nodes=min(limit.nodes, policy.tree_nodes))
-            limit = replace(limit, depth=min(limit.depth, depth))
+        draft, policy = self._draft, self._policy
+        offer = Offer(limit, self._find(history, limit), draft.unread(history) if draft else 0)
+        choice = policy.choose(offer)
+        proposal = choice.proposal
+        if draft and choice.source in ("draft", "tree"):
             self._draft_used = True
-            drafted = await self._draft.propose(history, limit, rng, self._shapes[source])
-            proposal = replace(drafted, source=source)
-        values = policy.values(proposal) if proposal.tokens else ()
-        if values:
-            proposal = replace(proposal, values=values)
+            shape = self._tree if choice.source == "tree" else None
+            drafted = await draft.propose(history, choice.limit or limit, rng, shape, policy.wants_more)
+            proposal = policy.trim(replace(drafted, source=choice.source))
+            draft.shorten(proposal)
+        else:
+            proposal = policy.trim(proposal)
         self._proposal, self._length = proposal, len(history)
-        policy.on_drafted()
         return proposal
 
     def shorten(self, proposal: Proposal) -> None:
@@ -92,9 +76,6 @@ class CombinedProposer:
                 lookup.observe(tokens, logits)
 
     def commit(self, history: Sequence[int]) -> None:
-        if self._is_skipping:
-            self._is_skipping = False
-            return
         if self._length is not None and self._length < len(history):
             output = history[self._length :]
             drafted = self._draft.drafted(output) if self._draft and self._draft_used else ()
@@ -102,18 +83,11 @@ class CombinedProposer:
         if self._draft and (self._draft_used or self._length is None):
             self._draft.commit(history)
             self._draft_used = False
-        if self._length is None:
-            self._report_skipped(history)  # the answer has ended
         self._length = None
 
-    def _find(self, history: Sequence[int], limit: Limit) -> list[Candidates]:
+    def _find(self, history: Sequence[int], limit: Limit) -> list[Proposal]:
         if limit.branches > 1:
             branches = min(limit.branches, self._branches)
             nodes = min(limit.nodes, self._nodes if branches > 1 else limit.depth)
             limit = Limit(limit.depth, nodes, branches)
-        return [c for lookup in self._lookups if (c := lookup.find(history, limit)).tokens]
-
-    def _report_skipped(self, history: Sequence[int]) -> None:
-        if self._skipped:
-            self._policy.observe_skipped([(candidates, history[n]) for candidates, n in self._skipped])
-            self._skipped = []
+        return [found for lookup in self._lookups if (found := lookup.find(history, limit)).tokens]

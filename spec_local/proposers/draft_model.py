@@ -21,9 +21,8 @@ from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler
 from spec_local.errors import ContextOverflow
 from spec_local.lookups.base import Lookup
-from spec_local.policies.base import Policy
 from spec_local.proposers.base import Limit
-from spec_local.proposers.shapes import Ranked, Shape
+from spec_local.proposers.shapes import Ranked, Shape, WantsMore, always
 
 
 class DraftModel:
@@ -35,8 +34,9 @@ class DraftModel:
         shape: a chain, a tree or beams, unless `propose` is given another one.
         n_vocab: of the main model; padding of the draft model beyond it is never drafted.
         is_end: whether a token ends the draft.
-        lookup: proposes tokens to stage with a chain, as many as the shape's policy decides. Its histories
-            contain draft tokens, which may be gone from the next one.
+        lookup: proposes tokens to stage with a chain. Its histories contain draft tokens, which may be gone
+            from the next one.
+        n_staged: maximum number of tokens to stage in a call.
     """
 
     needs_logits = False
@@ -50,12 +50,13 @@ class DraftModel:
         n_vocab: int,
         is_end: Callable[[int], bool] = lambda token: False,
         lookup: Lookup | None = None,
+        n_staged: int = 0,
     ) -> None:
         self.model = model
         self.head = model if isinstance(model, Head) else None
         self.shape = self._used = shape
         self.is_end = is_end
-        self.lookup = lookup
+        self.lookup, self.n_staged = lookup, n_staged
         tokens = self.head.draft_tokens if self.head else None
         self.sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True, tokens=tokens)
         self.n_vocab = n_vocab
@@ -91,9 +92,19 @@ class DraftModel:
         return n - len(self.model.cached) if n <= self.model.n_ctx else 0
 
     async def propose(
-        self, history: Sequence[int], limit: Limit, rng: Rng, shape: Shape | None = None
+        self,
+        history: Sequence[int],
+        limit: Limit,
+        rng: Rng,
+        shape: Shape | None = None,
+        wants_more: WantsMore = always,
     ) -> Proposal:
-        """See `Proposer.propose`. shape: of this draft."""
+        """See `Proposer.propose`.
+
+        Args:
+            shape: of this draft; None: the usual one.
+            wants_more: see `Policy.wants_more`.
+        """
         model, history = self.model, self._readable(history)
         room = model.n_ctx - len(history) + 1
         if room < 1:
@@ -105,10 +116,9 @@ class DraftModel:
             self.head.begin_draft(depth)
         model.truncate(common_prefix(model.cached, history[:-1]))
         self._used = shape or self.shape
-        self._tree = _DraftTree(self, self._used.policy, history, limit)
-        proposal = await self._used.build(self._tree, limit, rng)
+        self._tree = _DraftTree(self, history, limit)
+        proposal = await self._used.build(self._tree, limit, rng, wants_more)
         self._proposal = replace(proposal, source="draft")
-        self._tree.report_staged()
         return self._proposal
 
     def shorten(self, proposal: Proposal) -> None:
@@ -155,13 +165,13 @@ class _ChainOutput:
 class _DraftTree:
     """A tree that a draft model evaluates: see `spec_local.proposers.shapes.DraftTree`."""
 
-    def __init__(self, draft: DraftModel, policy: Policy, history: Sequence[int], limit: Limit) -> None:
+    def __init__(self, draft: DraftModel, history: Sequence[int], limit: Limit) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.n_history = len(history)
         self.is_end = draft.is_end
         self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
-        self._lookup, self._policy = draft.lookup, policy
+        self._lookup, self._max_staged = draft.lookup, draft.n_staged
         self._drafts_blocks = draft.head is not None and draft.head.drafts_blocks
         self._history, self._limit = history, limit
         self._recent = list(history[-self._sampler.window :]) if self._sampler.window else []
@@ -169,7 +179,6 @@ class _DraftTree:
         # A chain is evaluated without nodes, and rejected tokens are truncated. Of the last call for it:
         self._n_before = 0  # draft tokens that were in the chain
         self._staged: Sequence[int] = []
-        self._confidence: Sequence[float] = ()  # of each staged token
         self._rows: Logits = np.empty((0, 0), np.float32)  # after the chain, and after each staged token
 
     def add(self, token: int, parent: int) -> int:
@@ -198,14 +207,6 @@ class _DraftTree:
         path = Proposal(self.tokens, self.parents).follow(tokens)
         return [self._evaluated[node] for node in takewhile(self._evaluated.__contains__, path)]
 
-    def report_staged(self) -> None:
-        """Report to the policy which of the last call's staged tokens were drafted."""
-        drafted = self.tokens[self._n_before :]
-        # At most one of them differs: the next draft token after it needs another call.
-        n_reached = min(len(self._staged), len(drafted))
-        if n_reached:
-            self._policy.observe_staged(self._confidence[:n_reached], common_prefix(self._staged, drafted))
-
     async def _evaluate(self, nodes: Sequence[int]) -> Logits:
         if nodes[0] == ROOT:  # comes first, and alone
             unread = await self._unread()
@@ -225,7 +226,6 @@ class _DraftTree:
     async def _extend(self) -> int:
         """Evaluate the rest of the chain and staged tokens in one call; returns `n_read`."""
         model = self._model
-        self.report_staged()
         if self.tokens:  # the last one is new, and differs from the staged one
             model.truncate(self.n_history + len(self.tokens) - 1)
         if len(self.tokens) == 1:
@@ -239,7 +239,7 @@ class _DraftTree:
         except ContextOverflow:  # a main model token may be several tokens of a different vocabulary
             if not self._staged:
                 raise
-            self._staged, self._confidence = [], ()
+            self._staged = []
             model.truncate(n_cached)
             logits = await model.evaluate_async(unread, 1)
         self._rows = logits[:, : self._n_vocab]
@@ -264,18 +264,17 @@ class _DraftTree:
     def _stage(self, n_unread: int) -> None:
         """Choose the tokens to stage in the next call, which has to read `n_unread` others."""
         model = self._model
-        self._staged, self._confidence = [], ()
+        self._staged = []
         left = self._limit.depth - len(self.tokens) - 1  # the last draft token is not evaluated
-        n_max = min(left, model.max_logits - 1, model.max_tokens - n_unread)
+        n_max = min(self._max_staged, left, model.max_logits - 1, model.max_tokens - n_unread)
         if not self._lookup or n_max < 1 or model.rollback != "any":
             return
         history = [*self._history, *self.tokens] if self.tokens else self._history
         found = self._lookup.find(history, Limit(n_max, n_max, 1))
         n_vocab = min(model.n_vocab, self._n_vocab)
-        usable = list(takewhile(lambda t: 0 <= t < n_vocab and not self.is_end(t), found.tokens[:n_max]))
-        confidence = found.confidence[: len(usable)]
-        n = self._policy.n_staged(confidence, n_unread) if usable else 0
-        self._staged, self._confidence = usable[:n], confidence[:n]
+        self._staged = list(
+            takewhile(lambda t: 0 <= t < n_vocab and not self.is_end(t), found.tokens[:n_max])
+        )
 
     def _sampler_history(self, node: int) -> Sequence[int]:
         """The tokens up to this node that penalties and constraints depend on."""

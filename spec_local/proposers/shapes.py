@@ -9,7 +9,7 @@ proposals have no probabilities.
 import heapq
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Literal, Protocol
 
@@ -20,13 +20,21 @@ from spec_local.core.proposal import ROOT, Drawing, Proposal, path_to
 from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution
 from spec_local.errors import ContextOverflow
-from spec_local.policies.base import DraftOutput, Policy
+from spec_local.policies.acceptance_model import RecentRate
+from spec_local.policies.base import DraftOutput
+from spec_local.policies.choice import best_prefix
 from spec_local.policies.cost_model import CallCosts
-from spec_local.policies.planner import worth_verifying
 from spec_local.proposers.base import Limit
 
 Ranked = tuple[NDArray[np.intp], NDArray[np.float64]]
 """Tokens by falling probability, and their probabilities (n,)."""
+WantsMore = Callable[[DraftOutput | None], bool]
+"""See `spec_local.policies.base.Policy.wants_more`."""
+
+
+def always(output: DraftOutput | None = None) -> bool:
+    """Draft as many tokens as the limit allows."""
+    return True
 
 
 class ChainOutput(DraftOutput, Protocol):
@@ -62,17 +70,17 @@ class DraftTree(Protocol):
 
 
 class Shape(ABC):
-    """Chooses the tree to draft.
-
-    Attributes:
-        policy: decides how many tokens to stage with a chain.
-    """
-
-    policy = Policy()
+    """Chooses the tree to draft."""
 
     @abstractmethod
-    async def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
-        """Grow a tree within the limit, and propose it or a part of it."""
+    async def build(
+        self, tree: DraftTree, limit: Limit, rng: Rng, wants_more: WantsMore = always
+    ) -> Proposal:
+        """Grow a tree within the limit, and propose it or a part of it.
+
+        Args:
+            wants_more: decides on the length of a chain.
+        """
 
     def observe(self, n_accepted: int, exhausted: bool) -> None:  # noqa: B027
         """Learn from verification.
@@ -87,25 +95,26 @@ Selection = Literal["drawn", "coupled", "greedy"]
 
 
 class Chain(Shape):
-    """One token after another, as many as a policy decides.
+    """One token after another, as many as are wanted.
 
     Args:
         selection: ``drawn`` from q, for a verifier that uses q; ``coupled``: drawn from q with random
             numbers of the position, which the main model's draw shares (see `spec_local.core.rng`), for
             exact-match verification; ``greedy``: the most probable token. At temperature 0 all are the same.
-        policy: called before and after each call of the draft model, and at the end.
     """
 
-    def __init__(self, selection: Selection = "drawn", policy: Policy | None = None) -> None:
-        self._selection, self.policy = selection, policy or Policy()
+    def __init__(self, selection: Selection = "drawn") -> None:
+        self._selection = selection
 
-    async def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
+    async def build(
+        self, tree: DraftTree, limit: Limit, rng: Rng, wants_more: WantsMore = always
+    ) -> Proposal:
         distributions: list[Distribution] = []
         node = ROOT
         with suppress(ContextOverflow):
-            while len(tree.tokens) < min(limit.depth, limit.nodes) and self.policy.should_continue():
+            while len(tree.tokens) < min(limit.depth, limit.nodes) and wants_more(None):
                 output = await tree.next_output()
-                if not self.policy.should_draft(output):
+                if not wants_more(output):
                     break
                 q = output.distribution
                 distributions.append(q)
@@ -116,8 +125,7 @@ class Chain(Shape):
                 node = tree.add(token, node)
                 if tree.is_end(token):
                     break
-        n = self.policy.truncate(len(tree.tokens))
-        return Proposal.chain(tree.tokens[:n], distributions[:n] if self._selection == "drawn" else ())
+        return Proposal.chain(tree.tokens, distributions if self._selection == "drawn" else ())
 
 
 class _Divided(Shape):
@@ -133,9 +141,11 @@ class _Divided(Shape):
 
     def __init__(self, nodes: int, width: int = 4) -> None:
         self._nodes, self._width = nodes, width
-        self._accepted, self._tested = 8.0, 10.0  # prior: an acceptance rate of 0.8
+        self._acceptance = RecentRate(8.0, 2.0, memory=50.0)
 
-    async def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
+    async def build(
+        self, tree: DraftTree, limit: Limit, rng: Rng, wants_more: WantsMore = always
+    ) -> Proposal:
         distributions: dict[int, Distribution] = {}
         draws: list[int] = []
         level = {ROOT: min(limit.nodes, limit.branches, self._nodes)}
@@ -160,13 +170,13 @@ class _Divided(Shape):
         return Proposal(tree.tokens, tree.parents, self._drawing, distributions, draws)
 
     def observe(self, n_accepted: int, exhausted: bool) -> None:
-        self._accepted = 0.98 * self._accepted + n_accepted
-        self._tested = 0.98 * self._tested + n_accepted + (not exhausted)
+        for accepted in [True] * n_accepted + [False] * (not exhausted):
+            self._acceptance.observe(accepted)
 
     @property
     def _rate(self) -> float:
         """The usual acceptance rate."""
-        return min(0.98, max(0.05, self._accepted / self._tested))
+        return min(0.98, max(0.05, self._acceptance.mean))
 
     @abstractmethod
     def _children(
@@ -265,7 +275,9 @@ class BestFirst(Shape):
     def __init__(self, nodes: int, width: int = 8, costs: tuple[CallCosts, CallCosts] | None = None) -> None:
         self._nodes, self._width, self._costs = nodes, width, costs
 
-    async def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
+    async def build(
+        self, tree: DraftTree, limit: Limit, rng: Rng, wants_more: WantsMore = always
+    ) -> Proposal:
         n = min(limit.nodes, limit.branches, self._nodes)
         values: list[float] = []
         depths: list[int] = []
@@ -295,7 +307,8 @@ class BestFirst(Shape):
                     and not tree.is_end(tree.tokens[node])
                 ][: limit.branches - len(evaluated)]
         if self._costs:
-            best = best[: worth_verifying([values[node] for node in best], spent, self._costs[0])]
+            seconds = spent + self._costs[0].first(len(best) + 1)[1:]
+            best = best[: best_prefix(np.array([values[node] for node in best]), seconds).n]
         return Proposal(tree.tokens, tree.parents).part(best)
 
 
@@ -310,7 +323,9 @@ class Beam(Shape):
     def __init__(self, width: int, nodes: int) -> None:
         self._width, self._nodes = width, nodes
 
-    async def build(self, tree: DraftTree, limit: Limit, rng: Rng) -> Proposal:
+    async def build(
+        self, tree: DraftTree, limit: Limit, rng: Rng, wants_more: WantsMore = always
+    ) -> Proposal:
         max_nodes = min(limit.nodes, self._nodes)
         width = min(self._width, max_nodes, limit.branches)
         n_evaluated = 0

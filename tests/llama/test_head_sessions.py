@@ -253,7 +253,6 @@ def test_the_adaptive_policy_drafts_trees_where_they_pay(files, seconds, source,
         now, costs = 0.0, ({1: 0.05, 64: 0.1}, seconds)
         calls = record_calls(session.draft), record_calls(session.main)
         session._costs.calls = CostModel(costs[1]), CostModel(costs[0])
-        session._costs.levels = CostModel(costs[0])
 
         def clock():
             nonlocal now

@@ -24,7 +24,7 @@ from spec_local.llama.row import LlamaRow
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.policies import POLICY_NAMES
 from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import Policy
+from spec_local.policies.base import NOTHING, Choice, Policy
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
@@ -110,7 +110,6 @@ def simulate_costs(session, main, draft=None):
         return CostModel(costs)
 
     session._costs.calls = simulate(session.main, main), simulate(session.draft, draft) if draft else None
-    session._costs.levels = CostModel(draft) if draft else None
     return lambda: now[0]
 
 
@@ -375,30 +374,6 @@ def test_caches_after_several_turns_with_adaptive(make_session, sampling):
     assert {("none", "draft"), ("draft", "none")} <= changes
 
 
-@pytest.mark.parametrize(("staging", "pays"), [({1: 0.1, 9: 0.12}, True), ({1: 0.1, 9: 0.9}, False)])
-@pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
-def test_adaptive_stages_tokens_if_that_pays(make_session, staging, pays, sampling):
-    def generate(**kwargs):
-        session = make_session()
-        clock = simulate_costs(session, FLAT, {1: 0.1, 64: 3.0})
-        session._costs.levels = CostModel(staging)
-        calls = record_calls(session.draft)
-        prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
-        settings = {"policy": "adaptive", "proposer": "draft", "sampling": sampling, "seed": 3}
-        tokens, _, _ = run(session, prompt, max_tokens=60, clock=clock, **settings | kwargs)
-        check_caches(session, [*prompt, *tokens])
-        return session, prompt, tokens, [call.n_logits for call in calls]
-
-    session, prompt, tokens, rows = generate()
-    assert (max(rows) > 1) == pays
-    _, _, without, alone = generate(staged=0)
-    assert max(alone) == 1
-    if sampling.temperature:
-        check_equal_except_near_draws(session, prompt, tokens, without, sampling, 3)
-    else:
-        check_equal_except_near_ties(session, prompt, tokens, without)
-
-
 LOOKUPS = {"suffix", "recycling"}  # the lookups of proposer auto
 
 
@@ -409,27 +384,35 @@ class Random(Policy):
 
     def __init__(self, may_truncate, tree):
         super().__init__(may_truncate)
-        self._random = random.Random(0)
-        self.tree_nodes = tree
+        self._random, self._max_tree = random.Random(0), tree
 
     @classmethod
     def create(cls, options):
         return cls(options.may_truncate, options.tree_nodes)
 
     def choose(self, offer):
-        self.tree_depth = self._random.randint(1, 6)
-        super().choose(replace(offer, n_unread=0))  # sets lookup_proposal
-        sources = ["none", *["lookup"] * bool(offer.candidates), *["draft"] * bool(offer.n_unread)]
-        return self._random.choice(sources + ["tree"] * bool(offer.n_unread and self.tree_nodes))
+        if not offer.limit:
+            return Choice("draft")
+        choices = [NOTHING]
+        if offer.candidates:
+            choices.append(super().choose(replace(offer, n_unread=0)))
+        if offer.n_unread:
+            choices.append(Choice("draft"))
+        if offer.n_unread and self._max_tree:
+            depth = min(offer.limit.depth, self._random.randint(1, 6))
+            nodes = min(offer.limit.nodes, self._max_tree)
+            choices.append(Choice("tree", replace(offer.limit, depth=depth, nodes=nodes)))
+        choice = self._random.choice(choices)
+        self._source = choice.source
+        return choice
 
-    def should_continue(self):
+    def wants_more(self, output=None):
         return self._random.random() < 0.8
 
-    def should_draft(self, output):
-        return self._random.random() < 0.8
-
-    def truncate(self, n):
-        return self._random.randint(0, n) if self.may_truncate else n
+    def trim(self, proposal):
+        if self._source != "draft" or not self.may_truncate:
+            return proposal
+        return proposal.first(self._random.randint(0, len(proposal.tokens)))
 
 
 @pytest.mark.parametrize("shape", ["chain", "auto"])

@@ -2,12 +2,11 @@
 
 import pytest
 
+from spec_local.core.proposal import Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Step
-from spec_local.lookups.base import Candidates
-from spec_local.policies.base import Policy
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
@@ -28,7 +27,7 @@ class KnownText:
     def find(self, history, limit):
         start = len(history)
         tokens = [t + (i % 4 == 0) for i, t in enumerate(self.text[start : start + limit.depth], start)]
-        return Candidates(tokens, range(-1, len(tokens) - 1), [0.9] * len(tokens))
+        return Proposal.chain(tokens)
 
 
 @pytest.mark.parametrize("model", ["tiny_draft", "window_model"])
@@ -40,9 +39,9 @@ def test_staged_tokens_give_the_same_drafts_in_fewer_calls(model, request, make_
     for n_staged in (0, 4):
         small = make_context(model, max_logits=5)
         recorded = record_calls(small)
-        chain = Chain(policy=Policy(n_staged=n_staged))
+        n_vocab, lookup = main.vocabulary.n_tokens, KnownText(text)
         proposer = DraftModel(
-            small, Sampler(greedy), chain, n_vocab=main.vocabulary.n_tokens, lookup=KnownText(text)
+            small, Sampler(greedy), Chain(), n_vocab=n_vocab, lookup=lookup, n_staged=n_staged
         )
         steps, history = [], list(PROMPT)
         for event in decode(

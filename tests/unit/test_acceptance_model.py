@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from spec_local.core.proposal import ROOT
-from spec_local.lookups.base import Candidates
+from spec_local.core.proposal import ROOT, Proposal
 from spec_local.policies.acceptance_model import AcceptanceModel, Calibration, RecentRate, outcomes
 
 
@@ -117,7 +116,7 @@ def test_draft_tokens_after_a_rejection_are_not_observed():
 def test_recycling_observes_one_outcome_for_each_node_reached():
     """The likeliest child of each accepted node, over about a thousand tokens."""
     model = AcceptanceModel()
-    tree = Candidates([1, 2, 3, 4], [ROOT, ROOT, 0, 0], [0.5, 0.3, 0.5, 0.2], "recycling")
+    tree = Proposal([1, 2, 3, 4], [ROOT, ROOT, 0, 0], source="recycling", confidence=[0.5, 0.3, 0.5, 0.2])
     model.observe_lookups([tree], [1, 3, 7])
     assert model.recycled.mean == pytest.approx(4.0 / 7.0, rel=1e-3)
     model.observe_lookups([tree], [2, 3])
@@ -140,7 +139,7 @@ def test_recycling_observes_one_outcome_for_each_node_reached():
     ],
 )
 def test_outcomes_of_candidates(parents, output, expected):
-    assert list(outcomes(Candidates([1, 2, 3], parents, [0.5] * 3, "x"), output)) == expected
+    assert list(outcomes(Proposal([1, 2, 3], parents, source="x", confidence=[0.5] * 3), output)) == expected
 
 
 def test_the_recent_rate_of_a_session_remembers_thirty_two_tokens():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.policies.choice import Step, best_chain, best_size
+from spec_local.policies.choice import Step, best_chain, best_prefix
 from spec_local.policies.cost_model import CostModel
 
 
@@ -18,9 +18,9 @@ def test_a_rate_is_tokens_per_second():
     values=st.lists(st.floats(0.0, 1.0), max_size=8),
     seconds=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=9),
 )
-def test_the_best_size_is_the_best_of_all(values, seconds):
+def test_the_best_prefix_is_the_best_of_all(values, seconds):
     values = sorted(values, reverse=True)
-    step = best_size(np.array(values), np.array(seconds))
+    step = best_prefix(np.array(values), np.array(seconds))
     sizes = range(min(len(values), len(seconds) - 1) + 1)
     rates = [(1.0 + sum(values[:n])) / seconds[n] for n in sizes]
     assert step.rate == pytest.approx(max(rates))
@@ -28,12 +28,12 @@ def test_the_best_size_is_the_best_of_all(values, seconds):
 
 
 def test_of_equals_the_smallest_size_is_taken():
-    assert best_size(np.array([1.0, 1.0]), np.array([1.0, 2.0, 3.0])).n == 0
+    assert best_prefix(np.array([1.0, 1.0]), np.array([1.0, 2.0, 3.0])).n == 0
 
 
 def test_sizes_beyond_a_step_in_the_costs_are_considered():
     """One token does not pay, three do."""
-    assert best_size(np.array([0.9, 0.8, 0.7]), np.array([1.0, 2.0, 2.0, 2.0])).n == 3
+    assert best_prefix(np.array([0.9, 0.8, 0.7]), np.array([1.0, 2.0, 2.0, 2.0])).n == 3
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 0.99])

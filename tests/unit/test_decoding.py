@@ -198,7 +198,7 @@ def test_the_enumeration_detects_a_shape_that_drops_improbable_tokens():
     """A shape must not drop a token because of its probability after it was drawn."""
 
     class Dropping(Chain):
-        async def build(self, tree, limit, rng):
+        async def build(self, tree, limit, rng, wants_more):
             proposal = await super().build(tree, limit, rng)
             q = proposal.distributions[-1].dense(3)
             return proposal if q[proposal.tokens[0]] > 0.4 else Proposal()

@@ -12,7 +12,7 @@ from spec_local.engine.decoding import decode
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
 from spec_local.engine.request import Request
-from spec_local.policies.base import Policy
+from spec_local.policies.base import NOTHING, Policy
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
@@ -95,8 +95,7 @@ class FakeHead(FakeModel):
 
 
 def proposer(head, sampler, kind="greedy", policy=None):
-    chain = Chain(kind, policy) if policy else Chain(kind)
-    made = DraftModel(head, sampler, chain, n_vocab=head.n_vocab)
+    made = DraftModel(head, sampler, Chain(kind), n_vocab=head.n_vocab)
     return CombinedProposer(policy, made) if policy else made
 
 
@@ -223,7 +222,7 @@ def test_steps_without_a_draft_leave_no_more_states_than_a_call_reads():
 
     class Never(Policy):
         def choose(self, offer):
-            return "none"
+            return NOTHING
 
     main, head = main_model(8, n_ctx=128), FakeHead(8, n_ctx=128)
     sampler = Sampler(SamplingSettings(temperature=0))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import ROOT
+from spec_local.policies.choice import best_prefix
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.planner import (
     best_trees,
@@ -21,7 +22,6 @@ from spec_local.policies.planner import (
     node_values,
     plan,
     plan_chain,
-    worth_verifying,
 )
 
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}
@@ -289,7 +289,6 @@ def test_costs_of_zero_do_not_divide_by_zero():
     planned = plan(CONFIDENT, free, free, 8, 4)
     assert planned.parents == ()
     assert math.isfinite(planned.speed)
-    assert worth_verifying([0.9], 0.0, free) == 0
 
 
 @pytest.mark.parametrize("acceptance", [(0.7, 0.7), (1.1,), (-0.1, 0.5), (float("nan"),)])
@@ -322,22 +321,6 @@ def test_the_best_nodes_are_the_best_subtree_to_verify(acceptance, n_nodes, rand
             tokens = 1 + sum(v for v, keep in zip(values, kept, strict=True) if keep)
             size = sum(kept)
             speeds[size] = max(speeds.get(size, 0.0), tokens / (spent + main.seconds(size + 1)))
-    random.shuffle(values)
-    n = worth_verifying(values, spent, main)
+    n = best_prefix(np.sort(values)[::-1], spent + main.first(n_nodes + 1)[1:]).n
     assert speeds[n] == pytest.approx(max(speeds.values()))
     assert all(speeds[m] < speeds[n] * (1 + 1e-9) for m in range(n))
-
-
-def test_more_nodes_are_worth_verifying_the_more_time_was_spent():
-    values = [0.8, 0.64, 0.5, 0.4, 0.3, 0.2, 0.1]
-    sizes = [worth_verifying(values, spent, table(Q4_K_M)) for spent in (0.0, 0.2, 1.0, 3.0, 100.0)]
-    assert sizes == sorted(sizes)
-    assert sizes[0] == 3  # a call of 4
-    assert sizes[-1] == len(values)
-
-
-def test_improbable_nodes_are_not_verified():
-    assert worth_verifying([0.4, 0.1], 0.3, table(Q4_K_M)) == 0
-    assert worth_verifying([], 0.3, table(Q4_K_M)) == 0
-    assert worth_verifying([0.2, 0.8, 0.7], 0.3, table(Q4_K_M)) == 3
-    assert worth_verifying([0.01, 0.8, 0.7], 0.3, table(F16)) == 2

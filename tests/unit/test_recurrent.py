@@ -202,7 +202,7 @@ def test_the_policy_learns_what_evaluating_again_costs():
         costs = CostModel({1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4, 16: 4.0, 64: 14.0})
         shared = RowCosts(costs, main.max_rollback), RowCosts(CostModel({1: 0.05, 64: 3.2}))
         policy = Adaptive(*shared, clock=lambda: 0.0)
-        proposer = CombinedProposer(policy, DraftModel(small, how, Chain(policy=policy), n_vocab=8))
+        proposer = CombinedProposer(policy, DraftModel(small, how, Chain(), n_vocab=8))
         engine = Engine(SharedCalls(lambda: shared), clock=lambda: 0.0)
         row = new_row(main, [1], lambda sampler, n: proposer, "block", rng=SeededRng(1), max_tokens=400,
                       draft_max=16)  # fmt: skip

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from spec_local.core.fake import FakeModel
-from spec_local.core.proposal import ROOT, Proposal, path_to
+from spec_local.core.proposal import EMPTY, ROOT, Proposal, path_to
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
-from spec_local.lookups.base import Candidates
 from spec_local.lookups.recycling import Recycling
 from spec_local.proposers.base import Limit
 from spec_local.verifiers import VERIFIERS
@@ -41,9 +40,9 @@ def after(recycling, token, limit=WIDE):
 
 def test_no_candidates_after_a_token_without_logits():
     recycling = Recycling()
-    assert recycling.find([3], WIDE) == Candidates()
+    assert recycling.find([3], WIDE) == EMPTY
     recycling.observe([4], row(t3=1.0))
-    assert recycling.find([3], WIDE) == Candidates()
+    assert recycling.find([3], WIDE) == EMPTY
 
 
 def test_candidates_have_a_share_of_the_probability():
@@ -109,7 +108,7 @@ def test_nan_and_infinite_logits_are_ignored(worst):
     broken = row(t3=1.0)
     broken[0, 7] = np.nan
     recycling.observe([4], broken)
-    assert recycling.find([4], WIDE) == Candidates()
+    assert recycling.find([4], WIDE) == EMPTY
 
 
 def test_a_prompt_is_learned_once_and_the_output_from_logits_only():

@@ -231,7 +231,7 @@ def answer(n_rows, machine, noise, n_prompt=3):
     for i in range(n_rows):
         main, small = (model.new_row() for model in models)
         policy = Adaptive(*shared, Experience(), clock=now)
-        draft = DraftModel(small, sampler, Chain("coupled", policy), n_vocab=V)
+        draft = DraftModel(small, sampler, Chain("coupled"), n_vocab=V)
         lookups = [SuffixLookup.create(True), PromptLookup.create(True)]
         engine.add(
             Request(

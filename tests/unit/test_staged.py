@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spec_local.core.calls import run as run_call
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
-from spec_local.core.proposal import ROOT
+from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.decoding import decode
 from spec_local.engine.events import Finished, Step
 from spec_local.errors import BackendError, ContextOverflow
-from spec_local.lookups.base import Candidates
-from spec_local.policies.base import Policy
 from spec_local.policies.confidence import Confidence
+from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
@@ -45,29 +45,7 @@ class GreedyLookup:
             best = int(self.model.logits(extended).argmax())
             extended.append((best + (len(extended) % self.wrong_at == 0)) % self.model.n_vocab)
         tokens = extended[len(history) :]
-        return Candidates(
-            tokens, range(ROOT, len(tokens) - 1), [0.5 + 0.01 * i for i in range(len(tokens))], "test"
-        )
-
-
-class RecordingPolicy(Policy):
-    """Records its arguments."""
-
-    def __init__(self, n_staged, may_truncate=True):
-        super().__init__(may_truncate, n_staged)
-        self.n_read, self.offered, self.observed, self.outputs = [], [], [], []
-
-    def should_draft(self, output):
-        self.n_read.append(output.n_read)
-        self.outputs.append(output.confidence)
-        return True
-
-    def n_staged(self, confidence, n_unread):
-        self.offered.append((list(confidence), n_unread))
-        return super().n_staged(confidence, n_unread)
-
-    def observe_staged(self, confidence, n_accepted):
-        self.observed.append((list(confidence), n_accepted))
+        return Proposal.chain(tokens)
 
 
 def main_model(n_vocab=8, **kwargs):
@@ -85,8 +63,8 @@ class RecordingDraft(DraftModel):
         super().__init__(*args, **kwargs)
         self.proposals = []
 
-    async def propose(self, history, limit, rng, shape=None):
-        found = await super().propose(history, limit, rng, shape)
+    async def propose(self, history, limit, rng):
+        found = await super().propose(history, limit, rng)
         rows = [found.distributions[i].dense(self.n_vocab).tolist() for i in sorted(found.distributions)]
         self.proposals.append((list(found.tokens), rows))
         return found
@@ -106,7 +84,8 @@ def run(proposer, how, rule="block", rng=None, prompt=(1, 2, 3), main=None, cons
     ):
         if isinstance(event, Step):
             history += event.tokens
-            assert list(proposer.model.cached) == history[: len(proposer.model.cached)]
+            if isinstance(proposer, DraftModel):
+                assert list(proposer.model.cached) == history[: len(proposer.model.cached)]
     assert isinstance(event, Finished)
     return history[len(prompt) :], event.statistics
 
@@ -143,8 +122,9 @@ def test_three_tokens_have_exactly_the_main_distribution(
 
     def answer(rng):
         lookup = GreedyLookup(draft_model(n_vocab), wrong_at)
-        chain = Chain(selection, Policy(selection != "drawn", n_staged=2))
-        proposer = DraftModel(draft_model(n_vocab), sampler, chain, n_vocab=n_vocab, lookup=lookup)
+        proposer = DraftModel(
+            draft_model(n_vocab), sampler, Chain(selection), n_vocab=n_vocab, lookup=lookup, n_staged=2
+        )
         limits = {"draft_max": 3, "max_tokens": 3, "main": main_model(n_vocab), "prompt": prompt}
         return tuple(run(proposer, how, rule, rng, **limits)[0])
 
@@ -158,9 +138,10 @@ def test_three_tokens_have_exactly_the_main_distribution(
 def test_draft_tokens_and_distributions_are_those_without_staging(selection, rule, wrong_at, how):
     found = []
     for n_staged in (0, 1, 3, 8):
-        chain, small = Chain(selection, Policy(selection != "drawn", n_staged)), draft_model()
-        lookup = GreedyLookup(draft_model(), wrong_at)
-        proposer = RecordingDraft(small, Sampler(how), chain, n_vocab=8, lookup=lookup)
+        small, lookup = draft_model(), GreedyLookup(draft_model(), wrong_at)
+        proposer = RecordingDraft(
+            small, Sampler(how), Chain(selection), n_vocab=8, lookup=lookup, n_staged=n_staged
+        )
         tokens, statistics = run(proposer, how, rule, draft_max=6, max_tokens=30)
         found.append((tokens, proposer.proposals, statistics.draft_n, statistics.draft_n_accepted))
         assert len(small.calls) > 0
@@ -173,10 +154,12 @@ def test_so_they_are_under_a_constraint(selection, rule, allowed):
     found = []
     for n_staged in (0, 3):
         constraint = Constraint(FakeState(8, lambda answer: allowed if len(answer) % 3 else {2, 4}))
-        how, chain = unfiltered(), Chain(selection, Policy(selection != "drawn", n_staged))
+        how = unfiltered()
         sampler = Sampler(how, constraint)
         lookup = GreedyLookup(draft_model(), 3)
-        proposer = RecordingDraft(draft_model(), sampler, chain, n_vocab=8, lookup=lookup)
+        proposer = RecordingDraft(
+            draft_model(), sampler, Chain(selection), n_vocab=8, lookup=lookup, n_staged=n_staged
+        )
         tokens, _ = run(proposer, how, rule, draft_max=5, max_tokens=40, constraint=constraint)
         assert all(t in (allowed if i % 3 else {2, 4}) for i, t in enumerate(tokens))
         found.append((tokens, proposer.proposals))
@@ -185,8 +168,8 @@ def test_so_they_are_under_a_constraint(selection, rule, allowed):
 
 def test_a_lookup_that_is_right_drafts_all_tokens_in_one_call():
     how, small = SamplingSettings(temperature=0), main_model()
-    chain = Chain(policy=Policy(n_staged=8))
-    proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, lookup=GreedyLookup(main_model()))
+    lookup = GreedyLookup(main_model())
+    proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=8)
     _, statistics = run(proposer, how, draft_max=4, max_tokens=50)
     assert statistics.n_steps == 10
     # One token of the prompt or two of the last step, and three of four draft tokens, staged.
@@ -195,8 +178,8 @@ def test_a_lookup_that_is_right_drafts_all_tokens_in_one_call():
 
 def test_a_lookup_that_is_wrong_needs_no_further_calls():
     how, small = SamplingSettings(temperature=0), main_model()
-    chain = Chain(policy=Policy(n_staged=2))
-    proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, lookup=GreedyLookup(main_model(), 1))
+    lookup = GreedyLookup(main_model(), 1)
+    proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=2)
     run(proposer, how, draft_max=4, max_tokens=50)
     # No more is staged than could be used: nothing after the third draft token.
     assert small.calls == [2, 3, 3, 2, 1, *[4, 3, 2, 1] * 9]
@@ -205,58 +188,44 @@ def test_a_lookup_that_is_wrong_needs_no_further_calls():
 def test_a_lookup_that_is_partly_right_saves_calls():
     how, calls = SamplingSettings(temperature=0), {}
     for n_staged in (0, 1, 2, 4):
-        small = draft_model()
-        chain = Chain(policy=Policy(n_staged=n_staged))
-        proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, lookup=GreedyLookup(draft_model(), 3))
+        small, lookup = draft_model(), GreedyLookup(draft_model(), 3)
+        proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=n_staged)
         run(proposer, how, draft_max=6, max_tokens=80)
         calls[n_staged] = len(small.calls)
     assert calls[0] > calls[1] > calls[2] == calls[4]
 
 
-@pytest.mark.parametrize("wrong_at", [1, 2, 3, 5, NEVER])
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_a_policy_observes_the_tokens_read_and_those_drafted(wrong_at, temperature):
-    how, small, policy = unfiltered(temperature=temperature), draft_model(), RecordingPolicy(3)
-    lookup = GreedyLookup(draft_model(), wrong_at)
-    proposer = DraftModel(small, Sampler(how), Chain("greedy", policy), n_vocab=8, lookup=lookup)
-    run(proposer, how, "exact-match", draft_max=6, max_tokens=60)
-    assert sum(policy.n_read) == sum(small.calls[1:])  # the first one read the prompt
-    assert [n for n in policy.n_read if n] == small.calls[1:]
-    saved = policy.n_read.count(0)
-    assert sum(n_accepted for _, n_accepted in policy.observed) >= saved
-    for confidence, n_accepted in policy.observed:
-        assert confidence == [0.5 + 0.01 * i for i in range(len(confidence))]
-        assert n_accepted <= len(confidence) <= min(n_accepted + 1, 3)
-    if wrong_at == 1:
-        assert saved == 0
-        assert {n_accepted for _, n_accepted in policy.observed} == {0}
-    if wrong_at == NEVER:
-        assert all(len(confidence) == n_accepted for confidence, n_accepted in policy.observed)
-    assert all(1 <= n_unread <= 2 and 1 <= len(confidence) <= 5 for confidence, n_unread in policy.offered)
+@pytest.mark.parametrize("n_staged", [0, 4])
+def test_wants_more_receives_the_same_outputs_and_the_tokens_read(n_staged):
+    """Copied before the next call: the fake model overwrites old rows with NaN."""
+    how, small, seen = unfiltered(), draft_model(), []
 
+    def wants_more(output=None):
+        if output:
+            seen.append((output.n_read, output.confidence))
+        return True
 
-def test_a_policy_receives_the_same_outputs_with_and_without_staging():
-    for how in SETTINGS.values():
-        seen = []
-        for n_staged in (0, 4):
-            policy = RecordingPolicy(n_staged)
-            proposer = DraftModel(
-                draft_model(),
-                Sampler(how),
-                Chain("greedy", policy),
-                n_vocab=8,
-                lookup=GreedyLookup(draft_model(), 4),
-            )
-            run(proposer, how, "exact-match", draft_max=6, max_tokens=60)
-            seen.append(policy.outputs)
-        assert seen[0] == seen[1]
+    lookup = GreedyLookup(draft_model(), 4)
+    draft = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=n_staged)
+    plain = DraftModel(draft_model(), Sampler(how), Chain(), n_vocab=8)
+    limit, outputs = Limit(6, 6, 1), []
+
+    def listen(output=None):
+        outputs.extend([output.confidence] if output else [])
+        return True
+
+    run_call(plain.propose([1, 2, 3], limit, SeededRng(1), None, listen))
+    run_call(draft.propose([1, 2, 3], limit, SeededRng(1), None, wants_more))
+    assert [n for n, _ in seen if n] == small.calls
+    assert [confidence for _, confidence in seen] == outputs
+    assert np.isfinite(outputs).all()
 
 
 def test_a_chain_that_ends_early_leaves_no_staged_tokens_behind():
-    how, small = SamplingSettings(temperature=0), draft_model()
-    chain = Chain(policy=Confidence(0.35, n_staged=4))
-    proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, lookup=GreedyLookup(draft_model()))
-    tokens, statistics = run(proposer, how, draft_max=8, max_tokens=60)
+    how = SamplingSettings(temperature=0)
+    small, lookup = draft_model(), GreedyLookup(draft_model())
+    staged = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=4)
+    tokens, statistics = run(CombinedProposer(Confidence(0.35), staged), how, draft_max=8, max_tokens=60)
     plain, _ = run(DraftModel(draft_model(), Sampler(how), Chain(), n_vocab=8), how, max_tokens=60)
     assert tokens == plain
     assert 0 < statistics.draft_n < 8 * statistics.n_steps
@@ -287,7 +256,7 @@ class LongAfter:
         self.token = token
 
     def find(self, history, limit):
-        return Candidates([3] if history[-1] == self.token else [0], [ROOT], [0.9], "test")
+        return Proposal.chain([3] if history[-1] == self.token else [0])
 
 
 @pytest.mark.parametrize(
@@ -301,9 +270,10 @@ def test_drawn_tokens_are_proposed_even_if_what_is_staged_after_them_does_not_fi
     prompt, how = [0, 1, 2, 0, 2], unfiltered(top_k=2)
 
     def answer(rng):
-        chain = Chain(selection, Policy(selection != "drawn", n_staged=2))
         small = LongTokens(4, seed=2, scale=1.0, noise=0.5, n_ctx=n_ctx)
-        proposer = DraftModel(small, Sampler(how), chain, n_vocab=4, lookup=LongAfter(1))
+        proposer = DraftModel(
+            small, Sampler(how), Chain(selection), n_vocab=4, lookup=LongAfter(1), n_staged=2
+        )
         return tuple(run(proposer, how, rule, rng, prompt, main_model(4), draft_max=3, max_tokens=4)[0][:3])
 
     assert_main_distribution(enumerate_outcomes(answer), main_model(4), Sampler(how), prompt)
@@ -319,8 +289,7 @@ class Garbage:
         self.found = itertools.cycle(found)
 
     def find(self, history, limit):
-        tokens = next(self.found)
-        return Candidates(tokens, range(ROOT, len(tokens) - 1), [0.5] * len(tokens))
+        return Proposal.chain(next(self.found))
 
 
 @settings(max_examples=80, deadline=None)
@@ -343,10 +312,11 @@ def test_arbitrary_staged_tokens_do_not_change_the_output(
         proposer = DraftModel(
             draft_model(**limits),
             Sampler(how),
-            Chain("drawn", Policy(False, n_staged)),
+            Chain("drawn"),
             n_vocab=8,
             is_end=lambda token: token == 7,
             lookup=lookup,
+            n_staged=n_staged,
         )
         main = main_model()
         ends = {"is_end": lambda token: token == 7, "draft_max": draft_max, "max_tokens": 20}
@@ -370,8 +340,8 @@ def test_a_failing_draft_model_leaves_only_the_history_in_its_cache():
     how, reference = SamplingSettings(temperature=0), main_model()
     for fails_at in range(10):
         small, main = Failing(8, seed=2, scale=1.0, noise=0.5), main_model()
-        chain = Chain(policy=Policy(n_staged=3))
-        proposer = DraftModel(small, Sampler(how), chain, n_vocab=8, lookup=GreedyLookup(draft_model(), 3))
+        lookup = GreedyLookup(draft_model(), 3)
+        proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=3)
         history, small.left = [1, 2, 3], fails_at
         events = decode(main, history, sampler=Sampler(how), proposer=proposer, rng=SeededRng(0))
         with pytest.raises(BackendError):
@@ -386,7 +356,7 @@ def test_a_failing_draft_model_leaves_only_the_history_in_its_cache():
 
 def test_nothing_is_staged_with_a_tree():
     how, small, lookup = SamplingSettings(temperature=0), draft_model(), GreedyLookup(draft_model())
-    proposer = DraftModel(small, Sampler(how), BestFirst(6, 3), n_vocab=8, lookup=lookup)
+    proposer = DraftModel(small, Sampler(how), BestFirst(6, 3), n_vocab=8, lookup=lookup, n_staged=3)
     run(proposer, how, "exact-match", max_tokens=30)
     assert lookup.histories == []
 
@@ -425,11 +395,12 @@ def test_staging_with_a_different_vocabulary(temperature, wrong_at):
     for n_staged in (0, 3):
         other = FakeModel(4, seed=5, max_logits=5)
         intersection = IntersectionModel(other, VocabularyMap(MAIN, DRAFT), 4)
-        chain = Chain("drawn", Policy(False, n_staged))
         same = IntersectionModel(FakeModel(4, seed=5), VocabularyMap(MAIN, DRAFT), 4)
         same.logits = lambda history, same=same: _logits_after(same, history)
         lookup = GreedyLookup(same, wrong_at)
-        proposer = RecordingDraft(intersection, Sampler(how), chain, n_vocab=4, lookup=lookup)
+        proposer = RecordingDraft(
+            intersection, Sampler(how), Chain(), n_vocab=4, lookup=lookup, n_staged=n_staged
+        )
         main = FakeModel(4, seed=3)
         tokens, _ = run(proposer, how, main=main, prompt=[0, 2, 1], draft_max=5, max_tokens=40)
         found.append((tokens, proposer.proposals))
@@ -442,14 +413,3 @@ def test_staging_with_a_different_vocabulary(temperature, wrong_at):
 def _logits_after(model, history):
     model.truncate(0)
     return model.evaluate(history, 1)[0].copy()
-
-
-def test_logits_are_used_before_the_next_call_overwrites_them():
-    """The fake model overwrites old rows with NaN."""
-    how = SamplingSettings(temperature=0)
-    policy = RecordingPolicy(5)
-    proposer = DraftModel(
-        draft_model(), Sampler(how), Chain(policy=policy), n_vocab=8, lookup=GreedyLookup(draft_model(), 4)
-    )
-    run(proposer, how, draft_max=6, max_tokens=30)
-    assert np.isfinite(policy.outputs).all()

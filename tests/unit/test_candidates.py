@@ -1,40 +1,33 @@
 """Lookup candidates with acceptance rates: their values, their parts, and one tree of several."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.proposal import ROOT, Proposal, path_to
-from spec_local.policies.lookup_judge import Judged, merged
+from spec_local.policies.candidates import merged, path_values
 
 
-def judged(tokens, parents, acceptance, source="suffix"):
-    return Judged(tokens, parents, np.array(acceptance), source)
+def candidates(tokens, parents, confidence, source="suffix"):
+    return Proposal(tokens, parents, source=source, confidence=confidence)
 
 
-CHAIN = judged([1, 2, 3], range(-1, 2), [0.9, 0.8, 0.5])
-FORK = judged([1, 4, 5], [ROOT, 0, ROOT], [0.6, 0.7, 0.3], "datastore")
+CHAIN = candidates([1, 2, 3], range(-1, 2), [0.9, 0.8, 0.5])
+FORK = candidates([1, 4, 5], [ROOT, 0, ROOT], [0.6, 0.7, 0.3], "datastore")
 
 
 def test_the_value_of_a_node_is_the_product_along_its_path():
-    assert CHAIN.values.tolist() == pytest.approx([0.9, 0.72, 0.36])
-    assert FORK.values.tolist() == pytest.approx([0.6, 0.42, 0.3])
-
-
-def test_a_part_has_parents_before_children():
-    assert CHAIN.part([0, 1]) == Proposal([1, 2], range(-1, 1), source="suffix")
-    assert FORK.part([0, 2]) == Proposal([1, 5], [ROOT, ROOT], source="datastore")
-    assert FORK.part([1, 0]) == Proposal([1, 4], [ROOT, 0], source="datastore")
+    assert path_values(CHAIN).tolist() == pytest.approx([0.9, 0.72, 0.36])
+    assert path_values(FORK).tolist() == pytest.approx([0.6, 0.42, 0.3])
 
 
 def test_paths_that_several_lookups_found_are_one():
     tree = merged([CHAIN, FORK])
     assert tree.tokens == [1, 2, 3, 4, 5]
     assert tree.parents == [ROOT, 0, 1, 0, ROOT]
-    assert tree.acceptance.tolist() == [0.9, 0.8, 0.5, 0.7, 0.3]
+    assert tree.confidence == [0.9, 0.8, 0.5, 0.7, 0.3]
     assert tree.source == "suffix"
-    assert merged([FORK, CHAIN]).acceptance.tolist() == [0.9, 0.7, 0.3, 0.8, 0.5]
+    assert merged([FORK, CHAIN]).confidence == [0.9, 0.7, 0.3, 0.8, 0.5]
 
 
 def trees(draw):
@@ -47,7 +40,7 @@ def trees(draw):
         if parent == -1 or parent in kept.values():
             kept.setdefault((token, parent), len(kept))
     tokens, parents = zip(*kept, strict=True)
-    return judged(tokens, parents, [draw(st.floats(0.01, 0.99)) for _ in tokens])
+    return candidates(tokens, parents, [draw(st.floats(0.01, 0.99)) for _ in tokens])
 
 
 @settings(max_examples=200)
@@ -62,6 +55,6 @@ def test_a_merged_tree_has_every_path_once(several):
     assert all(parent < node for node, parent in enumerate(tree.parents))
     highest = {}
     for each in several:
-        for path, chance in zip(paths(each), each.acceptance, strict=True):
+        for path, chance in zip(paths(each), each.confidence, strict=True):
             highest[path] = max(highest.get(path, 0.0), chance)
-    assert dict(zip(paths(tree), tree.acceptance, strict=True)) == highest
+    assert dict(zip(paths(tree), tree.confidence, strict=True)) == highest
