@@ -75,7 +75,7 @@ def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
     """`llama_cpp.Llama` that drafts tokens. Its output has the same distribution.
 
-    What it does not support raises InvalidRequest; see docs/llama-cpp-python.md.
+    What it does not support raises InvalidRequest; see docs/library.md.
 
     Args:
         model_path, draft: the main model and the draft model, as for `Session.open`.

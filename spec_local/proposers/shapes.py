@@ -204,7 +204,7 @@ class Coupled(_Divided):
 
     The children of a node are the tokens that the main model most probably draws with the random numbers of
     their position, as in a coupled `Chain`. With two or more children, the main model's token is among them
-    more often than with any other drawing (docs/trees.md), and a seed determines the output.
+    more often than with any other drawing (docs/experiments.md), and a seed determines the output.
     """
 
     def _children(
