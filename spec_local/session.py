@@ -94,7 +94,6 @@ class Session:
         self._costs = KnownCosts()
         self._factory = ProposerFactory(
             self._slots,
-            self.vocabulary_map,
             lambda slot: self._costs.of(slot.main, slot.draft),
         )
         self._resources = ExitStack()

@@ -27,7 +27,6 @@ from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn, Shape
-from spec_local.proposers.vocabulary_map import VocabularyMap
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
 
@@ -66,7 +65,6 @@ class ProposerFactory:
 
     Args:
         slots: one for each answer that can be generated at the same time.
-        vocabulary_map: maps between the vocabularies, if they differ.
         costs: returns the seconds per call of the main and the draft model; measured in a slot when first
             called.
     """
@@ -74,11 +72,10 @@ class ProposerFactory:
     def __init__(
         self,
         slots: Sequence[Slot],
-        vocabulary_map: VocabularyMap | None,
         costs: Callable[[Slot], tuple[CostModel, CostModel | None]],
     ) -> None:
         self.datastore: Datastore | None = None
-        self._main, self._draft, self._map = slots[0].main, slots[0].draft, vocabulary_map
+        self._main, self._draft = slots[0].main, slots[0].draft
         self._first = slots[0]
         self._costs = costs
         self._shared: tuple[RowCosts, RowCosts | None] | None = None

@@ -81,8 +81,7 @@ class Engine:
         if n > (most := min(context.max_tokens, context.max_logits)):
             raise InvalidRequest(f"{n} requests exceed the batch size of {most}: start fewer")
         self.requests.append(request)
-        if request.prefill:
-            request.prefill.start()
+        request.prefill.start()
 
     def remove(self, request: Request) -> None:
         """End a request: its caches then contain only its history."""
@@ -116,7 +115,7 @@ class Engine:
         events += self._propose(decoding, reading)
         failed = {request for request, event in events if isinstance(event, Failed)}
         going_on = [request for request in decoding if request not in failed]
-        unread = [request for request in reading if request not in failed and request.n_unread]
+        unread = [request for request in reading if request not in failed and request.prefill.n_unread]
         self._shorten(going_on)
 
         for context in dict.fromkeys(request.main.context for request in [*going_on, *unread]):
@@ -146,14 +145,15 @@ class Engine:
                         events.append((request, Finished("stop", request.statistics)))
                 timer.lap("commit")
             for request, call in chunks:
-                request.commit_prompt(call)
+                request.prefill.commit(call)
                 self.statistics.prompt_n += len(call.tokens)
             timer.lap("commit")
-            if self._planner and len(steps) > 1 and not chunks:
+            # The planner knows the number of requests that began the step: one of them may have failed.
+            if self._planner and len(steps) == len(decoding) > 1 and not chunks:
                 n_drafted = sum(len(call.tokens) - 1 for _, call in steps)
                 self._planner.observe(n_drafted, timer.clock() - started)
 
-        self._count_time(decoding)
+        self._count_time(decoding, events)
         self._remove_ended(events)
         return events
 
@@ -176,15 +176,15 @@ class Engine:
         decoding: list[Request] = []
         for request in self.requests:
             context = request.main.context
-            if not request.prefill and request.n_unevaluated <= left[context]:
+            if request.prefill.is_done and request.n_unevaluated <= left[context]:
                 left[context] -= request.n_unevaluated
                 decoding.append(request)
-        all_reading = [(request, request.prefill) for request in self.requests if request.prefill]
+        all_reading = [request for request in self.requests if not request.prefill.is_done]
         reading: list[Request] = []
-        for i, (request, prefill) in enumerate(all_reading):
-            if not any(prefill.waits_for(other) for _, other in all_reading[:i]):
+        for i, request in enumerate(all_reading):
+            if not any(request.prefill.waits_for(other.prefill) for other in all_reading[:i]):
                 reading.append(request)
-                prefill.reuse_cache()
+                request.prefill.reuse_cache()
         return decoding, reading
 
     def _propose(self, decoding: Sequence[Request], reading: Sequence[Request]) -> Events:
@@ -197,18 +197,18 @@ class Engine:
                 context = request.main.context
                 yield request.propose(min(context.max_tokens, context.max_logits) // n_rows[context])
             read: list[Prefill] = []
-            for prefill in [request.prefill for request in reading if request.prefill]:
-                yield prefill.read_draft(read.copy())
-                if not prefill.n_unread:
-                    read.append(prefill)
+            for request in reading:
+                yield request.prefill.read_draft(read.copy())
+                if not request.prefill.n_unread:
+                    read.append(request.prefill)
 
         events: Events = []
         outcomes = together(coroutines(), self._timer)
         for request, outcome in zip([*decoding, *reading], outcomes, strict=True):
             if isinstance(outcome, SpecLocalError):
                 events.append((request, Failed(outcome, request.statistics)))
-            elif outcome and request.prefill:
-                request.end_prefill()
+            elif outcome:  # a prompt has been read
+                request.prefill.finish()
                 events.append((request, Prefilled(request.statistics)))
         return events
 
@@ -218,7 +218,7 @@ class Engine:
             return
         share_calls = n_running > 1  # otherwise each has its own model
         n = (len(decoding) or n_running) if share_calls else 1
-        n_unread = sum(request.n_unread for request in reading) if share_calls and decoding else 0
+        n_unread = sum(request.prefill.n_unread for request in reading) if share_calls and decoding else 0
         n_again = sum(request.n_unevaluated - 1 for request in (decoding if share_calls else decoding[:1]))
         self._planner.begin(n, min(_CHUNK, n_unread) + n_again, len(self.requests) - n, n_running)
 
@@ -253,7 +253,7 @@ class Engine:
         for request in unread:
             if request.main.context is context and left > 0:
                 try:
-                    chunks.append((request, request.prompt_call(left)))
+                    chunks.append((request, request.prefill.call(left)))
                     left -= len(chunks[-1][1].tokens)
                 except SpecLocalError as error:
                     events.append((request, Failed(error, request.statistics)))
@@ -264,9 +264,12 @@ class Engine:
             if isinstance(event, Failed | Finished):
                 self.remove(request)
 
-    def _count_time(self, decoding: Sequence[Request]) -> None:
-        """Add the time of a step to the requests that decoded in it, and to the totals."""
+    def _count_time(self, decoding: Sequence[Request], events: Events) -> None:
+        """Add the time of a step to the requests that took part in it, and to the totals."""
         self._timer.lap("commit")
+        for request, event in events:
+            if isinstance(event, Prefilled):  # its first step begins when the others' calls have returned
+                request.prefill.count_time()
         for request in decoding:
             request.count_time(self._timer)
         if decoding:

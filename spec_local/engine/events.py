@@ -22,7 +22,7 @@ class Statistics:
     cached_n: int = 0
     """Tokens of the prompt that were already in the main model's cache."""
     prompt_s: float = 0.0
-    """Prefill of the main model and the draft model."""
+    """From the start to the end of the step in which both models have read the prompt."""
     first_token_s: float = 0.0
     """From the start to the first token."""
     predicted_n: int = 0

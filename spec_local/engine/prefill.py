@@ -62,6 +62,9 @@ class Prefill:
         proposer: reads the prompt, too; None: plain decoding.
         statistics: of the request.
         clock: seconds.
+
+    Attributes:
+        is_done: whether both models have read the prompt.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Prefill:
         statistics: Statistics,
         clock: Callable[[], float],
     ) -> None:
-        self.main = main
+        self.main, self.is_done = main, False
         self._history, self._prompt = history, history[:-1]
         self._proposer, self._head = proposer, proposer.head if proposer else None
         self._statistics, self._clock = statistics, clock
@@ -155,9 +158,13 @@ class Prefill:
         return self._draft is not None and self._draft.call is not None
 
     def finish(self) -> None:
-        """End reading: keep a checkpoint, and count the time."""
+        """Note that both models have read the prompt: the next step generates."""
+        self.is_done = True
         self.main.checkpoint(lasting=True)  # for another answer
         self._statistics.cached_n = len(self._prompt) - self._statistics.prompt_n
+
+    def count_time(self) -> None:
+        """Count the time up to the end of the step in which the prompt has been read."""
         self._statistics.prompt_s = self._clock() - self._started
 
     def close(self) -> None:

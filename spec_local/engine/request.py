@@ -95,9 +95,8 @@ class Request:
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self._is_end, self._cancelled = is_end, cancelled
         self._n_logprobs = logprobs
-        read = Prefill(main, self.history.copy(), self._proposer, self.statistics, clock)
-        self.prefill: Prefill | None = read
-        """The prompt, until both models have read it."""
+        self.prefill = Prefill(main, self.history.copy(), self._proposer, self.statistics, clock)
+        """Reads the prompt before the first step."""
         self.has_ended = False
         """True if the last token is an end token."""
         if sampler.constraint:
@@ -112,7 +111,7 @@ class Request:
             reason = "length"
         elif len(self.history) > self.main.n_ctx:
             reason = "context"
-        if self.prefill or not reason:
+        if not self.prefill.is_done or not reason:
             return "cancelled" if self._cancelled() else None
         constraint = self._sampler.constraint
         return "stop" if constraint and constraint.is_complete(self._is_end) else reason
@@ -120,29 +119,6 @@ class Request:
     @property
     def _n_left(self) -> int:
         return self._max_tokens - self.statistics.predicted_n
-
-    # The prompt
-
-    @property
-    def n_unread(self) -> int:
-        """Tokens of the prompt that the main model has not evaluated."""
-        return self.prefill.n_unread if self.prefill else 0
-
-    def prompt_call(self, n_max: int) -> Call[Any]:
-        """Return the main model's next call for the prompt: see `Prefill.call`."""
-        assert self.prefill
-        return self.prefill.call(n_max)
-
-    def commit_prompt(self, call: Call[Any]) -> None:
-        """Commit the tokens of a call for the prompt: see `Prefill.commit`."""
-        assert self.prefill
-        self.prefill.commit(call)
-
-    def end_prefill(self) -> None:
-        """Note that both models have read the prompt; the next step generates."""
-        if self.prefill:
-            self.prefill.finish()
-            self.prefill = None
 
     # 1 Propose
 
@@ -256,8 +232,7 @@ class Request:
 
     def roll_back(self) -> None:
         """Keep only the history in both caches, without its last token, which is not evaluated yet."""
-        if self.prefill:
-            self.prefill.close()
+        self.prefill.close()
         with suppress(InvalidRequest):  # closed in mid-answer, or in a forked process: nothing to roll back
             self.main.truncate(min(len(self.main.cached), len(self.history) - 1))
             self._commit_draft()

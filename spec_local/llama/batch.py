@@ -42,7 +42,7 @@ class Batch:
         n_positions: positions of each entry: 4 for vectors of models that rotate by several (M-RoPE), else 1.
 
     Attributes:
-        native: the structure to pass to llama_decode; the caller sets its ``n_tokens``, or calls `set_size`.
+        native: the structure to pass to llama_decode, after `set_size`.
         vectors: float32 (capacity, width), which the caller sets.
     """
 

@@ -8,22 +8,13 @@ in the row's first sequence.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from spec_local.core.calls import Call
 from spec_local.core.proposal import check_path
-from spec_local.errors import InvalidRequest
+from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama.batch import Batch
-
-
-class Cells(Protocol):
-    """The cache of a context, whose cells belong to sequences."""
-
-    def copy(self, source: int, sequence: int, start: int, end: int) -> None:
-        """Add the cells of a sequence at positions from `start` to `end` − 1 to another one."""
-
-    def remove(self, sequence: int, start: int) -> bool:
-        """Remove a sequence's cells from a position on; returns whether llama.cpp did so."""
+from spec_local.llama.native_context import NativeContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +31,7 @@ class Branches:
     """The tree of one row.
 
     Args:
-        cells: the cache.
+        context: the cells of its cache belong to the sequences.
         first: the row's first sequence id, that of its history. Those of its branches follow.
         limit: maximum number of branches, the first sequence included.
         guard: id of a sequence that contains only the history, for models with a sliding window; None: there
@@ -51,10 +42,10 @@ class Branches:
         nodes: in the order in which they were added.
     """
 
-    def __init__(self, cells: Cells, first: int, limit: int, guard: int | None = None) -> None:
+    def __init__(self, context: NativeContext, first: int, limit: int, guard: int | None = None) -> None:
         self.nodes: list[Node] = []
         self._guard = guard
-        self._cells, self._first, self._limit = cells, first, limit
+        self._context, self._first, self._limit = context, first, limit
         self._ends = {first: -1}  # the last node of each sequence in use; -1: no node
 
     def __len__(self) -> int:
@@ -111,7 +102,7 @@ class Branches:
         if node >= 0:
             source, length = self.nodes[node].sequence, self.nodes[node].position + 1
         if length:
-            self._cells.copy(source, sequence, 0, length)
+            self._context.copy(source, sequence, 0, length)
         return sequence
 
     def check_path(self, path: Sequence[int]) -> None:
@@ -122,14 +113,27 @@ class Branches:
         """Put the cells of a path into the first sequence, in place of other nodes."""
         source = self.nodes[path[-1]].sequence if path else self._first
         if source != self._first:
-            self._cells.remove(self._first, n_history)
-            self._cells.copy(source, self._first, n_history, n_history + len(path))
+            self._context.remove(self._first, n_history)
+            self._context.copy(source, self._first, n_history, n_history + len(path))
             self._ends[self._first] = path[-1]
 
-    def end(self, n_history: int) -> int:
-        """Number of tokens in the first sequence: the history, and the nodes that are in it."""
-        last = self._ends[self._first]
-        return n_history if last < 0 else self.nodes[last].position + 1
+    def cut(self, length: int) -> None:
+        """Free all cells but those of the first `length` tokens of the first sequence.
+
+        Raises:
+            BackendError: llama.cpp could not do so.
+        """
+        if not self._context.remove(self._first, length):
+            raise BackendError("llama.cpp could not discard the last tokens: please report it")
+        self.free()
+        self.guard(length, length)
+
+    def resync(self, length: int) -> None:
+        """Free what may have been left by an interruption, keep `length` tokens, and forget all nodes."""
+        self.free(all_ids=True)
+        self._context.remove(self._first, length)
+        self.guard(0, length)
+        self.clear()
 
     def free(self, *, all_ids: bool = False) -> None:
         """Free the cells of all sequences but the first.
@@ -138,15 +142,15 @@ class Branches:
             all_ids: also those of sequences that should be empty, after an interruption.
         """
         for sequence in range(1, self._limit if all_ids else len(self._ends)):
-            self._cells.remove(self._first + sequence, 0)
+            self._context.remove(self._first + sequence, 0)
 
     def guard(self, start: int, end: int) -> None:
         """Extend the guard sequence from the tokens before `start` to those before `end`."""
         if self._guard is None:
             return
-        self._cells.remove(self._guard, start)
+        self._context.remove(self._guard, start)
         if start < end:
-            self._cells.copy(self._first, self._guard, start, end)
+            self._context.copy(self._first, self._guard, start, end)
 
     def clear(self) -> None:
         """Forget all nodes; the cells must have been freed."""

@@ -5,7 +5,6 @@ with a cache for each row, llama.cpp evaluates rows with different numbers of to
 reads the weights each time.
 """
 
-import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +19,7 @@ from spec_local.llama.float_rows import FloatRows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.memory import check_free_memory, free_memory
 from spec_local.llama.model import Model
-from spec_local.llama.native_object import ContextOwner, NativeObject, Pointer
+from spec_local.llama.native_context import NativeContext
 from spec_local.llama.ubatch_order import evaluation_order
 from spec_local.system import machine
 
@@ -29,7 +28,7 @@ _CACHE_STEP = 256  # llama.cpp rounds each row's cache up to a multiple of this
 CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes per value
 
 
-class LlamaContext(ContextOwner):
+class LlamaContext(NativeContext):
     """A llama.cpp context with a number of rows: a `Context`.
 
     Only one thread may use it at a time, which `spec_local.session.Session` ensures.
@@ -62,7 +61,6 @@ class LlamaContext(ContextOwner):
 
     Attributes:
         rollback, max_rollback: how the rows can roll back: see `LanguageModel`.
-        rows: the `LlamaRow` of each row (weak references).
 
     Raises:
         InvalidRequest: an argument is out of range.
@@ -142,14 +140,10 @@ class LlamaContext(ContextOwner):
         else:
             purpose = f"for {n_rows} answers at the same time, in contexts of {n_ctx} tokens"
             check_free_memory(need, purpose, "let fewer run at the same time, or give a smaller --ctx")
-        self.model, self._unified = model, unified
-        self.threads, self.cache_type, self.flash_attention = threads, cache_type, flash_attention
-        self.pad_to = pad_to
-        self.n_vocab = model.vocabulary.n_tokens
+        self._unified, self.pad_to = unified, pad_to
         self.n_ctx = n_ctx - (pad_to or 1) + 1
         self.max_logits = max_tokens if pad_to else min(max_logits, max_tokens)
-        self.lib = lib = runtime.library()
-        params = lib.llama_context_default_params()
+        params = runtime.library().llama_context_default_params()
         params.n_ctx = n_cells
         params.n_batch = params.n_ubatch = max_tokens
         # llama.cpp reserves a buffer of n_outputs_max rows, asserts that it suffices, and requires
@@ -157,35 +151,26 @@ class LlamaContext(ContextOwner):
         params.n_outputs_max = max(self.max_logits, n_sequences)
         params.n_seq_max = n_sequences
         params.n_rs_seq = max_rollback
-        params.n_threads = params.n_threads_batch = threads
         params.kv_unified = unified
-        params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
         if pad_to:
             params.op_offload = False  # a GPU would compute large calls of a model in main memory
-        if flash_attention is not None:
-            params.flash_attn_type = int(flash_attention)
-        elif cache_type != "f16":
-            params.flash_attn_type = 1
-        params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{cache_type.upper()}")
         self._capture = hidden.capture(model, max_tokens) if hidden else None
         if self._capture:
             self._capture.prepare(params)
-        runtime.clear_log()
-        with runtime.deferred_signals():
-            handle: int = lib.llama_init_from_model(model.handle, params)
-        if not handle:
-            raise BackendError(
-                f"llama.cpp could not create a context of {n_cells} tokens "
-                f"({runtime.failure_reason()}): give a smaller --ctx or another --cache-type"
-            )
-        self.native = NativeObject(lib.llama_free, handle, "context", model.handle)
+        super().__init__(
+            model,
+            params,
+            threads=threads,
+            cache_type=cache_type,
+            flash_attention=flash_attention,
+            what=f"of {n_cells} tokens",
+            advice="give a smaller --ctx or another --cache-type",
+        )
         if self._capture:
             self._capture.attach(self.native)
-        self._memory_address: int = lib.llama_get_memory(self.handle)
         self.rollback, self.max_rollback = self._ways_back(unified)
-        self._batch = Batch(lib, max_tokens, max_branches)
+        self._batch = Batch(self.lib, max_tokens, max_branches)
         self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
-        self.rows: weakref.WeakSet[BatchRow] = weakref.WeakSet()
 
     def _ways_back(self, unified: bool) -> tuple[Rollback, int]:
         """Return `LanguageModel.rollback` and `LanguageModel.max_rollback` of the rows."""
@@ -195,23 +180,6 @@ class LlamaContext(ContextOwner):
             return "any", self.n_ctx
         n = int(self.lib.llama_n_rs_seq(self.handle))  # 0 for most architectures, whatever was asked for
         return ("bounded", n) if n else ("fork", 0)
-
-    @property
-    def memory(self) -> Pointer:
-        """llama.cpp's pointer to the KV cache."""
-        return self.native.inner(self._memory_address)
-
-    def copy(self, source: int, sequence: int, start: int, end: int) -> None:
-        """Add the cells of a sequence at positions from `start` to `end` − 1 to another one; −1: all."""
-        self.lib.llama_memory_seq_cp(self.memory, source, sequence, start, end)
-
-    def remove(self, sequence: int, start: int) -> bool:
-        """Remove a sequence's cells from a position on; returns whether llama.cpp did so."""
-        return bool(self.lib.llama_memory_seq_rm(self.memory, sequence, start, -1))
-
-    def length(self, sequence: int) -> int:
-        """Number of tokens of a sequence in the cache."""
-        return int(self.lib.llama_memory_seq_pos_max(self.memory, sequence)) + 1
 
     def decode(self, calls: Sequence[Call[BatchRow]]) -> Sequence[Logits]:
         """Evaluate nodes of some of the rows in one llama_decode call: see `Context.decode`."""
@@ -282,7 +250,7 @@ class LlamaContext(ContextOwner):
             for i in range(-n % self.pad_to):
                 self._batch.put(n + i, calls[0].tokens[0], i, self.padding, calls[0].n_logits > 0)
             n += -n % self.pad_to
-        self._batch.native.n_tokens = n
+        self._batch.set_size(n)
 
     def _split_logits(self, calls: Sequence[Call[BatchRow]]) -> Sequence[Logits]:
         """The logits of each call, which llama.cpp stores in the order of the batch."""

@@ -97,40 +97,6 @@ class NativeObject:
         self._pointer = None
 
 
-class ContextOwner:
-    """The part of a llama.cpp context that all kinds of contexts have in common."""
-
-    native: NativeObject
-
-    def close(self) -> None:
-        """Free the memory; logits that were returned must not be used any more."""
-        self.native.close()
-
-    @property
-    def handle(self) -> Pointer:
-        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
-        return self.native.pointer
-
-
-class ContextUser:
-    """The same of a row of a context."""
-
-    context: ContextOwner
-
-    def close(self) -> None:
-        """Free the memory of all rows; logits that were returned must not be used any more."""
-        self.context.close()
-
-    @property
-    def is_open(self) -> bool:
-        return self.context.native.is_open
-
-    @property
-    def handle(self) -> Pointer:
-        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
-        return self.context.handle
-
-
 def _free(
     free: Callable[[int], None],
     address: int,

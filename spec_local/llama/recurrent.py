@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from spec_local.core.calls import Call
 from spec_local.core.kept_states import KINDS, KeptStates, Kind
 from spec_local.core.language_model import common_prefix
-from spec_local.errors import BackendError, InvalidRequest, ModelError
+from spec_local.errors import BackendError, InvalidRequest
 from spec_local.llama.batch import Batch
 from spec_local.llama.context import LlamaContext
 from spec_local.llama.row import LlamaRow
@@ -71,8 +71,7 @@ class RecurrentRow(LlamaRow):
         n = len(self._cached) - length
         if not n:
             return
-        if length and self.rollback == "none":
-            raise ModelError("rows with a cache each cannot roll back: clear the row")
+        self._check_rollback(length)
         done = False
         try:
             if length and self._states.can_remove(n):

@@ -24,10 +24,11 @@ from spec_local.llama.batch import Batch
 from spec_local.llama.branches import Branches
 from spec_local.llama.context import LlamaContext
 from spec_local.llama.memory import check_free_memory
-from spec_local.llama.native_object import ContextUser, Pointer
+from spec_local.llama.native_context import NativeRow, check_parents
+from spec_local.llama.native_object import Pointer
 
 
-class LlamaRow(ContextUser, RowMethods):
+class LlamaRow(NativeRow, RowMethods):
     """One row of a llama.cpp context: a `Row`. Created by `spec_local.llama.open`.
 
     Args:
@@ -38,18 +39,13 @@ class LlamaRow(ContextUser, RowMethods):
     context: LlamaContext
 
     def __init__(self, context: LlamaContext, index: int) -> None:
-        self.context, self.model = context, context.model
-        self.threads, self.cache_type = context.threads, context.cache_type
+        super().__init__(context, index * context.max_branches)
         self.flash_attention, self.pad_to = context.flash_attention, context.pad_to
-        self.n_vocab, self.n_ctx = context.n_vocab, context.n_ctx
-        self.max_tokens, self.max_logits = context.max_tokens, context.max_logits
+        self.max_logits = context.max_logits
         self.max_branches, self.rollback = context.max_branches, context.rollback
-        self._sequence = index * context.max_branches  # the first of this row's sequence ids
-        self._cached: list[int] = []
         guard = context.first_other + index if context.has_guard else None
         self._tree = Branches(context, self._sequence, context.max_branches, guard)
         self._batch_start = 0  # of the entries of the last call
-        context.rows.add(self)
 
     @property
     def _lib(self) -> Any:
@@ -63,11 +59,6 @@ class LlamaRow(ContextUser, RowMethods):
     def max_rollback(self) -> int:
         """See `LanguageModel.max_rollback`."""
         return self.context.max_rollback
-
-    @property
-    def cached(self) -> Sequence[int]:
-        """The committed tokens. Do not change them."""
-        return self._cached
 
     def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["LlamaRow"]:
         """Prepare a call: see `Row.call`."""
@@ -83,14 +74,9 @@ class LlamaRow(ContextUser, RowMethods):
             raise InvalidRequest(
                 f"{n_logits} rows of logits for {n} tokens: give 0 to {min(n, self.max_logits)}"
             )
-        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
-        if len(self._cached) + len(self._tree) + n > self.n_ctx:
-            raise ContextOverflow(
-                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
-            )
-        if len(parents) != n:
-            raise InvalidRequest(f"{n} tokens with {len(parents)} parents: give one parent per token")
+        self._check_vocabulary(tokens)
+        self._check_room(len(self._cached) + len(self._tree) + n)
+        check_parents(tokens, parents)
         n_branches = self._tree.count(parents)
         if n_branches > self.max_branches:
             if self.model.is_recurrent:
@@ -127,24 +113,28 @@ class LlamaRow(ContextUser, RowMethods):
 
     def _commit(self, path: Sequence[int]) -> None:
         """`commit` of a path that has been checked."""
-        start = len(self._cached)
+        nodes, start = self._tree.nodes, len(self._cached)
         try:
             self._tree.take(path, start)
+            self._cached.extend(nodes[node].token for node in path)
+            if len(path) < len(nodes):
+                self._cut(len(self._cached))
+            self._tree.guard(start, len(self._cached))
         except BaseException:  # from a signal handler
             self.resync()
             raise
-        self._cut(start + len(path), [self._tree.nodes[node].token for node in path])
+        self._tree.clear()
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed tokens, and discard the tree: see `LanguageModel.truncate`."""
         self._check_open()
-        if not 0 <= length <= len(self._cached):
-            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
+        self._check_length(length)
         self._keep(length)
 
     def _keep(self, length: int) -> None:
         """Reduce the history to `length` tokens, and discard the tree."""
-        self._cut(length)
+        if length < len(self._cached) or self._tree:
+            self._cut(length)
 
     def checkpoint(self, *, lasting: bool = False) -> bool:
         """See `LanguageModel.checkpoint`: no checkpoints are needed, or possible."""
@@ -250,36 +240,29 @@ class LlamaRow(ContextUser, RowMethods):
         finally:
             self._tree.guard(0, len(self._cached))
 
-    def _cut(self, length: int, kept: Sequence[int] = ()) -> None:
-        """Reduce the cache to `length` tokens in sequence 0, the last of which, `kept`, are new."""
-        self._cached.extend(kept)
-        removed, done = True, False
+    def _cut(self, length: int) -> None:
+        """Reduce the cache to `length` tokens, and discard the tree."""
+        self._check_rollback(length)
         try:
-            if length < self._tree.end(len(self._cached)):
-                # llama.cpp may say that it has dropped tokens whose cells other tokens have overwritten.
-                may_drop = not length or self.rollback != "none"
-                removed = may_drop and self.context.remove(self._sequence, length)
-            self._tree.free()
-            self._tree.guard(length - len(kept), length)
-            done = removed
-        finally:
-            if not done:
-                self.resync()
-        if not removed:
-            raise BackendError("llama.cpp could not discard the last tokens: please report it")
+            self._tree.cut(length)
+        except BaseException:  # llama.cpp failed, or a signal handler interrupts it
+            self.resync()
+            raise
         del self._cached[length:]
         self._tree.clear()
 
-    def _check_open(self) -> None:
-        _ = self.handle, self.model.handle
+    def _check_rollback(self, length: int) -> None:
+        """Check that the row can go back to its first `length` tokens.
+
+        If it cannot, llama.cpp may still say so, having overwritten their cells.
+        """
+        if length and self.rollback == "none":
+            raise ModelError("rows with a cache each cannot roll back: clear the row")
 
     def resync(self, *, unchanged: bool = False) -> None:
         """See `BatchRow.resync`."""
-        self._tree.free(all_ids=True)
-        self._tree.clear()
         del self._cached[self.context.length(self._sequence) :]
-        self.context.remove(self._sequence, len(self._cached))
-        self._tree.guard(0, len(self._cached))
+        self._tree.resync(len(self._cached))
 
 
 def _n_first(path: Sequence[int]) -> int:

@@ -26,13 +26,18 @@ class Vocabulary(Protocol):
     bos: int
     eos: int
     eot: int
-    add_bos: bool
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; none for control tokens."""
 
     def text(self, token: int) -> bytes:
         """The name of a token."""
+
+
+class DraftVocabulary(Vocabulary, Protocol):
+    """What is needed of the draft model's vocabulary, into which tokens are converted."""
+
+    add_bos: bool
 
     def tokenize(self, text: str) -> list[int]:
         """Tokens of a text; lone surrogates encode bytes that are not UTF-8."""
@@ -48,7 +53,7 @@ class VocabularyMap:
         VocabularyMismatch: no token is shared.
     """
 
-    def __init__(self, main: Vocabulary, draft: Vocabulary) -> None:
+    def __init__(self, main: Vocabulary, draft: DraftVocabulary) -> None:
         self._main, self._draft = main, draft
         ours, theirs = _TokenIndex(main), _TokenIndex(draft)
         self._bytes = [theirs.by_bytes.get(bytes([byte])) for byte in range(256)]

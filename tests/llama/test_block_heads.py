@@ -246,7 +246,7 @@ def test_memory_does_not_grow_with_the_prompt(open_pair):
         main.evaluate(tokens[start : start + 50], 0)
         head.receive(start, tokens[start : start + 50], main.states(range(50)))
         run(head.read())
-        assert not len(head._received)
+        assert not len(head.received)
     assert head.cached == tokens
     assert head.n_stored == head.context.length(0) == 900
 
@@ -293,7 +293,7 @@ def test_a_failed_call_loses_no_states(open_pair, monkeypatch, failure, failing)
         return decode(lib, handle, batch) if len(calls) == failing else lib.llama_decode(handle, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(heads[0].context, "_lib", Broken(runtime.library(), sometimes))
+        patch.setattr(heads[0].context, "lib", Broken(runtime.library(), sometimes))
         tasks = [row.head.evaluate_async(prompt, 1) for row in rows]
         if error is KeyboardInterrupt:
             with pytest.raises(error):

@@ -182,7 +182,7 @@ class Walk:
         with self.patch.context() as patch:
             may_fail = rng.random() < 0.1
             if may_fail:
-                patch.setattr(shared, "_lib", Broken(shared._lib, self.decode))
+                patch.setattr(shared, "lib", Broken(shared.lib, self.decode))
             results = together([self.draft(row) for row in active])
         for row, result in zip(active, results, strict=True):
             if result is not None:
@@ -208,7 +208,7 @@ def n_branches(parents):
 @pytest.mark.parametrize("n_rows", [1, 3])
 def test_logits_are_those_of_a_reference(pair, n_rows, monkeypatch):
     """The reference evaluates each path from the beginning, token by token."""
-    mains, heads = pair.open(n_rows, BRANCHES, n_ctx=N_CTX, max_tokens=48)
+    mains, heads = pair.open(n_rows, max_branches=BRANCHES, n_ctx=N_CTX, max_tokens=48)
     assert heads[0].max_branches == BRANCHES
     walk = Walk(mains, heads, pair.reference(mains[0]), random.Random(n_rows), monkeypatch)
     for _ in range(N_STEPS):
@@ -221,12 +221,12 @@ def test_logits_are_those_of_a_reference(pair, n_rows, monkeypatch):
 def test_a_second_sequence_keeps_the_history_of_a_model_with_a_window(pair, monkeypatch):
     """Of a single one, llama.cpp reuses cells that have left the window, although drafts are rolled back."""
     monkeypatch.setattr(Model, "has_window", True)
-    mains, heads = pair.open(3, BRANCHES, n_ctx=N_CTX, max_tokens=48)
+    mains, heads = pair.open(3, max_branches=BRANCHES, n_ctx=N_CTX, max_tokens=48)
     walk = Walk(mains, heads, pair.reference(mains[0]), random.Random(0), monkeypatch)
     shared = heads[0].context
 
     def ends(sequence):
-        lib, memory = shared._lib, shared._memory
+        lib, memory = shared.lib, shared.memory
         return lib.llama_memory_seq_pos_min(memory, sequence), lib.llama_memory_seq_pos_max(memory, sequence)
 
     for _ in range(60):
@@ -238,7 +238,7 @@ def test_a_second_sequence_keeps_the_history_of_a_model_with_a_window(pair, monk
 
 def test_a_level_is_one_call(pair, monkeypatch):
     """Whatever the order in which its nodes are given; the rows of logits are in that order."""
-    (main,), (head,) = pair.open(1, BRANCHES)
+    (main,), (head,) = pair.open(max_branches=BRANCHES)
     main.evaluate(PROMPT[:-1], 0)
     head.receive(0, PROMPT[:-1], main.states(range(len(PROMPT) - 1)))
     head.evaluate(PROMPT, 1)
@@ -261,7 +261,7 @@ def test_a_level_is_one_call(pair, monkeypatch):
 @pytest.mark.parametrize("n_rows", [1, 2, 8, 40])
 def test_the_widest_trees_of_many_rows(pair, n_rows):
     """llama.cpp ends the process where it has less room for logits than sequences."""
-    _, heads = pair.open(n_rows, 64, n_ctx=128, max_tokens=96)
+    _, heads = pair.open(n_rows, max_branches=64, n_ctx=128, max_tokens=96)
     width = heads[0].max_branches
     assert n_rows * width <= 96
 
@@ -276,7 +276,7 @@ def test_the_widest_trees_of_many_rows(pair, n_rows):
 
 
 def test_what_a_tree_must_not_be(pair):
-    _, (head,) = pair.open(1, 2)
+    _, (head,) = pair.open(max_branches=2)
     head.evaluate(PROMPT[:2], 1)
     head.decode_tree([10, 11], [-1, -1])
     for parents, why in (
@@ -298,7 +298,7 @@ def test_what_a_tree_must_not_be(pair):
 
 def test_branches_free_their_entries(pair):
     """Their sequences are empty after each change of the history, and the cache does not fill up."""
-    _, (head,) = pair.open(1, 4, n_ctx=32)
+    _, (head,) = pair.open(max_branches=4, n_ctx=32)
     head.evaluate(PROMPT[:4], 1)
     changes = [lambda: head.commit([]), lambda: head.commit([1]), lambda: head.truncate(4), head.resync]
     for i in range(40):

@@ -16,7 +16,7 @@ from spec_local.engine.request import Request
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.heads.dflash import block_format
-from spec_local.llama.heads.eagle import hidden_states, open_eagle_rows
+from spec_local.llama.heads.eagle import hidden_states
 from spec_local.llama.heads.mtp import HIDDEN_STATES, has_mtp, open_mtp_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
@@ -75,16 +75,13 @@ class Pair:
         self.reads_layers, self.is_block = bool(self.chosen.hidden.layers), kind in ("dflash", "dspark")
         self.made = []
 
-    def open(self, n_rows=1, branches=None, **options):
-        """Rows of the main model and of the head; branches: of the head's trees, usually the main model's."""
+    def open(self, n_rows=1, max_branches=1, **options):
+        """Rows of the main model and of the head; a recurrent main model's head has branches nevertheless."""
         usual = {"n_ctx": 256, "max_tokens": 64, "max_logits": 64, "threads": 1, "flash_attention": False}
-        mains = open_rows(self.main, n_rows, hidden=self.chosen.hidden, **usual | options)
-        if branches is not None and self.kind == "eagle":
-            heads = open_eagle_rows(self.head, mains, max_branches=branches)
-        elif branches is not None and self.kind == "mtp":
-            heads = open_mtp_rows(mains, max_branches=branches)
-        else:
-            heads = self.chosen.open(mains)
+        usual |= {"hidden": self.chosen.hidden, "max_branches": max_branches}
+        mains = open_rows(self.main, n_rows, **usual | options)
+        mains[0].context.max_branches = max_branches  # read by the head only
+        heads = self.chosen.open(mains)
         self.made += [heads[0], mains[0]]
         return mains, heads
 

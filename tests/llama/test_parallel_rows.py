@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest, ModelError
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.training import bfloat16
@@ -108,7 +108,7 @@ def test_taking_tokens_back_is_refused(make_rows, tiny_model):
     rows = make_rows(tiny_model, 2)
     next_logits(rows, TEXTS[:2])
     assert rows[0].rollback == "none"
-    with pytest.raises(BackendError):
+    with pytest.raises(ModelError, match="cannot roll back"):
         rows[0].truncate(2)
     rows[1].reuse(TEXTS[0])  # shares no cells
     assert list(rows[1].cached) == []

@@ -1,22 +1,27 @@
 """The base of all heads on llama.cpp: their context and cache, and the attributes of their rows."""
 
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from spec_local.core.calls import Call
+import numpy as np
+
+from spec_local.core.calls import Call, Logits
 from spec_local.core.language_model import Rollback, RowMethods, States
-from spec_local.errors import BackendError, ContextOverflow
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
-from spec_local.llama.context import CACHE_TYPES, LlamaContext
+from spec_local.llama.batch import Batch
+from spec_local.llama.context import LlamaContext
+from spec_local.llama.heads.states import ReceivedStates
 from spec_local.llama.memory import check_free_memory
 from spec_local.llama.model import Model
-from spec_local.llama.native_object import ContextOwner, ContextUser, NativeObject, Pointer
+from spec_local.llama.native_context import NativeContext, NativeRow
+
+_MAX_UNREAD = 32  # tokens whose states are kept until they enter the cache in one call
 
 
-class HeadContext(ContextOwner):
+class HeadContext(NativeContext, ABC):
     """The llama.cpp context of a head, with the settings of the main model's context.
 
     Args:
@@ -29,13 +34,12 @@ class HeadContext(ContextOwner):
         n_outputs: maximum number of rows of logits that llama.cpp computes in a call.
         params: other fields of llama.cpp's context parameters.
 
-    Attributes:
-        rows: the rows (weak references).
-
     Raises:
         ContextOverflow: the cache does not fit into free memory.
         BackendError: llama.cpp could not create the context.
     """
+
+    max_logits: int
 
     def __init__(
         self,
@@ -49,65 +53,59 @@ class HeadContext(ContextOwner):
         n_outputs: int,
         **params: Any,
     ) -> None:
-        self.model, self.n_vocab, self.n_ctx = model, model.vocabulary.n_tokens, main.n_ctx
-        self.threads, self.cache_type = main.threads, main.cache_type
-        self.max_tokens = max_tokens
-        self.rows: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.n_ctx, self.max_tokens = main.n_ctx, max_tokens
         check_free_memory(kv_bytes, f"for the cache of {model.path.name}")
-        self._lib = lib = runtime.library()
         self._extensions = runtime.extensions()
-        given = lib.llama_context_default_params()
+        given = runtime.library().llama_context_default_params()
         given.n_ctx = n_cells
         given.n_ubatch = max_tokens
         # For a model with an encoder, it is also the limit of rows of logits, and each sequence needs one.
         given.n_batch = max(max_tokens, n_sequences)
         given.n_seq_max = n_sequences
         given.n_outputs_max = n_outputs
-        given.n_threads = given.n_threads_batch = self.threads
-        given.kv_unified = given.swa_full = True
-        given.type_k = given.type_v = getattr(lib, f"GGML_TYPE_{self.cache_type.upper()}")
-        if main.flash_attention is not None:
-            given.flash_attn_type = int(main.flash_attention)
-        elif CACHE_TYPES[self.cache_type] < CACHE_TYPES["f16"]:
-            given.flash_attn_type = 1
+        given.kv_unified = True
         for name, value in params.items():
             setattr(given, name, value)
+        super().__init__(
+            model,
+            given,
+            threads=main.threads,
+            cache_type=main.cache_type,
+            flash_attention=main.flash_attention,
+            what=f"for {model.path.name}",
+            advice="give a smaller --ctx, or --draft none",
+            parents=[main.handle],
+        )
+
+    @abstractmethod
+    def decode(self, calls: Sequence[Call[Any]]) -> Sequence[Logits]:
+        """Make one call for some of the rows: see `Context.decode`."""
+
+    def _evaluate(self, batch: Batch) -> None:
+        """Call llama_decode.
+
+        Raises:
+            ContextOverflow: the cache has no room for the tokens.
+            BackendError: the call failed.
+        """
         runtime.clear_log()
-        with runtime.deferred_signals():
-            handle: int = lib.llama_init_from_model(model.handle, given)
-        if not handle:
-            raise BackendError(
-                f"llama.cpp could not create a context for {model.path.name} ({runtime.failure_reason()}): "
-                "give a smaller --ctx, or --draft none"
-            )
-        self.native = NativeObject(lib.llama_free, handle, "context", model.handle, main.handle)
-        self._memory_address: int = lib.llama_get_memory(self.handle)
-
-    @property
-    def _memory(self) -> Pointer:
-        return self.native.inner(self._memory_address)
-
-    def length(self, sequence: int) -> int:
-        """Number of tokens in the cache of a row."""
-        return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence)) + 1
-
-    def _check_code(self, code: int, n_tokens: int) -> None:
-        """Raise an error if a call of llama_decode has failed."""
+        code = self.lib.llama_decode(self.handle, batch.native)
+        n = batch.native.n_tokens
         if code == 1:
-            raise ContextOverflow(f"the cache of a head has no room for {n_tokens} more tokens")
+            raise ContextOverflow(f"the cache of a head has no room for {n} more tokens")
         if code:
             raise BackendError(
-                f"llama.cpp could not evaluate {n_tokens} tokens of {self.model.path.name} "
+                f"llama.cpp could not evaluate {n} tokens of {self.model.path.name} "
                 f"(code {code}, {runtime.failure_reason()}): use another draft, or --draft none"
             )
 
 
-class HeadRow(ContextUser, RowMethods, ABC):
+class HeadRow(NativeRow, RowMethods, ABC):
     """A row of a head, as a session sees it: a `Row` and a `Head`.
 
     Args:
         context: what the rows have in common.
-        index: number of this row.
+        sequence: the row's first sequence id.
     """
 
     rollback: Rollback = "any"
@@ -117,21 +115,24 @@ class HeadRow(ContextUser, RowMethods, ABC):
     max_logits: int
     drafts_blocks = False
 
-    def __init__(self, context: HeadContext, index: int) -> None:
-        self.context, self.model = context, context.model
-        self.n_vocab, self.n_ctx = context.n_vocab, context.n_ctx
-        self.max_tokens = context.max_tokens
+    def __init__(self, context: HeadContext, sequence: int) -> None:
+        super().__init__(context, sequence)
         self.draft_tokens = context.model.draft_tokens
-        self.threads, self.cache_type = context.threads, context.cache_type
-        self._sequence = index
-        self._cached: list[int] = []
         self._assumes_states = False
-        context.rows.add(self)
 
-    @property
-    def cached(self) -> Sequence[int]:
-        """The tokens of the history that have been evaluated. Do not change them."""
-        return self._cached
+    def _check_call(self, tokens: Sequence[int], n_logits: int) -> None:
+        """Check that tokens can be evaluated in one call."""
+        self._check_open()
+        n = len(tokens)
+        if not 1 <= n <= self.max_tokens or not 0 <= n_logits <= min(n, self.max_logits):
+            raise InvalidRequest(f"{n} tokens and {n_logits} rows of logits in one call of a head")
+        self._check_vocabulary(tokens)
+
+    def _joined(self, parts: Sequence[Logits]) -> Logits:
+        """The rows of logits of several calls."""
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
 
     def begin_draft(self, n: int) -> None:
         """See `Head.begin_draft`."""
@@ -178,3 +179,25 @@ class HeadRow(ContextUser, RowMethods, ABC):
     @abstractmethod
     def resync(self) -> None:
         """Discard the tree, and what llama.cpp's cache lacks, after a failed or interrupted call."""
+
+
+class CachingRow(HeadRow):
+    """A row of a head that has a cache, into which it reads the states that it receives."""
+
+    def __init__(self, context: HeadContext, sequence: int) -> None:
+        super().__init__(context, sequence)
+        self.received = ReceivedStates()
+        """The states that it has received and may still need."""
+
+    @property
+    def n_received(self) -> int:
+        """See `Head.n_received`."""
+        return len(self.received.tokens)
+
+    async def _read(self, n_read: int) -> None:
+        """Evaluate what was received beyond the first `n_read` tokens, if it is enough for a call."""
+        tokens = self.received.tokens
+        if len(tokens) - n_read < min(_MAX_UNREAD, self.max_tokens):
+            return
+        while (start := len(self._cached)) < len(tokens):
+            await self.evaluate_async(tokens[start : start + self.max_tokens], 0)

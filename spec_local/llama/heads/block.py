@@ -16,16 +16,15 @@ import numpy as np
 from spec_local.core.calls import Call, Logits
 from spec_local.core.language_model import States, common_prefix
 from spec_local.core.proposal import ROOT, check_path
-from spec_local.errors import ContextOverflow, InvalidRequest
+from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.batch import Batch
 from spec_local.llama.context import CACHE_TYPES, MAX_SEQUENCES, LlamaContext
 from spec_local.llama.float_rows import FloatRows
-from spec_local.llama.heads.base import HeadContext, HeadRow
-from spec_local.llama.heads.states import ReceivedStates, State
+from spec_local.llama.heads.base import CachingRow, HeadContext
+from spec_local.llama.heads.states import State
 from spec_local.llama.model import Model
-
-_MAX_UNREAD = 32  # tokens whose states are kept until they enter the cache in one call
+from spec_local.llama.native_context import check_parents
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +100,25 @@ class BlockContext(HeadContext):
         # All blocks of a call have the same size, as llama.cpp requires for DSpark.
         size = max(call.n_logits for call in calls)
         drafting = [call for call in calls if call.n_logits]
-        n_tokens = sum(len(call.tokens) for call in calls)
         if size * len(drafting) > self.max_logits:
             raise InvalidRequest(f"{len(drafting)} blocks of {size} tokens in one call of a head")
         self.n_calls += 1
-        code, done = -1, False
+        done = False
         try:
             anchors = [call.row.n_stored + len(call.tokens) - 1 for call in drafting]
-            runtime.clear_log()
-            code = self._store_states(calls)
-            if not code and drafting:
-                code = self._decode_blocks(drafting, anchors, size)
-            done = not code
+            self._store_states(calls)
+            if drafting:
+                self._decode_blocks(drafting, anchors, size)
+            done = True
         finally:
             for call in calls:
                 self.remove(call.row.sequence, call.row.n_stored)
                 if not done:
                     call.row.resync()
-        self._check_code(code, n_tokens)
         return self._results(calls, size)
 
-    def _store_states(self, calls: Sequence[Call["BlockRow"]]) -> int:
-        """Add the rows' states to the cache, in as few calls as possible; returns llama.cpp's code."""
+    def _store_states(self, calls: Sequence[Call["BlockRow"]]) -> None:
+        """Add the rows' states to the cache, in as few calls as possible."""
         missing = [
             (call.row, position)
             for call in calls
@@ -136,40 +132,29 @@ class BlockContext(HeadContext):
                 self._states.put(i, 0, position, row.sequence, False)
                 self._states.vectors[i] = row.state(position)
             self._states.set_size(len(part))
-            if code := int(self._lib.llama_decode(self.handle, self._states.native)):
-                return code
+            self._evaluate(self._states)
             for row, position in dict(part).items():  # the last position of each row
                 row.on_stored(position + 1)
-        return 0
 
-    def _decode_blocks(self, calls: Sequence[Call["BlockRow"]], anchors: Sequence[int], size: int) -> int:
-        """Evaluate the rows' blocks in one call; returns llama.cpp's code."""
+    def _decode_blocks(self, calls: Sequence[Call["BlockRow"]], anchors: Sequence[int], size: int) -> None:
+        """Evaluate the rows' blocks in one call."""
         for i, (call, anchor) in enumerate(zip(calls, anchors, strict=True)):
             for j in range(size):
                 token = self.block.mask if j else call.tokens[-1]
                 # Logits for all tokens: llama.cpp computes all, and would return the first rows otherwise.
                 self._blocks.put(i * size + j, token, anchor + j, call.row.sequence, True)
         self._blocks.set_size(len(calls) * size)
-        return int(self._lib.llama_decode(self.handle, self._blocks.native))
+        self._evaluate(self._blocks)
 
     def _results(self, calls: Sequence[Call["BlockRow"]], size: int) -> Sequence[Logits]:
         nothing: Logits = np.empty((0, self.n_vocab), np.float32)
-        logits = self._logits.at(self._lib.llama_get_logits(self.handle)) if size else nothing
+        logits = self._logits.at(self.lib.llama_get_logits(self.handle)) if size else nothing
         found: list[Logits] = []
         n = 0
         for call in calls:
             found.append(logits[n : n + call.n_logits])
             n += size if call.n_logits else 0
         return found
-
-    def remove(self, sequence: int, start: int) -> None:
-        """Remove the entries of a row from a position on."""
-        self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1)
-
-    def copy(self, source: int, sequence: int, length: int) -> None:
-        """Let a row, which must be empty, share the first entries of another one."""
-        if length:
-            self._lib.llama_memory_seq_cp(self._memory, source, sequence, 0, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +176,12 @@ class _Node:
     depth: int
 
 
-class BlockRow(HeadRow):
+class BlockRow(CachingRow):
     """One row of a head that drafts blocks: a `Row` and a `Head`.
 
     Args:
-        context, index: see `HeadRow`.
+        context: what the rows have in common.
+        index: number of this row.
     """
 
     context: BlockContext
@@ -208,7 +194,6 @@ class BlockRow(HeadRow):
         self.n_stored = 0
         """Number of tokens, from the first one of the history, whose states are in the cache."""
         self._tree: list[_Node] = []
-        self._received = ReceivedStates()  # keeps the states that are not in the cache yet
         self._n_wanted = self.max_draft
         self._block: _Block | None = None
 
@@ -217,20 +202,15 @@ class BlockRow(HeadRow):
         """Its sequence id in the cache."""
         return self._sequence
 
-    @property
-    def n_received(self) -> int:
-        """See `Head.n_received`."""
-        return len(self._received.tokens)
-
     def state(self, position: int) -> State:
         """The main model's state of a token."""
-        state = self._received.get(position)
+        state = self.received.get(position)
         return self.context.zeros if state is None else state
 
     def on_stored(self, n: int) -> None:
         """Note that the states of the first `n` tokens are in the cache."""
         self.n_stored = n
-        self._received.forget(n)
+        self.received.forget(n)
 
     # Evaluating
 
@@ -254,7 +234,8 @@ class BlockRow(HeadRow):
         """
         self.commit(())
         end = len(self._cached) + len(tokens)
-        self._check(tokens, n_logits, end)
+        self._check_call(tokens, n_logits)
+        self._check_room(end)
         logits: Logits = np.empty((0, self.n_vocab), np.float32)
         if n_logits:
             logits = await self._logits_after(tokens, range(end - n_logits + 1, end + 1))
@@ -268,15 +249,15 @@ class BlockRow(HeadRow):
     ) -> Logits:
         """Add nodes to the tree: see `LanguageModel.decode_tree`."""
         n_logits = len(tokens) if n_logits is None else n_logits
-        if len(tokens) != len(parents):
-            raise InvalidRequest(f"{len(tokens)} tokens with {len(parents)} parents: give one for each")
+        check_parents(tokens, parents)
         nodes = list(self._tree)
         for token, parent in zip(tokens, parents, strict=True):
             if not ROOT <= parent < len(nodes):
                 raise InvalidRequest(f"node {len(nodes)} has parent {parent}: give −1 or an earlier node")
             nodes.append(_Node(token, parent, 1 if parent == ROOT else nodes[parent].depth + 1))
         lengths = [len(self._cached) + node.depth for node in nodes]
-        self._check(tokens, n_logits, max(lengths, default=0))
+        self._check_call(tokens, n_logits)
+        self._check_room(max(lengths))
         logits: Logits = np.empty((0, self.n_vocab), np.float32)
         if n_logits:
             is_chain = all(node.depth == i + 1 for i, node in enumerate(nodes))
@@ -284,17 +265,6 @@ class BlockRow(HeadRow):
             logits = await self._logits_after(chain, lengths[-n_logits:])
         self._tree = nodes
         return logits
-
-    def _check(self, tokens: Sequence[int], n_logits: int, end: int) -> None:
-        _ = self.handle
-        if not 1 <= len(tokens) <= self.max_tokens or not 0 <= n_logits <= len(tokens):
-            raise InvalidRequest(f"{len(tokens)} tokens and {n_logits} rows of logits in one call of a head")
-        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
-        if end > self.n_ctx:
-            raise ContextOverflow(
-                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
-            )
 
     async def _logits_after(self, new: Sequence[int], lengths: Sequence[int]) -> Logits:
         """The logits after the first `lengths` tokens of the history and a chain of new ones.
@@ -330,7 +300,7 @@ class BlockRow(HeadRow):
 
     def _n_known(self, new: Sequence[int]) -> int:
         """Number of the first tokens of the history and a chain of new ones whose states are known."""
-        start, tokens = len(self._cached), self._received.tokens
+        start, tokens = len(self._cached), self.received.tokens
         if self._assumes_states:
             return start
         if start >= len(tokens):
@@ -341,7 +311,7 @@ class BlockRow(HeadRow):
 
     def commit(self, path: Sequence[int]) -> None:
         """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
-        _ = self.handle
+        self._check_open()
         check_path(path, [node.parent for node in self._tree])
         nodes = [self._tree[node] for node in path]
         self._cut(len(self._cached))
@@ -349,11 +319,10 @@ class BlockRow(HeadRow):
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
-        _ = self.handle
-        if not 0 <= length <= len(self._cached):
-            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
+        self._check_open()
+        self._check_length(length)
         if length < self.n_stored:
-            self._received.truncate(length)
+            self.received.truncate(length)
         self._cut(length)
 
     def _cut(self, length: int) -> None:
@@ -362,7 +331,7 @@ class BlockRow(HeadRow):
         del self._cached[length:]
         if self._block and self._block.anchor > length:
             self._block = None
-        n = min(self.n_stored, length, len(self._received.tokens))
+        n = min(self.n_stored, length, len(self.received.tokens))
         if n < self.n_stored:
             self.n_stored = n
             self.context.remove(self._sequence, n)
@@ -378,42 +347,34 @@ class BlockRow(HeadRow):
         if best is not self:
             self.truncate(0)
             self.n_stored = min(best.n_stored, n)
-            self.context.copy(best.sequence, self._sequence, self.n_stored)
-            self._cached, self._received = tokens[: self.n_stored], best._received.copy()
-        self._received.truncate(n)
+            if self.n_stored:
+                self.context.copy(best.sequence, self._sequence, 0, self.n_stored)
+            self._cached, self.received = tokens[: self.n_stored], best.received.copy()
+        self.received.truncate(n)
         self._cut(min(self.n_stored, n))
 
     def known(self, tokens: Sequence[int]) -> int:
         """Number of the first of these tokens whose states are in the cache, or have been received."""
-        return common_prefix(self._received.tokens, tokens)
+        return common_prefix(self.received.tokens, tokens)
 
     def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
         """Receive tokens of the main model's history: see `Head.receive`."""
-        received = self._received
-        tokens = list(tokens[: self.n_ctx - start])
-        n_known = received.n_known(start, tokens)
-        if n_known == len(tokens):  # a recurrent model has evaluated them again
+        n = self.received.receive(start, list(tokens[: self.n_ctx - start]), states, are_raw=False)
+        if n is None:
             return
-        n = start + n_known
-        received.truncate(n)
         if n < self.n_stored:
             self._cut(n)
-        received.append(tokens[n_known:], states[n_known : len(tokens)], are_raw=False)
         # The token after those in the cache was the anchor of a block: it stays if it is the same.
         end = self.n_stored
-        self._cut(end + (self._cached[end : end + 1] == received.tokens[end : end + 1]))
+        self._cut(end + (self._cached[end : end + 1] == self.received.tokens[end : end + 1]))
 
     def resync(self) -> None:
         """Discard the tree after a failed or interrupted call; tokens whose states are cached are kept."""
         self._tree = []
-        stored = self._received.tokens[: self.n_stored]
+        stored = self.received.tokens[: self.n_stored]
         if len(stored) > len(self._cached):
             self._cached = stored
 
     async def read(self) -> None:
         """Add the states that were received to the cache: see `Head.read`."""
-        tokens = self._received.tokens
-        if len(tokens) - self.n_stored < min(_MAX_UNREAD, self.max_tokens):
-            return
-        while (start := len(self._cached)) < len(tokens):
-            await self.evaluate_async(tokens[start : start + self.max_tokens], 0)
+        await self._read(self.n_stored)

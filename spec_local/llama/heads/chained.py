@@ -58,7 +58,7 @@ class ChainedRow(OneTokenRow):
     @property
     def n_received(self) -> int:
         """See `Head.n_received`; a layer may lack states that others have."""
-        return min(len(row.received.tokens) for row in [self, *self._later])
+        return min(super().n_received, *(row.n_received for row in self._later))
 
     def output(self, position: int) -> State | None:
         """The output for a draft token, or for a token of the history; None: it is not known."""
@@ -85,9 +85,7 @@ class ChainedRow(OneTokenRow):
             logits = await self._evaluate_draft(token)
             if i > len(tokens) - n_logits:
                 parts.append(logits if i == len(tokens) else logits.copy())
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
+        return self._joined(parts)
 
     async def _evaluate_draft(self, token: int) -> Logits:
         """Evaluate one more draft token with the next layer."""
@@ -111,7 +109,7 @@ class ChainedRow(OneTokenRow):
         """See `OneTokenRow.truncate`."""
         n_kept = length - len(self._cached)
         if 0 <= n_kept <= len(self._drafted):
-            _ = self.handle
+            self._check_open()
             self._drop(n_kept)
             return
         self._drop()

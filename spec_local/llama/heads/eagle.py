@@ -31,34 +31,30 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
     return layer_inputs(head, main, "an EAGLE-3 head", why)
 
 
-def open_eagle_rows(
-    head: Model, mains: Sequence[LlamaRow], *, max_branches: int | None = None
-) -> Sequence[OneTokenRow]:
+def open_eagle_rows(head: Model, mains: Sequence[LlamaRow]) -> Sequence[OneTokenRow]:
     """Create a context for a head, with a row for each row of the main model.
 
     Args:
         mains: opened with the `hidden_states` of this head.
-        max_branches: see `OneTokenContext`; None: as many as the main model's rows have.
 
     Raises:
         ModelError: the head does not fit.
         ContextOverflow, BackendError: see `OneTokenContext`.
     """
     hidden_states(head, mains[0].model)
-    context = _EagleContext(head, mains[0].context, len(mains), max_branches or mains[0].max_branches)
+    context = _EagleContext(head, mains[0].context, len(mains))
     return [OneTokenRow(context, i) for i in range(len(mains))]
 
 
 class _EagleContext(OneTokenContext):
     encodes = skips_first = returns_all = True
 
-    def __init__(self, model: Model, main: LlamaContext, n_rows: int, max_branches: int) -> None:
+    def __init__(self, model: Model, main: LlamaContext, n_rows: int) -> None:
         kv_bytes = model.kv_bytes(n_rows * main.n_ctx, CACHE_TYPES[main.cache_type])
-        other = main.handle.address
-        super().__init__(model, main, n_rows, kv_bytes, max_branches=max_branches, ctx_other=other)
+        super().__init__(model, main, n_rows, kv_bytes, main.max_branches, ctx_other=main.handle.address)
         width = len(model.target_layers) * main.model.n_embd
         # llama.cpp reserves a row of logits for each state.
-        self._encoder_batch = Batch(self._lib, self.max_logits, width=width, has_tokens=False)
+        self._encoder_batch = Batch(self.lib, self.max_logits, width=width, has_tokens=False)
         for i in range(self.max_logits):
             self._encoder_batch.put(i, 0, i, self.encoder_sequence, True)
 
@@ -69,9 +65,9 @@ class _EagleContext(OneTokenContext):
             part = waiting[start : start + self.max_logits]
             for i, (states, position) in enumerate(part):
                 self._encoder_batch.vectors[i] = states.get(position)
-            self._encoder_batch.native.n_tokens = len(part)
+            self._encoder_batch.set_size(len(part))
             runtime.clear_log()
-            if code := self._lib.llama_encode(self.handle, self._encoder_batch.native):
+            if code := self.lib.llama_encode(self.handle, self._encoder_batch.native):
                 raise BackendError(
                     f"llama.cpp could not encode {len(part)} hidden states "
                     f"(code {code}, {runtime.failure_reason()}) with {self.model.path.name}: "

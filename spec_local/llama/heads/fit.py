@@ -29,22 +29,31 @@ def difference(head: Model, main: Model, width: int | None) -> str | None:
     return None
 
 
-def layer_inputs(head: Model, main: Model, kind: str, why: str | None) -> HiddenStates:
-    """The hidden states that a head reads; its file lists the layers whose inputs these are.
+def check_fit(head: Model, main: Model, kind: str, why: str | None) -> None:
+    """Raise an error if a head does not fit a main model.
 
     Args:
         kind: in the error message, such as ``an EAGLE-3 head``.
-        why: why it does not fit the main model; None: it fits.
-
-    Raises:
-        ModelError: it does not fit, or reads the output of the last layer, which llama.cpp computes only for
-            tokens whose logits are wanted.
+        why: why it does not fit; None: it does.
     """
     if why:
         raise ModelError(
             f"{head.path.name} is {kind} for another model ({why}): "
             f"use one that was made for {main.path.name}"
         )
+
+
+def layer_inputs(head: Model, main: Model, kind: str, why: str | None) -> HiddenStates:
+    """The hidden states that a head reads; its file lists the layers whose inputs these are.
+
+    Args:
+        kind, why: see `check_fit`.
+
+    Raises:
+        ModelError: it does not fit, or reads the output of the last layer, which llama.cpp computes only for
+            tokens whose logits are wanted.
+    """
+    check_fit(head, main, kind, why)
     if max(head.target_layers) == main.n_layers:
         raise ModelError(
             f"{head.path.name} is {kind} that reads the last layer of {main.path.name}, which is not "

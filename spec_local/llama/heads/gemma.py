@@ -13,15 +13,16 @@ import numpy as np
 from spec_local.core.calls import Call, Logits
 from spec_local.core.language_model import States, common_prefix
 from spec_local.core.proposal import check_path
-from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
-from spec_local.llama import runtime
+from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama.batch import Batch
 from spec_local.llama.float_rows import FloatRows
 from spec_local.llama.gguf_tensors import numbers
 from spec_local.llama.heads.base import HeadContext, HeadRow
+from spec_local.llama.heads.fit import check_fit
 from spec_local.llama.heads.states import State
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
+from spec_local.llama.native_context import check_parents
 from spec_local.llama.row import LlamaRow
 
 _ROW_TOKENS, _MIN_TOKENS = 8, 32  # tokens per call, all of which have logits: per row, and at least
@@ -33,11 +34,7 @@ def hidden_states(head: Model, main: Model) -> HiddenStates:
     Raises:
         ModelError: the assistant does not fit the main model.
     """
-    if why := _difference(head, main):
-        raise ModelError(
-            f"{head.path.name} is a Gemma 4 assistant for another model ({why}): "
-            f"use one that was made for {main.path.name}"
-        )
+    check_fit(head, main, "a Gemma 4 assistant", _difference(head, main))
     return HiddenStates()
 
 
@@ -114,7 +111,7 @@ class _AssistantContext(HeadContext):
         self.width = main.model.n_embd
         # Masked: only tokens with logits have an output, but all have logits.
         self._extensions.llama_set_embeddings_nextn(self.handle, True, True)
-        self._batch = Batch(self._lib, self.max_tokens, width=self.width)
+        self._batch = Batch(self.lib, self.max_tokens, width=self.width)
         self._logits = FloatRows(self.native, self.max_logits, self.n_vocab)
         self._outputs = FloatRows(self.native, self.max_logits, self.width)
 
@@ -123,29 +120,24 @@ class _AssistantContext(HeadContext):
         n_tokens = sum(len(call.tokens) for call in calls)
         if not 1 <= n_tokens <= self.max_tokens:
             raise InvalidRequest(f"{n_tokens} tokens in one call of a head: give 1 to {self.max_tokens}")
-        rows = [call.row for call in calls]
-        code, done = -1, False
         try:
             n = 0
-            for row, call in zip(rows, calls, strict=True):
-                row.fill_batch(self._batch, n, call)
+            for call in calls:
+                call.row.fill_batch(self._batch, n, call)
                 n += len(call.tokens)
-            self._batch.native.n_tokens = n
-            runtime.clear_log()
-            code = self._lib.llama_decode(self.handle, self._batch.native)
-            done = not code
-        finally:
-            if not done:
-                for row in rows:
-                    row.resync()
-        self._check_code(code, n_tokens)
+            self._batch.set_size(n)
+            self._evaluate(self._batch)
+        except BaseException:  # the call failed, or a signal handler interrupted it
+            for call in calls:
+                call.row.resync()
+            raise
         outputs = self._outputs.at(self._extensions.llama_get_embeddings_nextn(self.handle))
-        logits = self._logits.at(self._lib.llama_get_logits(self.handle))
+        logits = self._logits.at(self.lib.llama_get_logits(self.handle))
         found: list[Logits] = []
         end = 0
-        for row, call in zip(rows, calls, strict=True):
+        for call in calls:
             start, end = end, end + len(call.tokens)
-            row.on_evaluated(outputs[start:end])
+            call.row.on_evaluated(outputs[start:end])
             found.append(logits[end - call.n_logits : end])
         return found
 
@@ -165,10 +157,9 @@ class AssistantRow(HeadRow):
     context: _AssistantContext
 
     def __init__(self, context: _AssistantContext, index: int, main: LlamaRow) -> None:
-        super().__init__(context, index)
+        super().__init__(context, index * main.max_branches)  # the main model's sequence of the history
         self.max_logits, self.max_branches = context.max_logits, main.max_branches
         self._main = main
-        self._sequence = index * main.max_branches  # the main model's sequence of the history
         self._zeros = np.zeros(context.width, np.float32)
         self._n_received = 0  # the first tokens of the history
         self._state: State | None = None  # the main model's state of the last one of these
@@ -187,13 +178,10 @@ class AssistantRow(HeadRow):
 
     def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["AssistantRow"]:
         """Prepare a call: see `Row.call`. The parents of all tokens must have been evaluated."""
-        _ = self.handle
-        n, length = len(tokens), self.context.length(self._sequence)
-        if not 1 <= n <= self.max_tokens or not 0 <= n_logits <= n or len(parents) != n:
-            raise InvalidRequest(f"{n} tokens and {n_logits} rows of logits in one call of a head")
-        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
+        self._check_call(tokens, n_logits)
+        check_parents(tokens, parents)
         if not self._assumes_states:
+            length = self.context.length(self._sequence)
             if any(not -1 <= parent < len(self._outputs) for parent in parents):
                 raise InvalidRequest("a head evaluates tokens without the main model's states one by one")
             if length != self._n_received or self._main.cached != self._cached[:length]:
@@ -240,9 +228,7 @@ class AssistantRow(HeadRow):
             self.commit([0])
             if wanted:  # a view, which the next call overwrites
                 parts.append(logits if i == len(tokens) - 1 else logits.copy())
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
+        return self._joined(parts)
 
     async def read(self) -> None:
         """See `Head.read`: there is nothing to evaluate."""
@@ -251,7 +237,7 @@ class AssistantRow(HeadRow):
 
     def commit(self, path: Sequence[int]) -> None:
         """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
-        _ = self.handle
+        self._check_open()
         check_path(path, [parent for _, parent in self._tree])
         for node in path:
             self._own[len(self._cached)] = self._outputs[node]
@@ -260,9 +246,8 @@ class AssistantRow(HeadRow):
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
-        _ = self.handle
-        if not 0 <= length <= len(self._cached):
-            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
+        self._check_open()
+        self._check_length(length)
         self.resync()
         del self._cached[length:]
         self._own = {position: output for position, output in self._own.items() if position < length}

@@ -68,16 +68,12 @@ def _difference(head: Model, main: Model) -> str | None:
     return None
 
 
-def open_mtp_rows(
-    mains: Sequence[LlamaRow], head: Model | None = None, *, max_branches: int | None = None
-) -> Sequence[OneTokenRow]:
+def open_mtp_rows(mains: Sequence[LlamaRow], head: Model | None = None) -> Sequence[OneTokenRow]:
     """Create contexts for layers for multi-token prediction, with a row for each of the main model's rows.
 
     Args:
         mains: opened with `HIDDEN_STATES`.
         head: the file with the layers; None: the main model's own, opened with ``load_mtp``.
-        max_branches: see `OneTokenContext`; None: as many as the main model's rows have. Several layers draft
-            chains only.
 
     Raises:
         ModelError: the file has no such layer, or it was not loaded, or does not fit.
@@ -89,19 +85,19 @@ def open_mtp_rows(
     if not model.n_nextn or not has_mtp(model):
         raise ModelError(f"{model.path.name} has no layer for multi-token prediction: draft without it")
     n_rows, n_layers = len(mains), model.n_nextn
-    max_branches = 1 if n_layers > 1 else max_branches or mains[0].max_branches
-    layers = [_MtpContext(model, mains[0].context, n_rows, max_branches, i) for i in range(n_layers)]
+    layers = [_MtpContext(model, mains[0].context, n_rows, i) for i in range(n_layers)]
     if n_layers == 1:
         return [OneTokenRow(layers[0], i) for i in range(n_rows)]
     return [ChainedRow(layers, i) for i in range(n_rows)]
 
 
 class _MtpContext(OneTokenContext):
-    def __init__(self, model: Model, main: LlamaContext, n_rows: int, max_branches: int, layer: int) -> None:
+    def __init__(self, model: Model, main: LlamaContext, n_rows: int, layer: int) -> None:
         # llama.cpp gives each context a cache for all of these layers.
         kv_bytes = model.kv_bytes(n_rows * main.n_ctx, CACHE_TYPES[main.cache_type])
         kv_bytes = kv_bytes * model.n_nextn // model.n_layers
         self.has_all_outputs = model.architecture not in _CROPPED
         kind = runtime.library().LLAMA_CONTEXT_TYPE_MTP
-        super().__init__(model, main, n_rows, kv_bytes, max_branches=max_branches, ctx_type=kind)
+        max_branches = main.max_branches if model.n_nextn == 1 else 1  # several layers draft chains only
+        super().__init__(model, main, n_rows, kv_bytes, max_branches, ctx_type=kind)
         self._extensions.llama_set_nextn_layer_offset(self.handle, layer)

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from spec_local.core.calls import Call, Logits
 from spec_local.core.language_model import States, common_prefix
-from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.llama import runtime
+from spec_local.errors import InvalidRequest
 from spec_local.llama.batch import Batch
 from spec_local.llama.branches import Branches
 from spec_local.llama.context import MAX_SEQUENCES, LlamaContext
 from spec_local.llama.float_rows import FloatRows
-from spec_local.llama.heads.base import HeadContext, HeadRow
-from spec_local.llama.heads.states import ReceivedStates, State
+from spec_local.llama.heads.base import CachingRow, HeadContext
+from spec_local.llama.heads.states import State
 from spec_local.llama.model import Model
+from spec_local.llama.native_context import check_parents
 
 _ROW_OUTPUTS, _MIN_OUTPUTS = 8, 32  # rows of logits per call: per row, and at least
 
@@ -62,8 +62,7 @@ class OneTokenContext(HeadContext):
         main: LlamaContext,
         n_rows: int,
         kv_bytes: int,
-        *,
-        max_branches: int = 1,
+        max_branches: int,
         **params: Any,
     ) -> None:
         self.has_guard = model.has_window
@@ -101,7 +100,7 @@ class OneTokenContext(HeadContext):
         # Masked, llama.cpp copies one output per token with logits, otherwise one per token. If the graph
         # computes fewer, it returns those of other tokens, or aborts.
         self._extensions.llama_set_embeddings_nextn(self.handle, True, not self.has_all_outputs)
-        self._batch = Batch(self._lib, self.max_tokens, self.max_branches, width=model.n_embd)
+        self._batch = Batch(self.lib, self.max_tokens, self.max_branches, width=model.n_embd)
         self._logits = FloatRows(self.native, n_outputs, self.n_vocab)
         self._outputs = FloatRows(self.native, self.max_tokens, model.n_embd)
 
@@ -109,11 +108,7 @@ class OneTokenContext(HeadContext):
         """Remove the entries of a row from a position on; returns whether llama.cpp did so."""
         if self.skips_first and start == 1:
             start = 0  # the first token has no pair: its entry, if any, is a placeholder
-        return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1))
-
-    def copy(self, source: int, sequence: int, start: int, end: int) -> None:
-        """Add the entries of a sequence at positions from `start` to `end` − 1 to another one."""
-        self._lib.llama_memory_seq_cp(self._memory, source, sequence, start, end)
+        return super().remove(sequence, start)
 
     def decode(self, calls: Sequence[Call["OneTokenRow"]]) -> Sequence[Logits]:
         """Evaluate tokens of some of the rows in one call: see `Context.decode`."""
@@ -123,19 +118,15 @@ class OneTokenContext(HeadContext):
             raise InvalidRequest(f"{n_tokens} tokens and {n_logits} rows of logits in one call of a head")
         # If logits are computed for all tokens, llama.cpp returns the first rows of the batch.
         ordered = sorted(calls, key=lambda call: not call.n_logits)
-        code, done = -1, False
         try:
             self._encode(calls)
             self._fill_batch(ordered)
-            runtime.clear_log()
-            code = self._lib.llama_decode(self.handle, self._batch.native)
-            found = {} if code else self._results(ordered)
-            done = not code
-        finally:
-            if not done:
-                for call in calls:
-                    call.row.resync()
-        self._check_code(code, n_tokens)
+            self._evaluate(self._batch)
+            found = self._results(ordered)
+        except BaseException:  # the call failed, or a signal handler interrupted it
+            for call in calls:
+                call.row.resync()
+            raise
         return [found[id(call)] for call in calls]
 
     def _encode(self, calls: Sequence[Call["OneTokenRow"]]) -> None:
@@ -147,7 +138,7 @@ class OneTokenContext(HeadContext):
             n_logits = self._n_computed(call)
             call.row.fill_batch(self._batch, n, call, n_logits)
             n += len(call.tokens)
-        self._batch.native.n_tokens = n
+        self._batch.set_size(n)
 
     def _n_computed(self, call: Call[Any]) -> int:
         """Number of the last tokens of a call whose logits are computed."""
@@ -158,7 +149,7 @@ class OneTokenContext(HeadContext):
         outputs = self._outputs.at(self._extensions.llama_get_embeddings_nextn(self.handle))
         logits: Logits = np.empty((0, self.n_vocab), np.float32)
         if any(call.n_logits for call in calls):
-            logits = self._logits.at(self._lib.llama_get_logits(self.handle))
+            logits = self._logits.at(self.lib.llama_get_logits(self.handle))
         found: dict[int, Logits] = {}
         n_tokens = n_logits = 0
         for call in calls:
@@ -171,68 +162,45 @@ class OneTokenContext(HeadContext):
         return found
 
 
-_MAX_UNREAD = 32  # tokens whose states are kept until they are evaluated in one call
 _MAX_REREAD = 8  # tokens evaluated in the call of the first draft token, if the head returns all logits
 
 
-class OneTokenRow(HeadRow):
+class OneTokenRow(CachingRow):
     """One row of a head: a `Row` and a `Head`. Created by `heads.eagle` or `heads.mtp`.
 
     Args:
-        context, index: see `HeadRow`.
+        context: what the rows have in common.
+        index: number of this row.
     """
 
     context: OneTokenContext
 
     def __init__(self, context: OneTokenContext, index: int) -> None:
-        super().__init__(context, index)
+        super().__init__(context, index * context.max_branches)
         self.max_logits, self.max_branches = context.max_logits, context.max_branches
-        self._sequence = index * context.max_branches  # the first of this row's sequence ids
         guard = context.first_guard + index if context.has_guard else None
         self._tree = Branches(context, self._sequence, context.max_branches, guard)
         self._n_true = 0  # the first entries of the cache, evaluated with the main model's states
-        self._received = ReceivedStates()
         # The head's outputs, which take the place of unknown states: of tokens of the history by position, of
         # the tree by node.
         self._own: dict[int, State] = {}
         self._outputs: dict[int, State] = {}
 
-    @property
-    def received(self) -> ReceivedStates:
-        """The states that it has received and may still need."""
-        return self._received
-
-    @property
-    def n_received(self) -> int:
-        """See `Head.n_received`."""
-        return len(self._received.tokens)
-
     # Evaluating
 
     def call(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> Call["OneTokenRow"]:
         """Prepare a call: see `Row.call`. A token with a child in the same call must have a known state."""
-        _ = self.handle
-        n, start = len(tokens), len(self._cached) + len(self._tree)
-        if not 1 <= n <= self.max_tokens or not 0 <= n_logits <= min(n, self.max_logits):
-            raise InvalidRequest(f"{n} tokens and {n_logits} rows of logits in one call of a head")
-        if self.context.returns_all and n_logits not in (0, n):
+        self._check_call(tokens, n_logits)
+        if self.context.returns_all and n_logits not in (0, len(tokens)):
             raise InvalidRequest("this head returns logits for all tokens of a call, or for none")
-        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
-        if start + n > self.n_ctx:
-            raise ContextOverflow(
-                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
-            )
+        self._check_room(len(self._cached) + len(self._tree) + len(tokens))
         self._check_tree(tokens, parents)
-        if self._n_ready(tokens, parents) < n:
+        if self._n_ready(tokens, parents) < len(tokens):
             raise InvalidRequest("a head evaluates draft tokens level by level: give one level per call")
         return Call(self, tokens, parents, n_logits)
 
     def _check_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        if len(tokens) != len(parents):
-            raise InvalidRequest(
-                f"{len(tokens)} tokens with {len(parents)} parents: give one parent per token"
-            )
+        check_parents(tokens, parents)
         n_branches = self._tree.count(parents)
         if n_branches > self.max_branches:
             raise InvalidRequest(f"a tree with {n_branches} branches: give at most {self.max_branches}")
@@ -266,7 +234,7 @@ class OneTokenRow(HeadRow):
 
     def _known(self, token: int, position: int) -> State | None:
         """The main model's state of a token, if it is known."""
-        return self._received.of(token, position)
+        return self.received.of(token, position)
 
     def _state(self, node: int) -> State:
         """The state of a node's token, or the output in its place; −1: of the last token of the history."""
@@ -325,9 +293,7 @@ class OneTokenRow(HeadRow):
             if wanted:  # a view, which the next call overwrites
                 found = logits[n_rows - wanted :]
                 parts.append(found if done == len(tokens) else found.copy())
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
+        return self._joined(parts)
 
     def _next_part(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> tuple[int, int]:
         """Return the number of next nodes to evaluate in one call, and of logits to keep."""
@@ -342,7 +308,7 @@ class OneTokenRow(HeadRow):
 
     def commit(self, path: Sequence[int]) -> None:
         """Commit a path of the tree and discard the other nodes: see `LanguageModel.commit`."""
-        _ = self.handle
+        self._check_open()
         self._tree.check_path(path)
         nodes, outputs, n_before = self._tree.nodes, self._outputs, len(self._cached)
         try:
@@ -362,21 +328,20 @@ class OneTokenRow(HeadRow):
             raise
         self._forget(len(self._cached))
         start = self._n_true - 2  # one more than the next pair needs: the last one may be dropped
-        self._received.forget(start)
+        self.received.forget(start)
         self._own = {position: output for position, output in self._own.items() if position >= start}
 
     def _is_true(self, position: int, token: int) -> bool:
         """Return whether the pair at a position is that of the main model's history."""
-        tokens = self._received.tokens
+        tokens = self.received.tokens
         is_next = position == len(tokens)  # its own state is not known, nor needed
-        has_state = position == 0 or position - 1 in self._received
+        has_state = position == 0 or position - 1 in self.received
         return has_state and (is_next or tokens[position : position + 1] == [token])
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
-        _ = self.handle
-        if not 0 <= length <= len(self._cached):
-            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
+        self._check_open()
+        self._check_length(length)
         if length < len(self._cached) or self._tree:
             self._cut(length)
         self._follow(length)
@@ -385,21 +350,15 @@ class OneTokenRow(HeadRow):
         """Note that the cache has been reduced to `length` tokens."""
         if length < self._n_true:
             self._n_true = length
-            self._received.truncate(self._received.n_usable(length, self._received.tokens))
+            self.received.truncate(self.received.n_usable(length, self.received.tokens))
 
     def _cut(self, length: int) -> None:
         """Reduce the cache to `length` tokens, and drop the tree."""
-        removed = done = False
         try:
-            removed = self.context.remove(self._sequence, length)
-            self._tree.free()
-            self._tree.guard(length, length)
-            done = removed
-        finally:
-            if not done:
-                self.resync()
-        if not removed:
-            raise BackendError("llama.cpp could not discard the last tokens: please report it")
+            self._tree.cut(length)
+        except BaseException:  # llama.cpp failed, or a signal handler interrupts it
+            self.resync()
+            raise
         self._forget(length)
 
     def _forget(self, length: int) -> None:
@@ -423,45 +382,35 @@ class OneTokenRow(HeadRow):
             if (start := int(self.context.skips_first)) < n_pairs:
                 self.context.copy(best._sequence, self._sequence, start, n_pairs)
             self._tree.guard(0, n_pairs)
-            self._cached, self._received = tokens[:n_pairs], best._received.copy()
+            self._cached, self.received = tokens[:n_pairs], best.received.copy()
         else:
             self._cut(n_pairs)
         self._n_true = n_pairs
-        self._received.truncate(n_received)
-        self._received.keep(len(tokens) - 1)  # for another answer to the same prompt
+        self.received.truncate(n_received)
+        self.received.keep(len(tokens) - 1)  # for another answer to the same prompt
 
     def known(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Return what `reuse` of this row would give: `n_received`, and the length of the history."""
         n_pairs = common_prefix(self._cached[: self._n_true], tokens)
-        return self._received.n_usable(n_pairs, tokens), n_pairs
+        return self.received.n_usable(n_pairs, tokens), n_pairs
 
     def receive(self, start: int, tokens: Sequence[int], states: States) -> None:
         """Receive tokens of the main model's history: see `Head.receive`."""
-        received = self._received
         tokens = list(tokens[: self.n_ctx - start])
-        n_known = received.n_known(start, tokens)
-        if n_known == len(tokens):  # a recurrent model has evaluated them again
+        n = self.received.receive(start, tokens, states, are_raw=self.context.encodes)
+        if n is None:
             return
-        n = start + n_known
-        is_cached = self._cached[n : n + 1] == tokens[n_known : n_known + 1]
+        is_cached = self._cached[n : n + 1] == tokens[n - start : n - start + 1]
         self._n_true = min(self._n_true, n + is_cached)
-        received.truncate(n)
-        received.append(tokens[n_known:], states[n_known : len(tokens)], are_raw=self.context.encodes)
         self._cut(self._n_true)  # the rest was evaluated with the head's own output
 
     async def read(self) -> None:
         """Evaluate the tokens that were received: see `Head.read`."""
-        tokens = self._received.tokens
-        if len(tokens) - len(self._cached) < min(_MAX_UNREAD, self.max_tokens):
-            return
-        while (start := len(self._cached)) < len(tokens):
-            await self.evaluate_async(tokens[start : start + self.max_tokens], 0)
+        await self._read(len(self._cached))
 
     def resync(self) -> None:
         """Discard the tree, and what llama.cpp's cache lacks, after a failed or interrupted call."""
         length = min(len(self._cached), self.context.length(self._sequence))
-        self._tree.free(all_ids=True)
-        self.context.remove(self._sequence, length)
-        self._tree.guard(0, length)
+        self._tree.resync(length)
         self._forget(length)
         self._follow(length)

@@ -52,23 +52,30 @@ class ReceivedStates:
             n += 1
         return n
 
-    def n_known(self, start: int, tokens: Sequence[int]) -> int:
-        """Count the first of these tokens that have been received after `start` others.
+    def receive(
+        self, start: int, tokens: Sequence[int], states: NDArray[np.float32], *, are_raw: bool
+    ) -> int | None:
+        """Add tokens that follow the first `start` ones, and their states, float32 (len(tokens), width).
+
+        Returns:
+            the position of the first one that was not known; None: all were known, since a recurrent model
+            has evaluated them again.
 
         Raises:
             InvalidRequest: the states of tokens before them are missing.
         """
         if start > len(self.tokens):
             raise InvalidRequest(f"the states of tokens {len(self.tokens)} to {start - 1} are missing")
-        return common_prefix(self.tokens[start:], tokens)
-
-    def append(self, tokens: Sequence[int], states: NDArray[np.float32], *, are_raw: bool) -> None:
-        """Add tokens and their states, float32 (len(tokens), width)."""
-        start = len(self.tokens)
-        self.tokens += tokens
-        self._states.update(enumerate(states, start))
+        n_known = common_prefix(self.tokens[start:], tokens)
+        if n_known == len(tokens):
+            return None
+        first = start + n_known
+        self.truncate(first)
+        self.tokens += tokens[n_known:]
+        self._states.update(enumerate(states[n_known : len(tokens)], first))
         if are_raw:
-            self.raw.update(range(start, start + len(tokens)))
+            self.raw.update(range(first, len(self.tokens)))
+        return first
 
     def truncate(self, length: int) -> None:
         """Forget tokens and states from a position on."""

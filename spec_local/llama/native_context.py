@@ -1,0 +1,157 @@
+"""What the contexts of ordinary models and of heads have in common, and what their rows have."""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
+from spec_local.llama import runtime
+from spec_local.llama.model import Model
+from spec_local.llama.native_object import NativeObject, Pointer
+
+
+class NativeContext:
+    """A ``llama_context`` and its KV cache.
+
+    Args:
+        model: kept open as long as the context.
+        params: llama.cpp's parameters of the context, without those that follow from the other arguments.
+        threads, cache_type, flash_attention: see `spec_local.llama.context.LlamaContext`.
+        what: which context it is, for an error.
+        advice: what to do if llama.cpp cannot create it.
+        parents: pointers to other objects that are freed later.
+
+    Attributes:
+        lib: llama.cpp's low-level API.
+        native: owner of the ``llama_context``.
+        rows: the rows (weak references).
+
+    Raises:
+        BackendError: llama.cpp could not create the context.
+    """
+
+    n_ctx: int
+    max_tokens: int
+
+    def __init__(
+        self,
+        model: Model,
+        params: Any,
+        *,
+        threads: int,
+        cache_type: str,
+        flash_attention: bool | None,
+        what: str,
+        advice: str,
+        parents: Sequence[Pointer] = (),
+    ) -> None:
+        self.model, self.n_vocab = model, model.vocabulary.n_tokens
+        self.threads, self.cache_type, self.flash_attention = threads, cache_type, flash_attention
+        self.rows: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.lib = lib = runtime.library()
+        params.n_threads = params.n_threads_batch = threads
+        params.swa_full = True  # otherwise a rollback reports success, but the tokens are gone
+        params.type_k = params.type_v = getattr(lib, f"GGML_TYPE_{cache_type.upper()}")
+        if flash_attention is not None:
+            params.flash_attn_type = int(flash_attention)
+        elif cache_type != "f16":
+            params.flash_attn_type = 1
+        runtime.clear_log()
+        with runtime.deferred_signals():
+            handle: int = lib.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise BackendError(
+                f"llama.cpp could not create a context {what} ({runtime.failure_reason()}): {advice}"
+            )
+        self.native = NativeObject(lib.llama_free, handle, "context", model.handle, *parents)
+        self._memory_address: int = lib.llama_get_memory(self.handle)
+
+    def close(self) -> None:
+        """Free the memory; logits that were returned must not be used any more."""
+        self.native.close()
+
+    @property
+    def handle(self) -> Pointer:
+        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
+        return self.native.pointer
+
+    @property
+    def memory(self) -> Pointer:
+        """llama.cpp's pointer to the KV cache."""
+        return self.native.inner(self._memory_address)
+
+    def copy(self, source: int, sequence: int, start: int, end: int) -> None:
+        """Add the cells of a sequence at positions from `start` to `end` − 1 to another one; −1: all."""
+        self.lib.llama_memory_seq_cp(self.memory, source, sequence, start, end)
+
+    def remove(self, sequence: int, start: int) -> bool:
+        """Remove a sequence's cells from a position on; returns whether llama.cpp did so."""
+        return bool(self.lib.llama_memory_seq_rm(self.memory, sequence, start, -1))
+
+    def length(self, sequence: int) -> int:
+        """Number of tokens of a sequence in the cache."""
+        return int(self.lib.llama_memory_seq_pos_max(self.memory, sequence)) + 1
+
+
+class NativeRow:
+    """A row of a `NativeContext`.
+
+    Args:
+        context: what the rows have in common.
+        sequence: the row's first sequence id, that of its history.
+    """
+
+    context: NativeContext
+
+    def __init__(self, context: NativeContext, sequence: int) -> None:
+        self.context, self.model = context, context.model
+        self.threads, self.cache_type = context.threads, context.cache_type
+        self.n_vocab, self.n_ctx, self.max_tokens = context.n_vocab, context.n_ctx, context.max_tokens
+        self._sequence = sequence
+        self._cached: list[int] = []
+        context.rows.add(self)
+
+    def close(self) -> None:
+        """Free the memory of all rows; logits that were returned must not be used any more."""
+        self.context.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self.context.native.is_open
+
+    @property
+    def handle(self) -> Pointer:
+        """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
+        return self.context.handle
+
+    @property
+    def cached(self) -> Sequence[int]:
+        """The tokens of the history that have been evaluated. Do not change them."""
+        return self._cached
+
+    def _check_open(self) -> None:
+        """Raise InvalidRequest if the context or the model is closed."""
+        _ = self.handle, self.model.handle
+
+    def _check_vocabulary(self, tokens: Sequence[int]) -> None:
+        """Check that tokens are in the vocabulary."""
+        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+            raise InvalidRequest(f"a token is outside the vocabulary: give 0 to {self.n_vocab - 1}")
+
+    def _check_room(self, n: int) -> None:
+        """Check that the context has room for n tokens."""
+        if n > self.n_ctx:
+            raise ContextOverflow(
+                f"the context of {self.n_ctx} tokens is full: start a new conversation or give a larger --ctx"
+            )
+
+    def _check_length(self, length: int) -> None:
+        """Check that the history can be truncated to a length."""
+        if not 0 <= length <= len(self._cached):
+            raise InvalidRequest(f"cannot truncate {len(self._cached)} tokens to {length}")
+
+
+def check_parents(tokens: Sequence[int], parents: Sequence[int]) -> None:
+    """Check that each of the nodes of a tree has a parent."""
+    if len(parents) != len(tokens):
+        raise InvalidRequest(f"{len(tokens)} tokens with {len(parents)} parents: give one parent per token")
