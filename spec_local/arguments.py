@@ -44,15 +44,19 @@ def checked(function: _Function) -> _Function:
     """
     signature = inspect.signature(function)
 
+    @functools.wraps(function)
+    def arguments(**given: Any) -> Any:
+        return given
+
     @functools.cache  # at the first call: it takes milliseconds, and an annotation may name a later class
-    def validate() -> Callable[..., dict[str, Any]]:
-        return validate_call(config=_CONFIG)(functools.wraps(function)(lambda **given: given))
+    def validated() -> Callable[..., dict[str, Any]]:
+        return validate_call(config=_CONFIG)(arguments)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         try:
-            given = validate()(**given)
+            given = validated()(**given)
         except ValidationError as error:
             raise _refusal(error) from None
         return function(**given)
@@ -95,5 +99,8 @@ def _shown(value: object) -> str:
 
 
 def _expected(error: Any) -> str:
+    context = error.get("ctx", {})
+    if context.get("class") in ("Sequence", "Iterable"):
+        return "a list"
     known = _EXPECTED.get(error["type"])
-    return known.format(**error.get("ctx", {})) if known else error["msg"].removeprefix("Input should be ")
+    return known.format(**context) if known else error["msg"].removeprefix("Input should be ")

@@ -212,7 +212,7 @@ def test_messages(make, message):
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [(["a"], r"prompt\[0\] is 'a': give an integer"), (5, "prompt is 5: give text or a Sequence")],
+    [(["a"], r"prompt\[0\] is 'a': give an integer"), (5, "prompt is 5: give text or a list")],
 )
 def test_messages_for_unions(session, prompt, message):
     with pytest.raises(InvalidRequest, match=message):
