@@ -1,155 +1,106 @@
-"""Check the types of arguments of the public API, so that a wrong one gives an error of one line."""
+"""Check the arguments of the public API, so that a wrong one gives an error of one line."""
 
 import functools
 import inspect
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Union
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import ConfigDict, Field, ValidationError, validate_call
 
 from spec_local.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
-_MAX_BITS = 1000  # of an integer: a larger one is not a float, and Python may refuse to print it
-_NAMES: dict[Any, str] = {
-    str: "text",
-    int: "an integer",
-    float: "a number",
-    bool: "True or False",
-    Path: "a path",
-    type(None): "None",
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+"""An integer for llama.cpp. Python even refuses to print very large ones, in errors for example."""
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type[Any])
+_CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True)
+_BOUNDS = {
+    "greater_than_equal": "{ge:.10g} or more",
+    "less_than_equal": "at most {le:.10g}",
+    "less_than": "less than {lt:.10g}",
 }
+_EXPECTED = _BOUNDS | {
+    "string_type": "text",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "True or False",
+    "list_type": "a list",
+    "sequence_str": "a list",
+    "dict_type": "a mapping",
+    "callable_type": "a function",
+    "is_instance_of": "a {class}",
+    "dataclass_exact_type": "a {class_name}",
+}
+"""What to give in place of a wrong value, by pydantic's type of the error."""
 
 
-def checked(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Check arguments against the annotations of a function or method.
+def checked(function: _Function) -> _Function:
+    """Check arguments against the annotations of a function or method; lists and mappings are copied.
+
+    Text is not a sequence, True is not an integer, and sequences are lists or tuples.
 
     Raises (when it is called):
-        InvalidRequest: an argument has the wrong type. As usual, a missing or unknown one is a TypeError.
+        InvalidRequest: an argument has the wrong type or value. A missing or unknown one is a TypeError.
     """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+    def arguments(**given: Any) -> Any:
+        return given
+
+    @functools.cache  # at the first call: it takes milliseconds, and an annotation may name a later class
+    def validated() -> Callable[..., dict[str, Any]]:
+        return validate_call(config=_CONFIG)(arguments)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
         try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return function(*args, **kwargs)  # raises an error that names the function
-        hints = _hints(function)
-        for name, value in given.items():
-            if name in hints:
-                check(name, value, hints[name])
-        return function(*args, **kwargs)
+            given = validated()(**given)
+        except ValidationError as error:
+            raise _refusal(error) from None
+        return function(**given)
 
-    return call
+    return cast(_Function, call)
 
 
-def check_fields(instance: "DataclassInstance") -> None:
-    """Check the fields of a dataclass against their annotations.
-
-    Raises:
-        InvalidRequest: a field has a value of the wrong type.
-    """
-    hints = _hints(type(instance))
-    for field in fields(instance):
-        if field.init:
-            check(field.name, getattr(instance, field.name), hints[field.name])
+def checked_fields(kind: _Class) -> _Class:
+    """Check the arguments of a dataclass as `checked` does."""
+    kind.__init__ = checked(kind.__init__)
+    return kind
 
 
-def check(name: str, value: object, hint: Any) -> None:
-    """Check one value; see `check_fields`.
-
-    Supported are classes, unions, literals, functions, TypedDicts, iterables, tuples, mappings. Text is not
-    a sequence, True is not an integer, and an integer has up to 1000 bits.
-    """
-    if not _fits(value, hint):
-        kind = _kind(value)
-        if typing.get_origin(hint) is Literal and isinstance(value, str):
-            kind = ascii(value[:40])
-        raise InvalidRequest(f"{name} is {kind}: give {_description(hint)}")
+def _refusal(error: ValidationError) -> InvalidRequest:
+    """The error of the first wrong argument; of the types in a union, that which fits furthest counts."""
+    errors = error.errors(include_url=False)
+    worst = max(errors, key=lambda each: _place(each["loc"]).count("["))
+    place = _place(worst["loc"])
+    expected = dict.fromkeys(_expected(each) for each in errors if _place(each["loc"]) == place)
+    if worst["type"] in _BOUNDS:
+        place = place.replace("_", "-")  # as options of the command are written, which can have such values
+    return InvalidRequest(f"{place} is {_shown(worst['input'])}: give {' or '.join(expected)}")
 
 
-@functools.cache
-def _hints(of: Any) -> dict[str, Any]:
-    return typing.get_type_hints(of)
+def _place(location: tuple[int | str, ...]) -> str:
+    """The argument and the indices in it, without the types of unions, which pydantic adds."""
+    name, *rest = location
+    if "[key]" in rest:
+        return f"a key of {name}"
+    return "".join([str(name), *(f"[{part}]" for part in rest if isinstance(part, int))])
 
 
-def _fits(value: object, hint: Any) -> bool:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, each) for each in arguments)
-    if origin is Literal:
-        return any(type(value) is type(each) and value == each for each in arguments)
-    if origin in (Sequence, list):
-        right = isinstance(value, list if origin is list else Sequence)
-        return right and not isinstance(value, (str, bytes)) and _all_fit(value, arguments[0])
-    if origin is Iterable:  # what it yields is checked when it does
-        return isinstance(value, Iterable) and not isinstance(value, (str, bytes))
-    if origin is tuple:
-        right = isinstance(value, tuple) and len(value) == len(arguments)
-        return right and all(map(_fits, value, arguments))  # type: ignore[call-overload]
-    if origin is Mapping:
-        return (
-            isinstance(value, Mapping)
-            and _all_fit(value.keys(), arguments[0])
-            and _all_fit(value.values(), arguments[1])
-        )
-    if origin is Callable:
-        return callable(value)
-    if hint in (int, float):
-        small = isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= _MAX_BITS
-        return small or (hint is float and isinstance(value, float))
-    if typing.is_typeddict(hint):
-        parts = _hints(hint)
-        return (
-            isinstance(value, dict)
-            and hint.__required_keys__ <= value.keys() <= parts.keys()
-            and all(_fits(each, parts[key]) for key, each in value.items())
-        )
-    return isinstance(value, hint)
+def _shown(value: object) -> str:
+    """The value, or its type if it can be long."""
+    if isinstance(value, str):
+        return ascii(value[:40])
+    if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64):
+        return f"{value}"
+    return type(value).__name__
 
 
-def _all_fit(values: Any, hint: Any) -> bool:
-    if hint is int:  # thousands of tokens
-        return all(type(value) is int or _fits(value, int) for value in values)
-    return all(_fits(value, hint) for value in values)
-
-
-def _kind(value: object) -> str:
-    """Describe a value of the wrong type, without the value: it can be long, or impossible to print."""
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _MAX_BITS:
-        return f"an integer of {value.bit_length()} bits"
-    name = type(value).__name__
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return " of ".join([name, *sorted({type(each).__name__ for each in value})[:1]])
-    return name
-
-
-def _description(hint: Any) -> str:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(map(_description, arguments))
-    if origin is Literal:
-        return " or ".join(map(str, arguments))
-    if origin in (Sequence, list, Iterable):
-        kind, space, rest = _description(arguments[0]).removeprefix("a ").removeprefix("an ").partition(" ")
-        return f"a list of {kind}s{space}{rest}"
-    if origin is tuple:
-        return f"a tuple of {' and '.join(map(_description, arguments))}"
-    if origin is Mapping:
-        return "a mapping"
-    if origin is Callable:
-        return "a function"
-    if typing.is_typeddict(hint):
-        parts = [
-            f"{'' if key in hint.__required_keys__ else 'optionally '}{key} ({_description(each)})"
-            for key, each in _hints(hint).items()
-        ]
-        return f"a dict with {' and '.join(parts)}"
-    return _NAMES.get(hint) or f"a {hint.__name__}"
+def _expected(error: Any) -> str:
+    context = error.get("ctx", {})
+    if context.get("class") in ("Sequence", "Iterable"):
+        return "a list"
+    known = _EXPECTED.get(error["type"])
+    return known.format(**context) if known else error["msg"].removeprefix("Input should be ")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from spec_local.arguments import check_fields, checked
+from spec_local.arguments import checked, checked_fields
 from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.core.language_model import common_prefix
@@ -41,6 +41,7 @@ class MessagesDropped:
 ChatEvent = Prefilled | MessagesDropped | Text | Done
 
 
+@checked_fields
 @dataclass
 class ChatSession:
     """Generates the answers of a conversation, one at a time.
@@ -60,9 +61,6 @@ class ChatSession:
     _n_drops: int = field(default=0, init=False)
     _generating: bool = field(default=False, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @checked
     def send(self, message: str, cancelled: Callable[[], bool] = lambda: False) -> Iterator[ChatEvent]:

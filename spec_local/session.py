@@ -15,12 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import InstanceOf
+
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.loading import LoadSettings, load
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.running import RunningAnswers
 from spec_local.answers.text import Done, RowEvent, Text
-from spec_local.arguments import checked
+from spec_local.arguments import Int32, checked
 from spec_local.calibration.known_costs import KnownCosts
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message, Tool
@@ -119,14 +121,14 @@ class Session:
         main: Path | str,
         draft: Path | str | None = None,
         *,
-        n_ctx: int | None = None,
-        threads: int | None = None,
-        gpu_layers: int = -1,
+        n_ctx: Int32 | None = None,
+        threads: Int32 | None = None,
+        gpu_layers: Int32 = -1,
         cache_type: str = "f16",
-        branches: int = 1,
+        branches: Int32 = 1,
         datastore: bool = False,
         reproducible: bool = False,
-        parallel: int | None = 1,
+        parallel: Int32 | None = 1,
         mtp: bool = True,
         workers: Sequence[str] = (),
         log: Callable[[str], None] = lambda line: None,
@@ -342,10 +344,10 @@ class Session:
     @checked
     def generate_many(
         self,
-        prompts: Iterable[str | Sequence[int] | None],
-        settings: GenerationSettings | Iterable[GenerationSettings] = _DEFAULTS,
+        prompts: InstanceOf[Iterable[str | Sequence[int] | None]],
+        settings: GenerationSettings | InstanceOf[Iterable[GenerationSettings]] = _DEFAULTS,
         *,
-        max_rows: int | None = None,
+        max_rows: Int32 | None = None,
         keep_caches: bool = False,
         totals: Statistics | None = None,
         cancelled: Callable[[int], bool] = lambda index: False,
@@ -377,6 +379,8 @@ class Session:
             InvalidRequest: the session is closed or in use, or `max_rows` is out of range.
             BackendError: a model call failed.
         """
+        if isinstance(prompts, str):
+            raise InvalidRequest("prompts is text: give a list of prompts")
         n_rows = self.n_rows if max_rows is None else max_rows
         if not 1 <= n_rows <= self.n_rows:
             raise InvalidRequest(

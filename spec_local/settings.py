@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from spec_local.arguments import check_fields
+from pydantic import Field
+
+from spec_local.arguments import checked_fields
 from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest
@@ -16,8 +19,11 @@ CHAIN_VERIFIERS = [name for name, verifier in VERIFIERS.items() if verifier.draw
 _TREE_DEPTH = 8  # default maximum depth of trees and beams: deeper nodes are rarely accepted
 _SPEED = {"affects": "speed"}
 """Metadata of settings that affect the speed of an answer but not its distribution."""
+_Natural = Annotated[int, Field(ge=0)]
+_Nodes = Annotated[int, Field(ge=1, le=MAX_DRAFT)]
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class GenerationSettings:
     """The settings of one answer; every value is validated.
@@ -60,37 +66,34 @@ class GenerationSettings:
     """
 
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    seed: int | None = None
-    max_tokens: int | None = None
+    seed: _Natural | None = None
+    max_tokens: _Natural | None = None
     stops: Sequence[str] = ()
     proposer: str = field(default="auto", metadata=_SPEED)
     policy: str = field(default="adaptive", metadata=_SPEED)
-    draft_max: int | None = field(default=None, metadata=_SPEED)
-    draft_p_min: float = field(default=0.75, metadata=_SPEED)
-    staged: int = field(default=0, metadata=_SPEED)
+    draft_max: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = field(default=None, metadata=_SPEED)
+    draft_p_min: Annotated[float, Field(ge=0, le=1)] = field(default=0.75, metadata=_SPEED)
+    staged: Annotated[int, Field(ge=0, le=MAX_STAGED)] = field(default=0, metadata=_SPEED)
     shape: str = field(default="chain", metadata=_SPEED)
-    tree_nodes: int = field(default=16, metadata=_SPEED)
-    beam_width: int = field(default=4, metadata=_SPEED)
+    tree_nodes: _Nodes = field(default=16, metadata=_SPEED)
+    beam_width: _Nodes = field(default=4, metadata=_SPEED)
     verifier: str = field(default="auto", metadata=_SPEED)
     grammar: str | None = None
     json_schema: str | None = None
     control_text: Sequence[str] = ()
-    logprobs: int | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.proposer not in PROPOSER_NAMES:
-            raise InvalidRequest(f"proposer {self.proposer!r} is unknown: give {', '.join(PROPOSER_NAMES)}")
-        if self.policy not in POLICY_NAMES:
-            raise InvalidRequest(f"policy {self.policy!r} is unknown: give {', '.join(POLICY_NAMES)}")
+        for name, value, known in (
+            ("proposer", self.proposer, PROPOSER_NAMES),
+            ("policy", self.policy, POLICY_NAMES),
+            ("shape", self.shape, SHAPE_NAMES),
+            ("verifier", self.verifier, ("auto", *VERIFIERS)),
+        ):
+            if value not in known:
+                raise InvalidRequest(f"{name} {value!r} is unknown: give {', '.join(known)}")
         if self.shape == "auto" and self.policy not in ("adaptive", "off"):
             raise InvalidRequest(f"shape auto needs policy adaptive: with {self.policy} give chain or tree")
-        if not 0 <= self.draft_p_min <= 1:  # catches NaN too
-            raise InvalidRequest(f"draft-p-min is {self.draft_p_min}: give 0 to 1")
-        if self.shape not in SHAPE_NAMES:
-            raise InvalidRequest(f"shape {self.shape!r} is unknown: give {', '.join(SHAPE_NAMES)}")
-        if self.verifier != "auto" and self.verifier not in VERIFIERS:
-            raise InvalidRequest(f"verifier {self.verifier!r} is unknown: give auto, {', '.join(VERIFIERS)}")
         if self.shape == "tree" and self.verifier in CHAIN_VERIFIERS:
             raise InvalidRequest(
                 f"verifier {self.verifier} verifies chains only: give auto or traversal for a tree"
@@ -99,21 +102,6 @@ class GenerationSettings:
             raise InvalidRequest(
                 f"verifier {self.verifier} verifies drawn tokens, which beams are not: give auto for beams"
             )
-        for name, value, low in [
-            ("draft-max", self.draft_max, 0),
-            ("tree-nodes", self.tree_nodes, 1),
-            ("beam-width", self.beam_width, 1),
-        ]:
-            if value is not None and not low <= value <= MAX_DRAFT:
-                raise InvalidRequest(f"{name} is {value}: give {low} to {MAX_DRAFT}")
-        if not 0 <= self.staged <= MAX_STAGED:
-            raise InvalidRequest(f"staged is {self.staged}: give 0 to {MAX_STAGED}")
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise InvalidRequest(f"max-tokens is {self.max_tokens}: give 0 or more")
-        if self.seed is not None and self.seed < 0:
-            raise InvalidRequest(f"seed is {self.seed}: give 0 or more")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"logprobs is {self.logprobs}: give 0 to {MAX_LOGPROBS}")
         if self.grammar is not None and self.json_schema is not None:
             raise InvalidRequest("an answer cannot follow a grammar and a JSON schema: give one of them")
         if self.json_schema is not None:  # fail before any model is loaded

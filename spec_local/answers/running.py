@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from spec_local.answers.assembly import ProposerFactory, Slot
 from spec_local.answers.text import AnswerText, Done, RowEvent, Text
-from spec_local.arguments import check
+from spec_local.arguments import checked
 from spec_local.core.constraint import Constraint
 from spec_local.core.language_model import common_prefix
 from spec_local.core.rng import SeededRng
@@ -61,6 +61,7 @@ class RunningAnswers:
         self._main = slots[0].main
         self._grammar: tuple[object, Grammar] | None = None  # the most recent one, which most answers reuse
 
+    @checked
     def checked(
         self,
         index: int,
@@ -171,8 +172,6 @@ class RunningAnswers:
                         break
                     index, n_started = n_started, n_started + 1
                     try:
-                        check("a prompt", prompt, str | Sequence[int])
-                        check("settings", settings, GenerationSettings)
                         checked = self.checked(index, prompt, settings, functools.partial(cancelled, index))
                         slot = _best_slot(free, list(checked.tokens))
                         started = self.begin(checked, slot, clock, n_rows)

@@ -9,11 +9,11 @@ that the KV cache shares with a prompt.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from spec_local.answers.text import Done, Text
-from spec_local.arguments import check_fields, checked
+from spec_local.arguments import checked
 from spec_local.chat.messages import Message, check_last, messages_of
 from spec_local.chat.rendered import Rendered
 from spec_local.chat.template import ChatTemplate, splitter_after
@@ -55,18 +55,24 @@ class _Segment:
         return part == self.part if self.answer < 0 else part.text == self.part.text
 
 
-@dataclass
 class Conversation:
-    """Messages and their tokens; tool_use: the tools of the next answer."""
+    """Messages and their tokens; tool_use: the tools of the next answer.
 
-    model: Model
-    template: ChatTemplate
-    messages: list[Message] = field(default_factory=list)
-    tool_use: ToolUse | None = None
-    _segments: list[_Segment] = field(default_factory=list)
+    Raises:
+        InvalidRequest: a message is incomplete or wrong.
+    """
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    @checked
+    def __init__(
+        self,
+        model: Model,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, object]] = (),
+        tool_use: ToolUse | None = None,
+    ) -> None:
+        self.model, self.template = model, template
+        self.messages, self.tool_use = messages_of(messages), tool_use
+        self._segments: list[_Segment] = []
 
     @property
     def system(self) -> str | None:
@@ -97,8 +103,9 @@ class Conversation:
         Raises:
             InvalidRequest: a message is incomplete or wrong.
         """
-        given = messages_of(messages)
-        return Conversation(self.model, self.template, given, tool_use, [*self._segments])
+        following = Conversation(self.model, self.template, messages, tool_use)
+        following._segments = [*self._segments]
+        return following
 
     @checked
     def ask(self, content: str) -> list[int]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, NotRequired, TypedDict, get_args
 
-from spec_local.arguments import check
 from spec_local.core.text import bytes_of
 from spec_local.errors import InvalidRequest
 
@@ -200,11 +199,12 @@ def _message(given: Mapping[str, object], where: str) -> Message:
 def _calls(given: object, where: str) -> list[MessageToolCall]:
     if given is None:
         return []
-    check(where, given, Sequence[Mapping[str, object]])
+    if not isinstance(given, list | tuple):
+        raise InvalidRequest(f"{where} is {type(given).__name__}: give a list of calls")
     calls: list[MessageToolCall] = []
-    for i, call in enumerate(given):  # type: ignore[arg-type, var-annotated]
-        function = call.get("function")
-        if call.get("type", "function") != "function" or not isinstance(function, Mapping):
+    for i, call in enumerate(given):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or call.get("type", "function") != "function":
             raise InvalidRequest(f"{where}[{i}] is not the call of a function: give id, type and function")
         called: CalledFunction = {
             "name": _text(function, "name", f"{where}[{i}].function"),
@@ -218,6 +218,6 @@ def _text(given: Mapping[str, object], key: str, where: str) -> str:
     value = given.get(key)
     if value is None:
         raise InvalidRequest(f"{where} has no {key}: give text")
-    check(f"{where}.{key}", value, str)
-    assert isinstance(value, str)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where}.{key} is {type(value).__name__}: give text")
     return value

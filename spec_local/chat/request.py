@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spec_local.arguments import check_fields
+from spec_local.arguments import checked_fields
 from spec_local.chat.messages import Tool, check_last, messages_of
 from spec_local.chat.template import ChatTemplate, splitter_after
 from spec_local.chat.tool_calls import ToolCallParser
@@ -15,6 +15,7 @@ from spec_local.llama.vocabulary import Vocabulary
 from spec_local.settings import GenerationSettings
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt.
@@ -37,7 +38,6 @@ class Request:
     tool_choice: str = "auto"
 
     def __post_init__(self) -> None:
-        check_fields(self)
         if self.messages and self.prompt:
             raise InvalidRequest("both a prompt and messages were given: give one of them")
         if self.messages:

@@ -16,15 +16,17 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from spec_local.arguments import check_fields
+from spec_local.arguments import checked_fields
 from spec_local.core.constraint import Constraint
 from spec_local.core.rng import Rng
-from spec_local.errors import BackendError, DeadEnd, InvalidRequest
+from spec_local.errors import BackendError, DeadEnd
 
 _NOT_NUMBERS = (
     "the model's logits are not numbers, or every token is forbidden: "
@@ -34,8 +36,13 @@ _DEAD_END = "no token may follow here: correct the grammar, or remove a logit bi
 _MAX_BIAS = 1e30  # the sum with a logit must be finite in float32
 _TESTED_FIRST = 64
 """Number of most probable tokens tested against a constraint before the whole vocabulary is tested."""
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Penalty = Annotated[float, Field(ge=-100, le=100)]
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Bias = Annotated[float, Field(le=_MAX_BIAS)]
 
 
+@checked_fields
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
     """Sampling settings; names, meaning and defaults are those of llama.cpp and of the command.
@@ -57,38 +64,16 @@ class SamplingSettings:
         InvalidRequest: a value is out of range or has the wrong type.
     """
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    penalty_window: int = 64
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.8
+    top_k: _Count = 40
+    top_p: _Share = 0.95
+    min_p: _Share = 0.05
+    repeat_penalty: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    frequency_penalty: _Penalty = 0.0
+    presence_penalty: _Penalty = 0.0
+    penalty_window: _Count = 64
     penalize_prompt: bool = True
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        ranges = {
-            "temperature": (0.0, 100.0),
-            "top_k": (0, 2**31 - 1),
-            "top_p": (0.0, 1.0),
-            "min_p": (0.0, 1.0),
-            "repeat_penalty": (1e-3, 1e3),
-            "frequency_penalty": (-100.0, 100.0),
-            "presence_penalty": (-100.0, 100.0),
-            "penalty_window": (0, 2**31 - 1),
-        }
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            low, high = ranges.get(entry.name, (0, 0))
-            if entry.name in ranges and not low <= value <= high:  # catches NaN too
-                raise InvalidRequest(
-                    f"{entry.name.replace('_', '-')} is {value}: give {low:.10g} to {high:.10g}"
-                )
-        if not all(bias <= _MAX_BIAS for bias in self.logit_bias.values()):  # catches NaN too
-            raise InvalidRequest(f"a logit bias is not a number up to {_MAX_BIAS:g}: give one, or -inf")
+    logit_bias: Mapping[_Count, _Bias] = field(default_factory=dict)
 
     @property
     def has_memory(self) -> bool:

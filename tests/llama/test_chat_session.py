@@ -290,5 +290,5 @@ def test_the_state_of_another_conversation_is_not_used(chat, tmp_path):
 
 
 def test_unknown_when_full(chat):
-    with pytest.raises(InvalidRequest, match="give stop or drop-oldest"):
+    with pytest.raises(InvalidRequest, match="when_full is 'explode': give 'stop' or 'drop-oldest'"):
         chat(when_full="explode")

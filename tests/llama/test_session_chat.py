@@ -132,10 +132,10 @@ def test_json_schema_replaces_that_of_the_settings(session):
             r"messages\[0\] has no tool_call_id: give the id of the call that it answers",
         ),
         ({"messages": [{"role": "user"}]}, r"messages\[0\] has no content: give text"),
-        ({"messages": "hello"}, "messages is str: give a list of mappings"),
+        ({"messages": "hello"}, "messages is 'hello': give a list"),
         ({"json_schema": {"a": {1}}}, "the JSON schema cannot be written as JSON"),
         ({"json_schema": {"pattern": 1}}, "pattern"),
-        ({"json_schema": 5}, "json_schema is int: give a mapping or text or None"),
+        ({"json_schema": 5}, "json_schema is 5: give a mapping or text"),
         ({"json_schema": SCHEMA, "settings": replace(GREEDY, grammar='root ::= "a"')}, "give one of them"),
     ],
 )

@@ -202,7 +202,7 @@ def test_tool_choice_none(hermes):
         ({"tool_choice": "other"}, "tool_choice is 'other': give auto, none, required or the name of one of"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice is 'required'"),
         ({"tools": [{}]}, r"tools\[0\] has no function"),
-        ({"tools": "weather"}, "tools is str: give a list of mappings"),
+        ({"tools": "weather"}, "tools is 'weather': give a list"),
         ({"json_schema": {"const": 1}}, "cannot follow a grammar or a JSON schema: remove it, or give"),
         ({"messages": [{**ASKED, "content": 5}]}, r"messages\[0\].content is int: give text"),
         ({"messages": [ASKED, {"role": "assistant", "content": "a"}]}, "or the result of a tool"),

@@ -76,8 +76,8 @@ def test_logprobs_are_computed_only_on_request():
     assert all(step.logprobs == () for step in events)
     with pytest.raises(InvalidRequest):
         steps_of(-1)
-    for n in (-1, 21):
-        with pytest.raises(InvalidRequest, match=f"logprobs is {n}: give 0 to 20"):
+    for n, what in ((-1, "0 or more"), (21, "at most 20")):
+        with pytest.raises(InvalidRequest, match=f"logprobs is {n}: give {what}"):
             GenerationSettings(logprobs=n)
 
 

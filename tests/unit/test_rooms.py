@@ -35,8 +35,8 @@ IO_MODULES = {
     *("asyncio", "ctypes", "fcntl", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib"),
     *("shutil", "signal", "socket", "sqlite3", "subprocess", "tempfile", "threading", "urllib"),
 }
-PURE = {"numpy", "spec_local", *sys.stdlib_module_names} - IO_MODULES
-"""All that a package without I/O may import: no pydantic, no huggingface_hub, no llama_cpp."""
+PURE = {"numpy", "pydantic", "spec_local", *sys.stdlib_module_names} - IO_MODULES
+"""All that a package without I/O may import: no huggingface_hub, no llama_cpp."""
 
 
 @dataclass(frozen=True)
