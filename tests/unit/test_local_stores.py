@@ -129,26 +129,27 @@ def test_a_name_of_models_toml_comes_first(models, home, monkeypatch):
     assert set(listed()) == {"starter:latest"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        "null",
-        '{"layers": 3}',
-        '{"layers": [3, null]}',
-        '{"layers": []}',
-        '{"layers": [{"mediaType": "application/vnd.ollama.image.model"}]}',
-        '{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": 3}]}',
-        '{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../x"}]}',
-        json.dumps({"layers": [{"mediaType": ollama._MODEL_LAYER, "digest": f"sha256:{'1' * 64}"}]}),
-        "[" * 100_000,
-        "x" * (2 << 20),
-    ],
-    ids=lambda text: text[:70],
-)
+def layer(**fields):
+    return json.dumps({"layers": [{"mediaType": "application/vnd.ollama.image.model"} | fields]})
+
+
+MANIFESTS = {
+    "empty": "",
+    "not JSON": "{",
+    "a list": "[]",
+    "null": "null",
+    "no list of layers": '{"layers": 3}',
+    "no layers": '{"layers": [3, null]}',
+    "no digest": layer(),
+    "no text as digest": layer(digest=3),
+    "a digest that leaves the folder": layer(digest="sha256:../../x"),
+    "an absent blob": layer(digest=f"sha256:{'1' * 64}"),
+    "deep": "[" * 100_000,
+    "large": "x" * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("text", MANIFESTS.values(), ids=MANIFESTS.keys())
 def test_a_damaged_manifest_is_left_out(llama, models, text):
     manifest = models / "manifests" / "registry.ollama.ai" / "library" / "bad" / "latest"
     manifest.parent.mkdir(parents=True)
@@ -169,15 +170,8 @@ def test_pipes_loops_and_stray_files_are_left_out(llama, models, home):
     (library / "llama3.2" / "folder").mkdir()
     (library / "a b\n\x1b[31m").mkdir()
     (library / "a b\n\x1b[31m" / "latest").write_text((library / "llama3.2" / "3b").read_text())
-    for name in (
-        "pipe",
-        "loop",
-        "self",
-        "llama3.2:folder",
-        "loop:llama3.2",
-        "../library/llama3.2:3b",
-        "..:..",
-    ):
+    outside = ("../library/llama3.2:3b", "..:..")
+    for name in ("pipe", "loop", "self", "llama3.2:folder", "loop:llama3.2", *outside):
         assert ollama.find(name) is None, name
     assert set(listed()) == {"llama3.2:3b"}
     llama.unlink()
@@ -381,7 +375,7 @@ def test_no_damaged_header_is_an_error(home):
     raw = write_header(home / "m.gguf", name="toy", type="model", file_type=7).read_bytes()
     path = home / "damaged.gguf"
     for place in range(len(raw)):
-        for value in (0, 1, 9, 255):
+        for value in (0, 9, 255):
             path.write_bytes(raw[:place] + bytes([value]) + raw[place + 1 :])
             metadata = gguf_header.read_metadata(path)
             gguf_header.describe(metadata)
