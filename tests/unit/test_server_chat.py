@@ -66,12 +66,20 @@ def test_defaults_are_those_of_the_command_line():
     assert exchange(stream=True).streams
 
 
-def test_null_is_the_default():
-    fields = "temperature top_p n stop max_tokens tools tool_choice response_format stream seed logit_bias"
-    assert (
-        request(**dict.fromkeys([*fields.split(), "speculative", "stream_options"])).settings
-        == GenerationSettings()
-    )
+FIELDS = """
+    temperature top_p n stop max_tokens tools tool_choice response_format stream seed logit_bias speculative
+    stream_options
+""".split()  # noqa: SIM905
+DEFAULTS = {
+    "null": dict.fromkeys(FIELDS),
+    "no limit and no seed": {"max_tokens": -1, "seed": -1, "grammar": ""},
+    "samplers that do nothing": {"mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1},
+}
+
+
+@pytest.mark.parametrize("more", DEFAULTS.values(), ids=DEFAULTS.keys())
+def test_values_that_are_the_defaults(more):
+    assert request(**more).settings == GenerationSettings()
 
 
 def test_settings():
@@ -96,10 +104,6 @@ def test_settings():
         max_tokens=6,
         stops=["END"],
     )
-
-
-def test_without_a_limit_and_without_a_seed():
-    assert request(max_tokens=-1, seed=-1, grammar="").settings == GenerationSettings()
 
 
 def test_each_choice_has_its_own_seed():
@@ -159,24 +163,21 @@ def test_response_format(form, schema):
     assert request(response_format=form).settings.json_schema == schema
 
 
+CHOSEN = {"proposer": "lookup", "draft_max": 4, "policy": "fixed", "shape": "tree"}
+
+
 @pytest.mark.parametrize(
-    ("speculative", "settings"),
+    ("more", "settings"),
     [
-        (False, GenerationSettings(policy="off")),
-        (True, GenerationSettings()),
-        (
-            {"proposer": "lookup", "draft_max": 4, "policy": "fixed", "shape": "tree"},
-            GenerationSettings(proposer="lookup", draft_max=4, policy="fixed", shape="tree"),
-        ),
+        ({"speculative": False}, {"policy": "off"}),
+        ({"speculative": True}, {}),
+        ({"speculative": CHOSEN}, CHOSEN),
+        ({"speculative.n_max": 3, "speculative.p_min": 0.5}, {"draft_max": 3, "draft_p_min": 0.5}),
     ],
+    ids=["off", "on", "chosen", "as llama.cpp names it"],
 )
-def test_speculation(speculative, settings):
-    assert request(speculative=speculative).settings == settings
-
-
-def test_speculation_as_llama_cpp_names_it():
-    more = {"speculative.n_max": 3, "speculative.p_min": 0.5}
-    assert request(**more).settings == GenerationSettings(draft_max=3, draft_p_min=0.5)
+def test_speculation(more, settings):
+    assert request(**more).settings == GenerationSettings(**settings)
 
 
 def messages(**message):
@@ -239,10 +240,6 @@ def test_deep_nesting_is_no_crash(depth):
         exchange(tools=[tool], response_format={"type": "json_schema", "json_schema": {"schema": nested}})
 
 
-def test_samplers_that_do_nothing_are_accepted():
-    assert request(mirostat=0, typical_p=1.0, top_n_sigma=-1).settings == GenerationSettings()
-
-
 # Responses
 
 
@@ -258,11 +255,8 @@ def test_a_stream():
         (first.id, "tiny.gguf", first.created)
     }
     assert first.system_fingerprint.startswith("specdec-")
-    assert not any("specdec" in chunk.model_extra or "usage" in chunk.model_fields_set for chunk in found)
-
-
-def test_the_model_is_echoed():
     assert chunks(streaming(model="gpt"), ANSWER)[0].model == "gpt"
+    assert not any("specdec" in chunk.model_extra or "usage" in chunk.model_fields_set for chunk in found)
 
 
 def test_usage_in_a_stream():

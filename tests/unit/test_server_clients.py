@@ -25,11 +25,7 @@ from tests.server_events import (
     written,
 )
 
-KINDS = {
-    "/v1/chat/completions": ChatCompletions,
-    "/v1/messages": Messages,
-    "/v1/responses": Responses,
-}
+KINDS = {"/v1/chat/completions": ChatCompletions, "/v1/messages": Messages, "/v1/responses": Responses}
 QUESTION = [{"role": "user", "content": "Why?"}]
 FUNCTION = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
 

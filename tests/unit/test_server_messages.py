@@ -58,6 +58,10 @@ def whole(exchange, answer):
 # Bodies
 
 
+def content(role, *blocks):
+    return {"messages": [{"role": role, "content": list(blocks)}]}
+
+
 def test_settings():
     found = request(
         temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["END"], speculative=False, seed=3, stream=True
@@ -118,23 +122,15 @@ def test_messages_in_openais_form():
     ]
 
 
-def test_messages_of_calls_and_results_alone():
+def test_a_call_alone_and_a_text_before_a_result():
     use = {"type": "tool_use", "id": "u", "name": "weather", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "u", "content": "sunny"}
-    found = request(
-        messages=[
-            QUESTION,
-            {"role": "assistant", "content": [use]},
-            {"role": "user", "content": [{"type": "text", "text": "Here:"}, result]},
-        ]
-    )
-    call = {"id": "u", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
-    assert found.messages == [
-        QUESTION,
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "user", "content": "Here:"},
-        {"role": "tool", "content": "sunny", "tool_call_id": "u"},
-    ]
+    here = {"type": "text", "text": "Here:"}
+    asked, answered = content("assistant", use)["messages"], content("user", here, result)["messages"]
+    _, called, *rest = request(messages=[QUESTION, *asked, *answered]).messages
+    assert called["content"] == ""
+    assert len(called["tool_calls"]) == 1
+    assert [(each["role"], each["content"]) for each in rest] == [("user", "Here:"), ("tool", "sunny")]
 
 
 @pytest.mark.parametrize(
@@ -152,10 +148,6 @@ def test_tools(choice, expected):
     function = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}}
     assert found.tools == [{"type": "function", "function": function}]
     assert found.tool_choice == expected
-
-
-def content(role, *blocks):
-    return {"messages": [{"role": role, "content": list(blocks)}]}
 
 
 RESULT = {"type": "tool_result", "tool_use_id": "u"}
