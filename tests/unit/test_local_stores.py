@@ -310,13 +310,13 @@ def test_models_of_other_programs_need_no_download_and_are_not_deleted(home, lla
         assert file.exists()
 
 
-def test_thousands_of_files_take_no_time(home):
+def test_hundreds_of_files_take_no_time(home):
     folder = write_header(home / ".lmstudio" / "models" / "org" / "toy-GGUF" / "toy0-Q4_0.gguf").parent
-    for n in range(1, 1500):
+    for n in range(1, 500):
         (folder / f"toy{n}-Q4_{n}.gguf").hardlink_to(folder / "toy0-Q4_0.gguf")
     start = time.process_time()
-    assert len(listed()) == 1500
-    assert time.process_time() - start < 20  # usually below one second
+    assert len(listed()) == 500
+    assert time.process_time() - start < 10  # usually below one second
 
 
 @pytest.mark.parametrize("function", ["stat", "open"])
@@ -345,18 +345,6 @@ def test_folders_that_cannot_be_read(llama, home, models):
         assert ollama.find("llama3.2:3b") is None
         folder.chmod(0o755)
     assert set(listed()) == {"llama3.2:3b"}
-
-
-def test_an_unknown_name_gets_similar_ones_of_other_programs(llama):
-    assert "similar names are llama3.2:3b" in str(catalog.unknown("llama3.2:3x"))
-
-
-def test_a_pair_may_use_models_of_ollama(home, llama):
-    (home / "config").mkdir()
-    (home / "config" / "models.toml").write_text(
-        '[pairs.mine]\nmain = "llama3.2:3b"\ndraft = "llama3.2:1b"\nnote = "n"\n'
-    )
-    assert catalog.find(catalog.pairs()["mine"].main).resolve() == llama
 
 
 # GGUF headers
