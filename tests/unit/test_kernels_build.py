@@ -163,7 +163,7 @@ def test_results_are_recorded_for_one_processor(library, processor, tested, new_
 
 
 @needs_compiler
-def test_limits_are_measured_for_one_machine(library, processor, monkeypatch, new_process):
+def test_limits_are_measured_for_one_machine(library, processor, tested, monkeypatch, new_process):
     def limits():
         new_process()
         return dict(kernels.status().limits) if kernels.status().measured else None
@@ -186,7 +186,7 @@ def test_limits_are_measured_for_one_machine(library, processor, monkeypatch, ne
 
 
 @needs_compiler
-def test_limits_that_cannot_be_used(library, monkeypatch, new_process):
+def test_limits_that_cannot_be_used(library, tested, monkeypatch, new_process):
     monkeypatch.setenv("FAKE_SLOW", "refuse")
     assert "there is not enough memory" in kernels.measure_limits()
     monkeypatch.setenv("FAKE_SLOW", "Q4_K")
