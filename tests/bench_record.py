@@ -1,4 +1,4 @@
-"""The record of a benchmark about its machine and models."""
+"""The record of a benchmark about its machine and models, and a reader of reports."""
 
 RECORD = {
     "specdec": "0.1.0",
@@ -12,3 +12,9 @@ RECORD = {
     "llama_cpp": "0.3.36 libggml.so:1:2",
     "cpu_kernels": "avx2",
 }
+
+
+def cells(report, start):
+    """The cells of the rows of a Markdown report that start with a text."""
+    lines = [line for line in report.splitlines() if line.startswith(f"| {start} ")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]

@@ -1,4 +1,4 @@
-"""A small vocabulary for tests of grammars, and whether a grammar accepts a text."""
+"""A small vocabulary for tests of grammars, what a grammar accepts, and random answers under it."""
 
 import numpy as np
 
@@ -38,3 +38,29 @@ def accepts(grammar, text):
     """Return whether a text is allowed and complete."""
     state = after(grammar, text)
     return state is not None and bool(state.allows(END)[0])
+
+
+INTERESTING = np.frombuffer(b'aabb\\u00610019eE.-+"{}[]:,', np.uint8)
+CLOSING = np.frombuffer(b'"}]', np.uint8)
+
+
+def sample(grammar, rng, most=200):
+    """Generate an answer from random tokens: repeated names, escapes and long numbers are frequent.
+
+    Returns None if it does not end within twice `most` bytes.
+    """
+    state, answer = grammar.start(), bytearray()
+    while True:
+        mask = state.allowed()
+        allowed = np.flatnonzero(mask)
+        assert len(allowed), f"nothing is allowed after {bytes(answer)!r}"
+        if mask[VOCABULARY.end] and (rng.random() < 0.2 or len(allowed) == 2 or len(answer) > most):
+            return answer.decode()
+        if len(answer) > 2 * most:
+            return None
+        bytes_ = allowed[allowed < VOCABULARY.end]
+        kinds = [CLOSING[mask[CLOSING]]] * (1 + 3 * (len(answer) > most))
+        kinds += [INTERESTING[mask[INTERESTING]]] * 8 + [bytes_]
+        token = int(rng.choice(rng.choice([kind for kind in kinds if len(kind)])))
+        answer += VOCABULARY.piece(token)
+        state = state.after(token)

@@ -221,3 +221,16 @@ class StandIn(Model):
 
     def __init__(self, **facts):
         self.__dict__.update(facts)
+
+
+def own_names(reply, pattern):
+    """The names of control tokens that a template wrote itself, in order; they may overlap.
+
+    reply: what `spec_local.chat.jinja_renderer.render` returned. pattern: matches a name.
+    """
+    text = reply["text"]
+    is_content = [False] * len(text)
+    for start, end in reply["content"]:
+        is_content[start:end] = [True] * (end - start)
+    found = (pattern.match(text, i) for i in range(len(text)))
+    return [match[0] for match in found if match and not any(is_content[slice(*match.span())])]

@@ -1,9 +1,17 @@
-"""Compare an enumerated distribution of answers with that of the main model."""
+"""The main model's own output, and comparing an enumerated distribution of answers with it."""
 
 import itertools
 import math
 
 import pytest
+
+
+def greedy_output(main, prompt, n):
+    """The n most probable tokens after a prompt, one after the other."""
+    history = list(prompt)
+    for _ in range(n):
+        history.append(int(main.logits(history).argmax()))
+    return history[len(prompt) :]
 
 
 def main_probability(main, sampler, prompt, tokens):

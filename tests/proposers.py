@@ -164,7 +164,7 @@ for _rule, _drawing in DRAWN.items():
         CASES[f"perfect tree, {_rule}"] = draft(0.0, partial(Drawn, _drawing, 3, 2)), _rule
     CASES[f"unrelated tree, {_rule}"] = draft(5.0, partial(Drawn, _drawing, 3, 2)), _rule
 CASES["staged coupled, exact-match"] = staged("coupled"), "exact-match"
-CASES["tree, exact-match"] = PROPOSERS["without replacement"], "exact-match"
+CASES["tree, exact-match"] = draft(0.5, partial(Drawn, "without replacement", 2, 2)), "exact-match"
 CASES["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
 EVERY_CASE = pytest.mark.parametrize(("make", "rule"), CASES.values(), ids=CASES.keys())
 

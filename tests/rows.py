@@ -1,6 +1,7 @@
 """Rows of a fake model that an engine advances together."""
 
 from spec_local.core.sampling import UNCHANGED, Sampler
+from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
 from spec_local.engine.request import Request
 from spec_local.proposers.draft_model import DraftModel
@@ -38,6 +39,14 @@ def new_row(main, prompt, make=None, rule="exact-match", *, rng, how=None, draft
         verifier=VERIFIERS[rule],
         **kwargs,
     )
+
+
+def engine_with(*rows):
+    """An engine to which these rows are added."""
+    engine = Engine()
+    for row in rows:
+        engine.add(row)
+    return engine
 
 
 def finish(engine, answers=None):

@@ -18,7 +18,7 @@ from spec_local.engine.events import Failed, Statistics
 from spec_local.errors import BackendError, InvalidRequest
 from spec_local.session import Done, RowEvent, Text
 from spec_local.settings import GenerationSettings
-from tests.bench_record import RECORD
+from tests.bench_record import RECORD, cells
 
 NAMES = [("one", "x"), ("one", "y"), ("two", "z"), ("one", "w"), ("two", "v")]
 PROMPTS = [TokenizedPrompt(Prompt(*name, "text"), [1, 2, i]) for i, name in enumerate(NAMES)]
@@ -182,12 +182,6 @@ def test_figures():
     assert plain.system_efficiency == 1.0
     assert speculative.system_efficiency == pytest.approx(10 / (5 + 8))
     assert [each.n_different for each in figures] == [0, 0, 0, 1]
-
-
-def cells(report, start):
-    """The cells of the rows of a Markdown report that start with a text."""
-    lines = [line for line in report.splitlines() if line.startswith(f"| {start} ")]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
 def test_markdown():

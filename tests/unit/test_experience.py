@@ -1,44 +1,26 @@
-"""State carried between answers."""
-
-import pytest
+"""State carried between answers: what an answer teaches."""
 
 from spec_local.policies.experience import Experience
 
 
-def test_the_first_answer_has_the_expected_gain_and_length():
+def after_an_answer(gain, n_tokens=100, gained=None):
+    """What is known of a draft model with this gain after another answer; a usual one gains 0.4."""
     known = Experience()
     known.start(0.4)
-    assert (known.answers.gain, known.answers.length) == (0.4, 200.0)
+    known.answers.gain = gain
+    known.n_tokens, known.gained = n_tokens, gained
+    known.start(0.4)
+    assert (known.n_tokens, known.gained) == (0, None)
+    return known.answers
 
 
-def test_the_last_answers_length_weighs_three_tenths():
-    known = Experience()
-    known.start(0.4)
-    known.n_tokens = 100
-    known.start(0.4)
-    assert known.answers.length == pytest.approx(170.0)
-    assert known.n_tokens == 0
-
-
-def test_the_last_answers_gain_weighs_a_quarter():
-    known = Experience()
-    known.start(0.4)
-    known.n_tokens, known.gained = 100, 80.0
-    known.start(0.4)
-    assert known.answers.gain == pytest.approx(0.5)
+def test_gain_and_length_move_towards_those_of_the_last_answer():
+    unchanged = after_an_answer(0.4, n_tokens=0)
+    assert unchanged.gain == 0.4
+    learned = after_an_answer(0.4, n_tokens=100, gained=80.0)
+    assert 0.4 < learned.gain < 0.8
+    assert 100 < learned.length < unchanged.length
 
 
 def test_a_bad_record_fades_while_the_draft_model_is_not_asked():
-    known = Experience()
-    known.start(0.4)
-    known.answers.gain = -0.6
-    known.n_tokens = 100
-    known.start(0.4)
-    assert known.answers.gain == pytest.approx(-0.59)
-
-
-def test_an_answer_without_tokens_teaches_nothing():
-    known = Experience()
-    known.start(0.4)
-    known.start(0.9)
-    assert (known.answers.gain, known.answers.length) == (0.4, 200.0)
+    assert -0.6 < after_an_answer(-0.6).gain < 0.4

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 import time
 
 import numpy as np
@@ -91,21 +92,50 @@ def test_a_mutated_pattern_is_used_or_refused_in_one_line(pattern, key):
     use(lambda: Grammar.from_json_schema(VOCABULARY, json.dumps(schema[key])))
 
 
-@settings(max_examples=150, deadline=None)
-@given(mutated(SCHEMAS))
-def test_a_mutated_schema_is_used_or_refused_in_one_line(text):
+WORDS = st.sampled_from(
+    """type properties required items prefixItems minItems maxItems enum const anyOf oneOf allOf $ref $defs
+    format a minLength maxLength pattern additionalProperties patternProperties propertyNames minProperties
+    maxProperties minimum exclusiveMaximum multipleOf object array string number integer boolean null # title
+    #/$defs/a date
+    """.split()  # noqa: SIM905
+)
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 5) | st.floats(allow_nan=False) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(mutated(SCHEMAS) | ANY.map(json.dumps))
+def test_any_json_and_mutated_schemas_are_used_or_refused_in_one_line(text):
     use(lambda: Grammar.from_json_schema(VOCABULARY, text))
 
 
 RULES = "".join(f'r{i} ::= root r{i} | "a"\n' for i in range(300))
+
+
+def rules(n, line, last):
+    """A grammar of n rules r0, r1, …; line: text of the i-th one."""
+    return "root ::= r0\n" + "".join(f"r{i} ::= {line(i)}\n" for i in range(n)) + f"r{n} ::= {last}"
+
+
 LARGE = {
     "alternatives": "root ::= " + " | ".join(f'"w{i}"' for i in range(50_000)),
-    "rules": "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1} | "b"\n' for i in range(50_000)),
+    "rules": rules(50_000, lambda i: f'"a" r{i + 1} | "b"', ""),
+    "deep rules": rules(990, lambda i: f'"a" r{i + 1}?', '"a"'),
+    "doubled alternatives": rules(60, lambda i: f"r{i + 1} | r{i + 1}", '"a"'),
+    "doubled empty rules": rules(60, lambda i: f"r{i + 1} r{i + 1}", '"a"?'),
     "groups": "root ::= " + '("a" | "b") ' * 50_000,
+    "deep groups": "root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000,
     "repeated groups": "root ::= " + '("a"{0,9} "b"?)* ' * 5000,
     "fewer repeated groups": "root ::= " + '("a"{0,9} "b"?)* ' * 400,
     "left recursion": "root ::= " + " | ".join(f"r{i}" for i in range(300)) + "\n" + RULES,
+    "a circle": "root ::= root",
     "long repetitions": "root ::= " + '"a"{0,999} ' * 300,
+    "repeated repetitions": 'root ::= ("a"{1,2000}){1,2000}',
+    "nested repetitions": 'root ::= ((("a"{0,99}){0,99}){0,99}){0,99}',
+    "repeated nothing": "root ::= (([a-z]?)*)*",
     "nullable": 'root ::= "a" |\nroot ::= ' + "root " * 4900,
     "nested nullable": "root ::= " + "(" * 200 + '"a"?' + ")*" * 200,
     "control characters": 'root ::= "\\\x1b[2J"',
@@ -130,5 +160,21 @@ LARGE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", LARGE.values(), ids=LARGE.keys())
-def test_a_large_grammar_is_used_or_refused_within_seconds(text):
-    use(lambda: Grammar.from_gbnf(VOCABULARY, text))
+def test_a_large_grammar_is_used_or_refused_within_seconds_on_a_small_stack(text):
+    failures = []
+
+    def run():
+        try:
+            use(lambda: Grammar.from_gbnf(VOCABULARY, text))
+        except BaseException as error:
+            failures.append(error)
+
+    previous = threading.stack_size(1 << 19)
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+    finally:
+        threading.stack_size(previous)
+    thread.join(2 * SECONDS)
+    assert not thread.is_alive()
+    assert failures == []

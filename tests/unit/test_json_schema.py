@@ -12,7 +12,6 @@ import uuid
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pydantic
 import pytest
 from hypothesis import assume, given, settings
@@ -20,10 +19,9 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from spec_local.errors import InvalidRequest
-from spec_local.grammar.json_schema import to_lark
 from spec_local.grammar.matcher import Grammar, check_json_schema
 from spec_local.settings import GenerationSettings
-from tests.byte_vocabulary import VOCABULARY, accepts, after
+from tests.byte_vocabulary import VOCABULARY, accepts, after, sample
 
 
 def grammar(schema):
@@ -158,7 +156,7 @@ COMPARE = {
 NUMBER = st.integers(-1200, 1200) | st.integers(-(2**53), 2**53) | st.decimals(-100, 100, places=2).map(float)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(["integer", "number"]),
     st.dictionaries(st.sampled_from(list(COMPARE)), NUMBER, min_size=1),
@@ -204,12 +202,10 @@ REFUSED = {
         "minimum of the JSON schema is Infinity: give a number"),
     "nested keyword": ('{"items": {"properties": {"a": {"uniqueItems": true}}}}', 'property "a" of items'),
     "remote": ('{"$ref": "https://example.com/a.json"}', "into the schema itself"),
-    "file": ('{"$ref": "other.json#/a"}', "into the schema itself"),
     "dangling": ('{"$ref": "#/$defs/a"}', "does not exist"),
     "false": ("false", "no answer is valid"),
     "nested schema not an object": ('{"items": 3}', "items of the JSON schema is 3: give an object"),
     "no properties": ('{"properties": []}', "give a schema for each name"),
-    "no choice": ('{"anyOf": []}', "give a list of schemas"),
     "misspelt": ('{"type": "string", "patern": "a"}', '"patern"'),
     "look-around": ('{"type": "string", "pattern": "^(?=a).b"}', "look-around"),
     "format and pattern": ('{"format": "date", "pattern": "a"}', "give one of them"),
@@ -221,10 +217,8 @@ REFUSED = {
     "names of some properties": ('{"properties": {"a": true}, "propertyNames": {"enum": ["a"]}}',
         '"properties", which is not supported'),
     "text as count": ('{"prefixItems": [true], "maxItems": "1"}', 'is "1": give 0 or more'),
-    "enum not a list": ('{"enum": 3}', "enum of the JSON schema is 3: give a list"),
     "names not a list": ('{"propertyNames": {"enum": 3}}', "give a string, an enum or a const"),
     "format not a string": ('{"format": ["date"]}', "format of the JSON schema"),
-    "unique": ('{"type": "array", "uniqueItems": true}', '"uniqueItems"'),
     "reversed bounds": ('{"type": "string", "maxLength": 2, "minLength": 3}',
         "minLength (3) is greater than maxLength (2)"),
     "required": ('{"type": "object", "properties": {"a": true}, "required": ["b"]}', "required property 'b'"),
@@ -233,20 +227,12 @@ REFUSED = {
         "minProperties (1) is greater"),
     "names of numbers": ('{"type": "object", "propertyNames": {"type": "integer"}}',
         "give a string, an enum or a const"),
-    "names of any": ('{"type": "object", "propertyNames": {"anyOf": [{"type": "null"}]}}',
-        'propertyNames of the JSON schema has "anyOf"'),
-    "names in a circle": ('{"propertyNames": {"$ref": "#/propertyNames"}}', "propertyNames"),
-    "names in another file": ('{"propertyNames": {"$ref": "a.json"}}', "into the schema itself"),
     "no types": ('{"type": []}', "Unsatisfiable"),
     "type in a list": ('{"type": ["integer", {}]}', "type must be a string"),
-    "type not a string": ('{"enum": [1], "type": {}}', "type must be a string"),
-    "no choices": ('{"enum": []}', "Unsatisfiable"),
     "no choice fits": ('{"type": "string", "enum": [1, true]}', "incompatible types"),
     "infinite constant": ('{"const": 1e400}', "const of the JSON schema has the number Infinity: give one"),
-    "nested constant": ('{"enum": [1, {"a": [-1e999]}]}', "has the number -Infinity"),
     "large constant": ('{"const": 9007199254740993}', "has the number 9007199254740993"),
     "half a pair": (r'{"const": "\ud800"}', "half of a surrogate pair"),
-    "name of half a pair": (r'{"properties": {"\udfff": true}}', "half of a surrogate pair"),
     "control character": (r'{"properties": {"\u0001": true}}', "without control characters"),
     "required not a list": ('{"required": "a"}', "required of the JSON schema"),
     "unchecked format": ('{"format": "regex"}', 'the format "regex", which is not supported'),
@@ -257,8 +243,6 @@ REFUSED = {
     "one of several": ('{"oneOf": [{"type": "integer"}, {"type": "number"}]}',
         "choices 0 and 1 in oneOf of the JSON schema may both be valid"),
     "one of equal": ('{"oneOf": [{"const": [1, {"a": 2}]}, {"const": [1.0, {"a": 2.0}]}]}', "both be valid"),
-    "one of others": ('{"oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}}]}',
-        "both be valid"),
     "nested base": ('{"items": {"$id": "x"}}', '"$id", which is not supported'),
     "deep": ('{"items":' * 5000 + "true" + "}" * 5000, "deeply"),
 }  # fmt: skip
@@ -282,27 +266,6 @@ def test_a_grammar_and_a_schema_exclude_each_other():
     assert not GenerationSettings().constrained
 
 
-WORDS = st.sampled_from(
-    """type properties required items prefixItems minItems maxItems enum const anyOf oneOf allOf $ref $defs
-    format a minLength maxLength pattern additionalProperties patternProperties propertyNames minProperties
-    maxProperties minimum exclusiveMaximum multipleOf object array string number integer boolean null # title
-    #/$defs/a date
-    """.split()  # noqa: SIM905
-)
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 5) | st.floats(allow_nan=False) | WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(ANY)
-def test_any_schema_is_used_or_refused(schema):
-    with contextlib.suppress(InvalidRequest):
-        check_json_schema(json.dumps(schema))
-
-
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"
@@ -324,16 +287,9 @@ class Node(pydantic.BaseModel):
     below: list["Node"] = []
 
 
-SUPPORTED: dict[str, Any] = {
-    "bounds": Annotated[int, Field(ge=0, le=100)],
-    "exclusive": Annotated[int, Field(gt=0, lt=10)],
+SUPPORTED: dict[str, Any] = {  # what schemas of pydantic have beyond single keywords
     "signs": tuple[pydantic.PositiveInt, pydantic.NonNegativeInt, pydantic.NegativeInt,
         pydantic.NonPositiveInt],
-    "share": Annotated[float, Field(ge=0, le=1)],
-    "positive": pydantic.PositiveFloat,
-    "list": Annotated[list[int], Field(min_length=1, max_length=3)],
-    "text": Annotated[str, Field(min_length=1, max_length=5)],
-    "literal": Literal["a", 1, None],
     "optional": Annotated[int, Field(ge=1)] | None,
     "enum": Colour,
     "times": tuple[datetime.date, datetime.time, datetime.datetime],
@@ -341,16 +297,12 @@ SUPPORTED: dict[str, Any] = {
         pydantic.Json],
     "union": int | str | list[Cat],
     "told apart": Annotated[Cat | Dog, Field(discriminator="kind")],
-    "map": dict[str, Annotated[int, Field(ge=0)]],
     "long map": Annotated[dict[str, int], Field(min_length=2)],
     "short map": Annotated[dict[str, Cat], Field(min_length=1, max_length=3)],
     "keys of an enum": dict[Colour, int],
     "keys of some length": dict[Annotated[str, Field(min_length=1)], bool],
     "keys of a date": dict[datetime.date, Literal["x"]],
-    "anything": dict[str, Any],
     "recursive": Node,
-    "multiple": Annotated[int, Field(multiple_of=5)],
-    "pattern": Annotated[str, Field(pattern="^a+$")],
     "keys of a pattern": dict[Annotated[str, Field(pattern="^a")], int],
 }  # fmt: skip
 
@@ -359,45 +311,17 @@ WEAKER = {"formats", "told apart"}
 """Types whose schema allows more than pydantic does."""
 
 
-def sample(accepting, rng):
-    """Generate an answer from random tokens, mostly those that end strings and arrays; None: too long."""
-    state, answer = accepting.start(), bytearray()
-    while len(answer) < 300:
-        allowed = np.flatnonzero(state.allowed())
-        if VOCABULARY.end in allowed and (len(allowed) == 2 or rng.random() < 0.3):
-            return answer.decode()
-        bytes_ = allowed[allowed < 256]
-        ending, printable = bytes_[np.isin(bytes_, list(b'"}],'))], bytes_[bytes_ > 32]
-        kinds = [kind for kind in (ending, printable, bytes_) if len(kind)]
-        token = int(rng.choice(rng.choices(kinds, [4, 8, 1][-len(kinds) :])[0]))
-        answer.append(token)
-        state = state.after(token)
-    return None
-
-
 @pytest.mark.parametrize(("name", "kind"), SUPPORTED.items(), ids=SUPPORTED.keys())
 def test_answers_under_a_pydantic_schema_are_valid(name, kind):
     for mode in ("validation", "serialization"):
         adapter = pydantic.TypeAdapter(kind)
         accepting = grammar(adapter.json_schema(mode=mode))
-        answers = [sample(accepting, random.Random(seed)) for seed in range(20)]
+        answers = [sample(accepting, random.Random(seed)) for seed in range(8)]
         assert any(answers)
         for answer in filter(None, answers):
             json.loads(answer)
             if name not in WEAKER:
                 adapter.validate_json(answer)
-
-
-REFUSED_KINDS: dict[str, Any] = {
-    '"uniqueItems"': set[int],
-}
-
-
-@pytest.mark.parametrize(("keyword", "kind"), REFUSED_KINDS.items(), ids=REFUSED_KINDS.keys())
-def test_an_unsupported_keyword_is_named_with_its_place(keyword, kind):
-    model = pydantic.create_model("Model", a=(int, ...), b=(kind, ...))
-    with pytest.raises(InvalidRequest, match=f'property "b" of the JSON schema has .*{keyword}'):
-        to_lark(json.dumps(model.model_json_schema()))
 
 
 REFERENCES = {

@@ -129,26 +129,27 @@ def test_a_name_of_models_toml_comes_first(models, home, monkeypatch):
     assert set(listed()) == {"starter:latest"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        "null",
-        '{"layers": 3}',
-        '{"layers": [3, null]}',
-        '{"layers": []}',
-        '{"layers": [{"mediaType": "application/vnd.ollama.image.model"}]}',
-        '{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": 3}]}',
-        '{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../x"}]}',
-        json.dumps({"layers": [{"mediaType": ollama._MODEL_LAYER, "digest": f"sha256:{'1' * 64}"}]}),
-        "[" * 100_000,
-        "x" * (2 << 20),
-    ],
-    ids=lambda text: text[:70],
-)
+def layer(**fields):
+    return json.dumps({"layers": [{"mediaType": "application/vnd.ollama.image.model"} | fields]})
+
+
+MANIFESTS = {
+    "empty": "",
+    "not JSON": "{",
+    "a list": "[]",
+    "null": "null",
+    "no list of layers": '{"layers": 3}',
+    "no layers": '{"layers": [3, null]}',
+    "no digest": layer(),
+    "no text as digest": layer(digest=3),
+    "a digest that leaves the folder": layer(digest="sha256:../../x"),
+    "an absent blob": layer(digest=f"sha256:{'1' * 64}"),
+    "deep": "[" * 100_000,
+    "large": "x" * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("text", MANIFESTS.values(), ids=MANIFESTS.keys())
 def test_a_damaged_manifest_is_left_out(llama, models, text):
     manifest = models / "manifests" / "registry.ollama.ai" / "library" / "bad" / "latest"
     manifest.parent.mkdir(parents=True)
@@ -169,15 +170,8 @@ def test_pipes_loops_and_stray_files_are_left_out(llama, models, home):
     (library / "llama3.2" / "folder").mkdir()
     (library / "a b\n\x1b[31m").mkdir()
     (library / "a b\n\x1b[31m" / "latest").write_text((library / "llama3.2" / "3b").read_text())
-    for name in (
-        "pipe",
-        "loop",
-        "self",
-        "llama3.2:folder",
-        "loop:llama3.2",
-        "../library/llama3.2:3b",
-        "..:..",
-    ):
+    outside = ("../library/llama3.2:3b", "..:..")
+    for name in ("pipe", "loop", "self", "llama3.2:folder", "loop:llama3.2", *outside):
         assert ollama.find(name) is None, name
     assert set(listed()) == {"llama3.2:3b"}
     llama.unlink()
@@ -316,13 +310,13 @@ def test_models_of_other_programs_need_no_download_and_are_not_deleted(home, lla
         assert file.exists()
 
 
-def test_thousands_of_files_take_no_time(home):
+def test_hundreds_of_files_take_no_time(home):
     folder = write_header(home / ".lmstudio" / "models" / "org" / "toy-GGUF" / "toy0-Q4_0.gguf").parent
-    for n in range(1, 1500):
+    for n in range(1, 500):
         (folder / f"toy{n}-Q4_{n}.gguf").hardlink_to(folder / "toy0-Q4_0.gguf")
     start = time.process_time()
-    assert len(listed()) == 1500
-    assert time.process_time() - start < 20  # usually below one second
+    assert len(listed()) == 500
+    assert time.process_time() - start < 10  # usually below one second
 
 
 @pytest.mark.parametrize("function", ["stat", "open"])
@@ -353,18 +347,6 @@ def test_folders_that_cannot_be_read(llama, home, models):
     assert set(listed()) == {"llama3.2:3b"}
 
 
-def test_an_unknown_name_gets_similar_ones_of_other_programs(llama):
-    assert "similar names are llama3.2:3b" in str(catalog.unknown("llama3.2:3x"))
-
-
-def test_a_pair_may_use_models_of_ollama(home, llama):
-    (home / "config").mkdir()
-    (home / "config" / "models.toml").write_text(
-        '[pairs.mine]\nmain = "llama3.2:3b"\ndraft = "llama3.2:1b"\nnote = "n"\n'
-    )
-    assert catalog.find(catalog.pairs()["mine"].main).resolve() == llama
-
-
 # GGUF headers
 
 
@@ -381,7 +363,7 @@ def test_no_damaged_header_is_an_error(home):
     raw = write_header(home / "m.gguf", name="toy", type="model", file_type=7).read_bytes()
     path = home / "damaged.gguf"
     for place in range(len(raw)):
-        for value in (0, 1, 9, 255):
+        for value in (0, 9, 255):
             path.write_bytes(raw[:place] + bytes([value]) + raw[place + 1 :])
             metadata = gguf_header.read_metadata(path)
             gguf_header.describe(metadata)

@@ -1,5 +1,6 @@
 """The spans of an answer: their texts are its text, and each character has the mark of its token."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,88 +23,85 @@ def spans_of(steps, stops=()):
     yield marked.finish(stream.finish())
 
 
-def test_accepted_corrected_and_plain_text():
-    steps = [
-        ([THE], Proposal(), 0),
-        ([CAT, SAT, NEWLINE], Proposal.chain([CAT, SAT, THE, CAT]), 2),
-        ([CAT, THE], Proposal.chain([CAT]), 1),
-    ]
-    assert list(spans_of(steps)) == [
-        [Span("the")],
-        [Span(" cat sat", "accepted"), Span("\n", "corrected", ("the cat",))],
-        [Span(" cat", "accepted"), Span("the")],
+CHAIN, NONE = Proposal.chain, Proposal()
+# " cat" is accepted; its children are " sat", followed by "the" or " cat", and "\n".
+TREE = Proposal([CAT, SAT, THE, NEWLINE, CAT], [-1, 0, 1, 0, 1])
+EXAMPLES = {  # steps, stop strings, spans
+    "accepted, corrected and plain text": (
+        [
+            ([THE], NONE, 0),
+            ([CAT, SAT, NEWLINE], CHAIN([CAT, SAT, THE, CAT]), 2),
+            ([CAT, THE], CHAIN([CAT]), 1),
+        ],
         [],
-    ]
-
-
-def test_each_branch_of_a_tree_is_reported():
-    # " cat" is accepted; its children are " sat", followed by "the" or " cat", and "\n".
-    tree = Proposal([CAT, SAT, THE, NEWLINE, CAT], [-1, 0, 1, 0, 1])
-    steps = [([CAT, THE], tree, 1)]
-    assert next(spans_of(steps)) == [
-        Span(" cat", "accepted"),
-        Span("the", "corrected", (" satthe", "\n")),
-    ]
-
-
-def test_draft_tokens_that_the_end_replaces():
-    steps = [([CAT], Proposal.chain([CAT, SAT, THE]), 1)]
-    assert next(spans_of(steps)) == [Span(" cat", "accepted"), Span("", "corrected", (" satthe",))]
-
-
-def test_a_character_belongs_to_the_token_that_completes_it():
-    steps = [([HALF], Proposal(), 0), ([REST, THE], Proposal.chain([REST]), 1)]
-    assert list(spans_of(steps)) == [[], [Span("😀", "accepted"), Span("the")], []]
-
-
-def test_a_rejection_waits_for_the_character():
-    steps = [([HALF], Proposal.chain([CAT]), 0), ([REST, THE], Proposal.chain([REST]), 1)]
-    assert list(spans_of(steps)) == [[], [Span("😀", "corrected", (" cat",)), Span("the")], []]
-
-
-def test_two_rejections_at_the_tokens_of_one_character():
-    steps = [([HALF], Proposal.chain([CAT]), 0), ([REST], Proposal.chain([SAT]), 0)]
-    assert list(spans_of(steps)) == [[], [Span("😀", "corrected", (" cat", " sat"))], []]
-
-
-def test_a_rejection_at_a_character_that_is_never_completed():
-    steps = [([HALF], Proposal.chain([CAT]), 0)]
-    assert list(spans_of(steps)) == [[], [Span("\udcf0\udc9f", "corrected", (" cat",))]]
-
-
-def test_a_rejection_before_a_token_without_text():
-    steps = [([CONTROL], Proposal.chain([CAT]), 0), ([SAT], Proposal.chain([CONTROL]), 0)]
-    assert list(spans_of(steps)) == [[Span("", "corrected", (" cat",))], [Span(" sat")], []]
-
-
-def test_marks_wait_for_the_text_that_may_begin_a_stop_string():
-    steps = [([SAT, CAT], Proposal.chain([SAT, THE]), 1), ([THE], Proposal(), 0)]
-    assert list(spans_of(steps, [" catalogue"])) == [
-        [Span(" sat", "accepted")],
-        [Span(" cat", "corrected", ("the",)), Span("the")],
+        [
+            [Span("the")],
+            [Span(" cat sat", "accepted"), Span("\n", "corrected", ("the cat",))],
+            [Span(" cat", "accepted"), Span("the")],
+            [],
+        ],
+    ),
+    "each branch of a tree": (
+        [([CAT, THE], TREE, 1)],
         [],
-    ]
+        [[Span(" cat", "accepted"), Span("the", "corrected", (" satthe", "\n"))], []],
+    ),
+    "draft tokens that the end replaces": (
+        [([CAT], CHAIN([CAT, SAT, THE]), 1)],
+        [],
+        [[Span(" cat", "accepted"), Span("", "corrected", (" satthe",))], []],
+    ),
+    "a character belongs to the token that completes it": (
+        [([HALF], NONE, 0), ([REST, THE], CHAIN([REST]), 1)],
+        [],
+        [[], [Span("😀", "accepted"), Span("the")], []],
+    ),
+    "a rejection waits for the character": (
+        [([HALF], CHAIN([CAT]), 0), ([REST, THE], CHAIN([REST]), 1)],
+        [],
+        [[], [Span("😀", "corrected", (" cat",)), Span("the")], []],
+    ),
+    "two rejections at the tokens of one character": (
+        [([HALF], CHAIN([CAT]), 0), ([REST], CHAIN([SAT]), 0)],
+        [],
+        [[], [Span("😀", "corrected", (" cat", " sat"))], []],
+    ),
+    "a rejection at a character that is never completed": (
+        [([HALF], CHAIN([CAT]), 0)],
+        [],
+        [[], [Span("\udcf0\udc9f", "corrected", (" cat",))]],
+    ),
+    "a rejection before a token without text": (
+        [([CONTROL], CHAIN([CAT]), 0), ([SAT], CHAIN([CONTROL]), 0)],
+        [],
+        [[Span("", "corrected", (" cat",))], [Span(" sat")], []],
+    ),
+    "marks wait for text that may begin a stop string": (
+        [([SAT, CAT], CHAIN([SAT, THE]), 1), ([THE], NONE, 0)],
+        [" catalogue"],
+        [[Span(" sat", "accepted")], [Span(" cat", "corrected", ("the",)), Span("the")], []],
+    ),
+    "rejections one after the other, each at its place": (
+        [([CAT], CHAIN([THE]), 0), ([SAT], CHAIN([THE]), 0)],
+        [" cat saw"],
+        [[], [Span(" cat", "corrected", ("the",)), Span(" sat", "corrected", ("the",))], []],
+    ),
+    "a rejection is reported once if its token is divided": (
+        [([CAT], CHAIN([THE]), 0), ([SAT], NONE, 0)],
+        ["tx"],
+        [[Span(" ca", "corrected", ("the",))], [Span("t", "corrected"), Span(" sa")], [Span("t")]],
+    ),
+    "what a stop string cuts off is not rejected": (
+        [([CAT, END], CHAIN([CAT, END, THE]), 2)],  # the answer ends before "the" is looked at
+        [" END"],
+        [[Span(" cat", "accepted")], []],
+    ),
+}
 
 
-def test_rejections_one_after_the_other_are_reported_each_at_its_place():
-    steps = [([CAT], Proposal.chain([THE]), 0), ([SAT], Proposal.chain([THE]), 0)]
-    held, spans, _ = spans_of(steps, [" cat saw"])
-    assert held == []
-    assert spans == [Span(" cat", "corrected", ("the",)), Span(" sat", "corrected", ("the",))]
-
-
-def test_a_rejection_is_reported_once_if_its_token_is_divided():
-    steps = [([CAT], Proposal.chain([THE]), 0), ([SAT], Proposal(), 0)]
-    assert list(spans_of(steps, ["tx"])) == [
-        [Span(" ca", "corrected", ("the",))],
-        [Span("t", "corrected"), Span(" sa")],
-        [Span("t")],
-    ]
-
-
-def test_what_a_stop_string_cuts_off_is_not_rejected():
-    steps = [([CAT, END], Proposal.chain([CAT, END, THE]), 2)]  # the answer ends before "the" is looked at
-    assert list(spans_of(steps, [" END"])) == [[Span(" cat", "accepted")], []]
+@pytest.mark.parametrize(("steps", "stops", "spans"), EXAMPLES.values(), ids=EXAMPLES.keys())
+def test_spans(steps, stops, spans):
+    assert list(spans_of(steps, stops)) == spans
 
 
 def test_text_that_is_not_shown_is_skipped():

@@ -7,7 +7,7 @@ import pytest
 from spec_local.chat.jinja_renderer import render
 from spec_local.chat.messages import for_template, json_object, messages_of, tools_of
 from spec_local.errors import InvalidRequest
-from tests.chat_templates import TOOL_TEMPLATES
+from tests.chat_templates import TOOL_TEMPLATES, own_names
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 ASKED = {"role": "user", "content": "Rain?"}
@@ -38,36 +38,32 @@ def test_one_form():
     assert messages_of([{**RESULT, "name": "other"}])[0]["name"] == "other"
 
 
+def called(**changes):
+    return {**CALLED, "tool_calls": [CALL, {**CALL, **changes}]}
+
+
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        ({"content": "a"}, "messages[1] has no role: give text"),
-        ({"role": "critic", "content": "a"},
-         "messages[1] has the role 'critic': give system, user, assistant, tool"),
-        ({"role": 5, "content": "a"}, "messages[1].role is int: give text"),
-        ({"role": "user"}, "messages[1] has no content: give text"),
-        ({"role": "assistant", "content": None}, "messages[1] has no content: give text"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content is list: give text"),
-        ({"role": "user", "content": "a", "refusal": "b"},
-         "messages[1] has the unknown key 'refusal': remove it"),
-        ({"role": "tool", "content": "a"},
-         "messages[1] has no tool_call_id: give the id of the call that it answers"),
-        ({**ASKED, "tool_calls": [CALL]},
-         "messages[1] has tool_calls but the role user: only the assistant calls tools"),
-        ({**CALLED, "tool_calls": "a"}, "messages[1].tool_calls is str: give a list of calls"),
-        ({**CALLED, "tool_calls": [{"id": "a"}]},
-         "messages[1].tool_calls[0] is not the call of a function: give id, type and function"),
-        ({**CALLED, "tool_calls": [{**CALL, "id": 5}]}, "messages[1].tool_calls[0].id is int: give text"),
-        ({**CALLED, "tool_calls": [CALL, {**CALL, "function": {"name": "a"}}]},
-         "messages[1].tool_calls[1].function has no arguments: give text"),
-        ({**CALLED, "tool_calls": [{**CALL, "function": {"name": "a", "arguments": {}}}]},
-         "messages[1].tool_calls[0].function.arguments is dict: give text"),
+        ({"content": "a"}, "has no role"),
+        ({"role": "critic", "content": "a"}, "has the role 'critic'"),
+        ({"role": 5, "content": "a"}, "role is int"),
+        ({"role": "user"}, "has no content"),
+        ({"role": "assistant", "content": None}, "has no content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "content is list"),
+        ({"role": "user", "content": "a", "refusal": "b"}, "has the unknown key 'refusal'"),
+        ({"role": "tool", "content": "a"}, "has no tool_call_id"),
+        ({**ASKED, "tool_calls": [CALL]}, "has tool_calls but the role user"),
+        ({**CALLED, "tool_calls": "a"}, "tool_calls is str"),
+        ({**CALLED, "tool_calls": [{"id": "a"}]}, "tool_calls[0] is not the call of a function"),
+        (called(id=5), "tool_calls[1].id is int"),
+        (called(function={"name": "a"}), "tool_calls[1].function has no arguments"),
+        (called(function={"name": "a", "arguments": {}}), "tool_calls[1].function.arguments is dict"),
     ],
-)  # fmt: skip
+)
 def test_wrong_messages(message, error):
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(InvalidRequest, match=r"^messages\[1\][. ]" + re.escape(error)):
         messages_of([ASKED, message])
-    assert str(caught.value) == error
 
 
 def test_tools_in_one_form():
@@ -75,41 +71,28 @@ def test_tools_in_one_form():
     assert tools_of([given]) == [
         {"type": "function", "function": {"name": "weather", "description": "", "parameters": PARAMETERS}}
     ]
-    assert tools_of([{"type": "function", "function": {"name": "a.b/c:d-e_5"}}])[0]["function"][
-        "parameters"
-    ] == {
-        "type": "object",
-        "properties": {},
-    }
+    for given in ({"name": "a.b/c:d-e_5"}, {"name": "a", "parameters": []}):
+        (tool,) = tools_of([{"type": "function", "function": given}])
+        assert tool["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
 @pytest.mark.parametrize(
     ("tool", "error"),
     [
-        ({}, "tools[1] has no function: give its name, description and parameters"),
-        ({"type": "web_search"}, "tools[1] is not a function: give the type function"),
-        ({"function": {}}, "tools[1].function has no name: give text"),
-        ({"function": {"name": "two words"}},
-         "tools[1].function.name is 'two words': give up to 128 letters, digits, _ or -"),
-        ({"function": {"name": "weather"}},
-         "tools[1] has the name 'weather' of another tool: rename one of them"),
-        ({"function": {"name": "a", "parameters": []}}, None),
-        ({"function": {"name": "a", "parameters": [1]}},
-         "tools[1].function.parameters is no JSON schema: give an object"),
-        ({"function": {"name": "a", "description": 5}}, "tools[1].function.description is int: give text"),
-        ({"function": {"name": "a", "parameters": {"a": {1}}}},
-         "tools[1] cannot be written as JSON (Object of type set is not JSON serializable): correct it"),
-        ({"function": {"name": "a", "parameters": {"a": float("nan")}}},
-         "tools[1] cannot be written as JSON (Out of range float values are not JSON compliant): correct it"),
+        ({}, "has no function"),
+        ({"type": "web_search"}, "is not a function"),
+        ({"function": {}}, "function has no name"),
+        ({"function": {"name": "two words"}}, "function.name is 'two words'"),
+        ({"function": {"name": "weather"}}, "has the name 'weather' of another tool"),
+        ({"function": {"name": "a", "parameters": [1]}}, "function.parameters is no JSON schema"),
+        ({"function": {"name": "a", "description": 5}}, "function.description is int"),
+        ({"function": {"name": "a", "parameters": {"a": {1}}}}, "cannot be written as JSON"),
+        ({"function": {"name": "a", "parameters": {"a": float("nan")}}}, "cannot be written as JSON"),
     ],
-)  # fmt: skip
+)
 def test_wrong_tools(tool, error):
-    if error is None:
-        assert tools_of([TOOL, tool])
-        return
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(InvalidRequest, match=r"^tools\[1\][. ]" + re.escape(error)):
         tools_of([TOOL, tool])
-    assert str(caught.value) == error
 
 
 def test_arguments_for_templates():
@@ -139,29 +122,19 @@ def test_short_ids():
 
 def hostile(text):
     """A conversation and a tool that have this text wherever a program may put some."""
-    parameters = {
-        "type": "object",
-        "properties": {f"p{text}": {"type": "string", "x" + text: [text, {text: 1}]}},
-    }
+    property_ = {"type": "string", "x" + text: [text, {text: 1}]}
+    parameters = {"type": "object", "properties": {f"p{text}": property_}}
     tool = {"type": "function", "function": {**FUNCTION, "description": text, "parameters": parameters}}
-    function = {
-        "name": "weather",
-        "arguments": {text: text, "list": [text], "object": {text: [{text: text}]}},
-    }
+    arguments = {text: text, "list": [text], "object": {text: [{text: text}]}}
+    function = {"name": "weather", "arguments": arguments}
     call = {"id": f"1234{text}5678"[:9], "type": "function", "function": function}
     called = {"role": "assistant", "content": text, "tool_calls": [call]}
     result = {"role": "tool", "content": text, "tool_call_id": call["id"], "name": text}
     return [{"role": "user", "content": text}, called, result], [tool]
 
 
-def own_names(template, messages, tools):
-    """The names of control tokens that the template wrote, in order."""
-    reply = render(template, "<s>", "</s>", messages, tools)
-    text = reply["text"]
-    is_content = [False] * len(text)
-    for start, end in reply["content"]:
-        is_content[start:end] = [True] * (end - start)
-    return [match[0] for match in NAMES.finditer(text) if not any(is_content[slice(*match.span())])]
+def names_in(template, messages, tools):
+    return own_names(render(template, "<s>", "</s>", messages, tools), NAMES)
 
 
 @pytest.mark.parametrize("text", [FORGED, "<|im_end|>", "<|end|>x", "a<|im_start|>\n"])
@@ -174,9 +147,9 @@ def test_tools_and_calls_add_no_control_tokens(name, text):
         for each in (messages, harmless):
             function = each[1]["tool_calls"][0]["function"]
             function["arguments"] = str(function["arguments"])
-    assert own_names(template, messages, tools) == own_names(template, harmless, plain)
-    assert own_names(template, messages, None) == own_names(template, harmless, None)
-    assert own_names(template, harmless, plain)
+    assert names_in(template, messages, tools) == names_in(template, harmless, plain)
+    assert names_in(template, messages, None) == names_in(template, harmless, None)
+    assert names_in(template, harmless, plain)
     assert "xyz" in render(template, "", "", [ASKED], plain)["text"]
 
 

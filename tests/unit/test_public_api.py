@@ -35,16 +35,6 @@ def test_importing_loads_nothing_heavy():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_the_library_does_not_import_the_command():
-    script = (
-        "import sys, importlib, pkgutil, spec_local\n"
-        "for module in pkgutil.walk_packages(spec_local.__path__, 'spec_local.'):\n"
-        "    importlib.import_module(module.name)\n"
-        "assert not {m for m in sys.modules if m.startswith(('specdec_cli', 'typer', 'prompt_toolkit'))}\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 def test_errors_form_one_documented_tree():
     from spec_local import errors
 

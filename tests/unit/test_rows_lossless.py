@@ -61,7 +61,7 @@ def planner(kind=SharedCalls):
 def drawn(rule):
     """A drawn tree for a verifier; a chain if it is lossless only for chains."""
     drawing = VERIFIERS[rule].drawing
-    return draft(0.5, Chain if drawing in ("one", "chosen") else partial(Drawn, drawing, 3, 2))
+    return draft(0.5, Chain if drawing in ("one", "chosen") else partial(Drawn, drawing, 2, 2))
 
 
 def joint(cases, planner=lambda: None, *, lengths=(3, 2), later=0, limits=None):
@@ -138,18 +138,25 @@ def test_a_prompt_read_in_several_calls_while_another_row_generates():
     assert_lossless(PAIRS["chains"], limits={"max_tokens": 4})
 
 
-def test_the_planner_shortens_chosen_tokens_only():
+CHOSEN = {
+    "greedy": (valued(draft(0.5, lambda: Chain("greedy"))), "block"),
+    "lookup": (valued(PROPOSERS["lookup"]), "token"),
+    "coupled": (valued(draft(0.5, lambda: Chain("coupled"))), "exact-match"),
+    "best first": (valued(draft(0.5, lambda: BestFirst(3, 2))), "traversal"),
+    "drawn": (valued(draft(0.5)), "block"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        *[("greedy", "lookup"), ("lookup", "coupled"), ("coupled", "best first"), ("best first", "greedy")],
+        *[("greedy", "drawn"), ("lookup", "drawn"), ("coupled", "drawn"), ("best first", "drawn")],
+    ],
+)
+def test_the_planner_shortens_chosen_tokens_only(name, other):
     """By all rows' values: the number of a row's draft tokens depends on the other one's."""
-    chosen = [
-        (valued(draft(0.5, lambda: Chain("greedy"))), "block"),
-        (valued(PROPOSERS["lookup"]), "token"),
-        (valued(draft(0.5, lambda: Chain("coupled"))), "exact-match"),
-        (valued(draft(0.5, lambda: BestFirst(3, 2))), "traversal"),
-    ]
-    for case, other in zip(chosen, chosen[1:] + chosen[:1], strict=True):
-        assert_lossless((case, other), planner)
-    for case in chosen:
-        assert_lossless((case, (valued(draft(0.5)), "block")), planner)
+    assert_lossless((CHOSEN[name], CHOSEN[other]), planner)
 
 
 def test_the_enumeration_detects_drawn_tokens_that_another_rows_tokens_shorten():
@@ -167,9 +174,8 @@ def test_the_enumeration_detects_drawn_tokens_that_another_rows_tokens_shorten()
                 for p, k in zip(proposals, kept, strict=True)
             ]  # fmt: skip
 
-    row = valued(draft(0.5)), "block"
     with pytest.raises(AssertionError):
-        assert_lossless((row, row), lambda: planner(Wrong))
+        assert_lossless((CHOSEN["drawn"], CHOSEN["drawn"]), lambda: planner(Wrong))
 
 
 def test_the_enumeration_detects_rows_that_share_random_numbers(monkeypatch):

@@ -126,10 +126,7 @@ def test_whole_answers():
         ({}, DEFAULTS),
         ({"top_k": None, "speculative": True}, DEFAULTS),
         ({"top_k": 3, "speculative": False}, {"top_k": 3, "speculative": False}),
-        (
-            {"speculative": {"draft_max": 5}},
-            {"top_k": 7, "speculative": {"policy": "fixed", "draft_max": 5}},
-        ),
+        ({"speculative": {"draft_max": 5}}, {"top_k": 7, "speculative": {"policy": "fixed", "draft_max": 5}}),
     ],
 )
 def test_defaults_of_the_server(body, fields):
@@ -366,10 +363,3 @@ def test_addresses_that_others_reach_need_a_key():
         with pytest.raises(InvalidRequest, match="--api-key"):
             run.check_access(host, None)
         run.check_access(host, "secret")
-
-
-def test_a_port_in_use():
-    with run.listen("127.0.0.1", 0) as opened:
-        port = opened.getsockname()[1]
-        with pytest.raises(InvalidRequest, match=f"port {port} .*in use"):
-            run.listen("127.0.0.1", port).close()

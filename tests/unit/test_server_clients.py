@@ -9,7 +9,6 @@ import pytest
 
 from spec_local.errors import BackendError
 from spec_local.server.chat_completions import ChatCompletions
-from spec_local.server.completions import Completions
 from spec_local.server.messages import Messages
 from spec_local.server.responses import Responses
 from tests.server_events import (
@@ -26,12 +25,7 @@ from tests.server_events import (
     written,
 )
 
-KINDS = {
-    "/v1/chat/completions": ChatCompletions,
-    "/v1/completions": Completions,
-    "/v1/messages": Messages,
-    "/v1/responses": Responses,
-}
+KINDS = {"/v1/chat/completions": ChatCompletions, "/v1/messages": Messages, "/v1/responses": Responses}
 QUESTION = [{"role": "user", "content": "Why?"}]
 FUNCTION = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
 
@@ -62,13 +56,6 @@ def anthropic_client(answer, **more):
     )
 
 
-def test_openai_chat():
-    made = openai_client(ANSWER).chat.completions.create(model="m", messages=QUESTION)
-    assert made.choices[0].message.content == TEXT
-    chunks = openai_client(ANSWER).chat.completions.create(model="m", messages=QUESTION, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
-
-
 def test_openai_chat_accumulates_calls_and_usage():
     tools = [{"type": "function", "function": FUNCTION}]
     with openai_client(CALLING).chat.completions.stream(
@@ -78,11 +65,6 @@ def test_openai_chat_accumulates_calls_and_usage():
     assert [call.function.name for call in made.choices[0].message.tool_calls] == ["weather", "time"]
     assert made.choices[0].message.content == "Hello"
     assert (made.choices[0].finish_reason, made.usage.total_tokens) == ("tool_calls", 21)
-
-
-def test_openai_completions():
-    parts = openai_client(ANSWER).completions.create(model="m", prompt="Once", stream=True)
-    assert "".join(part.choices[0].text for part in parts) == TEXT
 
 
 @pytest.mark.parametrize("answer", [ANSWER, THOUGHTFUL, CALLING])

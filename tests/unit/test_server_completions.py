@@ -50,13 +50,7 @@ def whole(exchange, *answers):
 
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
-    [
-        ("a", ["a"]),
-        ("", [""]),
-        (["a", "b"], ["a", "b"]),
-        ([1, 2], [[1, 2]]),
-        ([[1, 2], [3]], [[1, 2], [3]]),
-    ],
+    [("a", ["a"]), ("", [""]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [3]], [[1], [3]])],
 )
 def test_prompts(prompt, prompts):
     requests = exchange(prompt).requests
@@ -71,31 +65,29 @@ def test_settings():
     assert exchange().requests[0].settings == GenerationSettings()
 
 
+@pytest.mark.parametrize("prompt", [[], [[]], [-1], [True], [1, "a"], [2**31], None], ids=str)
+def test_prompts_that_are_neither_text_nor_tokens(prompt):
+    with pytest.raises(InvalidRequest, match="prompt is not supported: give text, token ids, or a list"):
+        exchange(prompt)
+
+
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "part"),
     [
-        ({"prompt": []}, "prompt is not supported: give text, token ids, or a list of either"),
-        ({"prompt": [[]]}, "prompt is not supported"),
-        ({"prompt": [-1]}, "prompt is not supported"),
-        ({"prompt": [True]}, "prompt is not supported"),
-        ({"prompt": [1, "a"]}, "prompt is not supported"),
-        ({"prompt": [2**31]}, "prompt is not supported"),
-        ({"prompt": None}, "prompt is not supported"),
-        ({"echo": True}, "echo is not supported: leave it out"),
-        ({"best_of": 2}, "best_of is not supported: leave it out"),
+        ({"echo": True}, "echo is not supported"),
+        ({"best_of": 2}, "best_of is not supported"),
         ({"prompt": [1], "suffix": "x"}, "suffix needs a prompt of text"),
-        ({"prompt": ["a"] * 65, "n": 2}, "130 answers are too many: give at most 128 (prompts times n)"),
+        ({"prompt": ["a"] * 65, "n": 2}, "130 answers are too many: give at most 128"),
         ({"logprobs": True}, "logprobs: give a valid integer"),
     ],
 )
-def test_errors(more, message):
-    with pytest.raises(InvalidRequest) as error:
+def test_errors(more, part):
+    with pytest.raises(InvalidRequest, match=part):
         exchange(**more)
-    assert str(error.value).startswith(message)
 
 
 def test_the_prompt_is_needed():
-    with pytest.raises(InvalidRequest, match="prompt is missing: add it"):
+    with pytest.raises(InvalidRequest, match="prompt is missing"):
         Completions({}, LOADED)
 
 
@@ -148,23 +140,13 @@ def test_an_answer_without_text():
 
 def test_llama_settings():
     (request,) = llama(
-        n_predict=7,
-        seed=-1,
-        stop=["x"],
-        n_probs=2,
-        json_schema={"type": "null"},
-        cache_prompt=True,
+        n_predict=7, seed=-1, stop=["x"], n_probs=2, json_schema={"type": "null"}, cache_prompt=True,
         logit_bias=[[3, False], [4, 1.5]],
-    ).requests
+    ).requests  # fmt: skip
     settings = request.settings
     assert settings.sampling.logit_bias == {3: float("-inf"), 4: 1.5}
-    assert (settings.max_tokens, settings.seed, settings.stops, settings.logprobs, settings.json_schema) == (
-        7,
-        None,
-        ["x"],
-        2,
-        '{"type": "null"}',
-    )
+    assert (settings.max_tokens, settings.seed, settings.stops, settings.logprobs) == (7, None, ["x"], 2)
+    assert settings.json_schema == '{"type": "null"}'
     assert llama(n_predict=-1, n_probs=0).requests[0].settings == GenerationSettings()
     assert llama([1, 2]).requests[0].prompt == [1, 2]
 
@@ -219,11 +201,8 @@ def test_marks():
     assert "specdec" in json.loads(next(llama(marks=True).write(0, HELLO)).removeprefix("data: "))
     marked = exchange(marks=True)
     assert marked.requests[0].marks
-    assert [chunk["specdec"]["draft_n"] for chunk in chunks(marked, [STARTED, HELLO, HELD_BACK, BROKEN])] == [
-        3,
-        2,
-        0,
-    ]
+    found = chunks(marked, [STARTED, HELLO, HELD_BACK, BROKEN])
+    assert [chunk["specdec"]["draft_n"] for chunk in found] == [3, 2, 0]
 
 
 @pytest.mark.parametrize("make", [exchange, llama])

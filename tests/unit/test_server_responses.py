@@ -1,6 +1,7 @@
 """OpenAI's responses: what bodies ask for, and what clients get, as OpenAI's package reads it."""
 
 import json
+import re
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -146,36 +147,23 @@ def test_tools():
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "part"),
     [
-        ({"given": []}, "input is empty: give text, or at least one message"),
-        ({"given": [{"type": "reasoning", "summary": []}]}, "input has no message: give text, or at least"),
-        (
-            {"given": [{"type": "item_reference", "id": "x"}]},
-            "input[0]: the type item_reference is not supported",
-        ),
-        (
-            {"given": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].message.content: content of the type input_image is not supported: give text",
-        ),
-        (
-            {"previous_response_id": "resp_1"},
-            "previous_response_id and conversation are not supported: give all",
-        ),
-        ({"background": True}, "background is not supported: leave it out"),
-        (
-            {"tools": [{"type": "web_search"}]},
-            "tools[0]: the type web_search is not supported: give function",
-        ),
+        ({"given": []}, "input is empty"),
+        ({"given": [{"type": "reasoning", "summary": []}]}, "input has no message"),
+        ({"given": [{"type": "item_reference", "id": "x"}]}, "input[0]: the type item_reference is not"),
+        ({"given": [{"role": "user", "content": [{"type": "input_image"}]}]}, "of the type input_image is"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id and conversation are not supported"),
+        ({"background": True}, "background is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]: the type web_search is not supported"),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "the format json_schema has no schema"),
         ({"max_output_tokens": 1.5}, "max_output_tokens: give a valid integer"),
     ],
 )
-def test_errors(more, message):
-    with pytest.raises(InvalidRequest) as error:
+def test_errors(more, part):
+    with pytest.raises(InvalidRequest, match=re.escape(part)):
         exchange(**more)
-    assert str(error.value).startswith(message)
 
 
 # Responses

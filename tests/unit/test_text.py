@@ -46,6 +46,8 @@ def test_any_split_gives_the_text_before_the_first_stop_string(text, stops, spli
 
 
 @given(text=TEXTS, stops=STOPS, splits=st.lists(st.integers(0, 200), max_size=60))
+@example(text="a🙂b", stops=[], splits=[3, 4])
+@example(text="abéa", stops=["abéb"], splits=[2, 3])
 def test_no_text_is_held_back_longer_than_necessary(text, stops, splits):
     parts = pieces(text.encode(), splits)
     stream = TextStream(parts.__getitem__, stops)
@@ -73,35 +75,6 @@ def test_any_bytes_survive_decoding(raw, splits):
     text = "".join(released) + rest
     assert text.encode("utf-8", "surrogateescape") == raw
     assert printable(text) == raw.decode("utf-8", "replace")
-
-
-def test_a_split_character_is_released_when_complete():
-    released, rest, _ = stream_of([b"a\xf0\x9f", b"\x99", b"\x82b"])
-    assert released == ["a", "", "🙂b"]
-    assert rest == ""
-
-
-def test_an_incomplete_character_is_released_at_the_end():
-    released, rest, _ = stream_of([b"a\xf0\x9f"])
-    assert released == ["a"]
-    assert rest.encode("utf-8", "surrogateescape") == b"\xf0\x9f"
-
-
-def test_an_incomplete_stop_string_is_released_at_the_end():
-    released, rest, stream = stream_of([b"one ST", b"O"], ["STOP"])
-    assert released == ["one ", ""]
-    assert rest == "STO"
-    assert not stream.stopped
-
-
-def test_text_that_turns_out_not_to_be_a_stop_string_is_released():
-    released, _, _ = stream_of([b"ST", b"AR"], ["STOP"])
-    assert released == ["", "STAR"]
-
-
-def test_no_text_follows_a_stop_string():
-    released, rest, stream = stream_of([b"a", b"ST", b"OP b", b" c"], ["STOP"])
-    assert (released, rest, stream.stopped) == (["a", "", "", ""], "", True)
 
 
 def test_a_stop_string_of_several_lines_and_an_empty_one():

@@ -60,28 +60,21 @@ MARKED = {  # a call of each form, as models write it
     "Nemotron": f"<TOOLCALL>[{CALL}]</TOOLCALL>",
 }
 PIECES = [
-    *("a", " ", "\n", ";", "{", "}", "[", "]", '"', "\\", "<", ">", "|", "/", "`", "```json\n", "```"),
-    *('{"name": "weather", "arguments": ', PARIS, '{"name": "time.now", "parameters": {}}', "weather"),
-    *("<tool_call>", "</tool_call>", "<tool_", "call>", "<function=weather>", "</function>", "<function="),
-    *("<parameter=city>", "<parameter=days>", "</parameter>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL"),
-    *("<|start|>assistant", "<|channel|>", "commentary", " to=functions.weather", "<|constrain|>json"),
-    *(
-        "<|message|>",
-        "<|call|>",
-        "<|end|>",
-        "<|tool_call>call:",
-        "<tool_call|>",
-        '<|"|>',
-        "city:",
-        "weather{",
-    ),
-    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call|>", "<|python_tag|>", "\udcff"),
+    *'a \n;{}[]"\\<>|/`',
+    *("```json\n", "```", '{"name": "weather", "arguments": ', '{"name": "time.now", "parameters": {}}'),
+    *("weather", "<tool_call>", "</tool_call>", "<tool_", "call>", "<function=weather>", "</function>"),
+    *("<function=", "<parameter=city>", "<parameter=days>", "</parameter>", "[TOOL_CALLS]", "[ARGS]"),
+    *("[CALL_ID]", "[TOOL", "<|start|>assistant", "<|channel|>", "commentary", " to=functions.weather"),
+    *("<|constrain|>json", "<|message|>", "<|call|>", "<|end|>", "<|tool_call>call:", "<tool_call|>"),
+    *('<|"|>', "city:", "weather{", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    *("<|tool_call|>", "<|python_tag|>", "\udcff"),
+    PARIS,
     *MARKED.values(),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
 SPLITS = st.lists(st.integers(0, 400), max_size=60)
 forms = pytest.mark.parametrize("form", FORMS)
-MANY = settings(max_examples=50)  # for each form
+MANY = settings(max_examples=25)  # for each form
 
 
 def parser_of(form):
@@ -177,10 +170,7 @@ def test_every_beginning_of_a_call_is_text(form):
         # The text before it, and a call after it, are found all the same.
         if form not in ("GLM", "Gemma 4", "Qwen3-Coder"):  # a value may contain the next call
             text, calls = whole(form, f"{call[:n]} no\n{call}")
-            assert (text, calls) in (
-                (f"{call[:n]} no", [WEATHER]),
-                (f"{call[:n]} no\n{call}", []),
-            )
+            assert (text, calls) in ((f"{call[:n]} no", [WEATHER]), (f"{call[:n]} no\n{call}", []))
 
 
 @pytest.mark.parametrize(
@@ -269,15 +259,10 @@ def test_ids():
     first, second = parser_of("Hermes").finish(MARKED["Hermes"] * 2).calls
     assert re.fullmatch("call_[0-9a-f]{24}", first.id)
     assert first.id != second.id
-    (call,) = (
-        parser_of("Mistral").finish('[TOOL_CALLS][{"name": "a", "arguments": {}, "id": "abcdefghi"}]').calls
-    )
-    assert call.id == "abcdefghi"
-    assert call.message == {
-        "id": "abcdefghi",
-        "type": "function",
-        "function": {"name": "a", "arguments": "{}"},
-    }
+    text = '[TOOL_CALLS][{"name": "a", "arguments": {}, "id": "abcdefghi"}]'
+    (call,) = parser_of("Mistral").finish(text).calls
+    function = {"name": "a", "arguments": "{}"}
+    assert call.message == {"id": "abcdefghi", "type": "function", "function": function}
 
 
 def test_without_a_form_all_is_text():

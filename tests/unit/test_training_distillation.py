@@ -64,7 +64,8 @@ def test_training_converges_to_the_main_models_distribution(data):
     """The state shows the coin in time for the first draft token, which only that one can know."""
     dataset, _ = data
     seen = []
-    result = run(data, replace(HYPERPARAMETERS, n_steps=160, eval_every=80), on_progress=seen.append)
+    hyperparameters = replace(HYPERPARAMETERS, n_steps=100, eval_every=50, learning_rate=2e-2)
+    result = run(data, hyperparameters, on_progress=seen.append)
     evaluations = [progress.evaluation for progress in seen if progress.evaluation]
     assert len(evaluations) == 3  # of the initial weights, and two more
     assert evaluations[0].overall.agreement < 0.2
@@ -75,13 +76,13 @@ def test_training_converges_to_the_main_models_distribution(data):
     for later in (second, third):
         assert 0.35 < later < 0.65
     assert seen[-1].loss < seen[5].loss - 0.5
-    assert [progress.step for progress in seen] == list(range(1, 161))
+    assert [progress.step for progress in seen] == list(range(1, 101))
     assert seen[-1].seconds_left == 0
     assert (seen[-1].n_tokens, seen[-1].best_agreement) == (
         result.n_tokens,
         max(evaluation.overall.agreement for evaluation in evaluations),
     )
-    assert (result.weights.keys(), result.n_steps) == (random_weights().keys(), 160)
+    assert (result.weights.keys(), result.n_steps) == (random_weights().keys(), 100)
 
 
 def test_the_first_loss_is_the_cross_entropy_of_renormalized_candidates(data):
@@ -115,7 +116,7 @@ def whole(data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [[7], [10, 22], [29]])
+@pytest.mark.parametrize("steps", [[10, 22], [29]])
 def test_a_killed_run_resumes_with_identical_results(data, whole, tmp_path, monkeypatch, steps):
     monkeypatch.setattr(distillation, "_SAVE_EVERY", 0.0)
     path = tmp_path / "run.pt"
@@ -185,20 +186,6 @@ def test_the_best_weights_are_kept(data, whole):
     assert result.step == 0
     assert all((result.weights[name] == whole.weights[name]).all() for name in whole.weights)
     assert result.evaluation == whole.evaluation
-
-
-def test_the_learning_rate_warms_up_stays_and_decays():
-    rates = [distillation._rate_factor(step, 10, 70, 100) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1)
-    assert rates[10:71] == [1.0] * 61
-    assert (np.diff(rates[70:]) < 0).all()
-    assert rates[-1] == pytest.approx(1 - math.sqrt(29 / 30))
-
-
-def test_an_unavailable_device_is_refused(data):
-    for device in ("abacus", "mps" if os.name != "posix" else "cuda:99"):
-        with pytest.raises(InvalidRequest, match=rf"PyTorch cannot use '{device}' here .*--device cpu"):
-            run(data, device=device)
 
 
 def test_training_speed_is_measured_without_changing_the_weights(data):

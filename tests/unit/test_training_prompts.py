@@ -12,7 +12,6 @@ from spec_local.errors import InvalidRequest
 from spec_local.training import prompts
 from spec_local.training.prompts import MAX_PASSAGE, read_user_texts, split_passages, synthetic_prompt
 
-MANY = [synthetic_prompt(7, i) for i in range(8000)]
 NEED_A_TEXT = {"summarising", "translation", "extraction", "retrieval answer"}
 PROSE = [
     f"The barge number {i} left the quay of {{town}} with a load of peat and two sleepy dogs."
@@ -21,14 +20,30 @@ PROSE = [
 CODE = "Here you are:\n\n```python\ndef area(r):\n    return 3.14 * r * r\n```\n\nIt is simple."
 
 
-def test_each_block_of_eight_has_every_category_of_the_benchmark():
+@pytest.fixture(scope="module")
+def many():
+    return [synthetic_prompt(7, i) for i in range(8000)]
+
+
+@pytest.fixture(scope="module")
+def texts_of_the_grammar():
+    grammar = prompts._grammar()
+    return [
+        text
+        for lists in (grammar.templates, grammar.phrases)
+        for entries in lists.values()
+        for text in entries
+    ]
+
+
+def test_each_block_of_eight_has_every_category_of_the_benchmark(many):
     expected = Counter(p.category for p in load()).keys()
-    blocks = [[q.category for q in MANY[at : at + 8]] for at in range(0, len(MANY), 8)]
+    blocks = [[q.category for q in many[at : at + 8]] for at in range(0, len(many), 8)]
     assert all(set(block) == expected and len(block) == 8 for block in blocks)
     assert len({tuple(block) for block in blocks}) > 900  # shuffled
 
 
-def test_prompts_are_reproducible_in_another_process():
+def test_prompts_are_reproducible_in_another_process(many):
     script = (
         "from spec_local.training.prompts import synthetic_prompt\n"
         "for i in (0, 12345): print(synthetic_prompt(7, i))\n"
@@ -36,47 +51,30 @@ def test_prompts_are_reproducible_in_another_process():
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     held_out = [synthetic_prompt(7, i, PROSE[:100]).held_out for i in range(400)]
-    assert output.splitlines() == [
-        str(synthetic_prompt(7, 0)),
-        str(synthetic_prompt(7, 12345)),
-        str(held_out),
-    ]
-    assert [synthetic_prompt(7, i) for i in range(5000, 5040)] == MANY[5000:5040]
+    assert output.splitlines() == [str(each) for each in (many[0], synthetic_prompt(7, 12345), held_out)]
+    assert [synthetic_prompt(7, i) for i in range(5000, 5040)] == many[5000:5040]
     assert synthetic_prompt(8, 0) != synthetic_prompt(7, 0)
 
 
-def test_duplicates_are_rare():
+def test_duplicates_are_rare(many):
     # k uniform draws of n prompts hold about k²/2n pairs: n = 100,000 would give 320.
-    assert len(MANY) - len({q.text for q in MANY}) < 320
+    assert len(many) - len({q.text for q in many}) < 320
 
 
-def test_prompts_have_no_unfilled_slots():
+def test_prompts_have_no_unfilled_slots(many):
     names = "|".join([*prompts._grammar().phrases, *prompts._grammar().topics])
-    for q in MANY:
+    for q in many:
         assert not re.search(rf"\{{({names}|\d+-\d+)(#\w+)?([*/]\d+)?\}}", q.text), q.text
         assert q.text == q.text.strip()
         assert q.text.count("```") % 2 == 0
         assert 2 < len(q.text.split()) < 450
-    assert sum(len(q.text.split()) > 60 for q in MANY) > len(MANY) / 4
-    assert any(
-        "{name, price" in q.text or "{ name, price" in q.text for q in MANY
-    )  # braces in code are not slots
+    assert sum(len(q.text.split()) > 60 for q in many) > len(many) / 4
+    assert any(re.search(r"\{ ?name, price", q.text) for q in many)  # braces in code are not slots
 
 
-def test_slots_and_lists_match():
-    grammar = prompts._grammar()
-    known = {*grammar.phrases, *grammar.topics}
-    texts = [
-        text
-        for lists in (grammar.templates, grammar.phrases)
-        for entries in lists.values()
-        for text in entries
-    ]
-    slots = {slot for text in texts for slot in re.findall(r"\{([a-z_]+)[}#*/]", text)}
-    assert slots == known
-    assert all(12 <= len(templates) <= 30 for templates in grammar.templates.values())
-    for entries in [*grammar.phrases.values(), *(a + b for a, b in grammar.topics.values())]:
-        assert all(text == text.strip() for text in entries)
+def test_slots_and_lists_match(texts_of_the_grammar):
+    slots = {slot for text in texts_of_the_grammar for slot in re.findall(r"\{([a-z_]+)[}#*/]", text)}
+    assert slots == {*prompts._grammar().phrases, *prompts._grammar().topics}
 
 
 def test_labelled_slots_repeat_and_other_slots_do_not():
@@ -86,12 +84,12 @@ def test_labelled_slots_repeat_and_other_slots_do_not():
     assert len({*other.split("\n"), twice[: len(twice) // 2]}) == 21
 
 
-def test_held_out_topics_never_occur_in_training_prompts():
+def test_held_out_topics_never_occur_in_training_prompts(many):
     """Short topics are not checked, as they are also parts of other words."""
-    assert 0.03 < sum(q.held_out for q in MANY) / len(MANY) < 0.07
-    assert {q.category for q in MANY if q.held_out} == {q.category for q in MANY}
+    assert 0.03 < sum(q.held_out for q in many) / len(many) < 0.07
+    assert {q.category for q in many if q.held_out} == {q.category for q in many}
     train, evaluation = (
-        "\n".join(q.text.lower() for q in MANY if q.held_out == held_out) for held_out in (False, True)
+        "\n".join(q.text.lower() for q in many if q.held_out == held_out) for held_out in (False, True)
     )
     seen = 0
     for name, (training, held_out) in prompts._grammar().topics.items():
@@ -110,19 +108,12 @@ def _runs(text, length=8):
     return {" ".join(words[at : at + length]) for at in range(len(words) - length + 1)}
 
 
-def test_no_prompt_resembles_the_benchmark():
+def test_no_prompt_resembles_the_benchmark(many, texts_of_the_grammar):
     benchmark = set().union(*(_runs(p.text) for p in load()))
-    grammar = prompts._grammar()
-    texts = [
-        text
-        for lists in (grammar.templates, grammar.phrases)
-        for entries in lists.values()
-        for text in entries
-    ]
-    texts += [topic for sides in grammar.topics.values() for side in sides for topic in side]
-    for text in [*texts, *(q.text for q in MANY)]:
+    topics = [topic for sides in prompts._grammar().topics.values() for side in sides for topic in side]
+    for text in [*texts_of_the_grammar, *topics, *(q.text for q in many)]:
         assert _runs(text) & benchmark == set()
-    assert not {p.text for p in load()} & {q.text for q in MANY}
+    assert not {p.text for p in load()} & {q.text for q in many}
 
 
 def test_half_of_the_prompts_that_need_a_text_are_about_passages():
@@ -132,11 +123,10 @@ def test_half_of_the_prompts_that_need_a_text_are_about_passages():
         assert 0.4 < sum("sleepy dogs" in text for text in texts) / len(texts) < 0.6
         assert not any("def area" in text for text in texts)
     for q in generated:
-        assert q.text.count("sleepy dogs") <= 1
-        assert "sleepy dogs" not in q.text or q.category in NEED_A_TEXT
-        assert (
-            "sleepy dogs" not in q.text or "the quay of {town} with" in q.text
-        )  # braces in passages are not slots
+        if "sleepy dogs" in q.text:
+            assert q.text.count("sleepy dogs") == 1
+            assert q.category in NEED_A_TEXT
+            assert "the quay of {town} with" in q.text  # braces in passages are not slots
 
 
 def test_code_of_passages_is_used_for_code_editing():
@@ -150,11 +140,11 @@ def test_code_of_passages_is_used_for_code_editing():
 
 def test_a_passage_is_held_out_in_all_prompts_or_in_none():
     held_out: dict[str, set[bool]] = {}
-    for i in range(8000):
+    for i in range(4000):
         q = synthetic_prompt(2, i, PROSE)
         if found := re.search(r"The barge number \d+", q.text):
             held_out.setdefault(found[0], set()).add(q.held_out)
-    assert len(held_out) > 290
+    assert len(held_out) > 250
     assert {len(sides) for sides in held_out.values()} == {1}
     assert 3 <= sum(True in sides for sides in held_out.values()) <= 30
 
@@ -216,14 +206,6 @@ def test_long_texts_are_split_at_natural_boundaries(joint):
 
 
 def test_texts_without_boundaries_are_split_anywhere_and_short_ones_dropped():
-    assert [len(part) for part in split_passages("x" * (2 * MAX_PASSAGE + 200))] == [
-        MAX_PASSAGE,
-        MAX_PASSAGE,
-        200,
-    ]
+    parts = split_passages("x" * (2 * MAX_PASSAGE + 200))
+    assert [len(part) for part in parts] == [MAX_PASSAGE, MAX_PASSAGE, 200]
     assert split_passages("A line.\n\n") == []
-
-
-def test_some_prompts_have_typos():
-    chats = [q.text for q in MANY if q.category in ("chat", "maths", "code writing")]
-    assert 0.04 < sum(text == text.lower() for text in chats) / len(chats) < 0.15

@@ -18,17 +18,7 @@ from spec_local.verifiers.tree import normalized, ratio, tree_verifier, without
 TREE_RULES = [name for name, verifier in VERIFIERS.items() if verifier.drawing != "one"]
 DRAWN_RULES = [name for name in TREE_RULES if VERIFIERS[name].drawing != "chosen"]
 DRAWINGS = ["one", "with replacement", "without replacement"]
-KINDS = [
-    "dense",
-    "zeros",
-    "one-hot",
-    "equal",
-    "nearly equal",
-    "disjoint",
-    "sharp",
-    "uniform draft",
-    "mixed",
-]
+KINDS = ["dense", "zeros", "one-hot", "equal", "nearly equal", "disjoint", "sharp", "uniform draft", "mixed"]
 
 
 pytestmark = pytest.mark.usefixtures("cached_rho")
@@ -200,58 +190,71 @@ def mean_accepted(outcomes):
     return sum(n * probability for (n, _), probability in outcomes.items())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", TREE_RULES)
-def test_output_has_exactly_the_main_distribution(rule, kind):
-    shapes = dict(SHAPES)
-    if kind in ("dense", "zeros", "mixed"):  # the others concern the arithmetic of one node
-        shapes |= OWN_PATH | ({} if rule == "traversal" else OTHER_BRANCHES)
-    for seed, (name, shape) in enumerate(shapes.items()):
-        v = 2 if name in ("two by two", "lopsided") else 3
-        language = Language(seed, kind, v, depth=1 if name in ("two", "three") else 2)
-        assert loss(language, verdicts(rule, language, VERIFIERS[rule].drawing, shape)) < 1e-12, name
+ALL_SHAPES = SHAPES | OWN_PATH | OTHER_BRANCHES
+
+
+def is_case(rule, kind, name):
+    if name in SHAPES:
+        return True
+    if kind not in ("dense", "zeros", "mixed"):  # the others concern the arithmetic of one node
+        return False
+    return name in OWN_PATH or rule != "traversal"
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "name"),
+    [case for case in itertools.product(TREE_RULES, KINDS, ALL_SHAPES) if is_case(*case)],
+)
+def test_output_has_exactly_the_main_distribution(rule, kind, name):
+    v = 2 if name in ("two by two", "lopsided") else 3
+    language = Language([*ALL_SHAPES].index(name), kind, v, depth=1 if name in ("two", "three") else 2)
+    assert loss(language, verdicts(rule, language, VERIFIERS[rule].drawing, ALL_SHAPES[name])) < 1e-12
+
+
+MORE_SHAPES = {
+    "six tokens": (6, 1, {(): 2}),
+    "three of four": (4, 1, {(): 3}),
+    "two, below the second one": (4, 2, {(): 2, (1,): 1}),
+    "two at the ends": (2, 3, {(): 2, (0,): 1, (0, 0): 2}),
+    "two in the middle": (2, 3, {(): 1, (0,): 2, (0, 0): 1, (0, 1): 1}),
+}
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
-def test_output_is_exact_for_more_tokens_and_deeper_trees(rule):
-    drawing = VERIFIERS[rule].drawing
-    for seed, (v, depth, shape) in enumerate(
-        [
-            (6, 1, {(): 2}),
-            (4, 1, {(): 3}),
-            (4, 2, {(): 2, (1,): 1}),
-            (2, 3, {(): 2, (0,): 1, (0, 0): 2}),
-            (2, 3, {(): 1, (0,): 2, (0, 0): 1, (0, 1): 1}),
-        ]
-    ):
-        for kind in ("dense", "mixed"):
-            language = Language(seed, kind, v, depth)
-            assert loss(language, verdicts(rule, language, drawing, fixed(shape))) < 1e-12
+@pytest.mark.parametrize("kind", ["dense", "mixed"])
+@pytest.mark.parametrize("name", MORE_SHAPES)
+def test_output_is_exact_for_more_tokens_and_deeper_trees(rule, kind, name):
+    v, depth, shape = MORE_SHAPES[name]
+    language = Language([*MORE_SHAPES].index(name), kind, v, depth)
+    assert loss(language, verdicts(rule, language, VERIFIERS[rule].drawing, fixed(shape))) < 1e-12
+
+
+def chain_of(depth):
+    return fixed({(0,) * d: 1 for d in range(depth)})
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", VERIFIERS)
-def test_every_verifier_is_lossless_for_a_drawn_chain(rule, kind):
-    for seed, (v, depth) in enumerate([(3, 2), (2, 3), (6, 1)]):
-        language = Language(seed, kind, v, depth)
-        shape = fixed({(0,) * d: 1 for d in range(depth)})
-        assert loss(language, verdicts(rule, language, "one", shape)) < 1e-12
+@pytest.mark.parametrize(("seed", "v", "depth"), [(0, 3, 2), (1, 2, 3), (2, 6, 1)])
+def test_every_verifier_is_lossless_for_a_drawn_chain(rule, kind, seed, v, depth):
+    language = Language(seed, kind, v, depth)
+    assert loss(language, verdicts(rule, language, "one", chain_of(depth))) < 1e-12
 
 
 @pytest.mark.parametrize("rule", VERIFIERS)
-def test_every_verifier_accepts_chosen_tokens_by_exact_match(rule):
-    for seed in range(3):
-        language = Language(seed, "mixed", 3, 2)
-        chosen = verdicts(rule, language, "chosen", SHAPES["lopsided"])
-        assert loss(language, chosen) < 1e-12
-        assert chosen == verdicts("exact-match", language, "chosen", SHAPES["lopsided"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_verifier_accepts_chosen_tokens_by_exact_match(rule, seed):
+    language = Language(seed, "mixed", 3, 2)
+    chosen = verdicts(rule, language, "chosen", SHAPES["lopsided"])
+    assert loss(language, chosen) < 1e-12
+    assert chosen == verdicts("exact-match", language, "chosen", SHAPES["lopsided"])
 
 
-def test_exact_match_is_lossless_for_nodes_of_any_origin():
-    for drawing in DRAWINGS:
-        for name, shape in (SHAPES | OTHER_BRANCHES).items():
-            language = Language(4, "mixed", 2 if name == "two by two" else 3, 2)
-            assert loss(language, verdicts("exact-match", language, drawing, shape)) < 1e-12
+@pytest.mark.parametrize("drawing", DRAWINGS)
+@pytest.mark.parametrize("name", SHAPES | OTHER_BRANCHES)
+def test_exact_match_is_lossless_for_nodes_of_any_origin(drawing, name):
+    language = Language(4, "mixed", 2 if name == "two by two" else 3, 2)
+    assert loss(language, verdicts("exact-match", language, drawing, ALL_SHAPES[name])) < 1e-12
 
 
 @pytest.mark.parametrize("rule", VERIFIERS)
@@ -316,7 +319,8 @@ def test_the_enumeration_detects_a_wrong_draw_order(rule):
     assert loss(language, verdicts(rule, language, VERIFIERS[rule].drawing, SHAPES["two"], grow)) > 1e-2
 
 
-def test_dropping_an_improbable_drawn_child_is_not_lossless():
+@pytest.mark.parametrize("rule", VERIFIERS)
+def test_dropping_an_improbable_drawn_child_is_not_lossless(rule):
     """Except under exact match, which does not use p/q."""
 
     def grow(language, drawing, shape, rng):
@@ -324,20 +328,14 @@ def test_dropping_an_improbable_drawn_child_is_not_lossless():
         q = proposal.distributions[ROOT].dense(language.v)
         kept = [n for n in proposal.draws if q[proposal.tokens[n]] > 0.3]
         order = sorted(set(kept))
-        return Proposal(
-            [proposal.tokens[n] for n in order],
-            [ROOT] * len(order),
-            drawing,
-            proposal.distributions,
-            [order.index(n) for n in kept],
-        )
+        tokens, draws = [proposal.tokens[n] for n in order], [order.index(n) for n in kept]
+        return Proposal(tokens, [ROOT] * len(order), drawing, proposal.distributions, draws)
 
     language = Language(2, "dense", 3, 1)
-    for rule in VERIFIERS:
-        drawing = VERIFIERS[rule].drawing if rule not in ("token", "block", "exact-match") else "one"
-        shape = fixed({(): 1 if drawing == "one" else 2})
-        worst = loss(language, verdicts(rule, language, drawing, shape, grow))
-        assert worst < 1e-12 if rule == "exact-match" else worst > 1e-3, rule
+    drawing = VERIFIERS[rule].drawing if rule in DRAWN_RULES else "one"
+    shape = fixed({(): 1 if drawing == "one" else 2})
+    worst = loss(language, verdicts(rule, language, drawing, shape, grow))
+    assert worst < 1e-12 if rule == "exact-match" else worst > 1e-3
 
 
 def one_by_one(seed, n):
@@ -380,7 +378,8 @@ def test_a_tree_may_depend_on_earlier_draws(rule):
     assert worst > 1e-3 if rule == "spectr" else worst < 1e-12
 
 
-def test_a_tree_must_not_depend_on_later_draws():
+@pytest.mark.parametrize("rule", DRAWN_RULES)
+def test_a_tree_must_not_depend_on_later_draws(rule):
     """A second child is drawn, and proposed only if it is token 0."""
 
     def grow(language, drawing, shape, rng):
@@ -391,18 +390,16 @@ def test_a_tree_must_not_depend_on_later_draws():
         return Proposal([proposal.tokens[first]], [ROOT], drawing, proposal.distributions, [0])
 
     language = Language(1, "dense", 3, 1)
-    for rule in DRAWN_RULES:
-        assert loss(language, verdicts(rule, language, VERIFIERS[rule].drawing, SHAPES["two"], grow)) > 1e-3
+    assert loss(language, verdicts(rule, language, VERIFIERS[rule].drawing, SHAPES["two"], grow)) > 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_traversal_equals_block_on_chains(kind):
-    for seed, (v, depth) in enumerate([(2, 1), (3, 2), (2, 3)]):
-        language = Language(seed, kind, v, depth)
-        shape = fixed({(0,) * d: 1 for d in range(depth)})
-        traversal, block = (verdicts(rule, language, "one", shape) for rule in ("traversal", "block"))
-        for verdict in traversal.keys() | block.keys():
-            assert traversal.get(verdict, 0.0) == pytest.approx(block.get(verdict, 0.0), abs=1e-12)
+@pytest.mark.parametrize(("seed", "v", "depth"), [(0, 2, 1), (1, 3, 2), (2, 2, 3)])
+def test_traversal_equals_block_on_chains(kind, seed, v, depth):
+    language = Language(seed, kind, v, depth)
+    traversal, block = (verdicts(rule, language, "one", chain_of(depth)) for rule in ("traversal", "block"))
+    for verdict in traversal.keys() | block.keys():
+        assert traversal.get(verdict, 0.0) == pytest.approx(block.get(verdict, 0.0), abs=1e-12)
 
 
 def recursive_rejection(p, q, drawn, rng):
@@ -416,27 +413,26 @@ def recursive_rejection(p, q, drawn, rng):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_traversal_accepts_at_least_as_many_tokens_as_recursive_rejection(kind):
+@pytest.mark.parametrize("name", ["two", "three", "chain", "one then two", "lopsided", "late"])
+def test_traversal_accepts_at_least_as_many_tokens_as_recursive_rejection(kind, name):
     reference = tree_verifier("without replacement", recursive_rejection)
-    for seed, name in enumerate(["two", "three", "chain", "one then two", "lopsided", "late"]):
-        language = Language(seed, kind, 3, 2)
-        traversal, recursive = (
-            verdicts(verifier, language, "without replacement", SHAPES[name])
-            for verifier in (VERIFIERS["traversal"], reference)
-        )
-        assert loss(language, recursive) < 1e-12
-        traversal, recursive = mean_accepted(traversal), mean_accepted(recursive)
-        assert traversal >= recursive - 1e-12
-        if name in ("two", "three"):  # equal for a single node
-            assert traversal == pytest.approx(recursive, abs=1e-12)
+    language = Language([*SHAPES].index(name), kind, 3, 2)
+    traversal, recursive = (
+        verdicts(verifier, language, "without replacement", SHAPES[name])
+        for verifier in (VERIFIERS["traversal"], reference)
+    )
+    assert loss(language, recursive) < 1e-12
+    traversal, recursive = mean_accepted(traversal), mean_accepted(recursive)
+    assert traversal >= recursive - 1e-12
+    if name in ("two", "three"):  # equal for a single node
+        assert traversal == pytest.approx(recursive, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", [*DRAWN_RULES, "token", "block"])
-def test_one_drawn_child_is_accepted_with_one_minus_total_variation(rule, kind):
-    for seed in range(5):
-        language = Language(seed, kind, 5, 1)
-        expected = np.minimum(language.p(()), language.q(())).sum()
-        assert mean_accepted(verdicts(rule, language, "one", fixed({(): 1}))) == pytest.approx(
-            expected, abs=1e-12
-        )
+@pytest.mark.parametrize("seed", range(5))
+def test_one_drawn_child_is_accepted_with_one_minus_total_variation(rule, kind, seed):
+    language = Language(seed, kind, 5, 1)
+    expected = np.minimum(language.p(()), language.q(())).sum()
+    found = mean_accepted(verdicts(rule, language, "one", fixed({(): 1})))
+    assert found == pytest.approx(expected, abs=1e-12)

@@ -96,25 +96,25 @@ KINDS = [
 @RULES
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(("v", "k"), [(2, 1), (3, 2), (2, 3), (6, 1), (4, 2), (3, 0)])
-def test_output_has_exactly_the_main_distribution(rule, kind, v, k):
-    for seed in range(4):
-        model = Conditional(np.random.default_rng(seed), kind, v, k)
-        output = dict.fromkeys(itertools.product(range(v), repeat=k + 1), 0.0)
-        for (_, tokens), probability in outcomes(rule, model).items():
-            output[tokens] += probability
-        for tokens, probability in output.items():
-            assert probability == pytest.approx(model.sequence_probability(tokens), abs=1e-12)
+@pytest.mark.parametrize("seed", range(4))
+def test_output_has_exactly_the_main_distribution(rule, kind, v, k, seed):
+    model = Conditional(np.random.default_rng(seed), kind, v, k)
+    output = dict.fromkeys(itertools.product(range(v), repeat=k + 1), 0.0)
+    for (_, tokens), probability in outcomes(rule, model).items():
+        output[tokens] += probability
+    for tokens, probability in output.items():
+        assert probability == pytest.approx(model.sequence_probability(tokens), abs=1e-12)
+
+
+def mean_accepted(rule, model):
+    return sum(n * p for (n, _), p in outcomes(CHAIN_RULES[rule], model).items())
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_block_accepts_at_least_as_many_tokens_as_token(kind):
-    for seed in range(6):
-        model = Conditional(np.random.default_rng(seed), kind, 3, 2)
-        mean = {
-            name: sum(n * p for (n, _), p in outcomes(rule, model).items())
-            for name, rule in CHAIN_RULES.items()
-        }
-        assert mean["block"] >= mean["token"] - 1e-12
+@pytest.mark.parametrize("seed", range(6))
+def test_block_accepts_at_least_as_many_tokens_as_token(kind, seed):
+    model = Conditional(np.random.default_rng(seed), kind, 3, 2)
+    assert mean_accepted("block", model) >= mean_accepted("token", model) - 1e-12
 
 
 def test_the_example_of_the_block_verification_paper():
@@ -123,15 +123,13 @@ def test_the_example_of_the_block_verification_paper():
     model.p = dict.fromkeys(model.p, np.array([1, 2]) / 3)
     model.q = dict.fromkeys(model.q, np.array([2, 1]) / 3)
     for name, expected in [("token", 10 / 9), ("block", 11 / 9)]:
-        mean = sum(n * p for (n, _), p in outcomes(CHAIN_RULES[name], model).items())
-        assert mean == pytest.approx(expected, abs=1e-12)
+        assert mean_accepted(name, model) == pytest.approx(expected, abs=1e-12)
 
 
 def test_token_accepts_with_one_minus_total_variation():
-    generator = np.random.default_rng(3)
-    model = Conditional(generator, "zeros", 6, 1)
-    mean = sum(n * p for (n, _), p in outcomes(CHAIN_RULES["token"], model).items())
-    assert mean == pytest.approx(np.minimum(model.p[()], model.q[()]).sum(), abs=1e-12)
+    model = Conditional(np.random.default_rng(3), "zeros", 6, 1)
+    expected = np.minimum(model.p[()], model.q[()]).sum()
+    assert mean_accepted("token", model) == pytest.approx(expected, abs=1e-12)
 
 
 def batch(generator, rows, k, v):
@@ -184,28 +182,33 @@ def test_counters():
     assert verdict.system_efficiency() == 1
 
 
+INVALID = {
+    "a missing row of p": lambda p, q, drafted, lengths: (p[:, :-1], q, drafted, lengths),
+    "float32": lambda p, q, drafted, lengths: (p.astype(np.float32), q, drafted, lengths),
+    "another vocabulary": lambda p, q, drafted, lengths: (p, q[..., :-1], drafted, lengths),
+    "float tokens": lambda p, q, drafted, lengths: (p, q, drafted.astype(float), lengths),
+    "tokens beyond the vocabulary": lambda p, q, drafted, lengths: (p, q, drafted + 4, lengths),
+    "negative tokens": lambda p, q, drafted, lengths: (p, q, drafted - 9, lengths),
+    "more tokens than drafted": lambda p, q, drafted, lengths: (p, q, drafted, lengths + 1),
+    "a missing length": lambda p, q, drafted, lengths: (p, q, drafted, lengths[:1]),
+    "a sum of 2": lambda p, q, drafted, lengths: (p * 2, q, drafted, lengths),
+    "negative probabilities": lambda p, q, drafted, lengths: (p, -q, drafted, lengths),
+}
+
+
 @RULES
-def test_strict_rejects_invalid_arrays(rule):
-    good = batch(np.random.default_rng(0), 2, 3, 4)
-    p, q, drafted, lengths = good
-    rng = [SeededRng(0), SeededRng(1)]
+@pytest.mark.parametrize("change", INVALID.values(), ids=INVALID.keys())
+def test_strict_rejects_invalid_arrays(rule, change):
+    p, q, drafted, lengths = batch(np.random.default_rng(0), 2, 3, 4)
     lengths[:] = 3
-    for wrong in [
-        (p[:, :-1], q, drafted, lengths),
-        (p.astype(np.float32), q, drafted, lengths),
-        (p, q[..., :-1], drafted, lengths),
-        (p, q, drafted.astype(float), lengths),
-        (p, q, drafted + 4, lengths),
-        (p, q, drafted - 9, lengths),
-        (p, q, drafted, lengths + 1),
-        (p, q, drafted, lengths[:1]),
-        (p * 2, q, drafted, lengths),
-        (p, -q, drafted, lengths),
-    ]:
-        with pytest.raises(ValueError, match=r"\w"):
-            rule(*wrong, rng, strict=True)
+    with pytest.raises(ValueError, match=r"\w"):
+        rule(*change(p, q, drafted, lengths), [SeededRng(0), SeededRng(1)], strict=True)
+
+
+@RULES
+def test_strict_needs_an_rng_for_each_row(rule):
     with pytest.raises(ValueError, match="rng"):
-        rule(p, q, drafted, lengths, rng[:1], strict=True)
+        rule(*batch(np.random.default_rng(0), 2, 3, 4), [SeededRng(0)], strict=True)
 
 
 @RULES
@@ -236,7 +239,7 @@ def test_sampled_distribution_converges_to_p_only(rule, kind):
         )
         p, q = p / p.sum(), q / q.sum()
     references = generator.dirichlet(np.ones(v), size=100)
-    sizes, n = [100, 1_000, 10_000, 100_000], 100_000
+    sizes, n = [100, 300, 1_000, 3_000, 10_000], 10_000
     drafted = generator.choice(v, size=(n, 1), p=q)
     rng = [SeededRng(0)] * n
     verdict = rule(
