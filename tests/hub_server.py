@@ -32,9 +32,9 @@ class Refusal:
 class HubServer:
     """A context manager; `url` is the value for HF_ENDPOINT.
 
-    requests: received requests, as (kind, path, Range header, Authorization header); kinds are list, resolve,
-    bytes, other. refusals: kind -> Refusal. cuts: numbers of bytes after which the next transfers end.
-    wrong: bytes to send instead, by SHA-256. ranges: whether range requests are supported. gate: called
+    requests: received requests, as (kind, path, Range header, Authorization header); kinds are list, head,
+    resolve, bytes, other. refusals: kind -> Refusal. cuts: numbers of bytes after which the next transfers
+    end. wrong: bytes to send instead, by SHA-256. ranges: whether range requests are supported. gate: called
     before bytes are sent. in_git: names of files without a SHA-256. hostile: kind -> a function that answers
     the request (a BaseHTTPRequestHandler) in its own way.
     """
@@ -72,6 +72,8 @@ class HubServer:
             def do_GET(self):
                 hub._answer(self)
 
+            do_HEAD = do_GET
+
             def handle(self):
                 with contextlib.suppress(ConnectionError):  # the client has disconnected
                     super().handle()
@@ -94,7 +96,8 @@ class HubServer:
         if listed := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
             kind, serve = "list", lambda: self._list(request, listed[1], listed[2])
         elif resolved := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([0-9a-f]{40})/(.+)", path):
-            kind, serve = "resolve", lambda: self._resolve(request, *resolved.groups())
+            kind = "head" if request.command == "HEAD" else "resolve"
+            serve = functools.partial(self._resolve, request, *resolved.groups())
         elif stored := re.fullmatch(r"/bytes/([0-9a-f]{64})", path):
             kind, serve = "bytes", lambda: self._bytes(request, stored[1])
         else:  # other requests of the package
@@ -113,7 +116,8 @@ class HubServer:
             request.send_header(name, value)
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
-        request.wfile.write(body)
+        if request.command != "HEAD":
+            request.wfile.write(body)
 
     def _list(self, request, repo, revision):
         commit = self._commits.get((repo, revision))
@@ -138,9 +142,12 @@ class HubServer:
         if content is None:
             self.send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
             return
+        sha256 = hashlib.sha256(content).hexdigest()
+        if request.command == "HEAD":
+            self.send(request, 200, content, {"ETag": f'"{sha256}"', "X-Repo-Commit": commit})
+            return
         # redirects to the bytes, as the Hub does
-        where = f"{self.url}/bytes/{hashlib.sha256(content).hexdigest()}"
-        self.send(request, 302, b"", {"Location": where, "X-Repo-Commit": commit})
+        self.send(request, 302, b"", {"Location": f"{self.url}/bytes/{sha256}", "X-Repo-Commit": commit})
 
     def _bytes(self, request, sha256):
         self.gate()

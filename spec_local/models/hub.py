@@ -1,8 +1,4 @@
-"""Download models from the Hugging Face Hub into its cache.
-
-The download is done here and not by the package `huggingface-hub`, which makes a file visible to other
-programs before its hash is checked, and restarts an interrupted download from the beginning.
-"""
+"""Download models from the Hugging Face Hub into its cache, and verify them."""
 
 import os
 import shutil

@@ -1,31 +1,25 @@
-"""Requests to the Hugging Face Hub, none of whose answers is trusted.
+"""Requests to the Hugging Face Hub, made by the package `huggingface-hub`.
 
-The package `huggingface-hub` provides the HTTP client, the token and the error classes. The requests are made
-here, because the package reads answers of any size, decompresses them, and expects well-formed JSON.
+Not with its `hf_hub_download`, which restarts an interrupted download from the beginning
+(https://github.com/huggingface/huggingface_hub/issues/4196), makes a file visible to other programs before
+its hash is checked, and takes the names of files in the cache from unchecked headers.
 """
 
 import contextlib
 import logging
-import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import quote
+from typing import Any
 
 from huggingface_hub import constants
-from pydantic import BaseModel, FailFast, Field, ValidationError
 
 from spec_local.errors import DownloadError, InvalidRequest, SpecLocalError
-from spec_local.models.hub_cache import part_of, part_size
+from spec_local.models.hub_cache import COMMIT, is_key, part_of, part_size
+from spec_local.system.files import format_size
 
-TRIES = 5  # consecutive attempts without progress, of `_SLOWEST * PATIENCE_S` bytes
-PAUSE_S = 1.0  # between attempts
-PATIENCE_S = 60.0  # for at least `_SLOWEST` bytes per second; the client's own timeout is for silence
-_SLOWEST = 1000  # bytes per second; a modem is faster
-_LARGEST_LIST = 4 << 20  # bytes: about 10,000 files, and repositories with GGUF files have at most hundreds
-_ERROR_HEADERS = ("X-Error-Code", "X-Error-Message", "Retry-After")
+BLOCK = 1 << 20
+"""Bytes between two updates of the progress: the most that an interruption loses."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +30,6 @@ class RemoteFile:
     key: str
 
 
-class _Lfs(BaseModel):
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class _Sibling(BaseModel):
-    """A file of a repository, with the names of the Hub's JSON."""
-
-    rfilename: str
-    size: Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]  # as file systems have
-    blobId: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
-    lfs: _Lfs | None = None
-
-
-class _Listing(BaseModel):
-    sha: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
-    siblings: Annotated[list[_Sibling], FailFast()] = []
-
-
 def list_files(repo: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
     """The commit of a revision, and its files by name; without those whose names are unsafe as paths.
 
@@ -62,35 +38,26 @@ def list_files(repo: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
         InvalidRequest: `repo` is not a repository name.
         Exception: one that `download_errors` translates.
     """
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    try:
-        validate_repo_id(repo)
-    except HFValidationError:
-        raise InvalidRequest(f"{repo} is not a valid repository name: use user/repo") from None
-    url = f"{constants.ENDPOINT}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
-    with _get(url, repo, constants.HF_HUB_ETAG_TIMEOUT) as answer:
-        body = bytearray()
-        for block in _blocks(answer):
-            body += block
-            if len(body) > _LARGEST_LIST:
-                raise DownloadError(
-                    f"the list of files in {repo} has more than {_LARGEST_LIST >> 20} MiB: "
-                    "check HF_ENDPOINT, or choose another repository"
-                )
-    try:
-        found = _Listing.model_validate_json(bytes(body))
-    except ValidationError:  # the page of a proxy or of another server
-        raise DownloadError(
-            f"{constants.ENDPOINT} does not respond like the Hugging Face Hub: "
-            "check the network and HF_ENDPOINT"
-        ) from None
-    return found.sha, {
-        file.rfilename: RemoteFile(file.size, file.lfs.sha256 if file.lfs else file.blobId)
-        for file in found.siblings
-        if _is_safe(file.rfilename)
-    }
+    with _calling_hub():
+        try:
+            found = HfApi(library_name="specdec").model_info(
+                repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+            )
+        except HFValidationError:
+            raise InvalidRequest(f"{repo} is not a valid repository name: use user/repo") from None
+        commit = found.sha or ""
+        if not COMMIT.fullmatch(commit):
+            raise ValueError("the list of files has no commit")
+        files = {}
+        for file in filter(lambda file: _is_safe(file.rfilename), found.siblings or ()):
+            size, key = file.size, file.lfs.sha256 if file.lfs else file.blob_id
+            if type(size) is not int or size < 0 or not is_key(key or ""):
+                raise ValueError(f"{file.rfilename} has no size or no hash")
+            files[file.rfilename] = RemoteFile(size, str(key))
+        return commit, files
 
 
 def _is_safe(name: str) -> bool:
@@ -103,133 +70,94 @@ def download(
 ) -> None:
     """Download a file of `size` bytes into the partial file of a blob; resume after an interruption.
 
+    The caller checks the hash: a server that does not say how much it sends may have sent less.
+
     Raises:
-        DownloadError: the server offers or sends another number of bytes.
+        DownloadError: the file is too large for HTTP, or the server offers another number of bytes.
         Exception: one that `download_errors` translates.
     """
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    part = part_of(blob)
-    if part_size(blob) > size:
-        part.unlink()
-    url, failures = hf_hub_url(repo, name, revision=commit), 0
-    while (have := part_size(blob)) < size:
-        wanted = {"Range": f"bytes={have}-"} if have else {}
-        try:
-            with _get(url, repo, constants.HF_HUB_DOWNLOAD_TIMEOUT, wanted) as answer:
-                start = done = _offered(answer, name, have, size)
-                with part.open("ab" if start else "wb") as out:
-                    for block in _blocks(answer):
-                        done += len(block)
-                        if done > size:
-                            break
-                        out.write(block)
-                        on_progress(done)
-        except HfHubHTTPError:
-            raise
-        except _network_error():
-            failures = 0 if part_size(blob) - have > _SLOWEST * PATIENCE_S else failures + 1
-            if failures == TRIES:
-                raise
-            time.sleep(PAUSE_S)
-        else:
-            if done != size:  # it was not this file
-                os.truncate(part, start)
-                found = f"more than {size}" if done > size else f"{done} of {size}"
-                raise DownloadError(f"the server sent {found} bytes of {name}: try again later")
+    if size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        raise DownloadError(
+            f"{name} has {format_size(size)}, and the Hub sends at most "
+            f"{format_size(constants.MAX_HTTP_DOWNLOAD_SIZE)} per file to specdec: choose a smaller "
+            f"quantization, or run hf download {repo} {name}"
+        )
+
+    part, url = part_of(blob), hf_hub_url(repo, name, revision=commit)
+    if part_size(blob) < size:
+        with _calling_hub():
+            # Its errors come at once; `http_get` waits as long as a busy server asks for.
+            get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT, library_name="specdec")
+            headers = build_hf_headers(library_name="specdec", headers={"Accept-Encoding": "identity"})
+            constants.DOWNLOAD_CHUNK_SIZE = BLOCK
+            progress = _progress_class(name, size, on_progress)
+            with part.open("ab") as out:
+                http_get(url, out, resume_size=part_size(blob), headers=headers, tqdm_class=progress)
     part.touch()  # an empty file needs no request
 
 
-def _offered(answer: Any, name: str, have: int, size: int) -> int:
-    """The position in the file where the body begins: `have`, or 0 if the server does not support ranges.
+def _progress_class(name: str, size: int, on_progress: Callable[[int], None]) -> type[Any]:
+    """What `http_get` uses in place of a progress bar of tqdm; it ends the download of another size."""
 
-    Raises:
-        DownloadError: it is not the rest of the file; what has been downloaded is kept.
-    """
-    start = have if answer.status_code == 206 else 0
-    length = answer.headers.get("Content-Length", str(size - start))
-    found = answer.headers.get("Content-Range", f"bytes {start}-") if start else f"bytes {start}-"
-    if answer.headers.get("Content-Encoding", "identity") != "identity":
-        why = "compressed, which was not requested"
-    elif length != str(size - start):
-        why = f"with {length} bytes instead of {size - start}"
-    elif not found.startswith(f"bytes {start}-"):
-        why = f"from another position than byte {start}"
-    else:
-        return start
-    raise DownloadError(f"the server offers {name} {why}: try again later, or check HF_ENDPOINT")
+    class Progress:
+        def __init__(self, total: int | None, initial: int, **settings: Any) -> None:
+            if total not in (None, size):
+                raise DownloadError(
+                    f"the server offers {name} with {total} bytes instead of {size}: "
+                    "try again later, or check HF_ENDPOINT"
+                )
+            self._done = initial
+
+        def __enter__(self) -> "Progress":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def update(self, n: int) -> None:  # before the bytes are written
+            self._done += n
+            if self._done > size:
+                raise DownloadError(f"the server sent more than {size} bytes of {name}: try again later")
+            on_progress(self._done)
+
+    return Progress
 
 
 @contextlib.contextmanager
-def _get(url: str, repo: str, timeout: float, headers: dict[str, str] | None = None) -> Iterator[Any]:
-    """Request a URL: an HTTP answer of status 200 or 206, whose body has not been read."""
-    from huggingface_hub import get_session, hf_raise_for_status
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+def _calling_hub() -> Iterator[None]:
+    """Silence the package, and translate its errors for settings and answers that it does not expect."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # the exceptions contain everything needed
     try:
-        client = get_session()
-        client.cookies.clear()  # those of a hostile answer could make every later request fail
-        every = build_hf_headers(library_name="specdec") | {"Accept-Encoding": "identity"}
-        request = client.build_request("GET", url, headers=every | (headers or {}), timeout=timeout)
-    except Exception as error:  # of several libraries; nothing has been sent
+        yield
+    except (SpecLocalError, HTTPError):
+        raise
+    except Exception as error:  # of several libraries
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+            raise
         raise DownloadError(
-            f"cannot request {url} ({error}): check HF_ENDPOINT, HF_TOKEN and the settings of your proxy"
+            f"{constants.ENDPOINT} does not respond like the Hugging Face Hub ({_reason(error)}): "
+            "check the network, HF_ENDPOINT, HF_TOKEN and the settings of your proxy"
         ) from None
-    for _ in range(client.max_redirects):
-        try:
-            answer = client.send(request, stream=True, follow_redirects=False)
-        except ValueError as error:  # the address of a redirect
-            raise DownloadError(f"the Hub refers to an invalid address ({error}): try again later") from None
-        with contextlib.closing(answer):
-            if answer.next_request is not None:  # the client would read the whole body of a redirect
-                request = answer.next_request
-                continue
-            # Likewise, the package would read the whole body of an error.
-            known = ((name, answer.headers.get(name)) for name in _ERROR_HEADERS)
-            kept = {name: value for name, value in known if value and value.isascii()}
-            hf_raise_for_status(type(answer)(answer.status_code, headers=kept, request=answer.request))
-            if answer.status_code not in (200, 206):
-                raise DownloadError(_refusal(repo, answer.status_code, None))
-            yield answer
-            return
-    raise DownloadError(f"the Hub redirects requests for {repo} without end: try again later")
 
 
-def _blocks(answer: Any) -> Iterator[bytes]:
-    """The body of an answer, undecoded.
-
-    Raises:
-        DownloadError: it arrives too slowly.
-    """
-    since, received = time.monotonic(), 0
-    for block in answer.iter_raw():
-        yield block
-        received += len(block)
-        if (now := time.monotonic()) - since > PATIENCE_S:
-            if received < _SLOWEST * PATIENCE_S:
-                raise DownloadError(
-                    f"the server sent only {received} bytes in {now - since:.0f} s: try again later; "
-                    "the download will resume"
-                )
-            since, received = now, 0
-
-
-def _network_error() -> type[Exception]:
-    """The base exception of the HTTP library, which depends on the version of huggingface-hub."""
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-
-    return HTTPError
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 @contextlib.contextmanager
 def download_errors(repo: str) -> Iterator[None]:
     """Turn errors of the Hub, the network and the disk into a `DownloadError` of one line."""
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
+        HTTPError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -251,9 +179,11 @@ def download_errors(repo: str) -> Iterator[None]:
         why = f"a file of {repo} was removed from the Hub: try again"
     except HfHubHTTPError as error:
         why = _refusal(repo, error.response.status_code, error.response.headers.get("Retry-After"))
-    except _network_error() as error:
-        reason = str(error) or type(error).__name__
-        why = f"cannot reach the Hub ({reason}): check the network and try again; the download will resume"
+    except HTTPError as error:
+        why = (
+            f"cannot reach the Hub ({_reason(error)}): check the network and try again; "
+            "the download will resume"
+        )
     except OSError as error:
         why = (
             f"cannot write {repo} to {constants.HF_HUB_CACHE} ({error.strerror or error}): "

@@ -73,8 +73,10 @@ def test_pull_use_and_rm(hubbed, server, toys):
     assert "run specdec models pull toy" in hubbed.one_line(hubbed(*command), 1)
     assert server.requests == []  # nothing is downloaded without a request
 
+    server.cuts = [1000]  # the package's own warnings, as for a lost connection, are not shown
     done = hubbed("models", "pull", "toy")
     assert done.returncode == 0, done
+    assert server.count("bytes") == 2
     path = done.stdout.decode().strip()
     assert path.endswith("toy-F32.gguf")
     (line,) = done.stderr.decode().splitlines()  # no bar off a terminal

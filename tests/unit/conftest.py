@@ -1,5 +1,7 @@
 """Caches that make exact enumeration fast enough for a test, and a server in place of the Hub."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from spec_local.core.fake import FakeModel
@@ -75,7 +77,8 @@ def hub_server(tmp_path, monkeypatch):
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setattr("spec_local.models.hub_client.PAUSE_S", 0.0)
+        no_pause = SimpleNamespace(sleep=lambda seconds: None)
+        monkeypatch.setattr("huggingface_hub.file_download.time", no_pause)
         huggingface_hub.close_session()
         yield server
         huggingface_hub.close_session()
