@@ -22,6 +22,14 @@ def own_cache(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture(scope="module")
+def unchecked():
+    """Open models without their check in a child process, which takes a second for each file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
+        yield
+
+
 @pytest.fixture
 def f32_caches(monkeypatch):
     """Contexts with caches in F32, whose logits are the same however tokens are divided into calls.

@@ -225,16 +225,14 @@ def test_with_a_grammar_or_stop_strings_an_answer_ends_where_the_context_does(ch
 def test_dropping_messages_changes_the_random_numbers(chat):
     """Positions repeat, and with the same seed so would their random numbers."""
 
-    def answer(n_drops):
-        c = chat(GenerationSettings(seed=1, max_tokens=12))
-        c._n_drops = n_drops
+    def answer_after(n_turns, n_ctx):
+        c = chat(GenerationSettings(seed=1, max_tokens=12), n_ctx=n_ctx, when_full="drop-oldest")
+        for turn in range(n_turns):
+            list(c.send(f"question {turn}"))
+        c.conversation.clear()
         return text_of(c.send("hello"))
 
-    assert answer(0) != answer(1)
-    c = chat(GenerationSettings(seed=1, max_tokens=12), n_ctx=160, when_full="drop-oldest")
-    for turn in range(12):
-        list(c.send(f"question {turn}"))
-    assert c._n_drops > 0
+    assert answer_after(0, 512) == answer_after(2, 512) != answer_after(12, 160)
 
 
 def test_nothing_happens_before_the_first_event_is_read(chat):

@@ -22,7 +22,7 @@ from spec_local.llama.tiny import write_tiny_model
 from tests.recorded_calls import record_calls
 from tests.unfiltered import unfiltered
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("own_cache", "unchecked")
 
 GREEDY = GenerationSettings(SamplingSettings(temperature=0), policy="fixed", max_tokens=24)
 DRAWN = GenerationSettings(unfiltered(temperature=0.8), policy="fixed", max_tokens=24, seed=5)
@@ -40,8 +40,7 @@ def paths(tmp_path_factory):
 
 
 @pytest.fixture
-def open_session(paths, monkeypatch):
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
+def open_session(paths):
     opened = []
 
     def make(*, draft=True, **options):

@@ -18,7 +18,7 @@ from spec_local.llama_cpp_python import Llama
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("own_cache", "unchecked")
 
 PROMPT = "the of and to in is you that "
 MESSAGES = [
@@ -44,9 +44,8 @@ def files(folder):
 
 
 @pytest.fixture
-def make(files, monkeypatch):
+def make(files):
     """A function that opens our `Llama` with a draft model, drafting in every step."""
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
     opened = []
 
     def make(path=files[0], **options):

@@ -34,12 +34,6 @@ BUSY, CLOSED = "answering in another thread", "the session is closed"
 
 
 @pytest.fixture
-def unchecked(monkeypatch):
-    """Open files without a test in a child process, which takes seconds."""
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
-
-
-@pytest.fixture
 def make_session(tiny_model, tiny_draft, make_context):
     def make(**kwargs):
         return Session(*(make_context(model, **kwargs) for model in (tiny_model, tiny_draft)))
