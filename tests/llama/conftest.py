@@ -10,6 +10,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import catalog
+from spec_local.system.child_process import ChildResult
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger
 
@@ -28,6 +29,12 @@ def unchecked():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
         yield
+
+
+@pytest.fixture
+def unchecked_headers(monkeypatch):
+    """Read headers without reading them in a child process first."""
+    monkeypatch.setattr("spec_local.llama.headers.run_child", lambda *_: ChildResult(None, None, {}))
 
 
 @pytest.fixture
@@ -125,7 +132,7 @@ def fresh_logits(make_context):
     return evaluate
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def starter():
     path = catalog.find("starter")
     if not path:
