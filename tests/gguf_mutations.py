@@ -102,7 +102,7 @@ class Tensor:
 class Gguf:
     """A GGUF file.
 
-    n_entries, n_tensors: the counts that the file states, if not the true ones. length: of a truncated file.
+    n_entries, n_tensors: the counts that the file states, if not the true ones.
     """
 
     entries: list[Entry]
@@ -110,7 +110,6 @@ class Gguf:
     version: int = 3
     n_entries: int | None = None
     n_tensors: int | None = None
-    length: int | None = None
 
     def encoded(self) -> bytes:
         """The file."""
@@ -134,7 +133,7 @@ class Gguf:
             data += tensor.fitting_data()
             data += bytes(-len(data) % alignment)
         start = b"".join(header)
-        return (start + bytes(-len(start) % alignment) + data)[: self.length]
+        return start + bytes(-len(start) % alignment) + data
 
     def find(self, key: str) -> Entry | None:
         return next((entry for entry in self.entries if entry.key.decode("latin-1") == key), None)
@@ -433,11 +432,6 @@ def _data(gguf: Gguf, rng: random.Random) -> str:
     return f"{tensor.name!r} filled with {fill!r}"
 
 
-def _truncated(gguf: Gguf, rng: random.Random) -> str:
-    gguf.length = rng.randrange(rng.choice([30, 3000, 1 + len(gguf.encoded())]))
-    return f"to {gguf.length}"
-
-
 def _vocabulary(gguf: Gguf, rng: random.Random) -> str:
     n = rng.choice([0, 1, 2, 3, 5, 100, 260, 261, 262])
     shorten_vocabulary(gguf, n)
@@ -459,7 +453,7 @@ def shorten_vocabulary(gguf: Gguf, n: int) -> None:
 _MUTATIONS = [
     _architecture, _array, _array, _counts, _data, _flags, _general, _keys, _number, _number, _rope,
     _shape_key, _shape_key, _shape_key, _special_token, _stated_length, _tensor_offset, _tensor_shape,
-    _tensor_shape, _tensor_type, _tensors, _text, _tokenizer, _truncated, _type, _version, _vocabulary,
+    _tensor_shape, _tensor_type, _tensors, _text, _tokenizer, _type, _version, _vocabulary,
 ]  # fmt: skip
 
 

@@ -32,65 +32,46 @@ Settings = Callable[[int, int], dict[str, Any]]
 """Returns metadata, named without the architecture, from the model's width and its number of layers."""
 
 
-def write_tiny(
-    path: Path | str,
-    architecture: str,
-    *,
-    seed: int = 0,
-    noise: float = 0.0,
-    tensor_type: tiny.TensorType = "F32",
-    n_layers: int = 3,
-    n_embd: int = 64,
-    n_ctx: int = 2048,
-    n_mtp: int = 0,
-) -> Path:
-    """Write a model of about 1 MB, with F16 of half that size.
-
-    Args:
-        path: an existing file is overwritten.
-        architecture: one of `ARCHITECTURES`.
-        seed: seed of the weights. A layer's weights do not depend on the number of layers.
-        noise: deviation from the weights at noise 0, for draft models. At 0.05, such a model has the same
-            greedy token as the original at every other position, at 0.2 at one of eight, at 1 at none.
-        tensor_type: type of the matrices; norms, convolutions and other small tensors are always F32.
-        n_layers: number of layers; a hybrid needs two. Every third of nemotron_h is a feed-forward network.
-        n_embd: width, a multiple of 64.
-        n_ctx: context length in training, as stated in the file.
-        n_mtp: number of layers for multi-token prediction, in addition; for qwen35 and qwen3next.
-
-    Returns:
-        `path`.
-    """
-    known = _ARCHITECTURES[architecture]
-    return write_architecture(
-        path, architecture, known, seed, noise, tensor_type, n_layers, n_embd, n_ctx, n_mtp
-    )
+def write_tiny(path: Path | str, architecture: str, **options: Any) -> Path:
+    """Write a model of one of `ARCHITECTURES`: see `write_architecture`."""
+    return write_architecture(path, architecture, _ARCHITECTURES[architecture], **options)
 
 
 def write_architecture(
     path: Path | str,
     architecture: str,
     known: "Architecture",
-    seed: int = 0,
+    *,
     noise: float = 0.0,
-    tensor_type: tiny.TensorType = "F32",
     n_layers: int = 3,
     n_embd: int = 64,
-    n_ctx: int = 2048,
     n_mtp: int = 0,
     change: Callable[[str, NDArray[np.float32]], NDArray[np.float32] | None] = lambda name, weights: weights,
 ) -> Path:
-    """Write a model of an architecture with these layers: see `write_tiny`.
+    """Write a model of about 1 MB, in F32.
 
-    change: called with the name and the weights of each tensor; returns those to write; None: leave it out.
+    Args:
+        path: an existing file is overwritten.
+        architecture: its name in the file. known: its layers.
+        noise: deviation from the weights at noise 0, for draft models. At 0.05, such a model has the same
+            greedy token as the original at every other position, at 0.2 at one of eight, at 1 at none.
+        n_layers: number of layers; a hybrid needs two. A layer's weights do not depend on it. Every third of
+            nemotron_h is a feed-forward network.
+        n_embd: width, a multiple of 64.
+        n_mtp: number of layers for multi-token prediction, in addition.
+        change: called with the name and the weights of each tensor; returns those to write; None: leave it
+            out.
+
+    Returns:
+        `path`.
     """
     path = Path(path)
     tokens, scores, types = tiny._vocabulary(())
     layer, settings, norms, mtp = known
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_name(f"tiny-{architecture}-{seed}")
+    writer.add_name(f"tiny-{architecture}")
     values = _settings(n_embd) | settings(n_embd, n_layers + n_mtp)
-    values |= {"vocab_size": len(tokens), "context_length": n_ctx, "block_count": n_layers + n_mtp}
+    values |= {"vocab_size": len(tokens), "context_length": 2048, "block_count": n_layers + n_mtp}
     if n_mtp:
         values["nextn_predict_layers"] = n_mtp
     for key, value in values.items():
@@ -100,21 +81,15 @@ def write_architecture(
     layers = [layer(n_embd, i) for i in range(n_layers)]
     for _ in range(n_mtp):
         layers.append(mtp(n_embd, 1) if mtp else [*layer(n_embd, 1), *_mtp(n_embd)])
-    kind = gguf.GGMLQuantizationType[tensor_type]
     for name, shape, scale in _tensors(len(tokens), n_embd, layers, norms):
-        weights = tiny._weights(name, shape, scale, seed, noise)
+        weights = tiny._weights(name, shape, scale, 0, noise)
         if name.endswith("ssm_a"):
             weights *= _DECAY
         if name == "output.weight":  # tokens that end the answer are almost never chosen
             weights[: len(tiny.CONTROL_TOKENS) + 1] = 0
         changed = change(name, weights)
-        if changed is None:
-            continue
-        weights = changed
-        if _is_matrix(name, shape):
-            writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, weights)
+        if changed is not None:
+            writer.add_tensor(name, changed)
     return tiny.finish(writer, path)
 
 
@@ -125,13 +100,6 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
     else:
         writer.add_uint32(key, value)
-
-
-def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor may have any type: llama.cpp accepts it, and the rows fit the blocks."""
-    plain = ("norm", "ssm_conv1d", "shortconv.conv", "lerp", "gate_inp")
-    fits = len(shape) > 1 and shape[-1] % 32 == 0
-    return fits and name.endswith(".weight") and not any(part in name for part in plain)
 
 
 def _tensors(

@@ -18,14 +18,13 @@ from tests.tiny_heads import LAYERS, N_EMBD, _add_shape
 MASK = 10
 """The mask token."""
 _HEAD, _N_LAYERS = 32, 2
+_NOISE = 0.1  # size of the random weights
 
 
 def write_tiny_block_head(
     path: Path | str,
     kind: str = "dflash",
     *,
-    seed: int = 0,
-    noise: float = 0.1,
     size: int | None = 8,
     n_draft_vocab: int | None = None,
     own_tensors: bool = False,
@@ -41,8 +40,6 @@ def write_tiny_block_head(
 
     Args:
         kind: ``dflash`` or ``dspark``.
-        seed: of the main model, whose weights are used, and of the random ones.
-        noise: size of the random weights.
         size: number of tokens in a block; None: the file does not state it.
         n_draft_vocab: number of tokens that the head can predict; None: all, without a list of them.
         own_tensors: write token embeddings and output matrix; otherwise only the output of a list of tokens.
@@ -74,14 +71,14 @@ def write_tiny_block_head(
     if mask is not None:
         writer.add_mask_token_id(mask)
 
-    embeddings = tiny._weights("token_embd.weight", (len(tokens), N_EMBD), 1.0, seed, 0)
-    output = tiny._weights("output.weight", (len(tokens), N_EMBD), 3 * N_EMBD**-0.5, seed, 0)
+    embeddings = tiny._weights("token_embd.weight", (len(tokens), N_EMBD), 1.0, 0, 0)
+    output = tiny._weights("output.weight", (len(tokens), N_EMBD), 3 * N_EMBD**-0.5, 0, 0)
     output[: len(tiny.CONTROL_TOKENS) + 1] = 0
     tensors: dict[str, np.ndarray] = {}
     if own_tensors:
         tensors["token_embd.weight"] = embeddings
     if n_draft_vocab:
-        chosen = np.random.default_rng(seed).choice(len(tokens), n_draft_vocab, replace=False)
+        chosen = np.random.default_rng(0).choice(len(tokens), n_draft_vocab, replace=False)
         tensors["d2t"] = ids = np.sort(chosen).astype(np.int64)
         output = output[ids]
     if n_draft_vocab or own_tensors:
@@ -89,7 +86,7 @@ def write_tiny_block_head(
 
     def add(name: str, weights: np.ndarray, scale: float = 1.0) -> None:
         shape = weights.shape
-        random = tiny._weights(name, shape, scale * noise * shape[1] ** -0.5, seed + 1, 0)
+        random = tiny._weights(name, shape, scale * _NOISE * shape[1] ** -0.5, 1, 0)
         tensors[name] = (weights + random).astype(np.float32)
 
     if kind == "dspark":

@@ -20,17 +20,17 @@ _N_ASSISTANT = 96  # width of the assistant
 _NOISE = 0.1  # factor of the assistant's random weights beside those that predict the next token
 _N_HEADS, _HEAD, _WIDE_HEAD = 2, 32, 64  # heads of layers with all tokens are wider than those with a window
 _WINDOW = 8
+_N_SHARED = 2  # layers of the assistant, and of the model without caches of their own
 
 
-def write_tiny_gemma(path: Path | str, *, seed: int = 0, n_layers: int = 6, n_shared: int = 2) -> Path:
-    """Write a main model; its last `n_shared` layers use the caches of earlier ones."""
-    own = n_layers - n_shared
+def write_tiny_gemma(path: Path | str, *, n_layers: int = 6) -> Path:
+    """Write a main model; its last two layers use the caches of earlier ones."""
 
     def tensors() -> Iterator[Tensor]:
         yield "token_embd.weight", (len(_tokens()), N_EMBD), 1.0
         yield from _shared()
         for i in range(n_layers):
-            yield from _layer(i, N_EMBD, keys=i < own)
+            yield from _layer(i, N_EMBD, keys=i < n_layers - _N_SHARED)
         yield _vector("output_norm", N_EMBD)
         yield _matrix("output", len(_tokens()), N_EMBD, 3.0)
 
@@ -38,16 +38,14 @@ def write_tiny_gemma(path: Path | str, *, seed: int = 0, n_layers: int = 6, n_sh
         "embedding_length": N_EMBD,
         "feed_forward_length": 2 * N_EMBD,
         "block_count": n_layers,
-        "attention.shared_kv_layers": n_shared,
+        "attention.shared_kv_layers": _N_SHARED,
     }
-    return _write(path, "gemma4", settings, tensors(), n_layers, seed)
+    return _write(path, "gemma4", settings, tensors(), n_layers)
 
 
 def write_tiny_assistant(
     path: Path | str,
     *,
-    seed: int = 1,
-    n_layers: int = 2,
     target_width: int = N_EMBD,
     n_vocab: int | None = None,
     **changes: Any,
@@ -60,7 +58,7 @@ def write_tiny_assistant(
         yield from _shared()
         yield _matrix("nextn.pre_projection", _N_ASSISTANT, 2 * target_width, _NOISE)
         yield _matrix("nextn.post_projection", target_width, _N_ASSISTANT)
-        for i in range(n_layers):
+        for i in range(_N_SHARED):
             yield from _layer(i, _N_ASSISTANT, keys=False)
         yield _vector("output_norm", _N_ASSISTANT)
 
@@ -68,10 +66,10 @@ def write_tiny_assistant(
         "embedding_length": _N_ASSISTANT,
         "embedding_length_out": target_width,
         "feed_forward_length": 2 * _N_ASSISTANT,
-        "block_count": n_layers,
-        "nextn_predict_layers": n_layers,
+        "block_count": _N_SHARED,
+        "nextn_predict_layers": _N_SHARED,
     }
-    return _write(path, "gemma4-assistant", settings | changes, tensors(), n_layers, seed, n_vocab)
+    return _write(path, "gemma4-assistant", settings | changes, tensors(), _N_SHARED, n_vocab)
 
 
 def _tokens() -> list[str]:
@@ -107,7 +105,6 @@ def _write(
     settings: dict[str, Any],
     tensors: Iterator[Tensor],
     n_layers: int,
-    seed: int,
     n_vocab: int | None = None,
 ) -> Path:
     path = Path(path)
@@ -134,7 +131,7 @@ def _write(
         _add(writer, f"{architecture}.{key}", value)
     tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
     for name, shape, scale in tensors:
-        weights = tiny._weights(name, shape, scale, seed, 0)
+        weights = tiny._weights(name, shape, scale, int(architecture != "gemma4"), 0)
         if name == "output.weight":
             weights[: len(tiny.CONTROL_TOKENS) + 1] = 0
         if name.startswith("rope_freqs") or name.endswith("scale.weight"):

@@ -17,10 +17,11 @@ N_EMBD, N_LAYERS = 64, 5
 LAYERS = (1, 2, 4)
 """Layers whose input the head reads."""
 _HEAD = 32
+_NOISE = 0.15  # size of the random weights: at 1, a head predicts nothing
 _SHALLOW = 0.1  # factor of what layers add to the last token's embedding
 
 
-def write_tiny_main(path: Path | str, *, seed: int = 0, end_scale: float = 0.0) -> Path:
+def write_tiny_main(path: Path | str, *, end_scale: float = 0.0) -> Path:
     """Write a llama model of five layers in F32, with the vocabulary of `spec_local.llama.tiny`.
 
     end_scale: as of `write_tiny_model`.
@@ -31,13 +32,13 @@ def write_tiny_main(path: Path | str, *, seed: int = 0, end_scale: float = 0.0) 
     _add_shape(writer, len(tokens), N_LAYERS, n_head_kv=1)
     tiny._add_tokenizer(writer, tokens, scores, types, space_prefix=False)
     for name, shape, scale in tiny._llama_tensors(len(tokens), N_EMBD, N_LAYERS):
-        weights = tiny._weights(name, shape, scale, seed, 0)
+        weights = tiny._weights(name, shape, scale, 0, 0)
         if name.endswith(("attn_output.weight", "ffn_down.weight")):
             weights *= _SHALLOW
         if name == "output.weight":
             weights[: len(tiny.CONTROL_TOKENS) + 1] = 0
             ends = [tokens.index(text) for text in ("</s>", "<|im_end|>")]
-            weights[ends] = end_scale * tiny._weights("ends", (2, N_EMBD), scale, seed, 0)
+            weights[ends] = end_scale * tiny._weights("ends", (2, N_EMBD), scale, 0, 0)
         writer.add_tensor(name, weights)
     return tiny.finish(writer, path)
 
@@ -45,8 +46,6 @@ def write_tiny_main(path: Path | str, *, seed: int = 0, end_scale: float = 0.0) 
 def write_tiny_eagle(
     path: Path | str,
     *,
-    seed: int = 0,
-    noise: float = 0.15,
     n_vocab: int | None = None,
     n_draft_vocab: int | None = 400,
     layers: Sequence[int] = LAYERS,
@@ -56,8 +55,6 @@ def write_tiny_eagle(
     """Write a head for `write_tiny_main` in F32.
 
     Args:
-        seed: of the main model, whose weights are used, and of the random ones.
-        noise: size of the random weights: at 1, the head predicts nothing.
         n_vocab: number of the main model's tokens.
         n_draft_vocab: number of tokens that the head can predict; None: all, without a list of them.
         layers: layers whose input the head reads.
@@ -76,10 +73,10 @@ def write_tiny_eagle(
     else:
         writer.add_tokenizer_model("none")
 
-    output = tiny._weights("output.weight", (len(tokens), N_EMBD), 3 * N_EMBD**-0.5, seed, 0)
+    output = tiny._weights("output.weight", (len(tokens), N_EMBD), 3 * N_EMBD**-0.5, 0, 0)
     output[: len(tiny.CONTROL_TOKENS) + 1] = 0
     if n_draft_vocab:
-        chosen = np.random.default_rng(seed).choice(len(tokens), n_draft_vocab, replace=False)
+        chosen = np.random.default_rng(0).choice(len(tokens), n_draft_vocab, replace=False)
         ids = np.sort(chosen)
         writer.add_tensor("d2t", ids.astype(np.int64))
         output = output[ids]
@@ -96,10 +93,10 @@ def write_tiny_eagle(
     }
     for name, weights in known.items():
         full = f"blk.0.{name}.weight"
-        random = tiny._weights(full, weights.shape, weights.shape[1] ** -0.5, seed + 1, 0)
-        writer.add_tensor(full, (weights + noise * random).astype(np.float32))
+        random = tiny._weights(full, weights.shape, weights.shape[1] ** -0.5, 1, 0)
+        writer.add_tensor(full, (weights + _NOISE * random).astype(np.float32))
     shape = (N_EMBD, len(layers) * target_width)
-    writer.add_tensor("fc.weight", tiny._weights("fc", shape, noise * shape[1] ** -0.5, seed + 1, 0))
+    writer.add_tensor("fc.weight", tiny._weights("fc", shape, _NOISE * shape[1] ** -0.5, 1, 0))
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
     return tiny.finish(writer, path)

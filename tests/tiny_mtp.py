@@ -47,7 +47,7 @@ def write_tiny_mtp(
     alone: bool = False,
     **options: Any,
 ) -> Path:
-    """Write a model with layers for multi-token prediction: see `tests.tiny_architectures.write_tiny`.
+    """Write a model with layers for multi-token prediction: see `write_architecture`.
 
     predictable: the next token depends mostly on the last one, so that these layers often predict it.
     alone: write these layers only; with n_mtp=0, all others are written.

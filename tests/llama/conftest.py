@@ -11,6 +11,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import catalog
+from spec_local.system.child_process import ChildResult
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start a debugger
 
@@ -29,6 +30,20 @@ def own_cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def unchecked():
+    """Open models without their check in a child process, which takes a second for each file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
+        yield
+
+
+@pytest.fixture
+def unchecked_headers(monkeypatch):
+    """Read headers without reading them in a child process first."""
+    monkeypatch.setattr("spec_local.llama.headers.run_child", lambda *_: ChildResult(None, None, {}))
 
 
 @pytest.fixture
@@ -126,7 +141,7 @@ def fresh_logits(make_context):
     return evaluate
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def starter():
     path = catalog.find("starter")
     if not path:

@@ -155,9 +155,6 @@ def test_only_a_beginning_of_sequence_that_the_template_wrote_is_removed(model):
     [
         ("{% if %}", "is invalid"),
         ("{{ raise_exception('no \x1b[31m\nsuch roles') }}", "rejects this conversation .*no .*such roles"),
-        ("{{ messages[0].content.__class__.__mro__ }}", "rejects this conversation .*unsafe"),
-        ("{% include 'x' %}", "rejects this conversation"),
-        ("{{ 1 / 0 }}", "rejects this conversation .*zero"),
     ],
 )
 def test_a_template_that_fails(model, template, reason):

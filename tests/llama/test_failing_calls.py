@@ -23,7 +23,9 @@ from tests.failing_calls import failures
 GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=3, policy="fixed")
 
 pytestmark = pytest.mark.parametrize(
-    ("code", "killed"), [(errno.ENOSPC, False), (errno.EIO, False), (errno.EIO, True)]
+    ("code", "killed"),
+    [(errno.ENOSPC, False), (errno.EIO, False), (errno.EIO, True)],
+    ids=["full disk", "broken disk", "killed"],
 )
 
 

@@ -15,13 +15,20 @@ from tests.tiny_mtp import write_tiny_mtp
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
 
+@pytest.fixture(scope="module")
+def paths(folder):
+    return {
+        "chained": (write_tiny_mtp(folder / "three.gguf", "step35", n_mtp=3), None),
+        "assistant": (
+            write_tiny_gemma(folder / "gemma.gguf"),
+            write_tiny_assistant(folder / "assistant.gguf"),
+        ),
+    }
+
+
 @pytest.fixture(params=["chained", "assistant"])
-def pair(request, folder):
-    if request.param == "chained":
-        made = Pair("chained", write_tiny_mtp(folder / "three.gguf", "step35", n_mtp=3), None)
-    else:
-        paths = write_tiny_gemma(folder / "gemma.gguf"), write_tiny_assistant(folder / "assistant.gguf")
-        made = Pair("assistant", *paths)
+def pair(request, paths):
+    made = Pair(request.param, *paths[request.param])
     yield made
     made.close()
 

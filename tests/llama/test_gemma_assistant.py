@@ -14,7 +14,7 @@ from spec_local.llama.heads.gemma import hidden_states, open_assistant_rows
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
-from tests.llama.test_heads import NOISE, PROMPTS, Pair, answers
+from tests.llama.test_heads import NOISE, Pair
 from tests.reference_head import ReferenceAssistant
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
 from tests.tiny_heads import write_tiny_main
@@ -264,30 +264,6 @@ def test_a_main_model_without_the_caches_that_it_needs(pair, folder):
     with pytest.raises(ModelError, match=r"m\.gguf has the architecture llama"):
         hidden_states(pair.head, other)
     other.close()
-
-
-# In the engine
-
-
-@pytest.mark.parametrize("n_rows", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_text_is_that_of_plain_decoding(pair, n_rows, temperature):
-    mains, heads = pair.open(n_rows)
-    for start in range(0, 3, n_rows):
-        prompts = PROMPTS[start : start + n_rows]
-        plain, _ = answers(pair, mains, None, prompts, temperature=temperature, seed=3)
-        text, statistics = answers(pair, mains, heads, prompts, temperature=temperature, seed=3)
-        assert text == plain
-        assert all(s.draft_n > 40 for s in statistics)
-        assert all(s.draft_n_accepted > 3 for s in statistics)
-
-
-@pytest.mark.parametrize("rule", ["block", "token"])
-def test_drawn_chains(pair, rule):
-    mains, heads = pair.open(3)
-    text, statistics = answers(pair, mains, heads, PROMPTS, temperature=1.0, rule=rule)
-    assert [len(tokens) for tokens in text] == [40, 40, 40]
-    assert all(s.draft_n > 40 for s in statistics)
 
 
 def test_hidden_states_leave_the_logits_unchanged(pair):

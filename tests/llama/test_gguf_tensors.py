@@ -6,19 +6,17 @@ import pytest
 
 from spec_local.llama.gguf_tensors import floats, has_tensor, integers, numbers, parts
 from spec_local.llama.model import Model
+from spec_local.llama.tiny import finish
 from tests.tiny_heads import write_tiny_eagle
 
 
 def test_tensors_of_a_file(tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "ä model.gguf", "llama")
+    path = tmp_path / "ä model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("first", np.arange(7, dtype=np.float32))
     writer.add_tensor("ids", np.array([5, 3, 2**40], np.int64))
     writer.add_tensor("last", np.arange(9, dtype=np.int64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    path = tmp_path / "ä model.gguf"
+    finish(writer, path)
     assert integers(path, "ids").tolist() == [5, 3, 2**40]
     assert integers(path, "last").tolist() == list(range(9))
     assert integers(path, "first") is None
@@ -34,10 +32,7 @@ def test_floats_of_a_file(tmp_path):
     for kind in ("F32", "F16", "BF16", "Q8_0"):
         writer.add_tensor(kind, gguf.quants.quantize(values, kinds[kind]), raw_dtype=kinds[kind])
     writer.add_tensor("Q4_K", np.zeros((1, 144), np.uint8), raw_dtype=kinds.Q4_K)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, path)
     for kind, error in (("F32", 0), ("F16", 0.002), ("BF16", 0.02), ("Q8_0", 0.02)):
         found = floats(path, kind, 64)
         assert (found.dtype, found.flags.c_contiguous) == (np.float32, True)
@@ -59,9 +54,7 @@ def test_numbers_of_a_file(tmp_path):
     writer.add_uint32("size", 9)
     writer.add_float32("scale", 1.5)
     writer.add_array("names", ["a", "b"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    finish(writer, path)
     assert numbers(path, "wide", 3) == [1, 0, 1]
     assert numbers(path, "sizes", 2) == [5, 6]
     assert numbers(path, "size", 3) == [9, 9, 9]

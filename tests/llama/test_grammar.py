@@ -143,13 +143,6 @@ def test_a_cut_off_answer_is_the_beginning_of_one_that_follows_the_grammar(sessi
     assert follows(Grammar.from_gbnf(tiny_model.vocabulary, 'root ::= "the " [a-z]{200}'), text)
 
 
-def test_each_answer_of_a_session_starts_at_the_beginning_of_its_grammar(session):
-    for _ in range(2):
-        assert answer(session, grammar='root ::= "of" | "in"')[0] in ("of", "in")
-    assert answer(session, grammar='root ::= "was"')[0] == "was"
-    assert answer(session)[1][-1].reason == "length"
-
-
 def test_every_token_has_logprobs_also_where_an_answer_is_cut_off(session):
     variant = {"policy": "fixed", "draft_max": 4, "logprobs": 2}
     for settings in ({"grammar": 'root ::= "the people"'}, {"stops": ["o"]}, {}):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("f32_caches")
 
 BRANCHES = 6
 N_CTX = 96
-N_STEPS = int(os.environ.get("SPECDEC_STEPS", "150"))
+N_STEPS = int(os.environ.get("SPECDEC_STEPS", "80"))
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_a_second_sequence_keeps_the_history_of_a_model_with_a_window(pair, monk
         lib, memory = shared.lib, shared.memory
         return lib.llama_memory_seq_pos_min(memory, sequence), lib.llama_memory_seq_pos_max(memory, sequence)
 
-    for _ in range(60):
+    for _ in range(30):
         walk.step()
         for i, head in enumerate(heads):
             assert ends(shared.first_guard + i) == ends(head._sequence)

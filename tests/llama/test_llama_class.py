@@ -11,14 +11,14 @@ import pytest
 from llama_cpp import LlamaGrammar
 from llama_cpp.llama_chat_format import Llava15ChatHandler
 
-from spec_local.core.sampling import UNCHANGED, SamplingSettings
+from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.llama_cpp_python import Llama
 from spec_local.session import Session
 from spec_local.settings import GenerationSettings
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("own_cache", "unchecked")
 
 PROMPT = "the of and to in is you that "
 MESSAGES = [
@@ -44,9 +44,8 @@ def files(folder):
 
 
 @pytest.fixture
-def make(files, monkeypatch):
+def make(files):
     """A function that opens our `Llama` with a draft model, drafting in every step."""
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
     opened = []
 
     def make(path=files[0], **options):
@@ -86,7 +85,7 @@ def content(response):
 
 COMPLETIONS = {
     "short": {},
-    "until it ends": {"max_tokens": None},
+    "until it ends": {"max_tokens": None, "logit_bias": {"2": 3.0, "4": 3.0}},  # which is soon
     "one token": {"max_tokens": 1},
     "stop": {"max_tokens": 60, "stop": ["e", " the"]},
     "echo": {"max_tokens": 20, "echo": True},
@@ -215,37 +214,35 @@ def test_defaults_are_those_of_llama_cpp(settings_of):
     assert [(p.name, p.default) for p in ours.values()] == [(p.name, p.default) for p in theirs.values()]
 
 
+@pytest.mark.parametrize("how", ["create_completion", "create_chat_completion"])
+def test_each_sampling_parameter(settings_of, how):
+    given = {
+        "temperature": 0.3,
+        "top_k": 7,
+        "top_p": 0.4,
+        "min_p": 0.2,
+        "repeat_penalty": 1.2,
+        "frequency_penalty": 0.3,
+        "presence_penalty": 0.1,
+        "logit_bias": {"7": "2.5", 8: -1},
+    }
+    prompt = "a" if how == "create_completion" else MESSAGES
+    found = settings_of(lambda llama: getattr(llama, how)(prompt, **given)).sampling
+    expected = given | {"logit_bias": {7: 2.5, 8: -1.0}}
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
 @pytest.mark.parametrize(
-    ("argument", "value", "name", "expected"),
+    ("given", "name", "expected"),
     [
-        ("temperature", 0.3, "temperature", 0.3),
-        ("temperature", 0.0, "temperature", 0.0),
-        ("top_k", 7, "top_k", 7),
-        ("top_k", -1, "top_k", 0),
-        ("top_p", 0.4, "top_p", 0.4),
-        ("min_p", 0.2, "min_p", 0.2),
-        ("repeat_penalty", 1.2, "repeat_penalty", 1.2),
-        ("frequency_penalty", 0.3, "frequency_penalty", 0.3),
-        ("presence_penalty", 0.1, "presence_penalty", 0.1),
-        ("logit_bias", {"7": "2.5", 8: -1}, "logit_bias", {7: 2.5, 8: -1.0}),
+        ({"temperature": 0.0}, "temperature", 0.0),
+        ({"top_k": -1}, "top_k", 0),
+        ({"temperature": -1, "top_k": 3}, "temperature", 1.0),
+        ({"temperature": -1, "top_k": 3}, "top_k", 0),  # the whole distribution
     ],
 )
-@pytest.mark.parametrize("how", ["create_completion", "create_chat_completion"])
-def test_each_sampling_parameter(settings_of, how, argument, value, name, expected):
-    prompt = "a" if how == "create_completion" else MESSAGES
-    found = settings_of(lambda llama: getattr(llama, how)(prompt, **{argument: value}))
-    usual = settings_of(lambda llama: getattr(llama, how)(prompt))
-    assert getattr(found.sampling, name) == expected
-    changed = {
-        f for f in SamplingSettings.__slots__ if getattr(found.sampling, f) != getattr(usual.sampling, f)
-    }
-    assert changed <= {name}
-
-
-def test_a_negative_temperature_draws_from_the_whole_distribution(settings_of):
-    found = settings_of(lambda llama: llama("a", temperature=-1, top_k=3)).sampling
-    assert (found.temperature, found.top_k, found.top_p, found.min_p) == (1.0, 0, 1.0, 0.0)
-    assert UNCHANGED.temperature == found.temperature
+def test_special_values_of_sampling_parameters(settings_of, given, name, expected):
+    assert getattr(settings_of(lambda llama: llama("a", **given)).sampling, name) == expected
 
 
 def test_the_window_of_penalties_and_the_seed(settings_of):
@@ -284,28 +281,25 @@ def test_stopping_criteria(ours, theirs):
     assert np.isnan(seen).all()
 
 
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [
-        (lambda llama: llama("a", mirostat_mode=1), "mirostat_mode"),
-        (lambda llama: llama("a", mirostat_mode=2), "mirostat_mode"),
-        (lambda llama: llama("a", typical_p=0.9), "typical_p"),
-        (lambda llama: llama("a", tfs_z=0.9), "tfs_z"),
-        (lambda llama: llama("a", logits_processor=[lambda tokens, logits: logits]), "logits_processor"),
-        (lambda llama: next(llama.generate([5], penalize_nl=False)), "penalize_nl"),
-        (lambda llama: next(llama.generate([5], logits_processor=[len])), "logits_processor"),
-        (lambda llama: llama.eval([5]), "eval"),
-        (lambda llama: llama.sample(), "sample"),
-        (lambda llama: llama.embed("a"), "embed"),
-        (lambda llama: llama.create_embedding("a"), "embed"),
-        (lambda llama: llama.set_cache(llama_cpp.LlamaRAMCache()), "set_cache"),
-        (lambda llama: llama.save_state(), "save_state"),
-        (lambda llama: llama.load_state(None), "load_state"),
-    ],
-)
-def test_what_is_not_supported_is_an_error(ours, call, what):
-    with pytest.raises(InvalidRequest, match=f"^{what} is not supported by specdec's Llama: "):
-        call(ours)
+UNSUPPORTED = {
+    "mirostat_mode": lambda llama: llama("a", mirostat_mode=1),
+    "typical_p": lambda llama: llama("a", typical_p=0.9),
+    "tfs_z": lambda llama: llama("a", tfs_z=0.9),
+    "logits_processor": lambda llama: llama("a", logits_processor=[lambda tokens, logits: logits]),
+    "penalize_nl": lambda llama: next(llama.generate([5], penalize_nl=False)),
+    "eval": lambda llama: llama.eval([5]),
+    "sample": lambda llama: llama.sample(),
+    "embed": lambda llama: llama.create_embedding("a"),
+    "set_cache": lambda llama: llama.set_cache(llama_cpp.LlamaRAMCache()),
+    "save_state": lambda llama: llama.save_state(),
+    "load_state": lambda llama: llama.load_state(None),
+}
+
+
+@pytest.mark.parametrize("what", UNSUPPORTED)
+def test_what_is_not_supported_is_an_error(ours, what):
+    with pytest.raises(InvalidRequest, match=f"^{what} is not supported"):
+        UNSUPPORTED[what](ours)
     ours("a", max_tokens=2)
 
 
@@ -341,14 +335,6 @@ def test_options(make):
         make(n_contexts=1)
     with pytest.raises(ModelFileError, match="absent"):
         make("absent.gguf")
-
-
-def test_models_by_name(make, files, monkeypatch):
-    found = dict(zip(("starter", "starter-draft"), files, strict=True))
-    monkeypatch.setattr("spec_local.models.catalog.find", found.get)
-    llama = make("starter-pair", draft=None)
-    assert llama.session.draft.model.path == files[1]
-    assert llama.model_path == str(files[0])
 
 
 def test_a_full_context(make, theirs):

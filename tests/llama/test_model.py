@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from spec_local.errors import InvalidRequest, ModelError, ModelFileError
+from spec_local.errors import InvalidRequest, ModelFileError
 from spec_local.llama import runtime, tiny
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
@@ -30,43 +30,29 @@ def greedy(model, prompt, n):
 # Invalid files
 
 
-def test_a_missing_file(folder):
-    with pytest.raises(ModelFileError, match=r"no\.gguf does not exist: check the path"):
-        Model(folder / "no.gguf")
+UNUSABLE = {  # how a path is made, and what the error says
+    "missing": (lambda path: None, r"model\.gguf does not exist: check the path"),
+    "a folder": (lambda path: path.mkdir(), "is a folder"),
+    "a pipe": (os.mkfifo, "not a regular file"),  # it must not be opened: that would wait for a writer
+    "empty": (lambda path: path.touch(), "is empty: download it again"),
+    "one byte": (lambda path: path.write_bytes(b"G"), "is not a GGUF file"),
+    "GGML": (lambda path: path.write_bytes(b"GGML" * 9), "is not a GGUF file"),
+    "a web page": (lambda path: path.write_bytes(b"<!DOCTYPE html>"), "is not a GGUF file"),
+}
 
 
-def test_a_folder(folder):
-    with pytest.raises(ModelFileError, match="is a folder"):
-        Model(folder)
+@pytest.mark.parametrize(("make", "message"), UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_a_path_without_a_model(tmp_path, make, message):
+    make(tmp_path / "model.gguf")
+    with pytest.raises(ModelFileError, match=message):
+        Model(tmp_path / "model.gguf")
 
 
-def test_a_path_below_a_file(tiny_path):
-    with pytest.raises(ModelFileError, match="cannot be read"):
-        Model(tiny_path / "model.gguf")
-
-
-def test_an_empty_file(tmp_path):
-    path = tmp_path / "empty.gguf"
-    path.touch()
-    with pytest.raises(ModelFileError, match="is empty: download it again"):
-        Model(path)
-
-
-@pytest.mark.parametrize("content", [b"G", b"GGU", b"GGML" * 9, b"<!DOCTYPE html>", b"\0" * 99])
-def test_a_file_of_another_format(tmp_path, content):
-    path = tmp_path / "page.gguf"
-    path.write_bytes(content)
-    with pytest.raises(ModelFileError, match="is not a GGUF file"):
-        Model(path)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can read all files")
-def test_an_unreadable_file(tmp_path):
-    path = tmp_path / "secret.gguf"
-    path.write_bytes(b"GGUF")
-    path.chmod(0)
-    with pytest.raises(ModelFileError, match=r"cannot be read .*check its permissions"):
-        Model(path)
+@pytest.mark.parametrize("name", ["model.gguf/below", "a\0b.gguf", "x" * 300], ids=["below", "zero", "long"])
+def test_names_that_no_file_can_have(tmp_path, name):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError):
+        Model(tmp_path / name)
 
 
 def test_a_file_without_read_permission(tmp_path, monkeypatch):
@@ -81,19 +67,7 @@ def test_a_file_without_read_permission(tmp_path, monkeypatch):
         Model(path)
 
 
-@pytest.mark.parametrize("name", ["a\0b.gguf", "x" * 300])
-def test_invalid_file_names(tmp_path, name):
-    with pytest.raises(ModelFileError):
-        Model(tmp_path / name)
-
-
-def test_a_pipe_is_rejected_without_opening_it(tmp_path):
-    os.mkfifo(tmp_path / "pipe.gguf")
-    with pytest.raises(ModelFileError, match="not a regular file"):
-        Model(tmp_path / "pipe.gguf")
-
-
-@pytest.mark.parametrize("fraction", [0.0005, 0.02, 0.5, 0.999])
+@pytest.mark.parametrize("fraction", [0.02, 0.999])
 def test_a_truncated_file(tmp_path, tiny_path, fraction):
     whole = tiny_path.read_bytes()
     path = tmp_path / "cut.gguf"
@@ -105,17 +79,6 @@ def test_a_truncated_file(tmp_path, tiny_path, fraction):
 def test_the_error_quotes_llama_cpp(tmp_path):
     path = write_tiny_model(tmp_path / "unknown.gguf", architecture="nonsense")
     with pytest.raises(ModelFileError, match="unknown model architecture: 'nonsense'"):
-        Model(path)
-
-
-def test_an_encoder_is_rejected(tmp_path):
-    path = tmp_path / "t5.gguf"
-    writer = gguf.GGUFWriter(path, "t5encoder")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises((ModelError, ModelFileError)):
         Model(path)
 
 
@@ -135,6 +98,7 @@ def test_properties(tiny_model, recurrent_model):
     assert recurrent_model.is_recurrent
     assert tiny_model.state_bytes == 0
     assert recurrent_model.state_bytes > 10_000
+    assert recurrent_model.kv_bytes(1 << 20) == 0
     assert tiny_model.chat_template == CHAT_TEMPLATE
     assert tiny_model.description.startswith(f"llama {tiny_model.parameters} ")
     assert 100_000 < tiny_model.size < tiny_model.path.stat().st_size
@@ -157,25 +121,7 @@ def test_a_model_is_called_by_the_size_in_its_name(tmp_path, monkeypatch, tiny_m
     assert model.description == f"llama {model.parameters} all F32"
 
 
-@pytest.mark.parametrize(
-    ("n", "shown"),
-    [
-        (3_704_064, "3.7M"),
-        (134_515_008, "135M"),
-        (405_000_000, "405M"),
-        (494_000_000, "0.5B"),
-        (1_543_000_000, "1.5B"),
-        (8_030_000_000, "8B"),
-        (32_760_000_000, "33B"),
-    ],
-)
-def test_parameters_are_counted_if_a_model_has_no_size_in_its_name(tiny_path, monkeypatch, n, shown):
-    model = Model(tiny_path, weights=False)
-    monkeypatch.setattr(Model, "_n_parameters", n)
-    assert model.parameters == shown
-
-
-@pytest.mark.parametrize("gpu_layers", [-(1 << 40), -1, 0, 1, 1 << 40])
+@pytest.mark.parametrize("gpu_layers", [-(1 << 40), 1, 1 << 40])
 def test_any_number_of_gpu_layers(tiny_path, gpu_layers):
     assert Model(tiny_path, gpu_layers=gpu_layers).n_ctx_train == 2048
 
@@ -222,10 +168,6 @@ def test_kv_bytes_of_heads_wider_than_the_embedding(capsys, tmp_path, monkeypatc
     assert model.kv_bytes(4096) == pytest.approx(allocated, rel=0.01)
 
 
-def test_the_size_of_a_recurrent_state_is_not_counted(recurrent_model):
-    assert recurrent_model.kv_bytes(1 << 20) == 0
-
-
 @pytest.mark.parametrize("verbose", [False, True])
 def test_the_log_is_printed_only_when_verbose(capfd, tiny_path, verbose):
     runtime.set_verbose(verbose)
@@ -239,36 +181,23 @@ def test_the_log_is_printed_only_when_verbose(capfd, tiny_path, verbose):
 
 
 @pytest.mark.parametrize(
-    "end",
+    ("start", "end"),
     [
-        "",
-        "context.close(); model.close()",
-        "model.close(); context.close()",
-        "model.close()",
-        "context.close()",
-        "del model",
-        "del model, context",
-        "del context",
-        "context.self = context; del model, context",
-        "model.close(); del model, context",
-        "import sys; sys.exit()",
+        ("", ""),
+        ("", "context.close(); model.close()"),
+        ("", "model.close(); context.close()"),
+        ("", "del model"),
+        ("", "context.self = context; del model, context"),
+        ("", "import sys; sys.exit()"),
+        ("import tempfile; keep = tempfile.TemporaryDirectory()", ""),  # another finalizer comes first
     ],
 )
-def test_exit_in_any_order(tiny_path, end):
-    run_and_exit(tiny_path, "", end)
-
-
-def test_exit_after_an_earlier_finalizer(tiny_path):
-    run_and_exit(tiny_path, "import tempfile; keep = tempfile.TemporaryDirectory()", "")
-
-
-def run_and_exit(path, start, end):
+def test_exit_in_any_order(tiny_path, start, end):
     code = f"""
 {start}
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
-from spec_local.llama.row import LlamaRow
-model = Model({str(path)!r})
+model = Model({str(tiny_path)!r})
 context = open_row(model, n_ctx=64, threads=1)
 logits = context.evaluate([1, 2], 1)
 {end}
@@ -299,29 +228,28 @@ def test_weights_are_freed_with_the_last_reference(tiny_path):
         gc.enable()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda model: model.vocabulary.tokenize("a"),
-        lambda model: model.vocabulary.piece(65),
-        lambda model: model.vocabulary.text(65),
-        lambda model: model.vocabulary.is_end(65),
-        lambda model: model.vocabulary.fill_in,
-        lambda model: model.vocabulary.fingerprint,
-        lambda model: model.size,
-        lambda model: model.chat_template,
-        lambda model: model.is_recurrent,
-        lambda model: model.kv_bytes(16),
-        lambda model: open_row(model, n_ctx=16),
-    ],
-)
-def test_a_closed_model(tiny_path, call):
-    model = Model(tiny_path)
-    call(model)
-    other = Model(tiny_path)
-    other.close()
+USES = {
+    "tokenize": lambda model: model.vocabulary.tokenize("a"),
+    "piece": lambda model: model.vocabulary.piece(65),
+    "text": lambda model: model.vocabulary.text(65),
+    "is_end": lambda model: model.vocabulary.is_end(65),
+    "fill_in": lambda model: model.vocabulary.fill_in,
+    "fingerprint": lambda model: model.vocabulary.fingerprint,
+    "size": lambda model: model.size,
+    "chat_template": lambda model: model.chat_template,
+    "is_recurrent": lambda model: model.is_recurrent,
+    "kv_bytes": lambda model: model.kv_bytes(16),
+    "open_row": lambda model: open_row(model, n_ctx=16),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_closed_model(tiny_model, tiny_path, use):
+    USES[use](tiny_model)
+    closed = Model(tiny_path)
+    closed.close()
     with pytest.raises(InvalidRequest, match="the model is closed"):
-        call(other)
+        USES[use](closed)
 
 
 # Tiny models
@@ -343,10 +271,7 @@ def test_writing_a_model_does_not_import_llama_cpp():
     [
         {},
         {"seed": 1},
-        {"n_layers": 1},
         {"n_layers": 4},
-        {"tensor_type": "F32"},
-        {"tensor_type": "Q8_0"},
         {"tensor_type": "Q4_0"},
         {"n_embd": 256, "tensor_type": "Q8_0"},
         {"architecture": "mamba"},

@@ -31,8 +31,11 @@ SEVERAL_LAYERS = ("step35", "mimo2", "hy_v3")
 
 
 def open_pair(folder, architecture, n_mtp=1, **options):
-    write = write_tiny if architecture == "qwen3next" else write_tiny_mtp
-    path = write(folder / f"{architecture}-{n_mtp}.gguf", architecture, n_mtp=n_mtp, **options)
+    """A model with such layers; its file is written once."""
+    path = folder / "-".join(["mtp", architecture, str(n_mtp), *options, ".gguf"])
+    if not path.exists():
+        write = write_tiny if architecture == "qwen3next" else write_tiny_mtp
+        write(path, architecture, n_mtp=n_mtp, **options)
     return Pair("mtp", path, path)
 
 
@@ -196,9 +199,8 @@ def two_files(folder):
     ("architecture", "n_mtp"),
     [("qwen35", 1), ("qwen3next", 1), ("qwen35moe", 1), ("glm4moe", 1), ("deepseek2", 1), ("step35", 2)],
 )
-def test_layers_in_a_file_of_their_own_draft_the_same(two_files, monkeypatch, architecture, n_mtp):
-    # The test in a child process takes seconds for each file; the next test includes it.
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **options: None)
+@pytest.mark.usefixtures("unchecked")
+def test_layers_in_a_file_of_their_own_draft_the_same(two_files, architecture, n_mtp):
     main, layers, both = two_files(architecture, n_mtp)
     found = []
     for paths in ((main, layers), (both, None)):
@@ -214,6 +216,7 @@ def test_layers_in_a_file_of_their_own_draft_the_same(two_files, monkeypatch, ar
     assert found[0][2] > 0
 
 
+@pytest.mark.usefixtures("unchecked", "unchecked_headers")
 def test_layers_of_another_model_are_refused(two_files, folder):
     main, layers, _ = two_files("glm4moe")
     other = write_tiny_mtp(folder / "wide.gguf", "glm4moe", n_mtp=0, n_embd=128)

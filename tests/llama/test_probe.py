@@ -1,9 +1,7 @@
 """Checking files and builds in a child process: damaged files, and children that crash."""
 
 import os
-import random
 import sys
-from collections import Counter
 
 import gguf
 import pytest
@@ -13,46 +11,11 @@ from spec_local.llama.setup import probe
 from spec_local.llama.setup.probe import check_model_file, probe_build, probe_file
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.system.child_process import ChildResult
-from tests.file_worker import FileWorker
-
-# Checks many files in one process, as the probe does with one; after a crash, a new process continues.
-WORKER = """
-import json, resource, sys
-from pathlib import Path
-import spec_local.system.machine
-from spec_local.errors import SpecLocalError
-from spec_local.llama.setup.probe import _exercise
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-spec_local.system.machine.default_threads = lambda: 1
-for line in sys.stdin:
-    try:
-        _exercise(Path(line.strip()), -1)
-        result = ["success", ""]
-    except SpecLocalError as error:
-        result = ["error", str(error)]
-    except Exception as error:
-        result = ["untyped", repr(error)]
-    print(json.dumps(result), flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("whole") / "model.gguf", n_layers=1)
-
-
-@pytest.fixture
-def load(tmp_path):
-    with (tmp_path / "log").open("w") as log:
-        worker = FileWorker(WORKER, log, deadline=20)
-
-        def load(path):
-            """Return the outcome (success, error, untyped, crash, hang) and the message."""
-            worker.send(path)
-            return worker.receive()
-
-        yield load
-        worker.end()
 
 
 @pytest.fixture(autouse=True)
@@ -74,70 +37,12 @@ def fake_child(tmp_path, monkeypatch):
     return fake
 
 
-def offsets(path):
-    """Return the offsets of the header's fields, and that of the tensor data."""
-    reader = gguf.GGUFReader(path)
-    fields = [field.offset for field in reader.fields.values()]
-    return sorted(fields)[3:], int(reader.data_offset)
-
-
-def test_truncated_files(whole, load, tmp_path):
-    raw = whole.read_bytes()
-    fields, data = offsets(whole)
-    rng = random.Random(0)
-    cuts = {4, 5, 8, 12, 16, 23, 24, 25, data - 1, data, data + 1, len(raw) - 1, *fields[:12]}
-    cuts |= {rng.randrange(24, data) for _ in range(10)} | {rng.randrange(data, len(raw)) for _ in range(6)}
-    assert len(cuts) > 35
-    path = tmp_path / "cut.gguf"
-    for cut in sorted(cuts):
-        path.write_bytes(raw[:cut])
-        outcome, message = load(path)
-        assert outcome == "error", (cut, outcome, message)
-        assert str(path) in message
-    path.write_bytes(raw)
-    assert load(path)[0] == "success"
-
-
-def test_flipped_bits(whole, load, tmp_path):
-    """No file hangs or raises an untyped error, and files that crash llama.cpp raise ModelFileError."""
-    raw = whole.read_bytes()
-    fields, data = offsets(whole)
-    rng = random.Random(1)
-    places = [rng.randrange(0, fields[-1] + 100) for _ in range(90)]
-    places += [offset + rng.randrange(0, 40) for offset in fields] + [rng.randrange(0, 24) for _ in range(10)]
-    places += [rng.randrange(data - 1200, data) for _ in range(20)]  # descriptions of the tensors
-    places += [rng.randrange(data, len(raw)) for _ in range(15)]
-    assert len(places) > 150
-    outcomes, crashing = Counter(), []
-    path = tmp_path / "flipped.gguf"
-    for place in places:
-        damaged = bytearray(raw)
-        damaged[place] ^= 1 << rng.randrange(8)
-        path.write_bytes(damaged)
-        outcome, message = load(path)
-        outcomes[outcome] += 1
-        assert outcome in ("success", "error", "crash"), (place, outcome, message)
-        if outcome == "crash":
-            crashing.append(bytes(damaged))
-    # Otherwise, the test would prove little.
-    assert outcomes["success"] > 20
-    assert outcomes["error"] > 20
-    for damaged in crashing[:2]:
-        path.write_bytes(damaged)
-        with pytest.raises(ModelFileError, match=r"crashes llama\.cpp \(SIG"):
-            check_model_file(path)
-
-
 def test_duplicate_tokens(whole, tmp_path):
     """The most common crash: a flipped bit makes two tokens equal, which fails an assertion of llama.cpp."""
     raw = whole.read_bytes()
     assert raw.count(b"<0x41>") == 1
     path = tmp_path / "twice.gguf"
     path.write_bytes(raw.replace(b"<0x41>", b"<0x40>"))
-    result = probe_file(path)
-    if result.crash is None:  # newer versions may report an error
-        pytest.skip("this llama.cpp loads it")
-    assert result.crash == "SIGABRT"
     with pytest.raises(ModelFileError, match=r"twice\.gguf crashes llama\.cpp \(SIGABRT\)"):
         check_model_file(path)
 
@@ -171,12 +76,13 @@ def test_a_file_is_checked_again_after_a_change(whole, tmp_path, monkeypatch, ch
     assert tried[0] == (str(path), "-1")
 
 
-def test_a_damaged_file_is_not_recorded_as_valid(tmp_path, whole):
-    path = tmp_path / "cut.gguf"
-    path.write_bytes(whole.read_bytes()[:5000])
+def test_a_damaged_file_is_not_recorded_as_valid(whole, monkeypatch):
+    tried, damaged = [], ChildResult(None, "it is damaged", {})
+    monkeypatch.setattr(probe, "_run_child", lambda *a, **k: tried.append(a) or damaged)
     for _ in range(2):
         with pytest.raises(ModelFileError):
-            check_model_file(path)
+            check_model_file(whole)
+    assert len(tried) == 2
 
 
 def test_without_a_cache_folder_the_file_is_checked_each_time(whole, tmp_path, monkeypatch):

@@ -3,25 +3,37 @@
 import os
 import shutil
 from collections import namedtuple
+from pathlib import Path
 
-import llama_cpp
 import pytest
 
 from spec_local.calibration import cost_store
 from spec_local.calibration.cost_store import Conditions
 from spec_local.errors import BackendError, InvalidRequest, ModelError, ModelFileError, SpecLocalError
 from spec_local.llama.model import Model
-from spec_local.llama.quantize import KINDS, quantize, quantized_size
+from spec_local.llama.quantize import KINDS, quantize, quantize_into, quantized_size
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.models import quantized_copy
 from spec_local.policies.cost_model import CostModel
-from spec_local.system.child_process import run_child
+from spec_local.system.child_process import ChildResult, run_child
 
 
 @pytest.fixture(scope="module")
 def main(tmp_path_factory):
     """Wide enough for K-quants, and large enough for measurable sizes."""
     return write_tiny_model(tmp_path_factory.mktemp("self") / "main.gguf", n_embd=256, n_layers=4)
+
+
+@pytest.fixture
+def in_process(unchecked_headers, monkeypatch):
+    """Quantize in this process: a child takes a second to start."""
+
+    def run_child(module, source, kind, target=None, threads=None, deadline=None):
+        if target:
+            quantize_into(Path(source), Path(target), kind, threads=int(threads))
+        return ChildResult(None, None, {} if target else {"size": quantized_size(Path(source), kind)})
+
+    monkeypatch.setattr(quantized_copy, "run_child", run_child)
 
 
 def files(path):
@@ -45,19 +57,9 @@ def test_a_copy_has_the_expected_size(main, tmp_path, own_cache):
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
-def test_sizes_are_computed_without_quantizing(main, tmp_path, kind, monkeypatch):
-    real, dry = llama_cpp.llama_model_quantize, []
-
-    def spy(source, target, params):
-        dry.append(params.dry_run)
-        return real(source, target, params)
-
-    monkeypatch.setattr(llama_cpp, "llama_model_quantize", spy)
-    expected = quantized_size(main, kind)
-    assert dry == [True]
-    assert files(tmp_path) == []
+def test_sizes_are_computed_without_quantizing(main, tmp_path, kind):
     path = quantize(main, tmp_path / "copy.gguf", kind, threads=1)
-    assert Model(path, weights=False).size == pytest.approx(expected, abs=6000)
+    assert Model(path, weights=False).size == pytest.approx(quantized_size(main, kind), abs=6000)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,7 @@ def test_the_output_tensor_has_the_bits_of_the_rest(main, tmp_path, kind, output
         assert set(kinds.values()) == {kind, "F32"}  # the norms
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_copy_is_beside_the_main_model(main):
     assert quantized_copy.plan(main, "Q2_K").target == main.parent / "main-Q2_K.gguf"
     part = main.with_name("large-00001-of-00003.gguf")
@@ -81,6 +84,7 @@ def test_the_copy_is_beside_the_main_model(main):
     assert quantized_copy.plan(part, "Q2_K").target == main.parent / "large-Q2_K.gguf"
 
 
+@pytest.mark.usefixtures("in_process")
 def test_no_copy_is_written_beside_the_files_of_ollama(main, tmp_path):
     blob = tmp_path / "blobs" / f"sha256-{'a' * 64}"
     blob.parent.mkdir()
@@ -90,6 +94,7 @@ def test_no_copy_is_written_beside_the_files_of_ollama(main, tmp_path):
     assert quantized_copy.plan(blob, "Q4_0", tmp_path / "copy.gguf").target == tmp_path / "copy.gguf"
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_source_that_is_small_already(main, tmp_path):
     small = quantize(main, tmp_path / "small.gguf", "Q4_0", threads=1)
     for kind in ("Q4_0", "Q8_0", "F16"):
@@ -98,6 +103,7 @@ def test_a_source_that_is_small_already(main, tmp_path):
     assert quantized_copy.plan(small, "Q2_K").size_ratio < 1
 
 
+@pytest.mark.usefixtures("in_process")
 def test_existing_files_are_kept_without_force(main, tmp_path):
     target = tmp_path / "existing.gguf"
     target.write_text("mine")
@@ -108,6 +114,7 @@ def test_existing_files_are_kept_without_force(main, tmp_path):
     assert target.read_bytes()[:4] == b"GGUF"
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_source_itself_is_never_replaced(main, tmp_path):
     link = tmp_path / "link.gguf"
     link.symlink_to(main)
@@ -118,11 +125,15 @@ def test_the_source_itself_is_never_replaced(main, tmp_path):
         quantized_copy.plan(main, "Q4_0", tmp_path, force=True)
 
 
-def test_missing_models_are_refused(tmp_path):
-    with pytest.raises(ModelFileError, match="does not exist"):
-        quantized_copy.plan(tmp_path / "absent.gguf", "Q4_0")
+@pytest.mark.usefixtures("in_process")
+def test_missing_models_are_refused(main, tmp_path):
+    absent = tmp_path / "absent.gguf"
+    for source, other in ((absent, None), (main, absent)):
+        with pytest.raises(ModelFileError, match="does not exist"):
+            quantized_copy.plan(source, "Q4_0", tmp_path / "copy.gguf", main=other)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_full_disk_is_found_before_writing(main, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     need = quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf").size
@@ -141,6 +152,7 @@ def test_a_full_disk_is_found_before_writing(main, tmp_path, monkeypatch):
     assert requested == [tmp_path, tmp_path]
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("seconds", "loses"),
     [({1: 1.0, 2: 1.0, 64: 1.1}, False), ({1: 1.0, 2: 2.0, 64: 64.0}, True)],
@@ -164,6 +176,7 @@ def test_costs_of_the_main_model_give_expected_speedups(main, tmp_path, own_cach
     )
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_copy_that_drafts_for_another_model(main, tiny_draft_path, tmp_path, own_cache):
     """The speed-up is from the costs of both models, and unknown if one is."""
     settings = {"n_ctx": 512, "threads": 1, "main": main}
@@ -186,11 +199,6 @@ def test_a_copy_that_drafts_for_another_model(main, tiny_draft_path, tmp_path, o
         for k in range(17)
     )
     assert found[0].expected_speedups[1].speedup == pytest.approx(best, rel=0.01)
-
-
-def test_a_missing_main_model(main, tmp_path):
-    with pytest.raises(ModelFileError, match="does not exist"):
-        quantized_copy.plan(main, "Q4_0", tmp_path / "copy.gguf", main=tmp_path / "absent.gguf")
 
 
 def test_a_failed_or_crashed_quantization_leaves_no_file(main, tmp_path, monkeypatch):

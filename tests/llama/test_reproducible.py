@@ -10,13 +10,14 @@ from spec_local.llama.model import Model
 from spec_local.llama.quantize import quantize
 from spec_local.llama.reproducible import open_reproducible_rows
 from spec_local.llama.tiny import write_tiny_model
+from tests.sequences import sequence_ends
 from tests.unfiltered import unfiltered
 
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q6_K", "gemma3 Q4_K_M")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def llama_cpp_kernels():
+def llama_cpp_kernels(unchecked):
     kernels.use("off")
     yield
     kernels.use("auto")
@@ -145,8 +146,7 @@ def test_an_interrupted_call_leaves_no_dummy_tokens(path_of, monkeypatch, moment
         context.decode_tree(text[5:8], [-1, 0, 1])
     monkeypatch.setattr(context.context, "lib", lib)
     context.truncate(5)
-    for sequence in range(context.max_branches, context.max_branches + 2):
-        assert lib.llama_memory_seq_pos_max(context._memory, sequence) == -1
+    assert set(sequence_ends(context)[context.max_branches :]) == {-1}
     assert bits(feed(context, text, (5, 5))) == expected[5:]
     context.close()
 

@@ -14,7 +14,6 @@ from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.events import Prefilled
 from spec_local.errors import (
     ContextOverflow,
-    DownloadError,
     InvalidRequest,
     ModelFileError,
 )
@@ -33,7 +32,7 @@ from spec_local.verifiers.base import Verifier
 from tests.recorded_calls import record_calls
 from tests.unfiltered import unfiltered
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("own_cache", "unchecked")
 
 GREEDY = SamplingSettings(temperature=0)
 WARM = unfiltered(temperature=1.0)
@@ -64,6 +63,21 @@ def models(tmp_path_factory):
         model.close()
 
 
+@pytest.fixture(scope="module")
+def prompt(models):
+    return models["main"].vocabulary.tokenize(PROMPT, add_special=True)
+
+
+@pytest.fixture(scope="module")
+def plain(models, prompt):
+    """Tokens and text of plain decoding at temperature 0."""
+    contexts = [open_row(models["main"], n_ctx=512, max_tokens=64, max_logits=64, threads=1)]
+    tokens, text, _ = run(Session(*contexts), prompt, proposer="none", max_tokens=150)
+    contexts[0].close()
+    assert len(tokens) == 150
+    return tokens, text
+
+
 @pytest.fixture
 def make_session(models, make_context):
     def make(main="main", draft="draft", **kwargs):
@@ -89,10 +103,7 @@ def run(session, prompt=PROMPT, **kwargs):
 
 
 FLAT = {1: 1.0, 64: 1.0}  # seconds by tokens per call: many cost no more than one
-RISING = {1: 1.0, 2: 1.1, 64: 12.0}  # only short drafts pay
 CHEAP = {1: 0.01, 64: 0.01}
-FAIR = {1: 0.1, 64: 1.0}
-EXPENSIVE = {1: 1.2, 64: 12.0}
 
 
 def simulate_costs(session, main, draft=None):
@@ -163,7 +174,7 @@ def check_equal_except_near_draws(session, prompt, ours, theirs, sampling, seed,
         moved = logits.copy()
         moved[favourite] += tolerance
         moved[other] -= tolerance
-        found = Sampler(sampling).distribution(moved)
+        found = Sampler(sampling).distribution(moved, [*prompt, *theirs[:at]])
         index = SeededRng(seed).choose_at(len(prompt) + at, found.probs, found.ids)
         drawn = index if found.ids is None else int(found.ids[index])
         assert drawn == favourite, f"token {at} differs, and it is not a near-tie"
@@ -193,16 +204,13 @@ DRAFTING = [
 
 
 @pytest.mark.parametrize(("settings", "verifier"), DRAFTING)
-def test_temperature_0_equals_plain_decoding(make_session, settings, verifier):
-    session = make_session()
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
-    plain, text, _ = run(session, prompt, proposer="none", max_tokens=150)
-    assert len(plain) == 150
+def test_temperature_0_equals_plain_decoding(make_session, prompt, plain, settings, verifier):
+    session, (expected, text) = make_session(), plain
     # For shape auto, use costs at which trees pay.
     simulated = {"clock": simulate_costs(session, FLAT, CHEAP)} if settings.get("shape") == "auto" else {}
     tokens, output, done = run(session, prompt, max_tokens=150, verifier=verifier, **settings, **simulated)
-    check_equal_except_near_ties(session, prompt, tokens, plain)
-    if tokens == plain:
+    check_equal_except_near_ties(session, prompt, tokens, expected)
+    if tokens == expected:
         assert output == text
     s = done.statistics
     assert s.predicted_n == 150 == s.n_steps + s.draft_n_accepted
@@ -215,7 +223,7 @@ def test_temperature_0_equals_plain_decoding(make_session, settings, verifier):
 @pytest.mark.parametrize(
     "name", [name for name, verifier in VERIFIERS.items() if verifier.drawing != "chosen"]
 )
-def test_the_verifier_that_was_asked_for_verifies(make_session, monkeypatch, shape, name):
+def test_the_verifier_that_was_asked_for_verifies(make_session, prompt, monkeypatch, shape, name):
     if shape == "tree" and name in CHAIN_VERIFIERS:
         pytest.skip("refused")
     verifier, sizes = VERIFIERS[name], []
@@ -226,19 +234,16 @@ def test_the_verifier_that_was_asked_for_verifies(make_session, monkeypatch, sha
 
     module = "spec_local.verifiers." + name.replace("-", "_")
     monkeypatch.setattr(f"{module}.VERIFIER", Verifier(verifier.drawing, rule))
-    session = make_session()
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     _, _, done = run(
-        session, prompt, proposer="draft", policy="fixed", shape=shape, verifier=name, max_tokens=20,
+        make_session(), prompt, proposer="draft", policy="fixed", shape=shape, verifier=name, max_tokens=20,
         sampling=unfiltered(temperature=1), seed=1,
     )  # fmt: skip
     assert sum(sizes) == done.statistics.draft_n > 0
 
 
-def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context, models):
+def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context, models, prompt):
     """This is an independent reference for the comparisons above."""
     session = make_session(draft=None)
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     tokens, text, done = run(session, prompt, proposer="none", max_tokens=40)
     context = make_context(models["main"], n_ctx=512)
     unread, expected = prompt, []
@@ -265,9 +270,8 @@ def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context
     ids=str,
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_caches_after_any_number_of_steps(make_session, settings, temperature):
+def test_caches_after_any_number_of_steps(make_session, prompt, settings, temperature):
     session = make_session()
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     for n in (0, 1, 2, 3, 7, 30):
         tokens, _, _ = run(
             session,
@@ -282,64 +286,20 @@ def test_caches_after_any_number_of_steps(make_session, settings, temperature):
         check_caches(session, [*prompt, *tokens])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_adaptive_uses_a_draft_model_that_is_almost_free(make_session, temperature):
-    session = make_session()
-    clock = simulate_costs(session, FLAT, CHEAP)
-    tokens, _, done = run(
-        session,
-        policy="adaptive",
-        sampling=unfiltered(temperature),
-        seed=1,
-        max_tokens=100,
-        clock=clock,
-    )
-    steps = done.statistics.steps_by
-    assert steps["draft"] > 0.7 * done.statistics.n_steps
-    assert "tree" not in steps  # the shape is chain
-    assert clock() < len(tokens) + 10
-    assert len(session.draft.cached) > len(tokens)
+def test_auto_drafts_trees_only_where_they_are_possible(make_session, prompt):
+    def steps(session, **kwargs):
+        settings = {"shape": "auto", "policy": "adaptive", "clock": simulate_costs(session, FLAT, CHEAP)}
+        return run(session, prompt, max_tokens=60, **settings | kwargs)[2].statistics.steps_by
 
-
-def test_adaptive_does_not_use_a_draft_model_slower_than_main(make_session):
-    session = make_session()
-    clock = simulate_costs(session, FLAT, EXPENSIVE)
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
-    for shape in ("chain", "auto"):
-        tokens, _, done = run(session, prompt, policy="adaptive", shape=shape, max_tokens=100, clock=clock)
-        assert set(done.statistics.steps_by) <= {"none", *LOOKUPS}
-        assert session.draft.cached == []
-        assert len(run(session, policy="adaptive", shape=shape, proposer="draft", max_tokens=9)[0]) == 9
-        assert session.draft.cached == []
-        check_caches(session, [*prompt, *tokens][: len(session.main.cached) + 1])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_adaptive_drafts_trees_where_they_pay(make_session, temperature):
-    def steps(session, main, draft, **kwargs):
-        settings = {
-            "shape": "auto",
-            "policy": "adaptive",
-            "sampling": unfiltered(temperature),
-            "seed": 2,
-        }
-        clock = simulate_costs(session, main, draft)
-        _, _, done = run(session, max_tokens=100, clock=clock, **settings | kwargs)
-        return done.statistics.steps_by
-
-    assert steps(make_session(), FLAT, CHEAP)["tree"] > 5
-    assert steps(make_session(), FLAT, CHEAP, verifier="traversal")["tree"] > 5
+    assert steps(make_session())["tree"] > 5
     for session, kwargs in [
         (make_session(), {"verifier": "block"}),
-        (make_session(), {"verifier": "token"}),
         (make_session(), {"shape": "chain"}),
         (make_session(max_branches=1), {}),
     ]:
-        found = steps(session, FLAT, CHEAP, **kwargs)
+        found = steps(session, **kwargs)
         assert found["draft"] > 5, kwargs
         assert "tree" not in found, kwargs
-    assert "tree" not in steps(make_session(), RISING, FAIR)  # each node of a tree takes time
-    assert set(steps(make_session(draft=None), FLAT, None)) <= {"none", *LOOKUPS}
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
@@ -372,6 +332,28 @@ def test_caches_after_several_turns_with_adaptive(make_session, sampling):
             check_equal_except_near_ties(session, prompt, output, plain)
     assert {"draft", "suffix", "none"} <= seen <= {"draft", "none", *LOOKUPS}
     assert {("none", "draft"), ("draft", "none")} <= changes
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
+def test_staged_tokens_do_not_change_the_output(make_session, sampling):
+    def generate(**kwargs):
+        session = make_session()
+        clock = simulate_costs(session, FLAT, {1: 0.1, 64: 3.0})
+        calls = record_calls(session.draft)
+        prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
+        settings = {"policy": "adaptive", "proposer": "draft", "sampling": sampling, "seed": 3}
+        tokens, _, _ = run(session, prompt, max_tokens=60, clock=clock, **settings | kwargs)
+        check_caches(session, [*prompt, *tokens])
+        return session, prompt, tokens, [call.n_logits for call in calls]
+
+    session, prompt, tokens, rows = generate(staged=4)
+    assert max(rows) > 1
+    _, _, without, alone = generate()
+    assert max(alone) == 1
+    if sampling.temperature:
+        check_equal_except_near_draws(session, prompt, tokens, without, sampling, 3)
+    else:
+        check_equal_except_near_ties(session, prompt, tokens, without)
 
 
 LOOKUPS = {"suffix", "recycling"}  # the lookups of proposer auto
@@ -444,55 +426,34 @@ def test_caches_with_random_decisions_of_the_policy(make_session, monkeypatch, s
     assert set(done.statistics.steps_by) - {"recycling"} == {"draft", "suffix", "none", *["tree"] * trees}
 
 
-def test_proposers_by_settings(make_session):
-    with_draft, alone = make_session(), make_session(draft=None)
-    for settings, expected, expected_alone in [
+@pytest.mark.parametrize(
+    ("settings", "expected", "expected_alone"),
+    [
         ({}, ["draft", "suffix"], ["suffix"]),
         ({"policy": "fixed"}, ["draft"], ["suffix"]),
-        ({"proposer": "recycling"}, ["recycling"], ["recycling"]),
         ({"proposer": "lookup"}, ["lookup"], ["lookup"]),
         ({"proposer": "draft"}, ["draft"], ["draft"]),
         ({"proposer": "none"}, [], []),
         ({"policy": "off"}, [], []),
         ({"draft_max": 0}, [], []),
-    ]:
-        assert with_draft.proposers(GenerationSettings(**settings)) == expected
-        assert alone.proposers(GenerationSettings(**settings)) == expected_alone
+    ],
+    ids=str,
+)
+def test_proposers_by_settings(make_session, settings, expected, expected_alone):
+    assert make_session().proposers(GenerationSettings(**settings)) == expected
+    assert make_session(draft=None).proposers(GenerationSettings(**settings)) == expected_alone
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 @pytest.mark.parametrize("shape", ["chain", "tree", "beam"])
-def test_no_policy_changes_the_output(make_session, policy, shape):
-    session = make_session()
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
-    plain, _, _ = run(session, prompt, proposer="none", max_tokens=100)
+def test_no_policy_changes_the_output(make_session, prompt, plain, policy, shape):
+    session, (expected, _) = make_session(), plain
     clock = simulate_costs(session, FLAT, CHEAP)
     settings = {"policy": policy, "draft_p_min": 0.3, "shape": shape, "max_tokens": 100}
     tokens, _, done = run(session, prompt, clock=clock, **settings)
-    check_equal_except_near_ties(session, prompt, tokens, plain)
+    check_equal_except_near_ties(session, prompt, tokens, expected[:100])
     assert (done.statistics.draft_n > 20) is (policy != "off")
     check_caches(session, [*prompt, *tokens])
-
-
-def test_policies_limit_the_draft_length(make_session):
-    session = make_session()
-
-    def draft_length(**kwargs):
-        statistics = run(session, proposer="draft", max_tokens=100, **kwargs)[2].statistics
-        return statistics.draft_n / statistics.n_steps
-
-    assert draft_length(policy="confidence", draft_p_min=1.0) == 0
-    assert (
-        0
-        < draft_length(policy="confidence", draft_p_min=0.6)
-        < draft_length(policy="confidence", draft_p_min=0.2)
-    )
-    assert draft_length(policy="confidence", draft_p_min=0.2) < draft_length(
-        policy="confidence", draft_p_min=0.0
-    )
-    assert draft_length(policy="confidence", draft_p_min=0.0) == draft_length(draft_max=16)
-    assert draft_length() == draft_length(draft_max=4) > 3.5  # the default
-    assert draft_length(policy="confidence", draft_p_min=0.0, draft_max=3) <= 3
 
 
 VARIANTS = [
@@ -507,11 +468,10 @@ VARIANTS = [
     {"policy": "fixed", "shape": "tree"},
     {"policy": "fixed", "shape": "beam"},
     {"policy": "confidence", "draft_p_min": 0.3},
-    {"policy": "fixed", "draft_max": 0},
-    {"policy": "fixed", "proposer": "none"},
 ]
 
 
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -521,56 +481,40 @@ VARIANTS = [
     ],
     ids=["all", "nucleus", "penalty"],
 )
-def test_a_seed_gives_the_same_output_with_and_without_drafts(make_session, sampling):
+def test_a_seed_gives_the_same_output_with_and_without_drafts(make_session, prompt, sampling, seed):
     session = make_session()
-    clock = simulate_costs(session, FLAT, CHEAP)
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
-    equal, accepted = 0, 0
-    for seed in range(3):
-        plain, _, _ = run(session, prompt, policy="off", sampling=sampling, seed=seed, max_tokens=60)
-        for settings in VARIANTS:
-            tokens, _, done = run(
-                session, prompt, sampling=sampling, seed=seed, max_tokens=60, clock=clock, **settings
-            )
-            if not sampling.has_memory:
-                check_equal_except_near_draws(session, prompt, tokens, plain, sampling, seed)
-            equal += tokens == plain
-            accepted += done.statistics.draft_n_accepted
-    assert equal >= 0.8 * 3 * len(VARIANTS)  # the others differ by near-ties
-    assert accepted > 5 * 3 * len(VARIANTS)
-
-
-def test_another_seed_gives_another_output(make_session):
-    session = make_session()
-    clock = simulate_costs(session, FLAT, CHEAP)
-    texts = {
-        tuple(run(session, policy="adaptive", sampling=WARM, seed=seed, max_tokens=20, clock=clock)[0])
-        for seed in range(5)
+    how = {
+        "sampling": sampling,
+        "seed": seed,
+        "max_tokens": 60,
+        "clock": simulate_costs(session, FLAT, CHEAP),
     }
-    assert len(texts) == 5
+    plain, _, _ = run(session, prompt, **how | {"policy": "off"})
+    equal = accepted = 0
+    for settings in VARIANTS:
+        tokens, _, done = run(session, prompt, **how | settings)
+        check_equal_except_near_draws(session, prompt, tokens, plain, sampling, seed)
+        equal += tokens == plain
+        accepted += done.statistics.draft_n_accepted
+    assert equal >= 0.8 * len(VARIANTS)  # the others differ by near-ties
+    assert accepted > 5 * len(VARIANTS)
 
 
-def test_costs_are_measured_once_and_only_if_needed(make_session, monkeypatch):
+def test_costs_are_measured_once_and_only_if_needed(make_session, prompt):
     session = make_session()
-    notes = []
-    session._costs.log = notes.append
-    for policy in ("off", "fixed", "confidence"):
-        run(session, policy=policy, max_tokens=3)
-    run(session, policy="adaptive", proposer="none", max_tokens=3)
-    run(session, policy="adaptive", draft_max=0, max_tokens=3)
-    assert session._costs.calls is None
-    assert notes == []
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
+    for settings in (
+        *({"policy": policy} for policy in ("off", "fixed", "confidence")),
+        {"policy": "adaptive", "proposer": "none"},
+        {"policy": "adaptive", "draft_max": 0},
+    ):
+        run(session, max_tokens=3, **settings)
+        assert session.known_costs == (None, None)
     tokens, _, _ = run(session, prompt, policy="adaptive", max_tokens=20)
-    assert len(notes) == 2
-    assert all("measuring" in note for note in notes)
-    main, draft = session.costs()
-    assert {1, 2, 4, 8, 64} <= set(main.costs)
-    assert 1 in draft.costs
+    known = session.known_costs
+    assert all(known)
     check_caches(session, [*prompt, *tokens])  # unchanged by the measurement
-    tokens, _, _ = run(session, prompt, policy="adaptive", max_tokens=20)
-    assert len(notes) == 2
-    assert session.costs() == (main, draft)
+    run(session, prompt, policy="adaptive", max_tokens=20)
+    assert session.known_costs is known
 
 
 def test_a_session_for_chains_rejects_trees(make_session):
@@ -623,36 +567,12 @@ def test_stop_strings_across_tokens_and_drafts(make_session, proposer):
         assert vocabulary.detokenize(tokens).startswith(output + stop)
         assert not vocabulary.detokenize(tokens[:-1]).startswith(output + stop)
         assert done.statistics.predicted_n == len(tokens)
-        prompt = vocabulary.tokenize(PROMPT, add_special=True)
-        cached = list(session.main.cached)
-        assert cached[: len(prompt)] == prompt
     assert tried > 5
 
 
-def test_an_incomplete_stop_string_at_the_end_is_output(make_session):
-    session = make_session()
-    _, text, _ = run(session, max_tokens=30)
-    stop = text[-2:] + "and more"
-    _, output, done = run(session, max_tokens=30, stops=[stop])
-    assert output == text
-    assert done.reason == "length"
-
-
-@pytest.mark.parametrize("draft", ["ending", None])
-def test_the_end_token_is_not_output(make_session, draft):
-    session = make_session("ending", draft)
-    vocabulary = session.main.model.vocabulary
-    for seed in range(4):
-        tokens, _, done = run(session, sampling=unfiltered(), seed=seed)
-        assert done.reason == "stop"
-        assert not any(map(vocabulary.is_end, tokens))
-        assert done.statistics.predicted_n == len(tokens) + 1
-
-
 @pytest.mark.parametrize("proposer", ["draft", "lookup", "none"])
-def test_the_end_of_the_context(make_session, proposer):
+def test_the_end_of_the_context(make_session, prompt, proposer):
     session = make_session(n_ctx=64)
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     tokens, _, done = run(session, prompt, proposer=proposer, draft_max=8)
     assert done.reason == "context"
     # All tokens of the context are evaluated, and one more is sampled.
@@ -668,9 +588,8 @@ def test_the_end_of_the_context(make_session, proposer):
     check_caches(session, [*full, *tokens])
 
 
-def test_a_draft_model_with_a_shorter_context(models, make_context):
+def test_a_draft_model_with_a_shorter_context(models, make_context, prompt):
     session = Session(make_context(models["main"], n_ctx=128), make_context(models["draft"], n_ctx=40))
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
     plain, _, _ = run(session, prompt, proposer="none")
     tokens, _, done = run(session, prompt)
     check_equal_except_near_ties(session, prompt, tokens, plain)
@@ -681,24 +600,22 @@ def test_a_draft_model_with_a_shorter_context(models, make_context):
     assert done.statistics.draft_n == 0 or len(prompt * 2) < 40
 
 
+@pytest.mark.parametrize("end", ["cancelled", "closed"])
 @pytest.mark.parametrize("proposer", ["draft", "none"])
-def test_cancelling_and_continuing(make_session, proposer):
-    session = make_session()
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
-    whole, _, _ = run(session, prompt, proposer=proposer, max_tokens=40)
-    session = make_session()
-    checks = []
-    tokens, text, done = run(
-        session,
+def test_an_answer_that_ended_early_can_be_continued(make_session, prompt, proposer, end):
+    whole, _, _ = run(make_session(), prompt, proposer=proposer, max_tokens=40)
+    session, tokens = make_session(), []
+    events = session.generate(
         prompt,
-        proposer=proposer,
-        max_tokens=40,
-        cancelled=lambda: checks.append(1) or len(checks) > 8,
+        GenerationSettings(GREEDY, policy="fixed", proposer=proposer),
+        cancelled=lambda: end == "cancelled" and len(tokens) > 5,
     )
-    assert done.reason == "cancelled"
-    assert 0 < len(tokens) < 40
-    assert text
-    assert tokens == whole[: len(tokens)]
+    for event in events:
+        tokens += event.tokens if isinstance(event, Text) else []
+        if end == "closed" and len(tokens) > 5:
+            events.close()
+    assert end == "closed" or event.reason == "cancelled"
+    assert 5 < len(tokens) < 40
     check_caches(session, [*prompt, *tokens])
     rest, _, done = run(session, [*prompt, *tokens], proposer=proposer, max_tokens=40 - len(tokens))
     assert [*tokens, *rest] == whole
@@ -752,78 +669,6 @@ def test_an_unfinished_answer_of_closed_contexts(models, make_context, monkeypat
         session.close()
     del events
     assert raised == []
-
-
-def test_closing_the_events_early(make_session):
-    """The caches stay usable."""
-    session = make_session()
-    prompt = session.main.model.vocabulary.tokenize(PROMPT, add_special=True)
-    whole, _, _ = run(session, prompt, max_tokens=40)
-    events = session.generate(prompt, GenerationSettings(GREEDY, policy="fixed"))
-    output = []
-    for event in events:
-        if isinstance(event, Text):
-            output += event.tokens
-        if len(output) > 5:
-            break
-    events.close()
-    check_caches(session, [*prompt, *output])
-    rest, _, _ = run(session, [*prompt, *output], max_tokens=40 - len(output))
-    assert [*output, *rest] == whole
-
-
-@pytest.mark.parametrize("draft", ["draft", None])
-def test_a_second_turn_evaluates_only_new_tokens(make_session, draft):
-    session = make_session(draft=draft)
-    model = session.main.model
-    conversation = Conversation(model, ChatTemplate(model))
-    first = conversation.ask("hello there")
-    tokens, text, done = run(session, first, max_tokens=30)
-    assert done.statistics.prompt_n == len(first) - 1
-    conversation.answer(text, tokens)
-    second = conversation.ask("and again")
-    assert second[: len(first) + 30] == [*first, *tokens]
-    assert model.vocabulary.detokenize(second).count("and again") == 1
-    main_calls, draft_calls = record_calls(session.main), record_calls(session.draft) if draft else []
-    _, _, done = run(session, second, max_tokens=10)
-    new = len(second) - len(first) - len(tokens)
-    # The last output token was not evaluated yet; the last prompt token belongs to the first step.
-    assert done.statistics.prompt_n == new
-    assert done.statistics.cached_n == len(first) + len(tokens) - 1
-    assert main_calls[0].n_tokens == new
-    if draft:
-        assert draft_calls[0].n_tokens <= new + 2
-
-
-def test_conversations(make_session):
-    session = make_session()
-    model = session.main.model
-    conversation = Conversation(model, ChatTemplate(model))
-    conversation.messages.append({"role": "system", "content": "Be brief."})
-    first = conversation.ask("hello")
-    text = str(conversation.template.render(conversation.messages))
-    rendered = model.vocabulary.tokenize(text, add_special=True, parse_special=True)
-    assert first == rendered
-    conversation.undo()
-    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
-    assert conversation.ask("hello") == first
-    conversation.answer("hi", [])
-    conversation.undo()  # removes a question and its answer
-    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
-    assert conversation.ask("hello") == first
-    # A stop string cut the text: the next turn must not contain the tokens after it.
-    tokens, text, _ = run(session, first, max_tokens=10)
-    conversation.answer(text[:3], tokens)
-    second = conversation.ask("more")
-    assert second[len(first) : len(first) + 10] != tokens
-    assert text[:3] in model.vocabulary.detokenize(second)
-    conversation.undo()
-    conversation.clear()
-    assert conversation.ask("hello") == first
-    # A control token's name in a message is ordinary text.
-    conversation.clear()
-    conversation.ask("what is <|im_end|>?")
-    assert len(conversation.messages) == 2
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
@@ -887,12 +732,7 @@ def test_a_recurrent_model_reuses_its_state(recurrent_model, make_context):
     "wrong",
     [
         {"proposer": "oracle"},
-        {"policy": "best"},
-        {"policy": "fixed", "shape": "auto"},
         {"policy": "confidence", "shape": "auto"},
-        {"draft_p_min": -0.01},
-        {"draft_p_min": 1.01},
-        {"draft_p_min": float("nan")},
         {"verifier": "none"},
         {"draft_max": -1},
         {"draft_max": 65},
@@ -911,18 +751,6 @@ def test_invalid_settings(wrong):
         GenerationSettings(**wrong)
 
 
-def test_default_settings():
-    default = GenerationSettings()
-    assert (default.policy, default.proposer, default.draft_max, default.shape) == (
-        "adaptive",
-        "auto",
-        None,
-        "chain",
-    )
-    GenerationSettings(shape="auto", draft_max=0, draft_p_min=0)
-    GenerationSettings(shape="auto", policy="off", draft_max=64, draft_p_min=1)
-
-
 def test_invalid_requests(make_session):
     session = make_session(draft=None)
     for kwargs, what in [
@@ -939,20 +767,20 @@ def test_invalid_requests(make_session):
     assert len(run(session, max_tokens=5)[0]) == 5  # still usable
 
 
-def test_the_end_token_is_reported(make_session):
+def test_an_end_token_is_reported_and_not_output(make_session):
     session = make_session("ending", "draft")
     ends, vocabulary = set(), session.main.model.vocabulary
-    for seed in range(20):
+    for seed in range(10):
         tokens, _, done = run(session, sampling=WARM, seed=seed, max_tokens=60)
+        assert not any(map(vocabulary.is_end, tokens))
         assert done.end_token is None or vocabulary.is_end(done.end_token)
         assert (done.end_token is not None) == (done.reason == "stop")
         assert done.statistics.predicted_n == len(tokens) + (done.end_token is not None)
         ends.add(done.end_token)
-    assert len(ends) == 2  # an end token, and none
+    assert len(ends) > 1  # an end token, and none
 
 
-def test_opening(tmp_path, monkeypatch):
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
+def test_opening(tmp_path):
     path = write_tiny_model(tmp_path / "m.gguf", n_layers=1, n_ctx=96)
     notices = []
     with Session.open(path, path, log=notices.append, threads=1) as session:
@@ -972,30 +800,8 @@ def test_opening(tmp_path, monkeypatch):
         assert session.main.n_ctx == 4096
 
 
-def test_opening_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
-    found = {
-        name: write_tiny_model(tmp_path / f"{name}.gguf", n_layers=1) for name in ("starter", "starter-draft")
-    }
-    monkeypatch.setattr("spec_local.models.catalog.find", found.get)
-    for names, expected in {
-        ("starter-pair",): ("starter", "starter-draft"),
-        ("starter",): ("starter", None),
-        ("starter-pair", "none"): ("starter", None),
-        ("starter-pair", "starter"): ("starter", "starter"),
-        (str(found["starter-draft"]), "starter"): ("starter-draft", "starter"),
-    }.items():
-        with Session.open(*names, n_ctx=64, threads=1) as session:
-            opened = [context and context.model.path for context in (session.main, session.draft)]
-            assert opened == [name and found[name] for name in expected]
-    del found["starter-draft"]
-    with pytest.raises(DownloadError, match=r"starter-draft .* run specdec models pull starter-pair"):
-        Session.open("starter-pair")
-
-
 @pytest.mark.parametrize("failure", ["draft model", "draft context"])
 def test_a_failed_open_frees_everything(tmp_path, monkeypatch, failure):
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
     good = write_tiny_model(tmp_path / "m.gguf", n_layers=1)
     made = []
     for kind in (Model, LlamaRow):

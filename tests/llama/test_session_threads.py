@@ -18,7 +18,6 @@ from spec_local.chat_session import ChatSession
 from spec_local.core.sampling import SamplingSettings
 from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore
-from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest
 from spec_local.llama.row import LlamaRow
 from spec_local.session import Done, Session, Text
@@ -31,12 +30,6 @@ DEADLINE = 60  # seconds; what takes longer hangs
 PROMPT = "one two three one two three one two"
 SETTINGS = GenerationSettings(unfiltered(0.8), seed=1, policy="fixed", max_tokens=24)
 BUSY, CLOSED = "answering in another thread", "the session is closed"
-
-
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Open files without a test in a child process, which takes seconds."""
-    monkeypatch.setattr("spec_local.answers.loading.check_model_file", lambda *args, **kwargs: None)
 
 
 @pytest.fixture
@@ -253,13 +246,6 @@ def test_no_use_in_a_callback(make_session, use):
     assert errors
 
 
-def test_leaving_the_block_in_mid_answer(tiny_path):
-    with Session.open(tiny_path, threads=1) as session:
-        events = session.generate(PROMPT, SETTINGS)
-        next(events)
-    assert [event.reason for event in events] == ["cancelled"]
-
-
 def test_many_threads_use_and_close_a_session(tiny_path, tiny_draft_path):
     """Each use succeeds as it does alone, or raises one of the documented errors."""
     with Session.open(tiny_path, tiny_draft_path, threads=1) as session:
@@ -410,16 +396,6 @@ def test_two_threads_share_a_datastore(tmp_path, monkeypatch):
         refreshed.result(DEADLINE)
     assert store.contents().n_texts == 4
     assert Datastore(tmp_path / "texts", 1000).contents().n_texts == 4
-
-
-def test_events_of_an_answer(make_session):
-    session = make_session()
-    events = session.generate(PROMPT, SETTINGS)
-    assert iter(events) is events
-    assert isinstance(next(events), Prefilled)
-    events.close()
-    events.close()
-    assert list(events) == []
 
 
 def test_closing_costs_nothing_twice(make_session):

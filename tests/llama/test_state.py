@@ -176,7 +176,7 @@ def check_rejected(path, contexts, match, kind=InvalidRequest):
 def test_damage_is_detected(saved, reader):
     whole = saved.read_bytes()
     rng = np.random.default_rng(0)
-    places = [*range(30), *rng.integers(30, 1500, 150), *rng.integers(1500, len(whole), 200)]
+    places = [*range(30), *rng.integers(30, 1500, 50), *rng.integers(1500, len(whole), 50)]
     places += range(len(whole) - 34, len(whole))
     for place in places:
         damaged = bytearray(whole)
@@ -185,7 +185,7 @@ def test_damage_is_detected(saved, reader):
         check_rejected(
             saved, {"main": reader, "draft": reader}, "damaged|another version|not a saved state|another"
         )
-    for n in [*range(60), *rng.integers(60, len(whole), 100), len(whole) - 1]:
+    for n in [*range(0, 60, 3), *rng.integers(60, len(whole), 30), len(whole) - 1]:
         saved.write_bytes(whole[:n])
         check_rejected(saved, {"main": reader}, "damaged|not a saved state|another version")
     for more in (b"\0", whole):

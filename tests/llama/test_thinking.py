@@ -34,7 +34,7 @@ LAST = {  # a prompt after one turn
 
 
 @pytest.fixture(scope="module")
-def sessions(tmp_path_factory):
+def sessions(tmp_path_factory, unchecked):
     folder = tmp_path_factory.mktemp("thinking")
     opened = {
         kind: Session.open(write_thinking_model(folder / f"{kind}.gguf", kind), n_ctx=512, threads=1)

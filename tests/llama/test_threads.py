@@ -11,8 +11,8 @@ import pytest
 
 from spec_local.errors import InvalidRequest
 from spec_local.llama import runtime
+from spec_local.llama.model import Model
 from spec_local.llama.native_object import NativeObject
-from spec_local.llama.vocabulary import Vocabulary
 from spec_local.system import deep_stack
 
 DEADLINE = 60  # seconds; what takes longer hangs
@@ -39,32 +39,32 @@ def in_threads(n, work):
         return list(pool.map(start, range(n)))
 
 
-def test_pieces_in_threads(tiny_model):
+@pytest.fixture
+def new_vocabulary(tiny_path):
+    """A function that returns a vocabulary which has cached nothing."""
+    return lambda: Model(tiny_path, weights=False).vocabulary
+
+
+def test_pieces_in_threads(new_vocabulary, monkeypatch):
     """Both threads are within llama.cpp's call, and one token is longer than the first buffer."""
-    vocabulary = tiny_model.vocabulary
-    both = threading.Barrier(2, timeout=DEADLINE)
+    both, to_piece = threading.Barrier(2, timeout=DEADLINE), runtime.library().llama_token_to_piece
 
-    class Slow:
-        def __getattr__(self, name):
-            return getattr(vocabulary._lib, name)
+    def slow(*arguments):
+        n = to_piece(*arguments)
+        both.wait()
+        return n
 
-        def llama_token_to_piece(self, *arguments):
-            n = vocabulary._lib.llama_token_to_piece(*arguments)
-            both.wait()
-            return n
-
-    for tokens in ((65, 66), (vocabulary.n_tokens - 2, vocabulary.n_tokens - 2)):
-        new = Vocabulary(Slow(), vocabulary._address, vocabulary._weights)
-        found = in_threads(2, lambda i, new=new, tokens=tokens: new.piece(tokens[i]))
-        assert found == [vocabulary.piece(token) for token in tokens]
+    n_tokens = new_vocabulary().n_tokens
+    for tokens in ((65, 66), (n_tokens - 2, n_tokens - 2)):
+        expected, vocabulary = [new_vocabulary().piece(token) for token in tokens], new_vocabulary()
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime.library(), "llama_token_to_piece", slow)
+            found = in_threads(2, lambda i, tokens=tokens, shared=vocabulary: shared.piece(tokens[i]))
+        assert found == expected
 
 
-def test_a_vocabulary_in_threads(tiny_model, often):
+def test_a_vocabulary_in_threads(new_vocabulary, often):
     """Any number of threads may use it at the same time."""
-
-    def new():
-        vocabulary = tiny_model.vocabulary
-        return Vocabulary(vocabulary._lib, vocabulary._address, vocabulary._weights)
 
     def read(vocabulary):
         tokens = range(vocabulary.n_tokens)
@@ -75,7 +75,7 @@ def test_a_vocabulary_in_threads(tiny_model, often):
             vocabulary.fingerprint,
         )
 
-    shared, expected = new(), read(new())
+    shared, expected = new_vocabulary(), read(new_vocabulary())
     assert all(found == expected for found in in_threads(4, lambda i: read(shared)))
 
 

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from spec_local import GenerationSettings, SamplingSettings, Session
-from spec_local.errors import InvalidRequest, ModelError, SpecLocalError
+from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import hidden_states
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.session import Text
-from spec_local.training import check_torch, data_stage, measurement, pipeline, shards
+from spec_local.training import data_stage, measurement, pipeline, shards
 from spec_local.training.dataset import COVERAGE, Dataset
 from spec_local.training.events import Generating, Stage, Training
 from spec_local.training.head_shape import layers_read
 from spec_local.training.pipeline import run
 from spec_local.training.prompts import UserTexts
 from spec_local.training.recipe import Journal, Recipe
-from tests.tiny_heads import LAYERS, N_EMBD, write_tiny_eagle, write_tiny_main
+from tests.tiny_heads import N_EMBD, write_tiny_main
 
 PROMPT = "the of and to in is you that it he was for on are with"
 STAGES = [
@@ -278,8 +278,8 @@ def test_steps_are_planned_anew_until_there_is_a_checkpoint(quick, recipe):
     assert steps[0].n_steps == journal_of(recipe)["hyperparameters"]["n_steps"] < most
 
 
-def test_a_run_that_is_killed_at_every_stage_resumes(recipe, own_cache, trained):
-    stops = ["call 20", "call 150", *STAGES[2:4], "step 4", "step 11", *STAGES[5:]]
+def test_a_run_that_is_killed_in_every_stage_resumes(recipe, own_cache):
+    stops = ["call 20", "call 150", "fitting the start", "step 11", "measuring the head"]
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(recipe.main), str(recipe.target), *stops],
         capture_output=True,
@@ -296,17 +296,13 @@ def test_a_run_that_is_killed_at_every_stage_resumes(recipe, own_cache, trained)
     assert calls[:2] == [20, 150]
     assert 50 < calls[2] < 150 < 200 < 150 + calls[2] < 250
     assert not any(calls[3:])
-    assert [each[-1].rsplit(" ", 1)[0] for each in lines[:4]] == ["Generating"] * 2 + STAGES[2:4]
     steps = [[int(line.split()[1]) for line in each if line.startswith("Training")] for each in lines]
-    assert not any(steps[:4])
-    assert steps[4] == [1, 2, 3, 4]
-    assert 3 <= steps[5][0] <= 5  # the checkpoint is written before or after the progress is shown
-    assert steps[5][-1] == 11
-    assert 10 <= steps[6][0] <= 12
-    assert not any(steps[7:])  # finished
+    assert not any(steps[:3])
+    assert steps[3] == list(range(1, 12))
+    assert 10 <= steps[4][0] <= 12  # the checkpoint is written before or after the progress is shown
+    assert not steps[5]  # finished
     assert lines[-1][-1].startswith("agreement ")
     assert float(lines[-1][-1].split()[1]) > 0.4
-    assert recipe.target.exists()
     assert [path.name for path in recipe.target.parent.glob("head*") if path.is_file()] == ["head.gguf"]
 
 
@@ -342,58 +338,29 @@ def test_the_least_vocabulary_that_covers_enough_is_drafted(trained):
     assert Dataset(recipe.folder / "data", n_vocab, (10**6,)).coverage == 1
 
 
-@pytest.mark.parametrize("n_layers", [5, 6, 7, 8, 9, 10, 11, 24, 28, 36, 80])
+@pytest.mark.parametrize("n_layers", [5, 6, 7, 36])
 def test_the_layers_read_are_three_different_ones_but_not_the_last(n_layers):
-    layers = layers_read(n_layers)
-    assert 0 < layers[0] < layers[1] < layers[2] == n_layers - 2
-    assert layers[0] == n_layers // 2 - 1
+    first, second, third = layers_read(n_layers)
+    assert 0 < first < second < third < n_layers - 1
 
 
-def test_main_models_without_a_head_are_refused_at_once(recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize("why", ["llama.cpp returned 0 of 8 states", "they are not finite"])
+def test_main_models_whose_states_cannot_be_used_are_refused_at_once(recipe, monkeypatch, why):
     assert pipeline.check(recipe) == BYTES_PER_TOKEN
+    if "finite" in why:
+        monkeypatch.setattr(pipeline.np, "isfinite", lambda x: np.zeros(x.shape, bool))
+    else:
+        monkeypatch.setitem(hidden_states._NAMES, "llama", "other")
+    with pytest.raises(ModelError, match=rf"states of main.gguf cannot be used \({why}"):
+        pipeline.check(recipe)
     assert not recipe.folder.exists()
-    for n_layers in (1, 4):
-        shallow = write_tiny_model(tmp_path / "main.gguf", n_layers=n_layers)
-        with pytest.raises(ModelError, match=rf"{n_layers} layers has too few for a head: at least 5"):
-            pipeline.check(replace(recipe, main=shallow))
-    eagle = write_tiny_eagle(tmp_path / "eagle.gguf", layers=LAYERS)
-    with pytest.raises(ModelError, match=r"^eagle\.gguf is a head: give the model that it is for$"):
-        pipeline.check(replace(recipe, main=eagle))
-    with monkeypatch.context() as patch:
-        patch.setitem(hidden_states._NAMES, "llama", "other")
-        with pytest.raises(
-            ModelError,
-            match=r"states of main.gguf cannot be used \(llama.cpp returned 0 of 8 states .*\): give another",
-        ):
-            pipeline.check(recipe)
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline.np, "isfinite", lambda x: np.zeros(x.shape, bool))
-        with pytest.raises(ModelError, match=r"states of main.gguf cannot be used \(they are not finite\)"):
-            pipeline.check(recipe)
 
 
 def test_too_little_disk_space_is_refused_at_once(recipe):
-    least = pipeline._MIN_TOKENS * BYTES_PER_TOKEN
-    pipeline.check(replace(recipe, max_bytes=least))
-    with pytest.raises(
-        InvalidRequest, match=r"^7.7 MB of disk space are too little .* or give --disk "
-    ) as error:
-        pipeline.check(replace(recipe, max_bytes=least - 1))
+    with pytest.raises(InvalidRequest, match="disk space are too little") as error:
+        pipeline.check(replace(recipe, max_bytes=1000 * BYTES_PER_TOKEN))
     wanted = float(str(error.value).split("--disk ")[1].split()[0])
-    assert least <= wanted * 1e9 < 1.2 * least
-
-
-def test_unsupported_devices_are_refused_at_once(recipe):
-    if not pipeline.distillation.torch.cuda.is_available():
-        with pytest.raises(InvalidRequest, match=r"PyTorch cannot use 'cuda' here .* give --device cpu"):
-            pipeline.check(replace(recipe, device="cuda"))
-
-
-def test_without_pytorch(monkeypatch):
-    check_torch()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SpecLocalError, match=r"needs PyTorch: run pip install 'spec-local\[train\]'$"):
-        check_torch()
+    pipeline.check(replace(recipe, max_bytes=round(wanted * 1e9)))
 
 
 def test_a_head_is_measured(main_path, trained, own_cache, monkeypatch):

@@ -6,18 +6,22 @@ from types import SimpleNamespace
 import pytest
 
 from spec_local.llama.model import Model
-from spec_local.models.quantized_copy import quantize
+from spec_local.llama.quantize import quantize, quantized_size
 from spec_local.training import precision
 from spec_local.training.precision import KINDS, fastest_copy
 
 
 @pytest.fixture(scope="module")
 def copies(tiny_path, tmp_path_factory):
-    """Path and size of a quantized copy, by kind."""
+    """Path of a quantized copy, and what the child process that makes it reports, by kind."""
     folder = tmp_path_factory.mktemp("copies")
-    for kind in KINDS:
-        quantize(tiny_path, kind, folder / kind, 1)
-    return {kind: (folder / kind, quantize(tiny_path, kind)) for kind in KINDS}
+    return {
+        kind: (
+            quantize(tiny_path, folder / kind, kind, threads=1),
+            {"size": quantized_size(tiny_path, kind)},
+        )
+        for kind in KINDS
+    }
 
 
 @pytest.fixture
