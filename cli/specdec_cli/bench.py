@@ -12,11 +12,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.models.names import STARTER, paired
 from specdec_cli import exits, plots, progress, render
 from specdec_cli.bench_output import FormatChoice, Sink, file_format, replacing, shows_lines, sink
-from specdec_cli.options import (
-    ModelOptions,
-    SamplingOptions,
-    generation_settings,
-)
+from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
 
 if TYPE_CHECKING:
     from spec_local.bench.parallel import Batch
@@ -118,8 +114,7 @@ def bench(
         ),
     ] = None,
     plot: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Also draw a plot, as a PNG file.", rich_help_panel=_RESULTS),
+        Path | None, Option(metavar="FILE", help="Also draw a plot, as a PNG file.", rich_help_panel=_RESULTS)
     ] = None,
     verbose: Annotated[
         int,

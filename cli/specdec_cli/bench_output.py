@@ -49,11 +49,7 @@ class _Whole(Sink):
     """Writes everything at the end. width: of the terminal that shows it."""
 
     def __init__(
-        self,
-        formats: Formats,
-        form: FormatChoice,
-        write: Callable[[str], object],
-        width: int | None = None,
+        self, formats: Formats, form: FormatChoice, write: Callable[[str], object], width: int | None = None
     ) -> None:
         self._formats, self._form, self._write, self._width = formats, form, write, width
 

@@ -31,9 +31,7 @@ STANDARD = Path("-")
 MainArgument = Annotated[
     str,
     Argument(
-        metavar="MAIN",
-        help="Main model, or a pair: a file or a name.",
-        autocompletion=completion.models,
+        metavar="MAIN", help="Main model, or a pair: a file or a name.", autocompletion=completion.models
     ),
 ]
 ModelArgument = Annotated[
@@ -170,8 +168,7 @@ class ModelOptions:
     ] = None
     no_spec: Annotated[bool, _Speculation("--no-spec", help="Decode without speculation.")] = False
     proposer: Annotated[
-        ProposerChoice,
-        _choice("Source of draft tokens", PROPOSER_NAMES, "auto lets the policy choose"),
+        ProposerChoice, _choice("Source of draft tokens", PROPOSER_NAMES, "auto lets the policy choose")
     ] = "auto"
     policy: Annotated[
         PolicyChoice,
@@ -190,16 +187,14 @@ class ModelOptions:
         ),
     ] = None
     shape: Annotated[
-        ShapeChoice,
-        _choice("Draft shape", SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree"),
+        ShapeChoice, _choice("Draft shape", SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree")
     ] = "chain"
     tree_nodes: Annotated[
         int, _Speculation(help="Maximum number of draft tokens per step in a tree or beams.")
     ] = 16
     beam_width: Annotated[int, _Speculation(help="Number of beams.")] = 4
     verifier: Annotated[
-        VerifierChoice,
-        _choice("Acceptance rule", VERIFIER_NAMES, "all are exact, auto selects the best"),
+        VerifierChoice, _choice("Acceptance rule", VERIFIER_NAMES, "all are exact, auto selects the best")
     ] = "auto"
     datastore: Annotated[
         bool,

@@ -50,11 +50,7 @@ def answer(
     splitters = [splitter() for _ in range(n_answers)]
     texts = _Texts(n_answers)
     for index, event in session.generate_many(
-        [prompt] * n_answers,
-        settings,
-        max_rows=max_rows,
-        totals=totals,
-        cancelled=lambda index: cancelled(),
+        [prompt] * n_answers, settings, max_rows=max_rows, totals=totals, cancelled=lambda index: cancelled()
     ):
         if isinstance(event, Failed):
             raise event.error

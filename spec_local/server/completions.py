@@ -36,10 +36,7 @@ class _Body(OpenAIBody):
                 f"{len(prompts) * n} answers are too many: give at most {MAX_CHOICES} (prompts times n)"
             )
         settings = self.settings(
-            max_tokens=limit(self.max_tokens),
-            stops=self.stop,
-            logprobs=self.logprobs,
-            json_schema=self.form,
+            max_tokens=limit(self.max_tokens), stops=self.stop, logprobs=self.logprobs, json_schema=self.form
         )
         return [
             AnswerRequest(each, prompt=prompt, suffix=self.suffix, marks=bool(self.marks))

@@ -24,16 +24,7 @@ from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.server.events import (
-    AnswerRequest,
-    Delta,
-    Ended,
-    Event,
-    Loaded,
-    Refused,
-    Started,
-    Token,
-)
+from spec_local.server.events import AnswerRequest, Delta, Ended, Event, Loaded, Refused, Started, Token
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 

@@ -24,9 +24,7 @@ class _Body(SamplingBody):
         if len(prompts) != 1:
             raise InvalidRequest("several prompts are not supported here: give one, or use /v1/completions")
         settings = self.settings(
-            max_tokens=limit(self.n_predict),
-            stops=self.stop,
-            logprobs=self.n_probs or None,
+            max_tokens=limit(self.n_predict), stops=self.stop, logprobs=self.n_probs or None
         )
         return [AnswerRequest(settings, prompt=prompts[0], marks=bool(self.marks))]
 

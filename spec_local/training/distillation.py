@@ -220,10 +220,7 @@ class _Run:
         matrices = [value for value in self.parameters.values() if value.ndim > 1]
         vectors = [value for value in self.parameters.values() if value.ndim == 1]
         self._optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": _WEIGHT_DECAY},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
+            [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}],
             betas=_BETAS,
             fused=True,
         )
