@@ -12,27 +12,17 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.system.files import replacing
 
+if TYPE_CHECKING:
+    from spec_local.batch.runner import Entry
+
 _LINE_START = b'{"index": '
-
-
-class Keyed(Protocol):
-    """The identity of a prompt in the output file: its index and its key, as in `runner.Entry`."""
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def key(self) -> str: ...
-
-
-_Prompt = TypeVar("_Prompt", bound=Keyed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +42,7 @@ class Answers:
     cut_short: Collection[int] = ()
     durable: bool = False
 
-    def unanswered(self, prompts: Sequence[_Prompt]) -> list[_Prompt]:
+    def unanswered(self, prompts: "Sequence[Entry]") -> "list[Entry]":
         """Return the prompts without an answer.
 
         Raises:

@@ -9,7 +9,7 @@ from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.chat_body import ChatMessage, Tool, choice_of, messages_of
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
 from spec_local.server.openai_exchange import OpenAIBody, OpenAIExchange
-from spec_local.server.sampling_body import Count, choices, limit, read
+from spec_local.server.sampling_body import Count, choices, limit, read, schema_of
 
 
 class _Body(OpenAIBody):
@@ -33,7 +33,7 @@ class _Body(OpenAIBody):
             max_tokens=limit(most),
             stops=self.stop,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            json_schema=self.form,
+            json_schema=schema_of(self.response_format),
         )
         functions = [tool.function for tool in self.tools or ()]
         tool_choice = choice_of(self.tool_choice, functions)
