@@ -13,7 +13,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.models.names import STARTER, paired
 from specdec_cli import exits, plots, progress, render
 from specdec_cli.bench_output import FormatChoice, Sink, file_format, replacing, shows_lines, sink
-from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
+from specdec_cli.options import ModelOptions, SamplingOptions, VerboseFlag, generation_settings
 
 if TYPE_CHECKING:
     from spec_local.bench.parallel import Batch, CategoryOutcome
@@ -99,16 +99,7 @@ def bench(
         ),
     ] = None,
     plot: Annotated[Path | None, _Results(metavar="FILE", help="Also draw a plot, as a PNG file.")] = None,
-    verbose: Annotated[
-        int,
-        Option(
-            "--verbose",
-            "-v",
-            count=True,
-            show_default=False,
-            help="Show a line per prompt; -vv: also llama.cpp's log.",
-        ),
-    ] = 0,
+    verbose: Annotated[int, VerboseFlag(help="Show a line per prompt; -vv: also llama.cpp's log.")] = 0,
     *,
     models: ModelOptions,
     sampling: BenchSampling,

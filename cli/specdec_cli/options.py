@@ -80,15 +80,9 @@ def _unless_minus_one(value: int | None) -> int | None:
 PromptOption = Annotated[
     str | None, Option("--prompt", "-p", metavar="TEXT", help="The prompt, instead of the argument.")
 ]
+VerboseFlag = functools.partial(Option, "--verbose", "-v", count=True, show_default=False)
 VerboseOption = Annotated[
-    int,
-    Option(
-        "--verbose",
-        "-v",
-        count=True,
-        show_default=False,
-        help="Show statistics, build, device and threads; -vv adds llama.cpp's log.",
-    ),
+    int, VerboseFlag(help="Show statistics, build, device and threads; -vv adds llama.cpp's log.")
 ]
 MaxTokensOption = functools.partial(
     Option,

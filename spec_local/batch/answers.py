@@ -12,17 +12,32 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
+from spec_local.chat.request import Request
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.settings import GenerationSettings
 from spec_local.system.files import replacing
 
-if TYPE_CHECKING:
-    from spec_local.batch.runner import Entry
-
 _LINE_START = b'{"index": '
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A prompt of a batch.
+
+    index: its position, from 0. id: the user's name for it. key: a hash of the prompt, of the model, and of
+    all settings except those that affect only the speed; it does not include the context length and the
+    precision of the KV cache.
+    """
+
+    index: int
+    id: str | int | None
+    request: Request
+    settings: GenerationSettings
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +57,7 @@ class Answers:
     cut_short: Collection[int] = ()
     durable: bool = False
 
-    def unanswered(self, prompts: "Sequence[Entry]") -> "list[Entry]":
+    def unanswered(self, prompts: Sequence[Entry]) -> list[Entry]:
         """Return the prompts without an answer.
 
         Raises:
