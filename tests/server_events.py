@@ -2,24 +2,13 @@
 
 import json
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
+from spec_local.chat.tool_calls import ToolCall as Call
 from spec_local.engine.events import Statistics
 from spec_local.server.events import AnswerRequest, Delta, Ended, Event, Loaded, Span, Started, Token
 
 LOADED = Loaded("tiny.gguf", "draft.gguf", n_ctx=512, n_rows=2, template="{{ messages }}")
-
-
-@dataclass(frozen=True)
-class Call:
-    """As `spec_local.chat.tool_calls.ToolCall`."""
-
-    id: str
-    name: str
-    arguments: str
-
-
 WEATHER = Call("call_1", "weather", '{"city": "Bern"}')
 TIME = Call("call_2", "time", "{}")
 

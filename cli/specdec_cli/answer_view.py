@@ -6,9 +6,10 @@ Views only append and never rewrite the screen, so that the terminal can be resi
 import os
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from specdec_cli import render, terminal
 from specdec_cli.wrapping import Unwrapped, Wrapped
@@ -20,20 +21,23 @@ if TYPE_CHECKING:
     from spec_local.session import Text
 
 
-class AnswerView(Protocol):
+class AnswerView(ABC):
     """Shows one answer, part by part."""
 
+    @abstractmethod
     def show(self, event: "Text") -> None:
         """Show the text of a step."""
 
+    @abstractmethod
     def end(self, text: str) -> None:
         """Show the rest of the text."""
 
     def notes(self) -> list[str]:
         """Return lines to show after the answer."""
+        return []
 
 
-class Plain:
+class Plain(AnswerView):
     """Shows the text of the answer; `write` may break lines between words."""
 
     def __init__(self, write: Wrapped | Unwrapped | None = None) -> None:
@@ -45,9 +49,6 @@ class Plain:
     def end(self, text: str) -> None:
         self._write(text)
         self._write.flush()
-
-    def notes(self) -> list[str]:
-        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ _NO_COLOURS = Marks("\x1b[4m", "\x1b[1m", ("underlined", "bold"))
 _MAX_LISTED = 8  # rejected drafts after an answer
 
 
-class Drafts:
+class Drafts(AnswerView):
     """Marks accepted draft tokens, and what the main model generated instead of a rejected one.
 
     The rejected tokens are listed after the answer, so that what is copied from the terminal is the answer.
@@ -126,7 +127,7 @@ def _on_one_line(text: str) -> str:
     return "".join("⏎" if char == "\n" else char if char.isprintable() else " " for char in text)
 
 
-class Markdown:
+class Markdown(AnswerView):
     """Renders each block of Markdown, and each line of code, when it is complete."""
 
     def __init__(self) -> None:
@@ -146,9 +147,6 @@ class Markdown:
             self._line(self._held)
         self._held = ""
         self._finish_block()
-
-    def notes(self) -> list[str]:
-        return []
 
     def _feed(self, text: str) -> None:
         *lines, self._held = (self._held + self._prose(text)).split("\n")

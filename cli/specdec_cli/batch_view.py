@@ -14,8 +14,7 @@ from specdec_cli import exits, progress, render
 from specdec_cli.options import STANDARD, ModelOptions
 
 if TYPE_CHECKING:
-    from spec_local.batch.answers import Answers
-    from spec_local.batch.runner import Entry
+    from spec_local.batch.answers import Answers, Entry
     from spec_local.session import Session
     from spec_local.settings import GenerationSettings
 

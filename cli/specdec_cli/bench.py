@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,23 +13,19 @@ from spec_local.errors import InvalidRequest
 from spec_local.models.names import STARTER, paired
 from specdec_cli import exits, plots, progress, render
 from specdec_cli.bench_output import FormatChoice, Sink, file_format, replacing, shows_lines, sink
-from specdec_cli.options import (
-    ModelOptions,
-    SamplingOptions,
-    generation_settings,
-)
+from specdec_cli.options import ModelOptions, SamplingOptions, VerboseFlag, generation_settings
 
 if TYPE_CHECKING:
-    from spec_local.bench.parallel import Batch
-    from spec_local.bench.parallel_report import ParallelResults
+    from spec_local.bench.parallel import Batch, CategoryOutcome
     from spec_local.bench.prompts import Prompt
-    from spec_local.bench.report import Results
     from spec_local.bench.runner import Outcome, TokenizedPrompt
     from spec_local.bench.variants import Variant
     from spec_local.session import Session
     from spec_local.system.machine import OtherPrograms
 
-_PROMPTS, _VARIANTS, _RESULTS = "Prompts", "Variants", "Results"
+_Prompts, _Variants, _Results = (
+    functools.partial(Option, rich_help_panel=panel) for panel in ("Prompts", "Variants", "Results")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,91 +43,63 @@ class BenchSampling(SamplingOptions):
 def bench(
     prompts: Annotated[
         Path | None,
-        Option(
+        _Prompts(
             metavar="FILE",
             help="Prompts: TOML or .jsonl with category, name and text, or one prompt per line (default: "
             "built-in prompts of 8 categories).",
-            rich_help_panel=_PROMPTS,
         ),
     ] = None,
     category: Annotated[
         list[str] | None,
-        Option(
-            metavar="NAME",
-            help="Use only this category, for example chat; repeatable.",
-            rich_help_panel=_PROMPTS,
-        ),
+        _Prompts(metavar="NAME", help="Use only this category, for example chat; repeatable."),
     ] = None,
     per_category: Annotated[
-        int | None, Option(help="Use only the first N prompts of each category.", rich_help_panel=_PROMPTS)
+        int | None, _Prompts(help="Use only the first N prompts of each category.")
     ] = None,
     runs: Annotated[
         int | None,
-        Option(
-            help="Number of runs per prompt and variant (default: 1, or up to 3 if the result is unclear).",
-            rich_help_panel=_VARIANTS,
+        _Variants(
+            help="Number of runs per prompt and variant (default: 1, or up to 3 if the result is unclear)."
         ),
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        Option(
+        _Variants(
             metavar="NAME=A,B",
             help="Compare values of an option, for example draft-max=1,2,4,8; repeatable.",
-            rich_help_panel=_VARIANTS,
         ),
     ] = None,
-    proposers: Annotated[
-        str | None, Option(metavar="A,B", help="Compare proposers.", rich_help_panel=_VARIANTS)
-    ] = None,
-    policies: Annotated[
-        str | None, Option(metavar="A,B", help="Compare draft-length policies.", rich_help_panel=_VARIANTS)
-    ] = None,
+    proposers: Annotated[str | None, _Variants(metavar="A,B", help="Compare proposers.")] = None,
+    policies: Annotated[str | None, _Variants(metavar="A,B", help="Compare draft-length policies.")] = None,
     parallel: Annotated[
         str | None,
-        Option(
+        _Variants(
             metavar="A,B",
             help="Generate so many answers at the same time, for example 1,2,4,8, and measure their "
             "total speed.",
-            rich_help_panel=_VARIANTS,
         ),
     ] = None,
     delay: Annotated[
-        float,
-        Option(help="Seconds to wait before each run, to let a laptop cool down.", rich_help_panel=_VARIANTS),
+        float, _Variants(help="Seconds to wait before each run, to let a laptop cool down.")
     ] = 0.0,
     output: Annotated[
         Path | None,
-        Option(
+        _Results(
             "--output",
             "-o",
             metavar="FILE",
             help="Also write the results to this file, in the format of its suffix: .md, .csv, .json, or "
             ".jsonl, to which each run is appended when it ends.",
-            rich_help_panel=_RESULTS,
         ),
     ] = None,
     form: Annotated[
         FormatChoice | None,
-        Option(
-            "--format",
-            help="Format on standard output, or of a file with another suffix (default: md).",
-            rich_help_panel=_RESULTS,
+        _Results(
+            "--format", help="Format on standard output, or of a file with another suffix (default: md)."
         ),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Also draw a plot, as a PNG file.", rich_help_panel=_RESULTS),
-    ] = None,
-    verbose: Annotated[
-        int,
-        Option(
-            "--verbose",
-            "-v",
-            count=True,
-            show_default=False,
-            help="Show a line per prompt; -vv: also llama.cpp's log.",
-        ),
-    ] = 0,
+    plot: Annotated[Path | None, _Results(metavar="FILE", help="Also draw a plot, as a PNG file.")] = None,
+    verbose: Annotated[int, VerboseFlag(help="Show a line per prompt; -vv: also llama.cpp's log.")] = 0,
     *,
     models: ModelOptions,
     sampling: BenchSampling,
@@ -161,6 +130,8 @@ def bench(
         if plot:
             plots.check()
         from spec_local.bench import parallel_report, report
+        from spec_local.bench.parallel import check_prompts
+        from spec_local.bench.record import peak_memory, record
         from spec_local.llama import runtime
 
         runtime.set_verbose(verbose > 1)
@@ -170,12 +141,34 @@ def bench(
             _session_options(models, variants).open(render.note, parallel=max(rows, default=1)) as session,
             render.interruptible() as cancelled,
         ):
-            how = _Conditions(runs, delay, models.threads, verbose, not shows_lines(output, form), cancelled)
-            results: Results | ParallelResults
+            how = _Conditions(runs, delay, verbose, not shows_lines(output, form), cancelled)
+            questions = _questions(session, selected, variants[0].settings.max_tokens or 1)
             if rows:
-                results = _measured_parallel(session, selected, variants, rows, how, target)
+                check_prompts([question.prompt for question in questions], rows)  # some may have been skipped
+            about = record(session, models.threads, render.note)
+            target.begin(about, variants)
+            programs = _other_programs()
+            results: report.Results | parallel_report.ParallelResults
+            if rows:
+                results = parallel_report.ParallelResults(
+                    record=about,
+                    variants=variants,
+                    rows=rows,
+                    outcomes=_measured_parallel(session, questions, variants, rows, how, target),
+                    n_categories=len({question.prompt.category for question in questions}),
+                    runs=how.runs or 1,
+                    peak_memory=peak_memory(),
+                    other_programs=programs.cores(),
+                )
             else:
-                results = _measured(session, selected, variants, how, target)
+                results = report.Results(
+                    record=about,
+                    variants=variants,
+                    outcomes=_measured(session, questions, variants, how, target, programs),
+                    n_prompts=len(questions),
+                    peak_memory=peak_memory(),
+                    other_programs=programs.cores(),
+                )
             if not results.outcomes:
                 what = "category" if rows else "prompt"
                 render.note(f"interrupted before the first {what} was finished: nothing to report")
@@ -274,7 +267,6 @@ class _Conditions:
 
     runs: int | None
     delay: float
-    threads: int | None
     verbose: int
     shows_progress: bool
     cancelled: Callable[[], bool]
@@ -282,34 +274,29 @@ class _Conditions:
 
 def _measured(
     session: "Session",
-    prompts: "Sequence[Prompt]",
+    questions: "Sequence[TokenizedPrompt]",
     variants: "Sequence[Variant]",
     how: _Conditions,
     target: Sink,
-) -> "Results":
+    programs: "OtherPrograms",
+) -> "list[Outcome]":
     from spec_local.bench.conclusions import MOST_RUNS, reason_to_repeat
-    from spec_local.bench.record import peak_memory, record
-    from spec_local.bench.report import Results
     from spec_local.bench.runner import Outcome, measure
 
-    questions = _questions(session, prompts, variants[0].settings.max_tokens or 1)
-    made = record(session, how.threads, render.note)
-    target.begin(made, variants)
     outcomes: list[Outcome] = []
-    programs = _other_programs()
     for number in range(1, 2 if how.runs else MOST_RUNS + 1):
         if number > 1:
             reason = reason_to_repeat(outcomes, variants, programs.cores())
             if how.cancelled() or not reason:
                 break
             render.note(f"{reason}: measuring again ({number} of at most {MOST_RUNS})")
-        earlier, n_done = list(outcomes), 0
-        with _progress(len(questions) * len(variants) * (how.runs or 1), how) as advance:
+        earlier, n_done, runs = list(outcomes), 0, how.runs or 1
+        with _progress(len(questions) * len(variants) * runs, how) as advance:
             for event in measure(
                 session,
                 questions,
                 variants,
-                runs=how.runs or 1,
+                runs=runs,
                 earlier=earlier,
                 delay=how.delay,
                 cancelled=how.cancelled,
@@ -321,27 +308,21 @@ def _measured(
                     n_done += 1
                     if how.verbose:
                         render.note(f"{n_done}/{len(questions)} {_line(event)}")
-    return Results(made, variants, outcomes, len(questions), peak_memory(), programs.cores())
+    return outcomes
 
 
 def _measured_parallel(
     session: "Session",
-    prompts: "Sequence[Prompt]",
+    questions: "Sequence[TokenizedPrompt]",
     variants: "Sequence[Variant]",
     rows: Sequence[int],
     how: _Conditions,
     target: Sink,
-) -> "ParallelResults":
-    from spec_local.bench.parallel import CategoryOutcome, check_prompts, measure
-    from spec_local.bench.parallel_report import ParallelResults
-    from spec_local.bench.record import peak_memory, record
+) -> "list[CategoryOutcome]":
+    from spec_local.bench.parallel import CategoryOutcome, measure
 
-    questions = _questions(session, prompts, variants[0].settings.max_tokens or 1)
-    check_prompts([question.prompt for question in questions], rows)  # some may have been skipped
-    made = record(session, how.threads, render.note)
-    target.begin(made, variants)
     outcomes: list[CategoryOutcome] = []
-    runs, programs = how.runs or 1, _other_programs()
+    runs = how.runs or 1
     with _progress(len(questions) * len(variants) * len(rows) * runs, how) as advance:
         for event in measure(
             session,
@@ -358,10 +339,7 @@ def _measured_parallel(
                 outcomes.append(event)
             elif how.verbose:
                 render.note(_batch_line(event))
-    n_categories = len({question.prompt.category for question in questions})
-    return ParallelResults(
-        made, variants, rows, outcomes, n_categories, runs, peak_memory(), programs.cores()
-    )
+    return outcomes
 
 
 def _questions(session: "Session", prompts: "Sequence[Prompt]", n_tokens: int) -> "list[TokenizedPrompt]":

@@ -1,10 +1,9 @@
 """`specdec chat`: a conversation in the terminal."""
 
 from collections.abc import Callable
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Option
 
@@ -25,11 +24,6 @@ from specdec_cli.options import (
 _Chat = partial(Option, rich_help_panel="Chat")
 
 
-class WhenFullChoice(StrEnum):
-    stop = "stop"
-    drop_oldest = "drop-oldest"
-
-
 def chat(
     model: ModelArgument = None,
     system: SystemOption = None,
@@ -40,9 +34,9 @@ def chat(
         bool, Option("--continue", "-C", help="Continue the last conversation on a terminal.")
     ] = False,
     when_full: Annotated[
-        WhenFullChoice,
+        Literal["stop", "drop-oldest"],
         _Chat(help="When the context is full, stop, or drop the oldest messages except the system message."),
-    ] = WhenFullChoice.stop,
+    ] = "stop",
     show_drafts: ShowDraftsOption = False,
     hide_thinking: Annotated[bool, HideThinkingOption(rich_help_panel="Chat")] = False,
     markdown: Annotated[
@@ -90,11 +84,10 @@ def chat(
         start_template_process()
         with models.open(render.note) as session:
             conversation = Conversation(session.main.model, ChatTemplate(session.main.model))
-            chat_session = ChatSession(session, conversation, settings, when_full.value)
+            chat_session = ChatSession(session, conversation, settings, when_full)
             view = ChatView(chat_session, not no_stats, show_drafts, markdown, not no_wrap, hide_thinking)
             if verbose:
-                for line in render.setting_lines(session):
-                    render.note(line)
+                render.notes(render.setting_lines(session))
             if interactive():
                 view.kept = chat_input.last_chat()
             render.note(view.banner())

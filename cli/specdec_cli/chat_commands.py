@@ -15,14 +15,8 @@ if TYPE_CHECKING:
 
 _MAX_FILE_BYTES = 1 << 24  # more text than fits into any context
 _STATE = "--state"
-_PROPOSERS: dict[str, str] = {
-    "on": "auto",
-    "off": "none",
-    "auto": "auto",
-    "draft": "draft",
-    "suffix": "suffix",
-    "lookup": "lookup",
-    "recycling": "recycling",
+_PROPOSERS = {"on": "auto", "off": "none"} | {
+    name: name for name in ("auto", "draft", "suffix", "lookup", "recycling")
 }
 
 
@@ -120,8 +114,7 @@ def _stats(view: "ChatView", rest: str) -> None:
     if not view.last:
         raise InvalidRequest("there is no answer yet: send a message first")
     render.note(view.statistics_line(view.last))
-    for line in render.profile_lines(view.last):
-        render.note(line)
+    render.notes(render.profile_lines(view.last))
     n = len(view.session.main.cached)
     messages = len(view.conversation.messages)
     render.note(f"{messages} messages, {n} of {view.session.main.n_ctx} tokens of context used")
@@ -153,8 +146,7 @@ def _set(view: "ChatView", rest: str) -> None:
     name, _, text = rest.partition(" ")
     if text.strip():
         chat_settings.change(view, name, text.strip())
-    for line in chat_settings.lines(view, name):
-        render.note(line)
+    render.notes(chat_settings.lines(view, name))
 
 
 def _path(rest: str) -> Path:

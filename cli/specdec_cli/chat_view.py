@@ -103,8 +103,7 @@ class ChatView:
             raise
         assert done
         render.answer("\n")
-        for line in view.notes():
-            render.note(line)
+        render.notes(view.notes())
         if n_dropped:
             render.note(_dropped(n_dropped))
         self._keep()

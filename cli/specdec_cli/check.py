@@ -8,11 +8,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.models.names import paired, resolve_pair
 from spec_local.system.files import format_size
 from specdec_cli import completion, exits, render
-from specdec_cli.options import (
-    CacheChoice,
-    KernelsOption,
-    MainArgument,
-)
+from specdec_cli.options import CacheChoice, KernelsOption, MainArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,12 +61,7 @@ def check(
         main_file, draft_file = resolve_pair(main, draft)
         assert draft_file
         report = pairs.check(
-            main_file,
-            draft_file,
-            n_ctx=ctx,
-            threads=threads,
-            gpu_layers=gpu_layers,
-            cache_type=cache_type,
+            main_file, draft_file, n_ctx=ctx, threads=threads, gpu_layers=gpu_layers, cache_type=cache_type
         )
         rows = [
             ("vocabulary", _vocabulary(report.vocabulary_match)),

@@ -1,6 +1,5 @@
 """`specdec datastore`: show, add and delete the texts that `--datastore` keeps."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,14 +101,9 @@ def clear(yes: Annotated[bool, Option("--yes", "-y", help="Delete without asking
         found = [datastore.contents(folder) for folder in folders]
         size = format_size(sum(each.size for each in found))
         what = f"{_count(sum(each.n_texts for each in found), 'text')} ({size})"
-        if not yes:
-            if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
-                raise InvalidRequest(f"this would delete {what}: pass --yes to confirm")
-            try:
-                if not typer.confirm(f"Delete {what}?", err=True):
-                    return
-            except typer.Abort:  # Ctrl-C, Ctrl-D
-                raise KeyboardInterrupt from None
+        refusal = InvalidRequest(f"this would delete {what}: pass --yes to confirm")
+        if not yes and not render.confirmed(f"Delete {what}?", refusal):
+            return
         for folder in folders:
             datastore.clear(folder)
         render.note(f"deleted {what}")

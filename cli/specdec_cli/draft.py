@@ -4,9 +4,8 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -26,15 +25,7 @@ app = typer.Typer(
 app.command()(draft_train.train)
 
 
-class KindChoice(StrEnum):
-    Q2_K = "Q2_K"
-    Q3_K_M = "Q3_K_M"
-    Q4_0 = "Q4_0"
-    Q4_K_M = "Q4_K_M"
-    Q5_K_M = "Q5_K_M"
-    Q6_K = "Q6_K"
-    Q8_0 = "Q8_0"
-    F16 = "F16"
+KindChoice = Literal["Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16"]
 
 
 @app.command()
@@ -58,7 +49,7 @@ def quantize(
     ] = None,
     kind: Annotated[
         KindChoice, Option("--type", case_sensitive=False, help="Precision of the copy.")
-    ] = KindChoice.Q4_0,
+    ] = "Q4_0",
     output: Annotated[
         Path | None, Option("--output", "-o", metavar="FILE", help="Output file (default: beside the model).")
     ] = None,
@@ -96,7 +87,7 @@ def quantize(
 
         copy = quantized_copy.plan(
             resolve(model),
-            kind.value,
+            kind,
             expanded(output) if output else None,
             main=resolve(main) if main else None,
             force=force,
@@ -105,10 +96,13 @@ def quantize(
             gpu_layers=gpu_layers,
             cache_type=cache_type,
         )
-        for line in _expectation(copy, [main, model] if main else [model]):
-            render.note(line)
+        render.notes(_expectation(copy, [main, model] if main else [model]))
         if copy.cannot_pay and not yes:
-            _confirm()
+            reason = "the copy would be slower than decoding without a draft model, even at 95% acceptance"
+            advice = "give a --type with fewer bits, or pass --yes to make it anyway"
+            question = f"{reason.capitalize()}. Make it anyway?"
+            if not render.confirmed(question, SpecLocalError(f"{reason}: {advice}")):
+                raise typer.Exit(exits.FAILURE)
         with _busy(f"writing {copy.target}"):
             quantized_copy.make(copy, threads=threads)
         render.write(f"{copy.target}\n")
@@ -140,15 +134,3 @@ def _expectation(copy: "CopyPlan", pair: list[str]) -> list[str]:
             speedup = f"{s.speedup:.2f} times plain decoding at best ({s.draft_length} draft tokens per step)"
         lines.append(f"expected speed-up at {s.acceptance_rate:.0%} acceptance: {speedup}")
     return lines
-
-
-def _confirm() -> None:
-    reason = "the copy would be slower than decoding without a draft model, even at 95% acceptance"
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise SpecLocalError(f"{reason}: give a --type with fewer bits, or pass --yes to make it anyway")
-    try:
-        confirmed = typer.confirm(f"{reason.capitalize()}. Make it anyway?", err=True)
-    except typer.Abort:  # Ctrl-C, Ctrl-D
-        raise KeyboardInterrupt from None
-    if not confirmed:
-        raise typer.Exit(exits.FAILURE)

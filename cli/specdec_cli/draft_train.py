@@ -4,9 +4,8 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 
 _MINUTES = 60.0
 _MAX_BYTES = 20 * 10**9  # of training data, by default: two million tokens of a model with 1,536 channels
-
-
-class DeviceChoice(StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
-    mps = "mps"
 
 
 def train(
@@ -78,7 +71,7 @@ def train(
         float | None,
         Option(help="Maximum size of the training data in GB (default: 20, or half of the free space)."),
     ] = None,
-    device: Annotated[DeviceChoice, Option(help="PyTorch device to train on.")] = DeviceChoice.cpu,
+    device: Annotated[Literal["cpu", "cuda", "mps"], Option(help="PyTorch device to train on.")] = "cpu",
     seed: Annotated[int, Option(min=0, help="Random seed for prompts, sampling and training.")] = 0,
     plot: Annotated[
         Path | None, Option(help="Save a PNG of the training curve (needs spec-local\\[plot]).")
@@ -139,7 +132,7 @@ def train(
             tokens=tokens,
             n_drafted=vocabulary,
             seed=seed,
-            device=device.value,
+            device=device,
             threads=threads,
             gpu_layers=gpu_layers,
         )
@@ -156,8 +149,7 @@ def train(
             render.note(f"your texts: {n_prompts:,} prompts, {n_passages:,} passages")
         with _resumable(recipe), draft_view.progress(recipe) as on_progress:
             head = pipeline.run(recipe, user_texts, on_progress)
-        for line in draft_view.report(head, recipe):
-            render.note(line)
+        render.notes(draft_view.report(head, recipe))
         if plot:
             with saving(plot) as picture:
                 plots.draw_training_curve(head.curve, picture)

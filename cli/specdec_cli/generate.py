@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -191,8 +190,7 @@ def generate(
             render.interruptible() as cancelled,
         ):
             if verbose:
-                for line in render.setting_lines(session):
-                    render.note(line)
+                render.notes(render.setting_lines(session))
             if not raw and request.suffix is None and request.is_plain(session.main.model):
                 render.note("this model has no chat template: continuing the text as it is")
             tokens = request.tokens(session.main.model)
@@ -234,8 +232,7 @@ def generate(
                 gain = render.gain(session, settings, statistics) if answers is None else ""
                 render.note(render.statistics_line(statistics, gain))
             if profile:
-                for line in render.profile_lines(statistics):
-                    render.note(line)
+                render.notes(render.profile_lines(statistics))
             if any(done.reason == "context" for done in ends):
                 render.note(
                     f"the context of {session.main.n_ctx} tokens is full: give a larger --ctx to continue"
@@ -274,8 +271,7 @@ def _as_text(
         render.answer(printed)
     if sys.stdout.isatty() and not printed.endswith("\n"):
         render.answer("\n")
-    for line in view.notes():
-        render.note(line)
+    render.notes(view.notes())
     return event
 
 
@@ -301,7 +297,7 @@ def _in_json(
         if not isinstance(event, Text):
             continue
         if streamed:
-            _print_object(answer_json.step(session.main.model, event, splitter))
+            render.write_object(answer_json.step(session.main.model, event, splitter))
         else:
             steps.append(event)
     assert isinstance(event, Done)
@@ -309,12 +305,8 @@ def _in_json(
         last = answer_json.end(session.main.model, event, splitter)
     else:
         last = answer_json.whole(session.main.model, steps, event, splitter)
-    _print_object(more | last)
+    render.write_object(more | last)
     return event
-
-
-def _print_object(content: "answer_json.Object") -> None:
-    render.write(json.dumps(content, ensure_ascii=False) + "\n")
 
 
 def _request(

@@ -183,11 +183,9 @@ def rm(
         size = catalog.size_on_disk(name)
         if not size:
             raise DownloadError(f"the model {name} has not been downloaded: see specdec models list")
-        if not yes:
-            if not sys.stdin.isatty() or not sys.stderr.isatty():
-                raise InvalidRequest(f"deleting {name} frees {format_size(size)}: pass --yes to confirm")
-            if not typer.confirm(f"Delete {name} ({format_size(size)})?", err=True):
-                return
+        refusal = InvalidRequest(f"deleting {name} frees {format_size(size)}: pass --yes to confirm")
+        if not yes and not render.confirmed(f"Delete {name} ({format_size(size)})?", refusal):
+            return
         catalog.remove(name)
         render.note(f"deleted {name}: {format_size(size)} freed")
 

@@ -31,9 +31,7 @@ STANDARD = Path("-")
 MainArgument = Annotated[
     str,
     Argument(
-        metavar="MAIN",
-        help="Main model, or a pair: a file or a name.",
-        autocompletion=completion.models,
+        metavar="MAIN", help="Main model, or a pair: a file or a name.", autocompletion=completion.models
     ),
 ]
 ModelArgument = Annotated[
@@ -82,15 +80,9 @@ def _unless_minus_one(value: int | None) -> int | None:
 PromptOption = Annotated[
     str | None, Option("--prompt", "-p", metavar="TEXT", help="The prompt, instead of the argument.")
 ]
+VerboseFlag = functools.partial(Option, "--verbose", "-v", count=True, show_default=False)
 VerboseOption = Annotated[
-    int,
-    Option(
-        "--verbose",
-        "-v",
-        count=True,
-        show_default=False,
-        help="Show statistics, build, device and threads; -vv adds llama.cpp's log.",
-    ),
+    int, VerboseFlag(help="Show statistics, build, device and threads; -vv adds llama.cpp's log.")
 ]
 MaxTokensOption = functools.partial(
     Option,
@@ -170,8 +162,7 @@ class ModelOptions:
     ] = None
     no_spec: Annotated[bool, _Speculation("--no-spec", help="Decode without speculation.")] = False
     proposer: Annotated[
-        ProposerChoice,
-        _choice("Source of draft tokens", PROPOSER_NAMES, "auto lets the policy choose"),
+        ProposerChoice, _choice("Source of draft tokens", PROPOSER_NAMES, "auto lets the policy choose")
     ] = "auto"
     policy: Annotated[
         PolicyChoice,
@@ -187,16 +178,14 @@ class ModelOptions:
         int, _Speculation(help="Maximum number of lookup tokens staged in a call of the draft model.")
     ] = 0
     shape: Annotated[
-        ShapeChoice,
-        _choice("Draft shape", SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree"),
+        ShapeChoice, _choice("Draft shape", SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree")
     ] = "chain"
     tree_nodes: Annotated[
         int, _Speculation(help="Maximum number of draft tokens per step in a tree or beams.")
     ] = 16
     beam_width: Annotated[int, _Speculation(help="Number of beams.")] = 4
     verifier: Annotated[
-        VerifierChoice,
-        _choice("Acceptance rule", VERIFIER_NAMES, "all are exact, auto selects the best"),
+        VerifierChoice, _choice("Acceptance rule", VERIFIER_NAMES, "all are exact, auto selects the best")
     ] = "auto"
     datastore: Annotated[
         bool,

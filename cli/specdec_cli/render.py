@@ -4,12 +4,16 @@ All output passes through here, and on a terminal through `specdec_cli.terminal`
 """
 
 import contextlib
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+import typer
+
+from spec_local.errors import SpecLocalError
 from specdec_cli import terminal
 
 if TYPE_CHECKING:
@@ -36,6 +40,26 @@ def write(text: str) -> None:
     """Write results other than an answer to stdout."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def write_object(content: Mapping[str, object]) -> None:
+    """Write an object to stdout, as a line of JSON."""
+    write(json.dumps(content, ensure_ascii=False) + "\n")
+
+
+def confirmed(question: str, refusal: SpecLocalError) -> bool:
+    """Ask a question on the terminal, and return whether the answer is yes.
+
+    Raises:
+        SpecLocalError: `refusal`; nobody can answer.
+        KeyboardInterrupt: Ctrl-C or Ctrl-D was pressed.
+    """
+    if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
+        raise refusal
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
 
 
 def answer(text: str, style: str = "") -> None:
@@ -68,6 +92,12 @@ def note(line: str, text: str = "") -> None:
     text: of a conversation, appended to the line.
     """
     _write_error(_fitting(_one_line(line)) + terminal.Prose()(text), DIM)
+
+
+def notes(lines: Iterable[str]) -> None:
+    """Write lines to stderr, as `note` does."""
+    for line in lines:
+        note(line)
 
 
 def error(message: str) -> None:

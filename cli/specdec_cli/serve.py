@@ -73,7 +73,7 @@ def serve(
     with exits.guarded():
         try:
             from spec_local.server import run
-            from spec_local.server.app import Access
+            from spec_local.server.guard import Access
             from spec_local.system.machine import is_loopback
         except ModuleNotFoundError as error:
             raise InvalidRequest(

@@ -1,7 +1,6 @@
 """`specdec generate --answers N`: several answers to one prompt."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from specdec_cli import render
@@ -47,20 +46,17 @@ def answer(
 
     steps: list[list[Text]] = [[] for _ in range(n_answers)]
     ends: list[Done] = []
+    main = session.main.model
     splitters = [splitter() for _ in range(n_answers)]
     texts = _Texts(n_answers)
     for index, event in session.generate_many(
-        [prompt] * n_answers,
-        settings,
-        max_rows=max_rows,
-        totals=totals,
-        cancelled=lambda index: cancelled(),
+        [prompt] * n_answers, settings, max_rows=max_rows, totals=totals, cancelled=lambda index: cancelled()
     ):
         if isinstance(event, Failed):
             raise event.error
         if isinstance(event, Text):
             if as_jsonl:
-                _print({"index": index} | answer_json.step(session.main.model, event, splitters[index]))
+                render.write_object({"index": index, **answer_json.step(main, event, splitters[index])})
             elif as_json:
                 steps[index].append(event)
             else:
@@ -68,17 +64,13 @@ def answer(
         elif isinstance(event, Done):
             ends.append(event)
             if as_jsonl:
-                _print({"index": index} | answer_json.end(session.main.model, event, splitters[index]))
+                render.write_object({"index": index, **answer_json.end(main, event, splitters[index])})
             elif as_json:
-                whole = answer_json.whole(session.main.model, steps[index], event, splitters[index])
-                _print({"index": index} | whole)
+                whole = answer_json.whole(main, steps[index], event, splitters[index])
+                render.write_object({"index": index, **whole})
             else:
                 texts.add(index, splitters[index].finish(event.text).answer, is_last=True)
     return ends
-
-
-def _print(content: Mapping[str, object]) -> None:
-    render.write(json.dumps(content, ensure_ascii=False) + "\n")
 
 
 class _Texts:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spec_local.session import Text
 
 
-class Thinking:
+class Thinking(answer_view.AnswerView):
     """Shows the reasoning, and then the answer in a view of its own.
 
     Args:

@@ -55,12 +55,7 @@ def part(content: str, reasoning: str, tokens: Sequence[int], n_drafted: int, n_
 
 
 def last_part(
-    content: str,
-    reasoning: str,
-    reason: FinishReason,
-    stopping_word: str,
-    model: str,
-    statistics: Statistics,
+    content: str, reasoning: str, reason: FinishReason, stopping_word: str, model: str, statistics: Statistics
 ) -> Object:
     """The object for the last part of an answer; model: the name of the main model."""
     stop_types = {"stop": "word" if stopping_word else "eos", "cancelled": "none"}

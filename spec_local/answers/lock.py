@@ -68,10 +68,7 @@ class SessionLock(Generic[_Event]):
     """
 
     def __init__(
-        self,
-        ends: Callable[[_Event], bool],
-        is_last: Callable[[_Event], bool],
-        free: Callable[[], None],
+        self, ends: Callable[[_Event], bool], is_last: Callable[[_Event], bool], free: Callable[[], None]
     ) -> None:
         self._ends, self._is_last, self._free = ends, is_last, free
         self._state = threading.Condition()  # held for moments only, except by `close`

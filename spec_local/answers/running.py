@@ -117,10 +117,7 @@ class RunningAnswers:
         )
         before = prompt.tokens[-_BEFORE:]
         text = AnswerText(
-            vocabulary,
-            settings.stops,
-            settings.control_text,
-            lambda output: self._store(before, output),
+            vocabulary, settings.stops, settings.control_text, lambda output: self._store(before, output)
         )
         return Running(prompt, slot, request, text)
 

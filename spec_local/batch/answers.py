@@ -12,27 +12,32 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
+from spec_local.chat.request import Request
 from spec_local.errors import InvalidRequest, SpecLocalError
+from spec_local.settings import GenerationSettings
 from spec_local.system.files import replacing
 
 _LINE_START = b'{"index": '
 
 
-class Keyed(Protocol):
-    """The identity of a prompt in the output file: its index and its key, as in `runner.Entry`."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A prompt of a batch.
 
-    @property
-    def index(self) -> int: ...
+    index: its position, from 0. id: the user's name for it. key: a hash of the prompt, of the model, and of
+    all settings except those that affect only the speed; it does not include the context length and the
+    precision of the KV cache.
+    """
 
-    @property
-    def key(self) -> str: ...
-
-
-_Prompt = TypeVar("_Prompt", bound=Keyed)
+    index: int
+    id: str | int | None
+    request: Request
+    settings: GenerationSettings
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Answers:
     cut_short: Collection[int] = ()
     durable: bool = False
 
-    def unanswered(self, prompts: Sequence[_Prompt]) -> list[_Prompt]:
+    def unanswered(self, prompts: Sequence[Entry]) -> list[Entry]:
         """Return the prompts without an answer.
 
         Raises:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spec_local.answers import json as answer_json
-from spec_local.batch.answers import Answers
+from spec_local.batch.answers import Answers, Entry
 from spec_local.chat.messages import Message
 from spec_local.chat.request import Request
 from spec_local.core.reasoning import Splitter
@@ -54,22 +54,6 @@ class _Line(BaseModel):
     suffix: str | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A prompt of a batch.
-
-    index: its position, from 0. id: the user's name for it. key: a hash of the prompt, of the model, and of
-    all settings except those that affect only the speed; it does not include the context length and the
-    precision of the KV cache.
-    """
-
-    index: int
-    id: str | int | None
-    request: Request
-    settings: GenerationSettings
-    key: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,17 @@ variants cancel. Over several prompts, the geometric mean is taken, with a 95 % 
 the choice of prompts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from statistics import median
-from typing import TypeVar
 
 import numpy as np
 
 from spec_local.bench.prompts import Prompt
 from spec_local.bench.runner import Difference, Outcome, Run
 from spec_local.bench.variants import PLAIN
+from spec_local.engine.events import Statistics
 
-Number = TypeVar("Number", int, float)
 _DRAWS = 4000
 
 
@@ -118,7 +116,8 @@ def speedups(outcomes: Sequence[Outcome], variant: str) -> Estimate:
 def summarise(outcomes: Sequence[Outcome], variant: str) -> VariantFigures:
     """The figures of one variant over at least one prompt."""
     categories = dict.fromkeys(outcome.prompt.category for outcome in outcomes)
-    statistics = [run.statistics for outcome in outcomes for run in outcome.runs[variant]]
+    runs = [run for outcome in outcomes for run in outcome.runs[variant]]
+    total = sum((run.statistics for run in runs), Statistics())
     bounded = [outcome for outcome in outcomes if variant in outcome.theory]
     differences = [(outcome.prompt, outcome.differences.get(variant)) for outcome in outcomes]
     return VariantFigures(
@@ -133,28 +132,16 @@ def summarise(outcomes: Sequence[Outcome], variant: str) -> VariantFigures:
         first_token_s=median(
             run_median(o, variant, lambda run: run.statistics.first_token_s) for o in outcomes
         ),
-        tokens_per_step=sum(s.predicted_n for s in statistics) / sum(s.n_steps for s in statistics),
-        draft_n=sum(s.draft_n for s in statistics),
-        draft_n_accepted=sum(s.draft_n_accepted for s in statistics),
-        tested_at=_by_position(s.tested_at for s in statistics),
-        accepted_at=_by_position(s.accepted_at for s in statistics),
-        steps_by=_sum(s.steps_by for s in statistics),
-        profile=_sum(s.profile for s in statistics),
+        tokens_per_step=total.tokens_per_step,
+        draft_n=total.draft_n,
+        draft_n_accepted=total.draft_n_accepted,
+        tested_at=total.tested_at,
+        accepted_at=total.accepted_at,
+        steps_by=dict(total.steps_by),
+        profile=dict(total.profile),
         theory=geometric_mean([o.theory[variant] for o in bounded]).value if bounded else None,
         achieved=geometric_mean([speedup(o, variant) / o.theory[variant] for o in bounded]).value
         if bounded
         else None,
         differences=[(prompt, difference) for prompt, difference in differences if difference],
     )
-
-
-def _by_position(counts: Iterable[Sequence[int]]) -> list[int]:
-    return [sum(at) for at in zip_longest(*counts, fillvalue=0)]
-
-
-def _sum(counts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
-    total: dict[str, Number] = {}
-    for each in counts:
-        for name, value in each.items():
-            total[name] = total[name] + value if name in total else value
-    return total

@@ -11,14 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from spec_local.bench.prompts import Prompt
-from spec_local.bench.runner import (
-    Difference,
-    Run,
-    TokenizedPrompt,
-    first_difference,
-    pause,
-    warming_up,
-)
+from spec_local.bench.runner import Difference, Run, TokenizedPrompt, first_difference, pause, warming_up
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.engine.events import Failed, Statistics
 from spec_local.errors import InvalidRequest

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -13,12 +12,10 @@ from spec_local.bench.conclusions import conclusion, disturbance
 from spec_local.bench.figures import Estimate, geometric_mean
 from spec_local.bench.layout import document, interval, table
 from spec_local.bench.parallel import Batch, CategoryOutcome, Key
-from spec_local.bench.report import run_object, settings_object
+from spec_local.bench.report import Measured, run_object
 from spec_local.bench.runner import Run
-from spec_local.bench.variants import PLAIN, Variant
+from spec_local.bench.variants import PLAIN
 from spec_local.engine.events import Statistics
-
-__all__ = ["ParallelResults", "as_json", "csv_rows", "line", "markdown", "settings_object", "summary_object"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +48,21 @@ class ParallelFigures:
     n_different: int
 
 
-@dataclass(frozen=True, slots=True)
-class ParallelResults:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelResults(Measured):
     """All results of the benchmark.
 
     Args:
-        record: from `spec_local.bench.record.record`.
-        variants: plain first.
         rows: numbers of answers at the same time.
         outcomes: of the finished categories, at least one.
         n_categories: number of categories, finished or not.
         runs: runs of each category, variant and number of answers.
-        peak_memory: bytes.
-        other_programs: number of cores that other programs used on average.
     """
 
-    record: Mapping[str, Any]
-    variants: Sequence[Variant]
     rows: Sequence[int]
     outcomes: Sequence[CategoryOutcome]
     n_categories: int
     runs: int
-    peak_memory: int
-    other_programs: float
 
     @property
     def interrupted(self) -> bool:
@@ -220,17 +209,12 @@ def csv_rows(results: ParallelResults) -> str:
 
 def as_json(results: ParallelResults) -> str:
     """Format as JSON: one object with everything, including the outputs."""
-    whole = {
-        "record": results.record,
-        "settings": {variant.name: settings_object(variant) for variant in results.variants},
-        **summary_object(results),
-        "categories": [
-            _outcome_object(outcome)
-            | {"batches": [_batch_object(b) for batches in outcome.batches.values() for b in batches]}
-            for outcome in results.outcomes
-        ],
-    }
-    return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
+    categories = [
+        _outcome_object(outcome)
+        | {"batches": [_batch_object(b) for batches in outcome.batches.values() for b in batches]}
+        for outcome in results.outcomes
+    ]
+    return report.json_text(results, **summary_object(results), categories=categories)
 
 
 def line(event: Batch | CategoryOutcome) -> tuple[str, dict[str, Any]]:

@@ -5,13 +5,13 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 from spec_local.bench.conclusions import conclusion, disturbance, plain_spread
 from spec_local.bench.figures import VariantFigures, decode_rate, run_median, speedup, summarise
 from spec_local.bench.layout import bars, document, interval, table
 from spec_local.bench.prompts import Prompt
-from spec_local.bench.runner import Difference, Outcome, Run
+from spec_local.bench.runner import Outcome, Run
 from spec_local.bench.variants import PLAIN, Variant
 from spec_local.core.text import printable
 from spec_local.engine.events import Statistics
@@ -21,38 +21,34 @@ _POSITIONS = 16  # positions of draft tokens shown in Markdown
 _NAMED = 5  # differing outputs listed in Markdown
 
 
-class Measured(Protocol):
-    """The record of every benchmark: from `spec_local.bench.record.record`, variants, and bytes."""
-
-    @property
-    def record(self) -> Mapping[str, Any]: ...
-    @property
-    def variants(self) -> Sequence[Variant]: ...
-    @property
-    def peak_memory(self) -> int: ...
-    @property
-    def other_programs(self) -> float: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """All results of a benchmark.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the results of every benchmark have.
 
     Args:
         record: from `spec_local.bench.record.record`.
         variants: plain first.
-        outcomes: of the finished prompts, at least one.
-        n_prompts: number of prompts, finished or not.
         peak_memory: bytes.
         other_programs: number of cores that other programs used on average.
     """
 
     record: Mapping[str, Any]
     variants: Sequence[Variant]
-    outcomes: Sequence[Outcome]
-    n_prompts: int
     peak_memory: int
     other_programs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results(Measured):
+    """All results of a benchmark.
+
+    Args:
+        outcomes: of the finished prompts, at least one.
+        n_prompts: number of prompts, finished or not.
+    """
+
+    outcomes: Sequence[Outcome]
+    n_prompts: int
 
     @property
     def interrupted(self) -> bool:
@@ -238,21 +234,18 @@ def csv_rows(results: Results) -> str:
 
 def as_json(results: Results) -> str:
     """Format as JSON: one object with everything, including the outputs."""
-    whole = {
-        "record": results.record,
-        "settings": {variant.name: settings_object(variant) for variant in results.variants},
-        **summary_object(results),
-        "prompts": [
-            outcome_object(outcome)
-            | {"runs": [run_object(r) for runs in outcome.runs.values() for r in runs]}
-            for outcome in results.outcomes
-        ],
-    }
+    prompts = [
+        outcome_object(outcome) | {"runs": [run_object(r) for runs in outcome.runs.values() for r in runs]}
+        for outcome in results.outcomes
+    ]
+    return json_text(results, **summary_object(results), prompts=prompts)
+
+
+def json_text(results: Measured, **content: Any) -> str:
+    """One JSON object: the record, the settings of each variant, and the content."""
+    settings = {variant.name: asdict(variant.settings) for variant in results.variants}
+    whole = {"record": results.record, "settings": settings, **content}
     return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
-
-
-def settings_object(variant: Variant) -> dict[str, Any]:
-    return asdict(variant.settings)
 
 
 def summary_object(results: Results) -> dict[str, Any]:
@@ -281,12 +274,8 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
         **_named(outcome.prompt),
         "speedup": {variant: speedup(outcome, variant) for variant in outcome.runs if variant != PLAIN},
         "best_speedup": dict(outcome.theory),
-        "differences": {variant: _difference_object(d) for variant, d in outcome.differences.items()},
+        "differences": {variant: d and asdict(d) for variant, d in outcome.differences.items()},
     }
-
-
-def _difference_object(difference: Difference | None) -> dict[str, Any] | None:
-    return asdict(difference) if difference else None
 
 
 def run_object(run: Run) -> dict[str, Any]:

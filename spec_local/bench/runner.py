@@ -183,10 +183,7 @@ def _run(
 
 
 def _outcome(
-    session: Session,
-    prompt: TokenizedPrompt,
-    variants: Sequence[Variant],
-    runs: Mapping[str, Sequence[Run]],
+    session: Session, prompt: TokenizedPrompt, variants: Sequence[Variant], runs: Mapping[str, Sequence[Run]]
 ) -> Outcome:
     differences = {
         variant.name: first_difference(session.main, prompt.tokens, runs[PLAIN], runs[variant.name])

@@ -154,10 +154,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_GenerationTag, loopcontrols],
-            finalize=_text_of,
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols], finalize=_text_of
         )
         self.filters["tojson"] = _to_json
         self.filters = {name: _tracing(function) for name, function in self.filters.items()}

@@ -1,6 +1,6 @@
 """Accumulates a streaming answer."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +11,8 @@ from spec_local.server.events import Delta, Ended, Event, Refused, Started, Toke
 if TYPE_CHECKING:
     from spec_local.chat.tool_calls import ToolCall
 
-Piece = tuple[Literal["reasoning", "content"], str] | tuple[Literal["call"], "ToolCall"]
+Kind = Literal["reasoning", "content"]
+Change = tuple[Literal["open", "text", "close"], Kind, str] | tuple[Literal["call"], "ToolCall"]
 
 
 class AnswerSoFar:
@@ -93,11 +94,32 @@ class AnswerSoFar:
         return delta
 
 
-def pieces(delta: Delta) -> Iterator[Piece]:
-    """The parts of a delta that are not empty, in their order."""
-    if delta.reasoning:
-        yield "reasoning", delta.reasoning
-    if delta.content:
-        yield "content", delta.content
-    for call in delta.tool_calls:
-        yield "call", call
+class Blocks:
+    """Divides an answer into blocks: texts of one kind, and calls. kinds: of the texts that become blocks."""
+
+    def __init__(self, kinds: Sequence[Kind] = ("reasoning", "content")) -> None:
+        self._kinds = kinds
+        self._growing: Kind | None = None  # the kind of the last block if more text may follow
+        self._texts: list[str] = []
+
+    def changes(self, delta: Delta, *, is_last: bool) -> Iterator[Change]:
+        """What the next part changes: a block opens, grows or closes, with its whole text; or a call."""
+        texts: dict[Kind, str] = {"reasoning": delta.reasoning, "content": delta.content}
+        for kind in self._kinds:
+            if text := texts[kind]:
+                if kind != self._growing:
+                    yield from self._close()
+                    self._growing = kind
+                    yield "open", kind, ""
+                self._texts.append(text)
+                yield "text", kind, text
+        for call in delta.tool_calls:
+            yield from self._close()
+            yield "call", call
+        if is_last:
+            yield from self._close()
+
+    def _close(self) -> Iterator[Change]:
+        if self._growing:
+            yield "close", self._growing, "".join(self._texts)
+            self._growing, self._texts = None, []

@@ -3,8 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 from spec_local.core.lazy_table import LazyTable
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.server import error_responses
+from spec_local.server import errors
 from spec_local.server.engine import Answers, Engine
 from spec_local.server.events import Event, Refused
-from spec_local.server.guard import Guard
+from spec_local.server.guard import Access, Guard
 from spec_local.server.metrics import CONTENT_TYPE, Metrics
 from spec_local.server.protocol import Exchange
 
@@ -47,16 +46,6 @@ _PAGE_HEADERS = {
     "cache-control": "no-cache",
 }
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Access rules of the server: see `Guard`."""
-
-    api_key: str | None = None
-    local_only: bool = True
-    origins: Collection[str] = ()
-    max_body: int = 16 << 20
 
 
 def create(
@@ -94,7 +83,7 @@ def create(
             return JSONResponse({"object": "list", "data": [described]})
         if name != loaded.name:
             message = f"there is no model {name!r} here: this server has {loaded.name}"
-            return error_responses.response(request.url.path, 404, message, code="model_not_found")
+            return errors.response(request.url.path, 404, message, code="model_not_found")
         return JSONResponse(described)
 
     async def props(request: Request) -> Response:
@@ -132,16 +121,15 @@ def create(
         tokens = _field(await _body(request), "tokens", list)
         if not all(type(token) is int for token in tokens):
             raise InvalidRequest("tokens must be a list of numbers: give token ids")
-        return JSONResponse({"content": _readable(b"".join(await engine.ask("pieces", tokens)))})
+        text = b"".join(await engine.ask("pieces", tokens)).decode("utf-8", "surrogateescape")
+        return JSONResponse({"content": printable(text)})
 
     async def embeddings(request: Request) -> Response:
         message = (
             "this server has no embeddings: it generates text; use an embedding model with another server, "
             "such as llama-server --embeddings"
         )
-        return error_responses.response(
-            request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported"
-        )
+        return errors.response(request.url.path, HTTPStatus.NOT_IMPLEMENTED, message, code="not_supported")
 
     async def answer(request: Request) -> Response:
         loaded = engine.check_ready()
@@ -179,16 +167,8 @@ def create(
         *(Route(path, answer, methods=["POST"]) for path in kinds),
         *(Route(path, _page(file)) for path, file in page_files().items()),
     ]
-    middleware = [
-        Middleware(
-            Guard,
-            api_key=access.api_key,
-            open_paths={"/health", "/v1/health", *page_files()},
-            local_only=access.local_only,
-            origins=access.origins,
-            max_body=access.max_body,
-        )
-    ]
+    open_paths = {"/health", "/v1/health", *page_files()}
+    middleware = [Middleware(Guard, access=access, open_paths=open_paths)]
     if access.origins:
         middleware.insert(
             0,
@@ -273,11 +253,6 @@ def _piece(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-def _readable(text: bytes) -> str:
-    """Bytes as text in which what is not UTF-8 is replaced."""
-    return printable(text.decode("utf-8", "surrogateescape"))
-
-
 # Answers
 
 
@@ -313,7 +288,7 @@ async def _stream(exchange: Exchange, answers: Answers, end: Callable[[], None])
         yield "".join([*exchange.begin(), *exchange.write(index, event)])
         async for number, next_event in events:
             if isinstance(next_event, Refused):
-                yield "".join(exchange.failed(next_event.error))
+                yield exchange.failed(next_event.error)
                 return
             yield "".join(exchange.write(number, next_event))
         yield "".join(exchange.end())
@@ -340,22 +315,18 @@ class _EventStream(StreamingResponse):
 
 async def _library_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SpecLocalError)
-    return error_responses.response_for(request.url.path, error)
+    return errors.response_for(request.url.path, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path, allowed = request.url.path, (error.headers or {}).get("Allow", "another method")
     messages = {
         404: f"there is nothing at {path}: see /v1/models and /v1/chat/completions",
-        405: f"{path} does not support {request.method}: use {_methods(error)}",
+        405: f"{path} does not support {request.method}: use {allowed}",
     }
     message = messages.get(error.status_code, error.detail)
-    return error_responses.response(path, error.status_code, message, headers=error.headers)
-
-
-def _methods(error: HTTPException) -> str:
-    return (error.headers or {}).get("Allow", "another method")
+    return errors.response(path, error.status_code, message, headers=error.headers)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -363,4 +334,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    return error_responses.response(request.url.path, 500, "the server failed: please report what it printed")
+    return errors.response(request.url.path, 500, "the server failed: please report what it printed")

@@ -1,7 +1,7 @@
 """OpenAI's chat completions: POST /v1/chat/completions."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_local.errors import InvalidRequest
 from spec_local.server import openai_json
@@ -9,10 +9,7 @@ from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.chat_body import ChatMessage, Tool, choice_of, messages_of
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
 from spec_local.server.openai_exchange import OpenAIBody, OpenAIExchange
-from spec_local.server.sampling_body import Count, choices, limit, read
-
-if TYPE_CHECKING:
-    from spec_local.chat.tool_calls import ToolCall
+from spec_local.server.sampling_body import Count, choices, limit, read, schema_of
 
 
 class _Body(OpenAIBody):
@@ -36,7 +33,7 @@ class _Body(OpenAIBody):
             max_tokens=limit(most),
             stops=self.stop,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            json_schema=self.form,
+            json_schema=schema_of(self.response_format),
         )
         functions = [tool.function for tool in self.tools or ()]
         tool_choice = choice_of(self.tool_choice, functions)
@@ -67,7 +64,7 @@ class ChatCompletions(OpenAIExchange):
         if added.tool_calls:
             n_before = len(answer.calls) - len(added.tool_calls)
             part["tool_calls"] = [
-                {"index": n_before + i} | _call(call) for i, call in enumerate(added.tool_calls)
+                {"index": n_before + i, **call.message} for i, call in enumerate(added.tool_calls)
             ]
         return part
 
@@ -76,17 +73,9 @@ class ChatCompletions(OpenAIExchange):
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
-            message["tool_calls"] = [_call(call) for call in answer.calls]
+            message["tool_calls"] = [call.message for call in answer.calls]
             message["content"] = answer.content or None
         return {"message": message}
 
     def _logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:
         return {"content": [openai_json.probabilities(token) for token in tokens], "refusal": None}
-
-
-def _call(call: "ToolCall") -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }

@@ -9,7 +9,7 @@ from spec_local.errors import InvalidRequest
 from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.events import AnswerRequest, Delta, Loaded, Token
 from spec_local.server.openai_exchange import MAX_CHOICES, OpenAIBody, OpenAIExchange
-from spec_local.server.sampling_body import Count, choices, limit, read
+from spec_local.server.sampling_body import Count, choices, limit, read, schema_of
 
 _MAX_TOKEN = 2**31 - 1  # llama.cpp's tokens are 32-bit integers
 
@@ -39,7 +39,7 @@ class _Body(OpenAIBody):
             max_tokens=limit(self.max_tokens),
             stops=self.stop,
             logprobs=self.logprobs,
-            json_schema=self.form,
+            json_schema=schema_of(self.response_format),
         )
         return [
             AnswerRequest(each, prompt=prompt, suffix=self.suffix, marks=bool(self.marks))

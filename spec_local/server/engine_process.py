@@ -8,6 +8,7 @@ import queue
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,23 +18,15 @@ from typing import Any
 from spec_local import __version__
 from spec_local.answers.marked import MarkedText
 from spec_local.chat.conversation import Conversation
-from spec_local.chat.recent import RecentChats
+from spec_local.chat.messages import Message, messages_of
 from spec_local.chat.request import Request
+from spec_local.chat.template import ChatTemplate
 from spec_local.chat.tool_calls import ToolCallParser
 from spec_local.chat.tool_use import ToolUse
 from spec_local.core.reasoning import Splitter
 from spec_local.engine.events import Prefilled, Statistics
 from spec_local.errors import InvalidRequest, SpecLocalError
-from spec_local.server.events import (
-    AnswerRequest,
-    Delta,
-    Ended,
-    Event,
-    Loaded,
-    Refused,
-    Started,
-    Token,
-)
+from spec_local.server.events import AnswerRequest, Delta, Ended, Event, Loaded, Refused, Started, Token
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 
@@ -78,9 +71,11 @@ class EngineProcess:
         self._connection, self._sender = connection, send
         self._session, self._name = session, name
         self._model = session.main.model
-        self._chats = (
-            RecentChats(self._model, _CHATS_PER_ROW * session.n_rows) if self._model.chat_template else None
-        )
+        self._chats: deque[Conversation] = deque(maxlen=_CHATS_PER_ROW * session.n_rows)
+        """Those that were answered last, with the tokens of their answers as generated: the cache has those,
+        and to tokenize the text of an answer again could split it differently. Empty: no chat template."""
+        if self._model.chat_template:
+            self._chats.append(Conversation(self._model, ChatTemplate(self._model)))
         self._ready: queue.SimpleQueue[_Running | None] = queue.SimpleQueue()
         self._preparing = ThreadPoolExecutor(1, "prepare")
         self._running: dict[int, _Running] = {}  # by number of the prompt
@@ -156,8 +151,10 @@ class EngineProcess:
             raise InvalidRequest(
                 "this model has no chat template: use /v1/completions, which continues a text"
             )
-        tool_use = ToolUse(self._chats.template, request.tools, request.tool_choice)
-        chat = self._chats.following(request.messages, tool_use)
+        tool_use = ToolUse(self._chats[0].template, request.tools, request.tool_choice)
+        messages = messages_of(request.messages)
+        most_in_common = max(self._chats, key=lambda chat: _n_common(chat.messages, messages))
+        chat = most_in_common.following(messages, tool_use)
         settings = tool_use.settings(request.settings)
         running = _Running(id, settings, chat.prompt(), chat, parser=chat.parser())
         if not settings.constrained:
@@ -278,9 +275,8 @@ class EngineProcess:
         )
 
     def _keep(self, chat: Conversation, running: _Running) -> None:
-        assert self._chats
         chat.answer(running.answer, running.generated, running.reasoning)
-        self._chats.keep(chat)
+        self._chats.append(chat)
 
     # Sending
 
@@ -294,6 +290,10 @@ class EngineProcess:
             self._sender(*message)
         except (BrokenPipeError, ConnectionResetError):  # the server has ended
             self._closing = True
+
+
+def _n_common(a: Sequence[Message], b: Sequence[Message]) -> int:
+    return next((n for n, (ours, theirs) in enumerate(zip(a, b, strict=False)) if ours != theirs), len(a))
 
 
 def main() -> None:

@@ -1,8 +1,10 @@
-"""Errors in the shapes that clients expect, and the HTTP status of each kind."""
+"""Errors in the shapes that clients expect, the HTTP status of each kind, and their responses."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 from spec_local.errors import BackendCrash, ContextOverflow, InvalidRequest, ModelError, SpecLocalError
 from spec_local.server.engine import Busy, NotReady
@@ -25,7 +27,8 @@ _TYPES = {  # OpenAI's and Anthropic's names
     HTTPStatus.NOT_IMPLEMENTED: ("not_supported_error", "invalid_request_error"),
     HTTPStatus.SERVICE_UNAVAILABLE: ("unavailable_error", "overloaded_error"),
 }
-_ANTHROPIC = "/v1/messages"
+ANTHROPIC = "/v1/messages"
+_RETRY_S = 2  # while models load
 _OTHERS = ("server_error", "api_error")
 
 
@@ -42,19 +45,28 @@ def code_of(error: SpecLocalError) -> str | None:
     return "context_length_exceeded" if isinstance(error, ContextOverflow) else None
 
 
-def openai(error: SpecLocalError) -> dict[str, Any]:
-    """The object for an error in OpenAI's shape."""
-    return body_of("", status_of(error), str(error), code_of(error))
+def body_for(path: str, error: SpecLocalError) -> dict[str, Any]:
+    """The JSON object for an error of the library, in the shape of the protocol that a path belongs to."""
+    return _body(path, status_of(error), str(error), code_of(error))
 
 
-def anthropic(error: SpecLocalError) -> dict[str, Any]:
-    """The object for an error in Anthropic's shape."""
-    return body_of(_ANTHROPIC, status_of(error), str(error))
+def response(
+    path: str, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """A response with an error."""
+    return JSONResponse(_body(path, status, message, code), status, headers)
 
 
-def body_of(path: str, status: int, message: str, code: str | None = None) -> dict[str, Any]:
-    """The JSON object for an error, in the shape of the protocol that a path belongs to."""
+def response_for(path: str, error: SpecLocalError) -> JSONResponse:
+    """The response for an error of the library."""
+    headers = {}
+    if isinstance(error, Busy | NotReady):
+        headers["retry-after"] = str(error.retry_s if isinstance(error, Busy) else _RETRY_S)
+    return response(path, status_of(error), str(error), code=code_of(error), headers=headers)
+
+
+def _body(path: str, status: int, message: str, code: str | None) -> dict[str, Any]:
     ours, theirs = _TYPES.get(HTTPStatus(status), _OTHERS)
-    if path.startswith(_ANTHROPIC):
+    if path.startswith(ANTHROPIC):
         return {"type": "error", "error": {"type": theirs, "message": message}}
     return {"error": {"message": message, "type": ours, "param": None, "code": code}}

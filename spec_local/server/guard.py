@@ -3,11 +3,12 @@
 import asyncio
 import hmac
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spec_local.server import error_responses
+from spec_local.server import errors
 from spec_local.system.machine import is_loopback
 
 _BODY_S = 60  # for a body to arrive: one of 16 MiB needs 2 Mbit/s
@@ -22,31 +23,29 @@ class TooLarge(Exception):
     """The body is larger than the limit."""
 
 
-class Guard:
-    """An ASGI application around another one.
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Access rules of the server.
 
     Args:
         api_key: the key that clients must give; None: none is needed.
-        open_paths: what can be read without it.
         local_only: accept only names of this machine as the host. A web page could otherwise reach a server
             on the loopback address through a name of its own that resolves to it.
         origins: of the web pages elsewhere that may use the server; ``*``: all.
         max_body: maximum size of a body in bytes.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        api_key: str | None,
-        open_paths: Collection[str],
-        local_only: bool,
-        origins: Collection[str],
-        max_body: int,
-    ) -> None:
-        self._app, self._open_paths, self._local_only = app, open_paths, local_only
-        self._key = api_key.encode() if api_key else None
-        self._origins, self._max_body = origins, max_body
+    api_key: str | None = None
+    local_only: bool = True
+    origins: Collection[str] = ()
+    max_body: int = 16 << 20
+
+
+class Guard:
+    """An ASGI application around another one. open_paths: what can be read without the key."""
+
+    def __init__(self, app: ASGIApp, access: Access, open_paths: Collection[str]) -> None:
+        self._app, self._access, self._open_paths = app, access, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +55,7 @@ class Guard:
         if refusal := self._refusal(scope["method"], path, headers):
             status, message = refusal
             extra = {"www-authenticate": "Bearer"} if status == 401 else None
-            await error_responses.response(path, status, message, headers=extra)(scope, receive, send)
+            await errors.response(path, status, message, headers=extra)(scope, receive, send)
             return
         started = False
 
@@ -70,31 +69,32 @@ class Guard:
                 raise Stalled from None
 
         try:
-            await self._app(scope, _limited(receive, self._max_body), watched_send)
+            await self._app(scope, _limited(receive, self._access.max_body), watched_send)
         except TooLarge:
             if not started:
-                message = f"the body is larger than {self._max_body >> 20} MiB: send less"
-                await error_responses.response(path, 413, message)(scope, receive, send)
+                message = f"the body is larger than {self._access.max_body >> 20} MiB: send less"
+                await errors.response(path, 413, message)(scope, receive, send)
         except Stalled:
             if not started:
                 message = f"the body did not arrive within {_BODY_S} s: send it again"
-                await error_responses.response(path, 408, message)(scope, receive, send)
+                await errors.response(path, 408, message)(scope, receive, send)
 
     def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
-        if self._local_only and not is_loopback(_name(headers.get("host", ""))):
+        if self._access.local_only and not is_loopback(_name(headers.get("host", ""))):
             return 403, "this server answers to names of this machine only: use http://localhost"
         if (origin := headers.get("origin")) and not self._accepts(origin, headers.get("host", "")):
             return 403, f"web pages of {origin} may not use this server: start it with --cors {origin}"
-        if self._key and path not in self._open_paths and method != "OPTIONS":
+        key = self._access.api_key
+        if key and path not in self._open_paths and method != "OPTIONS":
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
             given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-            if not hmac.compare_digest(given.encode("latin-1"), self._key):
+            if not hmac.compare_digest(given.encode("latin-1"), key.encode()):
                 return 401, "the API key is missing or wrong: send it as Authorization: Bearer KEY"
         return None
 
     def _accepts(self, origin: str, host: str) -> bool:
         same = origin.partition("://")[2] == host
-        return same or "*" in self._origins or origin in self._origins
+        return same or "*" in self._access.origins or origin in self._access.origins
 
 
 def _name(host: str) -> str:

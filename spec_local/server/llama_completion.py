@@ -9,6 +9,7 @@ from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.completions import prompts_of
 from spec_local.server.events import AnswerRequest, Delta, Event, Loaded, Token
+from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import Count, SamplingBody, Stops, limit, read
 
 
@@ -24,29 +25,23 @@ class _Body(SamplingBody):
         if len(prompts) != 1:
             raise InvalidRequest("several prompts are not supported here: give one, or use /v1/completions")
         settings = self.settings(
-            max_tokens=limit(self.n_predict),
-            stops=self.stop,
-            logprobs=self.n_probs or None,
+            max_tokens=limit(self.n_predict), stops=self.stop, logprobs=self.n_probs or None
         )
         return [AnswerRequest(settings, prompt=prompts[0], marks=bool(self.marks))]
 
 
-class LlamaCompletion:
-    """An exchange: see `spec_local.server.protocol.Exchange`.
+class LlamaCompletion(Exchange):
+    """A completion.
 
     The objects are those of ``specdec generate --json``: see `spec_local.answers.json`.
     """
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
-        self.requests: Sequence[AnswerRequest] = given.requests()
-        self.streams = bool(given.stream)
+        self.requests, self.streams = given.requests(), bool(given.stream)
         self._probabilities, self._tokens = bool(given.n_probs), bool(given.return_tokens)
         self._model = given.model or loaded.name
         self._answer = AnswerSoFar()
-
-    def begin(self) -> Iterator[str]:
-        yield from ()
 
     def write(self, index: int, event: Event) -> Iterator[str]:
         added = self._answer.add(event)
@@ -57,50 +52,36 @@ class LlamaCompletion:
         elif added.content or added.reasoning or added.tokens:
             yield openai_json.data(self._part(added))
 
-    def end(self) -> Iterator[str]:
-        yield from ()
-
-    def failed(self, error: SpecLocalError) -> Iterator[str]:
-        yield openai_json.failure(error)
+    def failed(self, error: SpecLocalError) -> str:
+        return openai_json.failure(error)
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
         (events,) = answers
-        self._answer.add_all(events)
-        tokens = [token.id for token in self._answer.tokens] if self._tokens else []
-        return (
-            self._last(self._answer.content, self._answer.reasoning)
-            | {"tokens": tokens}
-            | self._probabilities_of(self._answer.tokens)
-        )
+        answer = self._answer
+        answer.add_all(events)
+        tokens = [token.id for token in answer.tokens] if self._tokens else []
+        last = self._last(answer.content, answer.reasoning)
+        return last | {"tokens": tokens} | self._probabilities_of(answer.tokens)
 
     def _part(self, added: Delta) -> dict[str, Any]:
         tokens = [token.id for token in added.tokens]
-        part = answer_json.part(
-            added.content, added.reasoning, tokens, added.n_drafted, added.n_accepted
-        ) | self._probabilities_of(added.tokens)
-        return {"index": 0} | part | ({"specdec": openai_json.marks(added)} if self.requests[0].marks else {})
+        part = answer_json.part(added.content, added.reasoning, tokens, added.n_drafted, added.n_accepted)
+        marks = {"specdec": openai_json.marks(added)} if self.requests[0].marks else {}
+        return {"index": 0} | part | self._probabilities_of(added.tokens) | marks
 
     def _last(self, content: str, reasoning: str) -> dict[str, Any]:
-        answer = self._answer
-        assert answer.ended
-        part = answer_json.last_part(
-            content,
-            reasoning,
-            answer.ended.reason,
-            answer.ended.stopping_word,
-            self._model,
-            answer.statistics,
-        )
-        return (
-            {"index": 0}
-            | part
-            | {
-                "tokens_predicted": answer.statistics.predicted_n,
-                "tokens_evaluated": answer.n_prompt,
-                "tokens_cached": answer.n_cached,
-                "timings": openai_json.timings(answer.ended),
-            }
-        )
+        answer, ended = self._answer, self._answer.ended
+        assert ended
+        return {
+            "index": 0,
+            **answer_json.last_part(
+                content, reasoning, ended.reason, ended.stopping_word, self._model, ended.statistics
+            ),
+            "tokens_predicted": ended.statistics.predicted_n,
+            "tokens_evaluated": answer.n_prompt,
+            "tokens_cached": answer.n_cached,
+            "timings": openai_json.timings(ended),
+        }
 
     def _probabilities_of(self, tokens: Sequence[Token]) -> dict[str, Any]:
         if not self._probabilities or not tokens:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -10,14 +10,21 @@ from spec_local.chat.messages import Message
 from spec_local.core.text import printable
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
-from spec_local.server.answer_so_far import AnswerSoFar, pieces
+from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
 from spec_local.server.chat_body import Function, Name, Text, choice_of, known
 from spec_local.server.events import AnswerRequest, Event, Loaded
 from spec_local.server.openai_json import named, new_id
-from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, Stops, limit, read
-
-if TYPE_CHECKING:
-    from spec_local.chat.tool_calls import ToolCall
+from spec_local.server.protocol import Exchange
+from spec_local.server.sampling_body import (
+    Count,
+    Part,
+    ResponseFormat,
+    SamplingBody,
+    Stops,
+    limit,
+    read,
+    schema_of,
+)
 
 
 class _TextBlock(Part):
@@ -47,6 +54,7 @@ class _ToolResult(Part):
     content: Text | None = None
 
 
+_TYPES: Mapping[Kind, str] = {"reasoning": "thinking", "content": "text"}
 _BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _Block = Annotated[
     _TextBlock | _ToolUse | _ToolResult | _Thinking | _RedactedThinking,
@@ -125,11 +133,10 @@ class _Body(SamplingBody):
         return wanted is not None and wanted.type != "disabled" and wanted.display != "omitted"
 
     def request(self) -> AnswerRequest:
-        form = self.output_config.format if self.output_config else None
         settings = self.settings(
             max_tokens=limit(self.max_tokens),
             stops=self.stop_sequences,
-            json_schema=form.to_json_schema() if form else None,
+            json_schema=schema_of(self.output_config.format) if self.output_config else None,
         )
         functions = [tool.function() for tool in self.tools or ()]
         return AnswerRequest(
@@ -164,65 +171,57 @@ def _openai_choice(given: object) -> object:
     return given
 
 
-class Messages:
-    """An exchange: see `spec_local.server.protocol.Exchange`.
-
-    Reasoning is in blocks of the type ``thinking`` if the body asks for thinking; otherwise it is left out.
-    """
+class Messages(Exchange):
+    """A message. It has reasoning, in blocks of the type ``thinking``, only if the body asks for thinking."""
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
-        self.requests: Sequence[AnswerRequest] = [given.request()]
-        self.streams = bool(given.stream)
-        self._shows_thinking = given.shows_thinking
+        self.requests, self.streams = [given.request()], bool(given.stream)
         self._answer = AnswerSoFar()
+        self._blocks = Blocks(("reasoning", "content") if given.shows_thinking else ("content",))
+        self._content: list[dict[str, Any]] = []
         self._head = {
             "id": new_id("msg_"),
             "type": "message",
             "role": "assistant",
             "model": given.model or loaded.name,
         }
-        self._content: list[dict[str, Any]] = []
-        self._growing = ""
-        """The type of the last block if more text may follow."""
-        self._texts: list[str] = []
-        """Its text."""
-
-    def begin(self) -> Iterator[str]:
-        yield from ()
 
     def write(self, index: int, event: Event) -> Iterator[str]:
         added = self._answer.add(event)
         if added is None:
             yield named({"type": "message_start", "message": self._message()})
             return
-        for piece in pieces(added):
-            match piece:
-                case ("content", text):
-                    yield from self._grow("text", text)
-                case ("reasoning", text):
-                    if self._shows_thinking:
-                        yield from self._grow("thinking", text)
+        for change in self._blocks.changes(added, is_last=bool(self._answer.ended)):
+            match change:
+                case ("open", "content", _):
+                    yield self._start({"type": "text", "text": ""})
+                case ("open", _, _):
+                    yield self._start({"type": "thinking", "thinking": "", "signature": ""})
+                case ("text", kind, text):
+                    yield self._delta(f"{_TYPES[kind]}_delta", _TYPES[kind], text)
+                case ("close", kind, text):
+                    self._content[-1][_TYPES[kind]] = text
+                    if kind == "reasoning":
+                        yield self._delta("signature_delta", "signature", "")  # clients wait for one
+                    yield self._event("stop")
                 case ("call", call):
-                    yield from self._call(call)
+                    yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+                    self._content[-1]["input"] = _json_object(call.arguments)
+                    yield self._delta("input_json_delta", "partial_json", call.arguments)
+                    yield self._event("stop")
         if self._answer.ended:
-            yield from self._close()
             message = self._message()
             delta = {key: message[key] for key in ("stop_reason", "stop_sequence")}
             yield named({"type": "message_delta", "delta": delta, "usage": message["usage"]})
             yield named({"type": "message_stop"})
 
-    def end(self) -> Iterator[str]:
-        yield from ()
-
-    def failed(self, error: SpecLocalError) -> Iterator[str]:
-        yield named(errors.anthropic(error))
+    def failed(self, error: SpecLocalError) -> str:
+        return named(errors.body_for(errors.ANTHROPIC, error))
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
-        (events,) = answers
-        for event in events:
-            for _ in self.write(0, event):  # the message is what the stream makes
-                pass
+        for event in answers[0]:
+            list(self.write(0, event))  # the message is what the stream makes
         return self._message()
 
     def _message(self) -> dict[str, Any]:
@@ -239,41 +238,12 @@ class Messages:
             },
         }
 
-    def _grow(self, kind: str, text: str) -> Iterator[str]:
-        """Add text to the last block, or to a new one if the last is of another type."""
-        if self._growing != kind:
-            yield from self._close()
-            self._growing = kind
-            yield self._start({"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {}))
-        self._texts.append(text)
-        yield self._delta(f"{kind}_delta", kind, text)
-
-    def _call(self, call: "ToolCall") -> Iterator[str]:
-        yield from self._close()
-        yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        self._content[-1]["input"] = _json_object(call.arguments)
-        yield self._delta("input_json_delta", "partial_json", call.arguments)
-        yield self._stop()
-
-    def _close(self) -> Iterator[str]:
-        """End the last block if it may grow."""
-        if not self._growing:
-            return
-        self._content[-1][self._growing] = "".join(self._texts)
-        if self._growing == "thinking":
-            yield self._delta("signature_delta", "signature", "")  # clients wait for one
-        yield self._stop()
-        self._growing, self._texts = "", []
-
     def _start(self, block: dict[str, Any]) -> str:
         self._content.append(block)
         return self._event("start", content_block=block)
 
     def _delta(self, kind: str, key: str, text: str) -> str:
         return self._event("delta", delta={"type": kind, key: text})
-
-    def _stop(self) -> str:
-        return self._event("stop")
 
     def _event(self, what: str, **more: Any) -> str:
         return named({"type": f"content_block_{what}", "index": len(self._content) - 1, **more})

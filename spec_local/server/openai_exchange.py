@@ -1,6 +1,6 @@
 """The base of OpenAI's two kinds of completions: choices, their streams and their usage."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -10,6 +10,7 @@ from spec_local.errors import SpecLocalError
 from spec_local.server import openai_json
 from spec_local.server.answer_so_far import AnswerSoFar
 from spec_local.server.events import AnswerRequest, Delta, Event, Token
+from spec_local.server.protocol import Exchange
 from spec_local.server.sampling_body import Part, ResponseFormat, SamplingBody, Stops
 
 MAX_CHOICES = 128
@@ -28,14 +29,9 @@ class OpenAIBody(SamplingBody):
     response_format: ResponseFormat | None = None
     stream_options: _StreamOptions | None = None
 
-    @property
-    def form(self) -> str | None:
-        """The JSON schema of ``response_format``."""
-        return self.response_format.to_json_schema() if self.response_format else None
 
-
-class OpenAIExchange(ABC):
-    """An exchange with choices: see `spec_local.server.protocol.Exchange`.
+class OpenAIExchange(Exchange):
+    """An exchange with choices.
 
     Beyond OpenAI's protocol, it writes ``timings`` of a single answer and, if the body has ``"marks": true``,
     an object ``specdec`` in each part of a stream, with the spans of its text.
@@ -77,9 +73,6 @@ class OpenAIExchange(ABC):
     def _logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:
         """Log probabilities of the next tokens of an answer."""
 
-    def begin(self) -> Iterator[str]:
-        yield from ()
-
     def write(self, index: int, event: Event) -> Iterator[str]:
         answer = self._answers[index]
         added = answer.add(event)
@@ -104,8 +97,8 @@ class OpenAIExchange(ABC):
             yield openai_json.data(self._head | {"choices": [], "usage": self._usage()})
         yield openai_json.DONE
 
-    def failed(self, error: SpecLocalError) -> Iterator[str]:
-        yield openai_json.failure(error)
+    def failed(self, error: SpecLocalError) -> str:
+        return openai_json.failure(error)
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
         for answer, events in zip(self._answers, answers, strict=True):

@@ -46,7 +46,7 @@ def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
 
 def failure(error: SpecLocalError) -> str:
     """The event that ends a stream which cannot be completed."""
-    return data(errors.openai(error))
+    return data(errors.body_for("", error))
 
 
 def finish_reason(answer: AnswerSoFar) -> str:

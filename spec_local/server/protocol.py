@@ -1,13 +1,14 @@
 """The interface of a protocol: how one kind of HTTP body asks for answers, and how events are written."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from spec_local.errors import SpecLocalError
 from spec_local.server.events import AnswerRequest, Event, Loaded
 
 
-class Exchange(Protocol):
+class Exchange(ABC):
     """One request of a client and its response. Created from the body and the model: ``Kind(body, loaded)``.
 
     Raises (when created):
@@ -21,19 +22,25 @@ class Exchange(Protocol):
     requests: Sequence[AnswerRequest]
     streams: bool
 
+    @abstractmethod
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None: ...
 
-    def begin(self) -> Iterator[str]:
+    def begin(self) -> Iterable[str]:
         """The server-sent events before those of the answers, each with its empty line."""
+        return ()
 
-    def write(self, index: int, event: Event) -> Iterator[str]:
+    @abstractmethod
+    def write(self, index: int, event: Event) -> Iterable[str]:
         """The server-sent events for an event of answer number `index`."""
 
-    def end(self) -> Iterator[str]:
+    def end(self) -> Iterable[str]:
         """The server-sent events after all answers have ended."""
+        return ()
 
-    def failed(self, error: SpecLocalError) -> Iterator[str]:
-        """The server-sent events that end a response which cannot be completed."""
+    @abstractmethod
+    def failed(self, error: SpecLocalError) -> str:
+        """The server-sent event that ends a response which cannot be completed."""
 
+    @abstractmethod
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
         """The response in one JSON object, from all events of each answer."""

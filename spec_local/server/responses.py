@@ -2,21 +2,19 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from spec_local.chat.messages import Message
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.server import errors
-from spec_local.server.answer_so_far import AnswerSoFar, pieces
+from spec_local.server.answer_so_far import AnswerSoFar, Blocks, Kind
 from spec_local.server.chat_body import Function, Name, Text, choice_of, known
 from spec_local.server.events import AnswerRequest, Event, Loaded
 from spec_local.server.openai_json import named, new_id
-from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, limit, read
-
-if TYPE_CHECKING:
-    from spec_local.chat.tool_calls import ToolCall
+from spec_local.server.protocol import Exchange
+from spec_local.server.sampling_body import Count, Part, ResponseFormat, SamplingBody, limit, read, schema_of
 
 
 class _MessageItem(Part):
@@ -47,6 +45,14 @@ class _ReasoningItem(Part):
     content: list[_ReasoningText] | None = None
 
 
+_TEXTS: Mapping[Kind, str] = {"reasoning": "reasoning_text", "content": "output_text"}
+_IDS: Mapping[Kind, str] = {"reasoning": "rs_", "content": "msg_"}
+_STARTS: Mapping[Kind, Mapping[str, Any]] = {
+    "reasoning": {"type": "reasoning", "summary": []},
+    "content": {"type": "message", "role": "assistant"},
+}
+_MORE: Mapping[Kind, dict[str, Any]] = {"reasoning": {}, "content": {"logprobs": []}}
+"""What events with the text have besides."""
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 _Item = Annotated[
     _MessageItem | _CallItem | _OutputItem | _ReasoningItem,
@@ -86,9 +92,9 @@ class _Body(SamplingBody):
             )
         if self.background:
             raise InvalidRequest("background is not supported: leave it out, and wait for the response")
-        form = self.text.format if self.text else None
         settings = self.settings(
-            max_tokens=limit(self.max_output_tokens), json_schema=form.to_json_schema() if form else None
+            max_tokens=limit(self.max_output_tokens),
+            json_schema=schema_of(self.text.format) if self.text else None,
         )
         tools = self.tools or ()
         tool_choice = choice_of(self.tool_choice, tools)
@@ -131,20 +137,16 @@ class _Body(SamplingBody):
         return messages  # type: ignore[return-value]
 
 
-class Responses:
-    """An exchange: see `spec_local.server.protocol.Exchange`. Reasoning is an item of the output."""
+class Responses(Exchange):
+    """A response. Reasoning is an item of the output."""
 
     def __init__(self, body: Mapping[str, Any], loaded: Loaded) -> None:
         given = read(_Body, body)
         request = given.request()
-        self.requests: Sequence[AnswerRequest] = [request]
-        self.streams = bool(given.stream)
-        self._answer = AnswerSoFar()
-        self._n_events = 0
+        self.requests, self.streams = [request], bool(given.stream)
+        self._answer, self._blocks = AnswerSoFar(), Blocks()
         self._output: list[dict[str, Any]] = []
-        self._growing = ""
-        """The kind of the last item's text if more may follow."""
-        self._texts: list[str] = []
+        self._n_events = 0
         sampling, choice = request.settings.sampling, request.tool_choice
         is_named = choice not in ("auto", "none", "required")
         self._head: dict[str, Any] = {
@@ -172,31 +174,45 @@ class Responses:
 
     def write(self, index: int, event: Event) -> Iterator[str]:
         added = self._answer.add(event)
-        for piece in pieces(added) if added else ():
-            match piece:
+        for change in self._blocks.changes(added, is_last=bool(self._answer.ended)) if added else ():
+            match change:
+                case ("open", kind, _):
+                    yield self._start(new_id(_IDS[kind]), **_STARTS[kind], content=[])
+                    yield self._item_event("content_part.added", content_index=0, part=_part(kind, ""))
+                case ("text", kind, text):
+                    yield self._item_event(
+                        f"{_TEXTS[kind]}.delta", content_index=0, delta=text, **_MORE[kind]
+                    )
+                case ("close", kind, text):
+                    part = _part(kind, text)
+                    yield self._item_event(f"{_TEXTS[kind]}.done", content_index=0, text=text, **_MORE[kind])
+                    yield self._item_event("content_part.done", content_index=0, part=part)
+                    yield self._stop("incomplete" if self._is_cut else "completed", content=[part])
                 case ("call", call):
-                    yield from self._call(call)
-                case ("content" | "reasoning" as kind, text):
-                    yield from self._grow(kind, text)
+                    start = {"type": "function_call", "call_id": call.id, "name": call.name}
+                    yield self._start(new_id("fc_"), **start, arguments="")
+                    function = {"name": call.name, "arguments": call.arguments}
+                    yield self._item_event("function_call_arguments.delta", delta=call.arguments)
+                    yield self._item_event("function_call_arguments.done", **function)
+                    yield self._stop("completed", arguments=call.arguments)
         if self._answer.ended:
-            yield from self._close()
             response = self._response()
             yield self._event(f"response.{response['status']}", response=response)
 
-    def end(self) -> Iterator[str]:
-        yield from ()
-
-    def failed(self, error: SpecLocalError) -> Iterator[str]:
+    def failed(self, error: SpecLocalError) -> str:
         code = "invalid_prompt" if errors.status_of(error) < 500 else "server_error"
         failure = {"status": "failed", "error": {"code": code, "message": str(error)}}
-        yield self._event("response.failed", response=self._response() | failure)
+        return self._event("response.failed", response=self._response() | failure)
 
     def whole(self, answers: Sequence[Sequence[Event]]) -> Mapping[str, Any]:
-        (events,) = answers
-        for event in events:
-            for _ in self.write(0, event):  # the response is what the stream makes
-                pass
+        for event in answers[0]:
+            list(self.write(0, event))  # the response is what the stream makes
         return self._response()
+
+    @property
+    def _is_cut(self) -> bool:
+        ended = self._answer.ended
+        return ended is not None and ended.reason in ("length", "context")
 
     def _response(self) -> dict[str, Any]:
         answer = self._answer
@@ -220,70 +236,17 @@ class Responses:
             "usage": usage,
         }
 
-    def _grow(self, kind: str, text: str) -> Iterator[str]:
-        """Add text to the last item, or to a new one if the last is of another kind."""
-        if self._growing != kind:
-            yield from self._close()
-            self._growing = kind
-            item: dict[str, Any]
-            if kind == "content":
-                item = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
-            else:
-                item = {"id": new_id("rs_"), "type": "reasoning", "summary": []}
-            yield self._start(item | {"content": []})
-            yield self._item_event("content_part.added", content_index=0, part=self._part(""))
-        self._texts.append(text)
-        yield self._item_event(f"{self._text_kind}.delta", content_index=0, delta=text, **self._no_logprobs)
+    def _start(self, id: str, **item: Any) -> str:
+        self._output.append({"id": id, **item, "status": "in_progress"})
+        return self._output_event("added")
 
-    def _close(self) -> Iterator[str]:
-        """End the last item if it may grow."""
-        if not self._growing:
-            return
-        text = "".join(self._texts)
-        part = self._part(text)
-        yield self._item_event(f"{self._text_kind}.done", content_index=0, text=text, **self._no_logprobs)
-        yield self._item_event("content_part.done", content_index=0, part=part)
-        self._output[-1]["content"] = [part]
-        yield self._stop()
-        self._growing, self._texts = "", []
+    def _stop(self, status: str, **content: Any) -> str:
+        self._output[-1] |= {**content, "status": status}
+        return self._output_event("done")
 
-    def _call(self, call: "ToolCall") -> Iterator[str]:
-        yield from self._close()
-        item = {"id": new_id("fc_"), "type": "function_call", "call_id": call.id, "name": call.name}
-        yield self._start(item | {"arguments": ""})
-        yield self._item_event("function_call_arguments.delta", delta=call.arguments)
-        yield self._item_event("function_call_arguments.done", name=call.name, arguments=call.arguments)
-        self._output[-1]["arguments"] = call.arguments
-        yield self._stop()
-
-    @property
-    def _is_cut(self) -> bool:
-        ended = self._answer.ended
-        return ended is not None and ended.reason in ("length", "context")
-
-    @property
-    def _text_kind(self) -> str:
-        return "output_text" if self._growing == "content" else "reasoning_text"
-
-    @property
-    def _no_logprobs(self) -> dict[str, Any]:
-        return {"logprobs": []} if self._growing == "content" else {}
-
-    def _part(self, text: str) -> dict[str, Any]:
-        part: dict[str, Any] = {"type": self._text_kind, "text": text}
-        return part | ({"annotations": []} if self._growing == "content" else {}) | self._no_logprobs
-
-    def _start(self, item: dict[str, Any]) -> str:
-        self._output.append(item | {"status": "in_progress"})
-        return self._event(
-            "response.output_item.added", output_index=len(self._output) - 1, item=self._output[-1]
-        )
-
-    def _stop(self) -> str:
-        self._output[-1]["status"] = "incomplete" if self._growing and self._is_cut else "completed"
-        return self._event(
-            "response.output_item.done", output_index=len(self._output) - 1, item=self._output[-1]
-        )
+    def _output_event(self, what: str) -> str:
+        index = len(self._output) - 1
+        return self._event(f"response.output_item.{what}", output_index=index, item=self._output[-1])
 
     def _item_event(self, kind: str, **more: Any) -> str:
         place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
@@ -293,3 +256,8 @@ class Responses:
         event = {"type": kind, "sequence_number": self._n_events, **more}
         self._n_events += 1
         return named(event)
+
+
+def _part(kind: Kind, text: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": _TEXTS[kind], "text": text}
+    return part | ({"annotations": []} if kind == "content" else {}) | _MORE[kind]

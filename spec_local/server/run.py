@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
 
 from spec_local.errors import InvalidRequest
 from spec_local.server import app
 from spec_local.server.engine import Engine
+from spec_local.server.guard import Access
 from spec_local.system.machine import is_loopback
 
 GRACE_S = 8
@@ -55,7 +55,7 @@ def run(
     opened: socket.socket,
     session: Mapping[str, Any],
     name: str,
-    access: app.Access,
+    access: Access,
     defaults: Mapping[str, Any],
     *,
     max_waiting: int,
@@ -81,42 +81,32 @@ def run(
 
     async def main() -> None:
         engine = Engine(session, name, max_waiting=max_waiting, log=log)
-        await _run(opened, engine, app.create(engine, access, defaults), on_ready, persist)
+        config = uvicorn.Config(
+            app.create(engine, access, defaults),
+            lifespan="off",  # the engine is started and stopped here
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S + _CUT_S,
+        )
+        server = _Server(config, engine)
+        running = asyncio.create_task(engine.run(persist=persist))
+        serving = asyncio.create_task(server.serve(sockets=[opened]))
+        loading = asyncio.create_task(engine.ready.wait())
+        await asyncio.wait((loading, serving), return_when=asyncio.FIRST_COMPLETED)
+        failed = engine.error if not persist and not engine.loaded else None
+        if failed:
+            server.should_exit = True
+        elif engine.loaded:
+            on_ready(engine)
+        await serving
+        engine.stop()
+        loading.cancel()
+        await running
+        if failed:
+            raise failed
 
     asyncio.run(main())
-
-
-async def _run(
-    opened: socket.socket,
-    engine: Engine,
-    application: Starlette,
-    on_ready: Callable[[Engine], None],
-    persist: bool,
-) -> None:
-    config = uvicorn.Config(
-        application,
-        lifespan="off",  # the engine is started and stopped here
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_S + _CUT_S,
-    )
-    server = _Server(config, engine)
-    running = asyncio.create_task(engine.run(persist=persist))
-    serving = asyncio.create_task(server.serve(sockets=[opened]))
-    loading = asyncio.create_task(engine.ready.wait())
-    await asyncio.wait((loading, serving), return_when=asyncio.FIRST_COMPLETED)
-    failed = engine.error if not persist and not engine.loaded else None
-    if failed:
-        server.should_exit = True
-    elif engine.loaded:
-        on_ready(engine)
-    await serving
-    engine.stop()
-    loading.cancel()
-    await running
-    if failed:
-        raise failed
 
 
 class _Server(uvicorn.Server):

@@ -133,16 +133,17 @@ class ResponseFormat(Part):
     json_schema: _NamedSchema | None = None
     schema_: Schema = Field(None, alias="schema")
 
-    def to_json_schema(self) -> str | None:
-        """The schema that the answer must follow, as text; None: there is none."""
-        if self.type == "text":
-            return None
-        schema = self.json_schema.schema_ if self.json_schema else self.schema_
-        if schema is None:
-            if self.type == "json_schema":
-                raise InvalidRequest("the format json_schema has no schema: add it, or give json_object")
-            return _ANY_OBJECT
-        return json.dumps(schema)
+
+def schema_of(form: ResponseFormat | None) -> str | None:
+    """The JSON schema that the answer must follow, as text; None: there is none."""
+    if form is None or form.type == "text":
+        return None
+    schema = form.json_schema.schema_ if form.json_schema else form.schema_
+    if schema is None:
+        if form.type == "json_schema":
+            raise InvalidRequest("the format json_schema has no schema: add it, or give json_object")
+        return _ANY_OBJECT
+    return json.dumps(schema)
 
 
 class SamplingBody(Part):

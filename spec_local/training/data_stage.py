@@ -26,11 +26,7 @@ class DataStage:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        journal: Journal,
-        layers: tuple[int, ...],
-        on_progress: Callable[[Event], None],
+        self, recipe: Recipe, journal: Journal, layers: tuple[int, ...], on_progress: Callable[[Event], None]
     ) -> None:
         self._recipe, self._journal, self._layers = recipe, journal, layers
         self._on_progress = on_progress

@@ -11,7 +11,6 @@ from spec_local.errors import InvalidRequest
 from spec_local.training import bfloat16, shards
 from spec_local.training.initial_weights import Samples
 from spec_local.training.shards import Document
-from spec_local.training.vocabulary import select_tokens
 
 COVERAGE = 0.96
 """Share of the main model's tokens that a head should be able to draft."""
@@ -167,3 +166,19 @@ def _expected_counts(documents: Sequence[Document], n_vocab: int) -> NDArray[np.
         probs = np.exp(document.top_logprobs.astype(np.float64))
         counts += np.bincount(document.top_ids.ravel(), probs.ravel(), n_vocab)
     return counts
+
+
+def select_tokens(counts: NDArray[np.floating], size: int) -> NDArray[np.int64]:
+    """Return the most frequent tokens, ascending: those that a head drafts.
+
+    A small head spends a large part of its time on the output matrix, and a few thousand of a main model's
+    49,000 to 262,000 tokens cover nearly all of its text. Tokens that do not occur fill the rest in the order
+    of their ids: tokenizers number the tokens that they merge by their frequency in the tokenizer's own
+    training text, which is larger and more general.
+
+    Args:
+        counts: float (n_vocab,), expected number of occurrences of each token.
+        size: maximum number of tokens.
+    """
+    order = np.argsort(-counts, kind="stable")
+    return np.sort(order[:size])

@@ -118,33 +118,23 @@ class _State:
 
 
 def train(
-    start: Weights,
-    shape: HeadShape,
-    main: MainWeights,
-    dataset: Dataset,
-    hyperparameters: Hyperparameters,
+    run: "Run",
     *,
-    device: str = "cpu",
-    threads: int | None = None,
     checkpoint: Path | None = None,
     on_progress: Callable[[TrainingProgress], None] = lambda progress: None,
 ) -> Result:
     """Train from the initial weights, or from the checkpoint if there is one.
 
     Args:
-        start: initial weights; not modified.
-        main: weights of the main model that stay as they are.
-        device: ``cpu``, ``cuda`` or ``mps``.
-        threads: number of PyTorch's threads in the whole process; None: unchanged.
         checkpoint: file that is written about once a minute and kept at the end.
         on_progress: called after every step.
 
     Raises:
-        InvalidRequest: the device is not available, or the checkpoint is damaged or from another run.
+        InvalidRequest: the checkpoint is damaged or from another run.
         OSError: the checkpoint cannot be written.
     """
-    run = _Run(start, shape, main, dataset, hyperparameters, device, threads)
-    fingerprint = _fingerprint(start, shape, dataset, hyperparameters) if checkpoint else ""
+    hyperparameters = run.hyperparameters
+    fingerprint = run.fingerprint() if checkpoint else ""
     if checkpoint and checkpoint.exists():
         run.restore(_load(checkpoint), fingerprint, checkpoint)
     state = run.state
@@ -164,26 +154,12 @@ def train(
             TrainingProgress(state.step, state.end, state.n_tokens, state.loss, left, evaluation, state.best)
         )
     weights = {name: value.cpu().numpy() for name, value in run.best.items()}
-    best = run.evaluate_weights(run.best, dataset.held_out)
+    best = run.evaluate_weights(run.best, run.dataset.held_out)
     return Result(weights, state.best_step, best, state.step, state.n_tokens)
 
 
-def steps_per_second(
-    start: Weights,
-    shape: HeadShape,
-    main: MainWeights,
-    dataset: Dataset,
-    hyperparameters: Hyperparameters,
-    *,
-    device: str = "cpu",
-    threads: int | None = None,
-    seconds: float = 10.0,
-) -> float:
-    """Measure the training speed, without evaluations, in a run that is then discarded.
-
-    Raises InvalidRequest: the device is not available.
-    """
-    run = _Run(start, shape, main, dataset, hyperparameters, device, threads)
+def steps_per_second(run: "Run", seconds: float = 10.0) -> float:
+    """Measure the training speed, without evaluations, in a run that is then discarded."""
     run.step()  # the first one allocates memory
     started = time.monotonic()
     while time.monotonic() - started < seconds:
@@ -191,8 +167,18 @@ def steps_per_second(
     return (run.state.step - 1) / (time.monotonic() - started)
 
 
-class _Run:
-    """Weights, optimizer and data order of a training run."""
+class Run:
+    """Weights, optimizer and data order of a training run.
+
+    Args:
+        start: initial weights; not modified.
+        main: weights of the main model that stay as they are.
+        device: ``cpu``, ``cuda`` or ``mps``.
+        threads: number of PyTorch's threads in the whole process; None: unchanged.
+
+    Raises:
+        InvalidRequest: the device is not available.
+    """
 
     def __init__(
         self,
@@ -201,13 +187,15 @@ class _Run:
         main: MainWeights,
         dataset: Dataset,
         hyperparameters: Hyperparameters,
-        device: str,
-        threads: int | None,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
     ) -> None:
         check_device(device)
         if threads:
             torch.set_num_threads(threads)
         self.shape, self.dataset, self.hyperparameters = shape, dataset, hyperparameters
+        self._initial = start
         self._device, self._dtype = device, network.fast_dtype(device)
         self._embeddings = torch.from_numpy(main.embeddings.view(np.int16)).view(torch.bfloat16).to(device)
         self._output = torch.from_numpy(main.output).to(device, self._dtype)
@@ -220,10 +208,7 @@ class _Run:
         matrices = [value for value in self.parameters.values() if value.ndim > 1]
         vectors = [value for value in self.parameters.values() if value.ndim == 1]
         self._optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": _WEIGHT_DECAY},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
+            [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}],
             betas=_BETAS,
             fused=True,
         )
@@ -264,6 +249,16 @@ class _Run:
     def evaluate_weights(self, weights: network.Parameters, documents: Sequence[Document]) -> Evaluation:
         """Evaluate some weights on some documents."""
         return evaluate(weights, self.shape, self._output, self._embeddings, self.dataset, documents)
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything that determines the run."""
+        digest = hashlib.sha256(repr((self.shape, self.hyperparameters)).encode())
+        for name in sorted(self._initial):
+            digest.update(np.ascontiguousarray(self._initial[name]).data)
+        digest.update(self.dataset.drafted.data)
+        for document in (*self.dataset.train, *self.dataset.held_out):
+            digest.update(np.ascontiguousarray(document.tokens).data)
+        return digest.hexdigest()
 
     def save(self, path: Path, fingerprint: str) -> None:
         content = {
@@ -338,17 +333,6 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0].partition(". ")[0]
         raise InvalidRequest(f"PyTorch cannot use {device!r} here ({why}): give --device cpu") from None
-
-
-def _fingerprint(start: Weights, shape: HeadShape, dataset: Dataset, hyperparameters: Hyperparameters) -> str:
-    """Return a hash of everything that determines a run."""
-    digest = hashlib.sha256(repr((shape, hyperparameters)).encode())
-    for name in sorted(start):
-        digest.update(np.ascontiguousarray(start[name]).data)
-    digest.update(dataset.drafted.data)
-    for document in (*dataset.train, *dataset.held_out):
-        digest.update(np.ascontiguousarray(document.tokens).data)
-    return digest.hexdigest()
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -82,11 +82,7 @@ def evaluate(
 
 
 def predictions(
-    parameters: Parameters,
-    shape: HeadShape,
-    embeddings: torch.Tensor,
-    batch: Batch,
-    dtype: torch.dtype,
+    parameters: Parameters, shape: HeadShape, embeddings: torch.Tensor, batch: Batch, dtype: torch.dtype
 ) -> Iterator[torch.Tensor]:
     """Compute the states of successive draft tokens at the positions to predict at: see `draft_states`.
 

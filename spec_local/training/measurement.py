@@ -36,12 +36,7 @@ class Gain:
 
 
 def expected_gain(
-    main: Path,
-    head: Path,
-    acceptance: Sequence[float],
-    *,
-    threads: int | None = None,
-    gpu_layers: int = -1,
+    main: Path, head: Path, acceptance: Sequence[float], *, threads: int | None = None, gpu_layers: int = -1
 ) -> Gain:
     """Measure calls, and compute the speed-up at the best fixed number of draft tokens.
 

@@ -181,16 +181,15 @@ class _Pipeline:
                 journal.save(recipe)
             self._on_progress(Training(progress))
 
-        return distillation.train(
-            start,
-            self._shape,
-            main,
-            dataset,
-            Hyperparameters(**journal.hyperparameters),
-            checkpoint=self._checkpoint,
-            on_progress=on_progress,
-            device=recipe.device,
-            threads=self._threads,
+        training = self._run(start, main, dataset, Hyperparameters(**journal.hyperparameters))
+        return distillation.train(training, checkpoint=self._checkpoint, on_progress=on_progress)
+
+    def _run(
+        self, start: Weights, main: MainWeights, dataset: Dataset, hyperparameters: Hyperparameters
+    ) -> distillation.Run:
+        device, threads = self._recipe.device, self._threads
+        return distillation.Run(
+            start, self._shape, main, dataset, hyperparameters, device=device, threads=threads
         )
 
     def _start(self, dataset: Dataset, main: MainWeights) -> Weights:
@@ -211,16 +210,8 @@ class _Pipeline:
         n_steps = MAX_EPOCHS * sum(1 for _ in batches(dataset.train, base.batch_tokens))
         seconds = recipe.training_seconds
         if seconds < float("inf"):
-            speed = distillation.steps_per_second(
-                start,
-                self._shape,
-                main,
-                dataset,
-                base,
-                seconds=min(_SPEED_TEST, seconds / 10),
-                device=recipe.device,
-                threads=self._threads,
-            )
+            training = self._run(start, main, dataset, base)
+            speed = distillation.steps_per_second(training, min(_SPEED_TEST, seconds / 10))
             n_steps = min(n_steps, max(2, round(speed * seconds * 0.9)))  # evaluations take the rest
         return replace(
             base,

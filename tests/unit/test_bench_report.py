@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -50,7 +51,7 @@ DRAFTING = {
     "draft_n_accepted": 5,
     "tested_at": [4, 4],
     "accepted_at": [3, 2],
-    "steps_by": {"draft": 4, "none": 1},
+    "steps_by": Counter(draft=4, none=1),
     "profile": {"draft model": 1.0, "propose": 0.5, "main model": 2.0, "verify": 0.25, "commit": 0.25},
 }
 OUTCOMES = [

@@ -9,7 +9,7 @@ import pytest
 
 from spec_local.engine.events import Statistics
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
-from spec_local.server import app, error_responses, guard, run
+from spec_local.server import app, errors, guard, run
 from spec_local.server.engine import Answers, Busy, NotReady
 from spec_local.server.events import AnswerRequest, Delta, Ended, Loaded, Refused, Started
 from spec_local.settings import GenerationSettings
@@ -40,7 +40,7 @@ class Echo:
         yield "data: end\n\n"
 
     def failed(self, error):
-        yield f"data: failed {error}\n\n"
+        return f"data: failed {error}\n\n"
 
     def whole(self, answers):
         fields = {name: self.body.get(name) for name in ("top_k", "speculative") if name in self.body}
@@ -266,7 +266,7 @@ def test_unknown_paths_and_methods():
 
 
 def test_an_anthropic_error():
-    body = json.loads(error_responses.response_for("/v1/messages", Busy("full: wait", 1)).body)
+    body = json.loads(errors.response_for("/v1/messages", Busy("full: wait", 1)).body)
     assert body == {"type": "error", "error": {"type": "rate_limit_error", "message": "full: wait"}}
 
 

@@ -5,9 +5,8 @@ import pytest
 
 from spec_local.errors import InvalidRequest
 from spec_local.training import bfloat16, dataset, shards
-from spec_local.training.dataset import Dataset, batches
+from spec_local.training.dataset import Dataset, batches, select_tokens
 from spec_local.training.shards import Shard
-from spec_local.training.vocabulary import select_tokens
 from tests.training_data import EMBEDDINGS, N_VOCAB, WIDTH, chain, document
 
 

@@ -11,7 +11,7 @@ import torch
 from spec_local.errors import InvalidRequest
 from spec_local.training import distillation, shards
 from spec_local.training.dataset import Dataset
-from spec_local.training.distillation import Hyperparameters, steps_per_second, train
+from spec_local.training.distillation import Hyperparameters, Run, steps_per_second, train
 from spec_local.training.head_shape import HeadShape, tensor_shapes
 from spec_local.training.main_weights import MainWeights
 from spec_local.training.shards import Shard
@@ -45,9 +45,10 @@ def data(tmp_path_factory):
     return data_of(tmp_path_factory.mktemp("data"), 200, 1)
 
 
-def run(data, hyperparameters=HYPERPARAMETERS, start=None, **options):
+def run(data, hyperparameters=HYPERPARAMETERS, start=None, device="cpu", **options):
     dataset, main = data
-    return train(start or random_weights(), SHAPE, main, dataset, hyperparameters, **options)
+    start = start or random_weights()
+    return train(Run(start, SHAPE, main, dataset, hyperparameters, device=device), **options)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -192,5 +193,5 @@ def test_training_speed_is_measured_without_changing_the_weights(data):
     dataset, main = data
     start = random_weights()
     before = {name: value.copy() for name, value in start.items()}
-    assert 1 < steps_per_second(start, SHAPE, main, dataset, HYPERPARAMETERS, seconds=0.2) < 1e4
+    assert 1 < steps_per_second(Run(start, SHAPE, main, dataset, HYPERPARAMETERS), seconds=0.2) < 1e4
     assert all((start[name] == before[name]).all() for name in start)
