@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -152,18 +153,18 @@ def inside(home):
 
 
 @pytest.fixture(scope="session")
-def main(home, specdec):
+def main(home, inside):
     """A main model that never ends its answer, checked and measured; F32, so that batches are accurate."""
     path = write_tiny_model(home / "main.gguf", n_layers=1, tensor_type="F32", n_ctx=1 << 17)
-    assert specdec("generate", "--main", path, *SMALL, "x").returncode == 0
+    assert inside("generate", "--main", path, *SMALL, "x").returncode == 0
     return path
 
 
 @pytest.fixture(scope="session")
-def draft(home, specdec, main):
+def draft(home, inside, main):
     """A draft model that often agrees with the main model, already checked and measured."""
     path = write_tiny_model(home / "draft.gguf", n_layers=1, tensor_type="F32", n_ctx=1 << 17, noise=0.1)
-    assert specdec("generate", "--main", main, "--draft", path, *SMALL, "x").returncode == 0
+    assert inside("generate", "--main", main, "--draft", path, *SMALL, "x").returncode == 0
     return path
 
 
@@ -171,6 +172,20 @@ def draft(home, specdec, main):
 def fresh(tmp_path):
     """The command with empty folders, as on a new machine."""
     return Specdec(tmp_path, folders(tmp_path))
+
+
+@pytest.fixture
+def fresh_inside(tmp_path):
+    """The same in this process."""
+    return Inside(tmp_path, folders(tmp_path))
+
+
+@pytest.fixture
+def unmeasured(fresh_inside, home, draft):
+    """The same with both models already checked, which takes a second each, but without measured costs."""
+    known = fresh_inside.folder / "cache/specdec/checked-models"
+    shutil.copytree(home / "cache/specdec/checked-models", known)
+    return fresh_inside
 
 
 class Terminal:

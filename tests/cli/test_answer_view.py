@@ -83,46 +83,35 @@ def shown(view, steps, stops=()):
 GREEN, YELLOW, UNDERLINED, PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[4m", "\x1b[0m"
 
 
-def test_accepted_and_rejected_draft_tokens_are_marked(screen):
-    steps = [
-        ([0], Proposal(), 0),
-        ([1, 2, 3], Proposal.chain([1, 2, 0, 1]), 2),  # " cat sat" is accepted, "the cat" rejected
-        ([1], Proposal.chain([3]), 0),
-    ]
+@pytest.mark.parametrize(
+    ("steps", "shown_as", "notes"),
+    [
+        (
+            [
+                ([0], Proposal(), 0),
+                ([1, 2, 3], Proposal.chain([1, 2, 0, 1]), 2),  # " cat sat" is accepted, "the cat" rejected
+                ([1], Proposal.chain([3]), 0),
+            ],
+            f"the{GREEN} cat sat{PLAIN}{YELLOW}\n{PLAIN}{YELLOW} cat{PLAIN}",
+            ["rejected: “the cat” → “⏎” · “⏎” → “ cat”"],
+        ),
+        ([([1, 2, 0], Proposal.chain([1, 2]), 2)], f"{GREEN} cat sat{PLAIN}the", []),
+        # The main model ended its answer where the draft continued; the end token is not part of the output.
+        ([([1], Proposal.chain([1, 2, 0]), 1)], f"{GREEN} cat{PLAIN}", ["rejected: “ satthe” → the end"]),
+        # " cat" is accepted; its children are " sat", followed by "the" or " cat", and "\n"; then " *x*"
+        (
+            [([1, 9], Proposal([1, 2, 0, 3, 1], [-1, 0, 1, 0, 1]), 1)],
+            f"{GREEN} cat{PLAIN}{YELLOW} *x*{PLAIN}",
+            ["rejected: “ satthe”, “⏎” → “ *x*”"],
+        ),
+    ],
+    ids=["some rejected", "all accepted", "the end of the answer", "branches of a tree"],
+)
+def test_accepted_and_rejected_draft_tokens_are_marked(screen, steps, shown_as, notes):
     view = answer_view.Drafts(piece)
     shown(view, steps)
-    assert screen.getvalue() == f"the{GREEN} cat sat{PLAIN}{YELLOW}\n{PLAIN}{YELLOW} cat{PLAIN}"
-    assert view.notes() == ["rejected: “the cat” → “⏎” · “⏎” → “ cat”"]
-
-
-def test_a_fully_accepted_draft_is_not_corrected(screen):
-    view = answer_view.Drafts(piece)
-    shown(view, [([1, 2, 0], Proposal.chain([1, 2]), 2)])
-    assert screen.getvalue() == f"{GREEN} cat sat{PLAIN}the"
-    assert view.notes() == []
-
-
-def test_draft_tokens_after_the_end_of_an_answer_are_rejected(screen):
-    # The main model ended its answer where the draft continued; the end token is not part of the output.
-    view = answer_view.Drafts(piece)
-    shown(view, [([1], Proposal.chain([1, 2, 0]), 1)])
-    assert screen.getvalue() == f"{GREEN} cat{PLAIN}"
-    assert view.notes() == ["rejected: “ satthe” → the end"]
-
-
-def test_every_rejected_branch_of_a_tree_is_listed(screen):
-    # " cat" is accepted; its children are " sat", followed by "the" or " cat", and "\n"; then " *x*"
-    tree = Proposal([1, 2, 0, 3, 1], [-1, 0, 1, 0, 1])
-    view = answer_view.Drafts(piece)
-    shown(view, [([1, 9], tree, 1)])
-    assert screen.getvalue() == f"{GREEN} cat{PLAIN}{YELLOW} *x*{PLAIN}"
-    assert view.notes() == ["rejected: “ satthe”, “⏎” → “ *x*”"]
-
-
-def test_a_list_of_many_rejected_drafts_is_short(screen):
-    view = answer_view.Drafts(piece)
-    shown(view, [([1], Proposal.chain([2]), 0)] * 20)
-    assert view.notes() == ["rejected: " + "“ sat” → “ cat” · " * 8 + "and 12 more"]
+    assert screen.getvalue() == shown_as
+    assert view.notes() == notes
 
 
 def test_colours_and_no_colour(screen, monkeypatch):
@@ -182,16 +171,8 @@ def test_markdown_is_rendered_and_no_text_is_lost(screen):
     view.show(Text(ANSWER))
     view.end("")
     seen = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue())
-    for part in (
-        "A title",
-        "Some words and code",
-        "[red]brackets[/red]",
-        "  def f(x):\n",
-        "return x  # ```",
-        "~~~",
-        "• one",
-        "Last.",
-    ):
+    parts = ["A title", "Some words and code", "[red]brackets[/red]", "  def f(x):\n", "return x  # ```"]
+    for part in [*parts, "~~~", "• one", "Last."]:
         assert part in seen, seen
     assert "*words*" not in seen
     assert "```python" not in seen

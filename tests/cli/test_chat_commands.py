@@ -40,11 +40,6 @@ def test_regen_replaces_the_answer(chat, answer):
     assert regenerated.removeprefix(first) == alone
 
 
-def test_regen_at_temperature_0_gives_the_same_answer(chat, answer):
-    answers, _ = chat("hello", "/regen", options=["--temp", "0"])
-    assert answers == answer("--temp", "0", "hello") * 2
-
-
 def test_undo_removes_a_message_and_its_answer(chat):
     answers, notes = chat("hello", "something else", "/undo", "again", options=["--temp", "0"])
     without, _ = chat("hello", "again", options=["--temp", "0"])
@@ -214,19 +209,6 @@ def test_a_full_context_drops_the_oldest_messages(chat):
     assert not any("is full:" in note for note in notes)
     _, notes = chat(*lines, options=["--ctx", "128", "--temp", "0"])
     assert any("/set when-full drop-oldest" in note for note in notes)
-
-
-def test_an_answer_continues_when_the_context_is_full(chat):
-    lines = ["a question of some length", "and one more"]
-    answers, notes = chat(
-        *lines,
-        options=["--ctx", "128", "-n", "150", "--temp", "0", "--when-full", "drop-oldest", "--system", "x"],
-    )
-    assert any("the oldest 2 messages" in note for note in notes)
-    assert notes[-1].startswith(
-        "the context of 128 tokens is full"
-    )  # one question and its answer are too much
-    assert answers.count(b"\n") >= 2
 
 
 def test_dropped_messages_are_reported_after_the_answer(specdec, main):

@@ -3,6 +3,7 @@
 import json
 import re
 
+import psutil
 import pytest
 
 from spec_local.llama.tiny import write_tiny_model
@@ -24,9 +25,9 @@ def rows(done):
     return dict(line.split(None, 1) for line in done.stdout.decode().splitlines())
 
 
-def test_a_pair(fresh, model):
+def test_a_pair(fresh_inside, model):
     main, draft = model("one"), model("two", noise=0.1, tensor_type="Q8_0")
-    done = fresh("models", "check", main, draft, *TINY)
+    done = fresh_inside("models", "check", main, draft, *TINY)
     report = rows(done)
     assert list(report) == ["vocabulary", "main", "draft", "memory", "speed-up"]
     assert report["vocabulary"] == "the same"
@@ -41,16 +42,16 @@ def test_a_pair(fresh, model):
     assert "\x1b" not in done.stdout.decode()
 
 
-def test_the_costs_of_tune_are_used(fresh, model):
+def test_the_costs_of_tune_are_used(fresh_inside, model):
     main, draft = model("one"), model("two", noise=0.1)
-    assert fresh("tune", main, draft, *TINY, "--rounds", 1).returncode == 0
+    assert fresh_inside("tune", main, draft, *TINY, "--rounds", 1).returncode == 0
     # The costs of tiny models are arbitrary: use those of a pair that pays off, then of one that does not.
     for seconds, pays in (({"1": 0.1, "64": 0.1}, True), ({"1": 2.0}, False)):
-        for path in fresh.folder.rglob("costs/*.json"):
+        for path in fresh_inside.folder.rglob("costs/*.json"):
             known = json.loads(path.read_text())
             known["seconds"] = {"1": 1.0, "64": 1.5} if known["model"] == "one.gguf" else seconds
             path.write_text(json.dumps(known))
-        done = fresh("models", "check", main, draft, *TINY)
+        done = fresh_inside("models", "check", main, draft, *TINY)
         report = rows(done)
         assert list(report)[-3:] == ["acceptance", "length", "speed-up"]
         times = [float(x) for x in report["speed-up"].split()[:6]]
@@ -65,11 +66,8 @@ def coverage(share):
 
 
 def test_vocabularies(inside, model):
-    plain, wine, beer = (
-        model("plain"),
-        model("wine", extra_tokens=["wine"]),
-        model("beer", extra_tokens=["beer"]),
-    )
+    plain = model("plain")
+    wine, beer = (model(name, extra_tokens=[name]) for name in ("wine", "beer"))
     many = model("many", extra_tokens=[f"<{i}>" for i in range(300)])
     shifted = model("shifted", extra_tokens=[f"<{i}>" for i in range(1, 9)])
     other = model("other", extra_tokens=[f"<{i}>" for i in range(8)])
@@ -99,14 +97,10 @@ def test_a_sliding_window(inside, model):
     assert "sliding window" not in report["main"]
 
 
-def test_too_little_memory_is_a_warning(specdec, model, tmp_path):
-    path = model("plain")
-    env = specdec.sabotaged(
-        tmp_path / "site",
-        "import psutil\nreal = psutil.virtual_memory()\n"
-        "psutil.virtual_memory = lambda: real._replace(available=1000)\n",
-    )
-    done = specdec("models", "check", path, path, env=env)
+def test_too_little_memory_is_a_warning(inside, model, monkeypatch):
+    path, memory = model("plain"), psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=1000))
+    done = inside("models", "check", path, path)
     assert rows(done)["memory"].endswith("0.0 MB free")
     assert done.stderr.startswith(b"warning: there is not enough free memory")
 
@@ -119,18 +113,3 @@ def test_models_that_form_no_pair(inside, model, tmp_path):
         ((path, deadly), "crashes llama.cpp"),
     ]:
         assert what in inside.one_line(inside("models", "check", *pair), 1)
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], ["--ctx", "0"], ["--threads", "0"], ["--cache-type", "f8"]], ids=str
-)
-def test_usage_errors(inside, main, arguments):
-    done = inside("models", "check", *[main, main] * bool(arguments), *arguments)
-    assert done.returncode == 2
-    assert done.stdout == b""
-    assert b"Traceback" not in done.stderr
-
-
-def test_help(inside):
-    assert b"speed-up" in inside("models", "check", "--help").stdout
-    assert b" check " in inside("models", "--help").stdout

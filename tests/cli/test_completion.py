@@ -9,39 +9,39 @@ import pexpect
 import pytest
 
 
-@pytest.fixture
-def complete(specdec, tmp_path):
+def complete(command, shell, line, folder=None):
     """Return the completions that a shell receives for a line."""
-
-    def complete(shell, line, **files):
-        for name in files.get("files", ()):
-            (tmp_path / name).touch()
-        words = line.split(" ")
-        variables = {
-            "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
-            "zsh": {"_TYPER_COMPLETE_ARGS": line},
-            "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
-        }[shell]
-        done = specdec(env=variables | {"_SPECDEC_COMPLETE": f"complete_{shell}"}, cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, b""), done
-        return done.stdout.decode()
-
-    return complete
+    variables = {
+        "bash": {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))},
+        "zsh": {"_TYPER_COMPLETE_ARGS": line},
+        "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    done = command(env=variables | {"_SPECDEC_COMPLETE": f"complete_{shell}"}, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, b""), done
+    return done.stdout.decode()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_models_values_and_commands(complete, shell):
-    found = complete(shell, "specdec generate --main co", files=["code.gguf", "copy.txt"])
+def test_models_values_and_commands(inside, tmp_path, shell):
+    for name in ("code.gguf", "copy.txt"):
+        (tmp_path / name).touch()
+    found = complete(inside, shell, "specdec generate --main co", tmp_path)
     assert "coder-7b" in found
     assert "code.gguf" in found
     assert "starter" not in found
     assert "copy.txt" not in found
-    assert "lookup" in complete(shell, "specdec chat --proposer lo")
-    assert "quantize" in complete(shell, "specdec draft qu")
 
 
-def test_every_model_parameter_is_completed(complete):
-    for line in (
+@pytest.mark.parametrize(
+    ("line", "value"), [("chat --proposer lo", "lookup"), ("draft qu", "quantize"), ("generate --file a", "")]
+)
+def test_values_and_commands(inside, line, value):
+    assert complete(inside, "bash", f"specdec {line}").strip() == value  # the shell completes paths
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
         "generate --draft",
         "bench --main",
         "tune",
@@ -49,21 +49,17 @@ def test_every_model_parameter_is_completed(complete):
         "models check",
         "draft quantize",
         "models pull",
-    ):
-        assert "coder-7b" in complete("bash", f"specdec {line} coder-7"), line
-    assert complete("bash", "specdec generate --file a") == "\n"  # the shell completes paths
+    ],
+)
+def test_every_model_parameter_is_completed(inside, command):
+    assert "coder-7b" in complete(inside, "bash", f"specdec {command} coder-7")
 
 
-def test_completion_ignores_broken_settings(specdec, tmp_path):
+def test_completion_ignores_broken_settings(inside, tmp_path, monkeypatch):
     (tmp_path / "broken.toml").write_text("topk =")
-    variables = {
-        "COMP_WORDS": "specdec generate --proposer lo",
-        "COMP_CWORD": "3",
-        "_SPECDEC_COMPLETE": "complete_bash",
-    }
-    broken = {"SPECDEC_CONFIG": str(tmp_path / "broken.toml"), "SPECDEC_TYPO": "1"}
-    done = specdec(env=variables | broken)
-    assert (done.stdout, done.stderr) == (b"lookup\n", b"")
+    monkeypatch.setitem(inside.environment, "SPECDEC_CONFIG", str(tmp_path / "broken.toml"))
+    monkeypatch.setitem(inside.environment, "SPECDEC_TYPO", "1")
+    assert complete(inside, "bash", "specdec generate --proposer lo") == "lookup\n"
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")

@@ -1,4 +1,4 @@
-"""`specdec datastore` and `--datastore`, as real commands."""
+"""`specdec datastore` and `--datastore`."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import pytest
 
 from spec_local.datastore.datastore import Datastore
 from spec_local.llama.model import Model
-from tests.cli.conftest import Specdec, folders
+from tests.cli.conftest import Inside, folders
 
 TINY = ["--threads", 1, "--ctx", 512]
 
@@ -21,7 +21,7 @@ def isolated(home, tmp_path):
     for entry in (home / "cache/specdec").iterdir():
         if entry.name != "texts":
             (own / "specdec" / entry.name).symlink_to(entry)
-    return Specdec(tmp_path, folders(home) | {"XDG_CACHE_HOME": str(own)})
+    return Inside(tmp_path, folders(home) | {"XDG_CACHE_HOME": str(own)})
 
 
 @pytest.fixture

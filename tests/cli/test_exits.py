@@ -13,6 +13,7 @@ import typer
 from specdec_cli import exits, render
 
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+each_signal = pytest.mark.parametrize(("signum", "code"), SIGNALS, ids=["SIGTERM", "SIGHUP", "SIGINT"])
 ENDLESS = ["--threads", 1, "--ctx", 1 << 16, "--raw", "--temp", 0]
 
 
@@ -27,13 +28,13 @@ def started(specdec, *arguments):
     return process, first
 
 
-@pytest.mark.parametrize(("signum", "code"), SIGNALS)
-def test_an_interrupted_answer_is_written_completely(specdec, main, signum, code):
+@each_signal
+def test_an_interrupted_answer_is_written_completely(specdec, inside, main, signum, code):
     process, first = started(specdec, "generate", "--main", main, *ENDLESS, "--no-spec", "-v", "words")
     process.send_signal(signum)
     rest, notes = process.communicate(timeout=20)
     assert process.returncode == code
-    plain = specdec("generate", "--main", main, *ENDLESS, "--no-spec", "-n", 40, "words").stdout
+    plain = inside("generate", "--main", main, *ENDLESS, "--no-spec", "-n", 40, "words").stdout
     output = first + rest
     assert output[: len(plain)] == plain[: len(output)]
     assert b"tokens/s" in notes  # the statistics are still printed
@@ -41,7 +42,7 @@ def test_an_interrupted_answer_is_written_completely(specdec, main, signum, code
     assert b"Exception" not in notes
 
 
-@pytest.mark.parametrize(("signum", "code"), SIGNALS)
+@each_signal
 def test_json_of_an_interrupted_answer_is_complete(specdec, main, signum, code):
     process = specdec.start("generate", "--main", main, *ENDLESS, "--json", "words", "-vv")
     specdec.wait_for(process, b"n_ctx")  # the context is being created
@@ -53,7 +54,7 @@ def test_json_of_an_interrupted_answer_is_complete(specdec, main, signum, code):
         assert json.loads(out)["stop_type"] == "none"
 
 
-@pytest.mark.parametrize(("signum", "code"), SIGNALS)
+@each_signal
 def test_a_signal_while_loading(specdec, main, signum, code):
     """llama.cpp logs through a Python callback, where an exception would be lost."""
     slow = "from spec_local.llama import runtime\n"
@@ -88,7 +89,7 @@ def handlers():
         signal.signal(signum, handler)
 
 
-@pytest.mark.parametrize(("signum", "code"), SIGNALS)
+@each_signal
 def test_a_second_signal_is_not_delayed(handlers, signum, code):
     """Except SIGHUP, which both the shell and the terminal send. In this process, without timing."""
     reached = []
@@ -127,62 +128,29 @@ def test_under_nohup_sighup_is_ignored(specdec, main):
     assert process.returncode == 143
 
 
-def test_measured_costs_are_saved(fresh, main):
+def test_measured_costs_are_saved(unmeasured, main):
     """A session saves them when it is closed."""
-    process, _ = started(fresh, "generate", "--main", main, *ENDLESS, "words")
-    assert not list(fresh.folder.rglob("costs/*"))
+    process, _ = started(unmeasured, "generate", "--main", main, *ENDLESS, "words")
+    assert not list(unmeasured.folder.rglob("costs/*"))
     process.terminate()
     process.communicate(timeout=20)
     assert process.returncode == 143
-    assert list(fresh.folder.rglob("costs/*"))
-    assert not [p for p in fresh.folder.rglob("*") if p.suffix == ".part"]
+    assert list(unmeasured.folder.rglob("costs/*"))
+    assert not [p for p in unmeasured.folder.rglob("*") if p.suffix == ".part"]
 
 
-def test_an_interrupted_bench_reports_its_results(specdec, main, tmp_path):
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one\ntwo\n" * 500)
-    arguments = [
-        "bench",
-        "--main",
-        main,
-        "--threads",
-        1,
-        "--ctx",
-        512,
-        "--tokens",
-        8,
-        "--prompts",
-        prompts,
-        "-v",
-    ]
-    process = specdec.start(*arguments)
-    specdec.wait_for(process, b"1/1000")
-    process.terminate()
-    out, notes = process.communicate(timeout=20)
-    assert process.returncode == 143
-    assert b"of 1000 prompts" in out, (out, notes)
-
-
-@pytest.mark.parametrize(("signum", "code"), SIGNALS[:2])
-def test_a_signal_at_the_prompt_of_a_chat(specdec, main, signum, code):
-    template = ["chat", "--main", str(main), "--threads", "1", "--ctx", "512"]
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "specdec_cli", *template],
-        env=specdec.environment,
-        cwd=str(specdec.folder),
-        timeout=20,
-        dimensions=(24, 100),
-    )
-    child.expect("/help")
-    child.expect(rb">.*\x1b\[\?25h")  # the editor is ready
+@pytest.mark.parametrize(("signum", "code"), SIGNALS[:2], ids=["SIGTERM", "SIGHUP"])
+def test_a_signal_at_the_prompt_of_a_chat(terminal, main, signum, code):
+    person = terminal("--main", main, "--threads", 1, "--ctx", 512, width=100)
+    person.prompt()
     time.sleep(0.2)
-    child.kill(signum)
-    child.expect(pexpect.EOF)
-    child.close()
-    assert (child.exitstatus, child.signalstatus) == (code, None)
-    assert b"Traceback" not in child.before
-    assert b"\x1b[?2004l" in child.before  # the terminal is restored
+    person.child.kill(signum)
+    person.child.expect(pexpect.EOF)
+    left = person.child.before
+    person.child.close()
+    assert (person.child.exitstatus, person.child.signalstatus) == (code, None)
+    assert "Traceback" not in left
+    assert "\x1b[?2004l" in left  # the terminal is restored
 
 
 def test_a_closed_terminal(specdec, main):

@@ -2,10 +2,12 @@
 
 import json
 import math
+from contextlib import closing
 
-import pexpect
 import pytest
 
+from spec_local.chat.request import Request
+from spec_local.llama.model import Model
 from spec_local.llama.tiny import FIRST_BYTE, write_tiny_model
 
 MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"]
@@ -31,12 +33,14 @@ def coder(home, inside):
 
 
 @pytest.fixture(scope="module")
-def tokens_of(coder):
-    from spec_local.llama.model import Model
+def model(coder):
+    with closing(Model(coder)) as model:
+        yield model
 
-    model = Model(coder)
-    yield lambda text, **more: model.vocabulary.tokenize(text, **more)
-    model.close()
+
+@pytest.fixture(scope="module")
+def tokens_of(model):
+    return model.vocabulary.tokenize
 
 
 def test_files_and_standard_input_in_the_given_order(inside, main, tmp_path):
@@ -136,30 +140,26 @@ def test_log_probabilities(inside, main):
         (["--input", "a", "--suffix", ""], "remove the prompt"),
         (["--input", "a", "--json"], "--json"),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_options_that_exclude_each_other(inside, main, arguments, what):
     assert what in inside.one_line(inside(*options(main), *arguments), 2)
 
 
-def test_fill_in_the_middle_prompts(inside, coder, tokens_of, tmp_path):
-    from spec_local.chat.request import Request
-    from spec_local.llama.model import Model
-
+def test_fill_in_the_middle_prompts(inside, coder, model, tokens_of, tmp_path):
     before, after = "to be \n <|fim_suffix|> <|im_end|>", " that is\n"
     (pre,), (suf,), (mid,) = (tokens_of(mark, parse_special=True) for mark in MARKS[:3])
-    model = Model(coder)
-    tokens = Request(before, suffix=after).tokens(model)
-    model.close()
     bos = tokens_of("", add_special=True)
-    assert tokens == [*bos, pre, *tokens_of(before), suf, *tokens_of(after), mid]
-    assert tokens.count(suf) == 1  # a text never means a mark
+    # A text never means a mark.
+    expected = [*bos, pre, *tokens_of(before), suf, *tokens_of(after), mid]
+    assert Request(before, suffix=after).tokens(model) == expected
+    assert expected.count(suf) == 1
 
     (tmp_path / "after").write_bytes(after.encode())
     run = options(coder)
     answer = inside(*run, "--suffix", after, before)
-    assert answer.returncode == 0
-    assert answer.stderr == b""
-    assert len({answer.stdout, inside(*run, "--suffix", "other", before).stdout}) == 2
+    assert (answer.returncode, answer.stderr) == (0, b"")
+    assert answer.stdout != inside(*run, "--suffix", "other", before).stdout
     assert inside(*run, "--suffix-file", tmp_path / "after", before).stdout == answer.stdout
     # Piped text keeps its trailing whitespace, and the argument continues it.
     assert inside(*run, "--suffix", after, before[6:], stdin=before[:6].encode()).stdout == answer.stdout
@@ -181,16 +181,15 @@ def test_a_model_without_fill_in_the_middle_tokens(inside, main):
     assert "main.gguf has no fill-in-the-middle tokens" in error
 
 
-def test_every_script_is_written_unchanged(specdec, coder, tokens_of):
+def test_every_script_is_written_unchanged(specdec, inside, coder, tokens_of):
     bias = []
     for word in WORDS:
         (token,) = tokens_of(word)
         bias += ["--logit-bias", f"{token}=1000"]
     run = ["generate", "--main", coder, "-n", 200, "--temp", 1, "--top-k", 0, "--min-p", 0, "--top-p", 1]
     run += ["--seed", 1, "--threads", 1, "--ctx", 512, *bias, "x"]
-    (answer,) = objects(specdec(*run, "--json"))
-    for word in WORDS:
-        assert word in answer["content"]
+    (answer,) = objects(inside(*run, "--json"))
+    assert all(word in answer["content"] for word in WORDS)
     assert specdec(*run, env={"LC_ALL": "C"}).stdout == answer["content"].encode()
     assert len(answer["content"].splitlines()) == 1  # a line of thousands of bytes
 
@@ -210,19 +209,3 @@ def test_incomplete_characters_are_written_unchanged(inside, coder):
     assert answer["content"] == output.decode("utf-8", "replace")
     parts = objects(inside(*run, "--jsonl"))
     assert "".join(part["content"] for part in parts) == answer["content"]
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_show_drafts_marks_draft_tokens_on_a_terminal_only(specdec, main, draft):
-    arguments = ["generate", "--main", main, "--draft", draft, "--policy", "fixed", "--temp", "0"]
-    arguments += ["--threads", "1", "--ctx", "256", "-n", "24", "--show-drafts", "hello"]
-    piped = specdec(*arguments)
-    assert b"\x1b" not in piped.stdout
-    child = pexpect.spawn(
-        specdec.command[0], [*specdec.command[1:], *map(str, arguments)], env=specdec.environment, timeout=20
-    )
-    seen = child.read()
-    child.close()
-    assert child.exitstatus == 0
-    for mark in (b"green: accepted draft tokens", b"\x1b[32m", "rejected: “".encode()):
-        assert mark in seen

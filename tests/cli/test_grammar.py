@@ -20,15 +20,13 @@ SMALL = ["--threads", 1, "--ctx", 512]
 
 
 @pytest.mark.parametrize("source", ["text", "file", "pipe"])
-def test_an_answer_is_valid_under_a_json_schema(specdec, main, draft, tmp_path, source):
-    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
-    schema = {"text": json.dumps(SCHEMA), "file": tmp_path / "schema.json", "pipe": "/dev/stdin"}[source]
-    done = specdec(
-        *("generate", "--main", main, "--draft", draft, *SMALL, "--raw", "--seed", 1, "-n", 200),
-        *("--policy", "fixed", "--json-schema", schema, *([] if source == "pipe" else ["the people"])),
-        *(["-f", tmp_path / "prompt"] if source == "pipe" else []),
-        stdin=json.dumps(SCHEMA).encode() if source == "pipe" else b"",
-    )
+def test_an_answer_is_valid_under_a_json_schema(specdec, inside, main, draft, tmp_path, source):
+    text = json.dumps(SCHEMA)
+    (tmp_path / "schema.json").write_text(text)
+    schema = {"text": text, "file": tmp_path / "schema.json", "pipe": "/dev/stdin"}[source]
+    arguments = ["generate", "--main", main, "--draft", draft, *SMALL, "--raw", "--seed", 1, "-n", 200]
+    arguments += ["--policy", "fixed", "--json-schema", schema, "-f", tmp_path / "prompt"]
+    done = specdec(*arguments, stdin=text.encode()) if source == "pipe" else inside(*arguments)
     assert done.returncode == 0, done
     assert is_valid(done.stdout), done
 
@@ -73,7 +71,7 @@ CUT_SHORT = {
 }
 
 
-@pytest.mark.parametrize(("options", "cut"), CUT_SHORT.values(), ids=CUT_SHORT.keys())
+@pytest.mark.parametrize(("options", "cut"), CUT_SHORT.values(), ids=CUT_SHORT)
 def test_the_exit_code_shows_whether_an_answer_was_cut_short(inside, one_text, options, cut):
     done = inside("generate", *one_text, *options, "hello")
     answer = done.stdout.decode()
@@ -139,7 +137,7 @@ INVALID = {
 }
 
 
-@pytest.mark.parametrize(("options", "reason"), INVALID.values(), ids=INVALID.keys())
+@pytest.mark.parametrize(("options", "reason"), INVALID.values(), ids=INVALID)
 def test_an_unusable_grammar_is_a_one_line_error(inside, main, tmp_path, options, reason):
     (tmp_path / "latin").write_bytes(b'root ::= "\xe9"')
     done = inside("generate", "--main", main, *SMALL, "--raw", *options, "the", cwd=tmp_path)

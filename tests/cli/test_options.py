@@ -32,56 +32,38 @@ UNKNOWN = "~no-such-user/x"
         ("config", "path", "--config", UNKNOWN),
         ("draft", "quantize", "{main}", "-o", UNKNOWN),
     ],
+    ids=lambda words: words[0],
 )
-def test_home_folder_of_an_unknown_user(specdec, inside, main, tmp_path, monkeypatch, arguments):
-    monkeypatch.chdir(tmp_path)
-    line = specdec.one_line(inside(*(word.format(main=main) for word in arguments)), 2)
+def test_home_folder_of_an_unknown_user(inside, main, tmp_path, arguments):
+    line = inside.one_line(inside(*(word.format(main=main) for word in arguments), cwd=tmp_path), 2)
     assert line.startswith(f"specdec: {UNKNOWN}: no home directory is known for ~no-such-user")
     assert not list(tmp_path.iterdir())
 
 
 INVALID = [
     ("--temp", "-1"),
-    ("--temp", "nan"),
-    ("--temp", "inf"),
     ("--temp", "warm"),
-    ("--top-k", "-1"),
     ("--top-k", "1.5"),
-    ("--top-p", "1.01"),
-    ("--top-p", "-0.1"),
     ("--top-p", "nan"),
     ("--min-p", "2"),
-    ("--min-p", "nan"),
     ("--repeat-penalty", "0"),
-    ("--repeat-penalty", "-1"),
-    ("--repeat-penalty", "inf"),
     ("--frequency-penalty", "nan"),
     ("--presence-penalty", "-inf"),
     ("--repeat-last-n", "-1"),
     ("--logit-bias", "1"),
-    ("--logit-bias", "=1"),
     ("--logit-bias", "a=1"),
     ("--logit-bias", "1=b"),
     ("--logit-bias", "1=nan"),
-    ("--logit-bias", "1=inf"),
-    ("--logit-bias", "-1=1"),
     ("--logit-bias", "100000=1"),
     ("--logit-bias", "9" * 30 + "=1"),
     ("--seed", "-2"),
-    ("--seed", "x"),
     ("-n", "-2"),
-    ("-n", "many"),
     ("--ctx", "0"),
-    ("--ctx", "-5"),
     ("--threads", "0"),
     ("--threads", "513"),
-    ("--threads", "-1"),
-    ("--draft-max", "-1"),
     ("--draft-max", "65"),
     ("--draft-max", "1.5"),
-    ("--draft-p-min", "-0.1"),
     ("--draft-p-min", "1.1"),
-    ("--draft-p-min", "nan"),
     ("--policy", "best"),
     ("--shape", "star"),
     ("--proposer", "oracle"),
@@ -144,8 +126,8 @@ NO_EFFECT = [
 
 
 @pytest.mark.parametrize(("arguments", "why"), NO_EFFECT, ids=lambda value: value[0])
-def test_an_option_without_effect_is_an_error(specdec, invoke, monkeypatch, arguments, why):
-    assert specdec.one_line(invoke(*arguments), 2).startswith(f"specdec: {why}")
+def test_an_option_without_effect_is_an_error(inside, invoke, monkeypatch, arguments, why):
+    assert inside.one_line(invoke(*arguments), 2).startswith(f"specdec: {why}")
     if "without a draft" not in why:
         assert invoke(*arguments, "--no-spec").returncode == 0  # to compare
         option, value, *others = arguments
@@ -157,10 +139,7 @@ def test_an_option_without_effect_is_an_error(specdec, invoke, monkeypatch, argu
 def test_valid_value(invoke, arguments):
     done = invoke(*arguments)
     assert done.returncode == 0, done.stderr
-    if arguments != ["-n", "0"]:
-        assert done.stdout
-    else:
-        assert done.stdout == b""
+    assert (done.stdout == b"") == (arguments == ["-n", "0"])
 
 
 NUMBERS = st.one_of(
@@ -192,7 +171,7 @@ def _number(text):
         return -1.0
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chosen=st.lists(
         st.tuples(st.sampled_from(OPTIONS), NUMBERS), min_size=1, max_size=3, unique_by=lambda c: c[0]

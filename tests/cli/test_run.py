@@ -3,22 +3,17 @@
 SHORT = ("-n", 8, "-t", 1, "-c", 512, "--temp", 0)
 
 
-def test_a_prompt_gets_one_answer(inside, main):
+def test_an_argument_or_a_pipe_gets_one_answer(inside, main):
     expected = inside("generate", "hello there", "--main", main, *SHORT)
     assert expected.returncode == 0
     assert expected.stdout
     assert inside("run", main, "hello there", *SHORT).stdout == expected.stdout
+    assert inside("run", main, *SHORT, stdin=b"hello there").stdout == expected.stdout
 
 
 def test_the_argument_overrides_the_option(inside, main):
     done = inside("run", "absent.gguf", "hello there", "-m", main, *SHORT)
     assert b"absent.gguf" in done.stderr
-
-
-def test_a_pipe_is_a_prompt(specdec, main):
-    expected = specdec("generate", "hello there", "--main", main, *SHORT)
-    done = specdec("run", main, *SHORT, stdin=b"hello there")
-    assert (done.returncode, done.stdout) == (0, expected.stdout)
 
 
 def test_a_terminal_gets_a_chat(terminal, main):

@@ -144,9 +144,9 @@ def test_a_path_that_is_not_utf8_is_exact_in_a_pipe(specdec, tmp_path):
 
 
 def test_a_hostile_hub(fresh, tmp_path):
-    with HubServer() as server:
+    with HubServer() as server:  # Q5_0 is missing; the error lists what is there
         server.put("a/b", {f"{hostile.NAME}-Q4_0.gguf": b"GGUF", "c-Q8_0.gguf": b"GGUF"})
-        for quant in ("Q4_0", "Q5_0", "Q8_0"):
+        for quant in ("Q4_0", "Q5_0"):
             env = server.environment(tmp_path)
             code, seen = on_terminal(fresh, "models", "pull", f"a/b:{quant}", env=env)
             assert hostile.forbidden(seen) == [], seen

@@ -14,11 +14,11 @@ SPENT = r"\(thought for \d+\.\d s, \d+ tokens\)"
 
 
 @pytest.fixture(scope="module")
-def models(home, specdec):
+def models(home, inside):
     made = {}
     for kind in THINKING_TEMPLATES:
         made[kind] = write_thinking_model(home / f"{kind.replace(' ', '-')}.gguf", kind)
-        assert specdec("generate", "--main", made[kind], *SHORT, "x").returncode == 0
+        assert inside("generate", "--main", made[kind], *SHORT, "x").returncode == 0
     return made
 
 
@@ -66,12 +66,12 @@ def test_json_has_the_reasoning_in_a_field_of_its_own(inside, model):
     assert (whole["reasoning_content"], whole["content"]) == (THOUGHT, ANSWER)
 
 
-def test_a_batch_has_the_same_fields(inside, model, tmp_path):
+def test_a_batch_has_the_same_fields(inside, opened, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "x\\n"}\n{"prompt": "y\\n"}\n')
-    done = inside("generate", "--main", model, *SHORT, "--input", tmp_path / "prompts.jsonl")
+    done = inside("generate", "--main", opened, *SHORT, "--input", tmp_path / "prompts.jsonl")
     answers = lines_of(done)
     assert [(a["reasoning_content"], a["content"]) for a in answers] == [(THOUGHT, ANSWER)] * 2
-    raw = inside("generate", "--main", model, *SHORT, "--input", tmp_path / "prompts.jsonl", "--raw")
+    raw = inside("generate", "--main", opened, *SHORT, "--input", tmp_path / "prompts.jsonl", "--raw")
     assert all("reasoning_content" not in answer for answer in lines_of(raw))
 
 
@@ -86,8 +86,8 @@ def test_an_answer_that_is_cut_short_within_the_reasoning(inside, model):
     assert done.stderr.decode() == "the output ended within the reasoning: there is no answer\n"
 
 
-def test_a_terminal_shows_the_reasoning_dim(terminal, model):
-    shown = terminal("--main", model, *SHORT, "x", command="generate")
+def test_a_terminal_shows_the_reasoning_dim(terminal, opened):
+    shown = terminal("--main", opened, *SHORT, "x", command="generate")
     assert shown.leaves_with() == 0
     screen = shown.child.before
     dim = "".join(re.findall(re.escape(DIM) + "(.*?)" + re.escape(PLAIN), screen, re.DOTALL))
@@ -95,9 +95,9 @@ def test_a_terminal_shows_the_reasoning_dim(terminal, model):
     assert re.search("sky\r\n" + SPENT + "\r\n\r\nIt is\r\n\r\nblue.\r\n$", shown.specdec.plain(screen))
 
 
-@pytest.mark.parametrize("more", [["--hide-thinking"], ["--hide-thinking", "--answers", "1"]])
-def test_a_terminal_can_hide_the_reasoning(terminal, model, more):
-    shown = terminal("--main", model, *SHORT, *more, "x", command="generate")
+@pytest.mark.parametrize("more", [["--hide-thinking"], ["--hide-thinking", "--answers", "1"]], ids=" ".join)
+def test_a_terminal_can_hide_the_reasoning(terminal, opened, more):
+    shown = terminal("--main", opened, *SHORT, *more, "x", command="generate")
     assert shown.leaves_with() == 0
     note = "" if "--answers" in more else SPENT + "\r\n\r\n"
     assert re.fullmatch(note + re.escape(on_screen(ANSWER)) + "\r\n", shown.specdec.plain(shown.child.before))
@@ -112,15 +112,19 @@ def test_without_colour(terminal, opened):
     )
 
 
-@pytest.mark.parametrize(("more", "shown"), [([], "Hm,\r\nwhat?\r\n"), (["--no-wrap"], "Hm, what?\r\n")])
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [([], "Hm,\r\nwhat?\r\n"), (["--no-wrap"], "Hm, what?\r\n")],
+    ids=["wrapped", "--no-wrap"],
+)
 def test_lines_break_between_words(terminal, opened, more, shown):
     narrow = terminal("--main", opened, *SHORT, *more, "x", command="generate", width=6)
     assert narrow.leaves_with() == 0
     assert narrow.specdec.plain(narrow.child.before).startswith(shown)
 
 
-def test_a_chat_on_a_terminal(terminal, model):
-    person = terminal("--main", model, "--no-stats", *SHORT)
+def test_a_chat_on_a_terminal(terminal, opened):
+    person = terminal("--main", opened, "--no-stats", *SHORT)
     person.prompt()
     for _ in range(2):
         screen = person.say("x")
@@ -148,8 +152,8 @@ def test_a_chat_in_a_pipe(inside, model, tmp_path):
     assert f"assistant: {ANSWER}" in done.stderr.decode()
 
 
-def test_run(specdec, terminal, opened):
-    assert specdec("run", opened, "x", *SHORT).stdout.decode() == ANSWER
+def test_run(inside, terminal, opened):
+    assert inside("run", opened, "x", *SHORT).stdout.decode() == ANSWER
     shown = terminal(opened, "x", "--hide-thinking", *SHORT, command="run")
     assert shown.leaves_with() == 0
     assert "what?" not in shown.child.before

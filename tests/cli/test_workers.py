@@ -78,12 +78,14 @@ def test_logits_are_those_of_this_machine(specdec, pair, f16):
 
 
 @needs_backend
-@pytest.mark.parametrize("drafting", [["--no-spec"], ["--policy", "fixed", "--draft-max", "4"]])
-def test_answers_are_those_of_this_machine(specdec, pair, f16, draft, drafting):
+@pytest.mark.parametrize(
+    "drafting", [["--no-spec"], ["--policy", "fixed", "--draft-max", "4"]], ids=["plain", "drafting"]
+)
+def test_answers_are_those_of_this_machine(specdec, inside, pair, f16, draft, drafting):
     """The draft model is on this machine."""
     arguments = ["generate", "one two three", "--main", f16, "--draft", draft, "--ctx", 512]
     arguments += ["-n", 32, "--threads", 1, "--temp", 0, "--json", *drafting]
-    local = json.loads(specdec(*arguments).stdout)
+    local = json.loads(inside(*arguments).stdout)
     done = specdec(*arguments, "--workers", ",".join(worker.address for worker in pair))
     assert done.returncode == 0, done.stderr.decode()
     remote = json.loads(done.stdout)
@@ -92,7 +94,9 @@ def test_answers_are_those_of_this_machine(specdec, pair, f16, draft, drafting):
 
 
 @needs_backend
-@pytest.mark.parametrize("command", [["generate", "one"], ["bench", "--runs", 1, "--per-category", 1]])
+@pytest.mark.parametrize(
+    "command", [["generate", "one"], ["bench", "--runs", 1, "--per-category", 1]], ids=["generate", "bench"]
+)
 def test_a_worker_that_dies(specdec, f16, command):
     with two_workers(specdec.environment) as started:
         addresses = ",".join(worker.address for worker in started)
@@ -152,11 +156,17 @@ def test_ctrl_c_while_a_worker_computes(specdec, pair, f16):
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("host", ["8.8.8.8", "0.0.0.0", "1.1.1.1:50052"])
-def test_public_addresses_are_refused(specdec, host):
-    assert "ssh tunnel" in specdec.one_line(specdec("generate", "x", "--workers", host), 2)
-    if ":" not in host:
-        assert "ssh tunnel" in specdec.one_line(specdec("worker", "--host", host), 2)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "x", "--workers", "8.8.8.8"],
+        ["generate", "x", "--workers", "1.1.1.1:50052"],
+        ["worker", "--host", "0.0.0.0"],
+    ],
+    ids=" ".join,
+)
+def test_public_addresses_are_refused(inside, arguments):
+    assert "ssh tunnel" in inside.one_line(inside(*arguments), 2)
 
 
 @pytest.mark.parametrize(
@@ -188,20 +198,18 @@ def test_a_worker_that_serves_another_client(specdec, f16, pair):
         first.communicate(timeout=20)
 
 
-def test_what_is_no_worker():
-    """It closes the connection, or says something else."""
-    for reply in (b"", b"HTTP/1.1 400 Bad Request"):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request"], ids=["silent", "HTTP"])
+def test_what_is_no_worker(reply):
+    with socket.create_server(("127.0.0.1", 0)) as server:
 
-            def answer(server=server, reply=reply):
-                connection, _ = server.accept()
-                with connection:
-                    connection.recv(100)
-                    connection.sendall(reply)
+        def answer():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(reply)
 
-            thread = threading.Thread(target=answer)
-            thread.start()
-            with pytest.raises(BackendError, match="no worker"):
-                workers.check_ready(f"127.0.0.1:{port}")
-            thread.join()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(BackendError, match="no worker"):
+            workers.check_ready(f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()

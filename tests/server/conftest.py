@@ -10,7 +10,7 @@ import pytest
 
 from spec_local.llama.tiny import write_tiny_model
 from tests.chat_templates import TOOL_TEMPLATES
-from tests.cli.conftest import Specdec, folders
+from tests.cli.conftest import Inside, Specdec, folders
 
 
 class Server:
@@ -73,6 +73,11 @@ class Server:
 def specdec(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     return Specdec(home, folders(home))
+
+
+@pytest.fixture(scope="session")
+def inside(specdec):
+    return Inside(specdec.folder, specdec.environment)
 
 
 @pytest.fixture(scope="session")

@@ -82,7 +82,7 @@ def test_openai_schema(client):
     assert answer.choices[0].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_openai_tools(client, stream):
     tools = [{"type": "function", "function": WEATHER}]
     messages = [{"role": "user", "content": "What is the weather?"}]
