@@ -107,9 +107,8 @@ class Engine:
         events = self._end_finished()
         if not self.requests:
             return events
-        timer = self._timer
+        timer, (decoding, reading) = self._timer, self._split()
         timer.start()
-        decoding, reading = self._split()
 
         # 1 Propose: the draft model drafts for all requests in the same calls, and reads prompts.
         events += self._propose(decoding, reading)
@@ -128,7 +127,6 @@ class Engine:
             rows = context.decode([call for _, call in [*steps, *chunks]])
             self.n_calls += 1
             timer.lap("main model")
-
             for (request, call), logits in zip(steps, rows, strict=False):
                 try:
                     # 3 Verify: the output has exactly the main model's distribution, whatever was drafted.
