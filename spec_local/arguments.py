@@ -31,7 +31,7 @@ _EXPECTED = _BOUNDS | {
     "is_instance_of": "a {class}",
     "dataclass_exact_type": "a {class_name}",
 }
-"""What to give in place of a wrong value, by pydantic's type of the error."""
+"""The expected values, by pydantic's type of the error."""
 
 
 def checked(function: _Function) -> _Function:

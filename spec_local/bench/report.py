@@ -23,7 +23,7 @@ _NAMED = 5  # differing outputs listed in Markdown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the results of every benchmark have.
+    """Common fields of the results of every benchmark.
 
     Args:
         record: from `spec_local.bench.record.record`.

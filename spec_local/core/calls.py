@@ -83,11 +83,11 @@ class Task(Generic[_Result]):
 
     @property
     def outcome(self) -> _Result | SpecLocalError:
-        """What it returned or raised; only after its end."""
+        """Its result or error; only after its end."""
         return self._error or self._results[0]
 
     def result(self) -> _Result:
-        """What it returned; only after its end.
+        """Its result; only after its end.
 
         Raises:
             SpecLocalError: what it raised.

@@ -1,4 +1,4 @@
-"""What the contexts of ordinary models and of heads have in common, and what their rows have."""
+"""Bases of the contexts of ordinary models and heads, and of their rows."""
 
 import weakref
 from collections.abc import Sequence

@@ -101,7 +101,7 @@ def download(
 
 
 def _progress_class(name: str, size: int, on_progress: Callable[[int], None]) -> type[Any]:
-    """What `http_get` uses in place of a progress bar of tqdm; it ends the download of another size."""
+    """Return a class for `http_get` in place of tqdm's bar; it ends a download of another size."""
 
     class Progress:
         def __init__(self, total: int | None, initial: int, **settings: Any) -> None:

@@ -50,7 +50,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What drafts in one step.
+    """The source of one step's draft, with its limit or its tokens.
 
     Attributes:
         limit: of what the draft model drafts; None: that of the offer.

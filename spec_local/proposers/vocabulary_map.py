@@ -35,7 +35,7 @@ class Vocabulary(Protocol):
 
 
 class DraftVocabulary(Vocabulary, Protocol):
-    """What is needed of the draft model's vocabulary, into which tokens are converted."""
+    """The part of a draft model's vocabulary that conversion needs."""
 
     add_bos: bool
 

@@ -103,7 +103,7 @@ class Blocks:
         self._texts: list[str] = []
 
     def changes(self, delta: Delta, *, is_last: bool) -> Iterator[Change]:
-        """What the next part changes: a block opens, grows or closes, with its whole text; or a call."""
+        """Changes by the next part: a block opens, grows or closes, with its whole text; or a call."""
         texts: dict[Kind, str] = {"reasoning": delta.reasoning, "content": delta.content}
         for kind in self._kinds:
             if text := texts[kind]:

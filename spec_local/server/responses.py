@@ -52,7 +52,7 @@ _STARTS: Mapping[Kind, Mapping[str, Any]] = {
     "content": {"type": "message", "role": "assistant"},
 }
 _MORE: Mapping[Kind, dict[str, Any]] = {"reasoning": {}, "content": {"logprobs": []}}
-"""What events with the text have besides."""
+"""Other fields of the events with text."""
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 _Item = Annotated[
     _MessageItem | _CallItem | _OutputItem | _ReasoningItem,
