@@ -61,14 +61,21 @@ class LookupProposer:
     needs_logits = True
     head = None
 
-    def __init__(self, lookup):
+    def __init__(self, lookup, name=None):
         self.lookup = lookup
+        assert name in (None, lookup.name)
 
     async def prefill(self, history):
         pass
 
     async def propose(self, history, limit, rng):
-        return self.lookup.find(history, limit)
+        found = self.lookup.find(history, limit)
+        leaves = set(range(len(found.tokens))) - set(found.parents)
+        assert found.depth <= limit.depth
+        assert len(found.tokens) <= limit.nodes
+        assert len(leaves) <= limit.branches
+        assert len(found.confidence) == len(found.tokens)
+        return found
 
     def shorten(self, proposal):
         pass
@@ -139,7 +146,9 @@ PROPOSERS = {
     "unrelated coupled tree": draft(5.0, lambda: Coupled(4, 2)),
 }
 for _name, _kind in LOOKUPS.items():
-    PROPOSERS.setdefault(_name, lambda sampler, n_vocab, is_end=None, kind=_kind: LookupProposer(kind()))
+    PROPOSERS.setdefault(
+        _name, lambda sampler, n_vocab, is_end=None, kind=_kind, name=_name: LookupProposer(kind(), name)
+    )
 DRAWN = {name: v.drawing for name, v in VERIFIERS.items() if v.drawing not in ("chosen", "one")}
 # Every verifier is lossless for a drawn chain; a drawn tree needs one of its own.
 CASES = {f"draft, {rule}": (PROPOSERS["draft"], rule) for rule in VERIFIERS}

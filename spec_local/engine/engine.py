@@ -124,10 +124,10 @@ class Engine:
             chunks = self._chunks(context, unread, steps, events)
             if not steps and not chunks:
                 continue
-            rows = context.decode([call for _, call in [*steps, *chunks]])
+            logits_of_calls = context.decode([call for _, call in [*steps, *chunks]])
             self.n_calls += 1
             timer.lap("main model")
-            for (request, call), logits in zip(steps, rows, strict=False):
+            for (request, call), logits in zip(steps, logits_of_calls, strict=False):
                 try:
                     # 3 Verify: the output has exactly the main model's distribution, whatever was drafted.
                     verified = request.verify(logits)

@@ -67,8 +67,8 @@ class Adaptive(Policy):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(may_truncate)
-        self._main = RowCosts(main) if isinstance(main, CostModel) else main
-        self._all_drafts = RowCosts(draft) if isinstance(draft, CostModel) else draft
+        self._main_costs = RowCosts(main) if isinstance(main, CostModel) else main
+        self._any_draft_costs = RowCosts(draft) if isinstance(draft, CostModel) else draft
         self._clock = clock
         self._experience = known = experience or Experience()
         self._acceptance, self._budget = known.acceptance, known.budget
@@ -76,18 +76,20 @@ class Adaptive(Policy):
         self._max_calls = min(MAX_CALLS, max_draft)
         self._n_steps = 0
         self._n_plain = self._n_speculative = 0  # steps in a row, up to now
-        self._plain, self._draft = self._main.seconds(1), self._all_drafts
+        self._plain_seconds, self._draft_costs = self._main_costs.seconds(1), self._any_draft_costs
         self._take_costs()
         # Of the step at hand:
-        self._asked = clock()  # when the call at hand began
-        self._otherwise = 1.0 / self._plain  # tokens per second expected without the draft model
+        self._call_began = clock()  # when the call at hand began
+        self._rate_without_draft = (
+            1.0 / self._plain_seconds
+        )  # tokens per second expected without the draft model
         self._begin(Offer(Limit(1, 1, 1)))
         # Of steps up to now:
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
         self._tree: tuple[int, int] | None = None  # its depth and nodes, if trees promise more than chains
-        n_rows, drafts = known.answers.n_rows, self._all_drafts
-        known.start(self._usual_gain(self._main.at(n_rows), drafts.at(n_rows)) if drafts else 0.0)
+        n_rows, drafts = known.answers.n_rows, self._any_draft_costs
+        known.start(self._usual_gain(self._main_costs.at(n_rows), drafts.at(n_rows)) if drafts else 0.0)
 
     def _begin(self, offer: Offer) -> None:
         self._offer, self._choice = offer, NOTHING
@@ -95,7 +97,7 @@ class Adaptive(Policy):
         self._spent = 0.0  # seconds on drafting
         self._n_calls = 0  # of the draft model
         self._confidence: list[float] = []
-        self._values = [1.0]  # probability that draft tokens 1 … i are all accepted
+        self._values = [1.0]  # probability that draft tokens 1 … i are all accepted; first that of none
 
     @classmethod
     def create(cls, options: PolicyOptions) -> Self:
@@ -114,19 +116,21 @@ class Adaptive(Policy):
             return Choice("draft") if self._repays_reading(offer.n_unread) else NOTHING
         self._begin(offer)
         self._n_steps += 1
-        if self._version != self._main.version:
+        if self._version != self._main_costs.version:
             self._take_costs()
-        if self._n_speculative >= _PLAIN_AFTER or self._main.is_in_doubt:
+        if self._n_speculative >= _PLAIN_AFTER or self._main_costs.is_in_doubt:
             return NOTHING  # the cost of a plain step must stay known
-        best = Step(1.0, self._plain)
+        best = Step(1.0, self._plain_seconds)
         for candidates in self._calibrated([found for found in offer.candidates if self._could_pay(found)]):
-            best = self._better(candidates, best)
-        self._otherwise = best.rate
+            step, choice = self._best_part(candidates)
+            if step.rate > best.rate:
+                best, self._choice = step, choice
+        self._rate_without_draft = best.rate
         drafting = self._draft_choice(best.rate)
         if drafting.limit:
             self._choice, self._max_path = drafting, min(drafting.limit.depth, drafting.limit.nodes)
         if self._choice.source != "none":
-            self._asked = self._clock()
+            self._call_began = self._clock()
         return self._choice
 
     def wants_more(self, output: DraftOutput | None = None) -> bool:
@@ -136,16 +140,16 @@ class Adaptive(Policy):
             ahead = self._ahead(self._values[-1], self._max_calls, 1)
             if not len(ahead) or self._rate_ahead(ahead, 1) <= self._rate_now():
                 return False
-        self._asked = self._clock()
+        self._call_began = self._clock()
         return True
 
     def _wants_token(self, output: DraftOutput) -> bool:
         """Note the output of a call, and return whether to draw a draft token from it."""
-        assert self._draft
+        assert self._draft_costs
         if output.n_read:
             if output.n_read <= _MAX_OBSERVED:
-                self._draft.observe(output.n_read, self._clock() - self._asked)
-            self._spent += self._draft.seconds(output.n_read)
+                self._draft_costs.observe(output.n_read, self._clock() - self._call_began)
+            self._spent += self._draft_costs.seconds(output.n_read)
         self._n_calls += 1
         self._confidence.append(output.confidence)
         value = self._values[-1] * self._acceptance.draft.rate(output.confidence)
@@ -161,19 +165,21 @@ class Adaptive(Policy):
         if self._n_calls:  # a chain
             values = np.array(self._values[1 : n + 1])
             if self.may_truncate and n:
-                n = best_prefix(values, self._spent + self._seconds).n
+                n = best_prefix(values, self._spent + self._step_seconds).n
             proposal = replace(proposal, values=values.tolist()).first(n)
         elif self._choice.source in ("draft", "tree"):
-            self._spent = now - self._asked
-        self._asked = now
+            self._spent = now - self._call_began
+        self._call_began = now
         return proposal
 
     def observe(self, drafted: Sequence[int], output: Sequence[int], n_verified: int) -> None:
-        took = self._clock() - self._asked
+        took = self._clock() - self._call_began
         self._n_speculative = self._n_speculative + 1 if n_verified else 0
         self._n_plain = 0 if n_verified else self._n_plain + 1
-        alone = self._main.is_alone
-        usual_time = 0.8 < took / self._plain < 1.25 if alone else True  # others are timed by the engine
+        alone = self._main_costs.is_alone
+        usual_time = (
+            0.8 < took / self._plain_seconds < 1.25 if alone else True
+        )  # others are timed by the engine
         was_usual, self._as_usual = self._as_usual, not n_verified and usual_time
         # The step after an unusual one is timed, too: disturbed calls must not outnumber others in the table.
         if alone and (
@@ -191,16 +197,18 @@ class Adaptive(Policy):
         self._acceptance.observe_lookups(self._offer.candidates, output)
         known.n_tokens += len(output)
         # Noise is no loss of speculation, but the table may be outdated: the clock counts within bounds.
-        usual = float(self._seconds[n_verified]) if n_verified else self._plain
+        usual = float(self._step_seconds[n_verified]) if n_verified else self._plain_seconds
         timed = n_verified and alone
         seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if timed else usual)
-        seconds += self._main.seconds_again(n_verified + 1 - len(output), len(output))
-        gain = len(output) - seconds / self._plain
+        seconds += self._main_costs.seconds_again(n_verified + 1 - len(output), len(output))
+        gain = len(output) - seconds / self._plain_seconds
         p_loss = 1.0 - self._acceptance.recent.mean if kind == "draft" else 1.0
-        self._budget.settle(kind, gain, seconds / self._plain, p_loss)
+        self._budget.settle(kind, gain, seconds / self._plain_seconds, p_loss)
         if kind == "draft":
             # Of each step only what it gained over the best option without the draft model.
-            known.gained = (known.gained or 0.0) + (len(output) / self._otherwise - seconds) / self._plain
+            known.gained = (known.gained or 0.0) + (
+                len(output) / self._rate_without_draft - seconds
+            ) / self._plain_seconds
 
     def _repays_reading(self, n_unread: int) -> bool:
         """Return whether the rest of the answer repays the draft model's reading of so many tokens."""
@@ -209,13 +217,13 @@ class Adaptive(Policy):
         left = max(known.answers.length - known.n_tokens, known.n_tokens)
         if self._max_tokens is not None:
             left = min(left, self._max_tokens - known.n_tokens)
-        if not self._all_drafts:
+        if not self._any_draft_costs:
             return False
-        n_rows, gain = self._main.n_running, known.answers.gain or 0.0
-        main, draft = self._main.at(n_rows), self._all_drafts.at(n_rows)
+        n_rows, gain = self._main_costs.n_running, known.answers.gain or 0.0
+        main, draft = self._main_costs.at(n_rows), self._any_draft_costs.at(n_rows)
         if n_rows > 1:
             gain = min(gain, self._usual_gain(main, draft))  # the last answers may have had fewer rows
-        elif not self._draft:
+        elif not self._draft_costs:
             return False
         return gain * left * main.seconds(1) > float(chain_seconds(draft, max(1, n_unread), 1)[0])
 
@@ -226,27 +234,31 @@ class Adaptive(Policy):
 
     def _observe_costs(self, n: int, took: float) -> None:
         self._timed = self._n_steps
-        self._main.observe(n, took)
-        before, self._plain = self._plain, self._main.seconds(1)
-        if not 0.8 < self._plain / before < 1.25:
+        self._main_costs.observe(n, took)
+        before, self._plain_seconds = self._plain_seconds, self._main_costs.seconds(1)
+        if not 0.8 < self._plain_seconds / before < 1.25:
             self._budget.restore()
         self._refresh()
 
     def _take_costs(self) -> None:
         """Take the costs at the current number of rows."""
-        self._version = self._main.version
-        self._plain = self._main.seconds(1)
-        drafts = self._all_drafts
-        self._draft = drafts if drafts and could_gain(self._main, drafts, self._max_calls) else None
+        self._version = self._main_costs.version
+        self._plain_seconds = self._main_costs.seconds(1)
+        drafts = self._any_draft_costs
+        self._draft_costs = (
+            drafts if drafts and could_gain(self._main_costs, drafts, self._max_calls) else None
+        )
         self._refresh()
 
     def _refresh(self) -> None:
         """Take what follows from the main model's costs."""
-        self._seconds = self._main.first(MAX_DRAFT + 1)[1:]  # of its call with 0, 1, … draft tokens
-        gained = np.arange(1.0, len(self._seconds))
-        # Acceptance of the first token without which up to 1, 2, … tokens lose even if all others follow it.
+        self._step_seconds = self._main_costs.first(MAX_DRAFT + 1)[
+            1:
+        ]  # of its call with 0, 1, … draft tokens
+        gained = np.arange(1.0, len(self._step_seconds))
+        # Minimum acceptance of the first of 1, 2, … tokens at which verifying them can break even.
         self._needed: list[float] = np.minimum.accumulate(
-            (self._seconds[1:] / self._plain - 1.0) / gained
+            (self._step_seconds[1:] / self._plain_seconds - 1.0) / gained
         ).tolist()
 
     def _calibrated(self, candidates: Sequence[Proposal]) -> Sequence[Proposal]:
@@ -258,25 +270,21 @@ class Adaptive(Policy):
         ]
         return [merged(found)] if self._max_tree and len(found) > 1 else found
 
-    def _better(self, candidates: Proposal, best: Step) -> Step:
-        """Return the better one of a step and the best part of these candidates, which is chosen then."""
+    def _best_part(self, candidates: Proposal) -> tuple[Step, Choice]:
+        """Return the part of these candidates with the most expected tokens per second."""
         limit, values = self._offer.limit, path_values(candidates)
         assert limit
         n_max = limit.nodes if candidates.is_chain else min(limit.nodes, limit.branches)
         order = (-values).argsort(kind="stable")[:n_max]  # a parent comes before its equals
         n_max = self._affordable(self._budget.may_lose("lookup", 1.0 - candidates.confidence[0]), 0.0)
-        step = best_prefix(values[order], self._seconds[: n_max + 1])
-        if step.rate <= best.rate:
-            return best
-        self._choice = Choice(
-            "lookup", None, replace(candidates, values=values.tolist()).part(order[: step.n])
-        )
-        return step
+        step = best_prefix(values[order], self._step_seconds[: n_max + 1])
+        part = replace(candidates, values=values.tolist()).part(order[: step.n].tolist())
+        return step, Choice("lookup", proposal=part)
 
     def _draft_choice(self, rate: float) -> Choice:
         """Choose the draft model if it promises more tokens per second than `rate`, within the budget."""
         limit, n_unread = self._offer.limit, self._offer.n_unread
-        if not self._draft or not n_unread or not limit:
+        if not self._draft_costs or not n_unread or not limit:
             return NOTHING
         if self._max_tree and self._n_steps - self._planned >= _REPLANNED_EVERY:
             self._plan_tree()
@@ -284,12 +292,12 @@ class Adaptive(Policy):
             return NOTHING
         step = self._draft_step(self._acceptance.recent.upper, n_unread)
         n = 1  # tokens that the first call drafts
-        if self._draft.drafts_blocks:
+        if self._draft_costs.drafts_blocks:
             n = self._draft_step(self._acceptance.recent.mean).n
             limit = replace(limit, depth=min(limit.depth, n))
-        first = float(chain_seconds(self._draft, n_unread, n)[-1])
-        loss = first + float(self._seconds[1]) - self._plain
-        if step.rate <= rate or loss > self._budget.may_lose("draft") * self._plain:
+        first = float(chain_seconds(self._draft_costs, n_unread, n)[-1])
+        loss = first + float(self._step_seconds[1]) - self._plain_seconds
+        if step.rate <= rate or loss > self._budget.may_lose("draft") * self._plain_seconds:
             return NOTHING
         if not self._tree:
             return Choice("draft", limit)
@@ -298,45 +306,45 @@ class Adaptive(Policy):
 
     def _draft_step(self, acceptance: float, n_unread: int = 1) -> Step:
         """Return the expected outcome of asking the draft model."""
-        return best_chain(acceptance, self._main, self._draft, self._max_calls, n_unread)
+        return best_chain(acceptance, self._main_costs, self._draft_costs, self._max_calls, n_unread)
 
     def _usual_gain(self, main: CallCosts, draft: CallCosts) -> float:
         return usual_gain(main, draft, self._max_calls)
 
     def _plan_tree(self) -> None:
         """Choose between chains and trees, and how large a tree."""
-        assert self._draft
+        assert self._draft_costs
         self._planned = self._n_steps
         first = self._acceptance.recent.mean
         ranks = [first, *((1.0 - first) * share for share in _BY_RANK)]
         n_max = min(self._max_tree, self._max_path)
         depth = min(n_max, self._max_calls)
-        tree = plan(ranks, self._main, self._draft, n_max, depth)
-        chain = plan(ranks[:1], self._main, self._draft, n_max, depth)
+        tree = plan(ranks, self._main_costs, self._draft_costs, n_max, depth)
+        chain = plan(ranks[:1], self._main_costs, self._draft_costs, n_max, depth)
         pays = not tree.is_chain and tree.speed > _TREE_MARGIN * chain.speed
         self._tree = (tree.depth, len(tree.parents)) if pays else None
 
     def _affordable(self, may_lose: float, spent: float) -> int:
         """The most draft tokens whose rejection the budget survives, after so many seconds of drafting."""
-        seconds = (1.0 + may_lose) * self._plain - spent
-        return max(0, int(np.searchsorted(self._seconds, seconds, side="right")) - 1)
+        seconds = (1.0 + may_lose) * self._plain_seconds - spent
+        return max(0, int(np.searchsorted(self._step_seconds, seconds, side="right")) - 1)
 
     @property
     def _later(self) -> float:
         """Seconds of another call of the draft model; 0: the first one has drafted all."""
-        assert self._draft
-        return 0.0 if self._draft.drafts_blocks else self._draft.seconds(1)
+        assert self._draft_costs
+        return 0.0 if self._draft_costs.drafts_blocks else self._draft_costs.seconds(1)
 
     def _rate_now(self) -> float:
         """Tokens per second of verifying what is drafted, or its best part."""
         values = np.array(self._values[1:])
         if self.may_truncate:
-            return best_prefix(values, self._spent + self._seconds).rate
-        return float((1.0 + values.sum()) / (self._spent + self._seconds[len(values)]))
+            return best_prefix(values, self._spent + self._step_seconds).rate
+        return float((1.0 + values.sum()) / (self._spent + self._step_seconds[len(values)]))
 
     def _ahead(self, value: float, n: int, n_calls: int) -> Floats:
         """Acceptance of the next n draft tokens, or of fewer if the budget ends after n_calls more calls."""
-        assert self._draft
+        assert self._draft_costs
         spent = self._spent + n_calls * self._later
         affordable = self._affordable(self._budget.may_lose("draft"), spent)
         n_max = min(self._max_calls, self._max_path, affordable)
@@ -347,12 +355,12 @@ class Adaptive(Policy):
 
     def _rate_ahead(self, values: Floats, n_calls: int) -> float:
         """The best tokens per second with more draft tokens of these values, the first after n_calls."""
-        assert self._draft
+        assert self._draft_costs
         n = len(self._values)
-        values = values[: len(self._seconds) - n]
+        values = values[: len(self._step_seconds) - n]
         calls = self._later * np.arange(n_calls, n_calls + len(values))
         tokens = sum(self._values) + values.cumsum()
-        rates = tokens / (self._spent + calls + self._seconds[n : n + len(values)])
+        rates = tokens / (self._spent + calls + self._step_seconds[n : n + len(values)])
         return float(rates.max(initial=0.0))
 
 

@@ -16,7 +16,7 @@ def sim():
         patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
         import simulate
 
-        few = ("plain", *(f"draft {n}" for n in (1, 2, 4, 6, 8, 12, 16)), "lookup 3", "lookup 15", "lookup 63")
+        few = ("plain", *(f"draft {n}" for n in (1, 2, 4, 6, 8, 12, 16)), "lookup 3", "lookup 63")
         patch.setattr(simulate, "FIXED", {name: simulate.FIXED[name] for name in few})
         yield simulate
         for name in ("simulate", "traces", "common"):
