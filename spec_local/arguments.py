@@ -9,8 +9,10 @@ from pydantic import ConfigDict, Field, ValidationError, validate_call
 
 from spec_local.errors import InvalidRequest
 
+Printable = Annotated[int, Field(gt=-(2**1000), lt=2**1000)]
+"""An integer that is reduced to what is possible. Python refuses to print very large ones in errors."""
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-"""An integer for llama.cpp. Python even refuses to print very large ones, in errors for example."""
+"""An integer for llama.cpp."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type[Any])
 _CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True)

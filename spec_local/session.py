@@ -22,7 +22,7 @@ from spec_local.answers.loading import LoadSettings, load
 from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.running import RunningAnswers
 from spec_local.answers.text import Done, RowEvent, Text
-from spec_local.arguments import Int32, checked
+from spec_local.arguments import Int32, Printable, checked
 from spec_local.calibration.known_costs import KnownCosts
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message, Tool
@@ -121,9 +121,9 @@ class Session:
         main: Path | str,
         draft: Path | str | None = None,
         *,
-        n_ctx: Int32 | None = None,
+        n_ctx: Printable | None = None,
         threads: Int32 | None = None,
-        gpu_layers: Int32 = -1,
+        gpu_layers: Printable = -1,
         cache_type: str = "f16",
         branches: Int32 = 1,
         datastore: bool = False,

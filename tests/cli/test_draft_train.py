@@ -42,11 +42,11 @@ def quick(monkeypatch):
 def instant(quick, monkeypatch):
     """Training is skipped; its three evaluations show n_steps in their numbers of tokens."""
 
-    def train(start, shape, main, dataset, hyperparameters, *, on_progress, **_):
+    def train(training, *, on_progress, **_):
         for step in (1, 2, 3):
-            n_read = 1000 * step + hyperparameters.n_steps
+            n_read = 1000 * step + training.hyperparameters.n_steps
             on_progress(pipeline.TrainingProgress(step, 3, n_read, 2.0, 0.0, EVALUATION, 0.5))
-        return pipeline.Result(start, 3, EVALUATION, 3, 3000)
+        return pipeline.Result(training.best, 3, EVALUATION, 3, 3000)
 
     monkeypatch.setattr(pipeline.distillation, "train", train)
     monkeypatch.setattr(pipeline, "write_head", lambda path, *_, **__: path.write_bytes(b"GGUF"))

@@ -131,7 +131,7 @@ def test_log_probabilities(inside, main):
     ("arguments", "what"),
     [
         (["--logprobs", "3", "x"], "add --json"),
-        (["--logprobs", "21", "--json", "x"], "0 to 20"),
+        (["--logprobs", "21", "--json", "x"], "at most 20"),
         (["--json", "--jsonl", "x"], "one of them"),
         (["--suffix", "a", "--suffix-file", "b", "x"], "one of them"),
         (["--suffix", "a", "--system", "b", "x"], "remove --system"),
