@@ -108,7 +108,8 @@ class ProposerFactory:
     def lookups(self, settings: GenerationSettings, slot: Slot | None = None) -> list[Lookup]:
         """Lookups in use; the datastore is added to any other lookup.
 
-        ``auto`` adds recycling if the main model's calls take little longer with more tokens.
+        Without a draft model, ``auto`` adds recycling if the main model's calls take little longer with more
+        tokens.
         """
         calibrated = settings.policy == "adaptive"
         slot = slot or self._first
@@ -118,7 +119,8 @@ class ProposerFactory:
         ]
         if self.datastore and found:
             found.insert(1, DatastoreLookup(self.datastore))
-        if found and settings.proposer == "auto" and calibrated and self._recycling_pays(settings, slot):
+        may_recycle = settings.proposer == "auto" and calibrated and not self._draft
+        if found and may_recycle and self._recycling_pays(settings, slot):
             found.append(recycling)
         return found
 
