@@ -268,9 +268,9 @@ class Engine:
                 end.shutdown(socket.SHUT_RDWR)  # wakes the process, and the thread that reads
 
     def _send(self, message: Any) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # the process has ended, which `run` handles
-            assert self._connection
-            self._connection.send(message)
+        if self._connection:
+            with contextlib.suppress(OSError):  # the process has ended, which `run` handles
+                self._connection.send(message)
 
 
 def _read(
