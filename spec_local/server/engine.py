@@ -118,6 +118,7 @@ class Engine:
         while not self._stopping:
             was_loaded, exit_code = await self._run_process()
             if self._stopping:
+                self._lose(NotReady("the server is stopping: try again when it has started again"))
                 return
             if was_loaded or not self.error:
                 self.error = _crash(exit_code)

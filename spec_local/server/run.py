@@ -103,6 +103,8 @@ def run(
         engine.stop()
         loading.cancel()
         await running
+        if tasks := set(server.server_state.tasks):  # answers that the second signal has cut
+            await asyncio.wait(tasks, timeout=_CUT_S)
         if failed:
             raise failed
 
