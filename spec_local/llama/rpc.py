@@ -84,8 +84,11 @@ def _get_sources(folder: Path) -> str | None:
     with tarfile.open(archive) as opened:
         for member in opened:
             inside = member.name.partition("/")[2]
-            if inside.startswith(_PARTS):
-                opened.extract(member.replace(name=inside, deep=False), folder, filter="data")
+            file = opened.extractfile(member) if inside.startswith(_PARTS) and member.isfile() else None
+            if file and ".." not in inside.split("/"):  # Python 3.11.3 has no safe `extract` yet
+                target = folder / inside
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read())
     return None
 
 
