@@ -72,7 +72,8 @@ def _get_sources(folder: Path) -> str | None:
     """Put the sources of the installed version into a folder; return the reason if that fails."""
     package = f"llama-cpp-python=={importlib.metadata.version('llama-cpp-python')}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-binary", ":all:", "--dest", str(folder), package]
+    # Only this one: what it builds with would be compiled, too.
+    command += ["--no-binary", "llama-cpp-python", "--dest", str(folder), package]
     try:
         done = subprocess.run(command, capture_output=True, check=False, timeout=_DOWNLOAD_S)
     except subprocess.TimeoutExpired:
