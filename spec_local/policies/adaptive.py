@@ -174,13 +174,24 @@ class Adaptive(Policy):
 
     def observe(self, drafted: Sequence[int], output: Sequence[int], n_verified: int) -> None:
         took = self._clock() - self._call_began
+        self._time_step(took, n_verified)
+        source = self._choice.source
+        kind: Kind | None = "draft" if source == "tree" else None if source == "none" else source
+        if kind == "draft":
+            self._acceptance.observe_draft(drafted, output, self._confidence)
+        else:
+            self._acceptance.recent.forget()
+        self._acceptance.observe_lookups(self._offer.candidates, output)
+        self._experience.n_tokens += len(output)
+        self._settle(kind, took, len(output), n_verified)
+
+    def _time_step(self, took: float, n_verified: int) -> None:
+        """Observe the cost of the main model's call, if this step is one that is timed."""
         self._n_speculative = self._n_speculative + 1 if n_verified else 0
         self._n_plain = 0 if n_verified else self._n_plain + 1
-        alone = self._main_costs.is_alone
-        usual_time = (
-            0.8 < took / self._plain_seconds < 1.25 if alone else True
-        )  # others are timed by the engine
-        was_usual, self._as_usual = self._as_usual, not n_verified and usual_time
+        alone = self._main_costs.is_alone  # the engine times shared calls
+        was_usual = self._as_usual
+        self._as_usual = not n_verified and (not alone or 0.8 < took / self._plain_seconds < 1.25)
         # The step after an unusual one is timed, too: disturbed calls must not outnumber others in the table.
         if alone and (
             not (self._as_usual and was_usual)
@@ -188,27 +199,20 @@ class Adaptive(Policy):
             or self._n_steps - self._timed >= _TIMED_EVERY
         ):
             self._observe_costs(n_verified + 1, took)
-        known, source = self._experience, self._choice.source
-        kind: Kind | None = "draft" if source == "tree" else None if source == "none" else source
-        if kind == "draft":
-            self._acceptance.observe_draft(drafted, output, self._confidence)
-        else:
-            self._acceptance.recent.forget()
-        self._acceptance.observe_lookups(self._offer.candidates, output)
-        known.n_tokens += len(output)
-        # Noise is no loss of speculation, but the table may be outdated: the clock counts within bounds.
-        usual = float(self._step_seconds[n_verified]) if n_verified else self._plain_seconds
-        timed = n_verified and alone
-        seconds = self._spent + (min(2.0 * usual, max(0.5 * usual, took)) if timed else usual)
-        seconds += self._main_costs.seconds_again(n_verified + 1 - len(output), len(output))
-        gain = len(output) - seconds / self._plain_seconds
+
+    def _settle(self, kind: Kind | None, took: float, n_output: int, n_verified: int) -> None:
+        """Account for what a step gained or lost."""
+        known, plain = self._experience, self._plain_seconds
+        seconds = float(self._step_seconds[n_verified]) if n_verified else plain
+        if n_verified and self._main_costs.is_alone:
+            # Noise is no loss of speculation, but the table may be outdated: the clock counts within bounds.
+            seconds = min(2.0 * seconds, max(0.5 * seconds, took))
+        seconds += self._spent + self._main_costs.seconds_again(n_verified + 1 - n_output, n_output)
         p_loss = 1.0 - self._acceptance.recent.mean if kind == "draft" else 1.0
-        self._budget.settle(kind, gain, seconds / self._plain_seconds, p_loss)
+        self._budget.settle(kind, n_output - seconds / plain, seconds / plain, p_loss)
         if kind == "draft":
             # Of each step only what it gained over the best option without the draft model.
-            known.gained = (known.gained or 0.0) + (
-                len(output) / self._rate_without_draft - seconds
-            ) / self._plain_seconds
+            known.gained = (known.gained or 0.0) + (n_output / self._rate_without_draft - seconds) / plain
 
     def _repays_reading(self, n_unread: int) -> bool:
         """Return whether the rest of the answer repays the draft model's reading of so many tokens."""
@@ -245,16 +249,13 @@ class Adaptive(Policy):
         self._version = self._main_costs.version
         self._plain_seconds = self._main_costs.seconds(1)
         drafts = self._any_draft_costs
-        self._draft_costs = (
-            drafts if drafts and could_gain(self._main_costs, drafts, self._max_calls) else None
-        )
+        gains = drafts is not None and could_gain(self._main_costs, drafts, self._max_calls)
+        self._draft_costs = drafts if gains else None
         self._refresh()
 
     def _refresh(self) -> None:
         """Take what follows from the main model's costs."""
-        self._step_seconds = self._main_costs.first(MAX_DRAFT + 1)[
-            1:
-        ]  # of its call with 0, 1, … draft tokens
+        self._step_seconds = self._main_costs.first(MAX_DRAFT + 1)[1:]  # with 0, 1, … draft tokens
         gained = np.arange(1.0, len(self._step_seconds))
         # Minimum acceptance of the first of 1, 2, … tokens at which verifying them can break even.
         self._needed: list[float] = np.minimum.accumulate(
