@@ -333,9 +333,9 @@ class Session:
         clock: Callable[[], float],
         chat: Conversation | None = None,
     ) -> Answer[Prefilled | Text | Done]:
-        checked = self._answers.checked(0, prompt, settings, cancelled)
+        prepared = self._answers.check(0, prompt, settings, cancelled)
         self._end_answer()
-        running = self._answers.begin(checked, self._slots[0], clock)
+        running = self._answers.begin(prepared, self._slots[0], clock)
         events = self._answers.one(running, clock)
         if chat:
             events = chat.answered(events, Splitter() if settings.constrained else chat.splitter())

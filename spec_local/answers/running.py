@@ -61,8 +61,7 @@ class RunningAnswers:
         self._main = slots[0].main
         self._grammar: tuple[object, Grammar] | None = None  # the most recent one, which most answers reuse
 
-    @checked
-    def checked(
+    def check(
         self,
         index: int,
         prompt: str | Sequence[int],
@@ -169,9 +168,10 @@ class RunningAnswers:
                         break
                     index, n_started = n_started, n_started + 1
                     try:
-                        checked = self.checked(index, prompt, settings, functools.partial(cancelled, index))
-                        slot = _best_slot(free, list(checked.tokens))
-                        started = self.begin(checked, slot, clock, n_rows)
+                        ends = functools.partial(cancelled, index)
+                        prepared = self.check(index, *_item(prompt, settings), ends)
+                        slot = _best_slot(free, list(prepared.tokens))
+                        started = self.begin(prepared, slot, clock, n_rows)
                         engine.add(started.request)
                     except SpecLocalError as error:
                         yield RowEvent(index, Failed(error, Statistics()))
@@ -225,6 +225,14 @@ class RunningAnswers:
                 ),
             )
         return Constraint(self._grammar[1].start())
+
+
+@checked
+def _item(
+    prompt: str | Sequence[int], settings: GenerationSettings
+) -> tuple[str | Sequence[int], GenerationSettings]:
+    """Check the types of a prompt and its settings, which come from an iterable."""
+    return prompt, settings
 
 
 def _best_slot(free: Sequence[Slot], tokens: Sequence[int]) -> Slot:

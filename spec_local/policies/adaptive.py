@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from spec_local.core.proposal import MAX_DRAFT, Limit, Proposal
+from spec_local.core.proposal import MAX_DRAFT, Proposal
 from spec_local.policies.acceptance_model import Floats
 from spec_local.policies.base import NOTHING, Choice, DraftOutput, Offer, Policy, PolicyOptions
 from spec_local.policies.candidates import merged, path_values
@@ -83,7 +83,7 @@ class Adaptive(Policy):
         self._rate_without_draft = (
             1.0 / self._plain_seconds
         )  # tokens per second expected without the draft model
-        self._begin(Offer(Limit(1, 1, 1)))
+        self._begin(Offer(None))
         # Of steps up to now:
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
@@ -229,7 +229,7 @@ class Adaptive(Policy):
             gain = min(gain, self._usual_gain(main, draft))  # the last answers may have had fewer rows
         elif not self._draft_costs:
             return False
-        return gain * left * main.seconds(1) > float(chain_seconds(draft, max(1, n_unread), 1)[0])
+        return gain * left * main.seconds(1) > float(chain_seconds(draft, n_unread, 1)[0])
 
     def _could_pay(self, candidates: Proposal) -> bool:
         """Return whether verifying these candidates may be worth the main model's time."""
