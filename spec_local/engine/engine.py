@@ -4,7 +4,6 @@ Requests advance at different rates. One that fails or ends disturbs no other.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -187,21 +186,11 @@ class Engine:
 
     def _propose(self, decoding: Sequence[Request], reading: Sequence[Request]) -> Events:
         """Draft for all requests, and let the draft model or head read what the main model has read."""
-        n_rows = Counter(request.main.context for request in self.requests)
-        self._announce(decoding, reading, max(n_rows.values()))
-
-        def coroutines() -> Iterator[Calls[bool | None]]:
-            for request in decoding:
-                context = request.main.context
-                yield request.propose(min(context.max_tokens, context.max_logits) // n_rows[context])
-            read: list[Prefill] = []
-            for request in reading:
-                yield request.prefill.read_draft(read.copy())
-                if not request.prefill.n_unread:
-                    read.append(request.prefill)
+        contexts = [request.main.context for request in self.requests]
+        self._announce(decoding, reading, max(map(contexts.count, contexts)))
 
         events: Events = []
-        outcomes = together(coroutines(), self._timer)
+        outcomes = together(self._drafting(contexts, decoding, reading), self._timer)
         for request, outcome in zip([*decoding, *reading], outcomes, strict=True):
             if isinstance(outcome, SpecLocalError):
                 events.append((request, Failed(outcome, request.statistics)))
@@ -209,6 +198,20 @@ class Engine:
                 request.prefill.finish()
                 events.append((request, Prefilled(request.statistics)))
         return events
+
+    @staticmethod
+    def _drafting(
+        contexts: list[Context], decoding: Sequence[Request], reading: Sequence[Request]
+    ) -> Iterator[Calls[bool | None]]:
+        """Yield the coroutine of each request that drafts, then of each that reads its prompt."""
+        for request in decoding:
+            context = request.main.context
+            yield request.propose(min(context.max_tokens, context.max_logits) // contexts.count(context))
+        read: list[Prefill] = []
+        for request in reading:
+            yield request.prefill.read_draft(read.copy())
+            if not request.prefill.n_unread:
+                read.append(request.prefill)
 
     def _announce(self, decoding: Sequence[Request], reading: Sequence[Request], n_running: int) -> None:
         """Pass the planner what this step's call will evaluate."""
