@@ -2,7 +2,7 @@
 
     python docs/images/make_pictures.py --main MAIN.gguf --draft DRAFT.gguf [chat|models|tune|bench …]
 
-The pictures in docs/images show Qwen2.5-Coder 1.5B with its 0.5B sibling, both in Q4_K_M.
+The pictures in docs/images show Qwen2.5-Coder 1.5B in Q4_K_M with its 0.5B sibling in Q4_0.
 """
 
 import argparse

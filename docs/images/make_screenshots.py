@@ -3,7 +3,7 @@
     specdec serve MAIN.gguf --draft DRAFT.gguf --temp 0
     python docs/images/make_screenshots.py http://localhost:8080
 
-The pictures in docs/images show Qwen2.5-Coder 1.5B with its 0.5B sibling, both in Q4_K_M, on a machine that
+The pictures in docs/images show Qwen2.5-Coder 1.5B in Q8_0 with its 0.5B sibling in Q4_0, on a machine that
 does nothing else. Both show the same answer.
 """
 

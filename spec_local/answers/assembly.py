@@ -39,14 +39,14 @@ class Slot:
     """The caches for one answer, and what is learned from one to the next.
 
     main, draft: rows of both models. drafter: the draft model; it reads and drafts tokens of the main model's
-    vocabulary. recycling: knows this row's history. experience: by kind of answer and number of rows.
+    vocabulary. recycling: knows this row's history. experience: by kind of answer.
     """
 
     main: LlamaRow
     draft: LlamaRow | HeadRow | None
     drafter: LanguageModel | None
     recycling: Recycling
-    experience: dict[tuple[Kind, int], Experience] = field(default_factory=dict)
+    experience: dict[Kind, Experience] = field(default_factory=dict)
 
     @property
     def head(self) -> HeadRow | None:
@@ -83,7 +83,7 @@ class ProposerFactory:
         """Divides calls among requests."""
         # What all rows learn, by kind of answer, and whole answers by the number of rows, too.
         self._acceptance: dict[Kind, AcceptanceModel] = {}
-        self._answers: dict[tuple[Kind, int], Answers] = {}
+        self._answers: dict[Kind, Answers] = {}
 
     def names(self, settings: GenerationSettings) -> list[str]:
         """Names of the proposers in use; resolves ``auto``."""
@@ -130,12 +130,8 @@ class ProposerFactory:
         sampler: Sampler,
         clock: Callable[[], float],
         slot: Slot,
-        n_rows: int = 1,
     ) -> Proposer | None:
         """The proposer of one answer in a slot; None: plain decoding.
-
-        Args:
-            n_rows: maximum number of answers at the same time.
 
         Raises:
             InvalidRequest, ModelError: the settings are not possible with these models.
@@ -151,7 +147,7 @@ class ProposerFactory:
             if any(row.model.is_recurrent for row in (self._main, self._draft) if row):
                 raise InvalidRequest("a recurrent model cannot evaluate a tree: give --shape chain")
             raise InvalidRequest("the session was opened for chains: open it with branches=64")
-        policy = self._policy(settings, clock, slot, n_rows)
+        policy = self._policy(settings, clock, slot)
         if "draft" in names and settings.policy == "adaptive" and slot.head and not self._could_gain(slot):
             names.remove("draft")  # the policy would never ask the head, which reads the main model's states
         draft = self._draft_model(settings, sampler, slot) if "draft" in names else None
@@ -191,9 +187,7 @@ class ProposerFactory:
             n_staged=settings.staged,
         )
 
-    def _policy(
-        self, settings: GenerationSettings, clock: Callable[[], float], slot: Slot, n_rows: int
-    ) -> Policy:
+    def _policy(self, settings: GenerationSettings, clock: Callable[[], float], slot: Slot) -> Policy:
         greedy = settings.sampling.temperature == 0
         policy: type[Policy] = POLICIES[settings.policy]
         return policy.create(
@@ -202,7 +196,7 @@ class ProposerFactory:
                 may_truncate=greedy or settings.rule == "exact-match",
                 p_min=settings.draft_p_min,
                 costs=lambda: self._shared_costs(slot),
-                experience=self._known(settings, slot, n_rows),
+                experience=self._known(settings, slot),
                 tree_nodes=settings.tree_nodes if self._may_branch(settings) else 0,
                 max_draft=slot.head.max_draft if slot.head else None,
                 max_tokens=settings.max_tokens,
@@ -210,12 +204,11 @@ class ProposerFactory:
             )
         )
 
-    def _known(self, settings: GenerationSettings, slot: Slot, n_rows: int) -> Experience:
+    def _known(self, settings: GenerationSettings, slot: Slot) -> Experience:
         """Return the experience of earlier answers of the same kind, in all slots."""
         kind = self._kind(settings)
-        answers = self._answers.setdefault((kind, n_rows), Answers(n_rows))
-        known = Experience(self._learned(settings), answers)
-        return slot.experience.setdefault((kind, n_rows), known)
+        known = Experience(self._learned(settings), self._answers.setdefault(kind, Answers()))
+        return slot.experience.setdefault(kind, known)
 
     def _learned(self, settings: GenerationSettings) -> AcceptanceModel:
         return self._acceptance.setdefault(self._kind(settings), AcceptanceModel())

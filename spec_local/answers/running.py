@@ -87,13 +87,8 @@ class RunningAnswers:
         check_prompt(self._main, tokens)
         return CheckedPrompt(index, tokens, settings, lambda: self._ending() or cancelled())
 
-    def begin(
-        self, prompt: CheckedPrompt, slot: Slot, clock: Callable[[], float], n_rows: int = 1
-    ) -> Running:
+    def begin(self, prompt: CheckedPrompt, slot: Slot, clock: Callable[[], float]) -> Running:
         """Prepare an answer in a slot that is not in use.
-
-        Args:
-            n_rows: maximum number of answers at the same time.
 
         Raises:
             InvalidRequest, ModelError: the settings are not possible, or the grammar cannot be used.
@@ -105,7 +100,7 @@ class RunningAnswers:
             prompt.tokens,
             sampler=sampler,
             rng=SeededRng(settings.seed),
-            proposer=self._factory.proposer(settings, sampler, clock, slot, n_rows),
+            proposer=self._factory.proposer(settings, sampler, clock, slot),
             verifier=VERIFIERS[settings.rule],
             draft_max=settings.longest_path,
             max_tokens=settings.max_tokens,
@@ -171,7 +166,7 @@ class RunningAnswers:
                         ends = functools.partial(cancelled, index)
                         prepared = self.check(index, *_item(prompt, settings), ends)
                         slot = _best_slot(free, list(prepared.tokens))
-                        started = self.begin(prepared, slot, clock, n_rows)
+                        started = self.begin(prepared, slot, clock)
                         engine.add(started.request)
                     except SpecLocalError as error:
                         yield RowEvent(index, Failed(error, Statistics()))

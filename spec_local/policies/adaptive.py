@@ -88,8 +88,7 @@ class Adaptive(Policy):
         self._as_usual = True  # the last step was plain, and took as long as plain steps do
         self._timed, self._planned = 0, -_REPLANNED_EVERY  # the last step in which it was done
         self._tree: tuple[int, int] | None = None  # its depth and nodes, if trees promise more than chains
-        n_rows, drafts = known.answers.n_rows, self._any_draft_costs
-        known.start(self._usual_gain(self._main_costs.at(n_rows), drafts.at(n_rows)) if drafts else 0.0)
+        known.start(self._usual_gain)
 
     def _begin(self, offer: Offer) -> None:
         self._offer, self._choice = offer, NOTHING
@@ -221,14 +220,13 @@ class Adaptive(Policy):
         left = max(known.answers.length - known.n_tokens, known.n_tokens)
         if self._max_tokens is not None:
             left = min(left, self._max_tokens - known.n_tokens)
-        if not self._any_draft_costs:
+        known.n_running = n = self._main_costs.n_running
+        if not self._any_draft_costs or (n == 1 and not self._draft_costs):
             return False
-        n_rows, gain = self._main_costs.n_running, known.answers.gain or 0.0
-        main, draft = self._main_costs.at(n_rows), self._any_draft_costs.at(n_rows)
-        if n_rows > 1:
-            gain = min(gain, self._usual_gain(main, draft))  # the last answers may have had fewer rows
-        elif not self._draft_costs:
-            return False
+        gain = known.answers.gains.get(n)
+        if gain is None:
+            gain = self._usual_gain(n)
+        main, draft = self._main_costs.at(n), self._any_draft_costs.at(n)
         return gain * left * main.seconds(1) > float(chain_seconds(draft, n_unread, 1)[0])
 
     def _could_pay(self, candidates: Proposal) -> bool:
@@ -309,8 +307,10 @@ class Adaptive(Policy):
         """Return the expected outcome of asking the draft model."""
         return best_chain(acceptance, self._main_costs, self._draft_costs, self._max_calls, n_unread)
 
-    def _usual_gain(self, main: CallCosts, draft: CallCosts) -> float:
-        return usual_gain(main, draft, self._max_calls)
+    def _usual_gain(self, n_running: int) -> float:
+        """`usual_gain` with so many answers at the same time."""
+        main, draft = self._main_costs, self._any_draft_costs
+        return usual_gain(main.at(n_running), draft.at(n_running), self._max_calls) if draft else 0.0
 
     def _plan_tree(self) -> None:
         """Choose between chains and trees, and how large a tree."""

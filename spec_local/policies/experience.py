@@ -1,5 +1,6 @@
 """State carried between answers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spec_local.policies.acceptance_model import AcceptanceModel
@@ -16,18 +17,16 @@ _RETRY_RATE = 0.01  # the same where the draft was not asked: a bad record fades
 
 @dataclass(slots=True)
 class Answers:
-    """State carried between whole answers: of all rows, if as many are generated at the same time.
+    """State carried between whole answers, of all rows.
 
     Attributes:
-        n_rows: maximum number of answers at the same time.
         length: expected tokens of an answer.
-        gain: plain steps that the draft model saves per token of an answer, not counting the prompt; None:
-            unknown.
+        gains: plain steps that the draft model saves per token of an answer, not counting the prompt, by
+            number of answers at the same time; unknown at first.
     """
 
-    n_rows: int = 1
     length: float = 200.0
-    gain: float | None = None
+    gains: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -38,6 +37,7 @@ class Experience:
         acceptance: how often draft tokens are accepted.
         answers: what whole answers have taught.
         budget: what speculation may lose.
+        n_running: answers at the same time, this one included, when the draft model was last considered.
         n_tokens: generated in this answer.
         gained: plain steps that the draft model has saved in this answer; None: it was not asked.
     """
@@ -45,24 +45,25 @@ class Experience:
     acceptance: AcceptanceModel = field(default_factory=AcceptanceModel)
     answers: Answers = field(default_factory=Answers)
     budget: LossBudget = field(default_factory=LossBudget)
+    n_running: int = 1
     n_tokens: int = 0
     gained: float | None = None
 
-    def start(self, expected_gain: float) -> None:
+    def start(self, usual_gain: Callable[[int], float]) -> None:
         """Begin an answer, and learn from the last one as a whole.
 
         Args:
-            expected_gain: of a draft model with usual acceptance; the gain returns to it while the draft is
-                not asked.
+            usual_gain: of a draft model with usual acceptance, by number of answers at the same time; the
+                gain begins there, and returns to it while the draft is not asked.
         """
         self.budget.start()
-        known = self.answers
-        if known.gain is None:
-            known.gain = expected_gain
         if self.n_tokens:
+            known, n = self.answers, self.n_running
             known.length += _LENGTH_RATE * (self.n_tokens - known.length)
-            if self.gained is None:
-                known.gain += _RETRY_RATE * (expected_gain - known.gain)
-            else:
-                known.gain += _GAIN_RATE * (self.gained / self.n_tokens - known.gain)
+            usual = usual_gain(n)
+            rate, seen = _RETRY_RATE, usual
+            if self.gained is not None:
+                rate, seen = _GAIN_RATE, self.gained / self.n_tokens
+            before = known.gains.get(n, usual)
+            known.gains[n] = before + rate * (seen - before)
         self.n_tokens, self.gained = 0, None

@@ -535,14 +535,14 @@ def test_earlier_answers_decide_whether_the_prompt_is_read():
 
     usual, short, useless = worth(Experience()), Experience(), Experience()
     for _ in range(8):
-        short.start(0.7)
+        short.start(lambda n_running: 0.7)
         short.n_tokens, short.gained = 20, 14.0
-        useless.start(0.7)
+        useless.start(lambda n_running: 0.7)
         useless.n_tokens, useless.gained = 200, -2.0
     assert 0 < worth(short) < 0.5 * usual
     assert worth(Experience(), max_tokens=20) < 0.2 * usual
     assert worth(useless) < 0.4 * usual
     for _ in range(300):
-        useless.start(0.7)
+        useless.start(lambda n_running: 0.7)
         useless.n_tokens, useless.gained = 200, None
     assert worth(useless) > 0.9 * usual

@@ -18,6 +18,7 @@ from spec_local.engine.request import Request
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive, usual_gain
+from spec_local.policies.base import Offer
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.sharing import RowCosts, SharedCalls, best_rows
@@ -279,6 +280,18 @@ def test_the_usual_gain_is_that_at_a_number_of_rows():
     assert usual_gain(main, draft) > 0.1
     assert usual_gain(main.at(8), draft.at(8)) == 0.0
     assert main.n_rows == 1
+
+
+def test_a_prompt_is_read_for_the_answers_at_the_same_time_not_for_those_there_is_room_for():
+    shared = [RowCosts(CostModel(costs)) for costs in MACHINES["kernels"]]
+    known = Experience()
+    reads = []
+    for n_running in (8, 1, 8):
+        for costs in shared:
+            costs.share(1, n_running=n_running)
+        reads.append(Adaptive(*shared, known).choose(Offer(None, n_unread=20)).source)
+        known.n_tokens = 200
+    assert reads == ["none", "draft", "none"]
 
 
 def test_as_rows_join_each_drafts_less():
