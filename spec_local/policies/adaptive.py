@@ -117,7 +117,7 @@ class Adaptive(Policy):
         self._n_steps += 1
         if self._version != self._main_costs.version:
             self._take_costs()
-        if self._n_speculative >= _PLAIN_AFTER or self._main_costs.is_in_doubt:
+        if self._n_speculative >= _PLAIN_AFTER or self._main_costs.needs_plain:
             return NOTHING  # the cost of a plain step must stay known
         best = Step(1.0, self._plain_seconds)
         for candidates in self._calibrated([found for found in offer.candidates if self._could_pay(found)]):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 _WINDOW = 9  # last calls of a size that count: the median tolerates four slow ones
 _NEAR = 4  # calls; a call of one token that comes later is no reference
-_UNUSUAL = 1.4  # ratio to the expected time, or its inverse
+_UNUSUAL = 1.4  # ratio of costs that disagree, or its inverse
 _DISTURBED = 4.0  # ratio to the usual time of a one-token call; such a slowdown rarely lasts
 _INSTANT = 1e-9  # seconds; a coarse clock may give 0
 
@@ -69,7 +69,6 @@ class CostModel:
         self._disturbed: list[float] = []  # the same, of consecutive disturbed calls
         self._calls: dict[int, deque[_Call]] = {}  # of several tokens, by number of tokens
         self._open: list[_Call] = []  # calls with fewer than two one-token calls after them
-        self._n_unusual = 0  # last consecutive calls with an unusual time
         self._closed: set[int] = set()  # sizes of calls closed since `costs` was computed
         self._multiples: dict[int, float] = {}  # of a one-token call, by number of tokens
         self._shape: dict[int, float] = {}  # the same, corrected by _plausible, ascending
@@ -105,8 +104,6 @@ class CostModel:
         if n < 1 or not 0 <= seconds < math.inf:
             raise ValueError(f"a call of {n} tokens cannot take {seconds} s")
         seconds = max(seconds, _INSTANT)
-        is_unusual = bool(self.costs) and not 1.0 / _UNUSUAL < seconds / self.seconds(n) < _UNUSUAL
-        self._n_unusual = self._n_unusual + 1 if is_unusual else 0
         if n == 1:
             self._count_plain(seconds)
             self._multiples[1] = 1.0
@@ -136,11 +133,6 @@ class CostModel:
         else:
             self._plain.append(seconds)
         self._disturbed.clear()
-
-    @property
-    def is_in_doubt(self) -> bool:
-        """True if the last calls were unusual, so that a one-token call should check the machine's speed."""
-        return self._n_unusual > 1 and bool(self._open)
 
     def agrees_with(self, other: "CostModel") -> bool:
         """Return whether both agree on relative costs, at the sizes observed by the other."""

@@ -8,7 +8,6 @@ from typing import Literal
 Kind = Literal["lookup", "draft"]
 
 _LEAST = 2.2  # plain steps an answer may lose from its start: about 1 % of 200 tokens
-_LATER = 2.0  # the same of an answer after losses: a draft model that was wrong before is asked less
 _MOST = 3.0  # plain steps that income fills the balance to: it forgives three bad steps in a row
 _INCOME = 0.006  # share of the elapsed time that may be lost in the long run
 _SAFETY = 6.0  # times the expected loss is charged: in full unless 5 of 6 tokens are accepted
@@ -28,7 +27,7 @@ class LossBudget:
 
     def start(self) -> None:
         """Begin an answer: earlier gains end, and the balance is at least the minimum."""
-        self._balance = min(_MOST, max(_LATER, self._balance + sum(self._gains.values())))
+        self._balance = min(_MOST, max(_LEAST, self._balance + sum(self._gains.values())))
         self._gains = {"lookup": 0.0, "draft": 0.0}
 
     def restore(self) -> None:

@@ -57,11 +57,9 @@ class RowCosts:
         return self.n_rows == 1 and not self.n_read and not self.n_others
 
     @property
-    def is_in_doubt(self) -> bool:
-        """True if a call without draft tokens should check the machine's speed."""
-        if self.n_rows > 1 and self._n_speculative >= _PLAIN_AFTER:
-            return True
-        return self._table.is_in_doubt
+    def needs_plain(self) -> bool:
+        """True if shared calls have had draft tokens for so long that one without should show its cost."""
+        return self.n_rows > 1 and self._n_speculative >= _PLAIN_AFTER
 
     @property
     def _table(self) -> CostModel:

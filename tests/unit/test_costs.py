@@ -140,20 +140,6 @@ def test_calls_without_a_one_token_call_soon_after_are_relative_to_the_last_one(
     assert costs.seconds(8) == 8.0
 
 
-def test_costs_are_in_doubt_between_unusual_calls_and_two_one_token_calls():
-    costs = CostModel(F16)
-    for n, seconds, in_doubt in [
-        (8, 1.86, False),
-        (8, 4.0, False),  # a single one may be noise
-        (4, 3.0, True),
-        (1, 2.2, True),
-        (1, 2.2, False),
-        (8, 4.0, False),
-    ]:
-        costs.observe(n, seconds)
-        assert costs.is_in_doubt == in_doubt
-
-
 def test_a_disturbance_right_after_a_call_does_not_make_it_cheaper():
     """Nor other sizes, through what smaller calls imply."""
     costs = table(F16)

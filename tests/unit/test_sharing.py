@@ -90,11 +90,11 @@ def test_a_plain_call_follows_thirty_two_shared_ones_with_draft_tokens():
     costs = RowCosts(CostModel(LINEAR))
     costs.share(2)
     for _ in range(32):
-        assert not costs.is_in_doubt
+        assert not costs.needs_plain
         costs.observe_shared(2, LINEAR[4])
-    assert costs.is_in_doubt
+    assert costs.needs_plain
     costs.observe_shared(0, LINEAR[2])
-    assert not costs.is_in_doubt
+    assert not costs.needs_plain
 
 
 @pytest.mark.parametrize(
