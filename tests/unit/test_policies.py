@@ -445,7 +445,7 @@ def test_a_better_draft_model_drafts_longer_chains():
 
 
 def test_experience_carries_over_to_the_next_answer():
-    """A draft model that was always right is called more in the next answer than one that was always wrong."""
+    """A draft model that was always right is called more in the next answer; one that was wrong is not."""
     n_calls = {}
     for shift in (0, 1):
         experience, n_calls[shift] = Experience(), []
