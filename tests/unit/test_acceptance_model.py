@@ -42,22 +42,6 @@ def test_calibration_estimates_frequencies_and_forgets():
         assert np.mean(found[100:]) == pytest.approx(rate, abs=0.05)
 
 
-def test_one_rejection_moves_every_bin_by_one_step_of_logistic_regression():
-    """Defaults: rate 0.2, and a prior that weighs like two rejections."""
-    calibration = Calibration((0.5,), (0.5, 0.5))
-    calibration.observe(0.9, False)
-    shifted = 1.0 / (1.0 + np.exp(0.2 * 0.5))
-    assert calibration.rate(0.1) == pytest.approx(shifted)
-    assert calibration.rate(0.9) == pytest.approx(4.0 * shifted / 5.0)
-
-
-def test_calibration_remembers_forty_observations():
-    calibration = Calibration((), (0.5,), rate=0.0)
-    for _ in range(2_000):
-        calibration.observe(0.5, True)
-    assert calibration.rate(0.5) == pytest.approx((4.0 * 0.5 + 40.0) / 44.0)
-
-
 @pytest.mark.parametrize("prior", [(), (0.5,), (0.5, 0.5, 0.5)])
 def test_calibration_needs_a_prior_for_each_bin(prior):
     with pytest.raises(ValueError, match="2 bins"):
@@ -91,15 +75,6 @@ def test_evidence_decays_while_nothing_is_observed():
     assert rate.mean == pytest.approx(4.0 / (5.0 + 32.0 / np.e), rel=0.01)
     rate.forget(2_000)
     assert low < 0.2 < 0.95 < rate.upper == pytest.approx(RecentRate(4.0, 1.0, 32.0).upper)
-
-
-def test_priors_of_a_session():
-    """Means that were measured on real pairs: see the comments in the module."""
-    model = AcceptanceModel()
-    assert (model.recent.mean, model.recycled.mean) == pytest.approx((0.8, 0.4))
-    confidence = np.array([0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95, 0.99, 1.0])
-    assert (np.diff(model.draft.rates(confidence)) > 0).all()
-    assert model.lookups["any"].rates(confidence) == pytest.approx(confidence, abs=0.06)
 
 
 def test_draft_tokens_after_a_rejection_are_not_observed():
@@ -140,29 +115,3 @@ def test_recycling_observes_one_outcome_for_each_node_reached():
 )
 def test_outcomes_of_candidates(parents, output, expected):
     assert list(outcomes(Proposal([1, 2, 3], parents, source="x", confidence=[0.5] * 3), output)) == expected
-
-
-def test_the_recent_rate_of_a_session_remembers_thirty_two_tokens():
-    model = AcceptanceModel()
-    for _ in range(1_000):
-        model.observe_draft([1], [2], [])
-    assert model.recent.mean == pytest.approx(4.0 / (5.0 + 32.0))
-
-
-def test_confidence_of_the_draft_model_starts_with_measured_rates():
-    model = AcceptanceModel()
-    rates = [model.draft.rate(x) for x in (0.1, 0.3, 0.4, 0.6, 0.7, 0.85, 0.95, 0.98, 1.0)]
-    assert rates == pytest.approx([0.2, 0.4, 0.52, 0.63, 0.69, 0.82, 0.9, 0.96, 0.985])
-
-
-def test_other_bins_move_by_at_most_three_nats():
-    calibration = Calibration((0.5,), (0.5, 0.5))
-    for _ in range(10_000):
-        calibration.observe(0.9, False)
-    assert calibration.rate(0.1) == pytest.approx(1.0 / (1.0 + np.exp(3.0)), rel=0.05)
-
-
-def test_a_confident_prior_weighs_at_most_eighty_observations():
-    calibration = Calibration((), (0.999,), memory=1e9, rate=0.0)
-    calibration.observe(0.5, False)
-    assert calibration.rate(0.5) == pytest.approx(80.0 * 0.999 / 81.0)

@@ -1,7 +1,5 @@
 """Several answers at the same time, on a scripted session: the runs, and their report in all formats."""
 
-import csv
-import io
 import json
 
 import pytest
@@ -203,20 +201,6 @@ def test_markdown():
     assert "The machine was noisy" not in report
     assert "other programs used 50.0 of" in parallel_report.markdown(results(other_programs=50.0))
     assert "**interrupted: 2 of 3 categories**" in parallel_report.markdown(results(n_categories=3))
-
-
-def test_csv():
-    rows = list(csv.DictReader(io.StringIO(parallel_report.csv_rows(results()))))
-    assert [(row["category"], row["variant"], row["parallel"]) for row in rows] == [
-        (category, variant, n)
-        for category in ("one", "two")
-        for n in ("1", "4")
-        for variant in ("plain", "speculative")
-    ]
-    assert float(rows[1]["speedup"]) == pytest.approx(1.5)
-    assert float(rows[1]["tokens_per_second"]) == pytest.approx(15.0)
-    assert (rows[1]["answers"], rows[1]["tokens"], rows[1]["drafted"]) == ("3", "30", "24")
-    assert [row["different"] for row in rows] == ["0"] * 7 + ["1"]
 
 
 def test_json_and_lines():

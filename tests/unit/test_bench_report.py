@@ -83,12 +83,6 @@ def test_estimates():
     assert many.low < many.value < many.high
 
 
-def test_intervals_have_their_coverage():
-    rng = np.random.default_rng(2)
-    found = [geometric_mean(np.exp(rng.normal(0.3, 0.2, 40))) for _ in range(100)]
-    assert 87 <= sum(e.low <= np.exp(0.3) <= e.high for e in found) <= 99
-
-
 def test_figures_of_a_variant():
     figures = summarise(OUTCOMES, "speculative")
     # a: medians 22 and 11; b: 0.5; c: 1
@@ -157,19 +151,6 @@ def test_many_differences_are_shortened():
     assert "at most 0.7 apart" in text
 
 
-@pytest.mark.parametrize("width", [60, 100])
-def test_a_terminal_shows_every_cell_of_the_report(width):
-    wide, fitted = report.markdown(results()), report.markdown(results(), width=width)
-    assert max(map(len, wide.splitlines())) > 100
-    assert max(map(len, fitted.splitlines())) <= width
-    words = fitted.replace("|", " ").split()
-    for cell in ("first", "tokens/step", "62%", "12.5%", "draft", "abababababab…", "[0.67,", "71%", "50%."):
-        assert (cell in words) == (cell in wide.split()), cell
-    for row in fitted.splitlines():
-        if row.startswith("|"):
-            assert row.endswith("|")
-
-
 def test_bars_of_several_variants():
     both = variants(GREEDY, {"draft-max": [1, 2]})
     one = outcome("code", "a", [2.0], [1.0])
@@ -216,6 +197,5 @@ def test_json():
 
 def test_invalid_unicode_can_be_written():
     broken = replace(OUTCOMES[0].runs["plain"][0], text="\udcff")
-    report.as_json(
-        results(outcomes=[replace(OUTCOMES[0], runs=OUTCOMES[0].runs | {"plain": [broken]})])
-    ).encode()
+    runs = OUTCOMES[0].runs | {"plain": [broken]}
+    report.as_json(results(outcomes=[replace(OUTCOMES[0], runs=runs)])).encode()

@@ -42,23 +42,6 @@ def test_it_equals_an_exhaustive_search(correct, costs, draft_step, most):
     assert best_seconds(*arguments) == pytest.approx(exhaustive(*arguments))
 
 
-def flat(n):
-    return 1.0
-
-
-def test_known_cases():
-    correct = {"lookup": run_lengths([True] * 9)}
-    assert best_seconds({}, flat, {}, 9, 4) == 9
-    assert best_seconds({"lookup": [0] * 9}, flat, {"lookup": 0.0}, 9, 4) == 9
-    assert (
-        best_seconds(correct, flat, {"lookup": 0.0}, 9, 2) == 3
-    )  # three steps of two draft tokens and one more
-    assert best_seconds(correct, flat, {"lookup": 0.0}, 9, 64) == 1
-    assert best_seconds(correct, flat, {"lookup": 0.4}, 9, 2) == pytest.approx(3 + 6 * 0.4)
-    assert best_seconds(correct, float, {"lookup": 0.0}, 9, 8) == 9  # n tokens cost n calls: no gain
-    assert best_seconds({}, flat, {}, 0, 4) == 0
-
-
 def test_run_lengths():
     assert run_lengths([True, True, False, True]) == [2, 1, 0, 1]
     assert run_lengths([]) == []

@@ -8,9 +8,7 @@ import pytest
 from spec_local.core.fake import enumerate_outcomes
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
-from spec_local.engine.events import Step
+from spec_local.core.sampling import Sampler
 from spec_local.policies.adaptive import Adaptive, could_gain
 from spec_local.policies.base import Choice, Offer, Policy
 from spec_local.policies.choice import Step as Planned
@@ -21,10 +19,11 @@ from spec_local.policies.sharing import RowCosts
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain, Coupled, Drawn
-from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
 from tests.proposers import main_model
 from tests.unfiltered import unfiltered
+from tests.unit import generation
+from tests.unit.generation import GREEDY
 from tests.unit.test_adaptive import Clock, Output
 from tests.unit.test_heads import FakeHead
 
@@ -68,36 +67,29 @@ SHAPES = {
 }
 
 
-def generate(
-    head, shape, how, rng, *, rule="block", max_tokens=3, draft_max=2, prompt=(0, 1, 2, 0, 1), policy=None
-):
-    main, sampler, found = main_model(head.n_vocab), Sampler(how), []
-    made = DraftModel(head, sampler, shape, n_vocab=head.n_vocab)
+def generate(head, shape, how, rng, *, policy=None, prompt=(0, 1, 2, 0, 1), **options):
+    made = DraftModel(head, Sampler(how), shape, n_vocab=head.n_vocab)
     made = CombinedProposer(policy, made) if policy else made
-    options = {"proposer": made, "verifier": VERIFIERS[rule], "rng": rng}
-    for event in decode(
-        main, list(prompt), sampler=sampler, draft_max=draft_max, max_tokens=max_tokens, **options
-    ):
-        if isinstance(event, Step):
-            found += event.tokens
-    return tuple(found)
+    options = {"max_tokens": 3, "draft_max": 2} | options
+    return tuple(generation.generate(main_model(head.n_vocab), prompt, made, how, rng, **options)[0])
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_distribution_is_the_main_models(name):
     rule, shape = SHAPES[name]
-    how = unfiltered()
+    v, how = 2 if rule == "spectr" else 3, unfiltered()
+    prompt = [0, 1, v - 1, 0, 1]
 
     def answer(rng):
-        return generate(FakeBlockHead(3), shape(), how, rng, rule=rule)
+        return generate(FakeBlockHead(v), shape(), how, rng, rule=rule, prompt=prompt)
 
-    assert_main_distribution(enumerate_outcomes(answer), main_model(3), Sampler(how), [0, 1, 2, 0, 1])
+    assert_main_distribution(enumerate_outcomes(answer), main_model(v), Sampler(how), prompt)
 
 
 @pytest.mark.parametrize("shape", [lambda: Chain("greedy"), lambda: BestFirst(6)])
 def test_no_draft_is_longer_than_a_block(shape):
     head = FakeBlockHead(8)
-    generate(head, shape(), SamplingSettings(temperature=0), SeededRng(0), max_tokens=30, draft_max=20)
+    generate(head, shape(), GREEDY, SeededRng(0), max_tokens=30, draft_max=20)
     assert max(head.wanted) == BLOCK
     assert head.wanted[-1] < BLOCK  # near the end of the answer
 
@@ -114,7 +106,7 @@ def test_the_first_output_has_read_a_block():
             return True
 
     for head, expected in ((FakeBlockHead(8), [BLOCK, 0, 0]), (FakeHead(8), [1, 1, 1])):
-        policy, how = Recorder(), SamplingSettings(temperature=0)
+        policy, how = Recorder(), GREEDY
         generate(head, Chain(), how, SeededRng(0), max_tokens=4, draft_max=BLOCK, policy=policy)
         assert policy.n_read[:3] == expected
 
@@ -165,7 +157,7 @@ def test_the_cost_of_a_best_first_tree_is_that_of_one_call(monkeypatch):
     monkeypatch.setattr("spec_local.proposers.shapes.best_prefix", best_prefix)
     for costs in (blocks(), CostModel(DRAFT)):
         shape = BestFirst(6, costs=(CostModel(MAIN), costs))
-        how = SamplingSettings(temperature=0)
+        how = GREEDY
         generate(FakeBlockHead(8), shape, how, SeededRng(0), max_tokens=8, draft_max=BLOCK)
         if costs.drafts_blocks:
             possible = [CostModel(DRAFT).seconds(n) for n in range(1, BLOCK + 1)]
@@ -207,10 +199,6 @@ def test_the_chain_is_no_longer_than_the_policy_wants():
         def choose(self, offer):
             return Choice("draft", offer.limit and replace(offer.limit, depth=min(2, offer.limit.depth)))
 
-    head, how = FakeBlockHead(8), SamplingSettings(temperature=0)
-    sampler = Sampler(how)
-    draft = DraftModel(head, sampler, Chain("greedy"), n_vocab=8)
-    made = CombinedProposer(Short(), draft)
-    for _ in decode(main_model(8), [1, 2], sampler=sampler, rng=SeededRng(0), proposer=made, max_tokens=20):
-        pass
+    head = FakeBlockHead(8)
+    generate(head, Chain("greedy"), GREEDY, None, policy=Short(), max_tokens=20, draft_max=8)
     assert max(head.wanted) == 2

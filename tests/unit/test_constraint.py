@@ -5,19 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec_local.core.calls import run
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
-from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import BackendError, DeadEnd
-from spec_local.proposers.base import Limit
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain, Drawn
-from spec_local.verifiers import VERIFIERS
 from tests.unfiltered import unfiltered
+from tests.unit.generation import events_of, generate
 
 HOW = st.builds(
     SamplingSettings,
@@ -53,7 +49,7 @@ def constraint(n_vocab, allowed, kind=FakeState, text=()):
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     how=HOW,
     n_vocab=st.sampled_from([5, 300, 1000]),
@@ -133,18 +129,10 @@ def test_an_answer_after_which_only_an_end_token_may_follow_has_ended(n, reason)
     """It has ended with or without room for the end token."""
     rule = [(5, 6), (6, 7), (0, 3)]  # 0 and 3 are end tokens
     limited = Constraint(FakeState(9, lambda answer: rule[len(answer)]))
-    events = decode(
-        FakeModel(9),
-        [1, 2],
-        sampler=Sampler(unfiltered(), limited),
-        rng=SeededRng(0),
-        proposer=None,
-        verifier=VERIFIERS["exact-match"],
-        draft_max=0,
-        max_tokens=n,
-        is_end=lambda token: token in (0, 3),
-    )
-    assert list(events)[-1].reason == reason
+    is_end = (0, 3).__contains__
+    how = unfiltered()
+    _, end = generate(FakeModel(9), [1, 2], None, how, constraint=limited, max_tokens=n, is_end=is_end)
+    assert end.reason == reason
 
 
 def test_states_are_computed_once_and_dropped_with_rejected_tokens():
@@ -164,16 +152,6 @@ def test_states_are_computed_once_and_dropped_with_rejected_tokens():
     limited.after([1, 2, 3])
     assert made == [(2,), (2, 3), (2, 4)]
     assert limited._node.children == {}
-
-
-def test_a_perfect_draft_model_obeys_the_constraint():
-    for how in (SamplingSettings(temperature=0), unfiltered(temperature=1, top_k=4)):
-        limited = Constraint(FakeState(40, lambda answer: range(len(answer) % 3, 40, 3)))
-        limited.commit([1, 2])
-        proposer = DraftModel(FakeModel(40), Sampler(how, limited), Chain("greedy"), n_vocab=40)
-        proposal = run(proposer.propose([1, 2], Limit(6, 6, 1), SeededRng(0)))
-        assert len(proposal.tokens) == 6
-        assert [token % 3 for token in proposal.tokens] == [0, 1, 2, 0, 1, 2]
 
 
 def _dead_after_one(answer):
@@ -201,16 +179,8 @@ def test_dead_ends_are_as_frequent_as_in_plain_decoding(cached_logits, rule, sha
         draft = DraftModel(FakeModel(3, seed=9, scale=1.0), sampler, shape, n_vocab=3) if drafting else None
         output = []
         try:
-            for event in decode(
-                FakeModel(3, seed=1, scale=1.0),
-                [0, 1],
-                sampler=sampler,
-                rng=rng,
-                proposer=draft,
-                verifier=VERIFIERS[rule],
-                draft_max=2,
-                max_tokens=3,
-            ):
+            main, limits = FakeModel(3, seed=1, scale=1.0), {"draft_max": 2, "max_tokens": 3}
+            for event in events_of(main, [0, 1], draft, rng=rng, rule=rule, sampler=sampler, **limits):
                 output += event.tokens if isinstance(event, Step) else ()
         except DeadEnd:
             output.append("dead")

@@ -1,7 +1,6 @@
 """Gumbel-coupled sampling: draws at one position agree, and are otherwise random."""
 
 import functools
-import itertools
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from spec_local.core.rng import SeededRng, _times
 from spec_local.core.sampling import Distribution
 
-N_POSITIONS = 4_000
+N_POSITIONS = 2_000
 SPARSE_IDS = np.array([0, 3, 17, 511, 512, 600, 151_000])
 
 
@@ -101,9 +100,9 @@ def test_a_weight_of_0_is_never_drawn(n):
     weights[[0, n // 2, n - 1]] = 0.0
     if n > 1_024:
         weights[512:1_024] = 0.0  # a whole block
-    assert (weights[draws(weights, n=2_000)] > 0).all()
+    assert (weights[draws(weights, n=600)] > 0).all()
     ids = np.arange(n) * 7
-    assert (weights[draws(weights, ids, n=2_000)] > 0).all()
+    assert (weights[draws(weights, ids, n=600)] > 0).all()
 
 
 def test_a_single_possible_token_is_always_drawn():
@@ -134,21 +133,11 @@ def test_similar_distributions_mostly_agree(noise, sparse):
     assert share > float(p @ q) + spread
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("noise", [0.1, 0.5])
-def test_similar_distributions_mostly_agree_over_several_blocks(noise):
-    p, drawn_from_p = drawn(3_000, scale=3.0)
-    q = normalized(p * np.exp(noise * np.random.default_rng(4).normal(size=3_000)))
-    share = float((drawn_from_p == draws(q)).mean())
-    tv = total_variation(p, q)
-    assert (1 - tv) / (1 + tv) - 0.02 < share < 1 - tv + 0.02
-
-
 @EVERY_DISTRIBUTION
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_ranked_tokens_begin_with_the_draw(weights, tokens, k):
     rng = SeededRng(5)
-    for position in range(200):
+    for position in range(60):
         indices, probs = rng.rank_at(position, weights, tokens, k)
         assert indices[0] == rng.choose_at(position, weights, tokens)
         assert len(set(indices.tolist())) == len(indices) == k
@@ -170,7 +159,7 @@ def test_several_ranked_tokens_contain_the_draw_of_a_similar_distribution_more_o
     rng = np.random.default_rng(0)
     found, estimated, best = np.zeros(4), np.zeros(4), np.zeros(4)
     tokens = np.arange(40)
-    for seed in range(1_500):
+    for seed in range(600):
         logits = 4 * rng.normal(size=40)
         p, q = (normalized(np.exp(logits + noise)) for noise in (0.0, 1.28 * rng.normal(size=40)))
         indices, probs = SeededRng(seed).rank_at(0, q, tokens, 4)
@@ -180,7 +169,7 @@ def test_several_ranked_tokens_contain_the_draw_of_a_similar_distribution_more_o
         for k in range(4):
             rest = normalized(np.where(np.isin(tokens, order[:k]), 0.0, q))
             best[k] += p[order[:k]].sum() + np.minimum(p, rest).sum()
-    found, estimated, best = (x / 1_500 for x in (found, estimated, best))
+    found, estimated, best = (x / 600 for x in (found, estimated, best))
     assert (found[1:] > best[1:] - 0.04).all()
     assert found[0] > best[0] - 0.08  # 1 − TV
     assert np.abs(found - estimated).max() < 0.05  # as large as that of Gumbel noise
@@ -207,7 +196,7 @@ def test_extreme_random_numbers_draw_no_impossible_token(bits):
 
 def test_draws_at_two_positions_are_independent():
     weights = normalized([4, 2, 1, 2, 1])
-    found = draws(weights, n=6_000)
+    found = draws(weights, n=3_000)
     for apart in (1, 2, 16, 256):
         pairs = np.bincount(5 * found[:-apart] + found[apart:], minlength=25)
         expected = len(found[apart:]) * np.outer(weights, weights).ravel()
@@ -242,12 +231,3 @@ def test_sparse_and_dense_distributions_draw_the_same_token():
     # They agree exactly if both fit into one block.
     same = [Distribution(np.arange(41), whole).draw(SeededRng(4), position) for position in range(100)]
     assert found == same
-
-
-def test_agreement_of_disjoint_equal_and_unseeded_draws():
-    """None for disjoint distributions, full for equal ones, little for different seeds."""
-    p, q = normalized([1, 1, 0, 0]), normalized([0, 0, 1, 1])
-    assert not (draws(p, n=500) == draws(q, n=500)).any()
-    assert (draws(p, n=500) == draws(p, n=500)).all()
-    for a, b in itertools.combinations(range(3), 2):
-        assert (draws(p, seed=a, n=500) == draws(p, seed=b, n=500)).mean() < 0.7

@@ -7,15 +7,12 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from filelock import FileLock
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore, clear
@@ -208,34 +205,23 @@ def test_clear(folder):
 # Damage to the files
 
 
-def test_a_truncated_index_is_logged_once_and_rewritten(folder):
-    datastore = opened(folder)
-    datastore.add([Text.of(FIRST)])
-    whole = (folder / "index").read_bytes()
-    for n in (1, 10, 40, 60, len(whole) - 1):
-        (folder / "index").write_bytes(whole[:n])
-        log = []
-        damaged = opened(folder, log)
-        damaged.refresh()
-        assert damaged.find(FIRST[:8], 4)[0] == ()
-        damaged.add_answer(SECOND)
-        damaged.add_answer(range(300, 350))
-        assert len(log) == 1
-        assert str(folder / "index") in log[0]
-        assert kept(folder) == {tuple(SECOND), tuple(range(300, 350))}
-        (folder / "journal").unlink()
-
-
-def test_a_changed_byte_of_the_index_does_not_lose_the_journal(folder):
+def test_a_damaged_index_is_logged_once_loses_no_journal_and_is_rewritten(folder):
     datastore = opened(folder)
     datastore.add([Text.of(FIRST)])
     datastore.add_answer(SECOND)
     whole = (folder / "index").read_bytes()
-    for at in range(len(whole)):
-        content = bytearray(whole)
-        content[at] ^= 1
+    truncated = [whole[:n] for n in (1, 10, 40, 60, len(whole) - 1)]
+    changed = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))]
+    for content in (*truncated, *changed):
         (folder / "index").write_bytes(content)
-        assert texts_of(opened(folder)) == [SECOND], at
+        log = []
+        datastore = opened(folder, log)
+        datastore.refresh()
+        assert texts_of(datastore) == [SECOND], content
+        assert len(log) == 1
+        assert str(folder / "index") in log[0]
+    datastore.add([Text.of(FIRST)])
+    assert kept(folder) == {tuple(FIRST), tuple(SECOND)}
 
 
 RECORDS = [list(range(n, n + 4 + n % 3)) for n in range(100, 900, 160)]
@@ -265,12 +251,11 @@ def check_damaged_journal(folder, content, expected, note, n_lines=1):
     assert len(log) == n_lines
 
 
-@pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
-def test_a_damaged_byte_of_the_journal_loses_only_its_record(folder, journal, bits):
+def test_a_damaged_byte_of_the_journal_loses_only_its_record(folder, journal):
     content, ends = journal
     for at in range(len(content)):
         damaged = bytearray(content)
-        damaged[at] ^= bits
+        damaged[at] ^= (0x01, 0x80, 0xFF)[at % 3]
         lost = next(i for i, end in enumerate(ends) if at < end)
         last_may_be_incomplete = lost == len(RECORDS) - 1 and at < ends[-1] - 4 * len(RECORDS[-1])
         expected = RECORDS[:lost] + RECORDS[lost + 1 :]
@@ -290,7 +275,7 @@ def test_a_journal_truncated_anywhere_loses_only_its_end(folder, journal):
         check_damaged_journal(folder, content[:n], RECORDS[: sum(end <= n for end in ends)], n, 0)
 
 
-@pytest.mark.parametrize("n", [1, 7, 24, 100])
+@pytest.mark.parametrize("n", [1, 100])
 def test_bytes_removed_from_or_added_to_the_journal(folder, journal, n):
     """As after a power loss, when a file system has lost or zeroed blocks."""
     content, ends = journal
@@ -329,34 +314,6 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(folder, name, monkeypatch
     datastore.refresh()
     assert finds(datastore, FIRST)
     assert finds(datastore, SECOND)
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.data())
-def test_corrupt_tokens_are_never_proposed(folder, data):
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_files(folder)
-    datastore = opened(folder)
-    datastore.add([Text.of(FIRST)])
-    datastore.add_answer(SECOND)
-    path = folder / data.draw(st.sampled_from(["index", "journal"]))
-    content = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        content[data.draw(st.integers(0, len(content))) :] = data.draw(st.binary(max_size=40))
-    path.write_bytes(content)
-    log = []
-    datastore = opened(folder, log)
-    assert len(log) <= 1
-    known = {tuple(FIRST), tuple(SECOND)}
-    assert set(map(tuple, texts_of(datastore))) <= known
-    for text in (FIRST, SECOND):
-        for row in datastore.find(text[:8], 60)[1].tolist():
-            assert [t for t in row if t >= 0] == text[8:]
-    datastore.add_answer(range(300, 350))
-    assert finds(opened(folder), list(range(300, 350)))
-    assert len(log) <= 1
 
 
 @pytest.mark.parametrize("name", ["index", "journal"])
@@ -494,25 +451,6 @@ def test_concurrent_writers_lose_nothing(folder):
         assert process.returncode == 0
     assert kept(folder) == {written(first, i) for first in writers for i in range(60)}
     assert (folder / "index").exists()  # there was at least one merge
-
-
-@pytest.mark.slow
-def test_killed_writers_lose_no_finished_text(folder):
-    rng = np.random.default_rng(0)
-    finished = set()
-    for round_ in range(3):
-        first = 1000 * (round_ + 1)
-        process = writer(folder, first, 900)
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
-        time.sleep(rng.uniform(0, 0.1))
-        process.kill()
-        output = process.communicate()[0].split()
-        finished |= {written(first, int(i)) for i in output}
-        texts = kept(folder)
-        assert finished <= texts
-        assert all(text[1:] == tuple(range(text[0], text[0] + 30)) for text in texts)
-    assert len(finished) > 20
 
 
 def test_a_kill_between_the_two_writes_of_a_merge(folder, monkeypatch):

@@ -122,19 +122,6 @@ def test_control_tokens_are_allowed_only_where_a_grammar_names_them():
         assert gbnf(text).start().allows(np.array([VOCABULARY.control]))[0] == allowed, text
 
 
-def test_states_are_values():
-    grammar = gbnf('root ::= "ab" | "ac"')
-    a = after(grammar, "a")
-    b, c = after(grammar, "ab"), after(grammar, "ac")
-    first = a.allowed().copy()
-    for _ in range(3):
-        assert a.after(int(np.flatnonzero(first)[0])) is not None
-    a._allowed = None
-    np.testing.assert_array_equal(a.allowed(), first)
-    assert not b.allowed()[first].any()
-    assert not c.allowed()[first].any()
-
-
 def test_a_token_outside_the_vocabulary_is_an_error():
     state = gbnf(JSON).start()
     for token in (-1, VOCABULARY.n_tokens, 2**31 - 1):

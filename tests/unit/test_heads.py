@@ -7,8 +7,7 @@ import pytest
 from spec_local.core.fake import FakeModel, enumerate_outcomes, fake_state
 from spec_local.core.language_model import common_prefix
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
+from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
 from spec_local.engine.request import Request
@@ -17,9 +16,10 @@ from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
-from tests.exact import assert_main_distribution
+from tests.exact import assert_main_distribution, greedy_output
 from tests.proposers import main_model
 from tests.unfiltered import unfiltered
+from tests.unit.generation import GREEDY, events_of
 
 MODES = {
     "any": {},
@@ -99,20 +99,11 @@ def proposer(head, sampler, kind="greedy", policy=None):
     return CombinedProposer(policy, made) if policy else made
 
 
-def generate(main, head, prompt, *, rule="block", kind="greedy", shape=None, how=None, rng=None, **options):
-    sampler, found = Sampler(how or SamplingSettings(temperature=0)), []
-    made = proposer(head, sampler, kind)
-    if shape:
-        made.shape = shape
-    for event in decode(
-        main,
-        prompt,
-        sampler=sampler,
-        proposer=made,
-        verifier=VERIFIERS[rule],
-        rng=rng or SeededRng(0),
-        **options,
-    ):
+def generate(main, head, prompt, *, kind="greedy", shape=None, how=GREEDY, **options):
+    """All generated tokens; checks after each step what the head has received."""
+    made, found = proposer(head, Sampler(how), kind), []
+    made.shape = shape or made.shape
+    for event in events_of(main, prompt, made, how, **options):
         if isinstance(event, Step):
             found += event.tokens
             history = [*prompt, *found]
@@ -151,10 +142,11 @@ TREES = {
 
 @pytest.mark.parametrize(("shape", "rule"), TREES.values(), ids=TREES.keys())
 def test_the_distribution_with_trees_is_the_main_models(shape, rule):
-    prompt, how, n_nodes = [0, 1, 2, 0, 1], unfiltered(), set()
+    v, how, n_nodes = 2 if rule == "spectr" else 3, unfiltered(), set()
+    prompt = [0, 1, v - 1, 0, 1]
 
     def run(rng):
-        main, head = main_model(3), FakeHead(3, noise=1.0, max_branches=8)
+        main, head = main_model(v), FakeHead(v, noise=1.0, max_branches=8)
         made = shape()
         found = generate(
             main, head, prompt, rule=rule, shape=made, how=how, rng=rng, draft_max=2, max_tokens=3
@@ -162,7 +154,7 @@ def test_the_distribution_with_trees_is_the_main_models(shape, rule):
         n_nodes.update(main.context.calls[-1])
         return tuple(found)
 
-    assert_main_distribution(enumerate_outcomes(run), main_model(3), Sampler(how), prompt)
+    assert_main_distribution(enumerate_outcomes(run), main_model(v), Sampler(how), prompt)
     assert max(n_nodes) > 3  # more than a chain's
 
 
@@ -174,10 +166,7 @@ def test_each_state_is_handed_over_once(mode, draft_max):
     prompts = [list(range(8)) * 4, [1], [*range(8)] * 5, [*range(8)] * 4]
     for prompt in prompts:
         found = generate(main, head, prompt, draft_max=draft_max, max_tokens=30)
-        history = list(prompt)
-        for _ in range(30):
-            history.append(int(main.logits(history).argmax()))
-        assert found == history[len(prompt) :]
+        assert found == greedy_output(main, prompt, 30)
     n_tokens = sum(map(len, prompts)) + 30 * len(prompts)
     assert head.n_states < n_tokens
 
@@ -190,19 +179,10 @@ def test_rows_share_a_prompt(mode, forgetful):
     prompts = [[*range(8)] * 6 + [n] for n in range(3)]
     engine, found = Engine(), {}
     for prompt in prompts:
-        sampler = Sampler(SamplingSettings(temperature=0))
-        own = head.new_row()
-        engine.add(
-            Request(
-                main.new_row(),
-                prompt,
-                sampler=sampler,
-                rng=SeededRng(0),
-                proposer=proposer(own, sampler, "greedy"),
-                max_tokens=20,
-                draft_max=4,
-            )
-        )
+        sampler = Sampler(GREEDY)
+        made = proposer(head.new_row(), sampler)
+        options = {"sampler": sampler, "rng": SeededRng(0), "max_tokens": 20, "draft_max": 4}
+        engine.add(Request(main.new_row(), prompt, proposer=made, **options))
     rows = list(engine.requests)
     while engine.requests:
         assert engine.n_calls < 200
@@ -225,11 +205,9 @@ def test_steps_without_a_draft_leave_no_more_states_than_a_call_reads():
             return NOTHING
 
     main, head = main_model(8, n_ctx=128), FakeHead(8, n_ctx=128)
-    sampler = Sampler(SamplingSettings(temperature=0))
+    sampler = Sampler(GREEDY)
     made = proposer(head, sampler, "greedy", Never())
-    for event in decode(
-        main, [*range(8)] * 4, sampler=sampler, rng=SeededRng(0), proposer=made, max_tokens=50
-    ):
+    for event in events_of(main, [*range(8)] * 4, made, max_tokens=50):
         if isinstance(event, Step):
             assert head.n_received - len(head.cached) <= N_READ
     assert len(head.cached) > 70

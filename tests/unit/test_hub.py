@@ -403,17 +403,6 @@ def test_remove_keeps_shared_files(server, tmp_path):
     assert cached(tmp_path) == []
 
 
-def test_remove_deletes_the_finished_parts_of_an_interrupted_download(server, tmp_path):
-    model = HubModel(REPO, quant="Q8_0")
-    finished = sum(len(PARTS[name]) for name in list(PARTS)[:2])
-    interrupt(model, finished)
-    assert len(cached(tmp_path)) > 1
-    assert hub_cache.cached_files(model) == []
-    assert hub_cache.size_on_disk(model) == finished
-    hub_cache.remove(model)
-    assert cached(tmp_path) == []
-
-
 @pytest.mark.parametrize("content", [b"\xff" * 40, b"../" * 20, b"a\0b", b""], ids=repr)
 def test_a_damaged_ref_is_written_again(server, tmp_path, content):
     path = pull(MODEL)

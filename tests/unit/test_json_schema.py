@@ -316,7 +316,7 @@ def test_answers_under_a_pydantic_schema_are_valid(name, kind):
     for mode in ("validation", "serialization"):
         adapter = pydantic.TypeAdapter(kind)
         accepting = grammar(adapter.json_schema(mode=mode))
-        answers = [sample(accepting, random.Random(seed)) for seed in range(8)]
+        answers = [sample(accepting, random.Random(seed)) for seed in range(4)]
         assert any(answers)
         for answer in filter(None, answers):
             json.loads(answer)
@@ -363,7 +363,7 @@ def test_a_reference_is_a_json_pointer_to_a_schema_that_ends(reference, reason):
     assert len(str(caught.value)) < 300
 
 
-N = 20_000
+N = 11_000
 NULLS = {f"p{i}": {"type": "null"} for i in range(N)}
 LARGE = {
     "required": ({"properties": NULLS, "required": [*NULLS]}, "more than 2000 schemas"),

@@ -148,7 +148,7 @@ def outputs(schema, n, seed=0):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(SCHEMAS)
 def test_every_output_under_a_random_schema_is_strict_json_and_valid(schema):
     for text in outputs(schema, 6):
@@ -167,7 +167,7 @@ def test_exclusive_bounds_that_are_less_than_1_apart(above, below, grid):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SCHEMAS, st.integers(0, 2**32))
 def test_the_mask_contains_the_tokens_that_are_allowed_one_by_one(schema, seed):
     text = next(iter(outputs(schema, 1, seed)), "").encode()

@@ -7,14 +7,13 @@ from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, logprob
-from spec_local.engine.decoding import decode
 from spec_local.engine.events import Step
 from spec_local.errors import InvalidRequest
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain
 from spec_local.settings import GenerationSettings
-from spec_local.verifiers import VERIFIERS
 from tests.unfiltered import unfiltered
+from tests.unit.generation import events_of
 
 HOW = unfiltered(temperature=0.7, top_k=5, repeat_penalty=1.3, logit_bias={3: 4.0})
 
@@ -24,22 +23,13 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum())
 
 
-def steps_of(n_logprobs, shape=Chain, rule="block", is_end=lambda token: False, **kwargs):
+def steps_of(n_logprobs, shape=Chain, rule="block", is_end=lambda token: False):
     main = FakeModel(16, seed=1, scale=1.0)
     limited = Constraint(FakeState(16, lambda answer: range(len(answer) % 2, 16, 2)))
     sampler = Sampler(HOW, limited)
     draft = DraftModel(FakeModel(16, seed=1, scale=1.0, noise=0.5), sampler, shape(), n_vocab=16)
-    events = decode(
-        main,
-        [1, 2, 3],
-        sampler=sampler,
-        rng=SeededRng(2),
-        proposer=draft,
-        verifier=VERIFIERS[rule],
-        is_end=is_end,
-        logprobs=n_logprobs,
-        **{"max_tokens": 60} | kwargs,
-    )
+    options = {"sampler": sampler, "is_end": is_end, "logprobs": n_logprobs, "max_tokens": 60}
+    events = events_of(main, [1, 2, 3], draft, rng=SeededRng(2), rule=rule, **options)
     return [event for event in events if isinstance(event, Step)]
 
 

@@ -1,11 +1,10 @@
-"""Planned trees, compared with brute force over all trees, and the plans for costs measured on a laptop.
+"""Planned trees, compared with brute force over all trees, and limiting cases.
 
 Costs are those of a 1.5B main model and a 0.5B draft model on two cores, in calls of one token.
 """
 
 import itertools
 import math
-import time
 
 import numpy as np
 import pytest
@@ -25,10 +24,7 @@ from spec_local.policies.planner import (
 )
 
 F16 = {1: 1.0, 2: 1.17, 4: 1.35, 8: 1.86, 16: 2.7}
-Q8_0 = {1: 1.0, 2: 1.08, 4: 1.41, 8: 2.07}
-Q4_K_M = {1: 1.0, 2: 1.6, 4: 1.8, 8: 3.2, 16: 3.8, 32: 6.3}
 SMALL = {1: 1.0, 2: 1.1, 4: 1.4, 8: 2.2, 16: 3.4}  # 0.5B Q4_K_M, the draft model
-FLAT = {1: 1.0, 64: 1.05}  # a GPU
 PROPORTIONAL = {1: 1.0, 2: 2.0}  # n tokens cost as much as n calls
 CONFIDENT = (0.75, 0.1, 0.05, 0.03)
 SPREAD = (0.4, 0.2, 0.12, 0.08, 0.05, 0.04, 0.03, 0.02)
@@ -107,11 +103,6 @@ def test_expected_tokens_by_exact_enumeration(acceptance, n_nodes, random):
         assert value == pytest.approx(sum(p for path, p in outcomes.items() if node in path), abs=1e-12)
 
 
-def test_expected_tokens_of_a_chain_are_a_geometric_sum():
-    a, k = 0.8, 5
-    assert expected_tokens([a], range(ROOT, k - 1)) == pytest.approx((1 - a ** (k + 1)) / (1 - a))
-
-
 @pytest.mark.parametrize(
     "acceptance", [CONFIDENT, SPREAD, (0.5, 0.5), (0.0, 0.6), (0.1, 0.5, 0.2), (1.0,), (0.3, 0.0, 0.3), ()]
 )
@@ -138,16 +129,6 @@ def test_the_dynamic_program_equals_brute_force(acceptance):
         assert expected_tokens(acceptance, parents) == pytest.approx(max(values), abs=1e-12)
         inner = [level[p] for p in set(parents)]
         assert trees.reads[d, m].tolist() == [inner.count(i) for i in range(MAX_NODES)]
-
-
-def test_the_dynamic_program_is_fast():
-    best_trees(SPREAD, 64, 16)
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        best_trees(SPREAD, 64, 16)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.05
 
 
 @settings(deadline=None)
@@ -223,61 +204,6 @@ def test_nothing_is_drafted_if_costs_are_proportional_to_tokens(acceptance):
     assert planned.parents == ()
     assert (planned.tokens_per_step, planned.seconds, planned.speed) == (1.0, 1.0, 1.0)
     assert planned.depth == 0
-
-
-def test_a_draft_model_at_0_6_of_the_cost_pays_only_at_very_high_acceptance():
-    """Q4_K_M on two cores: plain decoding up to 93 % acceptance, and little gain above."""
-    main, draft = table(Q4_K_M), table(SMALL, 0.6)
-    for acceptance in (CONFIDENT, SPREAD, (0.9, 0.05), (0.93, 0.05)):
-        assert plan(acceptance, main, draft, 64, 48).parents == ()
-    assert plan((0.95,), main, draft, 64, 48).parents == (ROOT, 0, 1)
-    assert plan((0.95,), main, draft, 64, 48).speed < 1.05
-    assert plan((0.98,), main, draft, 64, 48).depth == 15  # fills a main model call of 16 tokens
-    assert 1.2 < plan((1.0,), main, draft, 64, 48).speed < 1.3
-
-
-@pytest.mark.parametrize(("costs", "least"), [(F16, 0.78), (Q8_0, 0.69), (Q4_K_M, 0.94)])
-def test_the_least_acceptance_at_which_a_draft_model_at_0_6_of_the_cost_pays(costs, least):
-    main, draft = table(costs), table(SMALL, 0.6)
-    assert plan_chain((least - 0.01,), main, draft, 64, 16).parents == ()
-    assert plan_chain((least,), main, draft, 64, 16).parents != ()
-
-
-def test_lookups_are_free_and_may_be_long():
-    main, free = table(Q4_K_M), table({1: 0.0})
-    assert plan((0.95,), main, free, 64, 64).depth == 15
-    certain = plan((1.0,), main, free, 64, 64)
-    assert certain.depth == 64
-    assert certain.speed > 5
-
-
-def test_expensive_verification_leaves_a_chain_of_three():
-    """Q4_K_M's costs rise in steps: a call of 4 costs little more than one of 2, and one of 5 much more."""
-    main = table(Q4_K_M)
-    for unit in (0.05, 0.1, 0.2):
-        planned = plan(CONFIDENT, main, table(SMALL, unit), 64, 16)
-        assert planned.parents == (ROOT, 0, 1)
-    assert plan(CONFIDENT, main, table(SMALL, 0.1), 64, 16).speed == pytest.approx(2.734 / 2.1, rel=1e-3)
-    assert plan(SPREAD, main, table(SMALL, 0.1), 64, 16).parents == ()
-
-
-def test_f16_allows_longer_chains_and_small_trees():
-    main, draft = table(F16), table(SMALL, 0.1)
-    assert plan(CONFIDENT, main, draft, 64, 16).parents == (ROOT, 0, 1)
-    assert plan((0.9, 0.05, 0.02), main, draft, 64, 16).parents == tuple(range(ROOT, 5))
-    spread = plan(SPREAD, main, draft, 64, 16)
-    assert spread.parents == (ROOT, ROOT, ROOT)
-    assert spread.speed > 1.05 * plan_chain(SPREAD, main, draft, 64, 16).speed
-
-
-@pytest.mark.parametrize("acceptance", [CONFIDENT, SPREAD])
-def test_large_trees_win_if_verification_is_free(acceptance):
-    main, draft = table(FLAT), table(FLAT, 0.1)
-    tree = plan(acceptance, main, draft, 64, 16)
-    chain = plan_chain(acceptance, main, draft, 64, 16)
-    assert not tree.is_chain
-    assert len(tree.parents) == 64
-    assert tree.speed > 1.3 * chain.speed
 
 
 def test_a_chain_is_preferred_to_an_equal_tree():

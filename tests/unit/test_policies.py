@@ -353,7 +353,7 @@ SAMPLINGS = {
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     case=st.sampled_from(sorted(CASES)),
     mode=st.sampled_from(["coupled", "greedy"]),

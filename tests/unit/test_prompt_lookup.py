@@ -28,7 +28,7 @@ def brute_force(history, limit, longest, shortest):
     return []
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     # Powers of 256 have equal bytes at a wrong alignment.
     history=st.lists(st.sampled_from([0, 1, 2, 256, 65536, 16777216]), min_size=1, max_size=60),
@@ -39,22 +39,6 @@ def brute_force(history, limit, longest, shortest):
 def test_candidates_agree_with_brute_force(history, limit, shortest, more):
     expected = brute_force(history, limit, shortest + more, shortest)
     assert propose(history, limit, shortest + more, shortest) == expected
-
-
-@pytest.mark.parametrize(
-    ("history", "proposed"),
-    [
-        ([1, 2, 3, 4, 5, 1, 2, 3], [4, 5, 1, 2]),
-        ([1, 2, 3, 4, 9, 2, 3, 4, 8, 1, 2, 3, 4], [9, 2, 3, 4]),  # the longest match, not the last
-        ([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], [8, 1, 2, 3]),  # the last of equal matches
-        ([5, 5, 5, 5], [5]),  # overlapping itself
-        ([1, 2, 3], []),
-        ([1, 2, 9, 1, 2], []),  # too short
-        ([7], []),
-    ],
-)
-def test_examples(history, proposed):
-    assert propose(history, 4, 8, 3) == proposed
 
 
 def test_candidates_are_not_a_view_of_the_history():

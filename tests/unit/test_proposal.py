@@ -42,12 +42,6 @@ def test_a_part_keeps_parents_and_the_source():
     assert tree.part([]).tokens == []
 
 
-def test_depth_is_the_length_of_the_longest_path():
-    assert TREE.depth == 4
-    assert Proposal([5, 6], [ROOT, ROOT]).depth == 1
-    assert Proposal().depth == 0
-
-
 def test_a_chain_has_no_siblings():
     assert not TREE.is_chain
     assert Proposal().is_chain

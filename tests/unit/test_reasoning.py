@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.reasoning import Parts, Splitter, markers_of
@@ -34,6 +34,7 @@ PIECES = [
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 SPLITS = st.lists(st.integers(0, 200), max_size=60)
 kinds = pytest.mark.parametrize("kind", KINDS)
+FEWER = settings(max_examples=40)  # for each kind
 
 
 def splitter_for(kind, prompt=""):
@@ -72,6 +73,7 @@ def expected(kind, text, prompt=""):
 
 
 @kinds
+@FEWER
 @given(text=TEXTS, splits=SPLITS, begins=st.booleans())
 @example(text="\n a", splits=[1, 2], begins=False)
 @example(text="\n\na\n\n</think>\n\n a\n", splits=list(range(40)), begins=True)
@@ -83,6 +85,7 @@ def test_any_split_gives_the_same_parts(kind, text, splits, begins):
 
 
 @kinds
+@FEWER
 @given(text=TEXTS, splits=SPLITS, n=st.integers(1, 40))
 @example(text="\na\n</think>\n\nb", splits=[], n=40)
 @example(text="<think>a</think>b", splits=[3], n=1)
@@ -94,6 +97,7 @@ def test_a_prompt_can_end_within_the_opening_or_after_it(kind, text, splits, n):
 
 
 @kinds
+@FEWER
 @given(text=TEXTS, splits=SPLITS)
 def test_text_without_a_marker_at_its_start_is_unchanged(kind, text, splits):
     text = "a" + text
@@ -102,6 +106,7 @@ def test_text_without_a_marker_at_its_start_is_unchanged(kind, text, splits):
 
 
 @kinds
+@FEWER
 @given(text=TEXTS, splits=SPLITS)
 def test_nothing_is_held_back_but_what_may_become_a_marker(kind, text, splits):
     _, openings, closings = KINDS[kind]

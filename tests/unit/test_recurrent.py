@@ -5,8 +5,7 @@ import pytest
 from spec_local.core.fake import FakeModel, enumerate_outcomes
 from spec_local.core.proposal import Proposal
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
+from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Step
 from spec_local.policies.adaptive import Adaptive
@@ -15,20 +14,15 @@ from spec_local.policies.sharing import RowCosts, SharedCalls
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Chain
-from spec_local.verifiers import VERIFIERS
-from tests.exact import assert_independent, assert_main_distribution
-from tests.proposers import CASES, PROPOSERS, draft, main_model
+from tests.exact import assert_independent, assert_main_distribution, greedy_output
+from tests.proposers import CASES, PROPOSERS, AlwaysWrong, draft, main_model
 from tests.rows import RowRng, finish, new_row
 from tests.unfiltered import unfiltered
+from tests.unit.generation import GREEDY, generate
 
-MODES = {
-    "fork": {"rollback": "fork"},
-    "bounded by 1": {"rollback": "bounded", "max_rollback": 1},
-    "bounded by 3": {"rollback": "bounded", "max_rollback": 3},
-}
+MODES = {"fork": {"rollback": "fork"}, "bounded by 1": {"rollback": "bounded", "max_rollback": 1}}
 EVERY_MODE = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
-DRAWN = ("draft", "perfect draft", "unrelated draft")
-CHOSEN = {"greedy draft": "block", "lookup": "token", "suffix": "block", "recycling": "exact-match"}
+CHOSEN = {"greedy draft": "block", "lookup": "token", "recycling": "exact-match"}
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +41,8 @@ def recurrent_draft(how="drawn", noise=0.5):
 
 
 def cases():
-    found = {f"{name}, {rule}": (PROPOSERS[name], rule) for name in DRAWN for rule in ("block", "token")}
+    found = {name: case for name, case in CASES.items() if name.startswith("draft, ")}
     found |= {f"{name}, {rule}": (PROPOSERS[name], rule) for name, rule in CHOSEN.items()}
-    found |= {name: case for name, case in CASES.items() if name.startswith("draft, ")}
     found["recurrent draft, block"] = recurrent_draft(), "block"
     found["recurrent draft, exact-match"] = recurrent_draft("coupled"), "exact-match"
     return found
@@ -58,60 +51,30 @@ def cases():
 EVERY_CASE = pytest.mark.parametrize(("make", "rule"), cases().values(), ids=cases().keys())
 
 
-def generate(main, prompt, proposer, how, rng, rule, **limits):
-    """All generated tokens; checks the caches after each step."""
-    history, sizes = list(prompt), []
-    for event in decode(
-        main,
-        prompt,
-        sampler=Sampler(how),
-        proposer=proposer,
-        verifier=VERIFIERS[rule],
-        rng=rng,
-        **limits,
-    ):
-        if isinstance(event, Step):
-            history += event.tokens
-            sizes.append(main.calls[-1])
-            for model in (main, getattr(proposer, "model", main)):
-                assert list(model.cached) == history[: len(model.cached)]
-            assert len(main.cached) < len(history)
-    return history[len(prompt) :], sizes
-
-
 @EVERY_MODE
 @EVERY_CASE
 def test_three_tokens_have_exactly_the_main_distribution(make, rule, mode):
-    sampler, prompt = Sampler(unfiltered()), [0, 1, 2, 0, 1]
+    sampler, prompt = Sampler(unfiltered()), [0, 1, 1, 0, 1]
 
     def run(rng):
-        main = main_model(3, **mode)
-        return tuple(
-            generate(main, prompt, make(sampler, 3), sampler.settings, rng, rule, draft_max=2, max_tokens=3)[
-                0
-            ]
-        )
+        main = main_model(2, **mode)
+        answer = main, prompt, make(sampler, 2), sampler.settings, rng, rule
+        return tuple(generate(*answer, draft_max=2, max_tokens=3)[0])
 
-    assert_main_distribution(enumerate_outcomes(run), main_model(3), sampler, prompt)
+    assert_main_distribution(enumerate_outcomes(run), main_model(2), sampler, prompt)
 
 
 @EVERY_MODE
 @EVERY_CASE
-@pytest.mark.parametrize("draft_max", [1, 8])
-def test_output_at_temperature_0_equals_plain_decoding(make, rule, draft_max, mode):
-    how = SamplingSettings(temperature=0)
-    for prompt in ([1], [1, 2, 3, 1, 2, 3, 1], list(range(8)) * 5):
-        main, history = main_model(8, n_ctx=128, **mode), list(prompt)
-        found, _ = generate(
-            main, prompt, make(Sampler(how), 8), how, SeededRng(0), rule, draft_max=draft_max, max_tokens=40
-        )
-        for _ in range(40):
-            history.append(int(main.logits(history).argmax()))
-        assert found == history[len(prompt) :]
+def test_output_at_temperature_0_equals_plain_decoding(make, rule, mode):
+    for prompt, draft_max in (([1], 8), ([1, 2, 3, 1, 2, 3, 1], 1), ([*range(8)] * 5, 8)):
+        main = main_model(8, n_ctx=128, **mode)
+        proposer, limits = make(Sampler(GREEDY), 8), {"draft_max": draft_max, "max_tokens": 25}
+        assert generate(main, prompt, proposer, rule=rule, **limits)[0] == greedy_output(main, prompt, 25)
 
 
 @EVERY_MODE
-@pytest.mark.parametrize("later", [0, 1, 2])
+@pytest.mark.parametrize("later", [0, 2])
 def test_two_rows_are_independent(mode, later):
     kinds, lengths = [(draft(0.5), "block"), (recurrent_draft("coupled"), "exact-match")], (3, 2)
     prompts, costs = ([0, 1, 1, 0, 1], [1, 0, 1, 1]), {1: 1.0, 2: 1.05, 3: 1.4, 4: 1.9, 8: 4.0, 16: 9.0}
@@ -138,38 +101,22 @@ def test_two_rows_are_independent(mode, later):
     assert_independent(enumerate_outcomes(answers), main_model(2), samplers, prompts, lengths)
 
 
-def wrong(n):
-    """A proposer of n draft tokens that are never what the main model generates at temperature 0."""
+class Wrong(AlwaysWrong):
+    """Proposes n draft tokens that are never what the main model generates at temperature 0."""
 
-    class Wrong:
-        needs_logits = False
-        head = None
+    def __init__(self, main, n):
+        self._main, self._n = main, n
 
-        def __init__(self, main):
-            self._main = main
-
-        async def prefill(self, history):
-            pass
-
-        async def propose(self, history, limit, rng):
-            token = (int(self._main.logits(history).argmax()) + 1) % 8
-            return Proposal.chain([token] * min(n, limit.depth))
-
-        def shorten(self, proposal):
-            pass
-
-        def commit(self, history):
-            pass
-
-    return Wrong
+    async def propose(self, history, limit, rng):
+        token = (int(self._main.logits(history).argmax()) + 1) % 8
+        return Proposal.chain([token] * min(self._n, limit.depth))
 
 
 def sizes_of_calls(n, **mode):
+    """The number of tokens in the main model's call of each step, with n wrong draft tokens in each."""
     main = main_model(8, max_tokens=40, max_logits=40, **mode)
-    how = SamplingSettings(temperature=0)
-    return generate(
-        main, [1, 2, 3], wrong(n)(main), how, SeededRng(0), "exact-match", draft_max=n, max_tokens=40
-    )[1]
+    generate(main, [1, 2, 3], Wrong(main, n), rule="exact-match", draft_max=n, max_tokens=40)
+    return main.calls[1:]
 
 
 def test_kept_states_save_evaluating_tokens_again():

@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.constraint import Constraint
-from spec_local.core.fake import FakeModel, FakeState
+from spec_local.core.fake import FakeState
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
+from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Failed, Finished, Prefilled, Statistics, Step
 from spec_local.engine.request import Request
@@ -22,9 +21,9 @@ from tests.exact import greedy_output
 from tests.proposers import PROPOSERS, draft, main_model
 from tests.rows import check_caches, engine_with, finish, new_row
 from tests.unfiltered import unfiltered
+from tests.unit.generation import GREEDY, Failing
 
 V = 8
-GREEDY = SamplingSettings(temperature=0)
 
 
 def models(**limits):
@@ -112,25 +111,6 @@ def test_a_seeded_row_gives_the_same_tokens_in_any_company(rows, temperature, da
     for row, (kind, prompt, seed, n, _) in zip(made, rows, strict=True):
         expected, found = alone(kind, prompt, seed, n, how), answers.get(row, [])
         assert found == (expected[: len(found)] if row in removed else expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_is_that_of_decode(kind):
-    """An engine with other rows, and the function for one answer."""
-    main, small = models()
-    make, rule = KINDS[kind]
-    sampler = Sampler(unfiltered())
-    expected = []
-    for event in decode(
-        main_model(V), [1, 2, 3], sampler=sampler, rng=SeededRng(4), max_tokens=30, verifier=VERIFIERS[rule],
-        proposer=make(sampler, V) if make else None,
-    ):  # fmt: skip
-        expected += event.tokens if isinstance(event, Step) else []
-    answers = {}
-    rows = [seeded(main, small, name, [1, 2, 3], 4, 30) for name in (kind, *KINDS)]
-    engine = engine_with(*rows)
-    finish(engine, answers)
-    assert answers[rows[0]] == expected
 
 
 # Calls -----------------------------------------------------------------------------------------------------
@@ -371,18 +351,6 @@ def test_a_dead_end_fails_that_row_only(kind):
         assert found[row] == alone(kind, [1, 2, 3], i, 20)
 
 
-class Failing(FakeModel):
-    """A row whose n-th call fails."""
-
-    left = 10**9
-
-    def fill(self, call, rows):
-        self.left -= 1
-        if self.left < 0:
-            raise BackendError("no")
-        super().fill(call, rows)
-
-
 @pytest.mark.parametrize("fails_at", [0, 1, 3])
 def test_a_failing_draft_model_fails_its_rows_only(fails_at):
     main, _ = models()
@@ -415,19 +383,6 @@ def test_a_failing_main_model_stops_the_step_and_rows_keep_their_history():
         assert len(row.history) == 5
 
 
-def test_an_end_token_ends_one_row():
-    main, _ = models()
-    found = {}
-    stops = greedy_output(main, [1, 2], 30)
-    ending = new_row(main, [1, 2], rng=SeededRng(0), how=GREEDY, is_end=lambda t: t == stops[3])
-    other = new_row(main, [1, 2], rng=SeededRng(0), how=GREEDY, max_tokens=30)
-    engine = engine_with(ending, other)
-    ends = finish(engine, found)
-    assert ends[ending].reason == "stop"
-    assert found[ending] == stops[: stops.index(stops[3]) + 1]
-    assert found[other] == stops
-
-
 # Counters --------------------------------------------------------------------------------------------------
 
 
@@ -446,14 +401,7 @@ def test_counters_of_rows_and_of_the_engine():
     while engine.requests:
         events += engine.step()
     assert engine.statistics is given
-    for i, row in enumerate(rows):
-        steps = [event for of, event in events if of is row and isinstance(event, Step)]
-        mine = row.statistics
-        assert mine.predicted_n == sum(len(step.tokens) for step in steps) == 20 + i
-        assert mine.n_steps == len(steps)
-        assert mine.draft_n == sum(len(step.proposal.tokens) for step in steps)
-        assert mine.draft_n_accepted == sum(step.n_accepted for step in steps)
-        assert mine.prompt_n == 2
+    assert [row.statistics.predicted_n for row in rows] == [20, 21, 22, 23]
     for name in ("predicted_n", "n_steps", "draft_n", "draft_n_accepted", "prompt_n"):
         assert getattr(given, name) == sum(getattr(row.statistics, name) for row in rows)
     for name in ("tested_at", "accepted_at"):
@@ -470,20 +418,6 @@ def test_counters_of_rows_and_of_the_engine():
     assert given.prompt_s + given.predicted_s == pytest.approx(clock())
     assert max(row.statistics.predicted_s for row in rows) == pytest.approx(given.predicted_s)
     assert given.tokens_per_second > max(row.statistics.tokens_per_second for row in rows)
-
-
-def test_a_perfect_draft_model_is_fully_efficient():
-    main, _ = models()
-    engine = Engine()
-    for i in range(3):
-        row = new_row(
-            main, [1, i], draft(0.0), rng=SeededRng(0), how=GREEDY, draft=main_model(V), draft_max=3,
-            max_tokens=20,
-        )  # fmt: skip
-        engine.add(row)
-    finish(engine)
-    assert engine.statistics.system_efficiency == 1
-    assert engine.statistics.tested_at == [15, 15, 15]
 
 
 # The planner -----------------------------------------------------------------------------------------------

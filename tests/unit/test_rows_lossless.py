@@ -104,8 +104,6 @@ PLAIN, CHAIN = (None, "block"), (draft(0.5), "block")
 COUPLED = draft(0.5, lambda: Chain("coupled")), "exact-match"
 GREEDY = draft(0.5, lambda: Chain("greedy")), "token"
 PAIRS = {
-    "plain": (PLAIN, PLAIN),
-    "chains": (CHAIN, CHAIN),
     "coupled": (COUPLED, COUPLED),
     "coupled tree and chain": ((draft(0.5, lambda: Coupled(3, 2)), "exact-match"), CHAIN),
     "greedy and plain": (GREEDY, PLAIN),
@@ -124,18 +122,19 @@ EVERY_PAIR = pytest.mark.parametrize("cases", PAIRS.values(), ids=PAIRS.keys())
 
 @EVERY_PAIR
 def test_two_rows_are_independent(cases):
-    assert_lossless(cases)
+    assert_lossless(cases, lengths=(2, 2) if "spectr" in (rule for _, rule in cases) else (3, 2))
 
 
-@pytest.mark.parametrize("name", ["plain", "chains", "coupled", "lookup and chain"])
-@pytest.mark.parametrize("later", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "later"), [("coupled", 1), ("lookup and chain", 2), ("greedy and plain", 2)]
+)
 def test_a_row_that_joins_later(name, later):
     """Its prompt is read in calls in which the other one's draft tokens are verified."""
     assert_lossless(PAIRS[name], later=later)
 
 
 def test_a_prompt_read_in_several_calls_while_another_row_generates():
-    assert_lossless(PAIRS["chains"], limits={"max_tokens": 4})
+    assert_lossless((CHAIN, CHAIN), limits={"max_tokens": 4})
 
 
 CHOSEN = {
@@ -157,25 +156,6 @@ CHOSEN = {
 def test_the_planner_shortens_chosen_tokens_only(name, other):
     """By all rows' values: the number of a row's draft tokens depends on the other one's."""
     assert_lossless((CHOSEN[name], CHOSEN[other]), planner)
-
-
-def test_the_enumeration_detects_drawn_tokens_that_another_rows_tokens_shorten():
-    """A planner must not shorten a proposal by the values of tokens that were drawn."""
-
-    class Wrong(SharedCalls):
-        def choose(self, proposals, spent):
-            chosen = [replace(p, drawing="chosen", distributions={}) for p in proposals]
-            kept = super().choose(chosen, spent)
-            return [
-                p if len(k.tokens) == len(p.tokens) else replace(
-                    k, drawing=p.drawing,
-                    distributions={n: q for n, q in p.distributions.items() if n < len(k.tokens) - 1},
-                )
-                for p, k in zip(proposals, kept, strict=True)
-            ]  # fmt: skip
-
-    with pytest.raises(AssertionError):
-        assert_lossless((CHOSEN["drawn"], CHOSEN["drawn"]), lambda: planner(Wrong))
 
 
 def test_the_enumeration_detects_rows_that_share_random_numbers(monkeypatch):

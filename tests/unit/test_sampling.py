@@ -103,18 +103,6 @@ def test_each_setting_alone(name, key, data):
     check(unfiltered(**{name: data.draw(FILTERS[name])}), row(key))
 
 
-@given(LOGITS, HISTORIES, st.fixed_dictionaries(PENALTIES))
-def test_penalties(key, history, penalties):
-    check(unfiltered(**penalties), row(key), history)
-
-
-@given(LOGITS, BIASES)
-def test_forbidden_tokens_are_impossible(key, bias):
-    forbidden = {t for t, b in bias.items() if b == -math.inf}
-    found = as_dict(Sampler(unfiltered(logit_bias=bias)).distribution(row(key)))
-    assert not forbidden & {t for t, p in found.items() if p > 0}
-
-
 @given(LOGITS, st.floats(0, 1))
 @example((0, 0.0), 1 / 3)  # all equal
 def test_top_p(key, top_p):
@@ -134,26 +122,13 @@ def test_top_p_prefers_lower_ids_among_equals():
     assert distribution.ids.tolist() == [1, 2]
 
 
-@settings(max_examples=200)
-@given(
-    key=LOGITS,
-    history=HISTORIES,
-    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.5]),
-    top_k=st.sampled_from([0, 1, 3, 10]),
-    top_p=st.sampled_from([0.213, 0.777, 1.0]),
-    min_p=st.sampled_from([0.0, 0.1]),
-    repeat=st.sampled_from([1.0, 1.2]),
-    presence=st.sampled_from([0.0, 0.5]),
-)
-def test_all_settings_together(key, history, temperature, top_k, top_p, min_p, repeat, presence):
-    s = unfiltered(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat,
-        presence_penalty=presence, logit_bias={3: 1.5},
-    )  # fmt: skip
+@settings(max_examples=150)
+@given(LOGITS, HISTORIES, st.fixed_dictionaries(FILTERS | PENALTIES), st.sampled_from([0.213, 0.777, 1.0]))
+def test_all_settings_together(key, history, others, top_p):
     seed, scale = key
     # Without ties, rounding matters only where a sum equals top_p to the last bit.
     logits = (np.random.default_rng(seed).normal(size=V) * (scale + 0.5)).astype(np.float32)
-    check(s, logits, history)
+    check(unfiltered(**others, top_p=top_p), logits, history)
 
 
 @given(
@@ -322,11 +297,18 @@ def test_rng_chooses_in_proportion_to_weights(n):
     weights = generator.exponential(size=n) * (generator.random(n) < 0.7)
     weights[generator.integers(n)] = weights.sum() + 1  # half of it on one
     rng = SeededRng(n)
-    drawn = np.array([rng.choose(weights) for _ in range(1500)])
+    drawn = np.array([rng.choose(weights) for _ in range(600)])
     assert (weights[drawn] > 0).all()
     for cut in (n // 4, n // 2, 3 * n // 4):
         expected = weights[:cut].sum() / weights.sum()
-        assert (drawn < cut).mean() == pytest.approx(expected, abs=0.06)
+        assert (drawn < cut).mean() == pytest.approx(expected, abs=0.08)
+
+
+def test_rng_accepts_with_the_given_probability():
+    rng = SeededRng(0)
+    shares = [np.mean([rng.accept(probability) for _ in range(4000)]) for probability in (0, 0.3, 1)]
+    assert shares == pytest.approx([0, 0.3, 1], abs=0.03)
+    assert (shares[0], shares[2]) == (0, 1)
 
 
 INVALID = {
@@ -361,7 +343,7 @@ def test_a_bias_below_float32_forbids():
 def test_a_large_vocabulary():
     """Equal to the reference where the sort is partial, and fast."""
     generator = np.random.default_rng(3)
-    for scale in (0.01, 1.0, 4.0):
+    for scale in (0.01, 4.0):
         logits = (generator.normal(size=20_000) * scale).astype(np.float32)
         for s in (unfiltered(top_p=0.95), unfiltered(top_k=40, top_p=0.8, min_p=0.02, temperature=0.7)):
             check(s, logits)

@@ -62,7 +62,7 @@ def bodies(draw):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(bodies())
 @example({})
 @example(VALID)

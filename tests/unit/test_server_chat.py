@@ -230,7 +230,7 @@ def test_errors_name_the_field_and_what_to_give(more, part):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("depth", [150, 900, 3000, 100_000])
+@pytest.mark.parametrize("depth", [150, 900, 3000, 20_000])
 def test_deep_nesting_is_no_crash(depth):
     nested = {}
     for _ in range(depth):

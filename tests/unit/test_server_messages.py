@@ -3,6 +3,8 @@
 import json
 import re
 
+import anthropic
+import httpx2
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
@@ -15,6 +17,7 @@ from spec_local.settings import GenerationSettings
 from tests.server_events import (
     ANSWER,
     CALLING,
+    HELLO,
     LOADED,
     STARTED,
     TEXT,
@@ -241,6 +244,32 @@ def test_the_events_of_a_stream():
     ]
     start = events(exchange(), ANSWER)[0].message
     assert (start.content, start.stop_reason, start.usage.input_tokens) == ([], None, 7)
+
+
+def client(answer):
+    """Anthropic's client of a server that gives this answer."""
+
+    def respond(request):
+        made = Messages(json.loads(request.content), LOADED)
+        if not made.streams:
+            return httpx2.Response(200, json=written(made.whole([answer])))
+        headers = {"content-type": "text/event-stream"}
+        return httpx2.Response(200, headers=headers, text=stream(made, answer))
+
+    http = httpx2.Client(transport=httpx2.MockTransport(respond))
+    return anthropic.Anthropic(base_url="http://x", api_key="x", http_client=http, max_retries=0)
+
+
+MIXED = [STARTED, THOUGHT, *CALLING[1:3], HELLO, ended()]
+
+
+@pytest.mark.parametrize("answer", [ANSWER, THOUGHTFUL, CALLING, MIXED, [STARTED, ended("length")]])
+def test_a_stream_accumulates_to_the_whole_message(answer):
+    body = {"model": "m", "max_tokens": 2000, "messages": [QUESTION]} | THINKING
+    whole = client(answer).messages.create(**body)
+    with client(answer).messages.stream(**body) as events:
+        accumulated = events.get_final_message()
+    assert accumulated.model_dump() | {"id": ""} == whole.model_dump() | {"id": ""}
 
 
 @pytest.mark.parametrize("arguments", ['{"x": "\\ud800"}', '{"x": 1e999}', "[1]", "no", "{" * 10**5])

@@ -3,11 +3,7 @@
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-
-from spec_local.core.proposal import Limit
-from spec_local.lookups.base import match_confidence
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +34,6 @@ def simulated(sim):
 F16, Q4, METAL = "x86 F16 + 0.5B", "x86 Q4_K_M + 0.5B", "Metal 13B, draft 0.08"
 
 
-def test_draft_tokens_and_confidences_are_those_recorded(traces):
-    trace = traces.recorded()["chat"][0]
-    probs = np.exp(trace.draft_logits.astype(np.float64))
-    probs /= probs.sum(axis=1, keepdims=True)
-    assert ((probs.argmax(axis=1) == trace.answer) == np.array(trace.right)).all()
-    assert probs.max(axis=1) == pytest.approx(np.clip(trace.confidence, 2 / trace.n_vocab, 0.9995), rel=1e-5)
-
-
 def test_calls_cost_what_the_table_and_the_clock_state(sim, traces):
     """With a draft model that is always right and 4 draft tokens, each step but the last gives 5 tokens."""
     pair = sim.PAIRS[0]
@@ -63,38 +51,7 @@ def test_calls_cost_what_the_table_and_the_clock_state(sim, traces):
     assert machine.clock() == pytest.approx(prompt + sim.seconds(machine.calls, pair, group))
 
 
-def test_machines_change_in_the_second_half(sim, traces):
-    pair, answers = sim.PAIRS[0], traces.drafted([0.5] * 100)
-    slower = sim.Group("slower", answers, slower=(3.0, 1.0))
-    calls = sim.fixed_calls(slower)["plain"]
-    assert sim.seconds(calls, pair, slower) == pytest.approx(400 * pair.main[1])
-    noisy = sim.Group("noisy", answers, noisy=True)
-    machine = sim.Machine(pair, noisy)
-    sim.run(noisy, machine, *sim.FIXED["plain"])
-    assert sim.seconds(machine.calls, pair, noisy) == pytest.approx(200 * pair.main[1])
-    assert machine.clock() > 1.1 * (200 * pair.main[1] + 2 * pair.main[60])
-
-
-@pytest.mark.parametrize("match", [3, 12])
-def test_traps_mislead_every_lookup(sim, traces, match):
-    for trace in traces.traps(match, 0.5):
-        text, lookup = [*trace.prompt, *trace.answer], sim.PromptLookup(shortest=2)
-        confidence = [
-            lookup.find(text[:end], Limit(1, 1, 1)).confidence[0]
-            for end in range(len(trace.prompt), len(text))
-        ]
-        assert np.mean(confidence) > match_confidence(match) - 0.01
-        assert sum(trace.lookup_runs) <= 2  # without a match, the most frequent token may be right
-
-
-@pytest.mark.parametrize("pair", [F16, Q4, METAL])
-@pytest.mark.parametrize("group", ["code editing", "acceptance 0.8"])
-def test_nothing_is_faster_than_the_oracle(simulated, pair, group):
-    cell = simulated(pair, group)
-    assert cell.oracle >= max(cell.best, cell.adaptive) >= cell.plain
-
-
-LAPTOP, F16_B, Q8_B = "laptop 7B, draft 0.15", "x86-b F16, draft 0.22", "x86-b Q8_0, draft 0.39"
+LAPTOP, Q8_B = "laptop 7B, draft 0.15", "x86-b Q8_0, draft 0.39"
 
 
 @pytest.mark.slow
@@ -102,12 +59,8 @@ LAPTOP, F16_B, Q8_B = "laptop 7B, draft 0.15", "x86-b F16, draft 0.22", "x86-b Q
     ("pair", "group"),
     [
         (METAL, "code editing"),
-        (METAL, "acceptance 0.8"),
-        (METAL, "collapse"),
-        (LAPTOP, "code editing"),
         (LAPTOP, "noisy neighbour, 0.8"),
         (F16, "code editing"),
-        (F16_B, "collapse"),
         (Q8_B, "acceptance 0.8"),  # where the first draft tokens happen to be rejected
     ],
 )
@@ -161,16 +114,9 @@ def test_a_draft_model_that_becomes_good_is_used_again(sim, traces):
 def test_disturbed_calls_do_not_end_drafting(sim, traces):
     """Whichever calls are slow: five of them must not make the draft model seem expensive for good."""
     pair = next(p for p in sim.PAIRS if p.name == METAL)
-    answers = [trace for seed in range(8) for trace in traces.drafted([0.85] * 256, seed=seed)]
+    answers = [trace for seed in range(5) for trace in traces.drafted([0.85] * 256, seed=seed)]
     group = sim.Group("noisy session", answers, noisy=True)
     machine = sim.Machine(pair, group)
     sim.run(group, machine, sim.adaptive(machine), sim.MAX_DRAFT)
     last = [role for role, _, position in machine.calls if position > group.n_tokens - 1024]
     assert 1024 / last.count("main") > 2.5  # tokens per step
-
-
-@pytest.mark.parametrize("group", ["code editing", "acceptance 0.8"])
-def test_without_a_draft_model_there_are_lookups_and_plain_decoding(simulated, group):
-    cell = simulated("x86 135M alone", group)
-    assert not cell.which.startswith("draft")
-    assert cell.of_best > 0.95

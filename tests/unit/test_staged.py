@@ -1,6 +1,7 @@
 """Staged drafting: staged tokens change the number of draft model calls, and nothing else."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,20 +13,29 @@ from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
 from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler, SamplingSettings
+from spec_local.core.sampling import Sampler
 from spec_local.engine.decoding import decode
-from spec_local.engine.events import Finished, Step
+from spec_local.engine.events import Step
 from spec_local.errors import BackendError, ContextOverflow
 from spec_local.policies.confidence import Confidence
 from spec_local.proposers.combined import CombinedProposer
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
-from spec_local.verifiers import VERIFIERS
 from tests.exact import assert_main_distribution
+from tests.proposers import main_model
 from tests.unfiltered import unfiltered
+from tests.unit.generation import GREEDY, Failing, generate
+from tests.unit.test_vocabulary_map import Toy
 
 NEVER = 10**9
+draft_model = partial(main_model, noise=0.5)
+
+
+def run(proposer, how, rule="block", rng=None, prompt=(1, 2, 3), main=None, **options):
+    """The tokens and the statistics of an answer."""
+    tokens, end = generate(main or main_model(8), prompt, proposer, how, rng or SeededRng(1), rule, **options)
+    return tokens, end.statistics
 
 
 class GreedyLookup:
@@ -48,14 +58,6 @@ class GreedyLookup:
         return Proposal.chain(tokens)
 
 
-def main_model(n_vocab=8, **kwargs):
-    return FakeModel(n_vocab, seed=2, scale=1.0, **kwargs)
-
-
-def draft_model(n_vocab=8, **kwargs):
-    return FakeModel(n_vocab, seed=2, scale=1.0, noise=0.5, **kwargs)
-
-
 class RecordingDraft(DraftModel):
     """Records every proposal with its distributions, which the events of the loop do not contain."""
 
@@ -70,51 +72,31 @@ class RecordingDraft(DraftModel):
         return found
 
 
-def run(proposer, how, rule="block", rng=None, prompt=(1, 2, 3), main=None, constraint=None, **kwargs):
-    main, history = main or main_model(), list(prompt)
-    event = None
-    for event in decode(
-        main,
-        prompt,
-        sampler=Sampler(how, constraint),
-        proposer=proposer,
-        verifier=VERIFIERS[rule],
-        rng=rng or SeededRng(1),
-        **kwargs,
-    ):
-        if isinstance(event, Step):
-            history += event.tokens
-            if isinstance(proposer, DraftModel):
-                assert list(proposer.model.cached) == history[: len(proposer.model.cached)]
-    assert isinstance(event, Finished)
-    return history[len(prompt) :], event.statistics
-
-
 # Each way to select tokens, with verifiers that are lossless for it.
 SELECTIONS = [
-    ("drawn", "token"),
-    ("drawn", "block"),
-    ("coupled", "exact-match"),
-    ("greedy", "token"),
-    ("greedy", "block"),
+    *(("drawn", "token"), ("drawn", "block"), ("drawn", "traversal"), ("coupled", "exact-match")),
+    *(("greedy", "token"), ("greedy", "block")),
 ]
-SELECTIONS += [("greedy", "exact-match"), ("drawn", "traversal")]
 EVERY_SELECTION = pytest.mark.parametrize(("selection", "rule"), SELECTIONS)
 SETTINGS = {
     "defaults": unfiltered(),
-    "greedy": SamplingSettings(temperature=0),
     "penalties": unfiltered(repeat_penalty=1.5, frequency_penalty=0.3, penalty_window=3),
     "top-k": unfiltered(temperature=0.7, top_k=2),
 }
-EVERY_SETTING = pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS.keys())
 WRONG_AT = {"right": NEVER, "half right": 2, "wrong": 1}
-EVERY_LOOKUP = pytest.mark.parametrize("wrong_at", WRONG_AT.values(), ids=WRONG_AT.keys())
+# Each selection with each setting and each lookup, and each setting with each lookup.
+EVERY_PAIR = pytest.mark.parametrize(
+    ("selection", "rule", "wrong_at", "how"),
+    [
+        pytest.param(*selection, WRONG_AT[lookup], SETTINGS[name], id="-".join((*selection, lookup, name)))
+        for i, selection in enumerate(SELECTIONS)
+        for lookup, name in zip(WRONG_AT, [*SETTINGS, *SETTINGS][i % 3 :], strict=False)
+    ],
+)
 
 
 @pytest.mark.slow
-@EVERY_SELECTION
-@EVERY_LOOKUP
-@EVERY_SETTING
+@EVERY_PAIR
 def test_three_tokens_have_exactly_the_main_distribution(
     cached_logits, cached_distributions, selection, rule, wrong_at, how
 ):
@@ -131,14 +113,11 @@ def test_three_tokens_have_exactly_the_main_distribution(
     assert_main_distribution(enumerate_outcomes(answer), main, sampler, prompt)
 
 
-@pytest.mark.slow
-@EVERY_SELECTION
-@EVERY_LOOKUP
-@EVERY_SETTING
+@EVERY_PAIR
 def test_draft_tokens_and_distributions_are_those_without_staging(selection, rule, wrong_at, how):
     found = []
     for n_staged in (0, 1, 3, 8):
-        small, lookup = draft_model(), GreedyLookup(draft_model(), wrong_at)
+        small, lookup = draft_model(8), GreedyLookup(draft_model(8), wrong_at)
         proposer = RecordingDraft(
             small, Sampler(how), Chain(selection), n_vocab=8, lookup=lookup, n_staged=n_staged
         )
@@ -156,9 +135,9 @@ def test_so_they_are_under_a_constraint(selection, rule, allowed):
         constraint = Constraint(FakeState(8, lambda answer: allowed if len(answer) % 3 else {2, 4}))
         how = unfiltered()
         sampler = Sampler(how, constraint)
-        lookup = GreedyLookup(draft_model(), 3)
+        lookup = GreedyLookup(draft_model(8), 3)
         proposer = RecordingDraft(
-            draft_model(), sampler, Chain(selection), n_vocab=8, lookup=lookup, n_staged=n_staged
+            draft_model(8), sampler, Chain(selection), n_vocab=8, lookup=lookup, n_staged=n_staged
         )
         tokens, _ = run(proposer, how, rule, draft_max=5, max_tokens=40, constraint=constraint)
         assert all(t in (allowed if i % 3 else {2, 4}) for i, t in enumerate(tokens))
@@ -167,8 +146,8 @@ def test_so_they_are_under_a_constraint(selection, rule, allowed):
 
 
 def test_a_lookup_that_is_right_drafts_all_tokens_in_one_call():
-    how, small = SamplingSettings(temperature=0), main_model()
-    lookup = GreedyLookup(main_model())
+    how, small = GREEDY, main_model(8)
+    lookup = GreedyLookup(main_model(8))
     proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=8)
     _, statistics = run(proposer, how, draft_max=4, max_tokens=50)
     assert statistics.n_steps == 10
@@ -177,37 +156,27 @@ def test_a_lookup_that_is_right_drafts_all_tokens_in_one_call():
 
 
 def test_a_lookup_that_is_wrong_needs_no_further_calls():
-    how, small = SamplingSettings(temperature=0), main_model()
-    lookup = GreedyLookup(main_model(), 1)
+    how, small = GREEDY, main_model(8)
+    lookup = GreedyLookup(main_model(8), 1)
     proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=2)
     run(proposer, how, draft_max=4, max_tokens=50)
     # No more is staged than could be used: nothing after the third draft token.
     assert small.calls == [2, 3, 3, 2, 1, *[4, 3, 2, 1] * 9]
 
 
-def test_a_lookup_that_is_partly_right_saves_calls():
-    how, calls = SamplingSettings(temperature=0), {}
-    for n_staged in (0, 1, 2, 4):
-        small, lookup = draft_model(), GreedyLookup(draft_model(), 3)
-        proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=n_staged)
-        run(proposer, how, draft_max=6, max_tokens=80)
-        calls[n_staged] = len(small.calls)
-    assert calls[0] > calls[1] > calls[2] == calls[4]
-
-
 @pytest.mark.parametrize("n_staged", [0, 4])
 def test_wants_more_receives_the_same_outputs_and_the_tokens_read(n_staged):
     """Copied before the next call: the fake model overwrites old rows with NaN."""
-    how, small, seen = unfiltered(), draft_model(), []
+    how, small, seen = unfiltered(), draft_model(8), []
 
     def wants_more(output=None):
         if output:
             seen.append((output.n_read, output.confidence))
         return True
 
-    lookup = GreedyLookup(draft_model(), 4)
+    lookup = GreedyLookup(draft_model(8), 4)
     draft = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=n_staged)
-    plain = DraftModel(draft_model(), Sampler(how), Chain(), n_vocab=8)
+    plain = DraftModel(draft_model(8), Sampler(how), Chain(), n_vocab=8)
     limit, outputs = Limit(6, 6, 1), []
 
     def listen(output=None):
@@ -222,11 +191,11 @@ def test_wants_more_receives_the_same_outputs_and_the_tokens_read(n_staged):
 
 
 def test_a_chain_that_ends_early_leaves_no_staged_tokens_behind():
-    how = SamplingSettings(temperature=0)
-    small, lookup = draft_model(), GreedyLookup(draft_model())
+    how = GREEDY
+    small, lookup = draft_model(8), GreedyLookup(draft_model(8))
     staged = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=4)
     tokens, statistics = run(CombinedProposer(Confidence(0.35), staged), how, draft_max=8, max_tokens=60)
-    plain, _ = run(DraftModel(draft_model(), Sampler(how), Chain(), n_vocab=8), how, max_tokens=60)
+    plain, _ = run(DraftModel(draft_model(8), Sampler(how), Chain(), n_vocab=8), how, max_tokens=60)
     assert tokens == plain
     assert 0 < statistics.draft_n < 8 * statistics.n_steps
 
@@ -292,7 +261,7 @@ class Garbage:
         return Proposal.chain(next(self.found))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     found=st.lists(st.lists(st.integers(-2, 11), max_size=12), min_size=1, max_size=6),
     prompts=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=20), min_size=1, max_size=3),
@@ -310,7 +279,7 @@ def test_arbitrary_staged_tokens_do_not_change_the_output(
     for lookup in (None, Garbage(found)):
         limits = {"n_ctx": n_ctx, "max_tokens": max_tokens, "max_logits": min(max_logits, max_tokens)}
         proposer = DraftModel(
-            draft_model(**limits),
+            draft_model(8, **limits),
             Sampler(how),
             Chain("drawn"),
             n_vocab=8,
@@ -318,31 +287,19 @@ def test_arbitrary_staged_tokens_do_not_change_the_output(
             lookup=lookup,
             n_staged=n_staged,
         )
-        main = main_model()
+        main = main_model(8)
         ends = {"is_end": lambda token: token == 7, "draft_max": draft_max, "max_tokens": 20}
         outputs.append([run(proposer, how, main=main, prompt=prompt, **ends)[0] for prompt in prompts])
     assert outputs[0] == outputs[1]
 
 
-class Failing(FakeModel):
-    """A model whose n-th call fails after its cache has changed."""
-
-    left = NEVER
-
-    def fill(self, call, rows):
-        super().fill(call, rows)
-        self.left -= 1
-        if self.left < 0:
-            raise BackendError("no")
-
-
 def test_a_failing_draft_model_leaves_only_the_history_in_its_cache():
-    how, reference = SamplingSettings(temperature=0), main_model()
+    how, reference = GREEDY, main_model(8)
     for fails_at in range(10):
-        small, main = Failing(8, seed=2, scale=1.0, noise=0.5), main_model()
-        lookup = GreedyLookup(draft_model(), 3)
+        small, main = Failing(8, seed=2, scale=1.0, noise=0.5), main_model(8)
+        lookup = GreedyLookup(draft_model(8), 3)
         proposer = DraftModel(small, Sampler(how), Chain(), n_vocab=8, lookup=lookup, n_staged=3)
-        history, small.left = [1, 2, 3], fails_at
+        history, small.left, small.late = [1, 2, 3], fails_at, True
         events = decode(main, history, sampler=Sampler(how), proposer=proposer, rng=SeededRng(0))
         with pytest.raises(BackendError):
             history.extend(token for event in events if isinstance(event, Step) for token in event.tokens)
@@ -355,36 +312,13 @@ def test_a_failing_draft_model_leaves_only_the_history_in_its_cache():
 
 
 def test_nothing_is_staged_with_a_tree():
-    how, small, lookup = SamplingSettings(temperature=0), draft_model(), GreedyLookup(draft_model())
+    how, small, lookup = GREEDY, draft_model(8), GreedyLookup(draft_model(8))
     proposer = DraftModel(small, Sampler(how), BestFirst(6, 3), n_vocab=8, lookup=lookup, n_staged=3)
     run(proposer, how, "exact-match", max_tokens=30)
     assert lookup.histories == []
 
 
-class Letters:
-    """A vocabulary with these tokens."""
-
-    bos = eos = eot = -1
-    add_bos = False
-
-    def __init__(self, *pieces):
-        self.pieces, self.n_tokens = pieces, len(pieces)
-
-    def piece(self, token):
-        return self.pieces[token]
-
-    text = piece
-
-    def tokenize(self, text):
-        tokens, rest = [], text.encode()
-        while rest:
-            longest = max((p for p in self.pieces if rest.startswith(p)), key=len)
-            tokens.append(self.pieces.index(longest))
-            rest = rest[len(longest) :]
-        return tokens
-
-
-MAIN, DRAFT = Letters(b"a", b"b", b"ab", b"c"), Letters(b"c", b"b", b"a", b"cc")
+MAIN, DRAFT = Toy("a", "b", "ab", "c"), Toy("c", "b", "a", "cc")
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

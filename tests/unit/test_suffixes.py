@@ -22,14 +22,7 @@ def test_a_single_continuation_is_followed_to_the_end():
     assert found.source == "suffix"
 
 
-def test_a_chain_takes_the_most_frequent_continuation():
-    text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 4, 9, 1, 2]
-    found = SuffixLookup().find(text, CHAIN)
-    assert list(found.tokens[:1]) == [4]
-    assert found.confidence[0] == match_confidence(2, 3, 2 / 3)
-
-
-def test_a_tree_has_all_continuations_the_most_frequent_first():
+def test_the_most_frequent_continuation_comes_first():
     text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 4, 9, 1, 2]
     found = SuffixLookup().find(text, TREE)
     children = [
@@ -38,6 +31,8 @@ def test_a_tree_has_all_continuations_the_most_frequent_first():
     assert children == [(4, match_confidence(2, 3, 2 / 3)), (3, match_confidence(2, 3, 1 / 3))]
     below = [found.tokens[n] for n, parent in enumerate(found.parents) if parent == 0]
     assert below == [0, 9]
+    chain = SuffixLookup().find(text, CHAIN)
+    assert (chain.tokens[0], chain.confidence[0]) == children[0]
 
 
 @pytest.mark.parametrize("shortest", [1, 2, 3])
@@ -48,7 +43,7 @@ def test_matches_below_the_minimum_length_give_no_candidates(shortest):
         assert bool(lookup.find(text, CHAIN).tokens) == (match >= shortest)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     text=st.lists(st.integers(0, 3), min_size=1, max_size=80),
     depth=st.integers(1, 9),

@@ -19,9 +19,7 @@ TOO_SLOW, TOO_LARGE = "takes more than", "MiB"
 SET = "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
 HOSTILE = {
     "loops": (NESTED, TOO_SLOW),
-    "a constant": ("{{ 9**(9**9) }}", TOO_SLOW),
     "a number": ("{% set x = messages | length + 8 %}{{ x ** (x ** x) }}", TOO_SLOW),
-    "a long constant": ("{{ 'a' * 10**11 }}", TOO_LARGE),
     "a long text": ("{{ messages[0].content * 10**11 }}", TOO_LARGE),
     "a wide text": ("{{ '%099999999999d' % 1 }}", TOO_LARGE),
     "indentation": ("{{ messages | tojson(indent=10**11) }}", TOO_LARGE),
@@ -161,7 +159,7 @@ def test_a_forked_process_starts_a_child_of_its_own():
 
 def test_a_value_that_is_nested_too_deeply_is_not_sent(process):
     nested = []
-    for _ in range(100_000):
+    for _ in range(10_000):
         nested = [nested]
     with pytest.raises(TemplateFailed, match="nested too deeply"):
         process.request(template="a", bos="", eos="", messages=[], tools=nested)

@@ -1,7 +1,6 @@
 """Test that no text of a model, a file, a server or a user controls the terminal."""
 
 import ast
-import functools
 import io
 import itertools
 import json
@@ -14,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import specdec_cli
-from spec_local.models import catalog
 from spec_local.session import Text
-from specdec_cli import __main__, answer_view, progress, render, terminal
+from specdec_cli import answer_view, progress, render, terminal
 from tests import hostile
 
 # Text that has no effect on a terminal, in languages that need invisible characters, and emoji.
@@ -56,41 +54,6 @@ class Stream(io.TextIOWrapper):
     @property
     def written(self):
         return self.buffer.getvalue()
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    """Run the command on a terminal without styles, with its own folders.
-
-    Returns (exit code, standard output, standard error).
-    """
-    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "HF_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.chdir(tmp_path)
-    # So that each run reads models.toml, and no other test does it for this one.
-    monkeypatch.setattr(catalog, "_catalog", functools.cache(catalog._catalog.__wrapped__))
-
-    def run(*arguments):
-        catalog._catalog.cache_clear()
-        out, err = Stream(), Stream()
-        with monkeypatch.context() as patch:  # not before the test: pytest replaces the streams there
-            patch.setattr(sys, "stdout", out)
-            patch.setattr(sys, "stderr", err)
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-            patch.setattr(sys, "argv", ["specdec", *arguments])
-            code = None
-            try:
-                __main__.main()
-            except SystemExit as end:
-                code = end.code
-            except Exception:  # a defect
-                sys.excepthook(*sys.exc_info())
-        return code, out.seen, err.seen
-
-    return run
 
 
 @given(st.text(), st.lists(st.integers(0, 40)))
@@ -208,106 +171,6 @@ def test_output_above_a_progress_bar(monkeypatch, description):
     assert "\x1b[31m" not in raw.seen
     assert "\x1b]" not in raw.seen
     assert seen.count("[red]x[/red]") == 2
-
-
-TEXT, NAME = hostile.ALL, hostile.NAME
-BATCH = json.dumps({"prompt": "x", TEXT: TEXT})
-MODELS = f"""\
-[models.own]
-description = {json.dumps(TEXT)}
-licence = {json.dumps(TEXT)}
-repo = "a/b"
-file = "x.gguf"
-template = {json.dumps(TEXT)}
-"""
-FAILURES = {
-    "a name of a model": ["generate", "--main", NAME, "x"],
-    "a name on the hub": ["models", "pull", f"{NAME}/{NAME}:Q4_0", "--offline"],
-    "a path": ["generate", "-f", NAME],
-    "a path that Python reports": ["generate", "-f", f"not-utf8{NAME}"],
-    "a file that is no model": ["models", "check", f"not-utf8{NAME}", f"not-utf8{NAME}"],
-    "a grammar": ["generate", "--grammar-file", "text", "x"],
-    "a location in a schema": [
-        *("generate", "x", "--json-schema"),
-        json.dumps({"type": "object", "properties": {TEXT: {"not": {}}}}),
-    ],
-    "a pattern": ["generate", "--json-schema", json.dumps({"pattern": f"({TEXT}"}), "x"],
-    "an option": ["generate", f"--{TEXT}"],
-    "a value of an option": ["generate", "--threads", TEXT, "x"],
-    "a command": [TEXT],
-    "keys of a config file": ["generate", "--config", "keys.toml", "x"],
-    "values of a config file": ["generate", "--config", "values.toml", "x"],
-    "not TOML": ["generate", "--config", "text", "x"],
-    "a line of a batch": ["generate", "--main", "model", "--input", "batch.jsonl"],
-    "prompts of a benchmark": ["bench", "--prompts", f"bad{NAME}.toml"],
-    "a sweep": ["bench", "--sweep", f"draft-max={TEXT}"],
-}
-RESULTS = {
-    "values of a config file": ["config", "show", "generate", "--config", "good.toml"],
-    "the path of a config file": ["config", "path", "--config", NAME],
-    "help": ["generate", "--config", "good.toml", "--help"],
-    "own models": ["models", "list"],
-    "an own model": ["models", "show", "own"],
-}
-
-
-@pytest.fixture
-def files(tmp_path):
-    """Files with hostile names and contents in the current folder."""
-    (tmp_path / "text").write_text(TEXT)
-    (tmp_path / f"not-utf8{NAME}").write_bytes(b"\xff" + TEXT.encode())
-    (tmp_path / "keys.toml").write_text(f"{json.dumps(TEXT)} = 1\n")
-    (tmp_path / "values.toml").write_text(f"top-k = {json.dumps(TEXT)}\n")
-    (tmp_path / "good.toml").write_text(f"system = {json.dumps(TEXT)}\nstop = [{json.dumps(TEXT)}]\n")
-    (tmp_path / f"bad{NAME}.toml").write_text(f"{json.dumps(TEXT)} = {json.dumps(TEXT)}")
-    (tmp_path / "batch.jsonl").write_text(BATCH + "\n")
-    (tmp_path / "model").write_bytes(b"GGUF" + TEXT.encode())
-
-
-@pytest.mark.parametrize("arguments", FAILURES.values(), ids=FAILURES.keys())
-@pytest.mark.usefixtures("files")
-def test_failures(run, arguments):
-    code, out, err = run(*arguments)
-    assert (code in (1, 2), out) == (True, ""), err
-    assert "specdec: " in err or "Error" in err
-    assert hostile.forbidden(err) == [], err
-
-
-@pytest.mark.parametrize("arguments", RESULTS.values(), ids=RESULTS.keys())
-@pytest.mark.usefixtures("files")
-def test_results(run, arguments):
-    import platformdirs
-
-    folder = Path(platformdirs.user_config_dir("specdec"))
-    folder.mkdir(parents=True)
-    (folder / "models.toml").write_text(MODELS)
-    code, out, err = run(*arguments)
-    assert code == 0, err
-    assert len(out) > 100
-    assert hostile.forbidden(out + err) == []
-
-
-def test_environment_variables(run, monkeypatch):
-    monkeypatch.setenv(f"SPECDEC_{NAME.replace('=', '')}", TEXT)
-    monkeypatch.setenv("SPECDEC_THREADS", TEXT)
-    code, _, err = run("generate", "x")
-    assert code == 2
-    assert "is not an option and is ignored" in err
-    assert "SPECDEC_THREADS" in err
-    assert hostile.forbidden(err) == []
-
-
-def test_a_defect(run, monkeypatch):
-    """The traceback of an exception that nothing handles."""
-
-    def fail():
-        raise ValueError(TEXT)
-
-    monkeypatch.setattr("spec_local.models.catalog.models", fail)
-    code, _, err = run("models", "list")
-    assert code is None
-    assert "Traceback" in err
-    assert hostile.forbidden(err) == []
 
 
 def test_all_output_passes_through_two_modules():

@@ -80,7 +80,3 @@ def test_any_bytes_survive_decoding(raw, splits):
 def test_a_stop_string_of_several_lines_and_an_empty_one():
     released, rest, stream = stream_of([b"a\n", b"\nUser", b":"], ["\n\nUser:", ""])
     assert ("".join(released) + rest, stream.stopped) == ("a", True)
-
-
-def test_printable():
-    assert printable("né\udcff") == "né\ufffd"

@@ -20,7 +20,7 @@ from tests.training_data import EMBEDDINGS, N_VOCAB, OUTPUT, WIDTH, chain
 N_DRAFTED = 20
 SHAPE = HeadShape(n_embd=WIDTH, n_head=2, head_dim=8, n_ff=48)
 HYPERPARAMETERS = Hyperparameters(
-    n_steps=30, batch_tokens=400, learning_rate=1e-2, warmup_steps=5, eval_every=10, patience=100
+    n_steps=20, batch_tokens=400, learning_rate=1e-2, warmup_steps=5, eval_every=10, patience=100
 )
 
 
@@ -117,16 +117,15 @@ def whole(data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [[10, 22], [29]])
-def test_a_killed_run_resumes_with_identical_results(data, whole, tmp_path, monkeypatch, steps):
+def test_a_killed_run_resumes_with_identical_results(data, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(distillation, "_SAVE_EVERY", 0.0)
     path = tmp_path / "run.pt"
-    for step in steps:
+    for step in (10, 17):
         with pytest.raises(Killed):
             run(data, checkpoint=path, on_progress=killed_at(step))
     rest = []
     result = run(data, checkpoint=path, on_progress=rest.append)
-    assert rest[0].step == steps[-1] + 1
+    assert rest[0].step == 18
     assert result.evaluation == whole.evaluation
     assert (result.step, result.n_steps, result.n_tokens) == (whole.step, whole.n_steps, whole.n_tokens)
     assert all((result.weights[name] == whole.weights[name]).all() for name in whole.weights)

@@ -54,7 +54,7 @@ def two_documents(samples):
     return [each[:N_VOCAB].reshape(2, N_VOCAB // 2, -1) for each in (samples.states, samples.embeddings)]
 
 
-@pytest.mark.parametrize("n_head", [2, 3, 1], ids=["as wide", "wider", "narrower"])
+@pytest.mark.parametrize("n_head", [3, 1], ids=["wider", "narrower"])
 def test_the_start_is_the_linear_prediction_that_it_claims(samples, n_head):
     shape = HeadShape(n_embd=WIDTH, n_head=n_head, head_dim=HEAD_DIM, n_ff=32)
     norm = np.random.default_rng(2).uniform(0.5, 2, WIDTH).astype(np.float32)
@@ -81,39 +81,6 @@ def test_the_start_is_the_linear_prediction_that_it_claims(samples, n_head):
     found = start_states(shape, weights, *two_documents(samples))
     error = (found.reshape(N_VOCAB, -1) - rms(linear[:N_VOCAB])).reshape(2, N_VOCAB // 2, -1)[:, 1:]
     assert np.mean(error**2) < 0.03
-
-
-def test_a_narrow_head_starts_with_the_best_approximation(samples):
-    norm = np.ones(WIDTH, np.float32)
-    full, narrow = (
-        initial_weights(HeadShape(WIDTH, n_head, HEAD_DIM, 32), samples, norm) for n_head in (2, 1)
-    )
-    values, found = (
-        weights["blk.0.attn_output.weight"] @ weights["blk.0.attn_v.weight"] for weights in (full, narrow)
-    )
-    sizes = np.linalg.svd(values, compute_uv=False)
-    assert np.linalg.norm(values - found) == pytest.approx(np.linalg.norm(sizes[HEAD_DIM:]), rel=1e-3)
-
-
-def test_attention_finds_its_own_token(samples):
-    """The values are a mark at one position, so that the result is the share of attention that it gets."""
-    shape = HeadShape(n_embd=WIDTH, n_head=2, head_dim=HEAD_DIM, n_ff=32)
-    weights = initial_weights(shape, samples, np.ones(WIDTH, np.float32))
-    parameters = {name: torch.tensor(weights[f"blk.0.{name}.weight"]) for name in ("attn_q", "attn_k")}
-    for value in parameters.values():
-        value[:, WIDTH] = 0
-    parameters["attn_v"] = torch.zeros(WIDTH, 2 * WIDTH)
-    parameters["attn_v"][:, WIDTH] = 1
-    embeddings = torch.tensor(rms(samples.embeddings[:30]))
-    fused = torch.randn(30, WIDTH, generator=torch.Generator().manual_seed(0))
-    shares = []
-    for position in range(1, 30):
-        fused[:, 0] = 0
-        fused[position, 0] = 1
-        inputs = torch.cat((embeddings, fused), 1)[None]
-        attention = network._Attention(parameters, shape, inputs, torch.arange(30)[None])
-        shares.append(attention(inputs)[0, position].numpy())
-    assert np.mean(shares) > 0.9
 
 
 def test_induction_heads_predict_what_followed_before():

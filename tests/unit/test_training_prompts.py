@@ -22,7 +22,7 @@ CODE = "Here you are:\n\n```python\ndef area(r):\n    return 3.14 * r * r\n```\n
 
 @pytest.fixture(scope="module")
 def many():
-    return [synthetic_prompt(7, i) for i in range(8000)]
+    return [synthetic_prompt(7, i) for i in range(4000)]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_each_block_of_eight_has_every_category_of_the_benchmark(many):
     expected = Counter(p.category for p in load()).keys()
     blocks = [[q.category for q in many[at : at + 8]] for at in range(0, len(many), 8)]
     assert all(set(block) == expected and len(block) == 8 for block in blocks)
-    assert len({tuple(block) for block in blocks}) > 900  # shuffled
+    assert len({tuple(block) for block in blocks}) > 450  # shuffled
 
 
 def test_prompts_are_reproducible_in_another_process(many):
@@ -52,13 +52,13 @@ def test_prompts_are_reproducible_in_another_process(many):
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     held_out = [synthetic_prompt(7, i, PROSE[:100]).held_out for i in range(400)]
     assert output.splitlines() == [str(each) for each in (many[0], synthetic_prompt(7, 12345), held_out)]
-    assert [synthetic_prompt(7, i) for i in range(5000, 5040)] == many[5000:5040]
+    assert [synthetic_prompt(7, i) for i in range(3000, 3040)] == many[3000:3040]
     assert synthetic_prompt(8, 0) != synthetic_prompt(7, 0)
 
 
 def test_duplicates_are_rare(many):
-    # k uniform draws of n prompts hold about k²/2n pairs: n = 100,000 would give 320.
-    assert len(many) - len({q.text for q in many}) < 320
+    # k uniform draws of n prompts hold about k²/2n pairs: n = 100,000 would give 80.
+    assert len(many) - len({q.text for q in many}) < 80
 
 
 def test_prompts_have_no_unfilled_slots(many):
@@ -77,13 +77,6 @@ def test_slots_and_lists_match(texts_of_the_grammar):
     assert slots == {*prompts._grammar().phrases, *prompts._grammar().topics}
 
 
-def test_labelled_slots_repeat_and_other_slots_do_not():
-    filler = prompts._TemplateFiller(prompts._grammar(), prompts.random.Random(3), False, {})
-    twice, other = filler.fill("{town#x} {town#x}|{town/20}").split("|")
-    assert twice[: len(twice) // 2] == twice[len(twice) // 2 + 1 :]
-    assert len({*other.split("\n"), twice[: len(twice) // 2]}) == 21
-
-
 def test_held_out_topics_never_occur_in_training_prompts(many):
     """Short topics are not checked, as they are also parts of other words."""
     assert 0.03 < sum(q.held_out for q in many) / len(many) < 0.07
@@ -99,7 +92,7 @@ def test_held_out_topics_never_occur_in_training_prompts(many):
                 assert topic.lower() not in train
                 seen += topic.lower() in evaluation
         assert not any(topic.lower() in evaluation for topic in training if len(topic) > 14)
-    assert seen > 20
+    assert seen > 10
 
 
 def _runs(text, length=8):

@@ -6,15 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.fake import FakeModel, enumerate_outcomes
-from spec_local.core.rng import SeededRng
-from spec_local.core.sampling import Sampler, SamplingSettings
-from spec_local.engine.decoding import decode
-from spec_local.engine.events import Step
+from spec_local.core.sampling import Sampler
 from spec_local.errors import ContextOverflow, InvalidRequest, VocabularyMismatch
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain, Drawn
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
-from spec_local.verifiers import VERIFIERS
+from tests.exact import assert_main_distribution
+from tests.unfiltered import unfiltered
+from tests.unit.generation import generate
 
 
 class Toy:
@@ -109,7 +108,7 @@ def expected(model, vocabulary_map, history):
     return row.tolist()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_the_intersection_model_is_a_language_model(data):
     """Any sequence of calls gives the logits of a fresh draft model."""
@@ -167,7 +166,6 @@ def test_limits():
         shared.decode_tree([0], [3])
 
 
-SAMPLING = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 SHAPES = {
     "drawn, token": (lambda: Chain("drawn"), "token"),
     "drawn, block": (lambda: Chain("drawn"), "block"),
@@ -181,45 +179,22 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_output_has_exactly_the_main_distribution(name):
     """Enumerate all outcomes, including main model tokens that cannot be drafted."""
-    shape, verifier = SHAPES[name]
-    main = FakeModel(MAIN.n_tokens, 0, scale=1.0)
-    sampler = Sampler(SAMPLING)
-    prompt, n = [2, 0], 2
+    (shape, rule), how, prompt = SHAPES[name], unfiltered(), [2, 0]
+
+    def main():
+        return FakeModel(MAIN.n_tokens, 0, scale=1.0)
 
     def answer(rng):
-        main.truncate(0)
         _, draft = intersection(scale=1.0)
-        proposer = DraftModel(draft, sampler, shape(), n_vocab=MAIN.n_tokens)
-        output = []
-        for event in decode(
-            main, prompt, sampler=sampler, rng=rng, proposer=proposer,
-            verifier=VERIFIERS[verifier], draft_max=2, max_tokens=n,
-        ):  # fmt: skip
-            if isinstance(event, Step):
-                output += event.tokens
-        return tuple(output)
+        proposer = DraftModel(draft, Sampler(how), shape(), n_vocab=MAIN.n_tokens)
+        return tuple(generate(main(), prompt, proposer, how, rng, rule, draft_max=2, max_tokens=2)[0])
 
-    found = enumerate_outcomes(answer)
-
-    def main_probability(text):
-        rows = [sampler.distribution(main.logits([*prompt, *text[:i]])).probs for i in range(n)]
-        return float(np.prod([row[token] for row, token in zip(rows, text, strict=True)]))
-
-    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
-    assert len(found) == MAIN.n_tokens**n
-    for text, probability in found.items():
-        assert probability == pytest.approx(main_probability(text), abs=1e-12)
+    assert_main_distribution(enumerate_outcomes(answer), main(), Sampler(how), prompt, n=2)
 
 
 def test_a_draft_model_drafts_nothing_if_its_longer_history_does_not_fit():
-    main, sampler = FakeModel(MAIN.n_tokens, 0), Sampler(SAMPLING)
-    _, draft = intersection(n_ctx=40)
-    proposer = DraftModel(draft, sampler, Chain("coupled"), n_vocab=MAIN.n_tokens)
-    n_drafted = []
-    for event in decode(
-        main, [2] * 30, sampler=sampler, rng=SeededRng(1), proposer=proposer,
-        verifier=VERIFIERS["exact-match"], draft_max=4, max_tokens=30,
-    ):  # fmt: skip
-        if isinstance(event, Step):
-            n_drafted.append(len(event.proposal.tokens))
-    assert not any(n_drafted)
+    how, (_, draft) = unfiltered(), intersection(n_ctx=40)
+    proposer = DraftModel(draft, Sampler(how), Chain("coupled"), n_vocab=MAIN.n_tokens)
+    main = FakeModel(MAIN.n_tokens, 0)
+    _, end = generate(main, [2] * 30, proposer, how, rule="exact-match", draft_max=4, max_tokens=30)
+    assert end.statistics.draft_n == 0
