@@ -79,24 +79,28 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
     list(session.generate("a", settings))
     session.save_state("state")
     chat.save("chat.json")
-    path = tiny_model.path
-    n_ctx, threads, log = 64, 1, lambda line: None
+    opening = {"main": tiny_model.path, "n_ctx": 64, "threads": 1, "parallel": 2, "log": lambda line: None}
+    many = {"prompts": ["a", [300]], "settings": settings, "max_rows": 1, "totals": Statistics()}
+
+    def ask(content):
+        conversation.clear()
+        conversation.ask(content)
+
+    def answer(content, tokens, reasoning):
+        conversation.ask("a")
+        conversation.answer(content, tokens, reasoning)
+        chat.save("chat.json")
+
     return {
         "SamplingSettings": (SamplingSettings, {}),
         "GenerationSettings": (GenerationSettings, {}),
         "Request": (Request, {"prompt": "a"}),
         "Session": (Session, {"main": session.main}),
-        "Session.open": (
-            Session.open,
-            {"main": path, "n_ctx": n_ctx, "threads": threads, "parallel": 2, "log": log},
-        ),
+        "Session.open": (Session.open, opening),
         "generate": (session.generate, {"prompt": "a", "settings": settings}),
         "chat": (session.chat, {"messages": question, "settings": settings}),
         "ToolUse": (ToolUse, {"template": tools, "tools": [{"function": {"name": "b"}}], "choice": "b"}),
-        "generate_many": (
-            session.generate_many,
-            {"prompts": ["a", [300]], "settings": settings, "max_rows": 1, "totals": Statistics()},
-        ),
+        "generate_many": (session.generate_many, many),
         "save_state": (session.save_state, {"path": "state"}),
         "load_state": (session.load_state, {"path": "state"}),
         "proposers": (session.proposers, {"settings": settings}),
@@ -111,15 +115,8 @@ def calls(session, tiny_model, tmp_path, monkeypatch):
         "ChatTemplate": (ChatTemplate, {"model": tiny_model}),
         "render": (template.render, {"messages": question}),
         "Conversation": (Conversation, {"model": tiny_model, "template": template}),
-        "ask": (lambda content: (conversation.clear(), conversation.ask(content)), {"content": "a"}),
-        "answer": (
-            lambda content, tokens, reasoning: (
-                conversation.ask("a"),
-                conversation.answer(content, tokens, reasoning),
-                chat.save("chat.json"),
-            ),
-            {"content": "a", "tokens": [300, 301], "reasoning": ""},
-        ),
+        "ask": (ask, {"content": "a"}),
+        "answer": (answer, {"content": "a", "tokens": [300, 301], "reasoning": ""}),
         "restore": (conversation.restore, {"answers": {}}),
         "system": (lambda content: setattr(conversation, "system", content), {"content": "a"}),
         "datastore": (lambda datastore: setattr(session, "datastore", datastore), {"datastore": None}),

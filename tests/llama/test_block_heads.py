@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 
 from spec_local.calibration.measure import measure
-from spec_local.core.calls import run, together
-from spec_local.errors import ContextOverflow, InvalidRequest, ModelError
-from spec_local.llama import runtime
+from spec_local.core.calls import together
+from spec_local.errors import ContextOverflow, InvalidRequest
 from spec_local.llama.heads.block import BlockFormat
-from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.heads.dflash import block_format
 from spec_local.llama.model import Model
-from tests.broken_llama import FAILURES, Broken
 from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, Walk, answers, walk_together
 from tests.tiny_block_heads import MASK, write_tiny_block_head
 from tests.tiny_heads import write_tiny_main
@@ -68,8 +65,9 @@ def begin(main, head, prompt=PROMPT):
     return head.evaluate(prompt, 1)
 
 
-@pytest.mark.parametrize("n_rows", [1, 3])
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize(
+    ("kind", "n_rows"), [*((kind, 3) for kind in FILES), ("all tokens", 1), ("window", 1), ("chain", 1)]
+)
 def test_logits_are_those_of_a_reference(open_pair, kind, n_rows):
     name, options = FILES[kind]
     walk_together(open_pair(name, **options), n_rows, random.Random(n_rows), n_drafts=(0, 1, 2, 7))
@@ -239,18 +237,6 @@ def test_a_block_is_as_long_as_the_draft(open_pair, monkeypatch):
     assert sizes == [1, 2, 8, 2 * 5]
 
 
-def test_memory_does_not_grow_with_the_prompt(open_pair):
-    (main,), (head,) = open_pair().open(n_ctx=1024)
-    tokens = random.Random(0).choices(range(5, 800), k=900)
-    for start in range(0, 900, 50):
-        main.evaluate(tokens[start : start + 50], 0)
-        head.receive(start, tokens[start : start + 50], main.states(range(50)))
-        run(head.read())
-        assert not len(head.received)
-    assert head.cached == tokens
-    assert head.n_stored == head.context.length(0) == 900
-
-
 @pytest.mark.parametrize("n_kept", [0, 10, 30, len(PROMPT) - 1])
 def test_rows_share_what_they_have_read(open_pair, n_kept):
     """Entries in the cache, and states that are not in it yet; the logits are those of a row of its own."""
@@ -270,42 +256,6 @@ def test_rows_share_what_they_have_read(open_pair, n_kept):
     mains[0].truncate(0)
     a.truncate(0)
     assert np.allclose(found, begin(mains[0], a, other)[0], atol=NOISE)
-
-
-@pytest.mark.parametrize("failing", [1, 2])
-@pytest.mark.parametrize("failure", FAILURES)
-def test_a_failed_call_loses_no_states(open_pair, monkeypatch, failure, failing):
-    """While states are added to the cache, or while the block is evaluated; states that are added stay."""
-    pair, prompt = open_pair(), PROMPT[:20]
-    mains, heads = pair.open(2)
-    reference = pair.reference(mains[0])
-    rows = [Walk(main, head, prompt, reference) for main, head in zip(mains, heads, strict=True)]
-    for row in rows:
-        row.main.evaluate(prompt[:-1], 0)
-        states = row.main.states(range(len(prompt) - 1))
-        row.head.receive(0, prompt[:-1], states)
-        row.states = list(states)
-    decode, error = FAILURES[failure]
-    calls = []
-
-    def sometimes(lib, handle, batch):
-        calls.append(batch)
-        return decode(lib, handle, batch) if len(calls) == failing else lib.llama_decode(handle, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(heads[0].context, "lib", Broken(runtime.library(), sometimes))
-        tasks = [row.head.evaluate_async(prompt, 1) for row in rows]
-        if error is KeyboardInterrupt:
-            with pytest.raises(error):
-                together(tasks)
-        else:
-            assert all(isinstance(result, error) for result in together(tasks))
-    assert len(calls) == failing
-    for row in rows:
-        assert row.head.cached == prompt[: row.head.n_stored]
-        assert row.head.context.length(row.head.sequence) == row.head.n_stored
-        reference.n_drafted = 3
-        run(row.draft(3, random.Random(0)))
 
 
 def test_a_full_context(open_pair):
@@ -353,8 +303,7 @@ def test_wrong_arguments(open_pair):
 # The distribution
 
 
-@pytest.mark.parametrize("rule", ["block", "token"])
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize(("kind", "rule"), [("dflash", "token"), ("dspark", "block")])
 def test_drawn_drafts_leave_the_distribution_unchanged(open_pair, kind, rule):
     """Of the first two tokens, over many answers; each rule accepts some drafts and rejects others."""
     pair = open_pair(kind, n_draft_vocab=400)
@@ -390,68 +339,6 @@ def softmax(logits, temperature=0.7):
 def first_logits(main, tokens):
     main.truncate(0)
     return main.evaluate(tokens, 1)[0].copy()
-
-
-# Which files fit
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"layers": (1, 2, 6)}, "for another model .it reads layers up to 5, but there are only 5.: use one"),
-        ({"layers": (1, 2, 5)}, "is a DFlash head that reads the last layer of .*, which is not supported"),
-        ({"layers": (0, 2)}, "for another model .it reads the token embeddings."),
-        ({"extra_tokens": ["<a>"]}, "for another model .824 tokens against 823."),
-        ({"mask": None}, "is an incomplete head .no mask token.: convert"),
-        ({"kind": "dspark", "size": None}, "is an incomplete head .no block size."),
-        ({"size": 1}, "is an incomplete head .blocks without draft tokens."),
-        ({"kind": "dspark", "size": 0}, "is an incomplete head .blocks without draft tokens."),
-        ({"n_draft_vocab": 400, "drop": "output.weight"}, "no output matrix for it"),
-    ],
-)
-def test_a_head_that_does_not_fit(main_path, tmp_path, options, why):
-    main = Model(main_path)
-    head = Model(write_tiny_block_head(tmp_path / "other.gguf", **options), weights=False)
-    with pytest.raises(ModelError, match=f"other.gguf.*{why}"):
-        choose_head(main, head)
-    head.close()
-    main.close()
-
-
-def test_a_head_is_not_a_main_model(tmp_path, main_path):
-    head = Model(write_tiny_block_head(tmp_path / "head.gguf"))
-    with pytest.raises(ModelError, match=r"head\.gguf is a DFlash head: give it as the draft of the model"):
-        choose_head(head)
-    head.close()
-
-
-@pytest.mark.parametrize(
-    ("fact", "value", "why"),
-    [
-        ("n_embd", 128, "for another model .hidden states of width 128 against 64."),
-        ("target_layers", (), "for another model .its file names no layers to read."),
-        ("number", lambda key: 4, "a DSpark head of DeepSeek-V4, which is not supported"),
-    ],
-)
-def test_further_heads_that_do_not_fit(main_path, tmp_path, fact, value, why):
-    """Files of them would not be tiny."""
-    main, head = Model(main_path), Model(write_tiny_block_head(tmp_path / "head.gguf"))
-    setattr(head, fact, value)
-    with pytest.raises(ModelError, match=f"head.gguf.*{why}"):
-        choose_head(main, head)
-    head.close()
-    main.close()
-
-
-def test_a_head_of_a_kind_that_is_not_supported(main_path, tmp_path, monkeypatch):
-    main, head = Model(main_path), Model(write_tiny_block_head(tmp_path / "head.gguf"))
-    monkeypatch.setattr(
-        "spec_local.llama.heads.dflash.has_tensor", lambda path, name: name.startswith("selector")
-    )
-    with pytest.raises(ModelError, match=r"head\.gguf is a DFlash2 head, which is not supported: use"):
-        choose_head(main, head)
-    head.close()
-    main.close()
 
 
 def test_the_memory_for_the_cache_is_checked(open_pair, monkeypatch):

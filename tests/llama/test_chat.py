@@ -1,7 +1,6 @@
 """Conversations: their tokens, how few tokens are read again after a change, and saving and loading."""
 
 import base64
-import itertools
 import json
 import os
 import re
@@ -15,14 +14,12 @@ from spec_local.chat import saved_chat
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.template import ChatTemplate
 from spec_local.core.sampling import SamplingSettings
-from spec_local.engine.events import Prefilled
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE, write_tiny_model
-from spec_local.session import Done, Session, Text
-from spec_local.settings import GenerationSettings
+from spec_local.session import Session
 from tests.chat_templates import TEMPLATES, StandIn
-from tests.recorded_calls import record_calls
+from tests.llama.answers import counted, text_of, tokens_of
 from tests.unfiltered import unfiltered
 
 GREEDY = SamplingSettings(temperature=0)
@@ -57,7 +54,7 @@ def make_conversation(models):
     return make
 
 
-def text_of(conversation, tokens):
+def spelled(conversation, tokens):
     """The text of the tokens, with the names of control tokens except `HIDDEN`."""
     vocabulary = conversation.model.vocabulary
     assert tokens[0] == vocabulary.bos
@@ -84,20 +81,7 @@ def test_generated_tokens_before_a_stop_string_are_kept(make_conversation, kept)
     conversation.answer("the time"[:kept], letters)
     second = conversation.ask("more")
     assert second[: len(first) + kept] == [*first, *letters[:kept]]
-    assert text_of(conversation, second) == rendered(conversation)
-
-
-def test_tokens_depend_only_on_the_text_and_the_answers(make_conversation, tmp_path):
-    """A loaded conversation has the same tokens as the original: a file has no other information."""
-    conversation = make_conversation("spaces")
-    conversation.ask("hello")
-    conversation.answer("   x", [])
-    conversation.ask("more")
-    conversation.answer("the", [FIRST_BYTE + byte for byte in b"the"])
-    saved_chat.save(conversation, tmp_path / "a.json")
-    loaded = load(tmp_path / "a.json", conversation)
-    assert list(loaded.answer_tokens) == [3]
-    assert loaded.ask("less") == conversation.ask("less")
+    assert spelled(conversation, second) == rendered(conversation)
 
 
 def test_a_stop_string_within_a_character_or_a_token(make_conversation):
@@ -108,7 +92,7 @@ def test_a_stop_string_within_a_character_or_a_token(make_conversation):
     first = conversation.ask("hello")
     conversation.answer(" ti", [*euro, *word][3:])
     second = conversation.ask("more")
-    assert text_of(conversation, second) == rendered(conversation)
+    assert spelled(conversation, second) == rendered(conversation)
     conversation.undo()
     conversation.undo()
     assert conversation.ask("hello") == first
@@ -117,7 +101,7 @@ def test_a_stop_string_within_a_character_or_a_token(make_conversation):
     conversation.answer(cut, euro[:2])
     second = conversation.ask("more")
     assert second[: len(first) + 2] == [*first, *euro[:2]]
-    assert text_of(conversation, second) == rendered(conversation)
+    assert spelled(conversation, second) == rendered(conversation)
     # é is one token here: the first byte of ã, which é shares, is not accepted as half of it.
     conversation.undo()
     conversation.undo_answer()
@@ -162,8 +146,8 @@ def test_a_tokenizer_that_adds_a_leading_space_adds_one_only(make_conversation, 
     tokens_of_answer = conversation.model.vocabulary.continuation("the time is long")
     for question in ("one", "two", "three"):
         tokens = conversation.ask(question)
-        spelled = b"".join(conversation.model.vocabulary.piece(t, special=True) for t in tokens[1:])
-        assert spelled.decode() == " " + str(conversation.template.render(conversation.messages))
+        text = b"".join(conversation.model.vocabulary.piece(t, special=True) for t in tokens[1:])
+        assert text.decode() == " " + str(conversation.template.render(conversation.messages))
         conversation.answer("the time is long", tokens_of_answer)
 
 
@@ -179,43 +163,7 @@ def test_a_template_that_strips_answers_keeps_the_other_tokens(make_conversation
     conversation.answer("time one\n\n", generated)
     second = conversation.ask("more")
     assert second[: len(first) + len(generated) - 2] == [*first, *generated[:-2]]
-    assert text_of(conversation, second) == rendered(conversation)
-
-
-def test_a_template_that_removes_reasoning_changes_one_answer_only(make_conversation):
-    conversation = make_conversation("reasoning")
-    prompts = []
-    for number in range(4):
-        prompts.append(conversation.ask(f"question {number}"))
-        assert text_of(conversation, prompts[-1]) == rendered(conversation)
-        letters = [FIRST_BYTE + byte for byte in b"hm hm~the time"]
-        conversation.answer("hm hm~the time", letters)
-    for before, after in itertools.pairwise(prompts):
-        assert after[: len(before)] == before
-        assert letters[6:] not in [after[len(before) : len(before) + 8]]
-    assert conversation.undo_answer() == prompts[-1]
-
-
-def test_undo_gives_the_same_tokens(make_conversation):
-    conversation = make_conversation()
-    assert conversation.undo() is None
-    first = conversation.ask("hello")
-    conversation.answer("the", [FIRST_BYTE + byte for byte in b"the"])
-    second = conversation.ask("more")
-    conversation.answer("time", [FIRST_BYTE + byte for byte in b"time"])
-    assert conversation.undo_answer() == second
-    assert conversation.messages[-1] == {"role": "user", "content": "more"}
-    assert list(conversation.answer_tokens) == [1]
-    conversation.answer("time", [FIRST_BYTE + byte for byte in b"time"])
-    assert list(conversation.answer_tokens) == [1, 3]
-    assert conversation.undo() == "more"
-    assert list(conversation.answer_tokens) == [1]
-    other = conversation.ask("less")
-    assert other[: len(first) + 3] == second[: len(first) + 3]
-    assert text_of(conversation, other) == rendered(conversation)
-    conversation.clear()
-    assert conversation.messages == []
-    assert conversation.ask("hello") == first
+    assert spelled(conversation, second) == rendered(conversation)
 
 
 def test_missing_questions_and_answers(make_conversation):
@@ -232,14 +180,6 @@ def test_missing_questions_and_answers(make_conversation):
     with pytest.raises(InvalidRequest, match="no question"):
         conversation.answer("y", [])
     assert [m["content"] for m in conversation.messages] == ["hello", "x"]
-
-
-def test_invalid_unicode_is_not_added(make_conversation):
-    conversation = make_conversation()
-    with pytest.raises(InvalidRequest, match="not valid Unicode"):
-        conversation.ask("a\ud800")
-    assert conversation.messages == []
-    conversation.ask("a\udcff")
 
 
 def test_a_template_without_system_messages(make_conversation, models):
@@ -270,17 +210,13 @@ OPERATIONS = st.one_of(
 )
 
 
+SPLIT_CHARACTER = [("ask", "hello"), ("answer", [FIRST_BYTE + 0xE0, FIRST_BYTE], 0), ("ask", "more")]
+SPLIT_CHARACTER += [("system", None)]
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(template=st.sampled_from(list(TEMPLATES)), operations=st.lists(OPERATIONS, max_size=14))
-@example(
-    template="spaces",
-    operations=[
-        ("ask", "hello"),
-        ("answer", [FIRST_BYTE + 0xE0, FIRST_BYTE], 0),
-        ("ask", "more"),
-        ("system", None),
-    ],
-)
+@example(template="spaces", operations=SPLIT_CHARACTER)
 def test_the_tokens_always_spell_the_messages(make_conversation, tmp_path_factory, template, operations):
     conversation = make_conversation(template)
     vocabulary = conversation.model.vocabulary
@@ -341,7 +277,7 @@ def test_the_tokens_always_spell_the_messages(make_conversation, tmp_path_factor
         assert conversation.messages == messages, before
         if messages and messages[-1]["role"] == "user":
             tokens = conversation.prompt()
-            assert text_of(conversation, tokens) == rendered(conversation)
+            assert spelled(conversation, tokens) == rendered(conversation)
             n_marks = sum(vocabulary.is_control(token) and token > HIDDEN for token in tokens)
             n_messages = len(messages) + (template == "default system" and messages[0]["role"] != "system")
             n_messages -= template == "gemma" and messages[0]["role"] == "system"
@@ -349,24 +285,6 @@ def test_the_tokens_always_spell_the_messages(make_conversation, tmp_path_factor
 
 
 # Tokens that a session reads
-
-
-def counted(session, prompt, n, **kwargs):
-    """An answer's text, tokens and last event, and the number of prompt tokens that each model read."""
-    calls = []
-    for context in (session.main, session.draft):
-        calls.append(record_calls(context))
-    options = {"sampling": GREEDY, "policy": "fixed", "max_tokens": n} | kwargs
-    generated, text, read = [], "", None
-    for event in session.generate(prompt, GenerationSettings(**options)):
-        if isinstance(event, Prefilled):
-            read = [sum(call.n_tokens for call in seen) for seen in calls]
-        elif isinstance(event, Text):
-            generated += event.tokens
-        if isinstance(event, (Text, Done)):
-            text += event.text
-    assert read[0] == event.statistics.prompt_n
-    return text, generated, event, read
 
 
 @pytest.mark.parametrize(
@@ -377,10 +295,11 @@ def test_a_long_chat_reads_only_new_tokens(make_conversation, models, make_conte
     session = Session(*(make_context(models[name], n_ctx=4096) for name in (model, "draft")))
     conversation = make_conversation(template, model)
     held, reasons, turn = 0, set(), 0
-    while held < 2000:
+    while held < 1000:
         turn += 1
         prompt = conversation.ask(f"question {turn}: " + "how many people " * (turn % 5))
-        text, generated, done, (main, draft) = counted(session, prompt, 90 + turn)
+        events, (main, draft) = counted(session, prompt, max_tokens=90 + turn)
+        text, generated = text_of(events), tokens_of(events)
         new = len(prompt) - held
         # After a cut answer the main model lacks its last token, the draft model its last three.
         # The last token of a prompt is read by the first step.
@@ -388,19 +307,18 @@ def test_a_long_chat_reads_only_new_tokens(make_conversation, models, make_conte
         assert draft <= new + 2
         assert template == "gemma" or main >= new - 1  # so that the count itself is tested
         conversation.answer(text, generated)
-        reasons.add(done.reason)
+        reasons.add(events[-1].reason)
         stripped = template == "gemma" and text != text.strip()
         held = len(prompt) + (0 if stripped else len(generated))
     assert reasons >= ({"length"} if model == "main" else {"stop"})
-    warm = {"sampling": unfiltered(1.0), "seed": 7}
     prompt = conversation.undo_answer()
-    text, generated, _, (main, draft) = counted(session, prompt, 50, **warm)
+    events, (main, draft) = counted(session, prompt, sampling=unfiltered(1.0), seed=7)
     assert main <= 1
     assert draft <= 1
-    conversation.answer(text, generated)
+    conversation.answer(text_of(events), tokens_of(events))
     conversation.undo()
     other = conversation.ask("which way?")
-    _, _, _, (main, draft) = counted(session, other, 50)
+    _, (main, draft) = counted(session, other)
     new = len(other) - next(i for i, (a, b) in enumerate(zip(other, prompt, strict=False)) if a != b)
     assert new < 30
     assert main <= new
@@ -411,13 +329,14 @@ def test_after_a_stop_string_only_the_cut_tokens_are_read_again(make_conversatio
     session = Session(*(make_context(models[name], n_ctx=512) for name in ("main", "draft")))
     conversation = make_conversation()
     prompt = conversation.ask("hello " * 20)
-    whole, _, _, _ = counted(session, prompt, 40)
-    text, generated, done, _ = counted(session, prompt, 40, stops=[whole[60:64]])
-    assert done.reason == "stop"
+    whole = text_of(counted(session, prompt, max_tokens=40)[0])
+    events, _ = counted(session, prompt, max_tokens=40, stops=[whole[60:64]])
+    text, generated = text_of(events), tokens_of(events)
+    assert events[-1].reason == "stop"
     assert len(text) >= 30
     conversation.answer(text, generated)
     prompt2 = conversation.ask("more")
-    _, _, _, (main, draft) = counted(session, prompt2, 5)
+    _, (main, draft) = counted(session, prompt2, max_tokens=5)
     new = len(prompt2) - len(prompt) - len(generated)
     assert main <= new + 4
     assert draft <= new + 5
@@ -462,43 +381,43 @@ def test_another_model_tokenizes_the_text(saved, make_conversation):
     assert loaded.messages == conversation.messages
     text = rendered(loaded)[: -len("<|im_start|>assistant\n")]
     tokens = loaded.ask("one two")
-    assert text_of(loaded, tokens) == rendered(loaded)
-    assert text_of(loaded, tokens).startswith(text)
+    assert spelled(loaded, tokens) == rendered(loaded)
+    assert spelled(loaded, tokens).startswith(text)
     content = json.loads(path.read_bytes())
     content["messages"][2]["generated"]["tokens"][0] = 1 << 30
     path.write_text(json.dumps(content))
     assert load(path, other).answer_tokens == {}
 
 
-@pytest.mark.parametrize("offset", [0, 1, 5, 10**9])
-def test_tokens_that_do_not_spell_the_text_are_ignored(saved, offset):
+def change_offset(messages, offset):
+    messages[2]["generated"]["offset"] = offset
+
+
+def repeat_answer(messages):
+    messages[4]["generated"] = messages[2]["generated"]
+
+
+EDITS = {  # of the messages in a file, and the numbers of those whose tokens are used nevertheless
+    "offset 0": (lambda messages: change_offset(messages, 0), []),
+    "another offset": (lambda messages: change_offset(messages, 5), []),
+    "an offset beyond the text": (lambda messages: change_offset(messages, 10**9), []),
+    "two answers at one offset": (repeat_answer, [2]),
+    "another text": (lambda messages: messages[4].update(content="tide"), [2]),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_tokens_that_do_not_spell_the_text_are_ignored(saved, edit):
     path, conversation = saved
+    change, kept = EDITS[edit]
     content = json.loads(path.read_bytes())
-    content["messages"][2]["generated"]["offset"] = offset
+    change(content["messages"])
     path.write_text(json.dumps(content))
     loaded = load(path, conversation)
-    assert loaded.answer_tokens == {}
-    tokens = loaded.ask("more")
-    assert text_of(loaded, tokens) == rendered(loaded)
-
-
-def test_two_answers_at_the_same_offset(saved):
-    path, conversation = saved
-    content = json.loads(path.read_bytes())
-    content["messages"][4]["generated"] = content["messages"][2]["generated"]
-    path.write_text(json.dumps(content))
-    loaded = load(path, conversation)
-    assert list(loaded.answer_tokens) == [2]
-    assert text_of(loaded, loaded.ask("more")) == rendered(loaded)
-
-
-def test_an_edited_answer_is_tokenized(saved):
-    path, conversation = saved
-    path.write_text(path.read_text("utf-8").replace('"time"', '"tide"'), encoding="utf-8")
-    loaded = load(path, conversation)
-    assert loaded.messages[-1]["content"] == "tide"
-    assert list(loaded.answer_tokens) == [2]
-    assert text_of(loaded, loaded.ask("more")) == rendered(loaded)
+    assert loaded.messages[:-1] == conversation.messages[:-1]
+    assert loaded.messages[-1]["content"] == content["messages"][-1]["content"]
+    assert list(loaded.answer_tokens) == kept
+    assert spelled(loaded, loaded.ask("more")) == rendered(loaded)
 
 
 def edited_answer(content, generated):
@@ -560,10 +479,8 @@ def test_a_large_file(saved):
     """10 MB are accepted, 70 MB are not."""
     path, conversation = saved
     content = json.loads(path.read_bytes())
-    content["messages"] += [
-        {"role": "user", "content": "x" * 10_000},
-        {"role": "assistant", "content": "y" * 10_000},
-    ] * 500
+    turn = [{"role": role, "content": "x" * 10_000} for role in ("user", "assistant")]
+    content["messages"] += turn * 500
     path.write_text(json.dumps(content))
     assert path.stat().st_size > 10_000_000
     assert len(load(path, conversation).messages) == 1_005

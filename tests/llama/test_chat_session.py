@@ -16,6 +16,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
+from tests.llama.answers import text_of, tokens_of
 from tests.tiny_architectures import write_tiny
 
 GREEDY = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=12, policy="fixed")
@@ -51,24 +52,10 @@ def chat(models, make_context):
     return make
 
 
-def text_of(events):
-    return "".join(event.text for event in events if isinstance(event, (Text, Done)))
-
-
 def cancelled_at_call(n):
     """A `cancelled` callback that returns True from its n-th call on."""
     count = itertools.count(1)
     return lambda: next(count) >= n
-
-
-@ONE_KIND
-def test_an_answer_is_added_to_the_conversation(chat):
-    c = chat()
-    answer = text_of(c.send("hello"))
-    assert c.conversation.messages == [
-        {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": answer},
-    ]
 
 
 def test_a_second_turn_reads_only_new_tokens(chat):
@@ -115,12 +102,6 @@ def test_without_output_the_conversation_is_unchanged(chat):
 
 
 @ONE_KIND
-def test_regenerate_needs_an_answer(chat):
-    c = chat()
-    with pytest.raises(InvalidRequest, match="no answer"):
-        list(c.regenerate())
-
-
 def test_regenerate_adds_1_to_the_seed(chat):
     def settings(seed):
         return GenerationSettings(seed=seed, max_tokens=12)
@@ -181,9 +162,9 @@ def test_an_answer_continues_after_messages_are_dropped(chat):
     events = list(c.send("three"))
     kinds = [type(event) for event in events]
     assert Text in kinds[: kinds.index(MessagesDropped)]
-    generated = [token for event in events if isinstance(event, Text) for token in event.tokens]
+    generated = tokens_of(events)
     assert len(generated) == 150
-    n_before = sum(len(e.tokens) for e in events[: kinds.index(MessagesDropped)] if isinstance(e, Text))
+    n_before = len(tokens_of(events[: kinds.index(MessagesDropped)]))
     _, second = (event.statistics for event in events if isinstance(event, Prefilled))
     n_prompt = second.cached_n + second.prompt_n + 1  # the last token is read with the first step
     assert n_prompt == len(c.conversation.undo_answer()) + n_before

@@ -43,6 +43,16 @@ def chat(tiny_model, make_context):
     return make
 
 
+def attempt(failure, call, *errors):
+    """The error with which a call ends while one of its changes of a file fails; None: it does not."""
+    with failure.active():
+        try:
+            call()
+        except errors as error:
+            return error
+    return None
+
+
 def leftovers(folder, killed):
     """The temporary files in a folder; a process that is killed cannot delete them."""
     return [] if killed else [p.name for p in folder.iterdir() if p.name.endswith((".part", ".lock"))]
@@ -59,13 +69,8 @@ def test_saving_a_conversation(chat, tmp_path, code, killed):
     for failure in failures(code, killed):
         for file, content in zip(files, versions[0], strict=True):
             file.write_bytes(content)
-        with failure.active():
-            error = None
-            try:
-                saved.save(path, with_state=True)
-            except SpecLocalError as raised:
-                error = str(raised)
-        assert error is None or os.strerror(code) in error
+        error = attempt(failure, lambda: saved.save(path, with_state=True), SpecLocalError)
+        assert error is None or os.strerror(code) in str(error)
         possible = versions if error else versions[1:]
         for file, contents in zip(files, zip(*possible, strict=True), strict=True):
             assert file.read_bytes() in contents, failure.calls
@@ -102,13 +107,10 @@ def test_answering_a_batch(session, tiny_path, tmp_path, code, killed):
     failed = json.dumps({"index": 1, "id": None, "key": entries[1].key, "error": "too long"}).encode() + b"\n"
     for failure in failures(code, killed):
         path.write_bytes(lines[0] + failed + lines[2])
-        with failure.active():
-            error = None
-            try:
-                answer()
-            except OSError as raised:  # the command prints both
-                error = f"{raised.strerror}: {raised.filename}"
-        assert error is None or (os.strerror(code) in error and path.name in error), error
+        error = attempt(failure, answer, OSError)
+        if error:  # the command prints both
+            assert error.strerror == os.strerror(code)
+            assert path.name in str(error.filename)
         assert not leftovers(tmp_path, killed)
         done = contents()
         assert error or done == whole

@@ -1,90 +1,92 @@
-"""Calls of a head that fail or are interrupted: the next ones give what they would have given."""
+"""Calls of a head that fail or are interrupted lose no states: the next ones have a reference's logits."""
 
 import gc
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from spec_local.errors import BackendError, ContextOverflow
+from spec_local.core.calls import together
 from spec_local.llama import runtime
-from tests.llama.test_heads import NOISE, Pair
+from tests.broken_llama import FAILURES
+from tests.llama.test_gemma_assistant import BranchedWalk
+from tests.llama.test_heads import NOISE, PROMPT, Pair, Walk
+from tests.tiny_architectures import write_tiny
+from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
+from tests.tiny_heads import write_tiny_eagle, write_tiny_main
 from tests.tiny_mtp import write_tiny_mtp
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
+SOME = ("aborted half-way", "fatal", "no slot", "interrupted after")
+CASES = [(kind, failure) for kind in ("eagle", "mtp", "chained", "assistant") for failure in SOME]
+CASES += [("dspark", failure) for failure in FAILURES]
+
 
 @pytest.fixture(scope="module")
 def paths(folder):
+    main = write_tiny_main(folder / "main.gguf")
     return {
+        "eagle": (main, write_tiny_eagle(folder / "eagle.gguf")),
+        "mtp": (write_tiny(folder / "mtp.gguf", "qwen35", n_mtp=1), None),
+        "dspark": (main, write_tiny_block_head(folder / "dspark.gguf", "dspark")),
         "chained": (write_tiny_mtp(folder / "three.gguf", "step35", n_mtp=3), None),
-        "assistant": (
-            write_tiny_gemma(folder / "gemma.gguf"),
-            write_tiny_assistant(folder / "assistant.gguf"),
-        ),
+        "assistant": (write_tiny_gemma(folder / "gemma.gguf"), write_tiny_assistant(folder / "head.gguf")),
     }
 
 
-@pytest.fixture(params=["chained", "assistant"])
-def pair(request, paths):
-    made = Pair(request.param, *paths[request.param])
-    yield made
-    made.close()
-
-
-TOKENS, DRAFTED = random.Random(0).choices(range(5, 800), k=20), [30, 31]
-
-
-def read(main, head):
-    """The main model's tokens after those that the head has received."""
-    n = head.n_received
-    main.truncate(n)
-    main.evaluate(TOKENS[n:-1], 0)
-    head.receive(n, TOKENS[n:-1], main.states(range(len(TOKENS) - 1 - n)))
-
-
-def draft(head, n=3):
-    """The logits of n calls: after the history, and after each draft token; continues what there is."""
-    found, known = [], [*TOKENS, *DRAFTED]
-    for _ in range(n):
-        if (start := len(head.cached)) >= len(TOKENS) - 1 + n:
-            break
-        found.append(head.evaluate(known[start : max(start + 1, len(TOKENS))], 1)[0].copy())
-    return found
-
-
-@pytest.mark.parametrize("n_before", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("answer", "error"), [(1, ContextOverflow), (-3, BackendError), (KeyboardInterrupt, KeyboardInterrupt)]
-)
-def test_the_same_calls_after_a_failure(pair, monkeypatch, n_before, answer, error):
-    """Of the first, second or third draft token."""
+@pytest.mark.parametrize(("kind", "failure"), CASES)
+def test_a_failed_call_loses_no_states(paths, monkeypatch, kind, failure):
+    """The first, second or third call of a draft of two rows fails."""
+    pair, prompt, n_failed = Pair(kind, *paths[kind]), PROMPT[:20], 0
     mains, heads = pair.open(2)
-    for main, head in zip(mains, heads, strict=True):
-        read(main, head)
-    expected = draft(heads[0])
-    main, head = mains[1], heads[1]
-    draft(head, n_before)
-    decode = runtime.library().llama_decode
+    reference = pair.reference(mains[0])
+    reference.n_drafted = 3  # in a block
+    decode, error = FAILURES[failure]
+    usual = SimpleNamespace(llama_decode=runtime.library().llama_decode)
+    for failing in (1, 2, 3):
+        rows = []
+        for main, head in zip(mains, heads, strict=True):
+            row = (BranchedWalk if kind == "assistant" else Walk)(main, head, prompt, reference)
+            head.truncate(0)
+            main.truncate(0)
+            call = main.call(prompt[:-1], range(-1, 18), 0)
+            main.context.decode([call])
+            row.read(call, range(19))
+            rows.append(row)
+        calls = []
 
-    def fail(context, batch):
-        if isinstance(answer, int):
-            return answer
-        raise answer
+        def sometimes(handle, batch, calls=calls, failing=failing):
+            calls.append(batch)
+            return (
+                decode(usual, handle, batch) if len(calls) == failing else usual.llama_decode(handle, batch)
+            )
 
-    monkeypatch.setattr(runtime.library(), "llama_decode", fail)
-    with pytest.raises(error) as caught:  # which keeps the generators of the call
-        draft(head, n_before + 1)
-    monkeypatch.setattr(runtime.library(), "llama_decode", decode)
-    assert head.cached == [*TOKENS, *DRAFTED][: len(head.cached)]
-    assert len(head.cached) <= len(TOKENS) - 1 + n_before
-    again = draft(head)
-    assert len(again) >= 3 - n_before
-    assert np.allclose(again, expected[3 - len(again) :], atol=NOISE)
-    del caught
-    gc.collect()
-    assert head.cached == [*TOKENS, *DRAFTED]
-    head.truncate(10)
-    read(main, head)
-    assert np.allclose(draft(head), expected, atol=NOISE)
+        tasks, caught = [row.draft(3, random.Random(0), check=False) for row in rows], None
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime.library(), "llama_decode", sometimes)
+            try:
+                results = together(tasks)
+            except KeyboardInterrupt as interrupt:  # which keeps the tasks
+                caught, results = interrupt, [interrupt] * 2
+        if len(calls) < failing:
+            assert results == [None, None]
+            break
+        n_failed += 1
+        assert all(isinstance(result, error) for result in results)
+        for row in rows:
+            known, n_cached = [*prompt, *row.drafted], len(row.head.cached)
+            assert row.head.cached == known[:n_cached]
+            assert n_cached < len(known)  # without the token of the failed call, which is evaluated again
+            found, row.drafted = row.head.evaluate(known[n_cached:], 1)[0].copy(), [*row.drafted, 0]
+            assert np.allclose(found, row.expected()[-1], atol=NOISE)
+            row.head.truncate(len(prompt) - 1)
+        assert together([row.draft(3, random.Random(0)) for row in rows]) == [None, None]
+        cached = [list(row.head.cached) for row in rows]
+        del caught, results, tasks
+        gc.collect()
+        assert [row.head.cached for row in rows] == cached
+    assert n_failed >= 2
+    pair.close()

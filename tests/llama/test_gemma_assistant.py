@@ -8,16 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from spec_local.core.calls import together
-from spec_local.errors import InvalidRequest, ModelError
-from spec_local.llama.heads.gemma import hidden_states, open_assistant_rows
+from spec_local.errors import InvalidRequest
+from spec_local.llama.heads.gemma import open_assistant_rows
 from spec_local.llama.hidden_states import HiddenStates
-from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
-from tests.llama.test_heads import NOISE, Pair
-from tests.reference_head import ReferenceAssistant
+from tests.llama.test_heads import NOISE, Pair, Walk, walk_together
 from tests.tiny_gemma import write_tiny_assistant, write_tiny_gemma
-from tests.tiny_heads import write_tiny_main
 
 pytestmark = pytest.mark.usefixtures("f32_caches")
 
@@ -34,39 +30,13 @@ def pair(paths):
     made.close()
 
 
-@pytest.fixture
-def reference(pair):
-    made = ReferenceAssistant(pair.main, pair.head)
-    yield made
-    made.close()
+class BranchedWalk(Walk):
+    """Beside the draft tokens, the main model evaluates another branch, which may be accepted."""
 
+    def expected(self):
+        return self.reference.logits(self.tokens, self.drafted[:-1])
 
-class Walk:
-    """A row of the main model and one of the assistant, whose steps accept any number of draft tokens."""
-
-    def __init__(self, main, head, prompt, reference):
-        self.main, self.head, self.reference = main, head, reference
-        self.tokens, self.drafted = list(prompt), []
-
-    def read(self, call, path):
-        start, states = len(self.main.cached), self.main.states(path)
-        self.main.commit(path)
-        self.head.receive(start, [call.tokens[node] for node in path], states)
-
-    async def draft(self, n, rng):
-        self.drafted, found = [], []
-        for _ in range(n):
-            new = self.drafted[-1:] or self.tokens[len(self.head.cached) :]
-            assert len(new) == 1
-            logits = await self.head.evaluate_async(new, 1)
-            found.append(logits[0].copy())
-            self.drafted.append(rng.choice(np.argsort(logits[0])[-3:].tolist()))
-        if n:
-            assert self.head.cached == [*self.tokens, *self.drafted[:-1]]
-            assert np.allclose(found, self.reference.logits(self.tokens, self.drafted[:-1]), atol=NOISE)
-
-    def verify_call(self, rng):
-        """Draft tokens, and a branch beside them."""
+    def verify_call(self):
         before = self.tokens[len(self.main.cached) :]
         tokens = [*before, *self.drafted, 9, 10]
         n = len(before) + len(self.drafted)
@@ -74,8 +44,7 @@ class Walk:
 
     def accept(self, call, n, token):
         n_before = len(call.tokens) - len(self.drafted) - 2
-        accepted = self.drafted[:n]
-        path = [*range(n_before), *(n_before + i for i in range(n))]
+        path, accepted = [*range(n_before + n)], self.drafted[:n]
         if not n and self.drafted:  # the other branch
             first = n_before + len(self.drafted)
             path, accepted = [*range(n_before), first, first + 1], [9, 10]
@@ -83,33 +52,13 @@ class Walk:
         self.tokens += [*accepted, token]
 
 
-@pytest.mark.parametrize("n_rows", [1, 3])
-@pytest.mark.parametrize("n_branches", [2, 4])
-def test_logits_are_those_of_a_reference(pair, reference, n_rows, n_branches):
+@pytest.mark.parametrize(("n_rows", "n_branches"), [(1, 2), (3, 2), (3, 4)])
+def test_logits_are_those_of_a_reference(pair, n_rows, n_branches):
     """Over random patterns of acceptance, of trees in the main model's cache, too.
 
     The prompts are longer than the sliding window, and the main model's last layers share others' caches.
     """
-    rng = random.Random(n_rows)
-    mains, heads = pair.open(n_rows, max_branches=n_branches)
-    walks = []
-    for i, (main, head) in enumerate(zip(mains, heads, strict=True)):
-        walk = Walk(main, head, rng.choices(range(5, 800), k=(17, 2, 40)[i]), reference)
-        while len(main.cached) < len(walk.tokens) - 1:
-            part = walk.tokens[len(main.cached) : -1][:16]
-            call = main.call(part, range(-1, len(part) - 1), 0)
-            main.context.decode([call])
-            walk.read(call, range(len(part)))
-        walks.append(walk)
-    for _ in range(20):
-        active = [walk for walk in walks if rng.random() < 0.8] or walks[:1]
-        tasks = [walk.draft(rng.choice((0, 1, 2, 5)), rng) for walk in active]
-        for result in together(tasks):
-            assert result is None, result
-        calls = [walk.verify_call(rng) for walk in active]
-        mains[0].context.decode(calls)
-        for walk, call in zip(active, calls, strict=True):
-            walk.accept(call, rng.randint(0, len(walk.drafted)), rng.randrange(5, 800))
+    walk_together(pair, n_rows, random.Random(n_rows), n_steps=20, kind=BranchedWalk, max_branches=n_branches)
 
 
 def test_drafting_leaves_the_main_models_logits_unchanged(pair):
@@ -142,9 +91,10 @@ def test_drafting_leaves_the_main_models_logits_unchanged(pair):
     plain[0].close()
 
 
-def test_nodes_of_a_tree(pair, reference):
+def test_nodes_of_a_tree(pair):
     """Each level is evaluated in one call; a path is committed."""
     (main,), (head,) = pair.open(max_branches=8)
+    reference = pair.reference(main)
     tokens = random.Random(0).choices(range(5, 800), k=20)
     main.evaluate(tokens[:-1], 0)
     head.receive(0, tokens[:-1], main.states(range(19)))
@@ -186,9 +136,10 @@ def test_a_cache_that_is_not_at_the_history(pair):
         head.receive(4, [1], np.zeros((1, 64), np.float32))
 
 
-def test_the_prompt_of_another_row(pair, reference):
+def test_the_prompt_of_another_row(pair):
     """Its state is known; without it, the last token is evaluated again."""
     mains, heads = pair.open(3)
+    reference = pair.reference(mains[0])
     tokens = random.Random(0).choices(range(5, 800), k=20)
     heads[0].reuse(tokens)
     assert heads[0].n_received == 19
@@ -229,41 +180,6 @@ def test_opening_an_assistant_empties_the_main_models_cache(pair):
     assert np.array_equal(main.evaluate(tokens[:9], 3), plain.evaluate(tokens[:9], 3))
     for each in (head, main, plain):
         each.close()
-
-
-# Which models fit
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"target_width": 128}, "hidden states of width 128 against 64"),
-        ({"n_vocab": 900}, "900 tokens against 823"),
-        ({"attention.sliding_window": 16}, "its sliding window has a different length"),
-        ({"attention.head_count_kv": 2}, "its layers with a sliding window need other keys and values"),
-        (
-            {"attention.head_count_kv": [1, 2]},
-            "its layers without a sliding window need other keys and values",
-        ),
-    ],
-)
-def test_an_assistant_for_another_model(pair, tmp_path, options, why):
-    other = Model(write_tiny_assistant(tmp_path / "other.gguf", **options), weights=False)
-    with pytest.raises(ModelError, match=f"other.gguf is a Gemma 4 assistant for another model .{why}.: use"):
-        hidden_states(other, pair.main)
-    other.close()
-
-
-def test_a_main_model_without_the_caches_that_it_needs(pair, folder):
-    """llama.cpp takes those of the last two layers: one with a window, and one without."""
-    other = Model(write_tiny_gemma(folder / "five.gguf", n_layers=5))
-    with pytest.raises(ModelError, match="its layers with a sliding window need other keys and values"):
-        hidden_states(pair.head, other)
-    other.close()
-    other = Model(write_tiny_main(folder / "m.gguf"))
-    with pytest.raises(ModelError, match=r"m\.gguf has the architecture llama"):
-        hidden_states(pair.head, other)
-    other.close()
 
 
 def test_hidden_states_leave_the_logits_unchanged(pair):

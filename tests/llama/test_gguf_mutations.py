@@ -15,12 +15,10 @@ from collections import Counter
 
 import pytest
 
-from spec_local.errors import ModelFileError
-from spec_local.llama.headers import open_header
 from spec_local.llama.tiny import write_tiny_model
 from tests.gguf_mutations import ARRAY, INT32, STRING, UINT32, Gguf, mutated, parse, shorten_vocabulary
 
-N_SEEDS = 60
+N_SEEDS = 40
 MAX_MEMORY = 400  # MiB of the child process; it needs less than 100
 DEADLINE = 30.0  # seconds for a file; it takes about 0.05
 
@@ -211,8 +209,8 @@ def test_mutated_files_are_refused_or_work(bases, worker, tmp_path):
             assert outcome[0] in ("works", "error"), (seed, note, outcome)
         for kind, detail in (check, *sessions):
             assert kind != "error" or "\n" not in detail.strip(), (seed, note, detail)
-    assert tally["works"] > 6
-    assert tally["error"] > 24
+    assert tally["works"] > 4
+    assert tally["error"] > 16
     assert worker.memory < MAX_MEMORY
 
 
@@ -268,11 +266,3 @@ def test_files_that_once_crashed_or_hung(bases, worker, tmp_path, base, change, 
     else:
         assert kinds == ["works"] * use + ["error"] + ["works"] * (len(kinds) - use - 1), outcomes
         assert reason in outcomes[use][1]
-
-
-def test_a_header_is_refused_whose_tokenizer_crashes_on_some_texts(bases, tmp_path):
-    gguf, path = copy.deepcopy(bases["llama"]), tmp_path / "model.gguf"
-    rename_token(gguf, b"<0x07>", b"bell")
-    path.write_bytes(gguf.encoded())
-    with pytest.raises(ModelFileError, match=r"model\.gguf crashes llama\.cpp \(SIGABRT\)"):
-        open_header(path)

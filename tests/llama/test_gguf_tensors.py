@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 
 from spec_local.llama.gguf_tensors import floats, has_tensor, integers, numbers, parts
-from spec_local.llama.model import Model
 from spec_local.llama.tiny import finish
-from tests.tiny_heads import write_tiny_eagle
 
 
 def test_tensors_of_a_file(tmp_path):
@@ -73,14 +71,3 @@ def test_parts_of_a_model(tmp_path):
 def test_a_file_that_is_gone(tmp_path):
     with pytest.raises(OSError, match="cannot be read"):
         has_tensor(tmp_path / "none.gguf", "first")
-
-
-@pytest.mark.parametrize("n", [100, None])
-def test_tokens_that_a_head_can_draft(tmp_path, n):
-    model = Model(write_tiny_eagle(tmp_path / "head.gguf", n_draft_vocab=n))
-    if n:
-        assert len(model.draft_tokens) == n
-        assert (np.diff(model.draft_tokens) > 0).all()
-    else:
-        assert model.draft_tokens is None
-    model.close()

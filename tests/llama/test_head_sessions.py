@@ -8,12 +8,13 @@ import pytest
 from spec_local.calibration import cost_store
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.core.sampling import SamplingSettings
-from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
+from spec_local.errors import ContextOverflow, InvalidRequest, SpecLocalError
 from spec_local.llama.setup.probe import check_model_file
 from spec_local.models import pairs
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
+from tests.llama.answers import text_of
 from tests.recorded_calls import record_calls
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
@@ -80,7 +81,7 @@ def give_costs(session, draft=0.01):
 def answer(session, prompt, settings):
     events = list(session.generate(prompt, settings))
     assert isinstance(events[-1], Done)
-    return "".join(e.text for e in events if isinstance(e, Text | Done)), events[-1].statistics
+    return text_of(events), events[-1].statistics
 
 
 def answers(session, prompts, settings):
@@ -91,31 +92,57 @@ def answers(session, prompts, settings):
     return texts
 
 
+VARIANTS = {
+    "fixed": {},
+    "adaptive": {"policy": "adaptive"},
+    "auto": {"policy": "adaptive", "proposer": "auto"},
+    "confidence": {"policy": "confidence"},
+    "grammar": {"grammar": WORDS},
+    "penalty": {"sampling": SamplingSettings(temperature=0, repeat_penalty=1.3)},
+    "seed": {"sampling": unfiltered(temperature=0.8), "seed": 7, "verifier": "exact-match"},
+    "staged": {"staged": 2},
+    "tree": {"shape": "tree"},
+    "beam": {"shape": "beam", "beam_width": 3},
+    "coupled tree": {"shape": "tree", "sampling": unfiltered(temperature=0.8), "seed": 7},
+    "drawn beam": {"shape": "beam", "sampling": unfiltered(temperature=0.8), "seed": 7},
+    "tree, grammar": {"shape": "tree", "grammar": WORDS},
+    "tree, penalty": {"shape": "tree", "sampling": SamplingSettings(temperature=0, repeat_penalty=1.3)},
+    "any shape": {"shape": "auto", "policy": "adaptive"},
+    "adaptive tree": {"shape": "tree", "policy": "adaptive"},
+}
+CASES = {  # what each kind of head is tested with, besides "fixed" and "seed"
+    "eagle": ["adaptive", "staged", "tree", "drawn beam", "tree, grammar", "tree, penalty"],
+    "mtp": ["auto", "grammar", "staged"],
+    "hybrid": ["confidence", "penalty"],
+    "dflash": ["adaptive", "staged", "tree", "coupled tree", "adaptive tree"],
+    "dspark": ["auto", "grammar", "beam", "coupled tree", "any shape"],
+    "hybrid, blocks": ["confidence", "adaptive"],
+    "chained": ["adaptive", "penalty"],
+    "assistant": ["penalty", "staged", "tree", "beam", "coupled tree", "any shape"],
+}
+
+
+def is_tree(event):
+    return isinstance(event, Text) and len(set(event.proposal.parents)) < len(event.proposal.parents)
+
+
 @pytest.mark.parametrize(
-    "how",
-    [
-        DRAFT,
-        replace(DRAFT, policy="adaptive"),
-        replace(DRAFT, policy="adaptive", proposer="auto"),
-        replace(DRAFT, policy="confidence"),
-        replace(DRAFT, grammar=WORDS),
-        replace(DRAFT, sampling=SamplingSettings(temperature=0, repeat_penalty=1.3)),
-        replace(DRAFT, sampling=unfiltered(temperature=0.8), seed=7, verifier="exact-match"),
-        replace(DRAFT, staged=2),
-    ],
-    ids=["fixed", "adaptive", "auto", "confidence", "grammar", "penalty", "seed", "staged"],
+    ("kind", "variant"),
+    [(kind, variant) for kind, more in CASES.items() for variant in ("fixed", "seed", *more)],
 )
-def test_the_text_is_that_without_a_head(open_session, how):
+def test_the_text_is_that_without_a_head(files, kind, variant):
     """Of one answer, of a conversation that goes on, and of three answers at the same time."""
-    with open_session(parallel=3) as session:
+    with Session.open(*files[kind], n_ctx=512, threads=1, parallel=3, branches=24) as session:
         give_costs(session)
-        how = replace(how, max_tokens=24)
-        without = replace(how, policy="off", proposer="auto")
-        prompts = ["the of and to", LONG, LONG + " water", "the of"]
+        how = replace(DRAFT, **{"max_tokens": 24, "tree_nodes": 8, "draft_max": 5} | VARIANTS[variant])
+        without = replace(how, policy="off", shape="chain", proposer="auto")
+        prompts = ["the of and to", LONG, LONG + " water"]
         expected = [answer(session, prompt, without)[0] for prompt in prompts]
         found = [answer(session, prompt, how) for prompt in prompts]
         assert [text for text, _ in found] == expected
         assert any(statistics.draft_n for _, statistics in found)
+        if how.shape in ("tree", "beam") and how.policy == "fixed":
+            assert any(map(is_tree, session.generate(LONG, how)))
         if how.seed is None:
             assert answers(session, prompts, how) == expected
 
@@ -151,36 +178,6 @@ def test_layers_in_a_models_own_file_can_be_left_unused(files, folder):
     assert any("two.gguf" in line and "not supported" in line for line in lines)
 
 
-@pytest.fixture
-def misfits(files, folder):
-    """Pairs of files that do not fit, by what is wrong."""
-    wide = {"target_width": 128}
-    return {
-        "another eagle": (files["eagle"][0], write_tiny_eagle(folder / "wide.gguf", **wide)),
-        "a layer twice": (files["eagle"][0], write_tiny_eagle(folder / "twice.gguf", layers=(2, 2, 4))),
-        "another assistant": (files["assistant"][0], write_tiny_assistant(folder / "other.gguf", **wide)),
-        "another architecture": (files["eagle"][0], files["assistant"][1]),
-        "eagle alone": (files["eagle"][1], None),
-        "assistant alone": (files["assistant"][1], None),
-    }
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    {
-        "another eagle": "EAGLE-3 head for another model",
-        "a layer twice": "it reads a layer twice",
-        "another assistant": "Gemma 4 assistant for another model",
-        "another architecture": r"m\.gguf has the architecture llama",
-        "eagle alone": r"head\.gguf is an EAGLE-3 head: give it as the draft",
-        "assistant alone": r"assistant\.gguf is a Gemma 4 assistant: give it as the draft",
-    }.items(),
-)
-def test_files_that_do_not_fit(misfits, wrong, message):
-    with pytest.raises(ModelError, match=message):
-        Session.open(*misfits[wrong], n_ctx=256, threads=1)
-
-
 @pytest.mark.usefixtures("unchecked_headers")
 @pytest.mark.parametrize("kind", ["eagle", "assistant"])
 def test_a_pair_with_a_head_is_checked_by_its_headers(files, kind):
@@ -203,50 +200,13 @@ def test_a_damaged_head_does_not_crash_the_process(files, folder, monkeypatch, k
         Session.open(files[kind][0], damaged, n_ctx=256)
 
 
-TREES = {
-    "best first": {"shape": "tree"},
-    "beam": {"shape": "beam", "beam_width": 3},
-    "coupled": {"shape": "tree", "sampling": unfiltered(temperature=0.8), "seed": 7},
-    "beam, drawn": {"shape": "beam", "sampling": unfiltered(temperature=0.8), "seed": 7},
-    "grammar": {"shape": "tree", "grammar": WORDS},
-    "penalty": {"shape": "tree", "sampling": SamplingSettings(temperature=0, repeat_penalty=1.3)},
-    "adaptive": {"shape": "auto", "policy": "adaptive"},
-    "adaptive tree": {"shape": "tree", "policy": "adaptive"},
-}
-DRAFT_TREES = ("eagle", "dflash", "dspark", "assistant")
-
-
-def is_tree(event):
-    return isinstance(event, Text) and len(set(event.proposal.parents)) < len(event.proposal.parents)
-
-
 @pytest.mark.parametrize(
-    ("kind", "how"),
+    ("kind", "rule"),
     [
-        *(("eagle", how) for how in TREES),
-        *((kind, how) for kind in DRAFT_TREES[1:] for how in ("best first", "beam", "coupled", "adaptive")),
-        *((kind, "adaptive tree") for kind in ("dflash", "dspark")),
+        *(("eagle", rule) for rule in ("spectr", "traversal", "exact-match")),
+        *(("dflash", "traversal"), ("dspark", "spectr"), ("assistant", "traversal")),
     ],
 )
-def test_the_text_is_that_without_a_head_with_trees(files, kind, how):
-    """Of one answer, of a conversation that goes on, and of three answers at the same time."""
-    with Session.open(*files[kind], n_ctx=512, threads=1, parallel=3, branches=24) as session:
-        give_costs(session)
-        how = replace(DRAFT, tree_nodes=8, draft_max=5, max_tokens=24, **TREES[how])
-        without = replace(how, policy="off", shape="chain", proposer="auto")
-        prompts = ["the of and to", LONG, LONG + " water", "the of"]
-        expected = [answer(session, prompt, without)[0] for prompt in prompts]
-        found = [answer(session, prompt, how) for prompt in prompts]
-        assert [text for text, _ in found] == expected
-        assert any(statistics.draft_n for _, statistics in found)
-        if how.policy != "adaptive":
-            assert any(map(is_tree, session.generate(LONG, how)))
-        if how.seed is None:
-            assert answers(session, prompts, how) == expected
-
-
-@pytest.mark.parametrize("rule", ["spectr", "traversal", "exact-match"])
-@pytest.mark.parametrize("kind", DRAFT_TREES)
 def test_drawn_trees_are_verified(files, kind, rule):
     with Session.open(*files[kind], n_ctx=512, threads=1, branches=24) as session:
         how = replace(DRAFT, sampling=unfiltered(temperature=1.0), shape="tree", verifier=rule)
@@ -255,11 +215,16 @@ def test_drawn_trees_are_verified(files, kind, rule):
         assert statistics.draft_n_accepted
 
 
-def test_a_hybrid_model_takes_chains_whatever_its_head_could_draft(files):
-    with Session.open(files["mtp"][0], n_ctx=256, threads=1, branches=8) as session:
+@pytest.mark.parametrize(
+    ("kind", "why"), [("mtp", "a recurrent model cannot evaluate a tree"), ("chained", "drafts chains only")]
+)
+def test_where_trees_are_not_possible_chains_are_drafted(files, kind, why):
+    """Of a hybrid main model, whatever its head could draft, and of several layers."""
+    with Session.open(*files[kind], n_ctx=512, threads=1, branches=8) as session:
         assert session.draft.max_branches == 1
-        with pytest.raises(InvalidRequest, match="a recurrent model cannot evaluate a tree"):
-            session.generate("the", replace(DRAFT, shape="beam"))
+        for shape in ("tree", "beam"):
+            with pytest.raises(InvalidRequest, match=why):
+                session.generate("the", replace(DRAFT, shape=shape))
         assert answer(session, LONG, replace(DRAFT, shape="auto", policy="adaptive"))[0]
 
 
@@ -277,14 +242,6 @@ def test_the_expected_speedup_of_a_block(files):
     assert report.expected_speedups[-1].speedup == pytest.approx(
         sum(0.95**i for i in range(8)) / (costs[1].seconds(7) + costs[0].seconds(8))
     )
-
-
-@pytest.mark.parametrize("open_session", ["chained"], indirect=True)
-def test_several_layers_draft_chains(open_session):
-    with open_session(branches=8) as session:
-        with pytest.raises(InvalidRequest, match="this head drafts chains only"):
-            session.generate("the", replace(DRAFT, shape="tree"))
-        assert answer(session, LONG, replace(DRAFT, shape="auto", policy="adaptive"))[0]
 
 
 def test_a_saved_state_is_continued(open_session, tmp_path):

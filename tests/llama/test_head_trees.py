@@ -9,6 +9,7 @@ import pytest
 
 from spec_local.core.calls import run, together
 from spec_local.core.language_model import common_prefix
+from spec_local.core.proposal import path_to
 from spec_local.errors import InvalidRequest, SpecLocalError
 from spec_local.llama.model import Model
 from tests.broken_llama import Broken, aborted_after, aborted_half_way
@@ -39,6 +40,11 @@ def pair(request, paths):
     made.close()
 
 
+def n_branches(parents):
+    """Number of sequences: one for each node without children."""
+    return max(1, len(set(range(len(parents))) - set(parents)))
+
+
 class Row:
     """A row of the main model and one of the head.
 
@@ -53,15 +59,7 @@ class Row:
 
     def path(self, node):
         """The tokens of the path to a node."""
-        found = []
-        while node >= 0:
-            found.append(self.tokens[node])
-            node = self.parents[node]
-        return found[::-1]
-
-    def nodes(self, node):
-        """The numbers of the nodes of a path."""
-        return [*self.nodes(self.parents[node]), node] if node >= 0 else []
+        return [self.tokens[n] for n in path_to(self.parents, node)]
 
 
 class Walk:
@@ -125,8 +123,8 @@ class Walk:
         for _ in range(rng.randint(0, 4)):
             n_before, parents = len(row.tokens), list(row.parents)
             is_level = rng.random() < 0.6
-            for node in range(n_before, n_before + rng.randint(1, 5)):
-                parent = rng.randint(-1, (n_before if is_level else node) - 1)
+            for _ in range(rng.randint(1, 5)):
+                parent = rng.randint(-1, (n_before if is_level else len(parents)) - 1)
                 if n_branches([*parents, parent]) <= BRANCHES:
                     parents.append(parent)
             new = parents[n_before:]
@@ -146,7 +144,7 @@ class Walk:
         """Accept a path of the tree, or commit one that is not accepted as a whole."""
         rng, head = self.rng, row.head
         node = rng.randint(-1, len(row.tokens) - 1)
-        path, tokens = row.nodes(node), row.path(node)
+        path, tokens = path_to(row.parents, node), row.path(node)
         n = len(path) if rng.random() < 0.7 else rng.randint(0, len(path))
         accepted = [*tokens[:n], *self.random_tokens(1)]
         end = len(row.text)
@@ -194,15 +192,6 @@ class Walk:
                 assert row.head.cached == row.text[: len(row.head.cached)]
         for row in active:
             self.accept(row)
-
-
-def n_branches(parents):
-    """Number of sequences: a node with children gets another one for each further child."""
-    ends, n = {-1}, 1
-    for node, parent in enumerate(parents):
-        n += parent not in ends
-        ends = (ends - {parent}) | {node}
-    return n
 
 
 @pytest.mark.parametrize("n_rows", [1, 3])

@@ -13,11 +13,10 @@ from spec_local.core.sampling import Sampler
 from spec_local.engine.engine import Engine
 from spec_local.engine.events import Finished, Step
 from spec_local.engine.request import Request
-from spec_local.errors import InvalidRequest, ModelError
+from spec_local.errors import InvalidRequest
 from spec_local.llama.heads.choose import choose_head
 from spec_local.llama.heads.dflash import block_format
-from spec_local.llama.heads.eagle import hidden_states
-from spec_local.llama.heads.mtp import HIDDEN_STATES, has_mtp, open_mtp_rows
+from spec_local.llama.heads.mtp import HIDDEN_STATES
 from spec_local.llama.hidden_states import HiddenStates
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
@@ -26,7 +25,7 @@ from spec_local.proposers.shapes import Chain
 from spec_local.verifiers import VERIFIERS
 from tests.record_llama_drafts import DATA, N_DRAFT, write_models
 from tests.reference_block_head import ReferenceBlockHead
-from tests.reference_head import ReferenceHead
+from tests.reference_head import ReferenceAssistant, ReferenceHead
 from tests.tiny_architectures import write_tiny
 from tests.tiny_block_heads import write_tiny_block_head
 from tests.tiny_heads import write_tiny_eagle, write_tiny_main
@@ -86,7 +85,9 @@ class Pair:
         return mains, heads
 
     def reference(self, main):
-        if self.is_block:
+        if self.kind == "assistant":
+            reference = ReferenceAssistant(self.main, self.head)
+        elif self.is_block:
             reference = ReferenceBlockHead(self.head, main, block_format(self.head))
         else:
             reference = ReferenceHead(self.head, main)
@@ -100,26 +101,17 @@ class Pair:
             model.close()
 
 
-PATHS = {
+PATHS = {  # fixtures of the files of the main model and of the head
     "eagle": ("main_path", "eagle_path"),
     "mtp": ("mtp_path", "mtp_path"),
     "dflash": ("main_path", "dflash_path"),
     "dspark": ("main_path", "dspark_path"),
 }
-"""Fixtures of the files of the main model and of the head, by kind."""
 
 
 @pytest.fixture(params=PATHS)
 def pair(request):
     """Of each kind."""
-    made = Pair(request.param, *map(request.getfixturevalue, PATHS[request.param]))
-    yield made
-    made.close()
-
-
-@pytest.fixture(params=["eagle", "mtp"])
-def pair_reader(request):
-    """Of each kind that reads a token beside the state of the one before it."""
     made = Pair(request.param, *map(request.getfixturevalue, PATHS[request.param]))
     yield made
     made.close()
@@ -206,16 +198,6 @@ def test_an_error_while_states_are_copied_ends_the_call(eagle, monkeypatch, erro
         assert np.allclose(row.evaluate(PROMPT[6:12], 6), fresh[6:], atol=NOISE)
 
 
-def test_missing_states_are_an_error(eagle, monkeypatch):
-    monkeypatch.setattr(kernels, "installed", lambda: None)
-    (main,), _ = eagle.open()
-    main.evaluate(PROMPT[:3], 0)
-    monkeypatch.setattr(main.context._capture, "_numbers", {})
-    with pytest.raises(Exception, match="0 of 2 states of layer 0 of head-main"):
-        main.evaluate(PROMPT[3:5], 1)
-    assert main.cached == PROMPT[:3]
-
-
 def test_states_that_a_context_does_not_have(eagle):
     plain = open_rows(eagle.main, 1, n_ctx=64, threads=1)[0]
     with pytest.raises(InvalidRequest, match="keeps no hidden states"):
@@ -251,8 +233,8 @@ class Walk:
         self.head.receive(start, [call.tokens[node] for node in path], states)
         self.states[start:] = list(states)
 
-    async def draft(self, n, rng):
-        """Draft n tokens, checking the head's logits."""
+    async def draft(self, n, rng, check=True):
+        """Draft n tokens, and check the head's logits."""
         self.drafted, found = [], []
         self.head.begin_draft(n)
         for _ in range(n):
@@ -261,13 +243,16 @@ class Walk:
             found.append(logits[0].copy())
             best = np.argsort(logits[0])[-3:].tolist()
             self.drafted.append(rng.choice(best))
-        if n:
-            expected = self.reference.logits(self.tokens, self.states, self.drafted[:-1])
+        if n and check:
             assert self.head.cached == [*self.tokens, *self.drafted[:-1]]
-            for a, b in zip(found, expected, strict=True):
+            for a, b in zip(found, self.expected(), strict=True):
                 assert np.array_equal(np.isfinite(a), np.isfinite(b))
                 known = np.isfinite(a)
                 assert np.allclose(a[known], b[known], atol=NOISE)
+
+    def expected(self):
+        """The logits after the history and each draft token but the last."""
+        return self.reference.logits(self.tokens, self.states, self.drafted[:-1])
 
     def verify_call(self):
         before = self.tokens[len(self.main.cached) :]
@@ -280,13 +265,16 @@ class Walk:
         self.tokens += [*self.drafted[:n], token]
 
 
-def walk_together(pair, n_rows, rng, n_steps=25, n_drafts=(0, 1, 2, 5)):
-    """Random patterns of acceptance, with rows that draft different numbers of tokens at once."""
-    mains, heads = pair.open(n_rows)
+def walk_together(pair, n_rows, rng, n_steps=25, n_drafts=(0, 1, 2, 5), kind=Walk, **options):
+    """Random patterns of acceptance, with rows that draft different numbers of tokens at once.
+
+    kind: of walk. options: of `Pair.open`.
+    """
+    mains, heads = pair.open(n_rows, **options)
     reference = pair.reference(mains[0])
     walks = []
     for i, (main, head) in enumerate(zip(mains, heads, strict=True)):
-        walk = Walk(main, head, rng.choices(range(5, 800), k=(7, 2, 40)[i]), reference)
+        walk = kind(main, head, rng.choices(range(5, 800), k=(17, 2, 40)[i]), reference)
         while len(main.cached) < len(walk.tokens) - 1:
             start = len(main.cached)
             call = main.call(walk.tokens[start:-1][:16], range(-1, len(walk.tokens[start:-1][:16]) - 1), 0)
@@ -333,14 +321,8 @@ def test_logits_do_not_depend_on_how_calls_are_made(pair):
     assert head.cached == [*PROMPT, 20, 30]
 
 
-def test_states_must_not_be_missing(eagle):
-    _, (head,) = eagle.open()
-    with pytest.raises(InvalidRequest, match="missing"):
-        head.receive(3, [1], np.zeros((1, 192), np.float32))
-
-
-def test_memory_does_not_grow_with_the_prompt(pair_reader):
-    (main,), (head,) = pair_reader.open(n_ctx=1024)
+def test_memory_does_not_grow_with_the_prompt(pair):
+    (main,), (head,) = pair.open(n_ctx=1024)
     tokens = random.Random(0).choices(range(5, 800), k=900)
     for start in range(0, 900, 50):
         chunk = tokens[start : start + 50]
@@ -348,36 +330,7 @@ def test_memory_does_not_grow_with_the_prompt(pair_reader):
         head.receive(start, chunk, main.states(range(50)))
         run(head.read())
         assert len(head.received) <= 4
-        assert len(head._own) <= 4
-    assert head.cached == tokens[: len(head.cached)]
-    assert len(head.cached) == 900
-
-
-# Which models fit
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"target_width": 128}, "hidden states of width 128 against 64"),
-        ({"layers": (1, 2, 6)}, "it reads layers up to 5, but there are only 5"),
-        ({"n_vocab": 900}, "900 tokens against 823"),
-    ],
-)
-def test_a_head_for_another_model(eagle, tmp_path, options, why):
-    other = Model(write_tiny_eagle(tmp_path / "other.gguf", **options))
-    with pytest.raises(ModelError, match=f"other.gguf is an EAGLE-3 head for another model .{why}.: use one"):
-        hidden_states(other, eagle.main)
-    other.close()
-
-
-def test_which_models_have_mtp(mtp_path, main_path):
-    with_layer, without = Model(mtp_path, weights=False), Model(main_path, weights=False)
-    assert (has_mtp(with_layer), has_mtp(without)) == (True, False)
-    main = open_rows(Model(main_path), 1, n_ctx=64, threads=1)
-    with pytest.raises(ModelError, match="no layer for multi-token prediction"):
-        open_mtp_rows(main)
-    main[0].close()
+    assert head.cached == tokens
 
 
 # In the engine
@@ -419,67 +372,65 @@ def answers(pair, mains, heads, prompts, *, temperature=0.0, rule="exact-match",
 PROMPTS = ([1, 300, 310, 320], [7], PROMPT)
 
 
-@pytest.mark.parametrize("n_rows", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_text_is_that_of_plain_decoding(pair, n_rows, temperature):
-    mains, heads = pair.open(n_rows)
-    for start in range(0, 3, n_rows):
-        prompts = PROMPTS[start : start + n_rows]
-        plain, _ = answers(pair, mains, None, prompts, temperature=temperature, seed=3)
-        text, statistics = answers(pair, mains, heads, prompts, temperature=temperature, seed=3)
-        assert text == plain
-        assert all(s.draft_n > 40 for s in statistics)
-        if pair.reads_layers:
-            assert all(s.draft_n_accepted > 3 for s in statistics)
+def test_the_text_is_that_of_plain_decoding(pair, temperature):
+    mains, heads = pair.open(3)
+    plain, _ = answers(pair, mains, None, PROMPTS, temperature=temperature, seed=3)
+    text, statistics = answers(pair, mains, heads, PROMPTS, temperature=temperature, seed=3)
+    assert text == plain
+    assert all(s.draft_n > 40 for s in statistics)
+    if pair.reads_layers:
+        assert all(s.draft_n_accepted > 3 for s in statistics)
 
 
-def test_a_state_that_is_missing_is_evaluated_again(pair_reader):
+@pytest.mark.parametrize("pair", ["eagle", "mtp"], indirect=True)
+def test_a_state_that_is_missing_is_evaluated_again(pair):
     """A row takes the cache of another one, whose head has forgotten the state that comes next."""
-    mains, heads = pair_reader.open(2)
-    (text,), _ = answers(pair_reader, mains[:1], heads[:1], [PROMPT], n=30)
+    mains, heads = pair.open(2)
+    (text,), _ = answers(pair, mains[:1], heads[:1], [PROMPT], n=30)
     prompt = [*PROMPT, *text, 50, 60]
-    (expected,), _ = answers(pair_reader, mains[1:], None, [prompt], n=10)
+    (expected,), _ = answers(pair, mains[1:], None, [prompt], n=10)
     mains[1].truncate(0)
     heads[0].received.truncate(len(heads[0].cached) - 1)
     heads[0].received._drop(list(heads[0].received._states))
-    (found,), (statistics,) = answers(pair_reader, mains[1:], heads[1:], [prompt], n=10)
+    (found,), (statistics,) = answers(pair, mains[1:], heads[1:], [prompt], n=10)
     assert found == expected
-    n_read = {"eagle": 4, "mtp": len(prompt) - 1}[
-        pair_reader.kind
-    ]  # a recurrent model has the whole state only
-    assert statistics.prompt_n == n_read
-
-
-@pytest.mark.parametrize("rule", ["block", "token"])
-def test_drawn_chains(pair, rule):
-    mains, heads = pair.open(3)
-    text, statistics = answers(pair, mains, heads, PROMPTS, temperature=1.0, rule=rule)
-    assert [len(tokens) for tokens in text] == [40, 40, 40]
-    assert all(s.draft_n > 40 for s in statistics)
+    # A recurrent model has the whole state only.
+    assert statistics.prompt_n == (4 if pair.kind == "eagle" else len(prompt) - 1)
 
 
 # llama.cpp's own loop
 
 
-@pytest.mark.parametrize("recorded", json.loads(DATA.read_text()), ids=lambda r: f"{r['head']}-{r['prompt']}")
-def test_drafts_are_those_of_llama_cpp(tmp_path, recorded):
+RECORDED = json.loads(DATA.read_text())
+
+
+@pytest.fixture(scope="module")
+def recorded_models(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(each["head"] for each in RECORDED))
+def test_drafts_are_those_of_llama_cpp(recorded_models, kind):
     """Each draft token that llama.cpp drafted, after the same tokens: see tests/record_llama_drafts.py."""
-    main_path, head_path = write_models(tmp_path)[recorded["head"]]
-    pair = Pair(recorded["head"], main_path, head_path)
+    pair = Pair(kind, *recorded_models[kind])
     (main,), (head,) = pair.open()
-    prompt = pair.main.vocabulary.tokenize(recorded["prompt"], add_special=True, parse_special=True)
-    (output,), _ = answers(pair, [main], None, [prompt], n=60)
-    main.truncate(0)
-    assert len(recorded["drafts"]) > 10
-    for n_generated, expected in recorded["drafts"]:
-        history = [*prompt, *output[:n_generated]]
-        start = len(main.cached)
-        main.evaluate(history[start:-1], 0)
-        head.receive(start, history[start:-1], main.states(range(len(history) - 1 - start)))
-        drafted = []
-        head.begin_draft(N_DRAFT)
-        for _ in expected:
-            logits = head.evaluate(drafted[-1:] or history[len(head.cached) :], 1)
-            drafted.append(int(logits[0].argmax()))
-        assert drafted == expected, n_generated
+    for recorded in [each for each in RECORDED if each["head"] == kind][::2]:
+        head.truncate(0)
+        main.truncate(0)
+        prompt = pair.main.vocabulary.tokenize(recorded["prompt"], add_special=True, parse_special=True)
+        (output,), _ = answers(pair, [main], None, [prompt], n=60)
+        main.truncate(0)
+        assert len(recorded["drafts"]) > 10
+        for n_generated, expected in recorded["drafts"]:
+            history = [*prompt, *output[:n_generated]]
+            start = len(main.cached)
+            main.evaluate(history[start:-1], 0)
+            head.receive(start, history[start:-1], main.states(range(len(history) - 1 - start)))
+            drafted = []
+            head.begin_draft(N_DRAFT)
+            for _ in expected:
+                logits = head.evaluate(drafted[-1:] or history[len(head.cached) :], 1)
+                drafted.append(int(logits[0].argmax()))
+            assert drafted == expected, (recorded["prompt"], n_generated)
     pair.close()

@@ -21,6 +21,7 @@ from spec_local.llama.model import Model
 from spec_local.llama.open import open_row, open_rows
 from spec_local.llama.quantize import quantize
 from spec_local.llama.tiny import write_tiny_model
+from tests.llama.answers import tokens_of
 from tests.unfiltered import unfiltered
 
 SIMPLE = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.IQ4_NL, Type.MXFP4)
@@ -140,10 +141,10 @@ def as_ggml_rounds(x, kind):
 
 @pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS, *PLAIN], ids=lambda kind: kind.name)
 def test_random_matrices(multiply, instruction_sets, kind):
-    """200 matrices per type: arbitrary row counts, all column counts, activations of all magnitudes."""
+    """100 matrices per type: arbitrary row counts, all column counts, activations of all magnitudes."""
     rng = np.random.default_rng(int(kind))
     step = 256 if kind in K_QUANTS else 1 if kind in PLAIN else 32
-    for i in range(200):
+    for i in range(100):
         rows, n = int(rng.integers(1, 52)), int(rng.integers(1, 18))
         k = step * int(rng.integers(1, (3000 if i % 10 == 1 else 100) if kind in PLAIN else 5))
         matrix, weights = random_matrix(rng, kind, rows, k)
@@ -183,36 +184,24 @@ def test_at_least_as_exact_as_ggml(multiply, instruction_sets, kind):
         assert 0 < ours <= 1.005 * ggml
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
 @pytest.mark.parametrize("kind", [*SIMPLE, *K_QUANTS, *PLAIN], ids=lambda kind: kind.name)
-def test_infinities_and_nans_stay_in_their_column(multiply, instruction_sets, kind, bad):
+def test_infinities_and_nans_stay_in_their_column(multiply, instruction_sets, kind):
     rng = np.random.default_rng(3)
     matrix, _ = random_matrix(rng, kind, 20, 512)
-    x = rng.normal(size=(5, 512)).astype(np.float32)
+    x = rng.normal(size=(7, 512)).astype(np.float32)
     broken = x.copy()
-    broken[2, 100] = bad
+    broken[[1, 3, 4], 100] = np.nan, np.inf, -np.inf
     for name in instruction_sets:
         y, whole = multiply(name, kind, matrix, broken), multiply(name, kind, matrix, x)
-        assert not np.isfinite(y[2]).any()
-        others = [0, 1, 3, 4]
+        assert not np.isfinite(y[[1, 3, 4]]).any()
+        others = [0, 2, 5, 6]
         assert (y[others] == whole[others]).all()
 
 
 # ---- in llama.cpp ----
 
-MODELS = [
-    "F32",
-    "F16",
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q8_0",
-    "Q4_K_M",
-    "Q5_K_M",
-    "Q6_K",
-    "experts Q8_0",
-    "experts Q4_K_M",
-]
+MODELS = ["F32", "F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K"]
+MODELS += ["experts Q8_0", "experts Q4_K_M"]
 
 
 @pytest.fixture(scope="module")
@@ -268,8 +257,10 @@ def test_logits_are_those_of_llama_cpp(quantized, make_context, capfd, kind):
     assert close.sum() >= 3 if kind.startswith("experts") else close.all()
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "cache_type"),
+    [*((kind, "f16") for kind in MODELS), ("F16", "q8_0"), ("Q4_K_M", "q8_0"), ("experts Q8_0", "q8_0")],
+)
 def test_logits_do_not_depend_on_the_size_of_a_call(quantized, make_context, kind, cache_type):
     """After 600 tokens of context: from 512 on, ggml computes attention for a single token differently."""
     model = Model(quantized(kind))
@@ -285,25 +276,26 @@ def test_logits_do_not_depend_on_the_size_of_a_call(quantized, make_context, kin
         assert (logits[n] == logits[1]).all()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K_M", "Q8_0"])
+@pytest.mark.parametrize(
+    ("kind", "temperature"), [("Q4_0", 1.0), ("Q4_K_M", 0.0), ("Q4_K_M", 1.0), ("Q8_0", 0.0)]
+)
 def test_a_seed_gives_the_same_text_with_and_without_a_draft(quantized, folder, kind, temperature):
-    """On quantized models, too. With llama.cpp's own kernels, nearly equal tokens can be exchanged."""
+    """On quantized models, too, and with trees. With llama.cpp's own kernels, near-ties can be exchanged."""
     draft = write_tiny_model(folder / "kernels-draft.gguf", n_embd=256, noise=0.05)
-    sampling = unfiltered(temperature=temperature)
-    with Session.open(quantized(kind), draft, n_ctx=512, threads=2) as session:
-        for seed in range(4):
-
-            def answer(policy, length=4, seed=seed):
-                how = GenerationSettings(
-                    sampling, seed=seed, max_tokens=60, policy=policy, draft_max=length, proposer="draft"
-                )
-                events = session.generate(text_of(20), how)
-                return [t for event in events for t in getattr(event, "tokens", ())]
-
-            plain = answer("off")
+    usual = {"sampling": unfiltered(temperature=temperature), "max_tokens": 60, "proposer": "draft"}
+    variants = [{"policy": "adaptive"}, *({"policy": "fixed", "draft_max": n} for n in (4, 7))]
+    variants += [{"policy": "fixed", "verifier": "exact-match", "shape": shape} for shape in ("tree", "beam")]
+    with Session.open(
+        quantized(kind), draft, n_ctx=512, threads=2, branches=16, reproducible=True
+    ) as session:
+        assert session.main.pad_to == 1
+        for seed in range(2):
+            plain, *texts = (
+                tokens_of(session.generate(text_of(20), GenerationSettings(**usual | how, seed=seed)))
+                for how in ({"policy": "off"}, *variants)
+            )
             assert len(plain) == 60
-            assert answer("fixed") == answer("fixed", 7) == answer("adaptive") == plain
+            assert texts == [plain] * len(variants)
 
 
 @pytest.mark.parametrize(("kind", "sizes"), [("Q4_K_M", {24}), ("F16", {9}), ("experts Q4_K_M", {9, 24})])
@@ -339,27 +331,6 @@ def test_what_is_left_to_llama_cpp(quantized, make_context, limited):
     kernels.use("auto")  # attention and the other types are computed as before
     assert (context.evaluate(text[:4], 4)[-1] == left).all()
     assert (left != packed).any()
-
-
-def test_reproducible_trees(quantized, folder):
-    """At any temperature, trees and beams give the text that is generated without a draft."""
-    draft = write_tiny_model(folder / "kernels-draft.gguf", n_embd=256, noise=0.05)
-    with Session.open(
-        quantized("Q4_K_M"), draft, n_ctx=512, threads=2, branches=16, reproducible=True
-    ) as session:
-        assert session.main.pad_to == 1
-        for temperature in (0.0, 1.0):
-
-            def answer(temperature=temperature, **settings):
-                how = GenerationSettings(
-                    unfiltered(temperature=temperature), seed=1, max_tokens=60, **settings
-                )
-                events = session.generate(text_of(20), how)
-                return [t for event in events for t in getattr(event, "tokens", ())]
-
-            plain = answer(policy="off")
-            for shape in ("tree", "beam", "chain"):
-                assert answer(policy="fixed", shape=shape, proposer="draft", verifier="exact-match") == plain
 
 
 def test_reproducible_trees_are_refused_where_attention_is_that_of_llama_cpp(quantized):

@@ -7,7 +7,6 @@ import sys
 import weakref
 
 import gguf
-import numpy as np
 import pytest
 
 from spec_local.errors import InvalidRequest, ModelFileError
@@ -121,11 +120,6 @@ def test_a_model_is_called_by_the_size_in_its_name(tmp_path, monkeypatch, tiny_m
     assert model.description == f"llama {model.parameters} all F32"
 
 
-@pytest.mark.parametrize("gpu_layers", [-(1 << 40), 1, 1 << 40])
-def test_any_number_of_gpu_layers(tiny_path, gpu_layers):
-    assert Model(tiny_path, gpu_layers=gpu_layers).n_ctx_train == 2048
-
-
 def kv_cache_bytes(capsys, model, **kwargs):
     """The size of the KV cache that llama.cpp logs."""
     runtime.set_verbose(True)
@@ -184,11 +178,8 @@ def test_the_log_is_printed_only_when_verbose(capfd, tiny_path, verbose):
     ("start", "end"),
     [
         ("", ""),
-        ("", "context.close(); model.close()"),
         ("", "model.close(); context.close()"),
-        ("", "del model"),
         ("", "context.self = context; del model, context"),
-        ("", "import sys; sys.exit()"),
         ("import tempfile; keep = tempfile.TemporaryDirectory()", ""),  # another finalizer comes first
     ],
 )
@@ -206,14 +197,6 @@ logits = context.evaluate([1, 2], 1)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_vocabulary_keeps_the_weights(tiny_path):
-    """In `Model(path).vocabulary`, nothing else refers to the model."""
-    vocabulary, is_end = Model(tiny_path).vocabulary, Model(tiny_path).vocabulary.is_end
-    assert vocabulary.detokenize(vocabulary.tokenize("as before")) == "as before"
-    assert vocabulary.is_end(vocabulary.eos)
-    assert is_end(vocabulary.eos)
-
-
 def test_weights_are_freed_with_the_last_reference(tiny_path):
     model = Model(tiny_path)
     vocabulary, weights = model.vocabulary, weakref.ref(model.handle)
@@ -222,6 +205,7 @@ def test_weights_are_freed_with_the_last_reference(tiny_path):
     try:
         del model
         assert weights()
+        assert vocabulary.detokenize(vocabulary.tokenize("as before")) == "as before"
         del vocabulary
         assert not weights()
     finally:
@@ -267,17 +251,7 @@ def test_writing_a_model_does_not_import_llama_cpp():
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [
-        {},
-        {"seed": 1},
-        {"n_layers": 4},
-        {"tensor_type": "Q4_0"},
-        {"n_embd": 256, "tensor_type": "Q8_0"},
-        {"architecture": "mamba"},
-        {"architecture": "qwen2"},
-    ],
-    ids=str,
+    "shape", [{"seed": 1, "n_layers": 4}, {"architecture": "mamba"}, {"architecture": "qwen2"}], ids=str
 )
 def test_the_output_of_tiny_models_varies(tmp_path, shape):
     model = Model(write_tiny_model(tmp_path / "tiny.gguf", **shape))
@@ -286,24 +260,3 @@ def test_the_output_of_tiny_models_varies(tmp_path, shape):
     assert not any(map(model.vocabulary.is_end, output))
     other = greedy(model, "So what is the time?", 100)
     assert len(set(zip(output, other, strict=True))) > 30, "the prompt makes no difference"
-
-
-def test_noise_lowers_the_agreement(tmp_path, tiny_model, extra_tokens):
-    output = greedy(tiny_model, "Hello, what is the time?", 150)
-    agreement = []
-    for noise in (0.0, 0.05, 0.2, 1.0):
-        path = write_tiny_model(tmp_path / f"{noise}.gguf", noise=noise, extra_tokens=extra_tokens)
-        draft = open_row(Model(path), n_ctx=512, threads=1, max_tokens=256, max_logits=256)
-        prompt = draft.model.vocabulary.tokenize("Hello, what is the time?", add_special=True)
-        drafted = draft.evaluate(prompt + output, len(output) + 1)[:-1].argmax(axis=1)
-        agreement.append(float((drafted == np.array(output)).mean()))
-    same, near, far, other = agreement
-    assert same > 0.95
-    assert 0.5 < near < 0.9
-    assert 0.1 < far < 0.5
-    assert other < 0.1
-
-
-def test_end_scale_makes_answers_end(tmp_path):
-    model = Model(write_tiny_model(tmp_path / "ends.gguf", end_scale=3.0))
-    assert any(map(model.vocabulary.is_end, greedy(model, "Hello", 300)))

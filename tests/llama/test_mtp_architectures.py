@@ -1,6 +1,7 @@
 """Layers for multi-token prediction of several architectures, with random weights, in F32."""
 
 import random
+from functools import partial
 
 import gguf
 import numpy as np
@@ -11,12 +12,13 @@ from spec_local.core.sampling import SamplingSettings
 from spec_local.errors import InvalidRequest, ModelError
 from spec_local.llama import tiny
 from spec_local.llama.heads.choose import choose_head
-from spec_local.llama.heads.mtp import HIDDEN_STATES, open_mtp_rows
+from spec_local.llama.heads.mtp import open_mtp_rows
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
 from spec_local.models import pairs
-from spec_local.session import Session, Text
+from spec_local.session import Session
 from spec_local.settings import GenerationSettings
+from tests.llama.answers import text_of
 from tests.llama.test_heads import NOISE, PROMPT, PROMPTS, Pair, answers, walk_together
 from tests.tiny_architectures import write_tiny
 from tests.tiny_mtp import write_tiny_mtp
@@ -27,7 +29,14 @@ ONE_LAYER = (
     *("glm4moe", "hy_v3", "deepseek2", "cohere2moe"),  # transformers
     *("qwen3next", "qwen35moe", "nemotron_h_moe", "bailingmoe3"),  # hybrids
 )
-SEVERAL_LAYERS = ("step35", "mimo2", "hy_v3")
+LAYERS_AND_ROWS = [
+    *((architecture, 1, 3) for architecture in ONE_LAYER),
+    *((architecture, 1, 1) for architecture in ("glm4moe", "qwen3next", "nemotron_h_moe")),
+    *(("step35", 1, 3), ("step35", 2, 1), ("step35", 3, 3)),
+    *(("mimo2", 1, 1), ("mimo2", 2, 3), ("mimo2", 3, 1)),
+    *(("hy_v3", 2, 1), ("hy_v3", 3, 3)),
+]
+"""Each architecture with layers, and numbers of layers and of rows. Several layers draft one token each."""
 
 
 def open_pair(folder, architecture, n_mtp=1, **options):
@@ -39,11 +48,11 @@ def open_pair(folder, architecture, n_mtp=1, **options):
     return Pair("mtp", path, path)
 
 
-@pytest.mark.parametrize("architecture", ONE_LAYER)
-@pytest.mark.parametrize("n_rows", [1, 3])
-def test_logits_are_those_of_a_reference(folder, architecture, n_rows):
-    pair = open_pair(folder, architecture)
-    walk_together(pair, n_rows, random.Random(n_rows), n_steps=12)
+@pytest.mark.parametrize(("architecture", "n_layers", "n_rows"), LAYERS_AND_ROWS)
+def test_logits_are_those_of_a_reference(folder, architecture, n_layers, n_rows):
+    pair = open_pair(folder, architecture, n_layers)
+    n_drafts = range(n_layers + 1) if n_layers > 1 else (0, 1, 2, 5)
+    walk_together(pair, n_rows, random.Random(n_rows), n_steps=15, n_drafts=n_drafts)
     pair.close()
 
 
@@ -58,32 +67,17 @@ def test_the_text_is_that_of_plain_decoding(folder, architecture):
     pair.close()
 
 
-@pytest.mark.parametrize("architecture", SEVERAL_LAYERS)
-@pytest.mark.parametrize("n_layers", [1, 2, 3])
-@pytest.mark.parametrize("n_rows", [1, 3])
-def test_layers_draft_one_token_each(folder, architecture, n_layers, n_rows):
-    pair = open_pair(folder, architecture, n_layers)
-    n_drafts = range(n_layers + 1) if n_layers > 1 else (0, 1, 2, 5)
-    walk_together(pair, n_rows, random.Random(n_rows), n_steps=25, n_drafts=n_drafts)
-    pair.close()
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("n_rows", [1, 3])
-def test_the_text_with_several_layers(folder, temperature, n_rows):
+def test_the_text_with_several_layers(folder, temperature):
     """No more tokens are drafted than there are layers, whatever is asked for."""
     pair = open_pair(folder, "step35", 3, predictable=True)
-    mains, heads = pair.open(n_rows)
-    for start in range(0, 3, n_rows):
-        prompts = PROMPTS[start : start + n_rows]
-        plain, _ = answers(pair, mains, None, prompts, temperature=temperature, seed=3)
-        text, statistics = answers(
-            pair, mains, heads, prompts, temperature=temperature, seed=3, draft_max=8, n=40
-        )
-        assert text == plain
-        for s in statistics:
-            assert 1 < s.draft_n / s.n_steps <= 3
-            assert s.draft_n_accepted > 10
+    mains, heads = pair.open(3)
+    plain, _ = answers(pair, mains, None, PROMPTS, temperature=temperature, seed=3)
+    text, statistics = answers(pair, mains, heads, PROMPTS, temperature=temperature, seed=3, draft_max=8)
+    assert text == plain
+    for s in statistics:
+        assert 1 < s.draft_n / s.n_steps <= 3
+        assert s.draft_n_accepted > 10
     pair.close()
 
 
@@ -125,20 +119,18 @@ def test_layers_draft_again_after_any_change(folder):
     pair.close()
 
 
-def test_a_model_loaded_without_its_layers(folder):
-    path = write_tiny_mtp(folder / "step35-3.gguf", "step35", n_mtp=3)
-    model = Model(path)
+@pytest.mark.parametrize(
+    ("write", "n_mtp", "load"),
+    [
+        (partial(write_tiny_mtp, architecture="step35"), 3, False),  # loaded without its layers
+        (partial(write_tiny_mtp, architecture="step35"), 0, True),
+        (partial(write_tiny, architecture="qwen35"), 2, True),  # llama.cpp evaluates one, and would abort
+    ],
+    ids=["not loaded", "none", "too many"],
+)
+def test_a_model_without_layers_that_can_be_used(folder, write, n_mtp, load):
+    model = Model(write(folder / "without.gguf", n_mtp=n_mtp), load_mtp=load)
     mains = open_rows(model, 1, n_ctx=64, threads=1)
-    with pytest.raises(ModelError, match="has no layer for multi-token prediction: draft without it"):
-        open_mtp_rows(mains)
-    mains[0].close()
-    model.close()
-
-
-def test_too_many_layers(folder):
-    """llama.cpp evaluates only one layer of this architecture, and would abort."""
-    model = Model(write_tiny(folder / "two.gguf", "qwen35", n_mtp=2), load_mtp=True)
-    mains = open_rows(model, 1, n_ctx=64, threads=1, hidden=HIDDEN_STATES)
     with pytest.raises(ModelError, match="has no layer for multi-token prediction: draft without it"):
         open_mtp_rows(mains)
     mains[0].close()
@@ -208,10 +200,9 @@ def test_layers_in_a_file_of_their_own_draft_the_same(two_files, architecture, n
             how = GenerationSettings(
                 SamplingSettings(temperature=0), max_tokens=40, policy="fixed", proposer="draft", draft_max=2
             )
-            *texts, done = session.generate("the of and to in is you", how)
-            statistics = done.statistics
-            text = "".join(event.text for event in texts if isinstance(event, Text)) + done.text
-            found.append((text, statistics.n_steps, statistics.draft_n_accepted))
+            events = list(session.generate("the of and to in is you", how))
+            statistics = events[-1].statistics
+            found.append((text_of(events), statistics.n_steps, statistics.draft_n_accepted))
     assert found[0] == found[1]
     assert found[0][2] > 0
 

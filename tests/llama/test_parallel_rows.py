@@ -48,17 +48,12 @@ def check(make_context, model, logits, texts):
         np.testing.assert_allclose(row, expected, **CLOSE)
 
 
-def test_texts_of_different_lengths(make_context, make_rows, model):
+def test_continue_and_replace_texts(make_context, make_rows, model):
     rows = make_rows(model, 4)
     check(make_context, model, next_logits(rows[:3], TEXTS), TEXTS)
     assert [len(row.cached) for row in rows] == [5, 2, 8, 0]
-
-
-def test_continue_and_replace_texts(make_context, make_rows, model):
-    rows = make_rows(model, 3)
-    next_logits(rows, TEXTS)
     rows[1].truncate(0)
-    logits = next_logits(rows, [[301], [1, 337, 337], [496]])
+    logits = next_logits(rows[:3], [[301], [1, 337, 337], [496]])
     check(make_context, model, logits, [[*TEXTS[0], 301], [1, 337, 337], [*TEXTS[2], 496]])
 
 
@@ -88,12 +83,8 @@ def test_states_of_every_token(make_context, make_rows, model):
 
 @pytest.mark.parametrize(
     ("new", "error"),
-    [
-        ([], InvalidRequest),
-        ([1, -1], InvalidRequest),
-        ([1 << 20], InvalidRequest),
-        ([1] * 257, ContextOverflow),
-    ],
+    [*((tokens, InvalidRequest) for tokens in ([], [1, -1], [1 << 20])), ([1] * 257, ContextOverflow)],
+    ids=["none", "negative", "too large", "too many"],
 )
 def test_invalid_tokens(make_context, make_rows, tiny_model, new, error):
     rows = make_rows(tiny_model, 2)

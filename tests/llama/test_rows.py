@@ -1,6 +1,7 @@
 """Rows of a llama.cpp context that share calls: each has the logits of a context of its own.
 
-In F32, and with attention that does not round to F16, so that the noise is small (see test_rollback.py).
+In F32, and with attention that does not round to F16, so that the noise is small. What is left comes from
+llama.cpp's F16 table of the activation function.
 SPECDEC_STEPS=5000 makes the walks longer, which takes minutes.
 """
 
@@ -22,7 +23,7 @@ from tests.broken_llama import FAILURES, Broken
 
 NOISE = 0.005  # at most 0.001; logits have a standard deviation of 3
 N_CTX, N_ROWS = 48, 8
-N_STEPS = int(os.environ.get("SPECDEC_STEPS", "300"))
+N_STEPS = int(os.environ.get("SPECDEC_STEPS", "150"))
 MAX_DEPTH = SLIDING_WINDOW - 1  # of a tree: real windows are longer than any draft
 ARCHITECTURES = {
     "llama": {},
@@ -155,7 +156,7 @@ class Walk:
             return
         self.n_calls += 1
         self.most_rows = max(self.most_rows, len(calls))
-        if rng.random() < 0.03:
+        if rng.random() < 0.05:
             self.fail(calls)
             return
         for (each, call), logits in zip(calls, self.context.decode([c for _, c in calls]), strict=True):
@@ -270,7 +271,7 @@ def test_random_steps(model, make_rows, monkeypatch):
         walk.step()
     print(f"{N_STEPS} steps, {walk.n_calls} calls, {walk.n_checked} rows of logits, ±{walk.largest:.1e}")
     assert walk.most_rows == N_ROWS
-    assert walk.n_failures >= 5
+    assert walk.n_failures >= 3
     assert walk.n_reused >= (3 if walk.is_recurrent else 20) * N_STEPS / 300  # whole states only
     if walk.is_recurrent:
         assert walk.ways["again"] > N_STEPS / 5
@@ -290,17 +291,20 @@ def test_random_steps(model, make_rows, monkeypatch):
     check_empty(rows[0].context)
 
 
-@pytest.mark.parametrize("model", ["lfm2", "qwen35", "nemotron_h"], indirect=True)
-def test_random_steps_with_kept_states(model, make_rows, monkeypatch):
-    """Of a single row: where several share a call, llama.cpp moves the state of a row, but not those kept."""
-    rows = make_rows(model, 1)
-    assert rows[0].rollback == "bounded"
+@pytest.mark.parametrize("model", ["gemma3", "lfm2", "qwen35", "nemotron_h"], indirect=True)
+def test_random_steps_of_a_single_row(model, make_rows, monkeypatch):
+    """With kept states: where several rows share a call, llama.cpp moves a row's state, but not those kept.
+
+    With a sliding window: llama.cpp reuses the cells outside that of a single sequence.
+    """
+    rows = make_rows(model, 1, max_branches=4)
+    assert rows[0].rollback == ("bounded" if model.is_recurrent else "any")
     walk = Walk(rows, Reference(make_rows(model, 1)[0]), random.Random(0), monkeypatch)
     for _ in range(N_STEPS):
         walk.step()
-    print(f"{N_STEPS} steps, {walk.ways}, ±{walk.largest:.1e}")
-    assert walk.ways["kept"] > N_STEPS / 10
     assert walk.ways["again"] > N_STEPS / 10
+    if model.is_recurrent:
+        assert walk.ways["kept"] > N_STEPS / 10
 
 
 @pytest.mark.parametrize("unified", [True, False])

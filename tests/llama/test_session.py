@@ -1,8 +1,6 @@
 """Sessions on llama.cpp: output, cache contents and finish reasons."""
 
 import itertools
-import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,23 +10,17 @@ from spec_local.chat.template import ChatTemplate
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler, SamplingSettings
 from spec_local.engine.events import Prefilled
-from spec_local.errors import (
-    ContextOverflow,
-    InvalidRequest,
-    ModelFileError,
-)
+from spec_local.errors import ContextOverflow, InvalidRequest, ModelFileError
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.tiny import write_tiny_model
-from spec_local.policies import POLICY_NAMES
-from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import NOTHING, Choice, Policy
 from spec_local.policies.cost_model import CostModel
 from spec_local.session import Done, Session, Text
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
 from spec_local.verifiers.base import Verifier
+from tests.llama.answers import text_of, tokens_of
 from tests.recorded_calls import record_calls
 from tests.unfiltered import unfiltered
 
@@ -36,9 +28,8 @@ pytestmark = pytest.mark.usefixtures("own_cache", "unchecked")
 
 GREEDY = SamplingSettings(temperature=0)
 WARM = unfiltered(temperature=1.0)
-FEW = unfiltered(
-    1.0, logit_bias=dict.fromkeys(range(270, 275), 9.0)
-)  # few different tokens, so that lookups find many matches
+# Few different tokens, so that lookups find many matches.
+FEW = unfiltered(1.0, logit_bias=dict.fromkeys(range(270, 275), 9.0))
 PROMPT = "one two three one two three one two"
 # Logits from calls of different sizes differ by rounding, by at most this much.
 GAP = 0.05
@@ -68,16 +59,6 @@ def prompt(models):
     return models["main"].vocabulary.tokenize(PROMPT, add_special=True)
 
 
-@pytest.fixture(scope="module")
-def plain(models, prompt):
-    """Tokens and text of plain decoding at temperature 0."""
-    contexts = [open_row(models["main"], n_ctx=512, max_tokens=64, max_logits=64, threads=1)]
-    tokens, text, _ = run(Session(*contexts), prompt, proposer="none", max_tokens=150)
-    contexts[0].close()
-    assert len(tokens) == 150
-    return tokens, text
-
-
 @pytest.fixture
 def make_session(models, make_context):
     def make(main="main", draft="draft", **kwargs):
@@ -97,9 +78,7 @@ def run(session, prompt=PROMPT, **kwargs):
         assert isinstance(events[0], Prefilled)
     assert all(isinstance(e, Text) for e in events[1:-1])
     assert isinstance(events[-1], Done)
-    tokens = [t for e in events if isinstance(e, Text) for t in e.tokens]
-    text = "".join(e.text for e in events if isinstance(e, (Text, Done)))
-    return tokens, text, events[-1]
+    return tokens_of(events), text_of(events), events[-1]
 
 
 FLAT = {1: 1.0, 64: 1.0}  # seconds by tokens per call: many cost no more than one
@@ -150,20 +129,12 @@ def check_caches(session, history, tolerance=GAP):
         context.truncate(len(cached))
 
 
-def check_equal_except_near_ties(session, prompt, ours, theirs, tolerance=GAP):
-    """Check that two outputs are equal, or differ first at tokens of nearly equal probability."""
-    if ours == theirs:
-        return
-    at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
-    context = open_row(session.main.model, n_ctx=session.main.n_ctx, max_tokens=512, max_logits=1, threads=1)
-    logits = context.evaluate([*prompt, *theirs[:at]], 1)[0]
-    gap = abs(float(logits[ours[at]] - logits[theirs[at]]))
-    context.close()
-    assert gap < tolerance, f"token {at} differs, and it is not a near-tie: {gap}"
+def check_equal_except_near_ties(session, prompt, ours, theirs, sampling=GREEDY, seed=0, tolerance=GAP):
+    """Check that two outputs are equal, or differ first at tokens of nearly equal probability.
 
-
-def check_equal_except_near_draws(session, prompt, ours, theirs, sampling, seed, tolerance=GAP):
-    """Check the same for sampled tokens: changing the logits by the tolerance samples either token."""
+    Changing each logit by the tolerance, or half of it for greedy tokens, selects either of them.
+    """
+    change = tolerance if sampling.temperature else tolerance / 2
     if ours == theirs:
         return
     at = next(i for i in range(min(len(ours), len(theirs))) if ours[i] != theirs[i])
@@ -172,50 +143,76 @@ def check_equal_except_near_draws(session, prompt, ours, theirs, sampling, seed,
     context.close()
     for favourite, other in ((ours[at], theirs[at]), (theirs[at], ours[at])):
         moved = logits.copy()
-        moved[favourite] += tolerance
-        moved[other] -= tolerance
+        moved[favourite] += change
+        moved[other] -= change
         found = Sampler(sampling).distribution(moved, [*prompt, *theirs[:at]])
         index = SeededRng(seed).choose_at(len(prompt) + at, found.probs, found.ids)
         drawn = index if found.ids is None else int(found.ids[index])
         assert drawn == favourite, f"token {at} differs, and it is not a near-tie"
 
 
-PROPOSERS = {
-    "draft": {"proposer": "draft", "draft_max": 4},
-    "long draft": {"proposer": "draft", "draft_max": 64},
-    "lookup": {"proposer": "lookup"},
-    "auto": {"proposer": "auto", "draft_max": 1},
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "all": WARM,
+    "nucleus": unfiltered(1.0, top_k=40, top_p=0.95, min_p=0.05),
+    "penalty": unfiltered(1.0, repeat_penalty=1.3),
 }
-
-
-SHAPES = {
+VARIANTS = {
+    "chain": {"proposer": "draft", "draft_max": 4},
+    "short chain": {"proposer": "draft", "draft_max": 1},
+    "long chain": {"proposer": "draft", "draft_max": 64},
+    "lookup": {"proposer": "lookup"},
+    "adaptive lookup": {"proposer": "lookup", "policy": "adaptive"},
+    "adaptive": {"policy": "adaptive"},
+    "short adaptive": {"policy": "adaptive", "draft_max": 2},
+    "any shape": {"policy": "adaptive", "shape": "auto", "draft_max": 8},
+    "confidence": {"policy": "confidence", "draft_p_min": 0.3},
+    "confidence, tree": {"policy": "confidence", "draft_p_min": 0.3, "shape": "tree"},
     "tree": {"shape": "tree", "draft_max": 6, "tree_nodes": 10},
     "large tree": {"shape": "tree", "draft_max": 64, "tree_nodes": 64},
+    "adaptive tree": {"shape": "tree", "policy": "adaptive"},
     "beam": {"shape": "beam", "draft_max": 4, "tree_nodes": 16, "beam_width": 3},
-    "auto": {"shape": "auto", "draft_max": 8, "policy": "adaptive"},
+    "adaptive beam": {"shape": "beam", "policy": "adaptive"},
 }
-DRAFTING = [
-    pytest.param(settings, verifier, id=f"{name}-{verifier}")
-    for name, settings in (PROPOSERS | SHAPES).items()
-    for verifier in VERIFIERS
-    if not (settings.get("shape") == "tree" and verifier in CHAIN_VERIFIERS)
-    and not (settings.get("shape") == "beam" and verifier != "exact-match")
-]
 
 
-@pytest.mark.parametrize(("settings", "verifier"), DRAFTING)
-def test_temperature_0_equals_plain_decoding(make_session, prompt, plain, settings, verifier):
-    session, (expected, text) = make_session(), plain
-    # For shape auto, use costs at which trees pay.
-    simulated = {"clock": simulate_costs(session, FLAT, CHEAP)} if settings.get("shape") == "auto" else {}
-    tokens, output, done = run(session, prompt, max_tokens=150, verifier=verifier, **settings, **simulated)
-    check_equal_except_near_ties(session, prompt, tokens, expected)
-    if tokens == expected:
-        assert output == text
+@pytest.fixture(scope="module")
+def plain(models, prompt):
+    """The tokens of plain decoding, by the name of the sampling settings."""
+    context = open_row(models["main"], n_ctx=512, max_tokens=64, max_logits=64, threads=1)
+    yield {
+        name: run(Session(context), prompt, policy="off", sampling=sampling, seed=0, max_tokens=60)[0]
+        for name, sampling in SAMPLINGS.items()
+    }
+    context.close()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_a_seed_gives_the_output_of_plain_decoding_whatever_drafts(
+    make_session, prompt, plain, name, variant
+):
+    session, how = make_session(), {"sampling": SAMPLINGS[name], "seed": 0, "max_tokens": 60}
+    clock = simulate_costs(session, FLAT, CHEAP)  # at which trees pay
+    tokens, output, done = run(session, prompt, clock=clock, **how | VARIANTS[variant])
+    check_equal_except_near_ties(session, prompt, tokens, plain[name], SAMPLINGS[name])
+    assert output == session.main.model.vocabulary.detokenize(tokens)
     s = done.statistics
-    assert s.predicted_n == 150 == s.n_steps + s.draft_n_accepted
-    if settings.get("proposer") != "lookup":
-        assert s.draft_n > s.draft_n_accepted > 10  # some draft tokens are rejected
+    assert s.predicted_n == 60 == s.n_steps + s.draft_n_accepted
+    if "lookup" not in variant:
+        assert s.draft_n >= s.draft_n_accepted > 0
+    check_caches(session, [*prompt, *tokens])
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_temperature_0_equals_plain_decoding(make_session, prompt, plain, verifier, shape):
+    if shape == "tree" and verifier in CHAIN_VERIFIERS:
+        pytest.skip("refused")
+    session = make_session()
+    tokens, _, done = run(session, prompt, verifier=verifier, shape=shape, max_tokens=60)
+    check_equal_except_near_ties(session, prompt, tokens, plain["greedy"])
+    assert done.statistics.draft_n > done.statistics.draft_n_accepted > 10  # some are rejected
     check_caches(session, [*prompt, *tokens])
 
 
@@ -234,10 +231,8 @@ def test_the_verifier_that_was_asked_for_verifies(make_session, prompt, monkeypa
 
     module = "spec_local.verifiers." + name.replace("-", "_")
     monkeypatch.setattr(f"{module}.VERIFIER", Verifier(verifier.drawing, rule))
-    _, _, done = run(
-        make_session(), prompt, proposer="draft", policy="fixed", shape=shape, verifier=name, max_tokens=20,
-        sampling=unfiltered(temperature=1), seed=1,
-    )  # fmt: skip
+    how = {"proposer": "draft", "shape": shape, "verifier": name, "sampling": WARM, "seed": 1}
+    _, _, done = run(make_session(), prompt, max_tokens=20, **how)
     assert sum(sizes) == done.statistics.draft_n > 0
 
 
@@ -259,30 +254,19 @@ def test_plain_decoding_is_the_argmax_of_single_calls(make_session, make_context
 @pytest.mark.parametrize(
     "settings",
     [
-        {"proposer": "draft"},
-        {"proposer": "lookup"},
-        {"proposer": "none"},
-        {"shape": "tree"},
-        {"shape": "tree", "verifier": "traversal"},
-        {"shape": "tree", "verifier": "spectr"},
+        *({"proposer": proposer} for proposer in ("draft", "lookup", "none")),
+        *({"shape": "tree", "verifier": verifier} for verifier in ("auto", "traversal", "spectr")),
         {"shape": "beam"},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_caches_after_any_number_of_steps(make_session, prompt, settings, temperature):
+def test_caches_after_any_number_of_tokens(make_session, prompt, settings):
     session = make_session()
-    for n in (0, 1, 2, 3, 7, 30):
-        tokens, _, _ = run(
-            session,
-            prompt,
-            sampling=unfiltered(temperature),
-            max_tokens=n,
-            seed=n,
-            draft_max=6,
-            **settings,
-        )
-        assert len(tokens) == n
+    for n, temperature in ((0, 0.0), (1, 1.5), (2, 0.0), (4, 1.5), (5, 0.0), (30, 1.5)):
+        how = {"sampling": unfiltered(temperature), "max_tokens": n, "seed": n, "draft_max": 6}
+        tokens, _, done = run(session, prompt, **how | settings)
+        assert len(tokens) == n == done.statistics.predicted_n
+        assert done.reason == "length"
         check_caches(session, [*prompt, *tokens])
 
 
@@ -300,6 +284,9 @@ def test_auto_drafts_trees_only_where_they_are_possible(make_session, prompt):
         found = steps(session, **kwargs)
         assert found["draft"] > 5, kwargs
         assert "tree" not in found, kwargs
+    for shape in ("tree", "beam"):
+        with pytest.raises(InvalidRequest, match="branches=64"):
+            run(make_session(max_branches=1), shape=shape)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
@@ -326,10 +313,7 @@ def test_caches_after_several_turns_with_adaptive(make_session, sampling):
         alone = make_session(draft=None, n_ctx=1024)
         how = {"sampling": sampling, "seed": turn, "max_tokens": 100}
         plain, _, _ = run(alone, prompt, policy="off", **how)
-        if sampling.temperature:
-            check_equal_except_near_draws(session, prompt, output, plain, sampling, turn)
-        else:
-            check_equal_except_near_ties(session, prompt, output, plain)
+        check_equal_except_near_ties(session, prompt, output, plain, sampling, turn)
     assert {"draft", "suffix", "none"} <= seen <= {"draft", "none", *LOOKUPS}
     assert {("none", "draft"), ("draft", "none")} <= changes
 
@@ -350,80 +334,10 @@ def test_staged_tokens_do_not_change_the_output(make_session, sampling):
     assert max(rows) > 1
     _, _, without, alone = generate()
     assert max(alone) == 1
-    if sampling.temperature:
-        check_equal_except_near_draws(session, prompt, tokens, without, sampling, 3)
-    else:
-        check_equal_except_near_ties(session, prompt, tokens, without)
+    check_equal_except_near_ties(session, prompt, tokens, without, sampling, 3)
 
 
 LOOKUPS = {"suffix", "recycling"}  # the lookups of proposer auto
-
-
-class Random(Policy):
-    """Makes random decisions, regardless of costs."""
-
-    draft_max = 64
-
-    def __init__(self, may_truncate, tree):
-        super().__init__(may_truncate)
-        self._random, self._max_tree = random.Random(0), tree
-
-    @classmethod
-    def create(cls, options):
-        return cls(options.may_truncate, options.tree_nodes)
-
-    def choose(self, offer):
-        if not offer.limit:
-            return Choice("draft")
-        choices = [NOTHING]
-        if offer.candidates:
-            choices.append(super().choose(replace(offer, n_unread=0)))
-        if offer.n_unread:
-            choices.append(Choice("draft"))
-        if offer.n_unread and self._max_tree:
-            depth = min(offer.limit.depth, self._random.randint(1, 6))
-            nodes = min(offer.limit.nodes, self._max_tree)
-            choices.append(Choice("tree", replace(offer.limit, depth=depth, nodes=nodes)))
-        choice = self._random.choice(choices)
-        self._source = choice.source
-        return choice
-
-    def wants_more(self, output=None):
-        return self._random.random() < 0.8
-
-    def trim(self, proposal):
-        if self._source != "draft" or not self.may_truncate:
-            return proposal
-        return proposal.first(self._random.randint(0, len(proposal.tokens)))
-
-
-@pytest.mark.parametrize("shape", ["chain", "auto"])
-@pytest.mark.parametrize("sampling", [GREEDY, FEW], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("verifier", ["auto", "block", "spectr"])
-def test_caches_with_random_decisions_of_the_policy(make_session, monkeypatch, shape, sampling, verifier):
-    """After plain and lookup steps, the draft model has to catch up with the output."""
-    monkeypatch.setattr(Adaptive, "create", Random.create)
-    session = make_session()
-    simulate_costs(session, FLAT, CHEAP)
-    prompt = session.main.model.vocabulary.tokenize("one two three " * 6, add_special=True)
-    for n in (1, 2, 5, 80):
-        tokens, _, done = run(
-            session,
-            prompt,
-            policy="adaptive",
-            shape=shape,
-            verifier=verifier,
-            sampling=sampling,
-            seed=n,
-            max_tokens=n,
-        )
-        assert len(tokens) == n
-        check_caches(session, [*prompt, *tokens])
-        if not sampling.temperature:
-            plain, _, _ = run(make_session(), prompt, policy="off", max_tokens=n)
-            check_equal_except_near_ties(session, prompt, tokens, plain)
-    trees = shape == "auto" and verifier != "block"
-    assert set(done.statistics.steps_by) - {"recycling"} == {"draft", "suffix", "none", *["tree"] * trees}
 
 
 @pytest.mark.parametrize(
@@ -444,62 +358,6 @@ def test_proposers_by_settings(make_session, settings, expected, expected_alone)
     assert make_session(draft=None).proposers(GenerationSettings(**settings)) == expected_alone
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
-@pytest.mark.parametrize("shape", ["chain", "tree", "beam"])
-def test_no_policy_changes_the_output(make_session, prompt, plain, policy, shape):
-    session, (expected, _) = make_session(), plain
-    clock = simulate_costs(session, FLAT, CHEAP)
-    settings = {"policy": policy, "draft_p_min": 0.3, "shape": shape, "max_tokens": 100}
-    tokens, _, done = run(session, prompt, clock=clock, **settings)
-    check_equal_except_near_ties(session, prompt, tokens, expected[:100])
-    assert (done.statistics.draft_n > 20) is (policy != "off")
-    check_caches(session, [*prompt, *tokens])
-
-
-VARIANTS = [
-    {"policy": "adaptive"},
-    {"policy": "adaptive", "draft_max": 2},
-    {"policy": "adaptive", "proposer": "lookup"},
-    {"policy": "fixed"},
-    {"policy": "fixed", "draft_max": 1},
-    {"policy": "fixed", "draft_max": 12},
-    {"policy": "fixed", "proposer": "lookup"},
-    {"policy": "adaptive", "shape": "auto"},
-    {"policy": "fixed", "shape": "tree"},
-    {"policy": "fixed", "shape": "beam"},
-    {"policy": "confidence", "draft_p_min": 0.3},
-]
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        WARM,
-        unfiltered(1.0, top_k=40, top_p=0.95, min_p=0.05),
-        unfiltered(1.0, repeat_penalty=1.3),
-    ],
-    ids=["all", "nucleus", "penalty"],
-)
-def test_a_seed_gives_the_same_output_with_and_without_drafts(make_session, prompt, sampling, seed):
-    session = make_session()
-    how = {
-        "sampling": sampling,
-        "seed": seed,
-        "max_tokens": 60,
-        "clock": simulate_costs(session, FLAT, CHEAP),
-    }
-    plain, _, _ = run(session, prompt, **how | {"policy": "off"})
-    equal = accepted = 0
-    for settings in VARIANTS:
-        tokens, _, done = run(session, prompt, **how | settings)
-        check_equal_except_near_draws(session, prompt, tokens, plain, sampling, seed)
-        equal += tokens == plain
-        accepted += done.statistics.draft_n_accepted
-    assert equal >= 0.8 * len(VARIANTS)  # the others differ by near-ties
-    assert accepted > 5 * len(VARIANTS)
-
-
 def test_costs_are_measured_once_and_only_if_needed(make_session, prompt):
     session = make_session()
     for settings in (
@@ -517,57 +375,16 @@ def test_costs_are_measured_once_and_only_if_needed(make_session, prompt):
     assert session.known_costs is known
 
 
-def test_a_session_for_chains_rejects_trees(make_session):
-    session = make_session(max_branches=1)
-    for shape in ("tree", "beam"):
-        with pytest.raises(InvalidRequest, match="branches=64"):
-            run(session, shape=shape)
-    assert len(run(session, shape="auto", policy="adaptive", max_tokens=5)[0]) == 5
-
-
 def test_seeds(make_session):
     session = make_session()
     warm = {"sampling": unfiltered(temperature=1.0, top_p=0.95), "max_tokens": 30}
-    for verifier in VERIFIERS:  # including those whose output depends on the drafts
+    for verifier in ("block", "spectr"):  # whose output depends on the drafts
         first, again = (run(session, seed=3, verifier=verifier, **warm)[0] for _ in range(2))
         assert first == again
     for proposer in ("draft", "lookup", "none"):
         first, again, other = (run(session, seed=seed, proposer=proposer, **warm)[0] for seed in (3, 3, 4))
         assert first == again != other
     assert run(session, **warm)[0] != run(session, **warm)[0]  # without a seed, answers differ
-
-
-def test_max_tokens(make_session):
-    session = make_session()
-    whole, _, _ = run(session, max_tokens=20)
-    for n in (0, 1, 4, 5, 6):
-        tokens, _, done = run(session, max_tokens=n)
-        assert tokens == whole[:n]
-        assert done.reason == "length"
-        assert done.statistics.predicted_n == n
-
-
-@pytest.mark.parametrize("proposer", ["draft", "none"])
-def test_stop_strings_across_tokens_and_drafts(make_session, proposer):
-    session = make_session()
-    vocabulary = session.main.model.vocabulary
-    whole, text, _ = run(session, max_tokens=60, proposer="none")
-    borders = [len(vocabulary.detokenize(whole[:i])) for i in range(len(whole))]
-    tried = 0
-    for border in borders[4:40]:
-        stop = text[border - 1 : border + 2]
-        if text.find(stop) != border - 1 or not stop.isprintable():
-            continue
-        tried += 1
-        tokens, output, done = run(
-            session, max_tokens=60, proposer=proposer, stops=["never", stop], draft_max=8
-        )
-        assert output == text[: border - 1]
-        assert done.reason == "stop"
-        assert vocabulary.detokenize(tokens).startswith(output + stop)
-        assert not vocabulary.detokenize(tokens[:-1]).startswith(output + stop)
-        assert done.statistics.predicted_n == len(tokens)
-    assert tried > 5
 
 
 @pytest.mark.parametrize("proposer", ["draft", "lookup", "none"])
@@ -586,18 +403,6 @@ def test_the_end_of_the_context(make_session, prompt, proposer):
     with pytest.raises(ContextOverflow, match="65 tokens but the context only 64"):
         run(session, (prompt * 10)[:65])
     check_caches(session, [*full, *tokens])
-
-
-def test_a_draft_model_with_a_shorter_context(models, make_context, prompt):
-    session = Session(make_context(models["main"], n_ctx=128), make_context(models["draft"], n_ctx=40))
-    plain, _, _ = run(session, prompt, proposer="none")
-    tokens, _, done = run(session, prompt)
-    check_equal_except_near_ties(session, prompt, tokens, plain)
-    assert done.reason == "context"
-    assert done.statistics.draft_n > 0
-    long, _, done = run(session, prompt * 2, max_tokens=3)
-    assert len(long) == 3
-    assert done.statistics.draft_n == 0 or len(prompt * 2) < 40
 
 
 @pytest.mark.parametrize("end", ["cancelled", "closed"])
@@ -635,20 +440,6 @@ def test_cancelling_during_prefill(make_session):
     tokens, _, done = run(session, prompt, max_tokens=5)
     assert done.statistics.cached_n == 64
     check_caches(session, [*prompt, *tokens])
-
-
-def test_an_unfinished_answer_does_not_change_the_next(make_session):
-    session = make_session()
-    alone, _, _ = run(session, "and then " + PROMPT, max_tokens=24)
-    settings = GenerationSettings(sampling=GREEDY, policy="fixed")
-    older = session.generate(PROMPT, settings)
-    for _ in range(3):
-        next(older)
-    newer = session.generate("and then " + PROMPT, replace(settings, max_tokens=24))
-    events = [next(newer), next(newer)]
-    older.close()  # must not truncate the caches now
-    events += newer
-    assert [t for event in events if isinstance(event, Text) for t in event.tokens] == alone
 
 
 @pytest.mark.parametrize("end", ["close", "drop", "session"])
@@ -716,33 +507,12 @@ def test_a_recurrent_model_has_no_trees(recurrent_model, tiny_model, make_contex
             run(session, shape=shape)
 
 
-def test_a_recurrent_model_reuses_its_state(recurrent_model, make_context):
-    session = Session(make_context(recurrent_model))
-    prompt = recurrent_model.vocabulary.tokenize(PROMPT, add_special=True)
-    expected = run(session, prompt, max_tokens=10)[0]
-    again, _, done = run(session, prompt, max_tokens=10)  # as /regen does
-    assert (again, done.statistics.prompt_n) == (expected, 0)
-    assert len(run(session, "something else", max_tokens=3)[0]) == 3
-    run(session, prompt, policy="off", max_tokens=4)
-    rest, _, done = run(session, [*prompt, *expected[:4]], policy="off", max_tokens=6)
-    assert (rest, done.statistics.prompt_n) == (expected[4:], 0)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"proposer": "oracle"},
-        {"policy": "confidence", "shape": "auto"},
-        {"verifier": "none"},
-        {"draft_max": -1},
-        {"draft_max": 65},
-        {"shape": "star"},
-        {"tree_nodes": 0},
-        {"tree_nodes": 65},
-        {"beam_width": 0},
-        {"shape": "tree", "verifier": "block"},
-        {"max_tokens": -1},
-        {"seed": -1},
+        *({"proposer": "oracle"}, {"verifier": "none"}, {"shape": "star"}, {"seed": -1}, {"max_tokens": -1}),
+        *({"draft_max": -1}, {"draft_max": 65}, {"tree_nodes": 0}, {"tree_nodes": 65}, {"beam_width": 0}),
+        *({"policy": "confidence", "shape": "auto"}, {"shape": "tree", "verifier": "block"}),
     ],
     ids=str,
 )
@@ -833,7 +603,7 @@ def test_starter_lookup_repeats_a_list_without_changing_it(starter):
     prompt = starter.vocabulary.tokenize("1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2,")
     plain, _, _ = run(session, prompt, proposer="none", max_tokens=24)
     tokens, text, done = run(session, prompt, proposer="lookup", max_tokens=24)
-    check_equal_except_near_ties(session, prompt, tokens, plain, 0.5)
+    check_equal_except_near_ties(session, prompt, tokens, plain, tolerance=0.5)
     assert "3, 4, 5, 6, 1, 2" in text
     assert done.statistics.draft_n_accepted >= 12
     assert done.statistics.n_steps <= 12

@@ -19,9 +19,9 @@ from spec_local.core.sampling import SamplingSettings
 from spec_local.datastore import file_format
 from spec_local.datastore.datastore import Datastore
 from spec_local.errors import InvalidRequest
-from spec_local.llama.row import LlamaRow
-from spec_local.session import Done, Session, Text
+from spec_local.session import Done, Session
 from spec_local.settings import GenerationSettings
+from tests.llama.answers import text_of
 from tests.unfiltered import unfiltered
 
 pytestmark = pytest.mark.usefixtures("own_cache", "unchecked")
@@ -45,10 +45,6 @@ def elsewhere():
     """A function that calls another one in a second thread, which stays alive, and returns the result."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda call: pool.submit(call).result(DEADLINE)
-
-
-def text_of(events):
-    return "".join(event.text for event in events if isinstance(event, (Text, Done)))
 
 
 def answer(session, prompt=PROMPT, settings=SETTINGS):
@@ -135,16 +131,6 @@ def test_one_use_at_a_time(make_session, elsewhere, tmp_path, use):
     assert elsewhere(lambda: USES[use](session, tmp_path / "state")) is not None
 
 
-def test_a_session_is_free_after_the_last_event(make_session, elsewhere):
-    session = make_session()
-    events = session.generate(PROMPT, SETTINGS)
-    while not isinstance(next(events), Done):
-        pass
-    assert elsewhere(lambda: answer(session)) == answer(session)
-    with pytest.raises(StopIteration):
-        next(events)
-
-
 def test_an_answer_of_a_thread_that_has_ended_blocks_nobody(make_session):
     session, kept = make_session(), []
 
@@ -157,17 +143,6 @@ def test_an_answer_of_a_thread_that_has_ended_blocks_nobody(make_session):
     thread.join()
     assert answer(session) == answer(make_session())
     assert [type(event) for event in kept[0]] == [Done]
-
-
-def test_the_answer_that_a_new_one_ends_says_so(make_session):
-    session = make_session()
-    for n_read in (0, 1, 3):
-        older = session.generate("and " + PROMPT, SETTINGS)
-        list(islice(older, n_read))
-        newer = session.generate(PROMPT, SETTINGS)
-        last = list(older)
-        assert [(type(event), event.reason) for event in last] == [(Done, "cancelled")]
-        assert text_of(newer) == answer(make_session())
 
 
 @pytest.mark.parametrize("n_read", [0, 1, 3])
@@ -244,6 +219,9 @@ def test_no_use_in_a_callback(make_session, use):
 
     assert text_of(session.generate(PROMPT, SETTINGS, cancelled=cancelled)) == answer(session)
     assert errors
+    session.close()
+    assert session.main.is_open  # the contexts are somebody else's
+    check_closed(session)
 
 
 def test_many_threads_use_and_close_a_session(tiny_path, tiny_draft_path):
@@ -396,13 +374,3 @@ def test_two_threads_share_a_datastore(tmp_path, monkeypatch):
         refreshed.result(DEADLINE)
     assert store.contents().n_texts == 4
     assert Datastore(tmp_path / "texts", 1000).contents().n_texts == 4
-
-
-def test_closing_costs_nothing_twice(make_session):
-    """A session of contexts that belong to somebody else does not close them."""
-    session = make_session()
-    answer(session)
-    session.close()
-    assert session.main.is_open
-    assert isinstance(session.main, LlamaRow)
-    check_closed(session)

@@ -17,6 +17,7 @@ from spec_local.llama.tiny import CHAT_TEMPLATE, FIRST_BYTE
 from spec_local.session import Done, Session, Text
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import TOOL_TEMPLATES, StandIn
+from tests.llama.answers import text_of
 from tests.scripted_model import CHANNELS, write_scripted_model
 
 GREEDY = GenerationSettings(SamplingSettings(temperature=0), max_tokens=100)
@@ -27,10 +28,7 @@ PARAMETERS = {
     "$defs": {"city": {"enum": ["Paris", "Rome"]}},
 }
 WEATHER = {"name": "weather", "description": "Tell the weather.", "parameters": PARAMETERS}
-TOOLS = [
-    {"type": "function", "function": WEATHER},
-    {"type": "function", "function": {"name": "now"}},
-]
+TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": {"name": "now"}}]
 ASKED = {"role": "user", "content": "Rain in Paris?"}
 CALLED = {"name": "weather", "arguments": '{"city": "Paris"}'}
 SCRIPTS = {  # the last token of the prompt, and what the model writes then
@@ -69,10 +67,6 @@ def session(sessions, request):
 @pytest.fixture
 def hermes(sessions):
     return sessions["Hermes"]
-
-
-def text_of(events):
-    return "".join(event.text for event in events if isinstance(event, Text | Done))
 
 
 def template_of(session, template):
@@ -197,34 +191,27 @@ def test_tool_choice_none(hermes):
     assert "tool_calls" not in hermes.answer
 
 
+NOT = {"function": {"name": "a", "parameters": {"properties": {"x": {"not": {}}}}}}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("kind", "arguments", "error"),
     [
-        ({"tool_choice": "other"}, "tool_choice is 'other': give auto, none, required or the name of one of"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice is 'required'"),
-        ({"json_schema": {"const": 1}}, "cannot follow a grammar or a JSON schema: remove it, or give"),
-        ({"messages": [ASKED, {"role": "assistant", "content": "a"}]}, "or the result of a tool"),
+        ("Hermes", {"tool_choice": "other"}, "tool_choice is 'other': give auto, none, required or the name"),
+        ("Hermes", {"tools": [], "tool_choice": "required"}, "tool_choice is 'required'"),
+        ("Hermes", {"json_schema": {"const": 1}}, "cannot follow a grammar or a JSON schema: remove it, or"),
+        ("Hermes", {"messages": [ASKED, {"role": "assistant", "content": "a"}]}, "or the result of a tool"),
+        ("Hermes", {"tools": [NOT], "tool_choice": "required"}, 'has "not", which is not supported'),
+        ("Mistral", {"tool_choice": "required"}, "cannot be required: give the tool_choice auto or none"),
     ],
-)  # fmt: skip
-def test_wrong_requests(hermes, arguments, error):
+)
+def test_wrong_requests(sessions, kind, arguments, error):
     with pytest.raises(InvalidRequest, match=error):
-        hermes.chat(**{"messages": [ASKED], "tools": TOOLS} | arguments)
-    assert text_of(hermes.chat([ASKED], GREEDY))
+        sessions[kind].chat(**{"messages": [ASKED], "tools": TOOLS} | arguments)
+    assert text_of(sessions[kind].chat([ASKED], GREEDY, tools=[NOT]))
 
 
-def test_a_schema_that_cannot_be_required(hermes):
-    tool = {"function": {"name": "a", "parameters": {"properties": {"x": {"not": {}}}}}}
-    with pytest.raises(InvalidRequest, match='has "not", which is not supported'):
-        hermes.chat([ASKED], GREEDY, tools=[tool], tool_choice="required")
-    assert text_of(hermes.chat([ASKED], GREEDY, tools=[tool]))
-
-
-def test_calls_of_mistral_cannot_be_required(sessions):
-    with pytest.raises(InvalidRequest, match="cannot be required: give the tool_choice auto or none"):
-        sessions["Mistral"].chat([ASKED], GREEDY, tools=TOOLS, tool_choice="required")
-
-
-def test_templates_without_tools(hermes):
+def test_templates_without_tools_or_with_an_unknown_form(hermes):
     template = template_of(hermes, CHAT_TEMPLATE)
     assert not template.has_tools
     call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": "{}"}}
@@ -238,12 +225,9 @@ def test_templates_without_tools(hermes):
         with pytest.raises(ModelError, match="the model's chat template has no tools: remove the tools"):
             template.render(messages, tools)
     assert ToolUse(template, TOOLS, "none").render([ASKED]).text
-
-
-def test_a_form_that_is_not_known(hermes):
-    template = template_of(hermes, "{{ tools }}{{ messages[0].content }}")
+    unknown = template_of(hermes, "{{ tools }}{{ messages[0].content }}")
     with pytest.raises(ModelError, match="writes tool calls in a form that is not supported: use a model"):
-        ToolUse(template, TOOLS)
+        ToolUse(unknown, TOOLS)
 
 
 def test_a_required_call_comes_after_the_reasoning(hermes):

@@ -5,17 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from spec_local.answers.json import whole
 from spec_local.chat.conversation import Conversation
-from spec_local.chat.request import Request
 from spec_local.chat.template import ChatTemplate
 from spec_local.chat_session import ChatSession
 from spec_local.core.language_model import common_prefix
 from spec_local.core.sampling import SamplingSettings
 from spec_local.engine.events import Prefilled
-from spec_local.session import Done, Session, Text
+from spec_local.session import Session, Text
 from spec_local.settings import GenerationSettings
 from tests.chat_templates import THINKING_TEMPLATES, StandIn
+from tests.llama.answers import text_of
 from tests.scripted_model import ANSWER, THOUGHT, write_thinking_model
 
 GREEDY = GenerationSettings(sampling=SamplingSettings(temperature=0), max_tokens=40)
@@ -56,21 +55,9 @@ def chat(sessions, kind):
     return ChatSession(sessions[kind], Conversation(model, ChatTemplate(model)), GREEDY)
 
 
-def text_of(events):
-    return "".join(event.text for event in events if isinstance(event, Text | Done))
-
-
 def spelled(model, tokens):
     pieces = [model.vocabulary.piece(t, special=True) for t in tokens if t != model.vocabulary.bos]
     return b"".join(pieces).decode()
-
-
-def test_a_chat_keeps_the_reasoning_apart_from_the_answer(chat):
-    raw = text_of(chat.send("a"))
-    assert THOUGHT in raw
-    assert raw.endswith(ANSWER)
-    assert len(raw) > len(THOUGHT + ANSWER) + 5
-    assert chat.conversation.messages == [{"role": "user", "content": "a"}, ANSWERED]
 
 
 def test_a_prompt_is_what_the_template_renders_without_reasoning(chat, kind):
@@ -121,16 +108,10 @@ def test_an_answer_stopped_within_the_reasoning(chat, kind):
     assert chat.conversation.messages[-1] == ANSWERED
 
 
-def test_under_a_grammar_all_of_the_output_is_the_answer(chat, sessions, kind):
+def test_under_a_grammar_all_of_the_output_is_the_answer(chat):
     chat.settings = GenerationSettings(sampling=GREEDY.sampling, grammar='root ::= "yes"')
     list(chat.send("a"))
     assert chat.conversation.messages[-1] == {"role": "assistant", "content": "yes"}
-    request, session = Request("a"), sessions[kind]
-    tokens = request.tokens(session.main.model)
-    *steps, last = [e for e in session.generate(tokens, chat.settings) if isinstance(e, Text | Done)]
-    made = whole(session.main.model, steps, last, request.splitter(session.main.model, tokens, chat.settings))
-    assert made["content"] == "yes"
-    assert "reasoning_content" not in made
 
 
 def test_reasoning_is_saved_in_a_field_of_its_own(chat, tmp_path):

@@ -63,22 +63,6 @@ def test_pieces_in_threads(new_vocabulary, monkeypatch):
         assert found == expected
 
 
-def test_a_vocabulary_in_threads(new_vocabulary, often):
-    """Any number of threads may use it at the same time."""
-
-    def read(vocabulary):
-        tokens = range(vocabulary.n_tokens)
-        return (
-            [vocabulary.piece(token) for token in tokens],
-            [vocabulary.is_end(token) for token in tokens],
-            vocabulary.tokenize("one two <|im_end|> " * 300, parse_special=True),  # on a large stack
-            vocabulary.fingerprint,
-        )
-
-    shared, expected = new_vocabulary(), read(new_vocabulary())
-    assert all(found == expected for found in in_threads(4, lambda i: read(shared)))
-
-
 def test_the_stack_size_stays_the_same(monkeypatch):
     """A second thread must not take the first one's temporary stack size for the usual one."""
     first_starts, second_starts, first_done = (threading.Event() for _ in range(3))
@@ -175,64 +159,10 @@ def test_a_parent_is_freed_later():
     assert freed == [2, 1]
 
 
-def run_script(script, *arguments):
-    command = [sys.executable, "-X", "faulthandler", "-c", script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
-
-
-def test_closing_a_model_while_threads_use_it(tiny_path):
-    done = run_script(
-        """
-import sys, threading
-from spec_local.errors import InvalidRequest
-from spec_local.llama.open import open_row
-from spec_local.llama.row import LlamaRow
-from spec_local.llama.model import Model
-
-def use(model):
-    try:
-        while True:
-            model.vocabulary.tokenize("one two three " * 4000)
-            counts.append(1)
-    except InvalidRequest as error:
-        errors.append(str(error))
-
-def decode(context):
-    try:
-        while True:
-            context.evaluate(range(90), 90)
-            context.truncate(0)
-            counts.append(1)
-    except InvalidRequest as error:
-        errors.append(str(error))
-
-errors = []
-for _ in range(5):
-    counts = []
-    model = Model(sys.argv[1])
-    context = open_row(model, n_ctx=128, max_tokens=96, max_logits=96, threads=1)
-    threads = [threading.Thread(target=use, args=[model]) for _ in range(2)]
-    threads += [threading.Thread(target=decode, args=[context])]
-    for thread in threads: thread.start()
-    while len(counts) < 20: pass
-    model.close(), context.close()
-    for thread in threads: thread.join()
-print(sorted(set(errors)), len(errors))
-""",
-        tiny_path,
-    )
-    assert done.returncode == 0, done.stderr
-    kinds, n = done.stdout.strip().rsplit(" ", 1)
-    assert int(n) == 15
-    assert "is closed: open it again" in kinds
-
-
 def test_exit_while_a_daemon_thread_computes(tiny_path):
-    done = run_script(
-        """
+    script = """
 import sys, threading
 from spec_local.llama.open import open_row
-from spec_local.llama.row import LlamaRow
 from spec_local.llama.model import Model
 
 def decode():
@@ -245,7 +175,7 @@ running = threading.Event()
 context = open_row(Model(sys.argv[1]), n_ctx=128, max_tokens=96, max_logits=96, threads=1)
 threading.Thread(target=decode, daemon=True).start()
 running.wait()
-""",
-        tiny_path,
-    )
+"""
+    command = [sys.executable, "-X", "faulthandler", "-c", script, str(tiny_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert done.returncode == 0, done.stderr

@@ -2,10 +2,6 @@
 
 import gc
 import itertools
-import os
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -46,6 +42,14 @@ def generator(model, folder, next_prompt=ask, **options):
     )
 
 
+def run_calls(n, model, folder, next_prompt=ask, **options):
+    """A run that is stopped after some calls of the main model."""
+    running = generator(model, folder, next_prompt, **options).run()
+    for _ in range(n):
+        next(running)
+    running.close()
+
+
 def produce(model, folder, n_tokens, **options):
     running = generator(model, folder, n_parallel=5, max_tokens=24, **options).run()
     last = next(progress for progress in running if progress.n_tokens >= n_tokens)
@@ -65,6 +69,19 @@ def check_states(make_context, model, document, layers=LAYERS):
     expected = context.states(range(len(tokens) - 1))
     assert document.states.shape == expected.shape
     np.testing.assert_allclose(bfloat16.decode(document.states), expected, atol=0.05, rtol=2**-6)
+
+
+def check_candidates(make_context, model, document):
+    """Of each token of the answer, as of a plain evaluation of them all."""
+    n = len(document.tokens) - document.n_prompt
+    assert document.top_ids.shape == document.top_logprobs.shape == (n, shards.TOP_K)
+    context = make_context(model, n_ctx=1024, max_tokens=1024, max_logits=400)
+    logits = context.evaluate(document.tokens.tolist(), n + 1)[:n].astype(float)
+    logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    kept = np.take_along_axis(logprobs, document.top_ids.astype(int), axis=1)
+    np.testing.assert_allclose(document.top_logprobs, kept, atol=0.1)
+    np.testing.assert_allclose(kept[:, 0], logprobs.max(axis=1), atol=0.1)
+    assert (np.diff(document.top_logprobs, axis=1) <= 0).all()
 
 
 def test_recorded_states_are_the_main_models(folder, make_context, tmp_path):
@@ -87,16 +104,9 @@ def test_recorded_candidates_are_the_main_models_distribution(tiny_model, make_c
     assert {d.temperature for d in docs} == {0.0, 0.5, np.float32(0.9).item()}
     assert {d.category for d in docs} == {"kind 0", "kind 1", "kind 2"}
     for doc in docs[:12]:
-        n = len(doc.tokens) - doc.n_prompt
-        assert doc.top_ids.shape == doc.top_logprobs.shape == (n, shards.TOP_K)
-        assert 0 < n <= 24
-        logits = make_context(tiny_model).evaluate(doc.tokens.tolist(), n + 1)[:n].astype(float)
-        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        kept = np.take_along_axis(logprobs, doc.top_ids.astype(int), axis=1)
-        np.testing.assert_allclose(doc.top_logprobs, kept, atol=0.1)
-        np.testing.assert_allclose(kept[:, 0], logprobs.max(axis=1), atol=0.1)
-        assert (np.diff(doc.top_logprobs, axis=1) <= 0).all()
+        check_candidates(make_context, tiny_model, doc)
         answer = doc.tokens[doc.n_prompt :]
+        assert 0 < len(answer) <= 24
         assert all(token in row for token, row in zip(answer, doc.top_ids, strict=True))
         if doc.temperature == 0:
             assert (answer == doc.top_ids[:, 0]).all()
@@ -106,10 +116,7 @@ def test_sampled_tokens_follow_the_distribution(tiny_model, tmp_path, monkeypatc
     """Chi-square test of first tokens at temperature 0.9, over 16 candidates."""
     monkeypatch.setattr(type(tiny_model), "chat_template", None)  # for short prompts
     options = {"n_parallel": 64, "max_tokens": 1}
-    running = generator(tiny_model, tmp_path, lambda i, _: Prompt("x", "the", False), **options).run()
-    for _ in range(60):
-        next(running)
-    running.close()
+    run_calls(60, tiny_model, tmp_path, lambda i, _: Prompt("x", "the", False), **options)
     docs = [d for d in documents(tmp_path) if d.temperature > 0.8]
     weights = np.exp(docs[0].top_logprobs[0].astype(float) / 0.9)
     expected = weights / weights.sum() * len(docs)
@@ -118,31 +125,10 @@ def test_sampled_tokens_follow_the_distribution(tiny_model, tmp_path, monkeypatc
     assert ((found - expected) ** 2 / expected).sum() < 45  # 15 degrees of freedom: one in 10,000
 
 
-def test_a_second_run_resumes(tiny_model, tmp_path):
-    first = produce(tiny_model, tmp_path, 300)
-    n_shards = len(list(tmp_path.glob("*.npz")))
-    n_asked = [shard.next_prompt for shard in shards.read(tmp_path)][-1]
-    second = produce(tiny_model, tmp_path, first.n_tokens + 300)
-    assert second.n_tokens >= first.n_tokens + 300
-    assert second.n_documents > first.n_documents
-    assert len(list(tmp_path.glob("*.npz"))) > n_shards
-    later = list(shards.read(tmp_path))[n_shards:]
-    assert later[0].next_prompt > n_asked
-    assert (
-        sum(len(d.top_ids) for d in documents(tmp_path)) >= second.n_tokens - 5 * 16
-    )  # very short unfinished answers
-
-
 def test_unfinished_answers_are_saved_unless_very_short(tiny_model, tmp_path):
-    running = generator(tiny_model, tmp_path, n_parallel=3, max_tokens=200).run()
-    for _ in range(15):
-        next(running)
-    running.close()
+    run_calls(15, tiny_model, tmp_path, n_parallel=3, max_tokens=200)
     assert documents(tmp_path) == []
-    running = generator(tiny_model, tmp_path, n_parallel=3, max_tokens=200).run()
-    for _ in range(40):
-        next(running)
-    running.close()
+    run_calls(40, tiny_model, tmp_path, n_parallel=3, max_tokens=200)
     assert [len(d.top_ids) for d in documents(tmp_path)] == [40, 40, 40]
 
 
@@ -157,41 +143,29 @@ def test_an_answer_that_loops_is_stopped(tiny_model, tmp_path, monkeypatch):
 
 
 def test_answers_become_passages_for_prompts(tiny_model, tmp_path):
-    seen = []
+    seen, numbers = [], []
 
     def record(i, passages):
+        numbers.append(i)
         seen.append(list(passages))
         return ask(i, passages)
 
-    def run():
-        running = generator(tiny_model, tmp_path, record, n_parallel=4, max_tokens=120).run()
-        for _ in range(260):
-            next(running)
-        running.close()
-
-    run()
-    answers = {
-        b"".join(map(tiny_model.vocabulary.piece, d.tokens[d.n_prompt :].tolist()))
-        .decode("utf-8", "replace")
-        .strip()
-        for d in documents(tmp_path)
-        if not d.held_out
-    }
+    run_calls(260, tiny_model, tmp_path, record, n_parallel=4, max_tokens=120)
+    answers = [d.tokens[d.n_prompt :].tolist() for d in documents(tmp_path) if not d.held_out]
+    texts = [b"".join(map(tiny_model.vocabulary.piece, tokens)) for tokens in answers]
     assert seen[-1]
-    assert set(seen[-1]) <= answers
+    assert set(seen[-1]) <= {text.decode("utf-8", "replace").strip() for text in texts}
     n = len(seen)
-    run()
-    assert seen[n]  # after a restart too
+    run_calls(1, tiny_model, tmp_path, record, n_parallel=4, max_tokens=120)
+    assert seen[n]  # after a restart, too, which goes on with the next prompt
+    assert numbers[n] == numbers[n - 1] + 1
 
 
 def test_long_prompts_are_skipped(tiny_model, tmp_path):
     def long_prompts(i, passages):
         return Prompt("x", "the " * (1 if i % 2 else 400), False)
 
-    running = generator(tiny_model, tmp_path, long_prompts, n_parallel=4, max_tokens=20).run()
-    for _ in range(25):
-        next(running)
-    running.close()
+    run_calls(25, tiny_model, tmp_path, long_prompts, n_parallel=4, max_tokens=20)
     assert all(d.n_prompt < 100 for d in documents(tmp_path))
     assert documents(tmp_path)
 
@@ -210,7 +184,7 @@ def test_the_main_model_generates_prompts(folder, make_context, tmp_path):
     assert len(own) >= 5
     assert max(len(d.tokens) for d in documents(tmp_path)) <= 640  # there is room for answers
     for doc in own[:5]:
-        prompt, n = doc.tokens[: doc.n_prompt].tolist(), len(doc.tokens) - doc.n_prompt
+        prompt = doc.tokens[: doc.n_prompt].tolist()
         assert prompt[: len(head)] == head
         assert prompt[-len(rest) :] == rest
         question = prompt[len(head) : -len(rest)]
@@ -218,12 +192,7 @@ def test_the_main_model_generates_prompts(folder, make_context, tmp_path):
         words = b"".join(map(model.vocabulary.piece, question)).decode("utf-8", "replace").strip()
         assert doc.held_out == is_held_out(words)
         assert not any(map(model.vocabulary.is_end, question))
-        logits = make_context(model, max_tokens=700, n_ctx=1024, max_logits=400).evaluate(
-            doc.tokens.tolist(), n + 1
-        )[:n]
-        logprobs = logits.astype(float) - np.log(np.exp(logits.astype(float)).sum(axis=1, keepdims=True))
-        kept = np.take_along_axis(logprobs, doc.top_ids.astype(int), axis=1)
-        np.testing.assert_allclose(doc.top_logprobs, kept, atol=0.1)
+        check_candidates(make_context, model, doc)
         check_states(make_context, model, doc)
 
 
@@ -302,42 +271,9 @@ def test_without_a_template_no_prompts_are_generated(tiny_model, tmp_path, monke
     assert {d.category for d in documents(tmp_path)} == {"x"}
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from spec_local.llama.model import Model
-from spec_local.training import generation
-from spec_local.training.prompts import Prompt
-generation._SHARD_TOKENS = 200
-ask = lambda i, _: Prompt("x", "the of and", False)
-options = {"layers": (0,), "n_parallel": 4, "n_ctx": 256, "max_tokens": 24, "threads": 1}
-for progress in generation.DataGenerator(Model(sys.argv[1]), Path(sys.argv[2]), ask, **options).run():
-    print(progress.n_tokens, flush=True)
-"""
-
-
-def test_a_killed_run_leaves_whole_shards_and_resumes(tiny_path, tiny_model, tmp_path):
-    known = 0
-    for kill_after in (450, 1100):
-        child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tiny_path), str(tmp_path)], stdout=subprocess.PIPE, text=True
-        )
-        with child:
-            for line in child.stdout:
-                if int(line) > kill_after:
-                    os.kill(child.pid, signal.SIGKILL)
-                    break
-        docs = documents(tmp_path)
-        assert sum(len(d.top_ids) for d in docs) >= max(known, kill_after - 200 - 4 * 24)
-        known = sum(len(d.top_ids) for d in docs)
-    assert known >= 800
-
-
 @given(
     arrays.arrays(
-        np.float32,
-        st.tuples(st.integers(1, 4), st.integers(16, 1500)),
-        elements=st.floats(-50, 50, width=32),
+        np.float32, st.tuples(st.integers(1, 4), st.integers(16, 1500)), elements=st.floats(-50, 50, width=32)
     )
 )
 def test_top_logprobs_match_a_full_sort(logits):

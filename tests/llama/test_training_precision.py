@@ -16,10 +16,7 @@ def copies(tiny_path, tmp_path_factory):
     """Path of a quantized copy, and what the child process that makes it reports, by kind."""
     folder = tmp_path_factory.mktemp("copies")
     return {
-        kind: (
-            quantize(tiny_path, folder / kind, kind, threads=1),
-            {"size": quantized_size(tiny_path, kind)},
-        )
+        kind: (quantize(tiny_path, folder / kind, kind, threads=1), {"size": quantized_size(tiny_path, kind)})
         for kind in KINDS
     }
 

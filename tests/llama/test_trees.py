@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_local.core.fake import FakeModel
+from spec_local.core.proposal import path_to
 from spec_local.errors import ContextOverflow, InvalidRequest, ModelError, SpecLocalError
 from spec_local.llama.model import Model
 from spec_local.llama.tiny import write_tiny_model
 from tests.sequences import sequence_ends
 
-# As in test_context.py.
-CLOSE = {"atol": 0.05, "rtol": 0}
+CLOSE = {"atol": 0.05, "rtol": 0}  # see `check_next`
 NEAR = {"atol": 1.0, "rtol": 0}  # for Q4_1 weights, where single tokens use another kernel: at most 0.42
 
 TEXT = [random.Random(0).randrange(5, 300) for _ in range(40)]  # longer than several sliding windows
@@ -34,14 +34,6 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def qwen_model(folder):
     return Model(write_tiny_model(folder / "qwen2.gguf", architecture="qwen2"))
-
-
-def path_to(parents, node):
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 def n_leaves(parents):
@@ -82,67 +74,31 @@ def check_freed(context):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("model_name", MODELS)
-def test_logits_are_those_of_each_path_alone(request, make_context, fresh_logits, model_name, shape):
+def test_logits_are_those_of_each_path_alone(
+    request, make_context, fresh_logits, check_next, model_name, shape
+):
+    """In the tree, and after the path was committed."""
     model = request.getfixturevalue(model_name)
     context = make_context(model, max_branches=n_leaves(SHAPES[shape]))
     tokens = [50 + 7 * i for i in range(len(SHAPES[shape]))]
     context.evaluate(TEXT, 0)
+    rng = random.Random(0)
     for sizes, parents in splits(SHAPES[shape]):
         rows = decode_in_calls(context, tokens, parents, sizes)
         for leaf in set(range(len(parents))) - set(parents):
             path = path_to(parents, leaf)
             expected = fresh_logits(model, [*TEXT, *(tokens[node] for node in path)])[len(TEXT) :]
             np.testing.assert_allclose([rows[node] for node in path], expected, **CLOSE)
-        context.commit([])
-        assert context.cached == TEXT
-
-
-@pytest.mark.parametrize("model_name", MODELS)
-def test_a_tree_in_an_empty_context(request, make_context, fresh_logits, model_name):
-    model = request.getfixturevalue(model_name)
-    context = make_context(model, max_branches=4)
-    rows = [*context.decode_tree([1, 2, 3], [-1, -1, 0]).copy(), *context.decode_tree([4, 5], [0, 1])]
-    for path, row in zip([[1], [2], [1, 3], [1, 4], [2, 5]], rows, strict=True):
-        np.testing.assert_allclose(row, fresh_logits(model, path)[-1], **CLOSE)
-    context.commit([0, 3])
-    assert context.cached == [1, 4]
-    np.testing.assert_allclose(context.evaluate([6], 1), fresh_logits(model, [1, 4, 6])[-1:], **CLOSE)
-
-
-@pytest.mark.parametrize("n_logits", [0, 1, 3, 5])
-def test_logits_of_the_last_nodes_only(make_context, fresh_logits, tiny_model, n_logits):
-    context = make_context(tiny_model, max_branches=3)
-    context.evaluate(TEXT, 0)
-    rows = context.decode_tree([50, 51, 52, 53, 54], [-1, 0, 0, -1, 3], n_logits)
-    assert rows.shape == (n_logits, context.n_vocab)
-    paths = [[50], [50, 51], [50, 52], [53], [53, 54]]
-    for row, path in zip(rows[::-1], paths[::-1], strict=False):
-        np.testing.assert_allclose(row, fresh_logits(tiny_model, [*TEXT, *path])[-1], **CLOSE)
-
-
-@pytest.mark.parametrize("model_name", MODELS)
-def test_every_path_can_be_committed(request, make_context, fresh_logits, model_name):
-    model = request.getfixturevalue(model_name)
-    for shape in SHAPES.values():
-        context = make_context(model, max_branches=n_leaves(shape))
-        tokens = [50 + 7 * i for i in range(len(shape))]
-        for sizes, parents in splits(shape):
-            for node in range(-1, len(parents)):
-                context.truncate(0)
-                context.evaluate(TEXT, 0)
-                decode_in_calls(context, tokens, parents, sizes)
-                context.commit(path_to(parents, node))
-                kept = [*TEXT, *(tokens[n] for n in path_to(parents, node))]
-                assert context.cached == kept
-                check_freed(context)
-                if node % 3 == 2:  # not after every path, to save time
-                    expected = fresh_logits(model, [*kept, 33, 34])[-2:]
-                    np.testing.assert_allclose(context.evaluate([33, 34], 2), expected, **CLOSE)
-        context.close()
+        path = path_to(parents, rng.randrange(len(parents)))
+        context.commit(path)
+        assert context.cached == [*TEXT, *(tokens[node] for node in path)]
+        check_freed(context)
+        check_next(context, (33, 34))
+        context.truncate(len(TEXT))
 
 
 @pytest.mark.parametrize("call", ["truncate", "evaluate", "commit nothing"])
-def test_a_tree_is_discarded(make_context, fresh_logits, tiny_model, call):
+def test_a_tree_is_discarded(make_context, check_next, tiny_model, call):
     context = make_context(tiny_model, max_branches=4)
     context.evaluate(TEXT, 0)
     context.decode_tree([50, 51, 52, 53], [-1, 0, 0, -1])
@@ -159,9 +115,7 @@ def test_a_tree_is_discarded(make_context, fresh_logits, tiny_model, call):
     check_freed(context)
     with pytest.raises(InvalidRequest, match="parent"):
         context.decode_tree([1], [0])
-    np.testing.assert_allclose(
-        context.decode_tree([33, 34], [-1, -1])[1], fresh_logits(tiny_model, [*kept, 34])[-1], **CLOSE
-    )
+    check_next(context)
 
 
 def test_branches_share_the_committed_cells(make_context, tiny_model):
@@ -176,7 +130,7 @@ def test_branches_share_the_committed_cells(make_context, tiny_model):
 
 @pytest.mark.parametrize(("n_text", "n_chain", "length"), [(6, 5, 27), (5, 7, 26), (20, 0, 24), (20, 0, 10)])
 def test_a_sliding_window_over_a_cache_with_holes(
-    make_context, fresh_logits, window_model, n_text, n_chain, length
+    make_context, check_next, window_model, n_text, n_chain, length
 ):
     """llama.cpp reuses cells outside the window if it finds them after free ones, which trees leave."""
     context = make_context(window_model, max_branches=11)
@@ -189,8 +143,7 @@ def test_a_sliding_window_over_a_cache_with_holes(
         context.decode_tree([100 + i], [i - 1])
     context.commit([])
     context.truncate(length)
-    expected = fresh_logits(window_model, [*context.cached, 33])[-1]
-    np.testing.assert_allclose(context.evaluate([33], 1)[0], expected, **CLOSE)
+    check_next(context)
 
 
 @pytest.mark.starter
@@ -217,21 +170,18 @@ def test_starter_trees(starter, make_context, fresh_logits):
 # Invalid trees
 
 BAD_TREES = [
-    ([], []),
-    ([1, 2], [-1]),
-    ([1], [-1, 0]),
-    ([1], [-2]),
-    ([1], [2]),
-    ([1], [1 << 40]),
-    ([1, 2], [3, 2]),
-    ([1, 2], [2, 4]),
-    ([1] * 65, [-1] * 65),
-    ([-1], [-1]),
-    ([1 << 40], [-1]),
-    ([1, 2, 3], [-1, -1, -1]),
-    ([1, 2, 3], [0, 0, 0]),
+    *(([], []), ([1, 2], [-1]), ([1], [-1, 0]), ([1], [-2]), ([1], [2]), ([1], [1 << 40])),
+    *(([1, 2], [3, 2]), ([1, 2], [2, 4]), ([1] * 65, [-1] * 65), ([-1], [-1]), ([1 << 40], [-1])),
+    *(([1, 2, 3], [-1, -1, -1]), ([1, 2, 3], [0, 0, 0])),
 ]
 BAD_PATHS = [[2], [-1], [1, 0], [0, 0], [0, 1, 1], [1], [1 << 40], [0, 2]]
+WRONG_CALLS = [
+    *(("decode_tree", (tokens, parents, min(len(tokens), 1))) for tokens, parents in BAD_TREES),
+    *(("decode_tree", ([5, 6], [1, 2], n_logits)) for n_logits in (-1, 3, 1 << 40)),
+    ("decode_tree", ([5] * 33, range(1, 34))),
+    *(("commit", (path,)) for path in BAD_PATHS),
+    *(("truncate", (length,)) for length in (-1, 3, 4, 1 << 40)),
+]
 
 
 @pytest.fixture(params=["fake", "llama.cpp"])
@@ -255,33 +205,10 @@ def check_untouched(model):
     np.testing.assert_allclose(row, model.evaluate([3, 4, 5], 1)[0], **CLOSE)
 
 
-@pytest.mark.parametrize(("tokens", "parents"), BAD_TREES, ids=str)
-def test_invalid_trees_change_nothing(model_with_chain, tokens, parents):
+@pytest.mark.parametrize(("name", "arguments"), WRONG_CALLS, ids=str)
+def test_invalid_calls_change_nothing(model_with_chain, name, arguments):
     with pytest.raises(InvalidRequest):
-        model_with_chain.decode_tree(tokens, parents, min(len(tokens), 1))
-    check_untouched(model_with_chain)
-
-
-@pytest.mark.parametrize("n_logits", [-1, 3, 1 << 40])
-def test_too_many_rows_of_logits(model_with_chain, n_logits):
-    with pytest.raises(InvalidRequest):
-        model_with_chain.decode_tree([5, 6], [1, 2], n_logits)
-    with pytest.raises(InvalidRequest):
-        model_with_chain.decode_tree([5] * 33, range(1, 34))
-    check_untouched(model_with_chain)
-
-
-@pytest.mark.parametrize("path", BAD_PATHS, ids=str)
-def test_invalid_paths_change_nothing(model_with_chain, path):
-    with pytest.raises(InvalidRequest, match="is not a child of"):
-        model_with_chain.commit(path)
-    check_untouched(model_with_chain)
-
-
-@pytest.mark.parametrize("length", [-1, 3, 4])
-def test_truncating_to_an_invalid_length_changes_nothing(model_with_chain, length):
-    with pytest.raises(InvalidRequest):
-        model_with_chain.truncate(length)
+        getattr(model_with_chain, name)(*arguments)
     check_untouched(model_with_chain)
 
 
@@ -300,10 +227,7 @@ def test_tree_nodes_count_towards_the_context_length(model_with_chain):
 
 @pytest.mark.parametrize("max_branches", [1, 2, 5])
 def test_too_many_branches(make_context, tiny_model, max_branches):
-    for model in (
-        make_context(tiny_model, max_branches=max_branches),
-        FakeModel(max_branches=max_branches),
-    ):
+    for model in (make_context(tiny_model, max_branches=max_branches), FakeModel(max_branches=max_branches)):
         model.evaluate([1, 2], 0)
         model.decode_tree([3] * max_branches, [-1] * max_branches)
         for parents in ([-1], [0, 0]):
@@ -335,34 +259,28 @@ def test_a_recurrent_model_evaluates_only_chains(make_context, fresh_logits, rec
 
 
 def random_parents(rng, tree, n, max_branches):
-    """Return parents for at most `n` more nodes, usually recent ones, within `max_branches`."""
-    tree = list(tree)
-    new = []
-    for _ in range(n):
-        node = len(tree)
-        parent = rng.randint(-1, node - 1) if rng.random() < 0.5 else max(-1, node - rng.randint(1, 3))
-        if n_leaves([*tree, parent]) > max_branches:
-            parent = node - 1
-        if n_leaves([*tree, parent]) <= max_branches:
-            tree.append(parent)
-            new.append(parent)
-    return new
+    """Return parents for `n` more nodes, within `max_branches`."""
+    parents = list(tree)
+    for node in range(len(tree), len(tree) + n):
+        parent = rng.randint(-1, node - 1)
+        parents.append(parent if n_leaves([*parents, parent]) <= max_branches else node - 1)
+    return parents[len(tree) :]
 
 
-def random_walk(model, rng, n_steps, max_length, check, every):
-    """Decode, commit, truncate and evaluate at random; every few steps, `check` compares the logits."""
-    text = []
-    for step in range(n_steps):
-        if len(text) > max_length or rng.random() < 0.15:
-            length = rng.randint(0, len(text)) if rng.random() < 0.5 else max(0, len(text) - 4)
+def test_random_calls_of_the_fake_model():
+    """Decode, commit, truncate and evaluate at random. Those of llama.cpp are tested in test_rows.py."""
+    model, rng, text = FakeModel(max_branches=6, order=3), random.Random(0), []
+    for _ in range(500):
+        if len(text) > 60 or rng.random() < 0.15:
+            length = rng.randint(0, len(text))
             if rng.random() < 0.3:
                 model.decode_tree([5, 6], [-1, -1])
             model.truncate(length)
             del text[length:]
         elif rng.random() < 0.15:
             tokens = [rng.randrange(model.n_vocab) for _ in range(rng.randint(1, 6))]
-            model.evaluate(tokens, rng.randint(0, len(tokens)))
             text += tokens
+            np.testing.assert_array_equal(model.evaluate(tokens, 1)[0], model.logits(text))
         else:
             tokens, parents, rows = [], [], []
             for _ in range(rng.randint(1, 3)):
@@ -370,43 +288,14 @@ def random_walk(model, rng, n_steps, max_length, check, every):
                 tokens += [rng.randrange(model.n_vocab) for _ in new]
                 parents += new
                 rows += [*model.decode_tree(tokens[-len(new) :], new).copy()]
-            if step % every == 0:
-                for node in range(len(parents)):
-                    check([*text, *(tokens[n] for n in path_to(parents, node))], rows[node])
+            for node, row in enumerate(rows):
+                path = [tokens[n] for n in path_to(parents, node)]
+                np.testing.assert_array_equal(row, model.logits([*text, *path]))
             path = path_to(parents, rng.randint(-1, len(parents) - 1))
             path = path[: rng.randint(0, len(path))]
             model.commit(path)
             text += [tokens[node] for node in path]
         assert list(model.cached) == text
-        if step % every == every - 1:
-            probe = rng.randrange(model.n_vocab)
-            text.append(probe)
-            check(text, model.evaluate([probe], 1)[0])
-
-
-@pytest.mark.parametrize(
-    ("model_name", "n_steps", "max_length", "every"),
-    [("tiny_model", 1500, 60, 75), ("window_model", 700, 100, 20)],
-)
-def test_random_calls(request, make_context, fresh_logits, model_name, n_steps, max_length, every):
-    model = request.getfixturevalue(model_name)
-    context = make_context(model, max_branches=6)
-
-    def check(tokens, row):
-        np.testing.assert_allclose(row, fresh_logits(model, tokens)[-1], **CLOSE)
-
-    random_walk(context, random.Random(0), n_steps, max_length, check, every)
-    context.commit([])
-    check_freed(context)
-
-
-def test_random_calls_of_the_fake_model():
-    model = FakeModel(max_branches=6, order=3)
-
-    def check(tokens, row):
-        np.testing.assert_array_equal(row, model.logits(tokens))
-
-    random_walk(model, random.Random(0), 500, 60, check, 5)
 
 
 numbers = st.one_of(st.integers(-2, 12), st.integers())

@@ -1,0 +1,27 @@
+"""What the events of an answer contain."""
+
+from spec_local.core.sampling import SamplingSettings
+from spec_local.session import Done, Prefilled, Text
+from spec_local.settings import GenerationSettings
+from tests.recorded_calls import record_calls
+
+
+def tokens_of(events):
+    return [token for event in events if isinstance(event, Text) for token in event.tokens]
+
+
+def text_of(events):
+    return "".join(event.text for event in events if isinstance(event, Text | Done))
+
+
+def counted(session, prompt, **settings):
+    """The events of an answer, and the number of prompt tokens that each model read. By default, greedy."""
+    calls = [record_calls(context) for context in (session.main, session.draft) if context]
+    usual = {"sampling": SamplingSettings(temperature=0), "policy": "fixed", "max_tokens": 20}
+    events, read = [], None
+    for event in session.generate(prompt, GenerationSettings(**usual | settings)):
+        events.append(event)
+        if isinstance(event, Prefilled):
+            read = [sum(call.n_tokens for call in seen) for seen in calls]
+    assert read[0] == events[-1].statistics.prompt_n
+    return events, read
