@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import InstanceOf
 
@@ -129,6 +129,7 @@ class Session:
         datastore: bool = False,
         reproducible: bool = False,
         parallel: Int32 | None = 1,
+        draft_vocab: Int32 | Literal["auto", "all"] = "auto",
         mtp: bool = True,
         workers: Sequence[str] = (),
         log: Callable[[str], None] = lambda line: None,
@@ -155,6 +156,9 @@ class Session:
                 only. See `spec_local.llama.reproducible`.
             parallel: maximum number of answers at the same time, each with a context of its own; None: up to
                 8, as many as fit into half of the free memory.
+            draft_vocab: number of first tokens of the vocabulary that a draft model always drafts, beside
+                those of the text; ``auto``: the usual number, if that is faster; ``all``: all of it. Only
+                with specdec's CPU kernels. See `spec_local.core.draft_vocabulary`.
             mtp: without a draft, use the layers for multi-token prediction in the main model's file, if it
                 has any.
             workers: addresses, host:port, of ``specdec worker`` on other machines, which hold the layers of
@@ -166,6 +170,8 @@ class Session:
             DownloadError: a named model has not been downloaded; `spec_local.models.catalog.pull` does it.
             SpecLocalError: another subclass; everything loaded before the error has been freed.
         """
+        if isinstance(draft_vocab, int) and draft_vocab < 1:
+            raise InvalidRequest(f"draft_vocab is {draft_vocab}: give a number from 1, auto or all")
         if parallel is not None and not 1 <= parallel <= MAX_SEQUENCES:
             raise InvalidRequest(f"parallel is {parallel}: give 1 to {MAX_SEQUENCES}")
         addresses = tuple(parse_workers(workers))
@@ -181,6 +187,7 @@ class Session:
             branches=branches,
             reproducible=reproducible,
             parallel=parallel,
+            draft_vocab=draft_vocab,
             mtp=mtp and drafting,
             workers=addresses,
         )

@@ -13,5 +13,5 @@ from hypothesis import settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when the OpenMP library is loaded
 
-settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("repeatable", derandomize=True, max_examples=50)
 settings.load_profile("repeatable")

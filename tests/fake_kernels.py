@@ -31,6 +31,7 @@ const char *specdec_kernels_install(const char *instruction_set) {
 void specdec_kernels_enable(int on) { enabled = on; }
 long long specdec_kernels_experts_read() { return 0; }
 void specdec_kernels_limit(const char *, long long) {}
+void specdec_kernels_choose_rows(long long, const int *, long long) {}
 const char *specdec_kernels_time(const char *type, long long, long long, const int *sizes, int n_sizes, int,
                                  int rounds, double *seconds) {
     const char *slow = std::getenv("FAKE_SLOW");

@@ -99,6 +99,32 @@ def draft(noise, shape=Chain):
     return make
 
 
+class ChangingVocabulary:
+    """Another part of the vocabulary after each call: all but one token, or all."""
+
+    def __init__(self, n_vocab):
+        self._n_vocab, self._n_calls = n_vocab, 0
+
+    def read(self, tokens):
+        self._n_calls += 1
+
+    @property
+    def tokens(self):
+        missing = self._n_calls % (self._n_vocab + 1)
+        tokens = np.arange(self._n_vocab)
+        return None if missing == self._n_vocab else tokens[tokens != missing]
+
+
+def trimmed(shape=Chain):
+    """A draft model that drafts a part of the vocabulary, another one in each call."""
+
+    def make(sampler, n_vocab, is_end=lambda token: False):
+        model = main_model(n_vocab, noise=0.5, draft_vocabulary=ChangingVocabulary(n_vocab))
+        return DraftModel(model, sampler, shape(), n_vocab=n_vocab, is_end=is_end)
+
+    return make
+
+
 def staged(how):
     """A draft model with staged tokens from prompt lookup."""
 
@@ -172,9 +198,14 @@ for _rule, _drawing in DRAWN.items():
     if _rule != "spectr":  # slow where p = q, and enumerated in test_tree_verifiers
         CASES[f"perfect tree, {_rule}"] = draft(0.0, partial(Drawn, _drawing, 3, 2)), _rule
     CASES[f"unrelated tree, {_rule}"] = draft(5.0, partial(Drawn, _drawing, 3, 2)), _rule
+    CASES[f"trimmed tree, {_rule}"] = trimmed(partial(Drawn, _drawing, 3, 2)), _rule
 CASES["staged coupled, exact-match"] = staged("coupled"), "exact-match"
 CASES["tree, exact-match"] = draft(0.5, partial(Drawn, "without replacement", 2, 2)), "exact-match"
 CASES["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
+CASES |= {f"trimmed draft, {rule}": (trimmed(), rule) for rule in ("exact-match", "token", "block")}
+CASES["trimmed coupled tree, exact-match"] = trimmed(lambda: Coupled(4, 2)), "exact-match"
+CASES["trimmed best first, traversal"] = trimmed(lambda: BestFirst(6, 3)), "traversal"
+CASES["trimmed beam, block"] = trimmed(lambda: Beam(2, 6)), "block"
 EVERY_CASE = pytest.mark.parametrize(("make", "rule"), CASES.values(), ids=CASES.keys())
 
 

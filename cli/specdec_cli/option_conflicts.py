@@ -28,6 +28,7 @@ _NEEDED: dict[str, tuple[Callable[[_Values], bool], str]] = {
     "draft_max": (_drafts, "a --proposer and a --policy that draft"),
     "verifier": (_drafts, "a --proposer and a --policy that draft"),
     "staged": (_uses_draft_model, "--proposer auto or draft"),
+    "draft_vocab": (_uses_draft_model, "--proposer auto or draft"),
     "shape": (
         lambda values: values["shape"] == "auto" or _uses_draft_model(values),
         "--proposer auto or draft",

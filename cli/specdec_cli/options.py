@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from spec_local import kernels
 from spec_local.errors import InvalidRequest
@@ -70,6 +70,17 @@ else:
 _Machine = functools.partial(Option, rich_help_panel=commands.MACHINE)
 _Speculation = functools.partial(Option, rich_help_panel=commands.SPECULATION)
 _Sampling = functools.partial(Option, rich_help_panel=commands.SAMPLING)
+
+
+def _vocabulary_size(value: str) -> str:
+    """Accept a number of tokens, or ``all``.
+
+    Raises:
+        BadParameter: it is something else.
+    """
+    if value not in ("auto", "all") and not (value.isdecimal() and 1 <= int(value) < 2**31):
+        raise BadParameter(f"{value!r} is neither a number of tokens nor all")
+    return value
 
 
 def _unless_minus_one(value: int | None) -> int | None:
@@ -177,6 +188,15 @@ class ModelOptions:
     staged: Annotated[
         int, _Speculation(help="Maximum number of lookup tokens staged in a call of the draft model.")
     ] = 0
+    draft_vocab: Annotated[
+        str,
+        _Speculation(
+            metavar="N|all",
+            help="Draft only the first N tokens of the vocabulary and those of the text, which is faster "
+            "(default: 49152 of a large vocabulary).",
+            callback=_vocabulary_size,
+        ),
+    ] = "auto"
     shape: Annotated[
         ShapeChoice, _choice("Draft shape", SHAPE_NAMES, "auto lets the adaptive policy choose chain or tree")
     ] = "chain"
@@ -256,6 +276,7 @@ class ModelOptions:
             "datastore": self.datastore,
             "reproducible": self.reproducible,
             "parallel": parallel,
+            "draft_vocab": int(self.draft_vocab) if self.draft_vocab.isdecimal() else self.draft_vocab,
             "mtp": self._drafting,
             "workers": self.workers.split(",") if self.workers else (),
         }

@@ -10,6 +10,7 @@ from spec_local.core.proposal import MAX_DRAFT, MAX_STAGED
 from spec_local.llama.context import CACHE_TYPES
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.heads.choose import Chosen, choose_head
+from spec_local.llama.limit_drafts import DraftVocab, limit_drafts
 from spec_local.llama.memory import free_memory
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_rows
@@ -34,6 +35,7 @@ class LoadSettings:
     branches: int
     reproducible: bool
     parallel: int | None
+    draft_vocab: DraftVocab
     mtp: bool
     workers: tuple[str, ...]
 
@@ -73,6 +75,9 @@ def load(
         if head:
             drafts = head.open(mains)
             stack.callback(drafts[0].close)
+        for row in drafts:
+            if row:
+                limit_drafts(row, (mains[0] if head else row).model.vocabulary, settings.draft_vocab)
         return list(zip(mains, drafts, strict=True)), stack.pop_all()
 
 

@@ -35,7 +35,8 @@ class Conditions:
 
     path: the model's file. max_tokens: maximum number of tokens a call; never more than n_ctx. branching:
     whether the context can evaluate trees. is_head: whether it evaluates a head, whose layer may be in the
-    main model's file. workers: the other machines that hold its layers.
+    main model's file. workers: the other machines that hold its layers. n_first: the tokens whose output rows
+    all calls compute; 0: all.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class Conditions:
     branching: bool = False
     is_head: bool = False
     workers: tuple[str, ...] = ()
+    n_first: int = 0
 
     @classmethod
     def of(cls, row: LlamaRow | HeadRow) -> "Conditions":
@@ -61,6 +63,7 @@ class Conditions:
             row.max_branches > 1,
             isinstance(row, HeadRow),
             row.model.workers,
+            row.draft_vocabulary.n_first if row.draft_vocabulary else 0,
         )
 
 
@@ -81,6 +84,7 @@ def path_of(conditions: LlamaRow | HeadRow | Conditions) -> Path:
         known.branching,
         *["head"] * known.is_head,
         *known.workers,
+        *[f"first {known.n_first} tokens"] * (known.n_first > 0),
     )
     return Path(platformdirs.user_cache_dir("specdec")) / "costs" / f"{name}.json"
 

@@ -11,6 +11,7 @@ from spec_local.calibration.measure import measure, measure_prefill
 from spec_local.calibration.sample_text import sample_tokens
 from spec_local.core.proposal import MAX_DRAFT
 from spec_local.llama.heads.choose import Chosen
+from spec_local.llama.limit_drafts import limit_drafts
 from spec_local.llama.model import Model
 from spec_local.llama.open import open_row
 from spec_local.policies.adaptive import MAX_CALLS
@@ -61,7 +62,8 @@ def tune(
 
     Args:
         head: drafts for the model, and is measured too.
-        n_ctx, max_logits, cache_type: of the contexts; only sessions with the same values use the costs.
+        n_ctx, max_logits, cache_type: of the contexts; only sessions with the same values use the costs. One
+            row of logits: the model drafts.
         rounds: number of calls of each size.
         log: called with a line per number of threads, and about times that are unclear.
 
@@ -80,7 +82,10 @@ def tune(
                 hidden=head.hidden if head else None,
             )
             stack.callback(row.close)
-            rows = 1 if max_logits == 1 else None
+            rows = None
+            if max_logits == 1:
+                rows = 1
+                limit_drafts(row, model.vocabulary)
             text = sample_tokens(row)
             costs = measure(row, SIZES, rounds, rows, text, precision=_PRECISION, log=log)
             cost_store.save(row, costs)
@@ -89,6 +94,7 @@ def tune(
             if head:
                 (drafter,) = head.open([row])
                 stack.callback(drafter.close)
+                limit_drafts(drafter, model.vocabulary)
                 with drafter.known_states():
                     of_head = measure(drafter, SIZES, rounds, 1, precision=_PRECISION, log=log)
                 cost_store.save(drafter, of_head)

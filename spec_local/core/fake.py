@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Call, Logits
+from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.kept_states import KeptStates, Kind
 from spec_local.core.language_model import Rollback, RowMethods, States, common_prefix
 from spec_local.core.proposal import check_path
@@ -73,6 +74,7 @@ class FakeModel(RowMethods):
         order: number of tokens that the next one depends on.
         n_ctx, max_tokens, max_logits, max_branches: limits, see `LanguageModel`.
         rollback, max_rollback: how it rolls back, see `LanguageModel`.
+        draft_vocabulary: the tokens that have logits, of this row alone; None: all.
 
     Attributes:
         calls: number of tokens of each call of this row.
@@ -92,8 +94,10 @@ class FakeModel(RowMethods):
         max_branches: int = 16,
         rollback: Rollback = "any",
         max_rollback: int = 0,
+        draft_vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self.n_vocab, self.n_ctx = n_vocab, n_ctx
+        self._draft_vocabulary = draft_vocabulary
         self.max_tokens, self.max_logits = max_tokens, max_logits
         self.rollback = rollback
         self.max_branches = max_branches if rollback == "any" else 1
@@ -156,6 +160,14 @@ class FakeModel(RowMethods):
                 path.append(self._tree[node][0])
                 node = self._tree[node][1]
             rows[row] = self.logits([*self._tokens, *reversed(path)])
+        if self._draft_vocabulary:
+            self._draft_vocabulary.read(call.tokens)
+            if (tokens := self._draft_vocabulary.tokens) is not None:
+                rows[:, np.setdiff1d(np.arange(self.n_vocab), tokens)] = np.nan
+
+    @property
+    def draft_tokens(self) -> NDArray[np.intp] | None:
+        return self._draft_vocabulary.tokens if self._draft_vocabulary else None
 
     def states(self, nodes: Sequence[int]) -> States:
         """Of each of these nodes its number of tokens and a sum over them, which tells histories apart."""

@@ -9,18 +9,12 @@ states of all tokens of the history, and predict a block of tokens after the las
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from spec_local.core.language_model import LanguageModel, States
 
 
 @runtime_checkable
 class Head(LanguageModel, Protocol):
     """A `LanguageModel` for a row of the main model: a prefix of its history, followed by draft tokens."""
-
-    draft_tokens: NDArray[np.intp] | None
-    """The tokens that it can draft, ascending; None: all of them. Others have a logit of −∞."""
 
     @property
     def drafts_blocks(self) -> bool:

@@ -63,6 +63,10 @@ class LanguageModel(Protocol):
         """Size of the vocabulary, and number of columns of every logits array."""
 
     @property
+    def draft_tokens(self) -> NDArray[np.intp] | None:
+        """The tokens that have logits in the last call, ascending; None: all. Others are undefined or −∞."""
+
+    @property
     def n_ctx(self) -> int:
         """Maximum number of tokens of this row in the cache, including the tree."""
 
@@ -199,6 +203,11 @@ class Row(LanguageModel, Protocol):
 
 class RowMethods:
     """The methods of a `Row` that follow from others, and those of one that can always roll back."""
+
+    @property
+    def draft_tokens(self) -> NDArray[np.intp] | None:
+        """See `LanguageModel.draft_tokens`: all."""
+        return None
 
     @property
     def max_rollback(self: LanguageModel) -> int:

@@ -19,7 +19,7 @@ bool is_float_weights(const ggml_tensor *op) {
 struct FloatTraits : ggml::cpu::tensor_traits {
     // At least what ggml needs, in case it computes the operation after all.
     bool work_size(int, const ggml_tensor *op, size_t &size) override {
-        size = packed_floats(op->src[0]->ne[0], ggml_nrows(op->src[1])) * sizeof(float) + LINE;
+        size = CHOSEN_BYTES + packed_floats(op->src[0]->ne[0], ggml_nrows(op->src[1])) * sizeof(float) + LINE;
         return true;
     }
 
@@ -32,20 +32,31 @@ struct FloatTraits : ggml::cpu::tensor_traits {
         columns.clear();
         for_each_row(op->src[1], [](const char *x) { columns.push_back((const float *)x); });
         const int n = int(columns.size());
-        auto *packed = (float *)rounded_up((size_t)params->wdata);
+        auto *shared = (ChosenTiles *)rounded_up((size_t)params->wdata);
+        auto *packed = (float *)((char *)shared + CHOSEN_BYTES);
         if ((char *)(packed + packed_floats(k, n)) > (char *)params->wdata + params->wsize) return false;
+        if (params->ith == 0) *shared = chosen_tiles(rows);
         for (int j = params->ith * n / params->nth; j < (params->ith + 1) * n / params->nth; j++)
             kernels()->pack_floats(k, columns[j], j, n, packed);
         if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
         ggml_barrier(params->threadpool);
-        // A multiple of the rows that are multiplied together, three or four.
-        const int64_t piece = std::clamp<int64_t>(rows / (params->nth * 8) / 12, 1, 5) * 12;
-        for (int64_t task = params->ith; task * piece < rows; task = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            const int64_t begin = task * piece, end = std::min(begin + piece, rows);
+        const ChosenTiles chosen = *shared;
+        const auto multiply = [&](int64_t begin, int64_t end) {
             float *y[MOST_FLOAT_COLUMNS];
             for (int j = 0; j < n; j++) y[j] = (float *)op->data + j * op->ne[0] + begin;
             kernels()->multiply_floats(type, k, (const uint8_t *)w->data + begin * w->nb[1], w->nb[1], int(end - begin),
                                        packed, n, y);
+        };
+        // A multiple of the rows that are multiplied together, three or four. Of chosen tiles, three that are adjacent.
+        const int64_t piece = chosen.tiles ? 3 : std::clamp<int64_t>(rows / (params->nth * 8) / 12, 1, 5) * 12;
+        const int64_t all = chosen.tiles ? chosen.n : rows;
+        for (int64_t task = params->ith; task * piece < all; task = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            const int64_t begin = task * piece, end = std::min(begin + piece, all);
+            if (!chosen.tiles) multiply(begin, end);
+            for (int64_t i = begin, next; chosen.tiles && i < end; i = next) {
+                for (next = i + 1; next < end && chosen[next] == chosen[next - 1] + 1;) next++;
+                multiply(chosen[i] * ROWS, std::min((chosen[next - 1] + 1) * ROWS, rows));
+            }
         }
         return true;
     }

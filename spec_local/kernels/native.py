@@ -1,6 +1,7 @@
 """Bindings to the compiled library, as declared in plugin.h and capture.h."""
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,10 @@ class Native:
         self._time.restype = ctypes.c_char_p
         self._experts_read = loaded.specdec_kernels_experts_read
         self._experts_read.argtypes, self._experts_read.restype = [], ctypes.c_int64
+        self._choose_rows = loaded.specdec_kernels_choose_rows
+        self._choose_rows.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_int32), ctypes.c_int64]
+        self._choose_rows.restype = None
+        self._tiles = threading.local()
         self._capture = loaded.specdec_capture_tensor
 
     def install(self, instruction_set: str) -> str | None:
@@ -63,6 +68,17 @@ class Native:
         A type that is packed is left to it as a whole if `most` is 0, when models are opened from now on.
         """
         self._limit(kind.encode(), most)
+
+    def choose_rows(self, n_rows: int, tiles: NDArray[np.int32] | None) -> None:
+        """Compute only some rows of products with matrices of `n_rows`, in this thread's calls from now on.
+
+        Args:
+            tiles: of 16 rows, ascending; kept alive until the next call of this. The other rows of the result
+                are undefined. None: compute all.
+        """
+        self._tiles.value = tiles
+        pointer = None if tiles is None else tiles.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self._choose_rows(n_rows, pointer, 0 if tiles is None else len(tiles))
 
     def time(
         self, kind: str, rows: int, length: int, sizes: Sequence[int], threads: int, rounds: int

@@ -22,6 +22,24 @@ ggml::cpu::tensor_traits *float_traits(const ggml_tensor *op);
 // The code for attention; null if `op` is left to ggml.
 ggml::cpu::tensor_traits *attention_traits(const ggml_tensor *op);
 
+// Some tiles of ROWS rows of a matrix. Without any, all rows are meant.
+struct ChosenTiles {
+    const int32_t *tiles;  // ascending; null: all
+    int64_t n;
+
+    // The i-th tile of those that are computed.
+    int64_t operator[](int64_t i) const { return tiles ? tiles[i] : i; }
+};
+
+constexpr ChosenTiles all_tiles(int64_t rows) { return {nullptr, (rows + ROWS - 1) / ROWS}; }
+
+// The tiles of a matrix of so many rows that products in this thread's calls compute: see `specdec_kernels_choose_rows`.
+ChosenTiles chosen_tiles(int64_t rows);
+
+// Bytes at the start of an operation's work buffer in which its first thread, which makes the call, tells the others.
+constexpr size_t CHOSEN_BYTES = LINE;
+static_assert(sizeof(ChosenTiles) <= CHOSEN_BYTES);
+
 // The start of a row of a tensor.
 inline const char *row(const ggml_tensor *x, int64_t i1, int64_t i2, int64_t i3) {
     return (const char *)x->data + i1 * x->nb[1] + i2 * x->nb[2] + i3 * x->nb[3];

@@ -137,7 +137,7 @@ struct PackedTraits : ggml::cpu::tensor_traits {
     bool work_size(int, const ggml_tensor *op, size_t &size) override {
         Type type;
         GGML_ASSERT(packed_type(op->src[0], type));
-        size = column_bytes(type, op->src[0]->ne[0]) * n_columns(op) + LINE;
+        size = CHOSEN_BYTES + column_bytes(type, op->src[0]->ne[0]) * n_columns(op) + LINE;
         return true;
     }
 
@@ -145,7 +145,7 @@ struct PackedTraits : ggml::cpu::tensor_traits {
         Type type;
         const ggml_tensor *w = op->src[0];
         GGML_ASSERT(fits_packed(op) && packed_type(w, type));
-        const int64_t k = w->ne[0], rows = w->ne[1], tiles = (rows + ROWS - 1) / ROWS;
+        const int64_t k = w->ne[0], rows = w->ne[1];
         static thread_local Call call;
         if (op->op == GGML_OP_MUL_MAT) {
             list_columns(op, call);
@@ -155,11 +155,15 @@ struct PackedTraits : ggml::cpu::tensor_traits {
             if (params->ith == 0) experts_read += call.runs.size();
         }
 
-        const WorkBuffer buffer = {type, k, (char *)rounded_up((size_t)params->wdata)};
+        auto *shared = (ChosenTiles *)rounded_up((size_t)params->wdata);
+        if (params->ith == 0) *shared = op->op == GGML_OP_MUL_MAT ? chosen_tiles(rows) : all_tiles(rows);
+        const WorkBuffer buffer = {type, k, (char *)shared + CHOSEN_BYTES};
         GGML_ASSERT(buffer.start + column_bytes(type, k) * call.y.size() <= (char *)params->wdata + params->wsize);
         round_inputs(call, buffer, params->ith, params->nth);
         if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
         ggml_barrier(params->threadpool);
+        const ChosenTiles chosen = *shared;
+        const int64_t tiles = chosen.n;
 
         // Threads take pieces of a matrix's rows as they become free: eight pieces per thread, to balance cores of
         // different speeds. A piece and a group's columns must fit in the second-level cache, since a long prompt reads
@@ -175,7 +179,8 @@ struct PackedTraits : ggml::cpu::tensor_traits {
             const Run &run = call.runs[task / pieces];
             const int64_t begin = task % pieces * piece, end = std::min(begin + piece, tiles);
             const auto *data = (const uint8_t *)w->data + run.matrix * matrix;
-            auto multiply = [&](int64_t t, const Group &group) {
+            auto multiply = [&](int64_t i, const Group &group) {
+                const int64_t t = chosen[i];
                 float *y[16];
                 GGML_ASSERT(group.n <= 16);
                 for (int j = 0; j < group.n; j++) y[j] = call.y[group.first + j] + t * ROWS;

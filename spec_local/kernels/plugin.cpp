@@ -26,6 +26,10 @@ const Kernels *chosen = nullptr;
 bool enabled = false;
 ggml_backend_buffer_type buffer_type;
 
+// Of the thread that calls llama.cpp, which is the first of those that compute an operation.
+thread_local int64_t chosen_rows = 0;
+thread_local ChosenTiles chosen_now = {};
+
 int64_t limits[GGML_TYPE_COUNT];  // see `most_columns`
 
 bool is_packed(const ggml_tensor *matrix) { return matrix->buffer && matrix->buffer->buft == &buffer_type; }
@@ -187,6 +191,8 @@ ggml_backend_buffer_type_t *extra_buffer_types() {
 
 int64_t most_columns(ggml_type type) { return limits[type]; }
 
+ChosenTiles chosen_tiles(int64_t rows) { return chosen_now.tiles && rows == chosen_rows ? chosen_now : all_tiles(rows); }
+
 ggml_type type_named(const char *name) {
     int i = 0;
     while (i < GGML_TYPE_COUNT && !(ggml_type_name(ggml_type(i)) && strcasecmp(ggml_type_name(ggml_type(i)), name) == 0)) i++;
@@ -235,6 +241,11 @@ void specdec_kernels_enable(int on) { enabled = on && chosen; }
 
 void specdec_kernels_limit(const char *type, int64_t most) {
     if (type_named(type) != GGML_TYPE_COUNT) limits[type_named(type)] = most;
+}
+
+void specdec_kernels_choose_rows(int64_t rows, const int32_t *tiles, int64_t n_tiles) {
+    chosen_rows = rows;
+    chosen_now = {tiles, n_tiles};
 }
 
 const char *specdec_kernels_multiply(const char *instruction_set, int type, int64_t rows, int64_t k, int n,

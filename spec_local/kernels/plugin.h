@@ -40,6 +40,11 @@ void specdec_kernels_enable(int on);
 // left to it as a whole if `most` is 0, when models are loaded from now on; other numbers have no effect on it.
 void specdec_kernels_limit(const char *type, int64_t most);
 
+// In calls of llama.cpp that this thread makes from now on, compute only some rows of products with matrices of `rows` rows,
+// such as the output matrix: those of `tiles` of 16 rows, ascending, which must live until the next call of this function.
+// The other rows of the result are undefined. tiles null: compute all rows.
+void specdec_kernels_choose_rows(int64_t rows, const int32_t *tiles, int64_t n_tiles);
+
 // Time products of a matrix with `sizes[0 ... n_sizes-1]` columns, with the kernels and without them, one after the other.
 // seconds[round][size][2]: with, without. Returns null on success, otherwise the reason for the failure.
 const char *specdec_kernels_time(const char *type, int64_t rows, int64_t k, const int *sizes, int n_sizes, int threads,

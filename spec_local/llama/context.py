@@ -195,7 +195,8 @@ class LlamaContext(NativeContext):
             runtime.clear_log()
             if self._capture:
                 self._capture.begin()
-            code = self.lib.llama_decode(self.handle, self._batch.native)
+            with self._only_drafted(calls):
+                code = self.lib.llama_decode(self.handle, self._batch.native)
             if self._capture and not code:
                 self._capture.finish(self._batch.native.n_tokens, self._order(calls))
             if self.pad_to:

@@ -1,9 +1,16 @@
 """Bases of the contexts of ordinary models and heads, and of their rows."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_local import kernels
+from spec_local.core.calls import Call
+from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.errors import BackendError, ContextOverflow, InvalidRequest
 from spec_local.llama import runtime
 from spec_local.llama.model import Model
@@ -70,6 +77,23 @@ class NativeContext:
         """Free the memory; logits that were returned must not be used any more."""
         self.native.close()
 
+    @contextmanager
+    def _only_drafted(self, calls: Sequence[Call[Any]]) -> Iterator[None]:
+        """Within the block, compute only the output rows of tokens that the rows of these calls may draft."""
+        native = kernels.installed()
+        vocabularies = {id(v): v for call in calls if call.n_logits for v in [call.row.draft_vocabulary]}
+        tiles = [v.tiles if v else None for v in vocabularies.values()]
+        known = [each for each in tiles if each is not None]
+        if not native or not known or len(known) < len(tiles):
+            yield
+            return
+        chosen = known[0] if len(known) == 1 else np.unique(np.concatenate(known))
+        native.choose_rows(self.n_vocab, chosen)
+        try:
+            yield
+        finally:
+            native.choose_rows(0, None)
+
     @property
     def handle(self) -> Pointer:
         """llama.cpp's pointer to the context; see `NativeObject.pointer`."""
@@ -102,6 +126,10 @@ class NativeRow:
     """
 
     context: NativeContext
+    can_be_limited = True
+    """True if its calls can compute a part of the output rows: see `limit`."""
+    draft_vocabulary: DraftVocabulary | None = None
+    """The tokens whose output rows its calls compute; None: all. The main model's rows have none."""
 
     def __init__(self, context: NativeContext, sequence: int) -> None:
         self.context, self.model = context, context.model
@@ -114,6 +142,21 @@ class NativeRow:
     def close(self) -> None:
         """Free the memory of all rows; logits that were returned must not be used any more."""
         self.context.close()
+
+    @property
+    def draft_tokens(self) -> NDArray[np.intp] | None:
+        """See `LanguageModel.draft_tokens`."""
+        return self.draft_vocabulary.tokens if self.draft_vocabulary else None
+
+    def limit(self, vocabulary: DraftVocabulary) -> None:
+        """Compute only the output rows of these tokens in calls from now on, if the kernels are used."""
+        self.draft_vocabulary = vocabulary
+
+    def _forget_text(self, length: int) -> None:
+        """Draft no tokens of earlier texts if a history is cut to `length` tokens, less than half of it."""
+        if self.draft_vocabulary and 2 * length < len(self._cached):
+            self.draft_vocabulary.restart()
+            self.draft_vocabulary.read(self._cached[:length])
 
     @property
     def is_open(self) -> bool:

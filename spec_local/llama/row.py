@@ -86,6 +86,8 @@ class LlamaRow(NativeRow, RowMethods):
     def fill_batch(self, batch: Batch, start: int, call: Call[Any], n_logits: int) -> None:
         """Add new nodes to the tree, and fork sequences where they branch off: see `BatchRow.fill_batch`."""
         self._batch_start = start
+        if self.draft_vocabulary:
+            self.draft_vocabulary.read(call.tokens)
         self._tree.add(batch, start, call, n_logits, len(self._cached))
 
     def states(self, nodes: Sequence[int]) -> States:
@@ -129,6 +131,7 @@ class LlamaRow(NativeRow, RowMethods):
         """Keep the first `length` committed tokens, and discard the tree: see `LanguageModel.truncate`."""
         self._check_open()
         self._check_length(length)
+        self._forget_text(length)
         self._keep(length)
 
     def _keep(self, length: int) -> None:

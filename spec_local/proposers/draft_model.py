@@ -18,7 +18,7 @@ from spec_local.core.head import Head
 from spec_local.core.language_model import LanguageModel, common_prefix, prefill
 from spec_local.core.proposal import ROOT, Proposal, is_chain, path_to
 from spec_local.core.rng import Rng
-from spec_local.core.sampling import Distribution, Sampler
+from spec_local.core.sampling import Distribution, Sampler, chosen
 from spec_local.errors import ContextOverflow
 from spec_local.lookups.base import Lookup
 from spec_local.proposers.base import Limit
@@ -57,8 +57,7 @@ class DraftModel:
         self.shape = self._used = shape
         self.is_end = is_end
         self.lookup, self.n_staged = lookup, n_staged
-        tokens = self.head.draft_tokens if self.head else None
-        self.sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True, tokens=tokens)
+        self.sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True)
         self.n_vocab = n_vocab
         self._tree: _DraftTree | None = None
         self._proposal = Proposal()
@@ -153,13 +152,15 @@ class _ChainOutput:
     distribution: Distribution
     n_read: int
     _logits: NDArray[np.float32]
+    _tokens: NDArray[np.intp] | None
 
     @property
     def confidence(self) -> float:
         probs = self.distribution.probs
         if len(probs) > 1:
             return float(probs @ probs)
-        return float(1.0 / np.exp(self._logits - self._logits.max()).sum(dtype=np.float64))
+        logits = self._logits if self._tokens is None else chosen(self._logits, self._tokens)
+        return float(1.0 / np.exp(logits - logits.max()).sum(dtype=np.float64))
 
 
 class _DraftTree:
@@ -180,6 +181,7 @@ class _DraftTree:
         self._n_before = 0  # draft tokens that were in the chain
         self._staged: Sequence[int] = []
         self._rows: Logits = np.empty((0, 0), np.float32)  # after the chain, and after each staged token
+        self._drafted: NDArray[np.intp] | None = None  # the tokens that have logits in the last call
 
     def add(self, token: int, parent: int) -> int:
         self.tokens.append(token)
@@ -190,17 +192,19 @@ class _DraftTree:
         drafted = self.tokens[self._n_before :]
         is_known = len(drafted) < len(self._rows) and drafted == self._staged[: len(drafted)]
         n_read = 0 if is_known else await self._extend()
-        logits = self._rows[len(self.tokens) - self._n_before]
-        last = len(self.tokens) - 1
-        return _ChainOutput(self._sampler.distribution(logits, self._sampler_history(last)), n_read, logits)
+        logits, last = self._rows[len(self.tokens) - self._n_before], len(self.tokens) - 1
+        q = self._sampler.distribution(logits, self._sampler_history(last), self._drafted)
+        return _ChainOutput(q, n_read, logits, self._drafted)
 
     async def distributions(self, nodes: Sequence[int]) -> list[Distribution]:
         rows = zip(await self._evaluate(nodes), nodes, strict=True)
-        return [self._sampler.distribution(row, self._sampler_history(n)) for row, n in rows]
+        return [self._sampler.distribution(row, self._sampler_history(n), self._drafted) for row, n in rows]
 
     async def most_probable(self, nodes: Sequence[int], k: int) -> list[Ranked]:
         rows = zip(await self._evaluate(nodes), nodes, strict=True)
-        return [self._sampler.most_probable(row, k, self._sampler_history(n)) for row, n in rows]
+        return [
+            self._sampler.most_probable(row, k, self._sampler_history(n), self._drafted) for row, n in rows
+        ]
 
     def evaluated_path(self, tokens: Sequence[int]) -> list[int]:
         """The model's numbers of the nodes on the longest evaluated path that is a prefix of these tokens."""
@@ -221,7 +225,7 @@ class _DraftTree:
                 raise
             n_evaluated = len(self._evaluated) - 1
             self._evaluated.update(zip(nodes, range(n_evaluated, n_evaluated + len(nodes)), strict=True))
-        return logits[:, : self._n_vocab]
+        return self._received(logits)
 
     async def _extend(self) -> int:
         """Evaluate the rest of the chain and staged tokens in one call; returns `n_read`."""
@@ -242,10 +246,16 @@ class _DraftTree:
             self._staged = []
             model.truncate(n_cached)
             logits = await model.evaluate_async(unread, 1)
-        self._rows = logits[:, : self._n_vocab]
+        self._rows = self._received(logits)
         if self._drafts_blocks:
             return 0 if self.tokens else self._limit.depth
         return len(model.cached) - n_cached
+
+    def _received(self, logits: Logits) -> Logits:
+        """The logits of a call without padding, after noting which tokens have any."""
+        tokens = self._model.draft_tokens
+        self._drafted = None if tokens is None else tokens[: tokens.searchsorted(self._n_vocab)]
+        return logits[:, : self._n_vocab]
 
     async def _unread(self) -> Sequence[int]:
         """The last tokens of history and chain, which fit in one call; reads those before them.

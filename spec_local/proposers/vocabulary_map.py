@@ -147,12 +147,25 @@ class IntersectionModel(RowMethods):
             tuple[int, list[int]]
         ] = []  # of the tree: the token, and its nodes in the draft model
         self._logits: Logits = np.full((model.max_logits, n_vocab), -np.inf, np.float32)
+        self._theirs: NDArray[np.intp] | None = None  # `draft_tokens` of the draft model,
+        self._ours: NDArray[np.intp] | None = None  # and the same in the main model's vocabulary
 
     @property
     def n_ctx(self) -> int:
         """Context length if all further tokens are one draft model token each; else `evaluate` raises."""
         used = self._ends[-1] if self.cached else 0
         return self._model.n_ctx - used + len(self._history)
+
+    @property
+    def draft_tokens(self) -> NDArray[np.intp] | None:
+        theirs = self._model.draft_tokens
+        if theirs is None:
+            return None
+        if theirs is not self._theirs:
+            has_logit = np.zeros(self._model.n_vocab, bool)
+            has_logit[theirs] = True
+            self._theirs, self._ours = theirs, self._map.main_ids[has_logit[self._map.draft_ids]]
+        return self._ours
 
     @property
     def rollback(self) -> Rollback:

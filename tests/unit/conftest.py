@@ -33,9 +33,9 @@ def cached_distributions():
     """Cache distributions by settings, logits and history; not under a constraint, which has a state."""
     known = {}
 
-    def distribution(sampler, logits, history=(), find=Sampler.distribution):
-        if sampler.constraint or sampler._tokens is not None:
-            return find(sampler, logits, history)
+    def distribution(sampler, logits, history=(), tokens=None, find=Sampler.distribution):
+        if sampler.constraint or tokens is not None:
+            return find(sampler, logits, history, tokens)
         settings = sampler.settings
         key = (id(settings), sampler._first_penalized, logits.tobytes(), *history)
         if key not in known:

@@ -139,19 +139,21 @@ def test_all_settings_together(key, history, others, top_p):
     top_k=st.sampled_from([0, 3]),
     top_p=st.sampled_from([0.777, 1.0]),
 )
-def test_naming_the_possible_tokens_changes_nothing(key, chosen, history, temperature, top_k, top_p):
+def test_sampling_from_some_tokens_is_that_with_the_others_impossible(
+    key, chosen, history, temperature, top_k, top_p
+):
+    """The logits of the others are not read: NaN would be an error."""
     s = SamplingSettings(
         temperature, top_k, top_p, min_p=0.05, repeat_penalty=1.2, logit_bias={3: 1.5, 5: -1.0}
     )
     tokens = np.array(sorted(chosen))
-    logits = np.full(V, -np.inf, np.float32)
-    logits[tokens] = row(key)[tokens]
-    usual, named = Sampler(s), Sampler(s, tokens=tokens)
-    expected = usual.distribution(logits, history).dense(V)
-    assert np.allclose(named.distribution(logits, history).dense(V), expected, atol=1e-12)
-    for a, b in zip(
-        usual.most_probable(logits, 2, history), named.most_probable(logits, 2, history), strict=True
-    ):
+    possible, logits = np.full(V, -np.inf, np.float32), np.full(V, np.nan, np.float32)
+    possible[tokens] = logits[tokens] = row(key)[tokens]
+    sampler = Sampler(s)
+    expected = sampler.distribution(possible, history).dense(V)
+    assert np.allclose(sampler.distribution(logits, history, tokens).dense(V), expected, atol=1e-12)
+    usual = sampler.most_probable(possible, 2, history)
+    for a, b in zip(usual, sampler.most_probable(logits, 2, history, tokens), strict=True):
         n = np.count_nonzero(b)  # beyond them, tokens that are not possible
         assert np.allclose(a[:n], b[:n])
 

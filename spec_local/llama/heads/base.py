@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spec_local.core.calls import Call, Logits
 from spec_local.core.language_model import Rollback, RowMethods, States
@@ -117,7 +118,6 @@ class HeadRow(NativeRow, RowMethods, ABC):
 
     def __init__(self, context: HeadContext, sequence: int) -> None:
         super().__init__(context, sequence)
-        self.draft_tokens = context.model.draft_tokens
         self._assumes_states = False
 
     def _check_call(self, tokens: Sequence[int], n_logits: int) -> None:
@@ -133,6 +133,12 @@ class HeadRow(NativeRow, RowMethods, ABC):
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self.n_vocab), np.float32)
+
+    @property
+    def draft_tokens(self) -> NDArray[np.intp] | None:
+        """See `LanguageModel.draft_tokens`."""
+        trained = self.context.model.draft_tokens
+        return super().draft_tokens if trained is None else trained
 
     def begin_draft(self, n: int) -> None:
         """See `Head.begin_draft`."""

@@ -187,6 +187,7 @@ class BlockRow(CachingRow):
     context: BlockContext
     max_branches = MAX_SEQUENCES  # a node takes no cell of the cache
     drafts_blocks = True
+    can_be_limited = False
 
     def __init__(self, context: BlockContext, index: int) -> None:
         super().__init__(context, index)

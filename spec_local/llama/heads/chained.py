@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_local.core.calls import Logits
+from spec_local.core.draft_vocabulary import DraftVocabulary
 from spec_local.core.language_model import States
 from spec_local.errors import InvalidRequest
 from spec_local.llama.heads.one_token import OneTokenContext, OneTokenRow
@@ -38,6 +39,12 @@ class ChainedRow(OneTokenRow):
         self._later = [_LaterRow(layer, index, self) for layer in layers[1:]]
         self._drafted: list[int] = []  # draft tokens that later layers have evaluated
         self._draft_outputs: list[State] = []  # their outputs
+
+    def limit(self, vocabulary: DraftVocabulary) -> None:
+        """See `NativeRow.limit`."""
+        super().limit(vocabulary)
+        for row in self._later:
+            row.limit(vocabulary)
 
     @property
     def max_draft(self) -> int:

@@ -155,6 +155,7 @@ class AssistantRow(HeadRow):
     """
 
     context: _AssistantContext
+    can_be_limited = False
 
     def __init__(self, context: _AssistantContext, index: int, main: LlamaRow) -> None:
         super().__init__(context, index * main.max_branches)  # the main model's sequence of the history

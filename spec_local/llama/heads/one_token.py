@@ -121,7 +121,8 @@ class OneTokenContext(HeadContext):
         try:
             self._encode(calls)
             self._fill_batch(ordered)
-            self._evaluate(self._batch)
+            with self._only_drafted(calls):
+                self._evaluate(self._batch)
             found = self._results(ordered)
         except BaseException:  # the call failed, or a signal handler interrupted it
             for call in calls:
@@ -228,6 +229,8 @@ class OneTokenRow(CachingRow):
             start: number of entries that the batch already has.
             n_logits: number of the last tokens whose logits are computed.
         """
+        if self.draft_vocabulary:
+            self.draft_vocabulary.read(call.tokens)
         self._tree.add(batch, start, call, n_logits, len(self._cached))
         for i, parent in enumerate(call.parents, start):
             batch.vectors[i] = self._state(parent)
@@ -342,6 +345,7 @@ class OneTokenRow(CachingRow):
         """Keep the first `length` tokens, and discard the tree: see `LanguageModel.truncate`."""
         self._check_open()
         self._check_length(length)
+        self._forget_text(length)
         if length < len(self._cached) or self._tree:
             self._cut(length)
         self._follow(length)
