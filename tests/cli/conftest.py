@@ -1,26 +1,35 @@
 """Fixtures that run the command in a process, with its own folders."""
 
 import contextlib
+import io
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+import huggingface_hub
 import pexpect
 import pytest
-from typer.testing import CliRunner
+import typer
+from huggingface_hub import constants
 
+from spec_local.llama import runtime
 from spec_local.llama.tiny import write_tiny_model
+from spec_local.models import catalog
+from specdec_cli import __main__, render
 from specdec_cli.app import app
 
 FIRST_USE = re.compile(r"(checking|measuring) .* \(first use")
 COMMAND = [sys.executable, "-m", "specdec_cli"]
+BUILT = typer.main.get_command(app)  # once: it takes longer than most commands
 
 # Under nohup it is ignored, also by child processes.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -101,6 +110,12 @@ class Specdec:
         return lines[0]
 
     @staticmethod
+    def objects(done):
+        """Return the objects of JSON Lines on stdout."""
+        assert done.returncode == 0, done
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    @staticmethod
     def plain(screen):
         """Return a terminal's output without escape sequences."""
         return re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>()][0-9A-Z]?)", "", screen)
@@ -109,15 +124,89 @@ class Specdec:
 class Inside(Specdec):
     """Runs the command in this process, which is much faster."""
 
-    def __call__(self, *arguments, stdin=b"", env=None, cwd=None):
+    def __call__(self, *arguments, stdin=b"", env=None, cwd=None, merged=False):
+        """merged: standard error is written to standard output."""
+        out, err = io.BytesIO(), io.BytesIO()
+        stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
+        stdout = io.TextIOWrapper(out, encoding="utf-8")
+        stderr = io.TextIOWrapper(err, encoding="utf-8", errors="backslashreplace")
+        streams = mock.patch.multiple(sys, stdin=stdin, stdout=stdout, stderr=stdout if merged else stderr)
+        discard = mock.patch.object(render, "discard", return_value=None)  # these have no descriptor
+        with self._in_place(env, cwd), streams, discard:
+            with pytest.raises(SystemExit) as end:
+                BUILT(list(map(str, arguments)), prog_name="specdec")
+            sys.stdout.flush()
+            sys.stderr.flush()
+        return subprocess.CompletedProcess(arguments, end.value.code, out.getvalue(), err.getvalue())
+
+    def on_terminal(self, *arguments, env=None, width=160):
+        """Run the command on a pseudo-terminal; return its exit code and everything that it showed."""
+        words = mock.patch.object(sys, "argv", ["specdec", *map(str, arguments)])
+        with self._in_place(env), pseudo_terminal(width) as shown, words, pytest.raises(SystemExit) as end:
+            __main__.main()
+        return end.value.code, shown[0]
+
+    @contextlib.contextmanager
+    def _in_place(self, env=None, cwd=None):
+        """Give this process what a new one would begin with."""
+        environment = self.environment | (env or {})
+        url, cache = environment.get("HF_ENDPOINT", "https://huggingface.co"), environment["XDG_CACHE_HOME"]
+        hub = mock.patch.multiple(
+            constants,
+            ENDPOINT=url,
+            HUGGINGFACE_CO_URL_TEMPLATE=url + "/{repo_id}/resolve/{revision}/{filename}",
+            HF_HUB_CACHE=environment.get("HF_HUB_CACHE", f"{cache}/huggingface/hub"),
+            HF_TOKEN_PATH=f"{cache}/huggingface/token",
+            HF_HUB_OFFLINE=environment.get("HF_HUB_OFFLINE") == "1",
+        )
+        catalog._catalog.cache_clear()
+        runtime.set_verbose(False)
+        variables = mock.patch.dict(os.environ, environment, clear=True)
+        try:
+            with variables, contextlib.chdir(cwd or self.folder), hub:
+                yield
+        finally:
+            catalog._catalog.cache_clear()
+            huggingface_hub.close_session()
+
+
+@contextlib.contextmanager
+def pseudo_terminal(width):
+    """Replace the standard streams by a terminal; yields a list that has its whole output after the block.
+
+    Nothing can be typed, and its Ctrl-C ends nothing: use the fixture `terminal` for that.
+    """
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (40, width))
+    shown, parts = [], []
+
+    def read():
+        with contextlib.suppress(OSError):  # all copies of the other end are closed
+            while part := os.read(master, 65536):
+                parts.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    sys.stdout.flush()
+    before = [os.dup(number) for number in range(3)]
+    try:
+        for number in range(3):
+            os.dup2(slave, number)
+        os.close(slave)
         with (
-            mock.patch.dict(os.environ, self.environment | (env or {}), clear=True),
-            contextlib.chdir(cwd or self.folder),
+            open(0, closefd=False) as stdin,
+            open(1, "w", encoding="utf-8", closefd=False) as stdout,
+            open(2, "w", encoding="utf-8", closefd=False) as stderr,
+            mock.patch.multiple(sys, stdin=stdin, stdout=stdout, stderr=stderr),
         ):
-            done = CliRunner().invoke(app, list(map(str, arguments)), input=stdin, prog_name="specdec")
-        if done.exception and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout_bytes, done.stderr_bytes)
+            yield shown
+    finally:
+        for number, kept in enumerate(before):
+            os.dup2(kept, number)
+            os.close(kept)
+        reader.join()
+        os.close(master)
+        shown.append(b"".join(parts).decode("utf-8", "surrogateescape"))
 
 
 def folders(home):

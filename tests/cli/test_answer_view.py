@@ -15,19 +15,7 @@ from spec_local.core.text import TextStream
 from spec_local.session import Text
 from specdec_cli import answer_view, render
 
-WORDS = [
-    b"the",
-    b" cat",
-    b" sat",
-    b"\n",
-    b"\xe0\xb8",
-    b"\x81",
-    b"\xf0\x9f",
-    b"\x98\x80",
-    b"\xff",
-    b" *x*",
-    b" END",
-]
+WORDS = b"the| cat| sat|\n|\xe0\xb8|\x81|\xf0\x9f|\x98\x80|\xff| *x*| END".split(b"|")
 
 
 class Screen(io.StringIO):
@@ -166,16 +154,45 @@ Last.
 """
 
 
-def test_markdown_is_rendered_and_no_text_is_lost(screen):
-    view = answer_view.Markdown()
-    view.show(Text(ANSWER))
-    view.end("")
-    seen = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue())
+@pytest.fixture
+def rendered(screen):
+    """Return what is shown for a text, without styles; a function."""
+
+    def rendered(*parts):
+        view = answer_view.Markdown()
+        for part in parts[:-1]:
+            view.show(Text(part))
+        view.end(parts[-1])
+        return re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue())
+
+    return rendered
+
+
+def test_markdown_is_rendered_and_no_text_is_lost(rendered):
+    seen = rendered(ANSWER, "")
     parts = ["A title", "Some words and code", "[red]brackets[/red]", "  def f(x):\n", "return x  # ```"]
     for part in [*parts, "~~~", "• one", "Last."]:
         assert part in seen, seen
     assert "*words*" not in seen
     assert "```python" not in seen
+
+
+def test_markdown_with_invalid_utf8(rendered):
+    assert "caf� and more" in rendered("caf\udce9 and", " more")
+
+
+def test_markdown_has_no_padding_that_could_wrap(rendered):
+    seen = rendered("# A title\n\nwords\n\n- one\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> said\n\nlast", "")
+    lines = seen.removesuffix("\n").split("\n")
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert lines.count("") == 5  # one between two blocks
+
+
+def test_markdown_keeps_the_paragraphs_of_a_list_item_in_the_list(screen, rendered):
+    seen = rendered("1. one\n2. two\n\n   more of two\n3. three\n\nafter\n", "")
+    assert seen == " 1 one\n 2 two\n   more of two\n 3 three\n\nafter\n"
+    answer_view.Markdown().show(Text("- an item with a line after it\n\n- the next\n"))
+    assert "an item" in screen.getvalue()  # shown before the end of the list
 
 
 @given(st.lists(st.integers(1, len(ANSWER)), max_size=20), st.integers(0, len(ANSWER)))
@@ -193,29 +210,3 @@ def test_markdown_only_appends(cuts, end):
             screens.append(screen.getvalue())
     assert screens[0] == screens[1]
     assert not re.search("\x1b\\[[0-9;]*[A-HJKSTfsu]|\r", screens[0])  # no cursor movement or erasing
-
-
-def test_markdown_with_invalid_utf8(screen):
-    view = answer_view.Markdown()
-    view.show(Text("caf\udce9 and"))
-    view.end(" more")
-    assert "caf� and more" in screen.getvalue()
-
-
-def test_markdown_has_no_padding_that_could_wrap(screen):
-    view = answer_view.Markdown()
-    view.show(Text("# A title\n\nwords\n\n- one\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> said\n\nlast"))
-    view.end("")
-    lines = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue()).removesuffix("\n").split("\n")
-    assert [line for line in lines if line != line.rstrip()] == []
-    assert lines.count("") == 5  # one between two blocks
-
-
-def test_markdown_keeps_the_paragraphs_of_a_list_item_in_the_list(screen):
-    view = answer_view.Markdown()
-    view.show(Text("1. one\n2. two\n\n   more of two\n3. three\n\nafter\n"))
-    view.end("")
-    seen = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue())
-    assert seen == " 1 one\n 2 two\n   more of two\n 3 three\n\nafter\n"
-    view.show(Text("\n- an item with a line after it\n\n- the next\n"))
-    assert "an item" in screen.getvalue()  # shown before the end of the list

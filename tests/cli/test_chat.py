@@ -4,6 +4,7 @@ import signal
 import stat
 import subprocess
 
+import psutil
 import pytest
 
 from spec_local.llama.tiny import write_tiny_model
@@ -36,24 +37,8 @@ def test_a_conversation(terminal, main):
         (line,) = statistics_lines(person.say(message))
         assert "12 tokens in" in line
     assert "12 tokens in" in person.say("/stats")
-    person.type("\x04")  # Ctrl-D
-    assert person.leaves_with() == 0
-
-
-def test_commands_and_no_statistics(terminal, main, draft):
-    person = terminal("--main", main, "--draft", draft, "--policy", "fixed", "--no-stats", *SHORT)
-    assert "· draft draft.gguf, policy fixed ·" in person.prompt()
-    assert "there is no answer yet" in person.say("/stats")
-    assert "/clear" in person.say("/help")
-    assert "/fly is not a command" in person.say("/fly me to the moon")
-    assert "there is no answer yet" in person.say("/stats")  # the model did not get it
-    assert statistics_lines(person.say("hello")) == []
-    shown = person.say("/stats")
-    assert "accepted" in shown
-    assert "proposers: draft" in shown
-    assert "conversation cleared" in person.say("/clear")
     assert len(person.say("").strip()) < 4
-    person.type("/exit\r")
+    person.type("\x04")  # Ctrl-D
     assert person.leaves_with() == 0
 
 
@@ -73,17 +58,22 @@ def start_endless_answer(person):
 
 
 def test_interrupting_an_answer(terminal, main):
+    """The chat continues; what is typed during an answer is the next message."""
     person = terminal("--main", main, *ENDLESS)
     start_endless_answer(person)
-    person.type("\x03")
+    person.type("the next message\x03")
     seen = person.until("(stopped)")
     (line,) = statistics_lines(seen)
     assert "first token" in line
+    assert "next message" not in seen
+    assert "^C" not in seen
     person.prompt()
-    # The chat continues, and the next answer can be stopped, too; Ctrl-C twice does not end the chat.
+    person.until("the next message")
+    person.type("\x03")
+    person.prompt()
     person.enter("more")
     wait_for_text(person)
-    person.type("\x03\x03")
+    person.type("\x03\x03")  # pressed twice, it does not end the chat
     person.until("(stopped)")
     person.prompt()
     assert statistics_lines(person.say("/stats"))
@@ -91,55 +81,9 @@ def test_interrupting_an_answer(terminal, main):
     assert person.leaves_with() == 0
 
 
-def test_what_is_typed_during_an_answer_is_the_next_message(terminal, main):
-    person = terminal("--main", main, *ENDLESS)
-    start_endless_answer(person)
-    person.type("the next message")
-    person.type("\x03")
-    seen = person.until("(stopped)")
-    assert "next message" not in seen
-    assert "^C" not in seen
-    person.prompt()
-    assert "the next message" in person.until("the next message")
-    person.type("\x03")
-    person.prompt()
-    person.type("\x04")
-    assert person.leaves_with() == 0
-
-
-def test_lines_fit_the_terminal(terminal, main):
-    person = terminal("--main", main, "-v", *SHORT, "-n", "60", width=60)
-    lines = person.prompt().splitlines()
-    answer = person.say("hello")
-    assert "60 tokens in" in " ".join(answer.split())
-    lines += answer.splitlines() + person.say("/help").splitlines()
-    assert max(map(len, lines)) <= 60
-    assert sum("/" in line for line in lines) > 10
-
-
-def test_continuing_the_last_conversation(terminal, main, unmeasured):
-    unmeasured.one_line(unmeasured("chat", "--main", main, "--continue"), 2)
-    person = terminal("--main", main, *SHORT, specdec=unmeasured)
-    person.prompt()
-    person.say("hello there")
-    person.say("and again")
-    person.type("\x04")
-    assert person.leaves_with() == 0
-    (kept,) = unmeasured.folder.rglob("last-chat.json")
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    person = terminal("--main", main, *SHORT, "-C", specdec=unmeasured)
-    assert "loaded 4 messages" in person.prompt()
-    assert "hello there" not in person.say("/undo")
-    person.type("\x04")
-    assert person.leaves_with() == 0
-    piped = unmeasured("chat", "--main", main, *SHORT, stdin=b"other\n")  # not on a terminal: not kept
-    assert piped.returncode == 0
-    assert "and again" in kept.read_text()
-
-
-def test_keys_at_the_prompt(terminal, main):
+def test_editing_a_message(terminal, main):
     """Ctrl-C gives a hint. Ctrl-Z suspends the program; here, without a shell, it does nothing."""
-    person = terminal("--main", main, *SHORT)
+    person = terminal("--main", main, "--temp", "0", "--threads", "1", "--ctx", "100000", "-n", "4")
     person.prompt()
     person.type("half a thought\x03")
     assert "/exit or press Ctrl-D" in person.until("to leave")
@@ -147,53 +91,61 @@ def test_keys_at_the_prompt(terminal, main):
     seen = person.say("hel\x1alo")  # Ctrl-Z switches the editor off and on
     assert "hello" in seen
     assert "^Z" not in seen
-    assert "12 tokens in" in person.prompt()
-
-
-def test_triple_quotes_hold_a_message_of_several_lines(terminal, main, inside):
-    person = terminal("--main", main, "--no-stats", *SHORT)
-    person.prompt()
+    assert "4 tokens in" in person.prompt()
     seen = person.say('"""first line') + person.say("/help") + person.say('third"""')
-    assert "list the commands" not in seen
-    assert person.child.isalive()
-    piped = inside("chat", "--main", main, "--no-stats", *SHORT, stdin=b'"""first line\n/help\nthird"""\n')
-    generated = inside("generate", "--main", main, *SHORT, "first line\n/help\nthird")
-    assert piped.stdout == generated.stdout + b"\n"
+    assert "list the commands" not in seen  # three quotes hold a message of several lines
+    pasted = "\n".join(f"{i:05} " + "words and more words " * 4 for i in range(570))
+    assert len(pasted) > 50_000
+    person.type(f"\x1b[200~{pasted}\x1b[201~")
+    person.enter("")
+    assert "4 tokens in" in person.prompt()
+    person.type("\x04")
+    assert person.leaves_with() == 0
 
 
-def test_history_is_private_and_persistent(terminal, main, unmeasured):
-    """And keeps the lines of a message together: with Alt-Enter, and pasted."""
+def test_the_conversation_and_the_history_are_kept(terminal, main, unmeasured):
+    """Privately. Messages of several lines, by Alt-Enter or pasted, stay together."""
+    unmeasured.one_line(unmeasured("chat", "--main", main, "--continue"), 2)
     person = terminal("--main", main, *SHORT, specdec=unmeasured)
     person.prompt()
     assert len(statistics_lines(person.say("one\x1b\rtwo"))) == 1
     assert len(statistics_lines(person.say("\x1b[200~three\nfour\nfive\x1b[201~"))) == 1
     person.type("\x04")
     assert person.leaves_with() == 0
+    (kept,) = unmeasured.folder.rglob("last-chat.json")
     (history,) = unmeasured.folder.rglob("chat-history")
-    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (kept, history)] == [0o600, 0o600]
     lines = [line for line in history.read_text().splitlines() if line.startswith("+")]
     assert lines == ["+one", "+two", "+three", "+four", "+five"]
-    again = terminal("--main", main, *SHORT, specdec=unmeasured)
-    again.prompt()
-    again.type("\x1b[A")  # arrow up
-    again.until("three", "four", "five")
+    person = terminal("--main", main, *SHORT, "-C", specdec=unmeasured)
+    assert "loaded 4 messages" in person.prompt()
+    assert "one" not in person.say("/undo")
+    person.type("\x1b[A\x1b[A")  # arrow up
+    person.until("three", "four", "five")
+    person.type("\x03")
+    person.prompt()
+    person.type("\x04")
+    assert person.leaves_with() == 0
+    piped = unmeasured("chat", "--main", main, *SHORT, stdin=b"other\n")  # not on a terminal: not kept
+    assert piped.returncode == 0
+    assert "one" in kept.read_text()
+    assert "other" not in kept.read_text()
 
 
-def test_a_state_folder_that_cannot_be_written(terminal, main, specdec):
+def test_a_state_folder_that_cannot_be_written(terminal, main):
     person = terminal("--main", main, *SHORT, env={"XDG_STATE_HOME": "/dev/null/state", "HOME": "/dev/null"})
     assert "the input history is not saved" in person.prompt()
     assert "12 tokens in" in person.say("hello")
 
 
-def test_a_full_context_suggests_what_to_do(terminal, main):
-    person = terminal("--main", main, "--temp", "0", "--threads", "1", "--ctx", "128")
-    person.prompt()
-    seen = person.say("hello")
-    assert "context of 128 tokens is full" in seen
-    assert "/clear" in seen
-    assert "/clear starts a new conversation" in person.say("and now?")
-    person.say("/clear")
-    assert statistics_lines(person.say("hello"))
+def test_a_full_context_suggests_what_to_do(inside, main):
+    small = ["--temp", "0", "--threads", "1", "--ctx", "128"]
+    done = inside("chat", "--main", main, *small, stdin=b"hello\nand now?\n/clear\nhello\n")
+    notes = done.stderr.decode().splitlines()[1:]
+    suggestions = [i for i, line in enumerate(notes) if "/clear" in line]
+    assert "context of 128 tokens is full" in notes[suggestions[0]]
+    assert "/clear starts a new conversation" in notes[suggestions[1]]
+    assert len([line for line in notes if "tokens/s" in line]) == 2
 
 
 def test_from_a_pipe(inside, main):
@@ -207,26 +159,27 @@ def test_from_a_pipe(inside, main):
     assert notes.count("tokens/s") == 2
     assert "/fly is not a command" in notes
     assert "> " not in notes + done.stdout.decode("utf-8", "replace").splitlines()[0]
-
-
-def test_from_a_pipe_without_statistics(inside, main):
     done = inside("chat", "--main", main, "--no-stats", *SHORT, stdin=b"hello there\n/exit\nnever\n")
-    first = inside("generate", "--main", main, *SHORT, "hello there").stdout
     assert done.stdout == first + b"\n"
+    assert len(done.stderr.splitlines()) == 1  # the banner
+
+
+def test_triple_quotes_hold_a_message_of_several_lines(inside, main):
+    quoted = b'"""first line\n/help\nthird"""\n'
+    piped = inside("chat", "--main", main, "--no-stats", *SHORT, stdin=quoted)
+    generated = inside("generate", "--main", main, *SHORT, "first line\n/help\nthird")
+    assert piped.stdout == generated.stdout + b"\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "speculation"),
     [
         ([], "draft draft.gguf and lookup, policy adaptive"),
-        (["--proposer", "draft"], "draft draft.gguf, policy adaptive"),
         (["--proposer", "lookup"], "lookup, policy adaptive"),
         (["--policy", "confidence"], "draft draft.gguf, policy confidence"),
-        (["--policy", "off"], "no speculation"),
-        (["--no-spec"], "no speculation"),
         (["--draft-max", "0"], "no speculation"),
     ],
-    ids=str,
+    ids=["adaptive", "lookup", "confidence", "no speculation"],
 )
 def test_the_banner_shows_the_proposers(inside, main, draft, arguments, speculation):
     done = inside("chat", "--main", main, "--draft", draft, *arguments, *SHORT)
@@ -275,11 +228,8 @@ def test_a_pipe_that_is_not_utf8(inside, main):
     assert b"Traceback" not in done.stderr
 
 
-def test_closed_streams(specdec, main):
+def test_a_closed_standard_input(specdec, main):
     assert specdec.shell('"$@" <&-', "chat", "--main", main, *SHORT).returncode == 0
-    assert "standard output is closed" in specdec.one_line(
-        specdec.shell('"$@" >&-', "chat", "--main", main), 1
-    )
 
 
 def test_a_closed_pipe_ends_the_chat(specdec, main):
@@ -306,11 +256,6 @@ def test_interrupt_off_a_terminal_ends_the_chat(specdec, main):
         assert process.returncode == 130
     assert len(start + out) > 5
     assert b"Traceback" not in err
-
-
-def test_bad_options_and_files(inside, main, tmp_path):
-    assert "temperature" in inside.one_line(inside("chat", "--temp", "-1"), 2)
-    assert "does not exist" in inside.one_line(inside("chat", "--main", tmp_path / "absent.gguf"), 1)
 
 
 def test_a_recurrent_model_speculates(inside, tmp_path):
@@ -341,3 +286,77 @@ def test_interrupt_during_imports(specdec, tmp_path):
     )
     done = specdec("chat", env=env)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_many_turns_take_no_more_memory(specdec, main, draft):
+    """With a draft model, trees, and a context that is often full."""
+    arguments = ["--main", main, "--draft", draft, "--shape", "auto", "--threads", 1, "--ctx", 256, "-n", 8]
+    arguments += ["--when-full", "drop-oldest", "--no-stats", "--temp", 0.8, "--seed", 1]
+    messages = ["tell me about number {}", "/regen", "/undo", "and {} more of that"]
+    with subprocess.Popen(
+        [*specdec.command, "chat", *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=specdec.environment,
+    ) as process:
+        memory = []
+        for turn in range(160):
+            process.stdin.write(f"{messages[turn % 4].format(turn)}\n/set stop XYZ{turn}\n".encode())
+            process.stdin.flush()
+            specdec.wait_for(process, b"stop = ")  # the turn before it is over
+            memory.append(psutil.Process(process.pid).memory_info().rss)
+        process.stdin.close()
+        assert process.stdout.read().count(b"\n") >= 120  # all but /undo are answers
+        process.stderr.read()
+        assert process.wait(timeout=20) == 0
+    warm, end = max(memory[40:60]), max(memory[-20:])
+    assert end <= 1.02 * warm, [m >> 20 for m in memory[::20]]
+
+
+def test_resizing_the_window(terminal, main):
+    """At the prompt, and during an answer; lines fit the window."""
+    arguments = ["--temp", "0", "--threads", "1", "--ctx", "4096", "-n", "60", "-v"]
+    person = terminal("--main", main, *arguments, width=60)
+    lines = person.prompt().splitlines()
+    answer = person.say("hello")
+    assert "60 tokens in" in " ".join(answer.split())
+    lines += answer.splitlines() + person.say("/help").splitlines()
+    assert max(map(len, lines)) <= 60
+    assert sum("/" in line for line in lines) > 10
+    person.child.setwinsize(20, 40)
+    person.prompt()
+    for setting in ("markdown on", "max-tokens 300"):
+        person.say(f"/set {setting}")
+    person.enter("hello")
+    for size in ((10, 20), (50, 200), (24, 80)):
+        person.child.setwinsize(*size)
+    assert "300 tokens in" in " ".join(person.prompt().split())
+    assert "4 tokens in" in person.say("/set max-tokens 4") + person.say("again")
+
+
+def test_tab_completes_commands_and_files(terminal, main, specdec):
+    (specdec.folder / "notes-of-today.txt").write_text("hello")
+    person = terminal("--main", main, "--threads", "1", "--ctx", "512", "-n", "4")
+    person.prompt()
+    for typed, completed in (("/rea\t", "d"), (" notes-of\t", "-today.txt"), ("\r", "will be sent before")):
+        person.type(typed)
+        seen = person.until(completed)
+    assert "notes-of-today.txt (5 bytes)" in seen
+    person.prompt()
+    for typed, completed in (("/set whe\t", "n-full"), (" drop-oldest\r", "when-full = drop-oldest")):
+        person.type(typed)
+        person.until(completed)
+
+
+def test_show_drafts_marks_draft_tokens_on_a_terminal_only(terminal, inside, main, draft):
+    arguments = ["--main", main, "--draft", draft, "--policy", "fixed", "--temp", "0", "--threads", "1"]
+    arguments += ["--ctx", "512", "-n", "40", "--show-drafts"]
+    person = terminal(*arguments, "--no-stats")
+    person.prompt()
+    person.type("hello\r")
+    person.until("green: accepted draft tokens", "\x1b[32m", "\x1b[0m")
+    person.until("rejected: “", "more")
+    person.prompt()
+    piped = inside("chat", *arguments, stdin=b"hello\n")
+    assert b"\x1b" not in piped.stdout

@@ -103,11 +103,8 @@ def test_show_leaves_out_defaults(configured):
     run = configured("top-k = 3\n[chat]\ntemp = 1\n")
     path = run.folder / "config/specdec/config.toml"
     done = run("config", "show", env={"SPECDEC_SEED": "5"})
-    assert set(done.stdout.decode().splitlines()) == {
-        f"top-k\t3\t{path}:1",
-        f"chat.temp\t1\t{path}:3",
-        "seed\t5\tSPECDEC_SEED",
-    }
+    lines = {f"top-k\t3\t{path}:1", f"chat.temp\t1\t{path}:3", "seed\t5\tSPECDEC_SEED"}
+    assert set(done.stdout.decode().splitlines()) == lines
     done = configured("")("config", "show")
     assert (done.returncode, done.stdout) == (0, b"")
     assert b"no option is set" in done.stderr
@@ -172,10 +169,7 @@ def test_set_changes_nothing_if_it_fails(configured, arguments, why):
     assert why in run.one_line(run("config", "set", *arguments), 2)
     assert (run.folder / "config/specdec/config.toml").read_text() == "temp = 1\n"
     assert "top-k is not set" in run.one_line(run("config", "unset", "top-k"), 2)
-
-
-def test_a_broken_file_is_not_changed(configured):
-    run = configured("tempo = 1\n")
+    configured("tempo = 1\n")  # a broken file
     assert "there is no such option" in run.one_line(run("config", "set", "temp", "1"), 1)
 
 
@@ -213,7 +207,7 @@ def test_an_error_in_a_file_is_one_line_with_its_place(inside, tmp_path, text, e
     assert line.endswith("correct it")
 
 
-@pytest.mark.parametrize("text", ["topk = 3", "temp = 'warm'", "temp =", "\0", "top-k = [1]"])
+@pytest.mark.parametrize("text", ["topk = 3", "temp ="], ids=["unknown option", "no TOML"])
 def test_help_and_config_work_with_a_broken_file(configured, text):
     run = configured(text)
     help_ = run("generate", "--help")
@@ -274,17 +268,16 @@ def test_paths_are_relative_to_the_file(configured, main):
     assert shown(run, "--config", "here/c.toml")["system"][0] == "m.gguf"
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_no_color(terminal, main, tmp_path):
+def test_no_color(inside, main, tmp_path):
     """It works before and after the command, in the environment and in the file."""
     folder = {"XDG_CONFIG_HOME": f"{tmp_path}/config"}
 
     def colours(*arguments, **env):
-        opened = terminal(*arguments[1:], command=arguments[0], env=SMALL | folder | env)
-        assert opened.leaves_with() == 0
+        code, screen = inside.on_terminal(*arguments, env=SMALL | folder | env)
+        assert code == 0
         # Help may still be bold; notes must not even be dim.
         dim = "" if "--help" in arguments else "2|"
-        return bool(re.search(rf"\x1b\[(\d+;)*({dim}3\d|9\d)m", opened.child.before))
+        return bool(re.search(rf"\x1b\[(\d+;)*({dim}3\d|9\d)m", screen))
 
     generate = ["generate", "-vn", "1", "x", "--main", main]
     assert colours("doctor", "--help")

@@ -163,17 +163,6 @@ def test_clear_asks_for_confirmation(isolated, main):
     assert not list(isolated.folder.rglob("texts/*"))
 
 
-def test_a_damaged_datastore_is_one_log_line_and_fails_no_answer(isolated, main):
-    answer(isolated, main, "--datastore")
-    for path in isolated.folder.rglob("texts/*/journal"):
-        path.write_bytes(b"nonsense" * 20)
-    done = isolated("generate", "--main", main, *TINY, "--temp", 0, "-n", 40, "--datastore", "words")
-    assert done.returncode == 0
-    assert len(done.stderr.decode().splitlines()) == 1
-    assert b"journal" in done.stderr
-    assert shown(isolated)[0]["texts"] == "1"
-
-
 def test_bench_adds_nothing(isolated, main, tmp_path):
     (tmp_path / "prompts.txt").write_text("words words\n")
     arguments = ["--prompts", tmp_path / "prompts.txt", "--tokens", 12, "--proposer", "lookup", "--datastore"]

@@ -1,9 +1,20 @@
-"""The defaults of the command and of the library are the same."""
+"""The command and the library have the same defaults, and the same choices of options."""
 
 import inspect
+import os
+import subprocess
+import sys
 from dataclasses import fields
+from typing import get_args
 
-from spec_local import GenerationSettings, Session
+from spec_local import GenerationSettings, Session, kernels
+from spec_local.llama.context import CACHE_TYPES
+from spec_local.llama.quantize import KINDS
+from spec_local.policies import POLICY_NAMES
+from spec_local.proposers import PROPOSER_NAMES, SHAPE_NAMES
+from spec_local.verifiers import VERIFIER_NAMES
+from specdec_cli import options
+from specdec_cli.draft import KindChoice
 from specdec_cli.options import ModelOptions, SamplingOptions, generation_settings
 
 
@@ -32,3 +43,34 @@ def test_each_sampling_option_reaches_the_sampler():
     usual = generation_settings(ModelOptions(), SamplingOptions())
     for name, value in changed.items():
         assert generation_settings(ModelOptions(), SamplingOptions(**{name: value})) != usual, name
+
+
+def test_choices():
+    assert get_args(options.VerifierChoice) == VERIFIER_NAMES
+    assert get_args(options.ShapeChoice) == SHAPE_NAMES
+    assert get_args(options.ProposerChoice) == PROPOSER_NAMES
+    assert get_args(options.PolicyChoice) == POLICY_NAMES
+    assert set(get_args(options.CacheChoice)) == set(CACHE_TYPES)
+    assert get_args(options.KernelsChoice) == tuple(kernels.MODES)
+    assert get_args(KindChoice) == KINDS
+
+
+def test_help_lists_new_names():
+    """A new proposer, policy or verifier needs nothing but a line in the table of its package."""
+    script = (
+        "from spec_local import policies, proposers, verifiers\n"
+        "for package in (policies, proposers, verifiers):\n"
+        "    for name in [n for n in vars(package) if n.endswith('_NAMES')]:\n"
+        "        new = 'new-' + name.removesuffix('_NAMES').lower()\n"
+        "        setattr(package, name, (*getattr(package, name), new))\n"
+        "import sys\n"
+        "sys.argv = ['specdec', 'generate', '--help']\n"
+        "from specdec_cli.__main__ import main\n"
+        "main()\n"
+    )
+    environment = os.environ | {"COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    for kind in ("proposer", "policy", "verifier", "shape"):
+        assert f"new-{kind}" in done.stdout

@@ -42,19 +42,18 @@ def test_an_interrupted_answer_is_written_completely(specdec, inside, main, sign
     assert b"Exception" not in notes
 
 
-@each_signal
-def test_json_of_an_interrupted_answer_is_complete(specdec, main, signum, code):
+def test_json_of_an_interrupted_answer_is_complete(specdec, main):
     process = specdec.start("generate", "--main", main, *ENDLESS, "--json", "words", "-vv")
     specdec.wait_for(process, b"n_ctx")  # the context is being created
     time.sleep(0.3)
-    process.send_signal(signum)
+    process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=20)
-    assert process.returncode == code
+    assert process.returncode == 143
     if out:  # not stopped before the answer started
         assert json.loads(out)["stop_type"] == "none"
 
 
-@each_signal
+@pytest.mark.parametrize(("signum", "code"), SIGNALS[1:], ids=["SIGHUP", "SIGINT"])
 def test_a_signal_while_loading(specdec, main, signum, code):
     """llama.cpp logs through a Python callback, where an exception would be lost."""
     slow = "from spec_local.llama import runtime\n"
@@ -139,16 +138,15 @@ def test_measured_costs_are_saved(unmeasured, main):
     assert not [p for p in unmeasured.folder.rglob("*") if p.suffix == ".part"]
 
 
-@pytest.mark.parametrize(("signum", "code"), SIGNALS[:2], ids=["SIGTERM", "SIGHUP"])
-def test_a_signal_at_the_prompt_of_a_chat(terminal, main, signum, code):
+def test_a_signal_at_the_prompt_of_a_chat(terminal, main):
     person = terminal("--main", main, "--threads", 1, "--ctx", 512, width=100)
     person.prompt()
     time.sleep(0.2)
-    person.child.kill(signum)
+    person.child.kill(signal.SIGTERM)
     person.child.expect(pexpect.EOF)
     left = person.child.before
     person.child.close()
-    assert (person.child.exitstatus, person.child.signalstatus) == (code, None)
+    assert (person.child.exitstatus, person.child.signalstatus) == (143, None)
     assert "Traceback" not in left
     assert "\x1b[?2004l" in left  # the terminal is restored
 

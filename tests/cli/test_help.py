@@ -35,7 +35,7 @@ def test_help(inside, command, width):
         assert " ".join(("specdec", *command)) in " ".join(examples.split())
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "draft quantize", "draft train"])
+@pytest.mark.parametrize("command", ["generate", "draft train"])
 def test_help_imports_nothing_slow(specdec, command):
     script = (
         "import runpy, sys\n"

@@ -54,13 +54,6 @@ def log(specdec):
     return path.read_text().split() if path.exists() else []
 
 
-def test_doctor_shows_the_kernels(built):
-    best = build.reported()[0]
-    assert kernels_line(built("doctor")) == f"CPU kernels: {best}"
-    assert log(built) == [best]  # its self-test; llama.cpp is checked without them
-    assert kernels_line(built("doctor", "--fix")) == f"CPU kernels: {best}"  # nothing to fix
-
-
 def test_doctor_shows_why_kernels_are_not_used(built):
     every = {f"FAKE_{name}": "crash" for name in build.INSTRUCTION_SETS}
     assert "the self-test failed with " in kernels_line(built("doctor", env=every))
@@ -93,9 +86,13 @@ def limits_line(done):
     return line.removeprefix("left to llama.cpp's kernels: ")
 
 
-def test_doctor_measures_what_is_left_to_llama_cpp_once(built):
+def test_doctor_shows_the_kernels_and_measures_once_what_is_left_to_llama_cpp(built):
+    best = build.reported()[0]
     hint = "(not measured on this machine; specdec doctor --fix does it)"
-    assert limits_line(built("doctor")).endswith(hint)
+    done = built("doctor")
+    assert kernels_line(done) == f"CPU kernels: {best}"
+    assert limits_line(done).endswith(hint)
+    assert log(built) == [best]  # its self-test; llama.cpp is checked without them
     refused = built("doctor", "--fix", env={"FAKE_SLOW": "refuse"})
     assert b"not compared: products could not be timed: there is not enough memory\n" in refused.stdout
     assert limits_line(refused).endswith(hint)
@@ -124,11 +121,11 @@ def test_generate_and_its_child_process_use_the_kernels(built, main):
     assert log(built) == [best] * 3  # the self-test, the child that checks the model, and the command
 
 
-@pytest.mark.parametrize("how", ["flag", "environment", "file"])
+@pytest.mark.parametrize("how", ["flag", "file"])
 def test_off_applies_to_the_child_process(built, main, tmp_path, how):
     (tmp_path / "config.toml").write_text('kernels = "off"\n')
     more = {"flag": ["--kernels", "off"], "file": ["--config", tmp_path / "config.toml"]}
-    env = {"SPECDEC_KERNELS": {"flag": "auto", "environment": "off", "file": ""}[how]}
+    env = {"SPECDEC_KERNELS": {"flag": "auto", "file": ""}[how]}
     done = built("generate", "--main", main, *more.get(how, []), *SMALL, env=env)
     assert kernels_line(done) == "CPU kernels: not used (--kernels off)"
     assert b"checking main.gguf" in done.stderr  # in a child process

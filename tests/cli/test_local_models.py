@@ -1,10 +1,8 @@
 """Models of other programs by name, and the tables of specdec models list."""
 
 import random
-import sys
 from pathlib import Path
 
-import pexpect
 import pytest
 from rich.cells import cell_len
 
@@ -17,9 +15,9 @@ TINY = ["--raw", "--ctx", 64, "-n", 2, "--threads", 1, "--temp", 0, "x"]
 
 
 @pytest.fixture
-def stored(fresh):
+def stored(fresh_inside):
     """The command, and models of ollama and LM Studio in its home folder."""
-    home = fresh.folder
+    home = fresh_inside.folder
     for name in ("tiny/1b", "tiny/latest"):
         path = write_tiny_model(home / "m.gguf", n_layers=1, tensor_type="F32")
         add_to_ollama(home / ".ollama" / "models", f"registry.ollama.ai/library/{name}", path)
@@ -27,7 +25,7 @@ def stored(fresh):
     write_header(lm_studio / "someone-with-a-long-name" / "A-Model-With-A-Long-Name-GGUF" / "a-Q4_K_M.gguf")
     write_header(lm_studio / "bad" / hostile.NAME[:60] / "b-Q4_K_M.gguf")
     write_header(lm_studio / "bad" / "name" / "b-Q4_K_M.gguf", name=hostile.ALL, license=hostile.ALL)
-    return fresh
+    return fresh_inside
 
 
 LONG = "someone-with-a-long-name/A-Model-With-A-Long-Name-GGUF:Q4_K_M"
@@ -61,26 +59,15 @@ def test_they_are_listed_shown_and_kept(stored):
     pulled = stored("models", "pull", "tiny:1b")
     assert pulled.stdout == stored("models", "path", "tiny:1b").stdout
     assert pulled.stderr == b""
-
-
-def test_they_are_completed(stored):
     line = {"COMP_WORDS": "specdec models show ti", "COMP_CWORD": "3", "_SPECDEC_COMPLETE": "complete_bash"}
     assert stored(env=line).stdout == b"tiny:1b\ntiny:latest\n"
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_list_on_a_terminal(stored, width):
-    child = pexpect.spawn(
-        sys.executable,
-        [*stored.command[1:], "models", "list"],
-        env={k: v for k, v in stored.environment.items() if k != "COLUMNS"},
-        cwd=str(stored.folder),
-        dimensions=(50, width),
-        encoding="utf-8",
-        timeout=60,
-    )
-    child.expect(pexpect.EOF)
-    seen = stored.plain(child.before).replace("\r\n", "\n")
+    del stored.environment["COLUMNS"]
+    _, screen = stored.on_terminal("models", "list", width=width)
+    seen = stored.plain(screen).replace("\r\n", "\n")
     assert hostile.forbidden(seen) == []
     lines = seen.splitlines()
     first_words = {line.split("  ")[0] for line in lines}

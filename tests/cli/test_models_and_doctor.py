@@ -4,8 +4,6 @@ import os
 
 import pytest
 
-from spec_local.models import catalog
-
 CRASH_UNTIL_FIXED = (
     "import os, signal, sys\n"
     "if 'spec_local.llama.setup.probe' in sys.orig_argv and not os.path.exists({flag!r}):\n"
@@ -22,9 +20,9 @@ def with_pip(specdec, folder, main, sitecustomize=""):
     return env
 
 
-def test_list(fresh):
+def test_list(fresh_inside):
     """Lines of five values, which are never cut: those here, those to download, and pairs."""
-    done = fresh("models", "list", env={"COLUMNS": "20"})
+    done = fresh_inside("models", "list", env={"COLUMNS": "20"})
     assert (done.returncode, done.stderr) == (0, b"")
     rows = [line.split("\t") for line in done.stdout.decode().splitlines()]
     assert {len(row) for row in rows} == {5}
@@ -38,7 +36,7 @@ def test_list(fresh):
     _, state, models, text, size = by_name["starter-pair"]
     assert (state, models, size) == ("pair", "starter + starter-draft", str(98362432 + 4216864))
     assert "measured on two 2-core CPUs" in text
-    local = fresh("models", "list", "--local").stdout.decode().splitlines()
+    local = fresh_inside("models", "list", "--local").stdout.decode().splitlines()
     assert local == ["\t".join(rows[0])]
 
 
@@ -77,9 +75,9 @@ def test_doctor_on_a_working_build(fresh):
     assert done.stderr == b""
 
 
-def test_doctor_on_a_crashing_build(fresh, tmp_path):
-    env = fresh.sabotaged(tmp_path / "sick", CRASH_UNTIL_FIXED.format(flag=""))
-    done = fresh("doctor", env=env)
+def test_doctor_on_a_crashing_build(fresh_inside, tmp_path):
+    env = fresh_inside.sabotaged(tmp_path / "sick", CRASH_UNTIL_FIXED.format(flag=""))
+    done = fresh_inside("doctor", env=env)
     assert done.returncode == 1
     report = done.stdout.decode()
     assert "does not work on this machine: SIGILL" in report
@@ -116,12 +114,3 @@ def test_doctor_rebuilds(fresh, tmp_path, fixes):
         assert done.returncode == 1
         assert len(installs) == len(set(installs)) > 1 or os.uname().machine != "x86_64"
         assert b"No build works" in done.stdout
-
-
-@pytest.mark.starter
-def test_the_starter_is_found(specdec):
-    starter = catalog.find("starter")
-    assert starter, "the starter model is missing: run specdec models pull starter"
-    data = starter.parent.parent.parent
-    done = specdec("models", "path", env={"XDG_DATA_HOME": str(data), "HOME": os.environ.get("HOME", "/")})
-    assert done.stdout.decode() == f"{starter}\n"

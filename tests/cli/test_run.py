@@ -24,6 +24,7 @@ def test_a_terminal_gets_a_chat(terminal, main):
     assert person.leaves_with() == 0
 
 
-def test_a_prompt_on_a_terminal_gets_one_answer(terminal, main):
-    person = terminal(main, "hello there", *SHORT, command="run")
-    assert person.leaves_with() == 0
+def test_a_prompt_on_a_terminal_gets_one_answer(inside, main):
+    code, screen = inside.on_terminal("run", main, "hello there", *SHORT)
+    assert code == 0
+    assert "main main.gguf" not in screen

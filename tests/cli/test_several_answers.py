@@ -1,7 +1,5 @@
 """`specdec generate --answers N`: several answers to one prompt."""
 
-import json
-
 import pytest
 
 
@@ -15,25 +13,20 @@ def run(inside, main):
     return call
 
 
-def objects(done):
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_each_answer_is_that_of_its_seed(run):
-    found = objects(run("--seed", 5, "--answers", 4, "--parallel", 2, "--json", "hello"))
+def test_each_answer_is_that_of_its_seed(inside, run):
+    found = inside.objects(run("--seed", 5, "--answers", 4, "--parallel", 2, "--json", "hello"))
     assert sorted(answer["index"] for answer in found) == list(range(4))
     for answer in found:
-        (alone,) = objects(run("--seed", 5 + answer["index"], "--json", "hello"))
+        (alone,) = inside.objects(run("--seed", 5 + answer["index"], "--json", "hello"))
         assert answer["content"] == alone["content"]
     assert len({answer["content"] for answer in found}) == 4
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_text_is_printed_in_order_with_a_line_between_answers(run, parallel):
+def test_text_is_printed_in_order_with_a_line_between_answers(inside, run, parallel):
     by_index = {
         answer["index"]: answer["content"]
-        for answer in objects(run("--seed", 5, "--answers", 3, "--json", "hello", n=30))
+        for answer in inside.objects(run("--seed", 5, "--answers", 3, "--json", "hello", n=30))
     }
     done = run("--seed", 5, "--answers", 3, "--parallel", parallel, "hello", n=30)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -41,9 +34,9 @@ def test_text_is_printed_in_order_with_a_line_between_answers(run, parallel):
     assert done.stdout.decode(errors="replace") == "---\n".join(ended)
 
 
-def test_steps_have_the_index_of_their_answer(run):
-    steps = objects(run("--seed", 5, "--answers", 2, "--parallel", 2, "--jsonl", "hello"))
-    whole = objects(run("--seed", 5, "--answers", 2, "--json", "hello"))
+def test_steps_have_the_index_of_their_answer(inside, run):
+    steps = inside.objects(run("--seed", 5, "--answers", 2, "--parallel", 2, "--jsonl", "hello"))
+    whole = inside.objects(run("--seed", 5, "--answers", 2, "--json", "hello"))
     for answer in whole:
         mine = [step for step in steps if step["index"] == answer["index"]]
         assert [step["stop"] for step in mine] == [False] * (len(mine) - 1) + [True]

@@ -6,7 +6,6 @@ import os
 from unittest import mock
 
 import gguf
-import pexpect
 import pytest
 
 from spec_local.llama.tiny import write_tiny_model
@@ -18,21 +17,15 @@ SMALL = ["--threads", 1, "--ctx", 2048, "--temp", 0]
 TEXT = hostile.ALL + "\x00 é ๛\n"
 
 
-def on_terminal(specdec, *arguments, env=None):
-    """Run the command on a terminal; return its exit code and everything that the terminal received."""
-    child = pexpect.spawn(
-        specdec.command[0],
-        [*specdec.command[1:], *map(str, arguments)],
-        env=specdec.environment | PLAIN | (env or {}),
-        cwd=str(specdec.folder),
-        timeout=60,
-        encoding="utf-8",
-        codec_errors="surrogateescape",
-    )
-    child.delaybeforesend = None
-    child.expect(pexpect.EOF)
-    child.close()
-    return child.exitstatus, child.before.replace("\r\n", "\n")  # the terminal's driver adds the \r
+@pytest.fixture
+def on_terminal(inside):
+    """Run a command on a terminal; return its exit code, and everything that the terminal received."""
+
+    def on_terminal(*arguments, env=None, specdec=inside):
+        code, seen = specdec.on_terminal(*arguments, env=PLAIN | (env or {}))
+        return code, seen.replace("\r\n", "\n")  # the terminal's driver adds the \r
+
+    return on_terminal
 
 
 def check(seen, *, prose=False):
@@ -50,32 +43,32 @@ def grammar(tmp_path):
     return ["--grammar-file", tmp_path / "text.gbnf", "--raw", "hello"]
 
 
-def test_an_answer(specdec, main, grammar):
+def test_an_answer(inside, on_terminal, main, grammar):
     command = ["generate", "--main", main, *SMALL, *grammar]
-    assert specdec(*command).stdout == TEXT.encode()  # exact in a pipe
-    code, seen = on_terminal(specdec, *command)
+    assert inside(*command).stdout == TEXT.encode()  # exact in a pipe
+    code, seen = on_terminal(*command)
     assert code == 0, seen
     check(seen, prose=True)
     assert "seen\ngone" in seen
     assert "é ๛\n" in seen
 
 
-def test_an_answer_as_json(specdec, main, grammar, tmp_path):
+def test_an_answer_as_json(on_terminal, main, grammar, tmp_path):
     command = ["generate", "--main", main, *SMALL, *grammar]
-    code, seen = on_terminal(specdec, *command, "--json")
+    code, seen = on_terminal(*command, "--json")
     assert code == 0, seen
     check(seen, prose=True)
     assert json.loads(seen)["content"] == TEXT
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "x"}) + "\n")
-    code, seen = on_terminal(specdec, *command[:-1], "--input", tmp_path / "prompts.jsonl")
+    code, seen = on_terminal(*command[:-1], "--input", tmp_path / "prompts.jsonl")
     assert code == 0, seen
     check(seen, prose=True)
     assert json.loads(seen.splitlines()[0])["content"] == TEXT
 
 
-def test_an_answer_with_marked_draft_tokens(specdec, main, draft, grammar):
+def test_an_answer_with_marked_draft_tokens(on_terminal, main, draft, grammar):
     options = ["--draft", draft, "--show-drafts", "--policy", "fixed", "--shape", "tree"]
-    code, seen = on_terminal(specdec, "generate", "--main", main, *SMALL, *options, *grammar)
+    code, seen = on_terminal("generate", "--main", main, *SMALL, *options, *grammar)
     assert code == 0, seen
     assert hostile.forbidden(seen, prose=True) == []
     assert "rejected: “" in seen
@@ -96,78 +89,69 @@ def hostile_file(tmp_path):
         return write_tiny_model(path, n_layers=1, tensor_type="F32", **options)
 
 
-def test_a_hostile_model(specdec, hostile_file):
-    code, seen = on_terminal(specdec, "generate", "--main", hostile_file, *SMALL, "hello")
+def test_a_hostile_model(on_terminal, hostile_file):
+    code, seen = on_terminal("generate", "--main", hostile_file, *SMALL, "hello")
     assert code in (1, 2)
     check(seen)  # the error of its template
     command = ["generate", "--main", hostile_file, *SMALL, "-n", 3, "-vv", "--raw", "hello"]
-    code, seen = on_terminal(specdec, *command)  # with llama.cpp's log
+    code, seen = on_terminal(*command)  # with llama.cpp's log
     assert code == 0, seen
     check(seen)
     assert "general.author" in seen
-    check(on_terminal(specdec, "models", "check", hostile_file, hostile_file)[1])
+    check(on_terminal("models", "check", hostile_file, hostile_file)[1])
 
 
-def test_a_model_of_an_unknown_architecture(specdec, tmp_path):
+def test_a_model_of_an_unknown_architecture(on_terminal, tmp_path):
     name = hostile.NAME[:60]
     path = write_tiny_model(tmp_path / "main.gguf", n_layers=1, architecture=name)
-    code, seen = on_terminal(specdec, "generate", "--main", path, "hello")
+    code, seen = on_terminal("generate", "--main", path, "hello")
     assert code == 1
     check(seen)
 
 
-def test_files_with_hostile_names(specdec, main, tmp_path):
+def test_files_with_hostile_names(inside, on_terminal, main, tmp_path):
     (tmp_path / hostile.NAME).write_bytes(b"\xff")
     (tmp_path / "good.txt").write_text("words and more words " * 20)
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    code, seen = on_terminal(specdec, "datastore", "add", main, tmp_path, env=env)
+    code, seen = on_terminal("datastore", "add", main, tmp_path, env=env)
     assert code == 0, seen
     check(seen)
     folder = tmp_path / f"home{hostile.NAME}"
     folder.mkdir()
     environment = {"XDG_CACHE_HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "HOME": str(folder)}
     for command in (["config", "path"], ["datastore", "add", main, tmp_path], ["datastore", "show"]):
-        code, seen = on_terminal(specdec, *command, env=environment)
+        code, seen = on_terminal(*command, env=environment)
         assert code == 0
         check(seen)
-    exact = specdec("config", "path", env=environment).stdout
+    exact = inside("config", "path", env=environment).stdout
     assert exact.startswith(os.fsencode(folder))
 
 
-def test_a_path_that_is_not_utf8_is_exact_in_a_pipe(specdec, tmp_path):
+def test_a_path_that_is_not_utf8_is_exact_in_a_pipe(specdec, on_terminal, tmp_path):
     name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x9b")
     env = {"SPECDEC_CONFIG": name}
     done = specdec("config", "path", env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, os.fsencode(name) + b"\n", b"")
-    code, seen = on_terminal(specdec, "config", "path", env=env)
+    code, seen = on_terminal("config", "path", env=env)
     assert (code, seen) == (0, f"{tmp_path}/\\udcff\\udc9b\n")
 
 
-def test_a_hostile_hub(fresh, tmp_path):
+def test_a_hostile_hub(on_terminal, fresh_inside, tmp_path):
     with HubServer() as server:  # Q5_0 is missing; the error lists what is there
         server.put("a/b", {f"{hostile.NAME}-Q4_0.gguf": b"GGUF", "c-Q8_0.gguf": b"GGUF"})
         for quant in ("Q4_0", "Q5_0"):
             env = server.environment(tmp_path)
-            code, seen = on_terminal(fresh, "models", "pull", f"a/b:{quant}", env=env)
+            code, seen = on_terminal("models", "pull", f"a/b:{quant}", env=env, specdec=fresh_inside)
             assert hostile.forbidden(seen) == [], seen
             assert code in (0, 1, 2)
 
 
-@pytest.fixture
-def saved(tmp_path):
-    messages = [
-        {"role": "system", "content": hostile.ALL},
-        {"role": "user", "content": hostile.ALL},
-        {"role": "assistant", "content": hostile.ALL},
-    ]
+def test_a_chat(terminal, main, tmp_path):
+    messages = [{"role": role, "content": hostile.ALL} for role in ("system", "user", "assistant")]
     content = {"format": "specdec conversation", "version": 1, "model": hostile.ALL, "messages": messages}
     (tmp_path / "saved.json").write_text(json.dumps(content))
-    return tmp_path / "saved.json"
-
-
-def test_a_chat(terminal, main, saved, tmp_path):
     (tmp_path / hostile.NAME).write_text(hostile.ALL)
-    arguments = ["--main", main, "--load", saved, "--no-stats", *SMALL, "-n", 3]
+    arguments = ["--main", main, "--load", tmp_path / "saved.json", "--no-stats", *SMALL, "-n", 3]
     person = terminal(*arguments, env=PLAIN | {"TERM": "xterm"})
     person.child.logfile_read = log = io.StringIO()
     person.prompt()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from spec_local.errors import BackendError, InvalidRequest
@@ -78,49 +79,35 @@ def test_logits_are_those_of_this_machine(specdec, pair, f16):
 
 
 @needs_backend
-@pytest.mark.parametrize(
-    "drafting", [["--no-spec"], ["--policy", "fixed", "--draft-max", "4"]], ids=["plain", "drafting"]
-)
-def test_answers_are_those_of_this_machine(specdec, inside, pair, f16, draft, drafting):
+def test_answers_are_those_of_this_machine(specdec, inside, pair, f16, draft):
     """The draft model is on this machine."""
     arguments = ["generate", "one two three", "--main", f16, "--draft", draft, "--ctx", 512]
-    arguments += ["-n", 32, "--threads", 1, "--temp", 0, "--json", *drafting]
+    arguments += ["-n", 32, "--threads", 1, "--temp", 0, "--json", "--policy", "fixed", "--draft-max", 4]
     local = json.loads(inside(*arguments).stdout)
     done = specdec(*arguments, "--workers", ",".join(worker.address for worker in pair))
     assert done.returncode == 0, done.stderr.decode()
     remote = json.loads(done.stdout)
     assert remote["tokens"] == local["tokens"]
-    assert (remote["timings"]["draft_n"] > 0) == ("fixed" in drafting)
+    assert remote["timings"]["draft_n"] > 0
 
 
 @needs_backend
-@pytest.mark.parametrize(
-    "command", [["generate", "one"], ["bench", "--runs", 1, "--per-category", 1]], ids=["generate", "bench"]
-)
-def test_a_worker_that_dies(specdec, f16, command):
+def test_a_worker_that_dies(specdec, f16):
     with two_workers(specdec.environment) as started:
         addresses = ",".join(worker.address for worker in started)
-        arguments = [*command, "--main", f16, "--ctx", 16384, "-n", 8000, "--threads", 1]
+        arguments = ["generate", "one", "--main", f16, "--ctx", 16384, "-n", 8000, "--threads", 1]
         process = specdec.start(*arguments, "--workers", addresses, "--policy", "off")
-        if command[0] == "generate":
-            assert process.stdout.read(1)  # it answers
-        else:
-            time.sleep(4)
+        assert process.stdout.read(1)  # it answers
         started[1].kill()
         begun = time.monotonic()
         _, errors = process.communicate(timeout=20)
         assert time.monotonic() - begun < 10
-        lines = [line for line in errors.decode().splitlines() if line.startswith("specdec: ")]
-        assert process.returncode == 1
-        assert len(lines) == 1
-        assert started[1].address in lines[0]
-        assert started[0].address not in lines[0]
-        assert not re.search("ggml|Traceback|abort", errors.decode())
-
-
-def test_workers_do_not_give_reproducible_output(specdec, f16):
-    arguments = ["generate", "x", "--main", f16, "--workers", "127.0.0.1", "--reproducible"]
-    assert "reproducible" in specdec.one_line(specdec(*arguments), 2)
+    lines = [line for line in errors.decode().splitlines() if line.startswith("specdec: ")]
+    assert process.returncode == 1
+    assert len(lines) == 1
+    assert started[1].address in lines[0]
+    assert started[0].address not in lines[0]
+    assert not re.search("ggml|Traceback|abort", errors.decode())
 
 
 @needs_backend
@@ -156,14 +143,15 @@ def test_ctrl_c_while_a_worker_computes(specdec, pair, f16):
     assert process.returncode == 130
 
 
+def test_workers_do_not_give_reproducible_output(specdec, f16):
+    arguments = ["generate", "x", "--main", f16, "--workers", "127.0.0.1", "--reproducible"]
+    assert "reproducible" in specdec.one_line(specdec(*arguments), 2)
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["generate", "x", "--workers", "8.8.8.8"],
-        ["generate", "x", "--workers", "1.1.1.1:50052"],
-        ["worker", "--host", "0.0.0.0"],
-    ],
-    ids=" ".join,
+    [["generate", "x", "--workers", "8.8.8.8"], ["worker", "--host", "0.0.0.0"]],
+    ids=["client", "worker"],
 )
 def test_public_addresses_are_refused(inside, arguments):
     assert "ssh tunnel" in inside.one_line(inside(*arguments), 2)
@@ -191,9 +179,12 @@ def test_a_worker_that_serves_another_client(specdec, f16, pair):
     first = specdec.start(*arguments, "-n", 8000)
     try:
         assert first.stdout.read(1)
+        (client,) = psutil.Process(first.pid).children()
+        client.suspend()  # its connection stays open
         line = specdec.one_line(specdec(*arguments, "-n", 1), 1)
         assert f"{address} serves another client" in line
     finally:
+        client.resume()
         first.send_signal(signal.SIGTERM)
         first.communicate(timeout=20)
 
