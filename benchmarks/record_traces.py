@@ -62,7 +62,8 @@ def main() -> None:
     options = arguments.parse_args()
 
     traces = []
-    with Session.open(options.main, options.draft, n_ctx=2048, branches=64) as session:
+    # All logits of the draft model are read.
+    with Session.open(options.main, options.draft, n_ctx=2048, branches=64, draft_vocab="all") as session:
         assert session.draft
         model = session.main.model
         for entry in select(load(options.prompts), per_category=options.per_category):

@@ -105,9 +105,12 @@ class Session:
         self._chat_is_constrained = False
 
     def _drafter(self, main: LlamaRow, draft: LlamaRow | HeadRow | None) -> LanguageModel | None:
-        if draft and self.vocabulary_map:
-            return IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
-        return draft
+        if not draft or not self.vocabulary_map:
+            return draft
+        model = IntersectionModel(draft, self.vocabulary_map, main.n_vocab)
+        if model.draft_tokens is not None and not len(model.draft_tokens):
+            draft.limit(None)  # no token that is shared is among the first ones
+        return model
 
     @property
     def n_rows(self) -> int:

@@ -1,13 +1,14 @@
 """Measured costs on disk: measured once per model, machine and settings; answers refine them."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from spec_local.core.draft_vocabulary import USUAL_FIRST
 from spec_local.llama.heads.base import HeadRow
 from spec_local.llama.row import LlamaRow
 from spec_local.llama.runtime import fingerprint
@@ -97,6 +98,11 @@ def load(conditions: LlamaRow | HeadRow | Conditions) -> CostModel | None:
         if known.seconds:
             return CostModel(without_falls(known.seconds))
     return None
+
+
+def load_drafting(conditions: Conditions) -> CostModel | None:
+    """`load` for a model that drafts: with the usual part of its vocabulary, or else with all of it."""
+    return load(replace(conditions, n_first=USUAL_FIRST)) or load(conditions)
 
 
 def save(conditions: LlamaRow | HeadRow | Conditions, costs: CostModel) -> None:

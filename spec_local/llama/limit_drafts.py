@@ -6,16 +6,13 @@ See `spec_local.core.draft_vocabulary`.
 from typing import Literal
 
 from spec_local import kernels
-from spec_local.core.draft_vocabulary import DraftVocabulary
+from spec_local.core.draft_vocabulary import USUAL_FIRST, DraftVocabulary
 from spec_local.llama import runtime
 from spec_local.llama.native_context import NativeRow
 from spec_local.llama.vocabulary import Vocabulary
 
 DraftVocab = int | Literal["auto", "all"]
 """The first tokens of the vocabulary that are always drafted."""
-
-_FIRST = 49152
-"""The usual number: docs/experiments.md has what fewer and more lose."""
 
 
 def limit_drafts(row: NativeRow, vocabulary: Vocabulary, wanted: DraftVocab = "auto") -> None:
@@ -30,7 +27,7 @@ def limit_drafts(row: NativeRow, vocabulary: Vocabulary, wanted: DraftVocab = "a
     """
     if wanted == "all" or not row.can_be_limited or row.draft_tokens is not None:
         return
-    n_first = min(row.n_vocab, _FIRST if wanted == "auto" else wanted)
+    n_first = min(row.n_vocab, USUAL_FIRST if wanted == "auto" else wanted)
     if wanted == "auto" and 2 * n_first > row.n_vocab:
         return
     on_gpu = row.model.gpu_layers and runtime.library().llama_supports_gpu_offload()

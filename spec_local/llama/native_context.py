@@ -148,8 +148,11 @@ class NativeRow:
         """See `LanguageModel.draft_tokens`."""
         return self.draft_vocabulary.tokens if self.draft_vocabulary else None
 
-    def limit(self, vocabulary: DraftVocabulary) -> None:
-        """Compute only the output rows of these tokens in calls from now on, if the kernels are used."""
+    def limit(self, vocabulary: DraftVocabulary | None) -> None:
+        """Compute only the output rows of these tokens (None: all) in calls from now on.
+
+        Without specdec's kernels, calls compute all rows, and only drafts are limited.
+        """
         self.draft_vocabulary = vocabulary
 
     def _forget_text(self, length: int) -> None:

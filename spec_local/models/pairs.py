@@ -142,7 +142,7 @@ def check(
     conditions = [Conditions(m.path, gpu_layers, threads, m.n_ctx, cache_type) for m in members]
     if head:  # one that drafts blocks drafts trees with them
         conditions[1] = replace(conditions[1], is_head=True, branching=head.drafts_blocks)
-    costs = [cost_store.load(each) for each in conditions]
+    costs = [cost_store.load(conditions[0]), cost_store.load_drafting(conditions[1])]
     known = None
     if costs[0] and costs[1]:
         drafting = RowCosts(costs[1], drafts_blocks=head is not None and head.drafts_blocks)

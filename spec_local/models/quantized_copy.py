@@ -94,7 +94,7 @@ def plan(
         with closing(open_header(path)) as model:
             size, length = model.size, model.n_ctx(n_ctx)
         conditions = Conditions(path, gpu_layers, threads or default_threads(), length, cache_type)
-        return size, cost_store.load(conditions)
+        return size, cost_store.load_drafting(conditions)
 
     source_size, costs = size_and_costs(source)
     main_costs = size_and_costs(main)[1] if main else costs

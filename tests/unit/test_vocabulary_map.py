@@ -12,6 +12,7 @@ from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import BestFirst, Chain, Drawn
 from spec_local.proposers.vocabulary_map import IntersectionModel, VocabularyMap
 from tests.exact import assert_main_distribution
+from tests.proposers import ChangingVocabulary
 from tests.unfiltered import unfiltered
 from tests.unit.generation import generate
 
@@ -176,8 +177,9 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("vocabulary", [None, ChangingVocabulary], ids=["whole", "changing"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_output_has_exactly_the_main_distribution(name):
+def test_the_output_has_exactly_the_main_distribution(name, vocabulary):
     """Enumerate all outcomes, including main model tokens that cannot be drafted."""
     (shape, rule), how, prompt = SHAPES[name], unfiltered(), [2, 0]
 
@@ -185,7 +187,8 @@ def test_the_output_has_exactly_the_main_distribution(name):
         return FakeModel(MAIN.n_tokens, 0, scale=1.0)
 
     def answer(rng):
-        _, draft = intersection(scale=1.0)
+        part = vocabulary and vocabulary(DRAFT.n_tokens)
+        _, draft = intersection(scale=1.0, draft_vocabulary=part)
         proposer = DraftModel(draft, Sampler(how), shape(), n_vocab=MAIN.n_tokens)
         return tuple(generate(main(), prompt, proposer, how, rng, rule, draft_max=2, max_tokens=2)[0])
 

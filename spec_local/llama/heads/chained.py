@@ -40,7 +40,7 @@ class ChainedRow(OneTokenRow):
         self._drafted: list[int] = []  # draft tokens that later layers have evaluated
         self._draft_outputs: list[State] = []  # their outputs
 
-    def limit(self, vocabulary: DraftVocabulary) -> None:
+    def limit(self, vocabulary: DraftVocabulary | None) -> None:
         """See `NativeRow.limit`."""
         super().limit(vocabulary)
         for row in self._later:
