@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, get_args
 
 from spec_local.errors import InvalidRequest
 from specdec_cli import render
@@ -101,7 +101,7 @@ def sink(formats: ModuleType, path: Path | None, form: str | None) -> Iterator[S
         return
     written = file_format(path, form)
     if written == "jsonl":
-        with _writable(path, lambda: path.open("a", encoding="utf-8", buffering=1)) as file:  # line-buffered
+        with _writable(path, lambda: _appended(path)) as file:
             yield Sink(formats, (written, file.write, None), stdout)
         return
     with contextlib.ExitStack() as stack:
@@ -113,6 +113,12 @@ def sink(formats: ModuleType, path: Path | None, form: str | None) -> Iterator[S
             stack.close()  # the file is complete, even if standard output fails
 
         yield Sink(formats, (written, write, None), stdout)
+
+
+def _appended(path: Path) -> TextIO:
+    """Open a file to which lines are appended, and create its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", encoding="utf-8", buffering=1)  # line-buffered
 
 
 @contextlib.contextmanager

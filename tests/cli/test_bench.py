@@ -159,7 +159,7 @@ FORMATS = {
 def test_formats_of_a_file_and_of_standard_output(inside, arguments, tmp_path, form):
     some = [*arguments, "--per-category", 1]
     assert FORMATS[form](inside(*some, "--format", form).stdout.decode())
-    out = tmp_path / f"result.{form}" if form == "jsonl" else tmp_path / "new" / f"result.{form}"
+    out = tmp_path / "new" / f"result.{form}"
     done = inside(*some, "--output", out)
     assert done.returncode == 0, done
     assert done.stdout.startswith(b"# specdec bench\n")
