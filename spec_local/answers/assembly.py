@@ -81,7 +81,7 @@ class ProposerFactory:
         self._shared: tuple[RowCosts, RowCosts | None] | None = None
         self.planner = SharedCalls(lambda: self._shared)
         """Divides calls among requests."""
-        # What all rows learn, by kind of answer, and whole answers by the number of rows, too.
+        # What all rows learn, by kind of answer.
         self._acceptance: dict[Kind, AcceptanceModel] = {}
         self._answers: dict[Kind, Answers] = {}
 

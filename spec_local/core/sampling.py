@@ -285,7 +285,8 @@ class Sampler:
             logits = chosen(logits, tokens)
         if not settings.has_memory and not len(self._bias_ids):
             return logits
-        logits = logits.copy()
+        if tokens is None:
+            logits = logits.copy()
         columns, known = _columns(self._bias_ids, len(logits), tokens)
         logits[columns] += self._bias[known]
         if settings.has_memory and history:

@@ -79,16 +79,23 @@ class NativeContext:
 
     @contextmanager
     def _only_drafted(self, calls: Sequence[Call[Any]]) -> Iterator[None]:
-        """Within the block, compute only the output rows of tokens that the rows of these calls may draft."""
+        """Within the block, compute only the output rows of tokens that the rows of these calls may draft.
+
+        Those that the rows read now are among them.
+        """
+        tiles: list[NDArray[np.int32] | None] = []
+        for call in calls:
+            vocabulary: DraftVocabulary | None = call.row.draft_vocabulary
+            if vocabulary:
+                vocabulary.read(call.tokens)
+            if call.n_logits:
+                tiles.append(vocabulary.tiles if vocabulary else None)
+        chosen = [each for each in tiles if each is not None]
         native = kernels.installed()
-        vocabularies = {id(v): v for call in calls if call.n_logits for v in [call.row.draft_vocabulary]}
-        tiles = [v.tiles if v else None for v in vocabularies.values()]
-        known = [each for each in tiles if each is not None]
-        if not native or not known or len(known) < len(tiles):
+        if not native or not chosen or len(chosen) < len(tiles):
             yield
             return
-        chosen = known[0] if len(known) == 1 else np.unique(np.concatenate(known))
-        native.choose_rows(self.n_vocab, chosen)
+        native.choose_rows(self.n_vocab, chosen[0] if len(chosen) == 1 else np.unique(np.concatenate(chosen)))
         try:
             yield
         finally:

@@ -86,8 +86,6 @@ class LlamaRow(NativeRow, RowMethods):
     def fill_batch(self, batch: Batch, start: int, call: Call[Any], n_logits: int) -> None:
         """Add new nodes to the tree, and fork sequences where they branch off: see `BatchRow.fill_batch`."""
         self._batch_start = start
-        if self.draft_vocabulary:
-            self.draft_vocabulary.read(call.tokens)
         self._tree.add(batch, start, call, n_logits, len(self._cached))
 
     def states(self, nodes: Sequence[int]) -> States:

@@ -229,8 +229,6 @@ class OneTokenRow(CachingRow):
             start: number of entries that the batch already has.
             n_logits: number of the last tokens whose logits are computed.
         """
-        if self.draft_vocabulary:
-            self.draft_vocabulary.read(call.tokens)
         self._tree.add(batch, start, call, n_logits, len(self._cached))
         for i, parent in enumerate(call.parents, start):
             batch.vectors[i] = self._state(parent)
