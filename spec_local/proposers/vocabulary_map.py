@@ -147,8 +147,9 @@ class IntersectionModel(RowMethods):
             tuple[int, list[int]]
         ] = []  # of the tree: the token, and its nodes in the draft model
         self._logits: Logits = np.full((model.max_logits, n_vocab), -np.inf, np.float32)
-        self._theirs: NDArray[np.intp] | None = None  # `draft_tokens` of the draft model,
-        self._ours: NDArray[np.intp] | None = None  # and the same in the main model's vocabulary
+        # Of the shared tokens, those that have logits in the draft model's last call, in both vocabularies:
+        self._ours, self._theirs = vocabulary_map.main_ids, vocabulary_map.draft_ids
+        self._drafted: NDArray[np.intp] | None = None  # the draft model's `draft_tokens` that they follow from
 
     @property
     def n_ctx(self) -> int:
@@ -158,14 +159,8 @@ class IntersectionModel(RowMethods):
 
     @property
     def draft_tokens(self) -> NDArray[np.intp] | None:
-        theirs = self._model.draft_tokens
-        if theirs is None:
-            return None
-        if theirs is not self._theirs:
-            has_logit = np.zeros(self._model.n_vocab, bool)
-            has_logit[theirs] = True
-            self._theirs, self._ours = theirs, self._map.main_ids[has_logit[self._map.draft_ids]]
-        return self._ours
+        self._refresh()
+        return None if self._drafted is None else self._ours
 
     @property
     def rollback(self) -> Rollback:
@@ -281,5 +276,18 @@ class IntersectionModel(RowMethods):
         ):
             self._model.truncate(end)
 
+    def _refresh(self) -> None:
+        """Follow a change of the tokens that have logits."""
+        drafted = self._model.draft_tokens
+        if drafted is not self._drafted:
+            has_logit = np.zeros(self._model.n_vocab, bool)
+            has_logit[slice(None) if drafted is None else drafted] = True
+            kept = has_logit[self._map.draft_ids]
+            self._ours, self._theirs = self._map.main_ids[kept], self._map.draft_ids[kept]
+            self._drafted = drafted
+
     def _set_row(self, row: int, logits: NDArray[np.float32]) -> None:
-        self._logits[row, self._map.main_ids] = logits[self._map.draft_ids]
+        self._refresh()
+        if self._drafted is not None:  # rows of one result may come from calls with different tokens
+            self._logits[row] = -np.inf
+        self._logits[row, self._ours] = logits[self._theirs]

@@ -195,6 +195,18 @@ def test_the_output_has_exactly_the_main_distribution(name, vocabulary):
     assert_main_distribution(enumerate_outcomes(answer), main(), Sampler(how), prompt, n=2)
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_rows_from_several_calls_have_logits_or_minus_infinity(max_tokens):
+    """Each call of the draft model computes another part; its logits of other tokens are NaN."""
+    part = ChangingVocabulary(DRAFT.n_tokens)
+    _, draft = intersection(draft_vocabulary=part, max_tokens=max_tokens)
+    for _ in range(DRAFT.n_tokens + 1):
+        logits = draft.evaluate([0, 2, 1], 3)  # "ab" is two tokens of the draft model
+        assert not np.isnan(logits).any()
+        shared = VocabularyMap(MAIN, DRAFT).main_ids if draft.draft_tokens is None else draft.draft_tokens
+        assert np.isfinite(logits[-1]).nonzero()[0].tolist() == shared.tolist()
+
+
 def test_a_draft_model_drafts_nothing_if_its_longer_history_does_not_fit():
     how, (_, draft) = unfiltered(), intersection(n_ctx=40)
     proposer = DraftModel(draft, Sampler(how), Chain("coupled"), n_vocab=MAIN.n_tokens)

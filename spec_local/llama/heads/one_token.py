@@ -291,10 +291,19 @@ class OneTokenRow(CachingRow):
             n_rows = n if wanted and self.context.returns_all else wanted
             logits = await self.call(tokens[done : done + n], parents[done : done + n], n_rows)
             done += n
-            if wanted:  # a view, which the next call overwrites
+            if wanted:
                 found = logits[n_rows - wanted :]
-                parts.append(found if done == len(tokens) else found.copy())
+                parts.append(found if done == len(tokens) else self._kept(found))
         return self._joined(parts)
+
+    def _kept(self, logits: Logits) -> Logits:
+        """A copy of a view that the next call overwrites; that call may compute logits of more tokens."""
+        drafted = self.draft_tokens
+        if drafted is None:
+            return logits.copy()
+        kept = np.full_like(logits, -np.inf)
+        kept[:, drafted] = logits[:, drafted]
+        return kept
 
     def _next_part(self, tokens: Sequence[int], parents: Sequence[int], n_logits: int) -> tuple[int, int]:
         """Return the number of next nodes to evaluate in one call, and of logits to keep."""
