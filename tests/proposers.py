@@ -13,6 +13,7 @@ from spec_local.lookups import LOOKUPS
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
+from spec_local.policies.base import Reading
 from spec_local.proposers.draft_model import DraftModel
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn
 from spec_local.verifiers import VERIFIERS
@@ -125,6 +126,28 @@ def trimmed(shape=Chain):
     return make
 
 
+class ChangingWindow(DraftModel):
+    """Drafts from another part of the history in each step: from its last one or two tokens, or from all."""
+
+    _n_steps = 0
+
+    async def propose(self, history, limit, rng):
+        self._n_steps += 1
+        window = self._n_steps % 3
+        reading = Reading(1, window) if 0 < window < len(history) else Reading(1)
+        return await super().propose(history, limit, rng, reading=reading)
+
+
+def windowed(shape=Chain, vocabulary=None):
+    """A draft model that has read different parts of the history, and may draft a part of the vocabulary."""
+
+    def make(sampler, n_vocab, is_end=lambda token: False):
+        model = main_model(n_vocab, noise=0.5, draft_vocabulary=vocabulary and vocabulary(n_vocab))
+        return ChangingWindow(model, sampler, shape(), n_vocab=n_vocab, is_end=is_end)
+
+    return make
+
+
 def staged(how):
     """A draft model with staged tokens from prompt lookup."""
 
@@ -199,6 +222,7 @@ for _rule, _drawing in DRAWN.items():
         CASES[f"perfect tree, {_rule}"] = draft(0.0, partial(Drawn, _drawing, 3, 2)), _rule
     CASES[f"unrelated tree, {_rule}"] = draft(5.0, partial(Drawn, _drawing, 3, 2)), _rule
     CASES[f"trimmed tree, {_rule}"] = trimmed(partial(Drawn, _drawing, 3, 2)), _rule
+    CASES[f"windowed tree, {_rule}"] = windowed(partial(Drawn, _drawing, 3, 2), ChangingVocabulary), _rule
 CASES["staged coupled, exact-match"] = staged("coupled"), "exact-match"
 CASES["tree, exact-match"] = draft(0.5, partial(Drawn, "without replacement", 2, 2)), "exact-match"
 CASES["one, block"] = draft(0.5, partial(Drawn, "one", 3, 1)), "block"
@@ -206,6 +230,13 @@ CASES |= {f"trimmed draft, {rule}": (trimmed(), rule) for rule in ("exact-match"
 CASES["trimmed coupled tree, exact-match"] = trimmed(lambda: Coupled(4, 2)), "exact-match"
 CASES["trimmed best first, traversal"] = trimmed(lambda: BestFirst(6, 3)), "traversal"
 CASES["trimmed beam, block"] = trimmed(lambda: Beam(2, 6)), "block"
+CASES |= {f"windowed draft, {rule}": (windowed(), rule) for rule in ("exact-match", "token", "block")}
+CASES["windowed coupled tree, exact-match"] = (
+    windowed(lambda: Coupled(4, 2), ChangingVocabulary),
+    "exact-match",
+)
+CASES["windowed best first, block"] = windowed(lambda: BestFirst(6, 3), ChangingVocabulary), "block"
+CASES["windowed beam, traversal"] = windowed(lambda: Beam(2, 6)), "traversal"
 EVERY_CASE = pytest.mark.parametrize(("make", "rule"), CASES.values(), ids=CASES.keys())
 
 

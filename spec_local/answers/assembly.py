@@ -25,7 +25,7 @@ from spec_local.policies.experience import Answers, Experience
 from spec_local.policies.sharing import RowCosts, SharedCalls
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
-from spec_local.proposers.draft_model import DraftModel
+from spec_local.proposers.draft_model import DraftModel, Window
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn, Shape
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
@@ -39,7 +39,8 @@ class Slot:
     """The caches for one answer, and what is learned from one to the next.
 
     main, draft: rows of both models. drafter: the draft model; it reads and drafts tokens of the main model's
-    vocabulary. recycling: knows this row's history. experience: by kind of answer.
+    vocabulary. recycling: knows this row's history. experience: by kind of answer. window: the part of the
+    history that the draft model has read.
     """
 
     main: LlamaRow
@@ -47,6 +48,7 @@ class Slot:
     drafter: LanguageModel | None
     recycling: Recycling
     experience: dict[Kind, Experience] = field(default_factory=dict)
+    window: Window = field(default_factory=Window)
 
     @property
     def head(self) -> HeadRow | None:
@@ -185,6 +187,7 @@ class ProposerFactory:
             is_end=vocabulary.is_end,
             lookup=lookup,
             n_staged=settings.staged,
+            window=slot.window,
         )
 
     def _policy(self, settings: GenerationSettings, clock: Callable[[], float], slot: Slot) -> Policy:

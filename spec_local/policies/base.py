@@ -31,6 +31,23 @@ class DraftOutput(Protocol):
         """
 
 
+WINDOWS = (128, 512, 2048)
+"""Lengths, in tokens, of the end of a history that a draft model may read in place of all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A part of the history for the draft model to draft from: all of it, or its end.
+
+    Attributes:
+        n_unread: tokens of it that the draft model must read before it can draft, at least 1.
+        window: number of tokens of the end; None: the whole history.
+    """
+
+    n_unread: int
+    window: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """The choices of a policy in one step.
@@ -39,13 +56,14 @@ class Offer:
         limit: the largest proposal allowed; None: nothing is drafted yet, and the draft model may only read
             the prompt.
         candidates: what each lookup found, at least one token each.
-        n_unread: tokens that the draft model must read before it can draft; 0: there is no draft model, or
-            no room left in its context.
+        readings: parts of the history that the draft model may draft from, the longest one last; only the
+            one that it has read, if little is unread. None: there is no draft model, or no room in its
+            context.
     """
 
     limit: Limit | None
     candidates: Sequence[Proposal] = ()
-    n_unread: int = 0
+    readings: Sequence[Reading] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +73,13 @@ class Choice:
     Attributes:
         limit: of what the draft model drafts; None: that of the offer.
         proposal: of ``lookup``: the part of the candidates to verify.
+        reading: the part of the history that the draft model drafts from; None: the one that it has read.
     """
 
     source: Source = "none"
     limit: Limit | None = None
     proposal: Proposal = EMPTY
+    reading: Reading | None = None
 
 
 NOTHING = Choice()
@@ -122,9 +142,9 @@ class Policy:
         return cls(options.may_truncate)
 
     def choose(self, offer: Offer) -> Choice:
-        """Choose what drafts in this step; before the first one, whether the draft model reads the prompt."""
-        if offer.n_unread:
-            return Choice("draft")
+        """Choose what drafts in this step; before the first one, what the draft model reads of the prompt."""
+        if offer.readings:
+            return Choice("draft", reading=offer.readings[-1])
         return Choice("lookup", proposal=offer.candidates[0]) if offer.candidates else NOTHING
 
     def wants_more(self, output: DraftOutput | None = None) -> bool:

@@ -13,6 +13,10 @@ _GAIN_RATE = (
     0.25  # weight of the last answer's gain: a pair of models changes less than the length of its answers
 )
 _RETRY_RATE = 0.01  # the same where the draft was not asked: a bad record fades in a hundred answers
+_SHARED = 0.5  # of what a part of the history gained more or less than usual is expected of other parts, too
+
+GainOf = Callable[[int, int], float]
+"""Expected gain by number of answers at the same time, and by window: see `Answers.gains`."""
 
 
 @dataclass(slots=True)
@@ -22,11 +26,20 @@ class Answers:
     Attributes:
         length: expected tokens of an answer.
         gains: plain steps that the draft model saves per token of an answer, not counting the prompt, by
-            number of answers at the same time; unknown at first.
+            number of answers at the same time and by window, the one of `WINDOWS` that the draft model read
+            at least (0: the whole history); unknown at first.
     """
 
     length: float = 200.0
-    gains: dict[int, float] = field(default_factory=dict)
+    gains: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def gain(self, n_running: int, window: int, usual: GainOf) -> float:
+        """The expected one of `gains`; one that is unknown is `usual`, corrected by those that are known."""
+        known = self.gains.get((n_running, window))
+        if known is not None:
+            return known
+        others = [gain - usual(*key) for key, gain in self.gains.items() if key[0] == n_running]
+        return usual(n_running, window) + _SHARED * sum(others) / max(1, len(others))
 
 
 @dataclass(slots=True)
@@ -38,6 +51,7 @@ class Experience:
         answers: what whole answers have taught.
         budget: what speculation may lose.
         n_running: answers at the same time, this one included, when the draft model was last considered.
+        window: of the draft model: see `Answers.gains`.
         n_tokens: generated in this answer.
         gained: plain steps that the draft model has saved in this answer; None: it was not asked.
     """
@@ -46,24 +60,27 @@ class Experience:
     answers: Answers = field(default_factory=Answers)
     budget: LossBudget = field(default_factory=LossBudget)
     n_running: int = 1
+    window: int = 0
     n_tokens: int = 0
     gained: float | None = None
 
-    def start(self, usual_gain: Callable[[int], float]) -> None:
+    def start(self, usual_gain: GainOf) -> None:
         """Begin an answer, and learn from the last one as a whole.
 
         Args:
-            usual_gain: of a draft model with usual acceptance, by number of answers at the same time; the
-                gain begins there, and returns to it while the draft is not asked.
+            usual_gain: of a draft model with usual acceptance; the gain begins there, and returns to it while
+                the draft is not asked.
         """
         self.budget.start()
         if self.n_tokens:
             known, n = self.answers, self.n_running
             known.length += _LENGTH_RATE * (self.n_tokens - known.length)
-            usual = usual_gain(n)
-            rate, seen = _RETRY_RATE, usual
             if self.gained is not None:
-                rate, seen = _GAIN_RATE, self.gained / self.n_tokens
-            before = known.gains.get(n, usual)
-            known.gains[n] = before + rate * (seen - before)
+                before = known.gain(n, self.window, usual_gain)
+                seen = self.gained / self.n_tokens
+                known.gains[n, self.window] = before + _GAIN_RATE * (seen - before)
+            else:
+                for key, before in known.gains.items():
+                    if key[0] == n:
+                        known.gains[key] = before + _RETRY_RATE * (usual_gain(*key) - before)
         self.n_tokens, self.gained = 0, None

@@ -47,19 +47,21 @@ class CombinedProposer:
         if not self._draft:
             return
         self._draft.commit(history)  # discards the cache of another history
-        n_unread = max(1, self._draft.unread(history))  # the last token is always read again
-        if self._policy.choose(Offer(None, n_unread=n_unread)).source == "draft":
-            await self._draft.prefill(history)
+        choice = self._policy.choose(Offer(None, readings=self._draft.readings(history)))
+        if choice.source == "draft":
+            await self._draft.prefill(history, choice.reading)
 
     async def propose(self, history: Sequence[int], limit: Limit, rng: Rng) -> Proposal:
         draft, policy = self._draft, self._policy
-        offer = Offer(limit, self._find(history, limit), draft.unread(history) if draft else 0)
+        offer = Offer(limit, self._find(history, limit), draft.readings(history) if draft else ())
         choice = policy.choose(offer)
         proposal = choice.proposal
         if draft and choice.source in ("draft", "tree"):
             self._draft_used = True
             shape = self._tree if choice.source == "tree" else None
-            drafted = await draft.propose(history, choice.limit or limit, rng, shape, policy.wants_more)
+            drafted = await draft.propose(
+                history, choice.limit or limit, rng, shape, policy.wants_more, choice.reading
+            )
             proposal = policy.trim(replace(drafted, source=choice.source))
             draft.shorten(proposal)
         else:

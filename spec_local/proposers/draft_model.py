@@ -3,6 +3,9 @@
 Staged drafting (Spector and Ré 2023, arXiv 2308.04623, section 3.2) shortens chains of calls: where a lookup
 finds tokens that may come next, the draft model reads them in the same call, and is not called again for a
 draft token that equals the staged one. The draft model's probabilities are the same as without staging.
+
+The draft model may read only the end of a long history, behind its first token: many models attend to that
+one wherever they are (Xiao et al. 2023, arXiv 2309.17453).
 """
 
 import contextlib
@@ -21,8 +24,19 @@ from spec_local.core.rng import Rng
 from spec_local.core.sampling import Distribution, Sampler, chosen
 from spec_local.errors import ContextOverflow
 from spec_local.lookups.base import Lookup
+from spec_local.policies.base import WINDOWS, Reading
 from spec_local.proposers.base import Limit
 from spec_local.proposers.shapes import Ranked, Shape, WantsMore, always
+
+
+@dataclass(slots=True)
+class Window:
+    """The part of a history that a draft model's cache has.
+
+    start: the first token after that of the history which is read; 0: all are.
+    """
+
+    start: int = 0
 
 
 class DraftModel:
@@ -37,6 +51,7 @@ class DraftModel:
         lookup: proposes tokens to stage with a chain. Its histories contain draft tokens, which may be gone
             from the next one.
         n_staged: maximum number of tokens to stage in a call.
+        window: of the draft model's cache; kept with it from answer to answer.
     """
 
     needs_logits = False
@@ -51,6 +66,7 @@ class DraftModel:
         is_end: Callable[[int], bool] = lambda token: False,
         lookup: Lookup | None = None,
         n_staged: int = 0,
+        window: Window | None = None,
     ) -> None:
         self.model = model
         self.head = model if isinstance(model, Head) else None
@@ -59,11 +75,18 @@ class DraftModel:
         self.lookup, self.n_staged = lookup, n_staged
         self.sampler = Sampler(sampler.settings, sampler.constraint, for_draft=True)
         self.n_vocab = n_vocab
+        self._window = window or Window()
         self._tree: _DraftTree | None = None
         self._proposal = Proposal()
 
-    async def prefill(self, history: Sequence[int]) -> None:
-        history = self._readable(history)
+    async def prefill(self, history: Sequence[int], reading: Reading | None = None) -> None:
+        """See `Proposer.prefill`.
+
+        Args:
+            reading: one of `readings`; None: the part that has been read before.
+        """
+        self._use(reading, len(history))
+        history = self._part(self._readable(history))
         # A prompt beyond the draft model's own context cannot be continued: see propose.
         if len(history) < self.model.n_ctx:
             # A draft model with a different vocabulary may need more tokens for the same text.
@@ -85,10 +108,29 @@ class DraftModel:
                 found.append(self._proposal.tokens[children[node][0]])
         return found
 
-    def unread(self, history: Sequence[int]) -> int:
-        """Number of tokens to read before the first draft token; 0 if the context is full."""
-        n = len(self._readable(history))
-        return n - len(self.model.cached) if n <= self.model.n_ctx else 0
+    def readings(self, history: Sequence[int]) -> list[Reading]:
+        """The parts of the history to draft from, as in `Offer.readings`; the cache has a prefix of it."""
+        n, n_ctx, start = len(history), self.model.n_ctx, self._window.start
+        n_read = len(self.model.cached)
+        if start >= n or (start and 2 * n_read <= n - start):  # of an earlier text, mostly
+            start = n_read = 0
+        n_part = n - start + (start > 0)
+        own = Reading(max(1, n_part - n_read), n - start if start else None)  # the last is always read again
+        fits = n_part <= n_ctx
+        if self.head or (fits and own.n_unread <= WINDOWS[0]):
+            return [own] * fits
+        windows = [w for w in WINDOWS if w < min(n - 1, n_ctx // 2)]
+        if n > n_ctx:
+            windows.append(n_ctx // 2)  # so that the answer may grow
+        others = [Reading(1 + w, w) for w in windows if not fits or w < own.n_unread]
+        if start and n <= n_ctx:
+            others.append(Reading(n))
+        return sorted([*others, *[own] * fits], key=lambda each: each.window or n)
+
+    def _use(self, reading: Reading | None, n: int) -> None:
+        """Draft from this part of a history of n tokens from now on."""
+        if reading:
+            self._window.start = n - reading.window if reading.window else 0
 
     async def propose(
         self,
@@ -97,14 +139,18 @@ class DraftModel:
         rng: Rng,
         shape: Shape | None = None,
         wants_more: WantsMore = always,
+        reading: Reading | None = None,
     ) -> Proposal:
         """See `Proposer.propose`.
 
         Args:
             shape: of this draft; None: the usual one.
             wants_more: see `Policy.wants_more`.
+            reading: see `prefill`.
         """
-        model, history = self.model, self._readable(history)
+        self._use(reading, len(history))
+        model, whole = self.model, self._readable(history)
+        history = self._part(whole)
         room = model.n_ctx - len(history) + 1
         if room < 1:
             return Proposal()
@@ -115,7 +161,7 @@ class DraftModel:
             self.head.begin_draft(depth)
         model.truncate(common_prefix(model.cached, history[:-1]))
         self._used = shape or self.shape
-        self._tree = _DraftTree(self, history, limit)
+        self._tree = _DraftTree(self, whole, history, limit)
         proposal = await self._used.build(self._tree, limit, rng, wants_more)
         self._proposal = replace(proposal, source="draft")
         return self._proposal
@@ -127,7 +173,7 @@ class DraftModel:
         pass
 
     def commit(self, history: Sequence[int]) -> None:
-        history = self._readable(history)
+        history = self._part(self._readable(history))
         model, tree = self.model, self._tree
         if tree and common_prefix(model.cached, history) >= tree.n_history:
             output = history[tree.n_history :]
@@ -137,6 +183,11 @@ class DraftModel:
             model.commit(tree.evaluated_path(output))
         model.truncate(common_prefix(model.cached, history))
         self._tree, self._proposal = None, Proposal()
+
+    def _part(self, history: Sequence[int]) -> Sequence[int]:
+        """The part of the history that is drafted from."""
+        start = self._window.start
+        return [history[0], *history[start:]] if start else history
 
     def _readable(self, history: Sequence[int]) -> Sequence[int]:
         """The history in draft model tokens: main model padding beyond its vocabulary becomes token 0."""
@@ -166,7 +217,7 @@ class _ChainOutput:
 class _DraftTree:
     """A tree that a draft model evaluates: see `spec_local.proposers.shapes.DraftTree`."""
 
-    def __init__(self, draft: DraftModel, history: Sequence[int], limit: Limit) -> None:
+    def __init__(self, draft: DraftModel, whole: Sequence[int], history: Sequence[int], limit: Limit) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.n_history = len(history)
@@ -174,8 +225,8 @@ class _DraftTree:
         self._model, self._sampler, self._n_vocab = draft.model, draft.sampler, draft.n_vocab
         self._lookup, self._max_staged = draft.lookup, draft.n_staged
         self._drafts_blocks = draft.head is not None and draft.head.drafts_blocks
-        self._history, self._limit = history, limit
-        self._recent = list(history[-self._sampler.window :]) if self._sampler.window else []
+        self._whole, self._history, self._limit = whole, history, limit
+        self._recent = list(whole[-self._sampler.window :]) if self._sampler.window else []
         self._evaluated = {ROOT: ROOT}  # the model's number of each evaluated node
         # A chain is evaluated without nodes, and rejected tokens are truncated. Of the last call for it:
         self._n_before = 0  # draft tokens that were in the chain
@@ -279,7 +330,7 @@ class _DraftTree:
         n_max = min(self._max_staged, left, model.max_logits - 1, model.max_tokens - n_unread)
         if not self._lookup or n_max < 1 or model.rollback != "any":
             return
-        history = [*self._history, *self.tokens] if self.tokens else self._history
+        history = [*self._whole, *self.tokens] if self.tokens else self._whole
         found = self._lookup.find(history, Limit(n_max, n_max, 1))
         n_vocab = min(model.n_vocab, self._n_vocab)
         self._staged = list(

@@ -149,7 +149,9 @@ class IntersectionModel(RowMethods):
         self._logits: Logits = np.full((model.max_logits, n_vocab), -np.inf, np.float32)
         # Of the shared tokens, those that have logits in the draft model's last call, in both vocabularies:
         self._ours, self._theirs = vocabulary_map.main_ids, vocabulary_map.draft_ids
-        self._drafted: NDArray[np.intp] | None = None  # the draft model's `draft_tokens` that they follow from
+        self._drafted: NDArray[np.intp] | None = (
+            None  # the draft model's `draft_tokens` that they follow from
+        )
 
     @property
     def n_ctx(self) -> int:

@@ -36,8 +36,9 @@ def generate(main, prompt, proposer, *args, **kwargs):
 
 
 def check_draft_cache(proposer, history):
-    """Check that the draft model's cache is a prefix of the history, with 0 for tokens that it lacks."""
+    """Check that the draft model's cache is a prefix of what it reads, with 0 for tokens that it lacks."""
     if isinstance(proposer, DraftModel):
+        history = proposer._part(history)
         cached, n_vocab = list(proposer.model.cached), proposer.model.n_vocab
         assert cached == [token if token < n_vocab else 0 for token in history[: len(cached)]]
 

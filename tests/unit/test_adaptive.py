@@ -7,7 +7,7 @@ import pytest
 from spec_local.core.proposal import EMPTY, Limit, Proposal
 from spec_local.policies import adaptive
 from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import Offer
+from spec_local.policies.base import Offer, Reading
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.planner import Plan
@@ -67,7 +67,7 @@ def step(policy, clock, offer, n_drafted, n_accepted):
 @pytest.mark.parametrize("may_truncate", [False, True])
 def test_a_head_may_draft_few_tokens_only(may_truncate):
     policy, _ = make(max_draft=3, may_truncate=may_truncate)
-    policy.choose(Offer(LIMIT, n_unread=1))
+    policy.choose(Offer(LIMIT, readings=[Reading(1)]))
     assert drafted(policy) == 3
 
 
@@ -76,20 +76,20 @@ def test_a_head_whose_few_tokens_cannot_repay_a_call_is_not_asked():
     sources = []
     for max_draft in (1, 16):
         policy, _ = make(main, draft, max_draft=max_draft)
-        sources.append(policy.choose(Offer(LIMIT, n_unread=1)).source)
+        sources.append(policy.choose(Offer(LIMIT, readings=[Reading(1)])).source)
     assert sources == ["none", "draft"]
 
 
 def test_plain_steps_between_speculative_ones_show_what_they_cost_now():
     policy, clock = make()
-    sources = [step(policy, clock, Offer(LIMIT, n_unread=1), 2, 2) for _ in range(100)]
+    sources = [step(policy, clock, Offer(LIMIT, readings=[Reading(1)]), 2, 2) for _ in range(100)]
     assert 1 <= sources.count("none") <= 5
 
 
 def test_reading_much_of_a_text_must_be_repaid_by_the_rest_of_the_answer():
     for max_tokens, source in ((0, "none"), (None, "draft")):
         policy, _ = make(max_tokens=max_tokens)
-        assert policy.choose(Offer(LIMIT, n_unread=100)).source == source
+        assert policy.choose(Offer(LIMIT, readings=[Reading(100)])).source == source
 
 
 @pytest.mark.parametrize(("speed", "source"), [(1.1, "tree"), (0.9, "draft")])
@@ -99,7 +99,7 @@ def test_a_tree_must_be_faster_than_a_chain(monkeypatch, speed, source):
 
     monkeypatch.setattr(adaptive, "plan", plan)
     policy, _ = make(tree=16)
-    choice = policy.choose(Offer(Limit(16, 16, 16), n_unread=1))
+    choice = policy.choose(Offer(Limit(16, 16, 16), readings=[Reading(1)]))
     assert choice.source == source
     assert choice.limit == (Limit(1, 2, 16) if source == "tree" else Limit(16, 16, 16))
 
@@ -107,7 +107,7 @@ def test_a_tree_must_be_faster_than_a_chain(monkeypatch, speed, source):
 def test_drafting_leaves_budget_for_verification():
     """Time spent on draft calls is not left for verification: the chain ends while both fit the budget."""
     policy, clock = make({1: 1.0, 64: 1.3}, {1: 0.3, 64: 3.0})
-    policy.choose(Offer(LIMIT, n_unread=1))
+    policy.choose(Offer(LIMIT, readings=[Reading(1)]))
     n = drafted(policy, seconds=0.3, clock=clock)
     assert n == 7  # 7 × 0.3 + 0.03 is within 2.2 plain steps
     assert len(policy.trim(Proposal.chain([0] * n)).tokens) == n
@@ -117,7 +117,7 @@ def test_gains_of_the_draft_model_are_counted_over_the_best_lookup():
     experience = Experience()
     policy, clock = make(FLAT, FREE, experience)
     candidates = Proposal.chain([0], source="suffix", confidence=[0.99])
-    for offer in (Offer(LIMIT, n_unread=1), Offer(LIMIT, [candidates], n_unread=1)):
+    for offer in (Offer(LIMIT, readings=[Reading(1)]), Offer(LIMIT, [candidates], readings=[Reading(1)])):
         before = experience.gained or 0.0
         assert step(policy, clock, offer, 4, 4) == "draft"
         gain = experience.gained - before

@@ -10,7 +10,7 @@ from spec_local.core.proposal import Limit, Proposal
 from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
 from spec_local.policies.adaptive import Adaptive, could_gain
-from spec_local.policies.base import Choice, Offer, Policy
+from spec_local.policies.base import Choice, Offer, Policy, Reading
 from spec_local.policies.choice import Step as Planned
 from spec_local.policies.choice import best_chain
 from spec_local.policies.cost_model import CostModel, chain_seconds
@@ -173,7 +173,9 @@ def test_the_adaptive_policy_drafts_a_block_where_single_calls_do_not_pay():
     assert could_gain(CostModel(MAIN), blocks(dear))
     clock = Clock()
     policy = Adaptive(CostModel(MAIN), blocks(dear), clock=clock, max_draft=5)
-    assert policy.choose(Offer(Limit(64, 64, 1), (), 20)) == Choice("draft", Limit(5, 64, 1))
+    assert policy.choose(Offer(Limit(64, 64, 1), (), [Reading(20)])) == Choice(
+        "draft", Limit(5, 64, 1), reading=Reading(20)
+    )
     n = 0
     while policy.wants_more():
         clock.now += 0 if n else 0.9
@@ -189,7 +191,7 @@ def test_a_block_is_as_long_as_pays(slope, least, most):
     """The more each of its tokens costs, the shorter."""
     costs = blocks({n: 0.1 + slope * n for n in (1, 2, 4, 8)})
     policy = Adaptive(CostModel(MAIN), costs, max_draft=8)
-    choice = policy.choose(Offer(Limit(64, 64, 1), (), 2))
+    choice = policy.choose(Offer(Limit(64, 64, 1), (), [Reading(2)]))
     assert choice.source == "draft"
     assert least <= choice.limit.depth <= most
 

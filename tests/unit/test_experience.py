@@ -9,12 +9,12 @@ def after_an_answer(gain, n_tokens=100, gained=None):
     A usual draft model gains 0.4 with three answers at the same time, and nothing with more or fewer.
     """
     known = Experience(n_running=3)
-    known.answers.gains = {3: gain}
+    known.answers.gains = {(3, 0): gain}
     known.n_tokens, known.gained = n_tokens, gained
-    known.start(lambda n_running: 0.4 if n_running == 3 else 0.0)
+    known.start(lambda n_running, window: 0.4 if n_running == 3 else 0.0)
     assert (known.n_tokens, known.gained) == (0, None)
-    assert [*known.answers.gains] == [3]  # nothing is learned about other numbers of answers
-    return known.answers.length, known.answers.gains[3]
+    assert [*known.answers.gains] == [(3, 0)]  # nothing is learned about other numbers of answers
+    return known.answers.length, known.answers.gains[3, 0]
 
 
 def test_gain_and_length_move_towards_those_of_the_last_answer():

@@ -24,7 +24,7 @@ from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.recycling import Recycling
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import NOTHING, Choice, Offer, Policy
+from spec_local.policies.base import NOTHING, Choice, Offer, Policy, Reading
 from spec_local.policies.confidence import Confidence
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
@@ -147,7 +147,7 @@ class RandomPolicy(Policy):
     def choose(self, offer):
         if not offer.limit:
             return Choice("draft")
-        lookup = super().choose(replace(offer, n_unread=0))
+        lookup = super().choose(replace(offer, readings=()))
         drafting = Choice("draft")
         choices = (NOTHING, lookup if offer.candidates else drafting, drafting, drafting)
         self._source = choices[n := self._random(4, offer)].source
@@ -513,7 +513,7 @@ def test_invalid_policy_settings_are_rejected(wrong):
 
 
 def reads_prompt(policy, n_unread):
-    return policy.choose(Offer(None, n_unread=n_unread)).source == "draft"
+    return policy.choose(Offer(None, readings=[Reading(n_unread)])).source == "draft"
 
 
 @pytest.mark.parametrize(
@@ -537,14 +537,14 @@ def test_earlier_answers_decide_whether_the_prompt_is_read():
 
     usual, short, useless = worth(Experience()), Experience(), Experience()
     for _ in range(8):
-        short.start(lambda n_running: 0.7)
+        short.start(lambda n_running, window: 0.7)
         short.n_tokens, short.gained = 20, 14.0
-        useless.start(lambda n_running: 0.7)
+        useless.start(lambda n_running, window: 0.7)
         useless.n_tokens, useless.gained = 200, -2.0
     assert 0 < worth(short) < 0.5 * usual
     assert worth(Experience(), max_tokens=20) < 0.2 * usual
     assert worth(useless) < 0.4 * usual
     for _ in range(300):
-        useless.start(lambda n_running: 0.7)
+        useless.start(lambda n_running, window: 0.7)
         useless.n_tokens, useless.gained = 200, None
     assert worth(useless) > 0.9 * usual

@@ -18,7 +18,7 @@ from spec_local.engine.request import Request
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive, usual_gain
-from spec_local.policies.base import Offer
+from spec_local.policies.base import Offer, Reading
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.policies.sharing import RowCosts, SharedCalls, best_rows
@@ -288,7 +288,7 @@ def test_a_prompt_is_read_for_the_answers_at_the_same_time_not_for_those_there_i
     for n_running in (8, 1, 8):
         for costs in shared:
             costs.share(1, n_running=n_running)
-        reads.append(Adaptive(*shared, known).choose(Offer(None, n_unread=20)).source)
+        reads.append(Adaptive(*shared, known).choose(Offer(None, readings=[Reading(20)])).source)
         known.n_tokens = 200
     assert reads == ["none", "draft", "none"]
 
