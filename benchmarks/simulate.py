@@ -37,7 +37,7 @@ from spec_local.engine.events import Prefilled, Step
 from spec_local.lookups.prompt_lookup import PromptLookup
 from spec_local.lookups.suffixes import SuffixLookup
 from spec_local.policies.adaptive import Adaptive
-from spec_local.policies.base import Policy
+from spec_local.policies.base import Policy, Reading
 from spec_local.policies.cost_model import CostModel
 from spec_local.policies.experience import Experience
 from spec_local.proposers.base import Proposer
@@ -248,8 +248,15 @@ def seconds(calls: Sequence[tuple[Role, int, int]], pair: Pair, group: Group) ->
     return total
 
 
+class WholeHistory(DraftModel):
+    """A draft model that reads all of a history: other parts were not recorded."""
+
+    def readings(self, history: Sequence[int]) -> list[Reading]:
+        return super().readings(history)[-1:]
+
+
 def _draft(model: Replay) -> DraftModel:
-    return DraftModel(model, GREEDY, Chain("coupled"), n_vocab=model.n_vocab)
+    return WholeHistory(model, GREEDY, Chain("coupled"), n_vocab=model.n_vocab)
 
 
 def _plain(model: Replay) -> None:

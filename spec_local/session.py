@@ -23,6 +23,7 @@ from spec_local.answers.lock import Answer, SessionLock
 from spec_local.answers.running import RunningAnswers
 from spec_local.answers.text import Done, RowEvent, Text
 from spec_local.arguments import Int32, Printable, checked
+from spec_local.calibration import experience_store
 from spec_local.calibration.known_costs import KnownCosts
 from spec_local.chat.conversation import Conversation
 from spec_local.chat.messages import Message, Tool
@@ -97,6 +98,7 @@ class Session:
         self._factory = ProposerFactory(
             self._slots,
             lambda slot: self._costs.of(slot.main, slot.draft),
+            lambda: experience_store.load(main, draft),
         )
         self._resources = ExitStack()
         self._lock = SessionLock[Any](_ends_answer, lambda event: isinstance(event, Done), self._free)
@@ -215,6 +217,8 @@ class Session:
         self._lock.check_open()
 
     def _free(self) -> None:
+        if learned := self._factory.learned():
+            experience_store.save(self.main, self.draft, learned)
         self._costs.save(self.main, self.draft)
         self._resources.close()
 

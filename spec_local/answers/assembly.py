@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from spec_local.core.language_model import LanguageModel
 from spec_local.core.proposal import MAX_DRAFT
@@ -21,7 +22,7 @@ from spec_local.policies.adaptive import could_gain
 from spec_local.policies.base import Policy, PolicyOptions
 from spec_local.policies.choice import best_chain
 from spec_local.policies.cost_model import CallCosts, CostModel
-from spec_local.policies.experience import Answers, Experience
+from spec_local.policies.experience import Answers, Experience, Kind, Learned
 from spec_local.policies.sharing import RowCosts, SharedCalls
 from spec_local.proposers.base import Proposer
 from spec_local.proposers.combined import CombinedProposer
@@ -29,9 +30,6 @@ from spec_local.proposers.draft_model import DraftModel, Window
 from spec_local.proposers.shapes import Beam, BestFirst, Chain, Coupled, Drawn, Shape
 from spec_local.settings import CHAIN_VERIFIERS, GenerationSettings
 from spec_local.verifiers import VERIFIERS
-
-Kind = tuple[bool, str, bool]
-"""Of an answer: whether it is greedy, its shape, and whether it is constrained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,23 +67,23 @@ class ProposerFactory:
         slots: one for each answer that can be generated at the same time.
         costs: returns the seconds per call of the main and the draft model; measured in a slot when first
             called.
+        recall: returns what earlier runs learned.
     """
 
     def __init__(
         self,
         slots: Sequence[Slot],
         costs: Callable[[Slot], tuple[CostModel, CostModel | None]],
+        recall: Callable[[], Learned] = Learned,
     ) -> None:
         self.datastore: Datastore | None = None
         self._main, self._draft = slots[0].main, slots[0].draft
-        self._first = slots[0]
+        self._first, self._slots = slots[0], slots
         self._costs = costs
         self._shared: tuple[RowCosts, RowCosts | None] | None = None
         self.planner = SharedCalls(lambda: self._shared)
         """Divides calls among requests."""
-        # What all rows learn, by kind of answer.
-        self._acceptance: dict[Kind, AcceptanceModel] = {}
-        self._answers: dict[Kind, Answers] = {}
+        self._recall = recall
 
     def names(self, settings: GenerationSettings) -> list[str]:
         """Names of the proposers in use; resolves ``auto``."""
@@ -210,11 +208,22 @@ class ProposerFactory:
     def _known(self, settings: GenerationSettings, slot: Slot) -> Experience:
         """Return the experience of earlier answers of the same kind, in all slots."""
         kind = self._kind(settings)
-        known = Experience(self._learned(settings), self._answers.setdefault(kind, Answers()))
+        known = Experience(self._acceptance(settings), self._learned.answers.setdefault(kind, Answers()))
         return slot.experience.setdefault(kind, known)
 
-    def _learned(self, settings: GenerationSettings) -> AcceptanceModel:
-        return self._acceptance.setdefault(self._kind(settings), AcceptanceModel())
+    @cached_property
+    def _learned(self) -> Learned:
+        return self._recall()
+
+    def learned(self) -> Learned | None:
+        """What the answers so far, and earlier runs, have taught; None: no answer needed it."""
+        for slot in self._slots:
+            for known in slot.experience.values():
+                known.end()
+        return self.__dict__.get("_learned")
+
+    def _acceptance(self, settings: GenerationSettings) -> AcceptanceModel:
+        return self._learned.acceptance.setdefault(self._kind(settings), AcceptanceModel())
 
     @staticmethod
     def _kind(settings: GenerationSettings) -> Kind:
@@ -251,5 +260,5 @@ class ProposerFactory:
     def _recycling_pays(self, settings: GenerationSettings, slot: Slot) -> bool:
         """Return whether recycling pays at the measured costs and the acceptance rate learned so far."""
         main, _ = self._costs(slot)
-        rate = self._learned(settings).recycled.mean
+        rate = self._acceptance(settings).recycled.mean
         return best_chain(rate, main, None, MAX_DRAFT).rate > 1.05 / main.seconds(1)

@@ -17,6 +17,24 @@ _MEMORY = 128.0
 """Plain steps after which what drafts did before them counts 1/e: about the length of an answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The observations that an estimate rests on, to be kept between runs.
+
+    accepted, seen: tokens, discounted, one entry for each of the estimate's bins. shift: of the prior.
+    """
+
+    accepted: Sequence[float]
+    seen: Sequence[float]
+    shift: float = 0.0
+
+    def faded(self, share: float) -> "Evidence":
+        """A share of it: 0 to 1."""
+        return Evidence(
+            [share * n for n in self.accepted], [share * n for n in self.seen], share * self.shift
+        )
+
+
 class Calibration:
     """Acceptance rate by a drafter's confidence: discounted Beta counts in bins of confidence.
 
@@ -61,6 +79,17 @@ class Calibration:
         found: Floats = means[np.searchsorted(self.edges, confidence, side="right")]
         return found
 
+    @property
+    def evidence(self) -> Evidence:
+        """The observations so far; one that is set must have as many bins."""
+        return Evidence(self._accepted, self._seen, self._shift)
+
+    @evidence.setter
+    def evidence(self, found: Evidence) -> None:
+        if len(found.accepted) != len(self._logits) or len(found.seen) != len(self._logits):
+            raise ValueError(f"evidence of {len(found.seen)} bins, not {len(self._logits)}")
+        self._accepted, self._seen, self._shift = list(found.accepted), list(found.seen), found.shift
+
     def observe(self, confidence: float, accepted: bool) -> None:
         """Count one verified token."""
         i = bisect_right(self.edges, confidence)
@@ -90,6 +119,16 @@ class RecentRate:
         """Count one verified token."""
         self._accepted = self._keep * self._accepted + accepted
         self._rejected = self._keep * self._rejected + (not accepted)
+
+    @property
+    def evidence(self) -> Evidence:
+        """The observations so far, in one bin."""
+        return Evidence([self._accepted], [self._accepted + self._rejected])
+
+    @evidence.setter
+    def evidence(self, found: Evidence) -> None:
+        (self._accepted,), (seen,) = found.accepted, found.seen
+        self._rejected = seen - self._accepted
 
     def forget(self, steps: int = 1) -> None:
         """Let evidence decay for plain steps that brought none."""

@@ -42,6 +42,18 @@ class Answers:
         return usual(n_running, window) + _SHARED * sum(others) / max(1, len(others))
 
 
+Kind = tuple[bool, str, bool]
+"""Of an answer: whether it is greedy, its shape, and whether it is constrained."""
+
+
+@dataclass(slots=True)
+class Learned:
+    """What all answers of a pair of models share, by kind of answer; kept on disk between runs."""
+
+    acceptance: dict[Kind, AcceptanceModel] = field(default_factory=dict)
+    answers: dict[Kind, Answers] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Experience:
     """The state that the adaptive policy carries between answers.
@@ -63,17 +75,23 @@ class Experience:
     window: int = 0
     n_tokens: int = 0
     gained: float | None = None
+    _usual_gain: GainOf = field(default=lambda n_running, window: 0.0, init=False, repr=False)
 
     def start(self, usual_gain: GainOf) -> None:
-        """Begin an answer, and learn from the last one as a whole.
+        """Begin an answer, after the last one has ended.
 
         Args:
             usual_gain: of a draft model with usual acceptance; the gain begins there, and returns to it while
                 the draft is not asked.
         """
+        self.end()
         self.budget.start()
+        self._usual_gain = usual_gain
+
+    def end(self) -> None:
+        """Learn from an answer as a whole."""
         if self.n_tokens:
-            known, n = self.answers, self.n_running
+            known, n, usual_gain = self.answers, self.n_running, self._usual_gain
             known.length += _LENGTH_RATE * (self.n_tokens - known.length)
             if self.gained is not None:
                 before = known.gain(n, self.window, usual_gain)

@@ -10,6 +10,7 @@ def after_an_answer(gain, n_tokens=100, gained=None):
     """
     known = Experience(n_running=3)
     known.answers.gains = {(3, 0): gain}
+    known.start(lambda n_running, window: 0.4 if n_running == 3 else 0.0)
     known.n_tokens, known.gained = n_tokens, gained
     known.start(lambda n_running, window: 0.4 if n_running == 3 else 0.0)
     assert (known.n_tokens, known.gained) == (0, None)
