@@ -27,6 +27,13 @@ class State(Protocol):
     def after(self, token: int) -> "State | None":
         """The state after a token; None: any token may follow (after an end token, or one not allowed)."""
 
+    def forced(self, n: int) -> Sequence[tuple[int, float]]:
+        """Up to n tokens, at least 1, that probably follow because the constraint leaves hardly any choice.
+
+        With each token comes the estimated probability that it follows the one before it. They are
+        candidates for a draft, not certain: a text can be tokenized in several ways.
+        """
+
 
 @dataclass(slots=True)
 class _Node:

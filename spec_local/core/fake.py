@@ -262,6 +262,12 @@ class FakeState:
             return None
         return FakeState(self._n_vocab, self._rule, (*self.answer, token))
 
+    def forced(self, n: int) -> list[tuple[int, float]]:
+        tokens: list[int] = []
+        while len(tokens) < n and len(allowed := self._rule((*self.answer, *tokens))) == 1:
+            tokens += allowed
+        return [(token, 1.0) for token in tokens]
+
 
 class _ReplayRng:
     """Rng that replays a script of branches, then takes the first branch each time and records the others."""
