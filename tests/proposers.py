@@ -182,8 +182,6 @@ PROPOSERS = {
     "datastore, followed": lambda sampler, n_vocab, is_end=None: LookupProposer(
         DatastoreLookup(FakeDatastore(more=7))
     ),
-    "forced": forced,
-    "staged forced": staged_forced("drawn"),
     "always wrong": lambda sampler, n_vocab, is_end=None: AlwaysWrong(),
     "best first": draft(0.5, lambda: BestFirst(6, 3)),
     "perfect best first": draft(0.0, lambda: BestFirst(6, 3)),
@@ -191,6 +189,8 @@ PROPOSERS = {
     "coupled tree": draft(0.5, lambda: Coupled(4, 2)),
     "perfect coupled tree": draft(0.0, lambda: Coupled(4, 2)),
     "unrelated coupled tree": draft(5.0, lambda: Coupled(4, 2)),
+    "forced": forced,
+    "staged forced": staged_forced("drawn"),
 }
 for _name, _kind in LOOKUPS.items():
     PROPOSERS.setdefault(

@@ -159,6 +159,7 @@ class ProposerFactory:
             draft,
             [*forced, *self.lookups(settings, slot)],
             self._shape(replace(settings, shape="tree"), slot) if may_branch else None,
+            constraint=sampler.constraint,
             branches=1 if settings.shape == "chain" else MAX_DRAFT,
             nodes=MAX_DRAFT if may_branch else settings.tree_nodes,
         )

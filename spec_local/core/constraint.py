@@ -24,6 +24,9 @@ class State(Protocol):
     def allowed(self) -> NDArray[np.bool_]:
         """Return whether each token of the vocabulary may follow, (V,); slower than `allows` for a few."""
 
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens may follow one after another; at least as many as really may."""
+
     def after(self, token: int) -> "State | None":
         """The state after a token; None: any token may follow (after an end token, or one not allowed)."""
 

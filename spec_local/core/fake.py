@@ -7,7 +7,7 @@ import copy
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -256,6 +256,10 @@ class FakeState:
 
     def allowed(self) -> NDArray[np.bool_]:
         return self.allows(np.arange(self._n_vocab))
+
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        allowed = (token in self._rule((*self.answer, *tokens[:n])) for n, token in enumerate(tokens))
+        return sum(takewhile(bool, allowed))
 
     def after(self, token: int) -> "FakeState | None":
         if token not in self._rule(self.answer):

@@ -5,19 +5,22 @@ But models keep to one layout: white space is predicted from the text so far, an
 forced again.
 """
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from llguidance import LLMatcher
 
 SPACE = b" \n\t\r"
-_FREE = b"ae"
-"""Where white space and these letters may follow, the text is free."""
+_WORDS = b'"{[,:}]-0tfn'
+"""First bytes of the words of JSON; of numbers two of them, since several may follow wherever one does."""
 _NAMED = b"\xff"
 """In llguidance, begins a token that a grammar names; it is no byte of text."""
 _BYTES_PER_TOKEN = 8  # more than tokens of forced text have on average
+_BEGINNING = re.compile(rb"[ \n\t\r]*[{[]([ \n\t\r]*)[^ \n\t\r]")
+"""Of a text of JSON; group 1 is the white space after the first bracket."""
 _FORCED, _LAYOUT, _LAST = 0.99, 0.94, 0.9
 """Confidence of forced tokens, of those with predicted white space, and of a last one, which may merge with
 what follows. Each is in a bin of its own of the acceptance model, which learns the actual rates."""
@@ -34,21 +37,31 @@ class Vocabulary(Protocol):
     def continuation(self, text: str, *, parse_special: bool = True) -> list[int]: ...
 
 
+@dataclass(slots=True)
+class UsualLayout:
+    """The layout of a model's answers. beginning: the white space after the first bracket of the last one."""
+
+    beginning: bytes = b""
+
+
 class ForcedText:
     """Predicts forced text for one vocabulary.
 
     Args:
         byte_tokens: the token of each byte that has one.
         ends: tokens that end an answer, at least one.
+        usual: the layout of earlier answers; kept up to date.
     """
 
-    def __init__(self, vocabulary: Vocabulary, byte_tokens: Mapping[int, int], ends: Sequence[int]) -> None:
-        self._vocabulary, self._byte_tokens = vocabulary, byte_tokens
-        usual = (vocabulary.eot, vocabulary.eos)
-        self._end = next((token for token in usual if token in ends), ends[0])
-        self._space = {byte for byte in SPACE if byte in byte_tokens}
-        self._bytes = np.array(list(byte_tokens))
-        self._tokens = np.array(list(byte_tokens.values()))
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        byte_tokens: Mapping[int, int],
+        ends: Sequence[int],
+        usual: UsualLayout,
+    ) -> None:
+        self._vocabulary, self._byte_tokens, self._usual = vocabulary, byte_tokens, usual
+        self._end = next((token for token in (vocabulary.eot, vocabulary.eos) if token in ends), ends[0])
 
     def tokens(self, matcher: LLMatcher, before: bytes, n: int) -> list[tuple[int, float]]:
         """Up to n tokens that probably follow: see `spec_local.core.constraint.State.forced`.
@@ -58,6 +71,8 @@ class ForcedText:
             before: the text up to there, to predict white space from.
         """
         text, predicted = b"", list[bool]()
+        if begun := _BEGINNING.match(before):
+            self._usual.beginning = begun[1]
         while len(text) < n * _BYTES_PER_TOKEN:
             forced = matcher.compute_ff_bytes().partition(_NAMED)[0]
             part = forced or self._laid_out(matcher, before + text)
@@ -87,33 +102,33 @@ class ForcedText:
         return self._vocabulary.continuation(text.decode("utf-8", "surrogateescape"), parse_special=False)
 
     def _laid_out(self, matcher: LLMatcher, before: bytes) -> bytes:
-        """White space and the only other byte that may follow; empty if there are more, or no white space."""
-        if not any(self._may_follow(matcher, byte) for byte in self._space):
+        """White space, and the first byte of the only word of JSON that may follow; empty if several may."""
+        if matcher.is_accepting() or not any(self._may_follow(matcher, byte) for byte in SPACE):
             return b""
-        if all(self._may_follow(matcher, byte) for byte in _FREE):  # quicker than a mask
-            return b""
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        allowed = self._bytes[(bits[self._tokens >> 3] >> (self._tokens & 7) & 1).astype(bool)]
-        words = set(allowed.tolist()) - self._space
-        if len(words) != 1 or matcher.is_accepting():
-            return b""
-        return layout(before, bytes(words))
+        found = (byte for byte in _WORDS if self._may_follow(matcher, byte))
+        words = bytes(itertools.islice(found, 2))  # quicker than a mask of the vocabulary
+        return layout(before, words, self._usual.beginning) if len(words) == 1 else b""
 
     def _may_follow(self, matcher: LLMatcher, byte: int) -> bool:
-        return (
-            bool(matcher.validate_tokens([self._byte_tokens[byte]])) if byte in self._byte_tokens else False
-        )
+        return byte in self._byte_tokens and bool(matcher.validate_tokens([self._byte_tokens[byte]]))
 
 
-def layout(before: bytes, word: bytes) -> bytes:
+def layout(before: bytes, word: bytes, beginning: bytes = b"") -> bytes:
     """Predict the white space between a text and a byte of JSON that follows; returns it with this byte.
 
     Empty if the white space so far is not as predicted.
+
+    Args:
+        beginning: probable white space after the first bracket, if the text does not go further.
     """
     text = before.rstrip(SPACE)
     last, so_far = text[-1:], before[len(text) :]
-    if lines := re.match(rb"\s*[{[]\n([ \t]*)", before):
-        space = _in_lines(text, last, word, lines[1] or b"  ")
+    if begun := _BEGINNING.match(before):
+        beginning = begun[1]
+    elif so_far[:1] == b"\n" and not beginning.startswith(so_far):
+        beginning = b"\n  "
+    if beginning[:1] == b"\n":
+        space = _in_lines(text, last, word, beginning[1:])
     else:
         same = re.escape(last) + rb"([ \n\t\r]*)" + re.escape(word)
         earlier = re.findall(same, text)

@@ -202,6 +202,15 @@ class JsonState:
         allowed = not self._limited_names or self.allows(np.array([token]))[0]
         return self._after(token) if allowed else None
 
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        text, n_allowed = self._text, self._grammar.n_allowed(tokens)
+        for n, token in enumerate(tokens[:n_allowed]):
+            following = text.after(self._pieces.pieces[token])
+            if following is None:
+                return n
+            text = following
+        return n_allowed
+
     def forced(self, n: int) -> Sequence[tuple[int, float]]:
         return self._grammar.forced(n)
 

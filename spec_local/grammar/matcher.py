@@ -51,7 +51,9 @@ class Grammar:
 
     def __init__(self, vocabulary: Vocabulary, lark: str) -> None:
         self._tables = _tables_of(vocabulary)
-        self._forced = ForcedText(vocabulary, self._tables.byte_tokens, self._tables.ends)
+        self._forced = ForcedText(
+            vocabulary, self._tables.byte_tokens, self._tables.ends, self._tables.usual_layout
+        )
         self._json: tuple[JsonPieces, bool] | None = None  # and whether the schema limits names
         self._matcher = call_with_stack(
             _STACK,
@@ -148,6 +150,12 @@ class GrammarState:
                 self._allowed[self._ends] = False
         return self._allowed
 
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        matcher = self._matcher.deep_copy()  # candidates that are too ambiguous are no error of the answer
+        n = matcher.validate_tokens(list(tokens))
+        # A matcher that stopped at a complete text rejects even end tokens.
+        return len(tokens) if matcher.is_stopped() or matcher.is_error() else n
+
     def after(self, token: int) -> "GrammarState | None":
         if token in self._ends or not self.allows(np.array([token]))[0]:
             return None
@@ -200,6 +208,7 @@ class _Tables:
         tokens = _Tokens(vocabulary)
         self.tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.ends)
         self.pieces, self.ends = tokens.tokens, tokens.ends
+        self.usual_layout = forced_text.UsualLayout()
         self.byte_tokens = {piece[0]: token for token, piece in enumerate(self.pieces) if len(piece) == 1}
 
     @functools.cached_property

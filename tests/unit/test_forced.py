@@ -6,10 +6,13 @@ from functools import partial
 import numpy as np
 import pytest
 
+from spec_local.core.calls import run as run_call
 from spec_local.core.constraint import Constraint
 from spec_local.core.fake import FakeModel, FakeState, enumerate_outcomes
-from spec_local.core.proposal import Limit
+from spec_local.core.proposal import Limit, Proposal
+from spec_local.core.rng import SeededRng
 from spec_local.core.sampling import Sampler
+from spec_local.grammar import matcher
 from spec_local.grammar.forced_text import layout
 from spec_local.grammar.matcher import Grammar
 from spec_local.lookups.forced import ForcedTokens
@@ -22,6 +25,11 @@ from tests.unfiltered import unfiltered
 from tests.unit.generation import GREEDY, generate
 
 V = VOCABULARY.n_tokens
+
+
+@pytest.fixture(autouse=True)
+def _no_earlier_answers():
+    matcher._tables_of(VOCABULARY).usual_layout.beginning = b""
 
 
 def schema(*required, **properties):
@@ -108,6 +116,46 @@ def test_forced_text_of_a_grammar(text, before, expected):
 )
 def test_white_space_follows_the_layout_of_the_text(before, word, expected):
     assert layout(before.encode(), word.encode()).decode() == expected
+
+
+def test_an_answer_probably_begins_as_the_one_before():
+    """Also under another schema."""
+    for before, beginning in [("", "{"), ('{\n "city"', "{\n "), ('{"city"', "{")]:
+        after(Grammar.from_json_schema(VOCABULARY, schema(city=TEXT)), before).forced(8)
+        tokens = [t for t, _ in Grammar.from_json_schema(VOCABULARY, schema(no=TEXT)).start().forced(64)]
+        assert b"".join(map(VOCABULARY.piece, tokens)).decode() == beginning + '"no": "'
+
+
+JSON = schema(city=TEXT, tags={"type": "object", "additionalProperties": NUMBER})
+ALLOWED = [
+    (JSON, "", '{"city": 3', '{"city": '),
+    (JSON, '{"c', 'ity":"x","tags":{}}', 'ity":"x","tags":{}}'),
+    (JSON, '{"city":"x","tags":{"a":1', ',"b":2,"a":3}}', ',"b":2,"a'),  # no name twice
+    (JSON, '{"city":"x","tags":{}}', "}", "}"),  # complete: nothing is known of what may follow
+]
+
+
+@pytest.mark.parametrize(("text", "before", "candidate", "allowed"), ALLOWED)
+def test_the_beginning_of_a_candidate_that_is_allowed(text, before, candidate, allowed):
+    state = after(Grammar.from_json_schema(VOCABULARY, text), before)
+    assert state.n_allowed(list(candidate.encode())) == len(allowed)
+
+
+class Fixed:
+    """A lookup with the same candidate everywhere."""
+
+    name, needs_logits = "fixed", False
+
+    def find(self, history, limit):
+        return Proposal.chain([1, 2, 3, 4], source=self.name, confidence=[0.9] * 4).first(limit.depth)
+
+
+@pytest.mark.parametrize(("allowed", "n"), [({1, 2, 3, 4}, 4), ({1, 2, 4}, 2), ({2, 3}, 0)])
+def test_candidates_end_before_a_token_that_the_constraint_forbids(allowed, n):
+    constraint = Constraint(FakeState(9, lambda answer: allowed))
+    constraint.commit([7])
+    proposer = CombinedProposer(Policy(), lookups=[Fixed()], constraint=constraint)
+    assert list(run_call(proposer.propose([7], Limit(8, 8, 1), SeededRng(1))).tokens) == [1, 2, 3, 4][:n]
 
 
 def test_the_proposal_of_a_lookup_keeps_to_its_limit_and_the_constraint():
