@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import geometric_mean, machine, model_options, note, table, tokens_of
+from common import geometric_mean, machine, model_options, note, numbers, table, tokens_of
 
 from spec_local import Done, GenerationSettings, SamplingSettings, Session, Text
 from spec_local.chat.template import ChatTemplate
@@ -46,10 +46,12 @@ def main() -> None:
     arguments.add_argument("--runs", type=int, default=3, help="of each request, plain and with draft tokens")
     arguments.add_argument("--proposer", default="auto", help="of the answers with draft tokens")
     arguments.add_argument("--temp", type=float, default=0.0, help="temperature")
+    arguments.add_argument("--tools", type=numbers(str), help="names of tools; without it, all of them")
     arguments.add_argument("--show", action="store_true", help="print the answers")
     options = arguments.parse_args()
 
     tools = tomllib.loads(TOOLS.read_text(encoding="utf-8"))["tools"]
+    tools = [tool for tool in tools if not options.tools or tool["name"] in options.tools]
     drafting = GenerationSettings(
         SamplingSettings(temperature=options.temp), seed=1, max_tokens=options.n, proposer=options.proposer
     )

@@ -19,6 +19,7 @@ _WORDS = b'"{[,:}]-0tfn'
 _NAMED = b"\xff"
 """In llguidance, begins a token that a grammar names; it is no byte of text."""
 _BYTES_PER_TOKEN = 8  # more than tokens of forced text have on average
+_RECENT = 4096  # bytes that show the layout of a text in one line
 _BEGINNING = re.compile(rb"[ \n\t\r]*[{[]([ \n\t\r]*)[^ \n\t\r]")
 """Of a text of JSON; group 1 is the white space after the first bracket."""
 _FORCED, _LAYOUT, _LAST = 0.99, 0.94, 0.9
@@ -131,7 +132,7 @@ def layout(before: bytes, word: bytes, beginning: bytes = b"") -> bytes:
         space = _in_lines(text, last, word, beginning[1:])
     else:
         same = re.escape(last) + rb"([ \n\t\r]*)" + re.escape(word)
-        earlier = re.findall(same, text)
+        earlier = re.findall(same, text[-_RECENT:])
         space = earlier[-1] if earlier else b" " if last in (b":", b",") else b""
     return space[len(so_far) :] + word if space.startswith(so_far) else b""
 
